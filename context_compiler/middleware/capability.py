@@ -41,6 +41,7 @@ from context_compiler.middleware.request import (
     countable,
     host_request,
     is_durable,
+    render_messages,
     session_of,
     within_limits,
 )
@@ -457,9 +458,8 @@ class _RunHost(Host):
         return within_limits(self._ctx, given, answered)
 
     def framing(self, messages: list[ModelMessage]) -> list[ModelMessage]:
-        model = self._given.model
-        _, parameters = model.prepare_request(self._given.model_settings, self._given.model_request_parameters)
-        return model.prepare_messages(messages, parameters)
+        given = self._given
+        return render_messages(given.model, given.model_settings, given.model_request_parameters, messages)
 
     @property
     def counts(self) -> bool:

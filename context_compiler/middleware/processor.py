@@ -14,7 +14,7 @@ from typing import Any, ParamSpec, cast
 
 from pydantic_ai import RunContext
 from pydantic_ai.messages import ModelMessage, ModelResponse
-from pydantic_ai.models import Model, ModelRequestParameters
+from pydantic_ai.models import ModelRequestParameters
 from pydantic_ai.settings import ModelSettings
 
 from context_compiler.cache import Memo
@@ -24,7 +24,15 @@ from context_compiler.messages.history import load_messages
 from context_compiler.messages.items import MARK, mark_of, user_content
 from context_compiler.middleware.arguments import Arguments
 from context_compiler.middleware.middleware import Middleware
-from context_compiler.middleware.request import Host, charge_run, processor_request, session_of, within_limits
+from context_compiler.middleware.request import (
+    Host,
+    charge_run,
+    known_tools,
+    processor_request,
+    render_messages,
+    session_of,
+    within_limits,
+)
 from context_compiler.middleware.state import Run
 from context_compiler.record.values import Record
 from context_compiler.resilience import try_await
@@ -59,12 +67,8 @@ class _ProcessorHost(Host):
         return within_limits(self._ctx, given, answered)
 
     def framing(self, messages: list[ModelMessage]) -> list[ModelMessage]:
-        model, tools = self._ctx.model, getattr(getattr(self._ctx, "tool_manager", None), "tool_defs", None)
-        if not isinstance(model, Model):
-            return messages
-        given = ModelRequestParameters(function_tools=list(tools or ()))
-        _, parameters = model.prepare_request(cast("ModelSettings | None", self._ctx.model_settings), given)
-        return model.prepare_messages(messages, parameters)
+        ctx, given = self._ctx, ModelRequestParameters(function_tools=known_tools(self._ctx))
+        return render_messages(ctx.model, cast("ModelSettings | None", ctx.model_settings), given, messages)
 
 
 class CompilingHistoryProcessor:

@@ -14,7 +14,8 @@ from uuid import UUID
 
 from pydantic_ai import RunContext
 from pydantic_ai.messages import ModelMessage, ModelRequest, ModelRequestPart, SystemPromptPart, UserPromptPart
-from pydantic_ai.models import ModelRequestContext, ModelRequestParameters
+from pydantic_ai.models import Model, ModelRequestContext, ModelRequestParameters
+from pydantic_ai.settings import ModelSettings
 from pydantic_ai.usage import RequestUsage
 
 from context_compiler.cache import Memo
@@ -171,6 +172,16 @@ class Host(Protocol):
         return None
 
 
+def render_messages(
+    model: object, settings: ModelSettings | None, parameters: ModelRequestParameters, messages: list[ModelMessage]
+) -> list[ModelMessage]:
+    """The messages as the host renders them for a model before they go out."""
+    if not isinstance(model, Model):
+        return messages
+    _, prepared = model.prepare_request(settings, parameters)
+    return model.prepare_messages(messages, prepared)
+
+
 def host_request(ctx: RunContext[Any], context: ModelRequestContext, counter: TokenCounter) -> Request:
     """A request as the host is about to send it."""
     model = context.model
@@ -254,8 +265,7 @@ def processor_request(ctx: RunContext[Any], messages: list[ModelMessage], counte
     """The same for a history processor, which sees the run but not the request: tools as far as they are known."""
     last = messages[-1] if messages else None
     instructions = [text] if (text := getattr(last, "instructions", None)) else []
-    manager = getattr(ctx, "tool_manager", None)
-    known = list(getattr(manager, "tool_defs", None) or ())
+    known = known_tools(ctx)
     facts = list(map(_facts, known))
     tools = list(map(_tool, facts))
     return replace(
@@ -266,6 +276,11 @@ def processor_request(ctx: RunContext[Any], messages: list[ModelMessage], counte
         tools=_tool_list(map(_entry, known, facts)),
         marked=True,
     )
+
+
+def known_tools(ctx: RunContext[Any]) -> list[Any]:
+    """Definitions of the tools that a run has, as far as it shows them."""
+    return list(getattr(getattr(ctx, "tool_manager", None), "tool_defs", None) or ())
 
 
 def run_request(
