@@ -11,10 +11,10 @@ history is not, since each rendering would name all of it anew. A prefix says by
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b, sha256
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 if TYPE_CHECKING:  # looking at a record does not wait for the host
     from pydantic_ai.messages import ModelMessage
@@ -45,6 +45,17 @@ def identity(body: bytes) -> str:
     return _identity(json.loads(body))
 
 
+class Split(NamedTuple):
+    """A place in a message at which the host may have joined two."""
+
+    count: int
+    """Parts before it, all of them tool results."""
+    first: str
+    """The `identity` of these alone."""
+    rest: str
+    """The `identity` of what follows them."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IdentityFacts:
     """Parts of the names of a message."""
@@ -54,10 +65,8 @@ class IdentityFacts:
     outcomes: Mapping[int, str]
     rendering: str
     """Hash of the texts of its dynamic parts; empty if it has none."""
-    answers: str
-    """The `identity` of its tool results alone; empty unless more follows them."""
-    rest: str
-    """The `identity` of what follows them; empty unless it follows some."""
+    splits: tuple[Split, ...]
+    """Places at which the host may have joined two messages."""
 
     @property
     def exact(self) -> str:
@@ -69,22 +78,28 @@ def identity_facts(body: bytes) -> IdentityFacts:
     """The facts that name a message, of its JSON."""
     data = json.loads(body)
     parts = cast("list[object]", data.get("parts", []))
-    kinds = [cast(dict[str, object], part).get("part_kind") if isinstance(part, dict) else None for part in parts]
-    count = leading_answers(kinds)
-    split = 0 < count < len(parts)
     return IdentityFacts(
         identity=_identity(data),
         instructions=data.get("instructions"),
         outcomes=outcomes(parts),
         rendering=_rendering(parts),
-        answers=_identity({"kind": data.get("kind"), "parts": parts[:count]}) if split else "",
-        rest=_identity({"kind": data.get("kind"), "parts": parts[count:]}) if split else "",
+        splits=tuple(_splits(data, parts)),
     )
 
 
-def leading_answers(kinds: Sequence[object]) -> int:
-    """Number of parts of these kinds, from the first on, that answer calls."""
-    return next((at for at, kind in enumerate(kinds) if kind not in ANSWERS), len(kinds))
+def _splits(data: Mapping[str, Any], parts: Sequence[object]) -> Iterator[Split]:
+    """After the last tool result; after each of the first ones too, where a message belongs to no run.
+
+    The host joins results at the end of a run with the prompt of the next, and results of some calls with those of the
+    others that were put off. What it joined belongs to no run.
+    """
+    kinds = [cast(dict[str, object], part).get("part_kind") if isinstance(part, dict) else None for part in parts]
+    results = next((at for at, kind in enumerate(kinds) if kind not in ANSWERS), len(kinds))
+    first = min(results, MOST_SPLITS) if not data.get("run_id") else 0
+    for count in dict.fromkeys((*range(1, first), results)):
+        if 0 < count < len(parts):
+            halves = (_identity({"kind": data.get("kind"), "parts": half}) for half in (parts[:count], parts[count:]))
+            yield Split(count, *halves)
 
 
 def _rendering(parts: Sequence[object]) -> str:
@@ -136,6 +151,9 @@ def _without_stamps(part: object) -> object:
 
 ANSWERS = ("tool-return", "retry-prompt")
 """Kinds of part with which the host answers a call."""
+
+MOST_SPLITS = 16
+"""Most tool results of one message after which it may have been joined; each is named twice."""
 
 STAMPS = frozenset({"timestamp", "metadata", "outcome", "retry"})
 """Fields of a part that are no content: times, counts, and a host's rewriting of old retry prompts."""

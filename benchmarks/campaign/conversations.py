@@ -131,17 +131,17 @@ class Turn:
 
 
 def tools_of(drawn: Drawn, *, deferred: bool) -> list[Callable[..., Any]]:
-    """Tools that answer, refuse, raise `ModelRetry`, or put off."""
+    """Tools that answer, refuse, raise `ModelRetry`, or put off; in threads they would draw in any order."""
     seen: set[str] = set()
 
-    def look(path: str) -> str:
+    async def look(path: str) -> str:
         """Look at a path."""
         if drawn.sometimes(0.1) and path not in seen:
             seen.add(path)
             raise ModelRetry(f"no such path: {path}")
         return drawn.long() if drawn.sometimes(0.04) else drawn.text()
 
-    def ask(path: str) -> str:
+    async def ask(path: str) -> str:
         """Ask a person."""
         raise ApprovalRequired if drawn.sometimes(0.5) else CallDeferred
 

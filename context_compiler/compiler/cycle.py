@@ -12,7 +12,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from context_compiler.ids import leading_answers
 from context_compiler.messages.history import History
 from context_compiler.messages.shapes import WHOLE, Shape
 from context_compiler.messages.turns import Pairing, paired_with
@@ -157,31 +156,34 @@ def begins(history: History, decided: int, tip: str) -> bool:
     """True if the first `decided` messages of a history are those that `tip` names."""
     if not 0 < decided <= len(history):
         return False
-    return tip in (history.ids[decided - 1], history.id_of_answers(decided - 1))
+    return tip in (history.ids[decided - 1], *(split.first for split in history.splits(decided - 1)))
 
 
 def fitting(cycle: Cycle | None, history: History, config: str) -> Cycle | None:
     """A cycle, if it was made for a prefix of this history and for this way of writing views."""
     if cycle is None or cycle.config != config:
         return None
-    if begins(history, cycle.decided, cycle.tip):
-        last = cycle.decided - 1
-        return cycle if history.ids[last] == cycle.tip else _joined(cycle, history, last)
-    last = cycle.decided - 2
-    apart = history.before_join(last) if 0 <= last < len(history) else None
-    return _joined(cycle, history, apart[0]) if apart is not None and apart[1] == cycle.tip else None
+    last = cycle.decided - 1
+    if 0 <= last < len(history):
+        if history.ids[last] == cycle.tip:
+            return cycle
+        for split in history.splits(last):
+            if split.first == cycle.tip:
+                return _joined(cycle, history, last, split.count)
+    joined = history.joined_at(last - 1, cycle.tip) if 0 < last <= len(history) else None
+    return _joined(cycle, history, *joined) if joined is not None else None
 
 
-def _joined(cycle: Cycle, history: History, at: int) -> Cycle:
-    """The cycle where the host has put message `at` and the prompt after it into one; all later ones have moved up.
+def _joined(cycle: Cycle, history: History, at: int, count: int) -> Cycle:
+    """The cycle where the host has put message `at`, of `count` parts, and the next into one; later ones have moved up.
 
-    A prompt on which the cycle does not decide was sent whole.
+    What follows the message on which the cycle decides last was sent whole.
     """
     kept, covered = dict(cycle.kept), positions(cycle.covered)
     decided = max(at + 1, cycle.decided - 1)
     both = (kept.pop(at, None), kept.pop(at + 1, None) if cycle.decided > at + 1 else WHOLE)
     moved = {index - (index > at): shape for index, shape in kept.items()}
-    shape = _joined_shape(*both, history, at)
+    shape = _joined_shape(*both, history, at, count)
     if shape is not None:
         moved[at] = shape
     told = covered & {at, at + 1}
@@ -196,10 +198,9 @@ def _joined(cycle: Cycle, history: History, at: int) -> Cycle:
     )
 
 
-def _joined_shape(answers: Shape | None, prompt: Shape | None, history: History, at: int) -> Shape | None:
-    """The shape of a message that was two: results of calls, and the prompt after them."""
+def _joined_shape(answers: Shape | None, prompt: Shape | None, history: History, at: int, count: int) -> Shape | None:
+    """The shape of a message that was two: `count` results of calls, and what came after them."""
     reading = history.readings[at]
-    count = leading_answers([part.part_kind for part in history.messages[at].parts])
     first, rest = answers or Shape(bare=True), prompt or Shape(bare=True)
     skip = first.skip | {part + count for part in rest.skip}
     for half, parts in ((first, range(count)), (rest, range(count, len(reading.items)))):

@@ -216,14 +216,14 @@ class Blocks:
 def holding(blocks: Blocks, history: History, config: str) -> Blocks | None:
     """The blocks, if the prompt of the newest is in this history and views are still written in the same way.
 
-    The host may have joined that prompt with the tool results before it, see `History.id_of_answers`.
+    The host may have joined that prompt with the tool results before it, see `History.splits`.
     """
     own = blocks.own
     if blocks.config != config or own.at > len(history):
         return None
     if own.at < len(history) and history.ids[own.at] == own.name:
         return blocks
-    if own.at and history.id_of_prompt(own.at - 1) == own.name:
+    if own.at and any(split.rest == own.name for split in history.splits(own.at - 1)):
         return replace(blocks, own=replace(own, at=own.at - 1, name=history.ids[own.at - 1]))
     return None
 

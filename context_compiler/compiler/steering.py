@@ -201,11 +201,11 @@ def _same(one: Cycle, other: Cycle) -> bool:
 def position_of(pin: Pin, history: History) -> int | None:
     """The place of a pinned message: by its chain id, else the newest message that says the same.
 
-    Tool results and the prompt after them may have become one message, see `History.id_of_answers`.
+    It may have become one message with the one before or after it, see `History.splits`.
     """
     if pin.tip in history.ids:
         return history.ids.index(pin.tip)
-    names = ((one.name, one.rest_name, one.answers_name) for one in reversed(history.readings))
+    names = ((one.name, *(name for split in one.splits for name in split[1:])) for one in reversed(history.readings))
     return next((len(history) - back for back, found in enumerate(names, 1) if pin.name in found), None)
 
 

@@ -14,14 +14,15 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
-from itertools import accumulate, compress, count
+from functools import reduce
+from itertools import accumulate, compress, count, islice
 from typing import Any
 
 from pydantic_ai.messages import ModelMessage, ModelMessagesTypeAdapter, ModelRequest
 from pydantic_core import PydanticSerializationError
 
 from context_compiler.cache import Memo
-from context_compiler.ids import blob_id, chain_id, exact_id, identity_facts, objects_of, sent_id
+from context_compiler.ids import Split, blob_id, chain_id, exact_id, identity_facts, objects_of, sent_id
 from context_compiler.messages.items import Item, Kind, read_items, type_label
 from context_compiler.tokens import TokenCounter, as_counter
 
@@ -35,6 +36,9 @@ ENTRY = 1_000
 
 PROMPT = "prompt "
 """Mark of the chain id of a prompt that is one message with the tool results before it now."""
+
+JOINS = 4
+"""Newest messages that are tried where the host may have joined two."""
 
 RECENT = 8
 """Recently read histories whose ids may be reused by the next."""
@@ -55,10 +59,8 @@ class Reading:
     """Its `exact_identity`, with instructions and outcomes."""
     rendering: str
     """Hash of the texts of its dynamic parts; empty if it has none."""
-    answers_name: str
-    """The `identity` of its tool results alone; empty unless more follows them."""
-    rest_name: str
-    """The `identity` of what follows them."""
+    splits: tuple[Split, ...]
+    """Places at which the host may have joined two messages."""
     request: bool
     prompts: bool
     """It holds a user prompt that this package did not write."""
@@ -101,43 +103,42 @@ class History:
         """The name of the whole history; None when it is empty."""
         return self.ids[-1] if self.ids else None
 
-    def id_of_answers(self, index: int) -> str | None:
-        """The chain id of message `index` as it was while its tool results stood alone; None if nothing follows them.
+    def splits(self, index: int) -> list[Split]:
+        """Chain ids of the two messages that message `index` may have been, for each place where it may be split.
 
-        The host puts a request and the next one into one when a stored history is given back, so that results at the
-        end of a run and the prompt of the next are one message from the run after that on.
+        The host puts a request and the next one into one when a stored history is given back. So results at the end of
+        a run and the prompt of the next, or the results of calls that were put off, are one message from the run after
+        that on.
         """
-        name = self.readings[index].answers_name
-        return chain_id(self.ids[index - 1] if index else None, name) if name else None
+        before = self.ids[index - 1] if index else None
+        firsts = [(split, chain_id(before, split.first)) for split in self.readings[index].splits]
+        return [Split(split.count, first, chain_id(first, split.rest)) for split, first in firsts]
 
-    def id_of_prompt(self, index: int) -> str | None:
-        """The chain id of what follows the tool results in message `index`, as it was then; None if nothing does."""
-        before = self.id_of_answers(index)
-        return chain_id(before, self.readings[index].rest_name) if before else None
+    def joined_at(self, index: int, tip: str) -> tuple[int, int] | None:
+        """The message up to `index` that was two when `tip` was the chain id of `index`, and the parts of the first.
 
-    def before_join(self, index: int) -> tuple[int, str] | None:
-        """The newest message up to `index` that may be two in one, and the chain id of `index` while they were two."""
-        at = next((at for at in range(index, -1, -1) if self.readings[at].answers_name), None)
-        tip = self.id_of_prompt(at) if at is not None else None
-        if at is None or tip is None:
-            return None
-        for reading in self.readings[at + 1 : index + 1]:
-            tip = chain_id(tip, reading.name)
-        return at, tip
+        Of several only the newest few can be it: what was decided before was found again since.
+        """
+        joined = (at for at in range(index, -1, -1) if self.readings[at].splits)
+        for at in islice(joined, JOINS):
+            names = [reading.name for reading in self.readings[at + 1 : index + 1]]
+            for split in self.splits(at):
+                if tip == reduce(chain_id, names, split.rest):
+                    return at, split.count
+        return None
 
     def tips(self, last: int | None = None) -> list[str]:
         """Chain ids of the histories that this one continues, itself last; of those that end in its last messages.
 
         Those of prompts that were joined with the results before them are there with a mark too, for their blocks.
         """
-        start, found, apart = 0 if last is None else max(0, len(self) - last), list[str](), ""
+        start, found, apart = 0 if last is None else max(0, len(self) - last), list[str](), list[str]()
         for index in range(start, len(self)):
-            if (results := self.id_of_answers(index)) and (prompt := self.id_of_prompt(index)):
-                found += (results, f"{PROMPT}{prompt}")
-                apart = prompt
-            elif apart:
-                apart = chain_id(apart, self.readings[index].name)
-            found += (apart, self.ids[index]) if apart else (self.ids[index],)
+            splits = self.splits(index)
+            found += (name for split in splits for name in (split.first, f"{PROMPT}{split.rest}"))
+            advanced = [chain_id(tip, self.readings[index].name) for tip in apart]
+            apart = [split.rest for split in splits] or advanced
+            found += (*apart, self.ids[index])
         return found
 
     @property
@@ -323,8 +324,7 @@ def _read_message(message: ModelMessage, body: bytes, counter: TokenCounter) -> 
         name=facts.identity,
         exact=facts.exact,
         rendering=facts.rendering,
-        answers_name=facts.answers,
-        rest_name=facts.rest,
+        splits=facts.splits,
         request=request,
         prompts=request and any(item.kind is Kind.USER and item.mark is None for item in items),
         calls=tuple(str(item.call_id) for item in functions if item.kind is Kind.CALL),

@@ -380,8 +380,10 @@ def order(part: str) -> str:
     raise CallDeferred
 
 
-async def ordered(script: list[Any], between: Callable[[], Awaitable[Any]], **given: Any) -> str:
-    """The last request of a run that waits for an order, and then goes on with what is made `between`."""
+async def ordered(
+    script: list[Any], between: Callable[[], Awaitable[Any]], **given: Any
+) -> tuple[str, list[ModelMessage]]:
+    """The last request of a run that waits for an order, and then goes on with what is made `between`; its history."""
     talker = Talker(script)
     agent = Agent(talker.model, tools=[look, wide, order], output_type=[str, DeferredToolRequests])
     waits = await agent.run("Order it.", conversation_id="talk", **given)
@@ -389,8 +391,8 @@ async def ordered(script: list[Any], between: Callable[[], Awaitable[Any]], **gi
     ours = await between()
     results = DeferredToolResults(calls={call.tool_call_id: "9" for call in waits.output.calls})
     given = {**given, "capabilities": [ours], "message_history": waits.all_messages()}
-    await agent.run("And go on.", deferred_tool_results=results, conversation_id="talk", **given)
-    return talker.last.text
+    result = await agent.run("And go on.", deferred_tool_results=results, conversation_id="talk", **given)
+    return talker.last.text, result.all_messages()
 
 
 async def test_a_call_that_is_answered_after_a_compile_by_hand_comes_back_with_the_other_answers() -> None:
@@ -401,9 +403,44 @@ async def test_a_call_that_is_answered_after_a_compile_by_hand_comes_back_with_t
         return talk.ours
 
     script = [[("look", {"path": "a"}), ("order", {"part": "b"})], "Ordered."]
-    text = await ordered(script, compile_now, message_history=talk.messages, capabilities=[talk.ours])
+    text, _ = await ordered(script, compile_now, message_history=talk.messages, capabilities=[talk.ours])
     assert look("a") in text and prose(0, 60) not in text
     assert talk.views[-1].status == "cycle" and not talk.errors
+
+
+async def test_a_cycle_of_a_run_that_was_resumed_holds_when_the_host_joins_what_was_answered_before_it() -> None:
+    talk = Talk(budget=2_000)
+    await talk.say(*prompts(8))
+
+    async def nothing() -> ContextCompiler:
+        return talk.ours
+
+    script: list[Any] = [[("look", {"path": "a"}), ("order", {"part": "b"})], [("wide", {})], "Ordered."]
+    given = {"message_history": talk.messages, "capabilities": [talk.ours]}
+    _, talk.messages = await ordered(script, nothing, **given)
+    assert talk.views[-1].status == "compiled"
+    await talk.say("And now?", "And then?")
+    assert [view.status for view in talk.views[-2:]] == ["cycle", "cycle"] and not talk.errors
+
+
+@pytest.mark.parametrize("waits", [True, False])
+async def test_an_answer_is_pinned_that_the_host_joins_with_an_earlier_one_of_the_same_calls(waits: bool) -> None:
+    talk = Talk(budget=2_000, model="none")
+
+    async def pin(place: int) -> ContextCompiler:
+        await talk.ours.pin("talk", place)
+        return talk.ours
+
+    async def resume() -> ContextCompiler:
+        return await pin(2) if waits else talk.ours
+
+    script: list[Any] = [[("look", {"path": "a"}), ("order", {"part": "b"})], "Ordered."]
+    _, talk.messages = await ordered(script, resume, capabilities=[talk.ours])
+    if not waits:
+        await pin(3)
+    await talk.say(*prompts(25))
+    text = talk.talker.last.text
+    assert look("a") in text and "And go on." in text and not whole(text, 0) and not talk.errors
 
 
 @pytest.mark.parametrize("words", [40, 60])
@@ -417,7 +454,7 @@ async def test_a_pinned_call_that_is_answered_beside_a_prompt_gives_way_without_
         return small.ours
 
     script = [[("order", {"part": prose(3, words)})], [("wide", {})] * 3, "Ordered."]
-    text = await ordered(script, pin, capabilities=[talk.ours])
+    text, _ = await ordered(script, pin, capabilities=[talk.ours])
     assert "And go on." in text and small.views[-1].status == "compiled" and not small.errors
     assert ("message 1", "pinned, over budget") in [(drop.what, drop.reason) for drop in small.views[-1].drops]
 
