@@ -14,7 +14,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b, sha256
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, cast
 
 if TYPE_CHECKING:  # looking at a record does not wait for the host
     from pydantic_ai.messages import ModelMessage
@@ -45,7 +45,8 @@ def identity(body: bytes) -> str:
     return _identity(json.loads(body))
 
 
-class Split(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Split:
     """A place in a message at which the host may have joined two."""
 
     count: int
@@ -98,8 +99,8 @@ def _splits(data: Mapping[str, Any], parts: Sequence[object]) -> Iterator[Split]
     first = min(results, MOST_SPLITS) if not data.get("run_id") else 0
     for count in dict.fromkeys((*range(1, first), results)):
         if 0 < count < len(parts):
-            halves = (_identity({"kind": data.get("kind"), "parts": half}) for half in (parts[:count], parts[count:]))
-            yield Split(count, *halves)
+            halves = ({"kind": data.get("kind"), "parts": half} for half in (parts[:count], parts[count:]))
+            yield Split(count, *map(_identity, halves))
 
 
 def _rendering(parts: Sequence[object]) -> str:

@@ -29,6 +29,9 @@ TRUNCATED = "clamped to fit"
 PROMPT_CUT = "a prompt below a quarter of the room, over budget"
 """Reason for a prompt that is cut to less than it keeps before."""
 
+SYSTEM_CUT = "system text, over budget"
+"""Reason for system text that is cut after all prompts."""
+
 SMALLEST = 6
 """The least that the hardest truncation leaves of a part, in tokens."""
 
@@ -219,7 +222,7 @@ def truncate_system_text(draft: Draft) -> Iterator[None]:
     for limit in (64, SMALLEST):
         for index, reading in enumerate(draft.history.readings):
             if any(item.kind is Kind.SYSTEM for item in reading.items):
-                draft.reshape(index, "system text, over budget", system=limit)
+                draft.reshape(index, SYSTEM_CUT, system=limit)
         yield
 
 

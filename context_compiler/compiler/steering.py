@@ -205,7 +205,10 @@ def position_of(pin: Pin, history: History) -> int | None:
     """
     if pin.tip in history.ids:
         return history.ids.index(pin.tip)
-    names = ((one.name, *(name for split in one.splits for name in split[1:])) for one in reversed(history.readings))
+    names = (
+        (one.name, *(name for split in one.splits for name in (split.first, split.rest)))
+        for one in reversed(history.readings)
+    )
     return next((len(history) - back for back, found in enumerate(names, 1) if pin.name in found), None)
 
 

@@ -10,7 +10,7 @@ from dataclasses import replace
 from pydantic_ai.messages import ModelMessage, ModelResponse
 
 from context_compiler.compiler.advance import Advance, Ask, advance, failed_row
-from context_compiler.compiler.cut_order import PROMPT_CUT, TRUNCATED
+from context_compiler.compiler.cut_order import PROMPT_CUT, SYSTEM_CUT, TRUNCATED
 from context_compiler.compiler.cycle import RAW, Cycle, fitting, mended
 from context_compiler.compiler.plan import Selection
 from context_compiler.compiler.recall_block import (
@@ -299,14 +299,14 @@ async def _new_cycle(
             break
         unused = result.limit - context.request.fixed - more - done.selection.draft.total
         more, tries = more + over + max(0, unused), tries + 1
-    cut, total = _cut_from_prompts(done.selection), done.selection.draft.total
+    cut, total = _cut_with_prompts(done.selection), done.selection.draft.total
     if over < 0 and tries > 1 and (cut or not done.selection.fits):  # the framing went with the text that it was for
         for fewer in (more + over, result.limit - context.request.fixed - total - cut):
             less = await advance_request(context, before, None, fewer)
             looser = assemble_view(context, less.cycle, "compiled", less, earlier=result)
             if less.selection.fits and looser.cost <= looser.limit:
                 previous, result, done = less.cycle, looser, less
-            if not _cut_from_prompts(done.selection):
+            if not _cut_with_prompts(done.selection):
                 break
     if over > 0:
         result = replace(result, view=replace(result.view, status="floor_over_budget"))
@@ -315,12 +315,16 @@ async def _new_cycle(
     return replace(started(result), row=row)
 
 
-def _cut_from_prompts(selection: Selection) -> int:
-    """Tokens by which the last steps have shortened the prompts of this turn."""
+def _cut_with_prompts(selection: Selection) -> int:
+    """Tokens by which the last steps have shortened the prompts of this turn, and system text after them."""
     active, readings = selection.draft.outline.active, selection.history.readings
     prompts = {f"message {index}" for index in range(active.start, active.stop) if readings[index].prompts}
     steps = (TRUNCATED, PROMPT_CUT)
-    return sum(drop.tokens for drop in selection.draft.drops if drop.what in prompts and drop.reason in steps)
+    return sum(
+        drop.tokens
+        for drop in selection.draft.drops
+        if drop.reason == SYSTEM_CUT or (drop.what in prompts and drop.reason in steps)
+    )
 
 
 def _room_for_block(context: RequestContext, previous: Cycle | None) -> int:
