@@ -1,11 +1,15 @@
 """Views, compiles, cycles and raw history of a compiler, saved to and loaded from one store.
 
-A store that fails is reported, left alone for a while after three failures, and never stops a request.
+A store that fails is reported, left alone for a while after three failures, and never stops a request. What a locked
+file or a full disk has stopped is saved before the next write.
 """
 
 from __future__ import annotations
 
+import asyncio
 import os
+import time
+from collections import deque
 from collections.abc import Awaitable, Callable, Hashable, Sequence
 from copy import copy
 from dataclasses import replace
@@ -29,7 +33,7 @@ from context_compiler.middleware.state import Result
 from context_compiler.recall.others import Mention
 from context_compiler.record.redaction import Redactor
 from context_compiler.record.rows import BrokenReference
-from context_compiler.record.store import SQLStore, Steered, Store, Tenants, open_store
+from context_compiler.record.store import SQLStore, Steered, Store, Tenants, is_passing, open_store
 from context_compiler.record.values import COMPILE, UNDO, Action, Compile, Entry, Record, with_null_reasons
 from context_compiler.record.values import Cycle as StoredCycle
 from context_compiler.resilience import Breaker, Report, try_await
@@ -48,6 +52,9 @@ NEWEST = 50
 
 STEPS = 32
 """Cycles of one conversation that are remembered in memory, so that a compile can be undone."""
+
+LATE, LATE_S = 100, 300.0
+"""Most writes that are put off, and seconds after which one is given up: what was deleted long ago must not return."""
 
 RECALLED = "+recalled"
 """Mark of the configuration under which recall blocks are kept."""
@@ -71,6 +78,10 @@ METADATA, REDACTED = "record is metadata", "content is redacted, and no request 
 """Reasons for the same columns to be empty."""
 
 
+Write = Callable[[], Awaitable[Any]]
+"""A write to the record of an owner, which may be done again."""
+
+
 class Archive:
     """The record of one compiler."""
 
@@ -88,6 +99,8 @@ class Archive:
         self._answers: Memo[str, SummaryResponse] = Memo(ANSWERS)
         self._made: Memo[tuple[str | None, str], tuple[Cycle, ...]] = Memo(CYCLES)
         self._actions: Memo[tuple[str | None, str], tuple[Action, ...]] = Memo(CYCLES)
+        self._late: deque[tuple[float, Write]] = deque(maxlen=LATE)
+        """Writes that were put off, oldest first, each with the time when it was tried."""
         self.owner: str | None = arguments.static_owner
         """Owner of what is kept; None is not known, so nothing is kept or found."""
 
@@ -121,9 +134,9 @@ class Archive:
         """Keep one request, sent with these tools; the record as it was kept, or as given when it could not be."""
         if self._arguments.record == "off":
             return with_null_reasons(record, {"summary_id": "record is off"})
-        kept = await self._tried(lambda: self._save(record, result, cycle, blocks, tools), writes=True)
+        kept = await self._write(lambda: self._save(record, result, cycle, blocks, tools))
         if kept is None:
-            return with_null_reasons(record, {"summary_id": "not stored"})
+            return with_null_reasons(record, {"summary_id": "not stored, or later"})
         return replace(kept, compile=result.row)
 
     async def _save(
@@ -194,12 +207,51 @@ class Archive:
     async def raw(self, session_id: str, history: History) -> None:
         """Keep a raw history without a request: what the last answer of a run adds to it."""
         if self._arguments.record == "full":
-            await self._tried(lambda: self._archived(session_id, history), writes=True)
+            await self._write(lambda: self._archived(session_id, history))
 
     async def _archived(self, session_id: str, history: History) -> bool:
         chain = self._redactor.chain(history.chain) if self._redactor else history.chain
         await self.store.archive(session_id, self._arguments.place, chain)
         return True
+
+    async def _write(self, work: Write) -> Any:
+        """Result of a write, after those that were put off; None if it failed, and is put off itself if it may be."""
+        if self._breaker.open and self._late:
+            self._put_off(work)
+        return await self._tried(partial(self._in_turn, work), writes=True)
+
+    async def _in_turn(self, work: Write) -> Any:
+        try:
+            await self._catch_up()
+            return await work()
+        except StoreError as error:
+            if is_passing(error):
+                self._put_off(work)
+            raise
+
+    def _put_off(self, work: Write) -> None:
+        self._late.append((time.monotonic(), work))
+
+    async def _catch_up(self) -> None:
+        """Do the writes that were put off; one that fails by itself is given up, since it was reported before."""
+        while True:
+            try:
+                tried, work = late = self._late.popleft()
+            except IndexError:
+                return
+            try:
+                if time.monotonic() - tried < LATE_S:
+                    await work()
+            except (StoreError, asyncio.CancelledError) as error:
+                if isinstance(error, asyncio.CancelledError) or is_passing(error):
+                    self._late.appendleft(late)  # an entry that is saved again is one row
+                    raise
+
+    async def catch_up(self) -> None:
+        """Do the writes that were put off, or report why that cannot be."""
+        outcome = await try_await(self._catch_up())
+        if outcome.error is not None:
+            await self._report(outcome.error)
 
     async def _tried(self, work: Callable[[], Awaitable[Any]], *, writes: bool = False) -> Any:
         """Result of a store operation; None if it failed or the breaker is open.

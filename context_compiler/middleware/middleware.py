@@ -359,6 +359,7 @@ class Middleware:
         await self.state.pending.end()
         await self._summaries.withdrawn()
         await self._keep_unused()
+        await self.archive.catch_up()
         await self.rest()
 
     async def _keep_unused(self) -> None:

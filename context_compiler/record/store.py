@@ -8,6 +8,7 @@ wait for the disk (`synchronous = NORMAL`), so a power failure may lose the last
 from __future__ import annotations
 
 import os
+import sqlite3
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import copy
@@ -291,6 +292,11 @@ def open_store(store: str | Path | Store | None) -> Store:
     if store is None:
         return MemoryStore()
     return open_place(store) if isinstance(store, str | Path) else store
+
+
+def is_passing(error: StoreError) -> bool:
+    """True if a lock, a full disk or a database that is away has stopped something, which may succeed later."""
+    return isinstance(error.__cause__, sqlite3.OperationalError | OSError)
 
 
 def open_place(

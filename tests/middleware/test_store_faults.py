@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-import sqlite3
+import subprocess
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +14,7 @@ import pytest
 
 from context_compiler import MemoryStore, Record, SQLiteStore
 from context_compiler.errors import StoreError
+from context_compiler.messages.history import load_messages
 from context_compiler.record.values import Chain, Cycle, Entry
 from context_compiler.resilience import Breaker
 from tests.middleware.faulty import BUDGET, Faulty
@@ -36,13 +37,20 @@ for method in METHODS.split():
     setattr(Broken, method, lambda self, *args, **given: self.__getattr__("work")())
 
 
-def locked(folder: Path) -> tuple[Any, Callable[[], None]]:
-    """A file that another connection is writing to for good."""
-    file = folder / "record.db"
-    asyncio.run(SQLiteStore(file).verify())
-    other = sqlite3.connect(file, isolation_level=None, check_same_thread=False)
-    other.execute("BEGIN IMMEDIATE")
-    return file, other.close
+HOLD = "import sqlite3, sys; db = sqlite3.connect(sys.argv[1], isolation_level=None); db.execute('BEGIN IMMEDIATE');"
+HOLD += "print(flush=True); sys.stdin.read()"
+
+
+def locked(file: Path) -> Callable[[], None]:
+    """Let another process write to a file, until what is returned is called."""
+    other = subprocess.Popen([sys.executable, "-c", HOLD, file], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert other.stdout is not None
+    other.stdout.readline()
+    return lambda: void(other.communicate())
+
+
+def void(_: object) -> None:
+    """Nothing."""
 
 
 async def test_a_store_whose_every_method_raises_costs_no_run() -> None:
@@ -108,16 +116,35 @@ def test_a_breaker_that_has_failed_for_days_still_only_pauses() -> None:
 
 
 @pytest.mark.usefixtures("impatient")
-async def test_a_store_that_is_locked_costs_no_run(tmp_path: Path) -> None:
-    file, release = await asyncio.to_thread(locked, tmp_path)
-    faulty = Faulty(Notes(), store=file)
-    try:
-        await asyncio.wait_for(faulty.ask(), 10)
-    finally:
+@pytest.mark.parametrize("until", ["the answer", "the next request", "the end of the third run"])
+async def test_what_a_locked_file_stopped_costs_no_run_and_is_recorded_later(tmp_path: Path, until: str) -> None:
+    file = tmp_path / "record.db"
+    await SQLiteStore(file).verify()
+    release = locked(file)
+
+    def answer(messages: object, info: object) -> str:
+        if until == "the answer":
+            release()
+        return "done"
+
+    faulty = Faulty(Notes(), script=answer, store=file)
+    await faulty.ask("What is first?", conversation_id="talk")
+    assert faulty.done.output == "done" and set(faulty.kinds) == {"StoreError"} and "locked" in str(faulty.errors[0])
+    told = faulty.views[0].record
+    assert told is not None and told.id is None
+    words = ["first", "second", "third"][: {"the answer": 1, "the next request": 2}.get(until, 3)]
+    for word in words[1:]:
+        if until == "the next request":
+            release()
+        faulty.history = faulty.done.messages
+        await faulty.ask(f"What is {word}?", conversation_id="talk")
+    if until == "the end of the third run":
         release()
-    assert faulty.done.output == "done" and set(faulty.kinds) == {"StoreError"}
-    await faulty.ask()
-    assert len(await faulty.ours.views()) == 1
+        await faulty.ours.aclose()
+    store = SQLiteStore(file)
+    raws = [load_messages(await store.chain(str(one.raw_tip))) for one in reversed(await store.views("talk"))]
+    assert [f"What is {word}?" in str(raw[-1]) for word, raw in zip(words, raws, strict=True)] == [True] * len(words)
+    assert len(await store.transcript("talk")) == len(faulty.done.messages) and await store.verify() == ()
 
 
 def corrupt(folder: Path) -> Path:
