@@ -423,6 +423,25 @@ async def test_a_cycle_of_a_run_that_was_resumed_holds_when_the_host_joins_what_
     assert [view.status for view in talk.views[-2:]] == ["cycle", "cycle"] and not talk.errors
 
 
+async def test_a_prompt_that_the_host_joined_with_a_result_stays_without_it_when_its_turn_is_cut_again() -> None:
+    talk = Talk(budget=1_500, recent_turns=0, model="none")
+    answers: list[Any] = [[("final_result", {"text": "done " * 40})]] * 8
+    talk.talker = Talker(
+        [*answers, [("order", {"part": "b"})], *[[("wide", {})]] * 3, [("final_result", {"text": ""})]]
+    )
+    output = [Told, DeferredToolRequests]
+    talk.agent = Agent(talk.talker.model, tools=[wide, order], capabilities=[talk.ours], output_type=output)
+    await talk.say(*prompts(9))
+    assert talk.views[-1].status == "compiled", "the result before the prompt is left out with its call"
+    waits = talk.messages[-1]
+    assert isinstance(waits, ModelResponse)
+    results = DeferredToolResults(calls={call.tool_call_id: "9" for call in waits.tool_calls})
+    await talk.agent.run(message_history=talk.messages, deferred_tool_results=results, conversation_id="talk")
+    statuses = [view.status for view in talk.views[9:]]
+    assert statuses[0] == "cycle" and set(statuses[1:]) == {"compiled"} and not talk.errors
+    assert prompts(1, 8)[0] in talk.talker.last.text
+
+
 @pytest.mark.parametrize("waits", [True, False])
 async def test_an_answer_is_pinned_that_the_host_joins_with_an_earlier_one_of_the_same_calls(waits: bool) -> None:
     talk = Talk(budget=2_000, model="none")
