@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
+from functools import cache
 from importlib import import_module
 from typing import Annotated, Any, cast
 
@@ -107,6 +108,7 @@ class Commands(Group):
             raise typer.Exit(_drop_output()) from None
 
 
+@cache
 def load(name: str) -> Any:
     """Import a command."""
     module = import_module(f"context_compiler.cli.{COMMANDS[name][0]}")
