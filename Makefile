@@ -20,10 +20,10 @@ quick:  ## Run the quick tests: seconds
 test:  ## Run every test: minutes
 	$(PYTHON) -m pytest -q -n 2 -p tests.support.slow
 
-lint:  ## Check style and the direction of imports
+lint:  ## Check style, language, sizes and the direction of imports
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
-	$(VENV)/bin/lint-imports
+	$(PYTHON) -m pytest -q tests/test_architecture.py tests/test_language.py
 
 types:  ## Check types
 	$(VENV)/bin/pyright --pythonpath $(PYTHON)

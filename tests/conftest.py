@@ -14,7 +14,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from context_compiler.record.store import SQLiteStore, open_place
-from tests.support.slow import function_name, slow_names
+from tests.support.slow import function_name, only_slow, slow_names
 
 ROOM = 2 << 30
 """Bytes that must be free in memory for the temporary folders of a run."""
@@ -48,6 +48,12 @@ def pytest_configure(config: pytest.Config) -> None:
     """Where pytest-xdist is, give each worker a half in order, from which the other takes when it is done."""
     if getattr(config.option, "dist", "no") == "load":
         config.option.dist = "worksteal"
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leave files out of a quick run that have no test for it: importing what they test takes as long as many tests."""
+    a_quick_run = config.option.markexpr == "not slow" and collection_path.match("test_*.py")
+    return True if a_quick_run and only_slow(collection_path) else None
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

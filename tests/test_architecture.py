@@ -11,7 +11,11 @@ import tokenize
 from collections.abc import Callable, Iterator
 from functools import cache
 
+import pytest
+
 from tests.support.sources import MODULES, PACKAGE, ROOT, nodes, text, tree
+
+pytestmark = pytest.mark.slow  # whichever is first reads all modules for all; `make lint` runs them
 
 MOST_LINES = 600
 MOST_CODE = 40

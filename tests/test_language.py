@@ -10,6 +10,8 @@ import pytest
 
 from tests.support.sources import MODULES, nodes, text
 
+pytestmark = pytest.mark.slow  # whichever is first reads all modules for all; `make lint` runs them
+
 BEGINNINGS = re.compile(r"(?:What|Whatever|Who|Whoever|Whom|Whose|Whether|Where|Wherever|How|Why)\b")
 """First words that announce a riddle: name the thing by the field's noun, or say what is done."""
 

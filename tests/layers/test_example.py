@@ -15,6 +15,8 @@ from context_compiler import Record, View
 from context_compiler.layers.conversation import ConversationContext
 from examples.recipe_assistant import WALK, RecipeAssistant, Script, block_of
 
+pytestmark = pytest.mark.slow  # whichever is first walks for all
+
 ROOT = Path(__file__).parents[2]
 
 

@@ -11,10 +11,12 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 import time
 from collections.abc import Generator, Iterable, Iterator
 from dataclasses import asdict, dataclass
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -37,14 +39,26 @@ NOTES = TESTS.parent / "build" / "test-times"
 """A file for every process of the last run."""
 
 
+_TEST = re.compile(r"^(?:async )?def (test_\w+)", re.MULTILINE)
+_MARKED = re.compile(r"^pytestmark = .*\bslow\b", re.MULTILINE)
+
+
 def function_name(node_id: str) -> str:
     """The name of a test function below `tests/`: a node id without folder and parameters."""
     return node_id.removeprefix("tests/").partition("[")[0]
 
 
+@cache
 def slow_names() -> frozenset[str]:
     """The listed names."""
     return frozenset(LIST.read_text(encoding="utf-8").split())
+
+
+def only_slow(path: Path) -> bool:
+    """True for a file of tests that are all slow."""
+    source, name = path.read_text(encoding="utf-8"), path.relative_to(TESTS).as_posix()
+    tests = {f"{name}::{test}" for test in _TEST.findall(source)}
+    return bool(_MARKED.search(source)) or (bool(tests) and tests <= slow_names())
 
 
 def cpu_seconds() -> float:
