@@ -4,9 +4,11 @@
     python -m benchmarks.postgres --cut 30
 
 A cluster of its own, with `fsync` on, is started for it, and removed after it. The floor is one INSERT of as many bytes
-as a request adds, committed by itself, over the same Unix socket. Beside it: the rows of a save, in one statement that
-checks nothing, into tables with no index but their keys; a save with a pool of the caller's, which is on the loop of
-the caller; and one with a pool of its own, on the background loop. `--cut` is another thing: it cuts the network to the
+as a request adds, committed by itself, over the same Unix socket. Beside it, in an order that turns round: the rows of
+a save, in one statement that checks nothing, into tables with no index but their keys; the call of a save by the driver
+alone, with arguments that were made before, into a second set of the record's tables, which is the least for its rows,
+indexes and promises; a save with a pool of the caller's, which is on the loop of the caller; and one with a pool of its
+own, on the background loop. `--cut` is another thing: it cuts the network to the
 server for that many seconds under load, and says what became of the runs and of the record.
 """
 
@@ -37,7 +39,10 @@ from context_compiler.record.values import Entry
 from tests.support.line import Line
 from tests.support.postgres import Cluster
 
-FLOOR, BARE, OWN, LENT, FILE = "floor: a commit", "the same rows, bare", "save", "save, a pool lent", "save, file"
+FLOOR, BARE, CALL = "floor: a commit", "its rows, bare", "its call, bare"
+OWN, LENT, FILE = "save", "save, a pool lent", "save, file"
+SECOND = "second"
+"""The schema of the tables for `CALL`."""
 SAFE = {"fsync": "on", "synchronous_commit": "on", "full_page_writes": "on", "autovacuum": "on"}
 TURNS = 5
 """Requests of each session of a process."""
@@ -80,7 +85,7 @@ class Seen:
     """A caller's pool that lends a connection without a round trip, and keeps the arguments of the last save."""
 
     def __init__(self, connections: Sequence[Any]) -> None:
-        self.free, self.written, self.trips = list(connections), tuple[Any, ...](), 0
+        self.free, self.written, self.trips = list(connections), tuple[Any, ...]([""]), 0
 
     @asynccontextmanager
     async def acquire(self, *, timeout: float | None = None) -> AsyncIterator[Any]:
@@ -90,12 +95,6 @@ class Seen:
             yield SeenConnection(self, connection)
         finally:
             self.free.append(connection)
-
-    def bare(self) -> list[Any]:
-        """The rows of the last save, for `ROWS`."""
-        hashes, bodies, names, parents, contents, positions, _, nodes, texts = self.written[4:13]
-        session, cycles, view = self.written[13], "".join(self.written[16]), self.written[18]
-        return [hashes, bodies, names, parents, contents, positions, nodes, texts, session, cycles, view]
 
 
 class SeenConnection:
@@ -110,9 +109,16 @@ class SeenConnection:
     async def fetch(self, query: str, *args: Any, timeout: float | None = None) -> Any:
         """Run a query and return its rows."""
         writes = "save_request($1" in query
-        self._pool.written = args if writes else self._pool.written
+        self._pool.written = (query, *args) if writes else self._pool.written
         self._pool.trips += writes or " AS is_known" in query
         return await self._connection.fetch(query, *args, timeout=timeout)
+
+
+def bare_rows(written: Sequence[Any]) -> list[Any]:
+    """The rows of the arguments of a save, for `ROWS`."""
+    hashes, bodies, names, parents, contents, positions, _, nodes, texts = written[4:13]
+    session, cycles, view = written[13], "".join(written[16]), written[18]
+    return [hashes, bodies, names, parents, contents, positions, nodes, texts, session, cycles, view]
 
 
 def cpu_of(processes: Sequence[int]) -> float:
@@ -135,24 +141,29 @@ async def saves(url: str, folder: Path, messages: int, requests: int) -> tuple[d
     With them come the round trips of a save, and the bytes of one.
     """
     seen = Seen([await asyncpg.connect(url) for _ in range(2)])
-    lent = PostgresStore(cast(Pool, seen)).scoped("lent")
-    stores = {LENT: lent, OWN: open_place(url), FILE: open_place(folder / "one.db")}
-    connection = await asyncpg.connect(url)
+    stores = {LENT: PostgresStore(cast(Pool, seen)).scoped("lent"), OWN: open_place(url)}
+    stores |= {CALL: PostgresStore(url, schema=SECOND), FILE: open_place(folder / "one.db")}
+    await stores[CALL].sessions()
+    connection, caller = await asyncpg.connect(url), await asyncpg.connect(url)
     await connection.execute(TABLES)
-    servers = {LENT: [one.get_server_pid() for one in seen.free]}
+    servers = {LENT: [one.get_server_pid() for one in seen.free], CALL: [caller.get_server_pid()]}
     servers |= dict.fromkeys((FLOOR, BARE), [connection.get_server_pid()])
     draw, new = random.Random(1), 0
-    spent = {name: Spent() for name in (FLOOR, LENT, BARE, OWN, FILE)}
+    spent = {name: Spent() for name in (FLOOR, BARE, CALL, LENT, OWN, FILE)}
     for at, (entry, added) in enumerate(entries(messages, requests, prose(draw), True)):
-        body = draw.randbytes(added // 2).hex() if at else ""
-        for name, found in spent.items():
-            server = servers.get(name, ())
+        body, (query, *last) = draw.randbytes(added // 2).hex() if at else "", seen.written
+        names = [name for name in spent if at or name not in (BARE, CALL)]  # which repeat the save before
+        again = query.replace("context_compiler.", f"{SECOND}.")
+        for name in names[at % len(names) :] + names[: at % len(names)]:
+            found, server = spent[name], servers.get(name, ())
             there = cpu_of(server)
             start, here = time.perf_counter(), time.process_time()
             if name == FLOOR:
                 await connection.execute("INSERT INTO least (body) VALUES ($1)", body)
             elif name == BARE:
-                await connection.fetch(ROWS, *seen.bare())
+                await connection.fetch(ROWS, *bare_rows(last))
+            elif name == CALL:
+                assert (await caller.fetch(again, *last))[0][0] is not None
             else:
                 await stores[name].save(entry)
             found.here.append((time.process_time() - here) * 1_000)
@@ -163,9 +174,10 @@ async def saves(url: str, folder: Path, messages: int, requests: int) -> tuple[d
     for store in stores.values():
         assert await store.verify() == ()
         await store.close()
-    for one in (connection, *seen.free):
+    for one in (connection, caller, *seen.free):
         await one.close()
-    measured = {name: Spent(found.times[1:], found.here[1:], found.there[1:]) for name, found in spent.items()}
+    last_ones = slice(-requests + 1, None)  # without the first, which is the whole history
+    measured = {name: Spent(*(one[last_ones] for one in (at.times, at.here, at.there))) for name, at in spent.items()}
     return measured, seen.trips / requests, new // requests
 
 
@@ -249,14 +261,14 @@ async def cut(cluster: Cluster, seconds: float) -> None:
 async def measure(url: str, folder: Path, given: argparse.Namespace) -> None:
     """Print the figures."""
     spent, trips, size = await saves(url, folder, given.messages, given.requests)
-    floors = {name: statistics.median(spent[name].times) for name in (FLOOR, BARE)}
+    floors = {name: statistics.median(spent[name].times) for name in (FLOOR, BARE, CALL)}
     for name, found in spent.items():
         p95 = statistics.quantiles(found.times, n=20)[18]
         median, here, there = map(statistics.median, (found.times, found.here, found.there))
         against = "" if name == FILE else "".join(f"  {median / floor:5.2f}" for floor in floors.values())
         print(f"{name:20} median {median:6.2f} ms  p95 {p95:6.2f}  cpu {here:5.2f} here {there:5.2f} there{against}")
     print(
-        f"the last columns are against the floor and the bare rows; {size:,} bytes and {trips:.2f} round trips a save"
+        f"last: against the floor, the bare rows and the bare call; {size:,} bytes and {trips:.2f} round trips a save"
     )
     if given.processes:
         rates = [
