@@ -8,10 +8,12 @@ from __future__ import annotations
 import asyncio
 import atexit
 import os
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
+from concurrent.futures import Future
 from contextlib import suppress
-from threading import RLock, Thread
-from typing import Any, Protocol, TypeAlias, TypeVar
+from functools import partial
+from threading import RLock, Thread, get_ident
+from typing import Any, Generic, Protocol, TypeAlias, TypeVar
 from weakref import WeakKeyDictionary, ref
 
 from context_compiler.errors import StoreError
@@ -107,34 +109,70 @@ async def submit(work: Work[T]) -> T:
     loop = asyncio.get_running_loop()
     if not hears_threads(loop):
         raise StoreError("the record cannot be used from the loop of a workflow: use it from an activity")
-    answer: asyncio.Future[T] = loop.create_future()
-    answer.add_done_callback(retrieve_error)
-
-    def settle(task: asyncio.Task[T]) -> None:
-        error = task.exception()
-        if error is None:
-            answer.set_result(task.result())
-        else:
-            answer.set_exception(error)
-
-    def hand_over(task: asyncio.Task[T]) -> None:
-        with suppress(RuntimeError):  # the caller's loop is closed
-            loop.call_soon_threadsafe(settle, task)
-
+    outcome = Outcome[T]()
     with _gate:
         if _background is None:
             _background = Background()
-        _background.start(work, hand_over)
-    return await wait_out(answer)
+        _background.start(lambda home: outcome.run(work(home)), outcome.ended)
+    return await outcome.wait()
 
 
-async def wait_out(answer: asyncio.Future[T]) -> T:
-    """The result of a future; a cancelled caller still waits for its end."""
-    try:
-        return await asyncio.shield(answer)
-    except asyncio.CancelledError:
-        await asyncio.wait([answer])
-        raise
+class Outcome(Generic[T]):
+    """The outcome of work on any loop, for the task that made this; a cancelled one still waits for it.
+
+    With `asyncio.shield` that would take two more turns of its loop, each of which is a system call.
+    """
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._thread = get_ident()
+        self._answer: asyncio.Future[T] = self._loop.create_future()
+        self._is_over = False
+
+    async def run(self, work: Awaitable[T]) -> None:
+        """Do the work, and tell its result at once rather than after the end of its task."""
+        result = await work
+        self._tell(partial(self._answered, result))
+
+    def ended(self, done: asyncio.Future[None] | Future[None]) -> None:
+        """Tell how the task of `run` failed."""
+        if done.cancelled():  # its loop ends
+            self._tell(self._cancelled)
+        elif (error := done.exception()) is not None:
+            self._tell(partial(self._failed, error))
+
+    async def wait(self) -> T:
+        """The result."""
+        try:
+            return await self._answer
+        except asyncio.CancelledError:
+            if not self._is_over:
+                self._answer = self._loop.create_future()
+                self._answer.add_done_callback(retrieve_error)
+                await asyncio.wait([self._answer])
+            retrieve_error(self._answer)
+            raise
+
+    def _tell(self, settle: Callable[[], None]) -> None:
+        if get_ident() == self._thread:
+            settle()
+            return
+        with suppress(RuntimeError):  # the loop is closed
+            self._loop.call_soon_threadsafe(settle)
+
+    def _answered(self, result: T) -> None:
+        self._is_over = True
+        if not self._answer.done():
+            self._answer.set_result(result)
+
+    def _cancelled(self) -> None:
+        self._is_over = True
+        self._answer.cancel()
+
+    def _failed(self, error: BaseException) -> None:
+        self._is_over = True
+        if not self._answer.done():
+            self._answer.set_exception(error)
 
 
 def _stop(patience: float) -> None:

@@ -18,7 +18,7 @@ from weakref import finalize
 
 from context_compiler.errors import StoreError
 from context_compiler.paths import install_command, place_name
-from context_compiler.record.background import Background, current, retrieve_error, submit, wait_out
+from context_compiler.record.background import Background, Outcome, current, retrieve_error, submit
 from context_compiler.record.rows import BrokenReference
 from context_compiler.record.schema import APPLICATION_ID
 
@@ -199,13 +199,15 @@ class Postgres:
         here = asyncio.get_running_loop()
         if self._loop is None:
             self._loop = here
+        outcome = Outcome[Any]()
         if self._loop is here:
-            task = here.create_task(work())
-            task.add_done_callback(retrieve_error)
-            return await wait_out(task)
-        if not self._loop.is_running():
+            task = here.create_task(outcome.run(work()))
+        elif self._loop.is_running():
+            task = asyncio.run_coroutine_threadsafe(outcome.run(work()), self._loop)
+        else:
             raise StoreError("the event loop of the pool has ended; give the address of the database instead")
-        return await wait_out(asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work(), self._loop)))
+        task.add_done_callback(outcome.ended)
+        return await outcome.wait()
 
 
 class _OwnPool:

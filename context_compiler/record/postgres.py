@@ -33,7 +33,7 @@ from context_compiler.record.dialect import (
     unescape,
 )
 from context_compiler.record.pool import ATTEMPTS, CONFLICTS, FAILURES, LOST, SCHEMA, Connection, Pool, Postgres
-from context_compiler.record.postgres_save import Memory, save
+from context_compiler.record.postgres_save import Memory, save, save_usual
 from context_compiler.record.postgres_search import EVERY, INDEXED, bm25
 from context_compiler.record.postgres_tables import RECORD, REFERENCES, TABLES
 from context_compiler.record.rows import PLAIN, prefix
@@ -160,16 +160,16 @@ class PostgresDatabase:
         number = status.rpartition(" ")[2]
         return Answer((), int(number) if number.isdigit() else -1)
 
-    def commit(self, sql: str, *arguments: Any) -> Any:
+    async def commit(self, sql: str, *arguments: Any) -> Any:
         """Run one statement in PostgreSQL's words that is a transaction by itself, and return its value."""
         self.committing = True
         try:
-            value = self.run(sql, *arguments).fetchone()[0]
+            rows = await self.connection.fetch(sql, *arguments, timeout=self.timeout)
         except CONFLICTS:
             self.committing = False
             raise
         self.committing = False
-        return value
+        return rows[0][0]
 
     def executemany(self, sql: str, parameters: Sequence[Sequence[Any]], /) -> None:
         """Run one statement for each of these parameters, in one round trip."""
@@ -402,19 +402,26 @@ class PostgresStore(SQLStore):
         """A store of the same database that writes, with connections of the same pool."""
         return PostgresStore(self.database)
 
-    async def perform(self, work: Callable[[Database], T], *, patient: bool = False) -> T:
+    async def perform(
+        self,
+        work: Callable[[Database], T],
+        *,
+        patient: bool = False,
+        first: Callable[[PostgresDatabase], Awaitable[T | None]] | None = None,
+    ) -> T:
         """Run a function on a connection; once more if its transaction met another one, or its server has gone.
 
         Args:
             work: The function; it may be called several times.
             patient: Wait for each answer as long as it takes.
+            first: What is tried before it, without a greenlet; None of it if it did nothing.
         """
         timeout = None if patient else self.database.patience_s
         for last in (False, True):
             unsure: list[PostgresDatabase] = []
             try:
                 return await self.database.run(
-                    partial(self._attempt, work, timeout, unsure), needs=RECORD, read_only=self.read_only
+                    partial(self._attempt, work, first, timeout, unsure), needs=RECORD, read_only=self.read_only
                 )
             except StoreError as error:
                 gone = isinstance(error.__cause__, (*LOST, asyncpg.UndefinedTableError))
@@ -423,7 +430,12 @@ class PostgresStore(SQLStore):
         raise AssertionError
 
     async def _attempt(
-        self, work: Callable[[Database], T], timeout: float | None, used: list[PostgresDatabase], connection: Connection
+        self,
+        work: Callable[[Database], T],
+        first: Callable[[PostgresDatabase], Awaitable[T | None]] | None,
+        timeout: float | None,
+        used: list[PostgresDatabase],
+        connection: Connection,
     ) -> T:
         db = PostgresDatabase(connection, self.database.schema, timeout)
         db.owner = self.owner
@@ -432,6 +444,8 @@ class PostgresStore(SQLStore):
             given = ("", "") if self.owner is None else (f"o:{self.owner}", f"p:{prefix(self.owner)}")
             await connection.execute(SETTINGS, *given, timeout=timeout)
         try:
+            if first is not None and (found := await first(db)) is not None:
+                return found
             for _ in range(ATTEMPTS - 1):
                 with suppress(*CONFLICTS):
                     return await db.perform(work)
@@ -442,7 +456,8 @@ class PostgresStore(SQLStore):
 
     async def save(self, entry: Entry) -> Record:
         """Save an entry in one transaction and return its record with `id` and `summary_id`."""
-        saved = await self.perform(partial(save, entry=entry, memory=self._memory))
+        given = {"entry": entry, "memory": self._memory}
+        saved = await self.perform(partial(save, **given), first=partial(save_usual, **given))
         if next(self._saves) % EVERY == 0 and not self._indexing:
             task = asyncio.create_task(self._index())
             self._indexing.add(task)

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence, Set
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import cache
 from itertools import islice
 from typing import TYPE_CHECKING, Any, cast
 
@@ -45,13 +46,17 @@ LEFT JOIN {schema}.nodes tip ON tip.id = s.raw_tip
 """
 """All that decides what a request adds, and numbers for rows to which others of the request refer."""
 
-WRITE = "SELECT {schema}.save_request(" + ", ".join(f"${at}" for at in range(1, 20)) + ")"
+
+@cache
+def _write(schema: str) -> str:
+    return f"SELECT {schema}.save_request({', '.join(f'${at}' for at in range(1, 20))})"
+
 
 CONVERSATIONS, TOOLS = 1_000, 32
 """Conversations that are remembered, and hashes of requests with tools of each."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Known:
     """State of a conversation on the record, as looked up or as the last request left it."""
 
@@ -75,18 +80,35 @@ Memory = dict[SessionKey, Known]
 """Conversations as their last requests left them, most recently used last."""
 
 
+async def save_usual(db: PostgresDatabase, entry: Entry, memory: Memory) -> Record | None:
+    """Save an entry that only goes on with a conversation that is remembered; None for any other."""
+    key = queries.session_key(db, entry.record.session_id, entry.record.vault_name)
+    known = memory.get(key)
+    if known is None or entry.compile is not None or entry.raw is None or not entry.raw.ids:
+        return None
+    request = _Request(db, entry, key)
+    added = request.additions(known, is_usual=True)
+    if added is None:
+        return None
+    del memory[key]  # what an error leaves is unknown
+    with suppress(*CONFLICTS):
+        return await request.write(known, added, memory)
+    return None
+
+
 def save(db: Database, entry: Entry, memory: Memory) -> Record:
     """Save an entry and return its record with `id` and `summary_id`; an entry saved before is only looked up."""
     key = queries.session_key(db, entry.record.session_id, entry.record.vault_name)
-    known = memory.pop(key, None)  # what an error leaves is unknown
+    known = memory.pop(key, None)
     if entry.raw is not None and entry.raw.ids:
-        request = _Request(cast("PostgresDatabase", db), entry, key)
-        with suppress(*CONFLICTS):
-            if known is not None and entry.compile is None and (saved := request.write(known, memory)):
-                return saved
-        with suppress(*CONFLICTS):
-            if (found := request.look()) is not None and (saved := request.write(found, memory)):
-                return saved
+        connection = cast("PostgresDatabase", db)
+        request = _Request(connection, entry, key)
+        for look in (lambda: known if entry.compile is None else None, request.look):
+            with suppress(*CONFLICTS):
+                found = look()
+                added = None if found is None else request.additions(found)
+                if found and added and (saved := connection.wait(request.write(found, added, memory))):
+                    return saved
     return queries.save(db, entry)
 
 
@@ -95,17 +117,15 @@ class _Request:
 
     def __init__(self, db: PostgresDatabase, entry: Entry, key: SessionKey) -> None:
         self.db, self.entry, self.key, self.own = db, entry, key, prefix(key[2])
-        self.record = record = rows.complete_record(entry, key[2])
         self.tools = "" if entry.record.request_hash is None else entry.tools or ""
-        self.tools_name = self._name(self.tools)
-        self.hash = rows.plain(record.request_hash or "")
+        self.hash = rows.plain(entry.record.request_hash or "")
         cycles = [cycle for cycle in (entry.cycle, entry.blocks) if cycle is not None]
         self.states = {(cycle.tip, cycle.config): (self._name(cycle.state), cycle.state) for cycle in cycles}
 
     def look(self) -> Known | None:
         """Look up what the record has; None if it has the request, or its compile."""
-        db, entry, record = self.db, self.entry, self.record
-        texts = [name for name, _ in self.states.values()] + ([self.tools_name] if self.tools else [])
+        db, entry, record = self.db, self.entry, self.entry.record
+        texts = [name for name, _ in self.states.values()] + ([self._name(self.tools)] if self.tools else [])
         reusable = None if entry.compile is None else rows.reusable_key(entry.compile)
         found = db.run(
             LOOK.format(schema=db.schema),
@@ -114,8 +134,7 @@ class _Request:
             texts,
             None if record.run_id is None else escape(rows.plain(record.run_id)),
             record.request_index,
-            stored(db, record.raw_tip),
-            stored(db, record.view_tip),
+            *(stored(db, tip) for tip in rows.tips(entry)),
             stored(db, reusable),
             entry.compile is not None,
             escape(self.hash) if self.tools else None,
@@ -134,50 +153,42 @@ class _Request:
             summary=found["new_summary"],
         )
 
-    def write(self, known: Known, memory: Memory) -> Record | None:
-        """Write what is new and remember it; None if the history is not the saved one of its conversation, or more.
-
-        None also if the record is not as it was known; nothing was written.
-        """
-        db, raw, added = self.db, self.entry.raw, self._additions(known)
-        if added is None or raw is None:
-            return None
-        new_tools = bool(self.tools) and self.hash not in known.tools
-        texts = self._texts(added.messages) | ({self.tools_name: self.tools} if new_tools else {})
+    async def write(self, known: Known, added: Additions, memory: Memory) -> Record | None:
+        """Write what is new and remember it; None if the record is not as it was known: nothing was written."""
+        db, raw = self.db, self.entry.raw
+        assert raw is not None
+        new_tools = self._name(self.tools) if self.tools and self.hash not in known.tools else None
+        texts = self._texts(added.messages) | ({} if new_tools is None else {new_tools: self.tools})
         place = (self.key[0], self.key[1], self.own + raw.ids[-1], known.created_at, self.key[2])
-        seal, compile = rows.seal(known.session, place), self._compile_row(known)
-        is_new = compile is not None and self.record.summary_id is None
-        record = replace(self.record, summary_id=known.summary) if is_new else self.record
-        view = rows.view_row(record, known.session, self.own)
-        tools = (known.session, self.hash, self.tools_name)
-        number = db.commit(
-            WRITE.format(schema=db.schema),
+        seal, compile, summary = rows.seal(known.session, place), self._compile_row(known), self.entry.record.summary_id
+        if compile is not None and summary is None:
+            summary = known.summary
+        view = rows.view_row(self.entry, known.session, summary, self.own)
+        tools = (known.session, self.hash, new_tools)
+        number = await db.commit(
+            _write(db.schema),
             db.patience_ms,
             [*dict.fromkeys(added.anchors)],
             [name for name in texts if name in known.contents],
-            escape(self.hash) if self.tools and not new_tools else None,
+            escape(self.hash) if self.tools and new_tools is None else None,
             *self._columns(added.messages, {name: text for name, text in texts.items() if name not in known.contents}),
             _row(place, seal, known.session),
             known.seal,
             compile,
             self._cycle_rows(known),
-            _row(tools, rows.digest(tools)) if new_tools else None,
+            None if new_tools is None else _row(tools, rows.digest(tools)),
             _row(view, rows.digest(view)),
         )
         if number is None:
             return None
-        memory[self.key] = replace(
-            known,
-            seal=seal,
-            raw_tip=place[2],
-            length=len(raw.ids),
-            contents=frozenset(texts),
-            nodes=set(self._ends()),
-            tools={*islice(known.tools, TOOLS), self.hash} if self.tools else known.tools,
-        )
+        known.seal, known.raw_tip, known.length = seal, place[2], len(raw.ids)
+        known.contents, known.nodes = frozenset(texts), set(self._ends())
+        if new_tools is not None:
+            known.tools = {*islice(known.tools, TOOLS), self.hash}
+        memory[self.key] = known
         if len(memory) > CONVERSATIONS:
             del memory[next(iter(memory))]
-        return replace(record, id=number)
+        return rows.complete_record(self.entry, self.key[2], id=number, summary_id=summary)
 
     def _ends(self) -> list[str]:
         """Messages at the ends of its chains."""
@@ -217,8 +228,11 @@ class _Request:
         said = dict.fromkeys(one.instructions for one in messages if one.instructions is not None)
         return {self._name(text): text for text in said} | dict(self.states.values())
 
-    def _additions(self, known: Known) -> Additions | None:
-        """The new messages; None if the history is not the saved one of its conversation, or more of that."""
+    def additions(self, known: Known, *, is_usual: bool = False) -> Additions | None:
+        """The new messages; None if the history is not the saved one of its conversation, or more of that.
+
+        Of a usual request, none that are beyond the ends that are known: nothing is looked up for it.
+        """
         additions, fresh = Additions(), set[str]()
         for chain, is_raw in ((self.entry.raw, True), (self.entry.view, False)):
             if chain is None:
@@ -227,6 +241,8 @@ class _Request:
             low = max(0, len(names) - NEWEST)
             start = low + queries.prefix_in(names[low:], known.nodes | fresh)
             if start == low > 0:
+                if is_usual:
+                    return None
                 start = queries.known_prefix(self.db, names[:low], fresh)
             if is_raw and (start != known.length or (start and names[start - 1] != known.raw_tip)):
                 return None

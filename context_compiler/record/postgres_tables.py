@@ -312,5 +312,6 @@ RECORD = Component(
         (*WAITING, "DROP FUNCTION {schema}.save_request", SAVE),
         RECORD_LAYER_PAGES,
         (*ONLY_WORDS, "DROP FUNCTION {schema}.save_request", SAVE),
+        ("DROP FUNCTION {schema}.save_request", SAVE),
     ),
 )

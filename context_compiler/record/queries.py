@@ -522,14 +522,15 @@ def _find_view(db: Database, record: Record, session: int) -> Record | None:
 
 def _insert_view(db: Database, record: Record, session: int, entry: Entry) -> Record:
     made = None if entry.compile is None else compile_row(db, entry.compile, session)
-    record = replace(record, summary_id=made if record.summary_id is None else record.summary_id)
+    summary = made if record.summary_id is None else record.summary_id
     for cycle in filter(None, (entry.cycle, entry.blocks)):
         _save_cycle(db, cycle, session)
     if entry.raw is not None and entry.raw.ids:
         advance(db, session, stored(db, entry.raw.ids[-1]))
     if entry.tools is not None and record.request_hash is not None:
         _save_tools(db, session, rows.plain(record.request_hash), entry.tools)
-    return replace(record, id=insert(db, "views", rows.view_row(record, session, prefix(writer_of(db)))))
+    row = rows.view_row(entry, session, summary, prefix(writer_of(db)))
+    return replace(record, id=insert(db, "views", row), summary_id=summary)
 
 
 def _save_tools(db: Database, session: int, request_hash: str, tools: str) -> None:

@@ -218,6 +218,10 @@ def to_text(body: bytes) -> str:
     return body.decode("utf-8", "surrogatepass")
 
 
+_SEALED = json.JSONEncoder(separators=(",", ":"), default=repr).encode
+_WRITTEN = json.JSONEncoder(separators=(",", ":"), default=str).encode
+
+
 def seal(row: int, values: Sequence[Column]) -> str:
     """The checksum of a row number and its values."""
     return digest([row, *values])[:16]
@@ -225,7 +229,7 @@ def seal(row: int, values: Sequence[Column]) -> str:
 
 def digest(values: Sequence[Column]) -> str:
     """The checksum of values without a number."""
-    return ids.blob_id(json.dumps(values, separators=(",", ":"), default=repr).encode())
+    return ids.blob_id(_SEALED(values).encode())
 
 
 def is_sealed(row: int, values: Sequence[Column], given: str) -> bool:
@@ -246,16 +250,17 @@ def reusable_key(compile: Compile) -> str | None:
     return compile.cache_key if compile.status.split(";")[0].strip() == "ok" else None
 
 
-def complete_record(entry: Entry, owner: str) -> Record:
-    """The record of an entry with its owner, the tips of its chains, and its compile."""
+def complete_record(entry: Entry, owner: str, **numbers: int | None) -> Record:
+    """The record of an entry with its owner, the tips of its chains, its compile, and numbers of its rows."""
     compile = entry.compile or entry.record.compile
-    return replace(
-        entry.record,
-        owner=owner,
-        raw_tip=_tip(entry.record.raw_tip, entry.raw),
-        view_tip=_tip(entry.record.view_tip, entry.view),
-        compile=compile and replace(compile, owner=owner),
-    )
+    raw_tip, view_tip = tips(entry)
+    made = compile and replace(compile, owner=owner)
+    return replace(entry.record, owner=owner, raw_tip=raw_tip, view_tip=view_tip, compile=made, **numbers)
+
+
+def tips(entry: Entry) -> tuple[str | None, str | None]:
+    """The tips of the chains of an entry."""
+    return _tip(entry.record.raw_tip, entry.raw), _tip(entry.record.view_tip, entry.view)
 
 
 def _tip(given: str | None, chain: Chain | None) -> str | None:
@@ -264,8 +269,9 @@ def _tip(given: str | None, chain: Chain | None) -> str | None:
 
 def stamp(moment: datetime) -> str:
     """UTC in ISO 8601 with microseconds, so that texts sort as times; a naive time is taken as UTC."""
-    aware = moment if moment.tzinfo else moment.replace(tzinfo=UTC)
-    return aware.astimezone(UTC).isoformat(timespec="microseconds")
+    if moment.tzinfo is not UTC:
+        moment = moment.astimezone(UTC) if moment.tzinfo else moment.replace(tzinfo=UTC)
+    return moment.isoformat(timespec="microseconds")
 
 
 def days_ago(days: float) -> str:
@@ -299,20 +305,17 @@ def summary_row(compile: Compile, session: int, prefix: str) -> tuple[Column, ..
     return tuple(_plain(given[name]) for name in SUMMARY)
 
 
-def view_row(record: Record, session: int, prefix: str) -> tuple[Column, ...]:
-    """The columns `VIEW` of a record; `prefix` begins the names of its owner."""
-    given: dict[str, Column] = {
-        **{name: getattr(record, name) for name in VIEW if name not in ("session", "summary")},
-        "session": session,
-        "summary": record.summary_id,
-        "raw_tip": record.raw_tip and prefix + record.raw_tip,
-        "view_tip": record.view_tip and prefix + record.view_tip,
-        "ratio": _real(record.ratio),
-        "ledger": _json(record.ledger),
-        "latency_ms": _real(record.latency_ms),
-        "created_at": stamp(record.created_at),
-    }
-    return tuple(_plain(given[name]) for name in VIEW)
+def view_row(entry: Entry, session: int, summary: int | None, prefix: str) -> tuple[Column, ...]:
+    """The columns `VIEW` of the request of an entry; `prefix` begins the names of its owner."""
+    one = entry.record
+    raw_tip, view_tip = tips(entry)
+    row = (
+        *(session, one.turn_index, one.run_id, one.request_index, raw_tip and prefix + raw_tip),
+        *(view_tip and prefix + view_tip, summary, one.status, one.error, one.budget),
+        *(one.tokens_raw, one.tokens_sent, one.tokens_exact, _real(one.ratio), _json(one.ledger), one.request_hash),
+        *(_real(one.latency_ms), stamp(one.created_at)),
+    )
+    return tuple([plain(value) if isinstance(value, str) else value for value in row])
 
 
 def to_compile(row: Row) -> Compile:
@@ -339,7 +342,7 @@ def to_record(row: Row, compile: Compile | None) -> Record:
 
 def _json(value: object) -> str:
     plain = dict(cast(Mapping[str, object], value)) if isinstance(value, Mapping) else value
-    return json.dumps(plain, separators=(",", ":"), default=str)
+    return _WRITTEN(plain)
 
 
 def _real(value: float) -> float:
@@ -348,7 +351,7 @@ def _real(value: float) -> float:
 
 def plain(text: str) -> str:
     """A text that SQLite can store: lone surrogates become backslash escapes."""
-    return text.encode("utf-8", "backslashreplace").decode()
+    return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode()
 
 
 def _plain(value: Column) -> Column:

@@ -1,8 +1,9 @@
--- Everything that a request adds to the record, in one call, which is one transaction; migration 7 of the record.
+-- Everything that a request adds to the record, in one call, which is one transaction; migration 8 of the record.
 -- Returns the number of the request, or NULL if the record is not as the caller takes it to be: nothing has happened then.
 -- Each statement sees what others have committed by then; a row that another transaction wrote meanwhile is a unique
 -- violation, after which the caller begins anew. A row that gets its number here comes with the digest of its values in
--- place of its seal. Contents come as their stored bytes, rows as the text of their type.
+-- place of its seal. Contents come as their stored bytes, rows as the text of their type. That nothing is missing is asked
+-- by a join, whose plan begins in half the time of one that counts what is there.
 CREATE FUNCTION {schema}.save_request(
     patience TEXT,         -- lock_timeout, or NULL
     anchors TEXT[],        -- messages that the new ones follow
@@ -42,13 +43,13 @@ BEGIN
     PERFORM pg_advisory_xact_lock_shared({lock}, 1);
     IF former_seal IS NULL THEN
         INSERT INTO {schema}.sessions SELECT the_session.*
-        WHERE cardinality(anchors) = (SELECT count(*) FROM {schema}.nodes WHERE id = ANY(anchors))
-            AND cardinality(kept) = (SELECT count(*) FROM {schema}.contents WHERE hash = ANY(kept));
+        WHERE NOT EXISTS (SELECT FROM unnest(anchors) a LEFT JOIN {schema}.nodes n ON n.id = a WHERE n.id IS NULL)
+            AND NOT EXISTS (SELECT FROM unnest(kept) k LEFT JOIN {schema}.contents c ON c.hash = k WHERE c.hash IS NULL);
     ELSE
         UPDATE {schema}.sessions s SET raw_tip = the_session.raw_tip, seal = the_session.seal
         WHERE s.id = the_session.id AND s.seal = former_seal
-            AND cardinality(anchors) = (SELECT count(*) FROM {schema}.nodes WHERE id = ANY(anchors))
-            AND cardinality(kept) = (SELECT count(*) FROM {schema}.contents WHERE hash = ANY(kept))
+            AND NOT EXISTS (SELECT FROM unnest(anchors) a LEFT JOIN {schema}.nodes n ON n.id = a WHERE n.id IS NULL)
+            AND NOT EXISTS (SELECT FROM unnest(kept) k LEFT JOIN {schema}.contents c ON c.hash = k WHERE c.hash IS NULL)
             AND (kept_tools IS NULL OR EXISTS (
                 SELECT FROM {schema}.toolsets t WHERE t.session = s.id AND t.request_hash = kept_tools
             ));

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Awaitable, Callable
-from contextlib import suppress
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 import pytest
@@ -123,6 +123,37 @@ async def test_a_cancelled_caller_waits_for_the_end_of_its_work(postgres_url: st
         await task
     assert steps == ["done"]
     await database.close()
+
+
+def test_a_loop_that_ends_does_not_wait_for_what_it_cancels():
+    class Lender:
+        @asynccontextmanager
+        async def acquire(self, *, timeout: float | None = None) -> AsyncIterator[object]:
+            yield object()
+
+    ends: list[str] = []
+
+    async def main() -> None:
+        begun = asyncio.Event()
+
+        async def work(connection: pool.Connection) -> None:
+            begun.set()
+            await asyncio.Event().wait()
+
+        async def ask() -> None:
+            try:
+                await pool.Postgres(Lender()).run(work)
+            finally:
+                ends.append("asked")
+
+        asking.append(asyncio.create_task(ask()))
+        await begun.wait()
+
+    asking: list[asyncio.Task[None]] = []
+    thread = threading.Thread(target=asyncio.run, args=(main(),), daemon=True)
+    thread.start()
+    thread.join(30)
+    assert ends == ["asked"] and asking[0].cancelled()
 
 
 async def test_a_pool_that_is_all_in_use_is_an_error_in_time(postgres_url: str):
