@@ -18,8 +18,11 @@ from typing import Any, cast
 
 from rich.cells import cell_len
 
+from context_compiler.messages.printable import number as number
 from context_compiler.messages.printable import safe as safe
 from context_compiler.messages.printable import safe_line
+from context_compiler.messages.printable import share as share
+from context_compiler.messages.printable import timestamp as timestamp
 
 _UNPRINTED = re.compile("[\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff\ud800-\udfff]")
 
@@ -67,24 +70,9 @@ def fit_pieces(line: str, width: int) -> str:
     return one_line(" · ".join(pieces), width)
 
 
-def number(value: float) -> str:
-    """A number with thousands separators: 12,345."""
-    return f"{value:,.0f}"
-
-
-def share(part: float, whole: float) -> str:
-    """A percentage; empty if the whole is 0."""
-    return f"{part / whole:.0%}" if whole else ""
-
-
 def plural(count: int, noun: str) -> str:
     """`1 view`, `2 views`."""
     return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
-
-
-def timestamp(when: datetime | None) -> str:
-    """A time in UTC to the second."""
-    return f"{when:%Y-%m-%d %H:%M:%S}" if when else ""
 
 
 def first_word(status: str) -> str:

@@ -1,8 +1,9 @@
-"""Untrusted text made safe to show to a person: no control characters, escape sequences or direction marks."""
+"""Values as a person is shown them; untrusted text without control characters, escape sequences or direction marks."""
 
 from __future__ import annotations
 
 import re
+from datetime import datetime
 
 _BREAKS = re.compile("\r\n?|[\x0b\x0c\x85\u2028\u2029]")
 _SEQUENCES = re.compile(
@@ -24,3 +25,18 @@ def safe(text: str) -> str:
 def safe_line(text: str) -> str:
     """The same on one line, with single spaces."""
     return " ".join(safe(text).split())
+
+
+def number(value: float) -> str:
+    """A number with thousands separators: 12,345."""
+    return f"{value:,.0f}"
+
+
+def share(part: float, whole: float) -> str:
+    """A percentage; empty if the whole is 0."""
+    return f"{part / whole:.0%}" if whole else ""
+
+
+def timestamp(when: datetime | None) -> str:
+    """A time in UTC to the second."""
+    return f"{when:%Y-%m-%d %H:%M:%S}" if when else ""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from datetime import datetime
 from functools import cache
 from hashlib import sha256
 from pathlib import Path
@@ -14,7 +13,7 @@ from urllib.parse import urlencode
 from jinja2 import ChoiceLoader, Environment, FileSystemLoader, FunctionLoader, StrictUndefined, select_autoescape
 
 from context_compiler.messages.display import FORMS, asset, reason_text
-from context_compiler.messages.printable import safe, safe_line
+from context_compiler.messages.printable import number, safe, safe_line, share, timestamp
 from context_compiler.web.api import STATUSES
 
 HERE = Path(__file__).parent
@@ -66,7 +65,7 @@ def environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    filters: dict[str, Any] = {"number": number, "percent": percent, "when": when, "line": safe_line, "plain": safe}
+    filters: dict[str, Any] = {"number": number, "percent": share, "when": timestamp, "line": safe_line, "plain": safe}
     filters |= {"reason": reason_text, "pretty": pretty}
     made.filters.update(filters)
     named: dict[str, Any] = {
@@ -88,24 +87,9 @@ def load_pages() -> None:
         environment().get_template(name)
 
 
-def number(value: float) -> str:
-    """A number with thousands separators."""
-    return f"{value:,.0f}"
-
-
 def pretty(value: object) -> str:
     """A value as JSON to read."""
     return safe(json.dumps(value, indent=2, ensure_ascii=False).encode("utf-8", "backslashreplace").decode())
-
-
-def percent(part: float, whole: float) -> str:
-    """A share in percent; empty if the whole is 0."""
-    return f"{part / whole:.0%}" if whole else ""
-
-
-def when(moment: datetime | None) -> str:
-    """A time in UTC to the second."""
-    return "" if moment is None else f"{moment:%Y-%m-%d %H:%M:%S}"
 
 
 def link(path: str, /, **query: object) -> str:
