@@ -37,13 +37,12 @@ from context_compiler.middleware.overflow import RetryModelRequest, TightModel, 
 from context_compiler.middleware.request import (
     Host,
     Request,
-    charge_run,
+    RunHost,
     countable,
     host_request,
     is_durable,
     render_messages,
     session_of,
-    within_limits,
 )
 from context_compiler.middleware.state import Run
 from context_compiler.paths import warn_of_namesake
@@ -435,27 +434,22 @@ class ContextCompiler(Arguments, AbstractCapability[Any]):
         return await self._ware.begin(await self._ware.owner_of(ctx), session_of(ctx), ids, config)
 
 
-class _RunHost(Host):
+class _RunHost(RunHost):
     """A run of the host, as one of its requests sees it."""
 
     def __init__(self, compiler: ContextCompiler, ctx: RunContext[Any], given: ModelRequestContext) -> None:
-        self._compiler, self._ctx, self._given = compiler, ctx, given
+        super().__init__(ctx)
+        self._compiler, self._given = compiler, given
 
     async def begin(self, ids: list[str], config: str) -> dict[str, Any]:
         return await self._compiler.begin(self._ctx, ids, config)
 
     async def ask(self, request: SummaryRequest) -> SummaryResponse:
         order = {"key": request.key, "prompts": list(request.prompts), "cap": request.cap}
-        return charge_run(self._ctx, SummaryResponse(**await self._compiler.compile(self._ctx, order)))
+        return self.charge(SummaryResponse(**await self._compiler.compile(self._ctx, order)))
 
     async def launch(self, request: SummaryRequest) -> asyncio.Task[SummaryResponse] | None:
         return await self._compiler._ware.launch(self._ctx, request)  # pyright: ignore[reportPrivateUsage]
-
-    def charge(self, response: SummaryResponse) -> SummaryResponse:
-        return charge_run(self._ctx, response)
-
-    def affords(self, given: int, answered: int) -> bool:
-        return within_limits(self._ctx, given, answered)
 
     def framing(self, messages: list[ModelMessage]) -> list[ModelMessage]:
         given = self._given

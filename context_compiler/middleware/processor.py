@@ -25,13 +25,11 @@ from context_compiler.messages.items import MARK, mark_of, user_content
 from context_compiler.middleware.arguments import Arguments
 from context_compiler.middleware.middleware import Middleware
 from context_compiler.middleware.request import (
-    Host,
-    charge_run,
+    RunHost,
     known_tools,
     processor_request,
     render_messages,
     session_of,
-    within_limits,
 )
 from context_compiler.middleware.state import Run
 from context_compiler.record.values import Record
@@ -43,11 +41,12 @@ REMEMBERED = 64
 """Runs and conversations that are remembered."""
 
 
-class _ProcessorHost(Host):
+class _ProcessorHost(RunHost):
     """A run of the host, as far as a processor sees it."""
 
     def __init__(self, ware: Middleware, ctx: RunContext[Any]) -> None:
-        self._ware, self._ctx = ware, ctx
+        super().__init__(ctx)
+        self._ware = ware
 
     async def begin(self, ids: list[str], config: str) -> dict[str, Any]:
         return await self._ware.begin(await self._ware.owner_of(self._ctx), session_of(self._ctx), ids, config)
@@ -55,16 +54,10 @@ class _ProcessorHost(Host):
     async def ask(self, request: SummaryRequest) -> SummaryResponse:
         ctx = self._ctx
         owner, given = await self._ware.owner_of(ctx), (request.key, request.prompts, request.cap)
-        return charge_run(ctx, await self._ware.compile(owner, session_of(ctx), ctx.model, *given))
+        return self.charge(await self._ware.compile(owner, session_of(ctx), ctx.model, *given))
 
     async def launch(self, request: SummaryRequest) -> asyncio.Task[SummaryResponse] | None:
         return await self._ware.launch(self._ctx, request)
-
-    def charge(self, response: SummaryResponse) -> SummaryResponse:
-        return charge_run(self._ctx, response)
-
-    def affords(self, given: int, answered: int) -> bool:
-        return within_limits(self._ctx, given, answered)
 
     def framing(self, messages: list[ModelMessage]) -> list[ModelMessage]:
         ctx, given = self._ctx, ModelRequestParameters(function_tools=known_tools(self._ctx))

@@ -172,6 +172,33 @@ class Host(Protocol):
         return None
 
 
+class RunHost(Host):
+    """A run of the host, with the costs of our calls beside its own."""
+
+    def __init__(self, ctx: RunContext[Any]) -> None:
+        self._ctx = ctx
+
+    def charge(self, response: SummaryResponse) -> SummaryResponse:
+        """Add the tokens of a summary to those of the run, and return it.
+
+        Raises:
+            CompileError: there is none.
+        """
+        return charge_run(self._ctx, response)
+
+    def affords(self, given: int, answered: int) -> bool:
+        """True if a compile takes at most half of what usage limits leave: the request itself needs the rest."""
+        allowed, used = self._ctx.usage_limits, self._ctx.usage
+        if allowed is None:
+            return True
+        takes = (
+            (allowed.input_tokens_limit, used.input_tokens, given),
+            (allowed.output_tokens_limit, used.output_tokens, answered),
+            (allowed.total_tokens_limit, used.total_tokens, given + answered),
+        )
+        return all(limit is None or 2 * tokens <= limit - spent for limit, spent, tokens in takes)
+
+
 def render_messages(
     model: object, settings: ModelSettings | None, parameters: ModelRequestParameters, messages: list[ModelMessage]
 ) -> list[ModelMessage]:
@@ -373,19 +400,6 @@ def named_scope(session: str) -> str:
 def session_of(ctx: RunContext[Any]) -> str:
     """The label of the conversation that a run belongs to."""
     return ctx.conversation_id or ctx.run_id or "conversation"
-
-
-def within_limits(ctx: RunContext[Any], given: int, answered: int) -> bool:
-    """True if a compile takes at most half of what the run's usage limits leave: the request itself needs the rest."""
-    allowed, used = ctx.usage_limits, ctx.usage
-    if allowed is None:
-        return True
-    takes = (
-        (allowed.input_tokens_limit, used.input_tokens, given),
-        (allowed.output_tokens_limit, used.output_tokens, answered),
-        (allowed.total_tokens_limit, used.total_tokens, given + answered),
-    )
-    return all(limit is None or 2 * tokens <= limit - spent for limit, spent, tokens in takes)
 
 
 def response_of(task: asyncio.Task[SummaryResponse]) -> SummaryResponse:
