@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import os
 import random
 import statistics
 import subprocess
@@ -193,9 +194,9 @@ def short_sessions(process: int, sessions: int) -> Iterator[Entry]:
 
 
 async def write(place: str, process: int, sessions: int) -> None:
-    """Save what one process has to, ten sessions at a time; print when it began and ended."""
+    """Save what one process has to, ten sessions at a time; print when it began and ended, and its processor time."""
     store, waiting = open_place(place), list(short_sessions(process, sessions))
-    start = time.time()
+    start, here = time.time(), time.process_time()
     lanes = [[one for at, one in enumerate(waiting) if at // TURNS % 10 == lane] for lane in range(10)]
 
     async def save(lane: Sequence[Entry]) -> None:
@@ -203,21 +204,24 @@ async def write(place: str, process: int, sessions: int) -> None:
             await store.save(entry)
 
     await asyncio.gather(*map(save, lanes))
-    print(start, time.time())
+    print(start, time.time(), time.process_time() - here)
     await store.close()
 
 
-async def together(place: str, processes: int, sessions: int) -> float:
-    """Requests a second of several processes on one store, all of which are there afterwards."""
+async def together(place: str, processes: int, sessions: int) -> tuple[float, float]:
+    """Requests a second of several processes on one store, and milliseconds of their processor time for one.
+
+    All of the requests are there afterwards.
+    """
     command = [sys.executable, "-m", "benchmarks.postgres", "--write", place, "--sessions", str(sessions), "--process"]
     running = [subprocess.Popen([*command, str(at)], stdout=subprocess.PIPE, text=True) for at in range(processes)]
     spans = [[float(one) for one in process.communicate()[0].split()] for process in running]
-    taken = max(end for _, end in spans) - min(start for start, _ in spans)
+    taken = max(end for _, end, _ in spans) - min(start for start, _, _ in spans)
     store = open_place(place)
     found = sum(info.requests for info in await store.sessions())
     assert found == processes * sessions * TURNS, f"{found} requests are there"
     await store.close()
-    return found / taken
+    return found / taken, 1_000 * sum(here for _, _, here in spans) / found
 
 
 async def cut(cluster: Cluster, seconds: float) -> None:
@@ -258,8 +262,17 @@ async def cut(cluster: Cluster, seconds: float) -> None:
     print(f"{len(acknowledged - there)} of them missing; defects: {defects}")
 
 
-async def measure(url: str, folder: Path, given: argparse.Namespace) -> None:
+def served(cluster: Cluster) -> float:
+    """Milliseconds of processor time of a server's connections that have ended."""
+    time.sleep(0.5)  # until the last of them has
+    pid = (cluster.folder / "data" / "postmaster.pid").read_text().split()[0]
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return 1_000 * (int(fields[13]) + int(fields[14])) / os.sysconf("SC_CLK_TCK")
+
+
+async def measure(cluster: Cluster, folder: Path, given: argparse.Namespace) -> None:
     """Print the figures."""
+    url = cluster.url()
     spent, trips, size = await saves(url, folder, given.messages, given.requests)
     floors = {name: statistics.median(spent[name].times) for name in (FLOOR, BARE, CALL)}
     for name, found in spent.items():
@@ -271,11 +284,12 @@ async def measure(url: str, folder: Path, given: argparse.Namespace) -> None:
         f"last: against the floor, the bare rows and the bare call; {size:,} bytes and {trips:.2f} round trips a save"
     )
     if given.processes:
-        rates = [
-            await together(place, given.processes, given.sessions)
-            for place in (url.replace("/postgres?", "/template1?"), str(folder / "many.db"))
-        ]
-        print(f"{given.processes} processes: PostgreSQL {rates[0]:.0f} requests a second, one file {rates[1]:.0f}")
+        before = served(cluster)
+        many, here = await together(cluster.url("template1"), given.processes, given.sessions)
+        there = (served(cluster) - before) / (given.processes * given.sessions * TURNS)
+        one, alone = await together(str(folder / "many.db"), given.processes, given.sessions)
+        print(f"{given.processes} processes: {many:.0f} requests a second, {one:.0f} with a file: {many / one:.2f}")
+        print(f"cpu of a request: {here:.2f} ms here and {there:.2f} in PostgreSQL, {alone:.2f} with the file")
 
 
 def main() -> None:
@@ -295,7 +309,7 @@ def main() -> None:
             asyncio.run(cut(cluster, given.cut))
             return
         with tempfile.TemporaryDirectory() as folder:
-            asyncio.run(measure(cluster.url(), Path(folder), given))
+            asyncio.run(measure(cluster, Path(folder), given))
     finally:
         cluster.remove()
 
