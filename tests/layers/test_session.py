@@ -64,6 +64,26 @@ async def test_concurrent_turns_of_a_session_wait_for_each_other(store: Store) -
     assert len(stored["id_registry"]["entities"]) == 12, "no turn wrote over another"
 
 
+async def test_a_turn_begins_when_the_one_before_is_stored_and_not_only_over(store: Store) -> None:
+    asked, answer = asyncio.Event(), asyncio.Event()
+
+    async def ask(prompt: str) -> str:
+        asked.set()
+        await answer.wait()
+        return "They spoke of many things."
+
+    layers = Layers(store, ask=ask)
+    for text in "abcde":
+        await one_turn(layers, "s", text)
+    sixth = asyncio.create_task(one_turn(layers, "s", "f"))  # whose end has the older turns put into words
+    await asked.wait()
+    seventh = asyncio.create_task(one_turn(layers, "s", "g"))
+    for _ in range(5):
+        await asyncio.sleep(0)
+    answer.set()
+    assert [await sixth, await seventh] == [6, 7]
+
+
 async def test_a_turn_within_a_turn_of_the_same_session_is_refused_at_once(store: Store) -> None:
     layers = Layers(store)
     async with layers.turn("s") as turn:
@@ -143,6 +163,8 @@ async def test_a_state_that_another_process_has_written_is_not_lost(store: Store
         async with layers.turn("s", "b"):
             await store.save_layers("s", "", to_json({"engagement_summary": "theirs"}), after=1)
     assert (await layers.conversation("s"))["engagement_summary"] == "theirs"
+    async with asyncio.timeout(300):
+        assert await one_turn(layers, "s", "c") == 1  # a turn that could not be stored lets the next begin
 
 
 async def test_deleting_the_session_forgets_its_layers(store: Store) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from context_compiler.errors import PipelineError
 from context_compiler.pipeline import (
     Event,
     Outcome,
@@ -26,7 +27,7 @@ from context_compiler.pipeline.checkpoint import CheckpointFolder
 from context_compiler.pipeline.state import Hashes, Lineage
 from tests.pipeline.conftest import Open
 from tests.pipeline.playing import graph, play
-from tests.pipeline.test_kept import INFO
+from tests.pipeline.test_kept import INFO, full_disk
 
 STATE = RunState(lineage=Lineage(root_run_id="r"), graph=Hashes(snapshot="x"), next_node="a")
 
@@ -58,18 +59,47 @@ def test_a_long_run_is_saved_in_time_proportional_to_what_changes(tmp_path: Path
     assert len(list(tmp_path.iterdir())) == 2
 
 
-def test_a_step_that_a_crash_cut_short_is_passed_over(tmp_path: Path) -> None:
+def appended(tmp_path: Path) -> tuple[CheckpointFolder, RunState, Path]:
+    """A folder whose last step was appended, its state, and the file of its steps."""
     folder, state = CheckpointFolder(tmp_path), STATE
     while not (steps := list(tmp_path.glob("steps-*.jsonl"))):
         state = grown(state)
         folder.save(state)
+    return folder, state, steps[0]
+
+
+def test_a_step_that_a_crash_cut_short_is_passed_over(tmp_path: Path) -> None:
+    folder, state, steps = appended(tmp_path)
     folder.save(later := grown(state))
-    whole = steps[0].read_bytes()
-    steps[0].write_bytes(whole[:-5])
+    whole = steps.read_bytes()
+    steps.write_bytes(whole[:-5])
     assert read_checkpoint(tmp_path) == state
-    steps[0].write_bytes(whole)
+    steps.write_bytes(whole)
     CheckpointFolder(tmp_path).save(grown(later))  # another process goes on
     assert read_checkpoint(tmp_path) == grown(later)
+
+
+def test_a_full_disk_leaves_the_steps_before(tmp_path: Path) -> None:
+    folder, state, steps = appended(tmp_path)
+    with full_disk(steps.stat().st_size + 100), pytest.raises(PipelineError, match="is intact"):
+        folder.save(grown(state))
+    assert read_checkpoint(tmp_path) == state
+    folder.save(state := grown(state))  # not after the part of a line
+    assert read_checkpoint(tmp_path) == state
+    folder.save(state := grown(state))
+    with full_disk(2_000), pytest.raises(PipelineError, match="is intact"):
+        CheckpointFolder(tmp_path).save(grown(state))
+    assert read_checkpoint(tmp_path) == state
+
+
+def test_steps_that_a_crash_left_of_an_earlier_checkpoint_are_not_read(tmp_path: Path) -> None:
+    folder, state, steps = appended(tmp_path)
+    checkpoint, earlier = (tmp_path / "checkpoint.json").read_bytes(), b""
+    while checkpoint == (tmp_path / "checkpoint.json").read_bytes():
+        earlier = steps.read_bytes()
+        folder.save(state := grown(state))
+    steps.write_bytes(earlier)  # as if the process had died before it was removed
+    assert read_checkpoint(tmp_path) == state
 
 
 async def test_the_folder_of_an_attempt_is_there_before_its_first_stage(tmp_path: Path) -> None:
