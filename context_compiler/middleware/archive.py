@@ -216,7 +216,7 @@ class Archive:
 
     async def _write(self, work: Write) -> Any:
         """Result of a write, after those that were put off; None if it failed, and is put off itself if it may be."""
-        if self._breaker.open and self._late:
+        if self._breaker.open and self._late and self.owner is not None:
             self._put_off(work)
         return await self._tried(partial(self._in_turn, work), writes=True)
 
