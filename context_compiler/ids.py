@@ -50,7 +50,7 @@ class Split:
     """A place in a message at which the host may have joined two."""
 
     count: int
-    """Parts before it, all of them tool results."""
+    """Parts before it."""
     first: str
     """The `identity` of these alone."""
     rest: str
@@ -89,15 +89,15 @@ def identity_facts(body: bytes) -> IdentityFacts:
 
 
 def _splits(data: Mapping[str, Any], parts: Sequence[object]) -> Iterator[Split]:
-    """After the last tool result; after each of the first ones too, where a message belongs to no run.
+    """After the last tool result; after each of the first parts too, where a message belongs to no run.
 
-    The host joins results at the end of a run with the prompt of the next, and results of some calls with those of the
-    others that were put off. What it joined belongs to no run.
+    The host joins results at the end of a run with the prompt of the next, results of some calls with those of others
+    that were put off, and a prompt that nobody answered with the next. What it joined belongs to no run.
     """
     kinds = [cast(dict[str, object], part).get("part_kind") if isinstance(part, dict) else None for part in parts]
     results = next((at for at, kind in enumerate(kinds) if kind not in ANSWERS), len(kinds))
-    first = min(results, MOST_SPLITS) if not data.get("run_id") else 0
-    for count in dict.fromkeys((*range(1, first), results)):
+    first = range(1, MOST_SPLITS if not data.get("run_id") else 0)
+    for count in dict.fromkeys((*first, results)):
         if 0 < count < len(parts):
             halves = ({"kind": data.get("kind"), "parts": half} for half in (parts[:count], parts[count:]))
             yield Split(count, *map(_identity, halves))
@@ -154,7 +154,7 @@ ANSWERS = ("tool-return", "retry-prompt")
 """Kinds of part with which the host answers a call."""
 
 MOST_SPLITS = 16
-"""Most tool results of one message after which it may have been joined; each is named twice."""
+"""Parts of one message after which it may have been joined; each place is named twice."""
 
 STAMPS = frozenset({"timestamp", "metadata", "outcome", "retry"})
 """Fields of a part that are no content: times, counts, and a host's rewriting of old retry prompts."""

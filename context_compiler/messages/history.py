@@ -107,8 +107,8 @@ class History:
         """Chain ids of the two messages that message `index` may have been, for each place where it may be split.
 
         The host puts a request and the next one into one when a stored history is given back. So results at the end of
-        a run and the prompt of the next, or the results of calls that were put off, are one message from the run after
-        that on.
+        a run and the prompt of the next, the results of calls that were put off, or a prompt that nobody answered and
+        the next, are one message from the run after that on.
         """
         before = self.ids[index - 1] if index else None
         firsts = [(split, chain_id(before, split.first)) for split in self.readings[index].splits]

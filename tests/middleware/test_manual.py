@@ -12,7 +12,7 @@ import pytest
 from pydantic import BaseModel
 from pydantic_ai import Agent, CallDeferred, DeferredToolRequests, DeferredToolResults
 from pydantic_ai.capabilities import ProcessHistory
-from pydantic_ai.messages import ModelMessage, ModelResponse, TextPart
+from pydantic_ai.messages import ModelMessage, ModelRequest, ModelResponse, TextPart, UserPromptPart
 from pydantic_ai.models.function import AgentInfo, FunctionModel
 
 from context_compiler import ContextCompiler, SQLiteStore, Template, build_compiling_history_processor
@@ -362,6 +362,18 @@ async def test_a_prompt_that_the_host_joined_with_a_result_is_pinned_with_the_ex
     text = await talk.say("And now?")
     assert talk.views[-1].status == "cycle" and not talk.errors
     assert "Keep the staging database." in text and "Final result processed." in text and prose(0, 60) not in text
+
+
+@pytest.mark.parametrize("place", [4, 5])
+async def test_a_prompt_that_the_host_joined_with_one_that_nobody_answered_is_pinned(place: int) -> None:
+    talk = Talk(budget=2_000, model="none")
+    await talk.say(*prompts(2))
+    talk.messages.append(ModelRequest(parts=[UserPromptPart("What of the staging database?")]))
+    await talk.say("And the other one?")
+    await talk.ours.pin("talk", place)
+    text = await talk.say(*prompts(20, start=4))
+    assert '"What of the staging database?"' in text and '"And the other one?"' in text
+    assert not whole(text, 1) and not talk.errors
 
 
 async def test_a_result_is_pinned_with_its_call_before_the_host_joins_it_with_a_prompt() -> None:
