@@ -28,6 +28,9 @@ LARGE = 4
 PROMPT = 0.6
 """Share of the room that a prompt keeps which does not fit whole."""
 
+NOTED = 4
+"""Divisor of the room that note and quotes have at most beside a large prompt, or turns that the caller wants kept."""
+
 AHEAD = 4
 """Divisor of the way from the low threshold to the high one: a compile in the background has so much of it to end."""
 
@@ -89,7 +92,9 @@ class Limits:
             return self
         most = self.budget - self.room // 20
         high = max(self.high, min(most, self.high + taken))
-        return replace(self, high=high, low=max(self.low, min(self.low + taken, most - self.room // 8)))
+        notes = min(self.notes, self.room // NOTED)
+        low = self.low - (self.notes - notes)
+        return replace(self, high=high, low=max(low, min(low + taken, most - self.room // 8)), notes=notes)
 
     def cap(self, fidelity: Fidelity) -> int:
         """The most tokens a summary may have."""
@@ -168,7 +173,7 @@ def limits(
 THRESHOLDS = {
     False: (
         (7_000, (0.7, 0.4, 0.25)),
-        (3_500, (0.6, 0.4, 0.25)),
+        (3_500, (0.9, 0.55, 0.45)),
         (1_500, (0.4, 0.2, 0.0)),
         (0, (0.3, 0.15, 0.0)),
     ),

@@ -71,8 +71,8 @@ TURNS = 5
 RESERVE, LEAST_RESERVE = 20, 64
 """Reserve for the growth of a turn after its first request: a divisor of the room, and a minimum in tokens."""
 
-TINY = 1_500
-"""Tokens of room; with less, nothing is reserved before the first tool call: it would be a tenth of a block."""
+UNRESERVED = 7_000
+"""Tokens of room; with less, nothing is reserved before the first tool call: most chats make none."""
 
 MOST_RESERVE = 4
 """Divisor of the room that growth is reserved of at most: a block gives way where a turn grows beyond it."""
@@ -234,10 +234,10 @@ def prompt_at(history: History) -> int | None:
 
 
 def reserve(plan: Plan, limits: Limits) -> int:
-    """Tokens kept free for the rest of a turn after its first request: none in a tiny room before any tool call."""
+    """Tokens kept free for the rest of a turn after its first request: in most rooms none before any tool call."""
     grown = [_growth(plan.history, turn) for turn in plan.outline.turns[-TURNS - 1 : -1]]
     usual = min(max(median(grown), min(max(grown), limits.room // MORE)), limits.room // MOST_RESERVE) if grown else 0
-    least = max(limits.room // RESERVE, LEAST_RESERVE) if plan.work or limits.room >= TINY else 0
+    least = max(limits.room // RESERVE, LEAST_RESERVE) if plan.work or limits.room >= UNRESERVED else 0
     return max(least, int(usual))
 
 

@@ -75,8 +75,9 @@ JOURNALLED = 2_000
 FRAMED = 4
 """Share of the budget, as a divisor, from which on raw history is counted as the host renders it, which takes time."""
 
-ROOMY, DEEPER = 0.6, 5
-"""Share of the room that a block has after a cut to the low threshold, and divisor of what is cut beside it if less."""
+ROOMY, DEEPER = {False: 0.4, True: 0.6}, 5
+"""Share of the room that a block has after a cut to the low threshold, in chats and in tool work (`True`), and divisor
+of what is cut beside it if less."""
 
 GROWN = ("raw", "cycle")
 """Statuses of views that only grow on from the request before."""
@@ -333,7 +334,7 @@ def _room_for_block(context: RequestContext, previous: Cycle | None) -> int:
     if previous is None or (known is not None and known.own.turn == context.turn):
         return 0
     limits = context.limits(previous)
-    narrow = limits.budget - limits.low < limits.room * ROOMY
+    narrow = limits.budget - limits.low < limits.room * ROOMY[previous.tools]
     found = attempt(lambda: narrow and crowded(context, limits, previous, limits.budget)).value
     return limits.room // DEEPER if found else 0
 

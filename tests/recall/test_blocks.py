@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import cache
 from pathlib import Path
 from random import Random
+from statistics import fmean
 from typing import Any
 
 import pytest
@@ -154,6 +155,12 @@ async def test_room_is_kept_for_the_rest_of_a_turn_once_a_tool_was_called(called
     assert (1_000 - 32 < views[-1].tokens <= 1_000) is not called
 
 
+async def test_a_chat_that_calls_no_tool_has_all_that_is_free_for_what_is_asked() -> None:
+    views: list[View] = []
+    await talked(compiler(budget=4_000, recall=1.0, on_view=views.append), ["Hello.", ASK])
+    assert 4_000 - 64 < views[-1].tokens <= 4_000
+
+
 async def test_a_chat_is_not_cut_back_in_the_middle_of_a_turn_while_the_budget_holds() -> None:
     async def look() -> str:
         return words(len(talker.sent), 60)
@@ -175,6 +182,18 @@ async def test_a_prompt_that_asks_for_nothing_gets_a_small_block_at_most() -> No
         TokenCounter().text(block_of(s.messages, p)) for s, p in zip(talker.sent, [*prompts, ASK], strict=True)
     )
     assert max(small) <= BUDGET // 8 < large
+
+
+async def test_most_of_what_was_said_is_there_in_a_chat_that_asks_for_nothing() -> None:
+    said = [f"The {words(turn, 1)} in the {words(turn + 300, 1)} costs {turn}." for turn in range(160)]
+    answers = [f"Noted. {words(turn + 900, 12)}." for turn in range(160)]
+    messages: list[ModelMessage] = []
+    for text, answer in zip(said[:-24], answers, strict=False):
+        messages.append(ModelRequest(parts=[UserPromptPart(content=text)]))
+        messages.append(ModelResponse(parts=[TextPart(content=answer)]))
+    talker, _ = await talked(compiler(budget=4_000), said[-24:], Talker(answers[-24:]), history=messages)
+    assert fmean(text in sent.text for sent in talker.sent for text in said) > 0.75
+    assert all(sent.tokens <= 4_000 for sent in talker.sent)
 
 
 async def test_the_dial_turns_the_block_of_a_prompt_that_asks_for_nothing_too() -> None:
