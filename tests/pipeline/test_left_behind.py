@@ -52,14 +52,17 @@ def test_a_long_run_is_saved_in_time_proportional_to_what_changes(tmp_path: Path
     for step in range(500):
         state = grown(state)
         folder.save(state)
-        written.add((tmp_path / "checkpoint.json").stat().st_mtime_ns)
+        checkpoint = (tmp_path / "checkpoint.json").stat()
+        written.add(checkpoint.st_mtime_ns)
+        appended = sum(path.stat().st_size for path in tmp_path.glob("steps-*.jsonl"))
+        assert appended < 2 * checkpoint.st_size + 10_000  # what is read and replayed does not grow with all steps
         if step in (3, 63, 64, 65, 66, 200, 499):
             assert read_checkpoint(tmp_path) == state
     assert len(written) < 80  # each step while it is small, and then whenever it has doubled
     assert len(list(tmp_path.iterdir())) == 2
 
 
-def appended(tmp_path: Path) -> tuple[CheckpointFolder, RunState, Path]:
+def appending(tmp_path: Path) -> tuple[CheckpointFolder, RunState, Path]:
     """A folder whose last step was appended, its state, and the file of its steps."""
     folder, state = CheckpointFolder(tmp_path), STATE
     while not (steps := list(tmp_path.glob("steps-*.jsonl"))):
@@ -69,7 +72,7 @@ def appended(tmp_path: Path) -> tuple[CheckpointFolder, RunState, Path]:
 
 
 def test_a_step_that_a_crash_cut_short_is_passed_over(tmp_path: Path) -> None:
-    folder, state, steps = appended(tmp_path)
+    folder, state, steps = appending(tmp_path)
     folder.save(later := grown(state))
     whole = steps.read_bytes()
     steps.write_bytes(whole[:-5])
@@ -80,7 +83,7 @@ def test_a_step_that_a_crash_cut_short_is_passed_over(tmp_path: Path) -> None:
 
 
 def test_a_full_disk_leaves_the_steps_before(tmp_path: Path) -> None:
-    folder, state, steps = appended(tmp_path)
+    folder, state, steps = appending(tmp_path)
     with full_disk(steps.stat().st_size + 100), pytest.raises(PipelineError, match="is intact"):
         folder.save(grown(state))
     assert read_checkpoint(tmp_path) == state
@@ -93,7 +96,7 @@ def test_a_full_disk_leaves_the_steps_before(tmp_path: Path) -> None:
 
 
 def test_steps_that_a_crash_left_of_an_earlier_checkpoint_are_not_read(tmp_path: Path) -> None:
-    folder, state, steps = appended(tmp_path)
+    folder, state, steps = appending(tmp_path)
     checkpoint, earlier = (tmp_path / "checkpoint.json").read_bytes(), b""
     while checkpoint == (tmp_path / "checkpoint.json").read_bytes():
         earlier = steps.read_bytes()
