@@ -25,6 +25,7 @@ from context_compiler.pipeline import (
 )
 from context_compiler.pipeline.checkpoint import CheckpointFolder
 from context_compiler.pipeline.state import Hashes, Lineage
+from context_compiler.pipeline.stores.files import FileRuns
 from tests.pipeline.conftest import Open
 from tests.pipeline.playing import graph, play
 from tests.pipeline.test_kept import INFO, full_disk
@@ -103,6 +104,17 @@ def test_steps_that_a_crash_left_of_an_earlier_checkpoint_are_not_read(tmp_path:
         folder.save(state := grown(state))
     steps.write_bytes(earlier)  # as if the process had died before it was removed
     assert read_checkpoint(tmp_path) == state
+
+
+async def test_a_store_that_owns_a_run_again_goes_on_from_what_another_one_saved(tmp_path: Path) -> None:
+    here, there, state = FileRuns(tmp_path), FileRuns(tmp_path), STATE
+    async with here.own("r"):
+        while not list(tmp_path.rglob("steps-*.jsonl")):
+            await here.save(state := grown(state))
+    for store in (there, here):
+        async with store.own("r"):
+            await store.save(state := grown(state))
+            assert await store.load("r") == state
 
 
 async def test_the_folder_of_an_attempt_is_there_before_its_first_stage(tmp_path: Path) -> None:
