@@ -56,6 +56,19 @@ async def test_a_full_disk_is_reported_and_nothing_is_half_kept(file: SQLiteStor
     await file.save(request(talk(2)))
 
 
+async def test_of_a_save_that_fails_in_the_middle_nothing_is_kept(file: SQLiteStore):
+    await file.save(request(talk(1)))
+    before = [row async for row in file.export()]
+    refusal = "CREATE TRIGGER refusal BEFORE INSERT ON views BEGIN SELECT RAISE(ABORT, 'refused'); END"
+    await file.perform(lambda db: db.execute(refusal))
+    with pytest.raises(StoreError, match="refused"):
+        await file.save(request(talk(2)))  # its messages were written
+    await file.perform(lambda db: db.execute("DROP TRIGGER refusal"))
+    assert [row async for row in file.export()] == before
+    await file.save(request(talk(2)))
+    assert len(await file.views()) == 2 and await file.verify() == ()
+
+
 def test_a_process_that_may_write_no_more_goes_on(tmp_path: Path):
     script = """
 import asyncio, resource, sys
