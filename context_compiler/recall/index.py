@@ -27,6 +27,15 @@ NOBODY, USER, ASSISTANT, TOOL = range(SPEAKERS)
 STANDING, PREFERENCE = 1, 2
 """Flags of a user's message: a standing instruction, a preference."""
 
+TIMED, PLACED, LASTING = 4, 8, 16
+"""Flags of a short message: it names a time, a place, a duration."""
+
+CUES = 32
+"""The flags of a message are below this number."""
+
+BRIEF = 80
+"""Terms; of a longer message it says little that it names a time or a place."""
+
 SHORT = 30
 """Words; a longer message has other business than to lay something down."""
 
@@ -45,6 +54,21 @@ _LIKES = re.compile(
     r"(?:prefer|like|love|enjoy|hate|dislike|rather|want|need|into|fond|favou?r)\b"
     r"|\bmy (?:\w+ )?(?:favou?rite|preference|style)|предпочита|люблю|lieber|bevorzug|préfér|prefier|喜欢|喜歡|好き"
 )
+_TIME = re.compile(
+    r"(?i)\b(?:yesterday|today|tomorrow|tonight|ago|recently|(?:last|next|this|past) (?:night|week|weekend|month|year"
+    r"|spring|summer|fall|autumn|winter|mon|tue|wed|thu|fri|sat|sun)\w*|(?:mon|tues?|wednes|thurs?|fri|satur|sun)day"
+    r"|january|february|march|april|june|july|august|september|october|november|december|(?:19|20)\d\d)\b"
+)
+_PLACE = re.compile(
+    r"\b(?:in|at|from|to|near|around|visit(?:ed)?) (?:the )?"
+    r"(?!(?:January|February|March|April|May|June|July|August|September|October|November|December|I)\b|\w+day\b)[A-Z]\w+"
+)
+_DURATION = re.compile(
+    r"(?i)\b(?:\d+|an?|one|two|three|four|five|six|seven|eight|nine|ten|few|couple(?: of)?|several|some|many|past|last)"
+    r" (?:\w+ )?(?:minute|hour|day|week|month|year|decade)s?\b|\bsince\b"
+)
+_NAMING = ((TIMED, _TIME), (PLACED, _PLACE), (LASTING, _DURATION))
+
 _CALLED = re.compile(
     r"(?:^|[.!?,] |\b(?:[Hh]ey|[Hh]i|[Hh]ello|[Tt]hanks|[Tt]hank you|[Ww]ow|[Yy]eah|[Ss]ure|[Bb]ye),? )"
     r"([A-Z]\w{2,20})[!,.?]"
@@ -174,6 +198,8 @@ class Index:
         self.words[speaker] += size
         for name in _CALLED.findall(text[:SCANNED]):
             self.called[name][speaker] += 1
+        if size <= BRIEF:
+            self.cues[at] |= sum(flag for flag, naming in _NAMING if naming.search(text))
         if speaker == USER and size <= SHORT:
             self.cues[at] |= STANDING * bool(instruction_sentences(text)) | PREFERENCE * bool(_LIKES.search(text))
 

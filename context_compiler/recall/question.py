@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from context_compiler.messages.history import History, Reading
 from context_compiler.messages.items import Kind
+from context_compiler.recall.index import LASTING, PLACED, TIMED
 from context_compiler.recall.terms import terms
 
 LONGEST = 4_000
@@ -20,6 +21,20 @@ _MONTHS = (
 _NAMED = [re.compile(rf"(?:(?<=[a-z0-9,] )|^){name[0].upper()}{name[1:]}\b(?=[\s,.?!]|$)") for name in _MONTHS]
 """A month begins with a capital letter: not everything that may march. May is none where a question begins with it."""
 _DATED = re.compile(r"\b\d{4}-(\d\d)(?:-\d\d)?\b")
+
+_DAY = re.compile(
+    rf"\b(?:(?P<day>\d\d?)(?:st|nd|rd|th)?(?: of)? (?P<month>{'|'.join(_MONTHS)})"
+    rf"|(?P<named>{'|'.join(_MONTHS)}) (?P<on>\d\d?)(?:st|nd|rd|th)?)\b(?:,? (?P<year>\d{{4}}))?",
+    re.IGNORECASE,
+)
+_ISO_DAY = re.compile(r"\b\d{4}-\d\d-\d\d\b")
+
+_WHEN = re.compile(r"(?i)^\W*when\b|\b(?:what|which) (?:date|day|month|year)\b")
+_WHERE = re.compile(
+    r"(?i)^\W*where\b|\b(?:what|which) (?:cit(?:y|ies)|countr(?:y|ies)|states?|places?|locations?|towns?|area)\b"
+)
+_HOW_LONG = re.compile(r"(?i)\bhow long\b")
+_SOUGHT = ((TIMED, _WHEN), (PLACED, _WHERE), (LASTING, _HOW_LONG))
 
 _ADVICE = re.compile(
     r"(?i)\bhow (?:should|can|could|do|would|might)\b|\bwhat (?:kind|type|sort|are|is|would|should)\b|\bwhich\b"
@@ -85,6 +100,10 @@ class Question:
     terms: frozenset[str]
     months: frozenset[str]
     """Those it names, as two digits."""
+    dates: frozenset[str]
+    """Those it names, as YYYY-MM-DD, or MM-DD where it names no year."""
+    sought: int
+    """Flag of the index for what its question word asks for: a time, a place, a duration; else 0."""
     names: frozenset[str]
     """Words that may name somebody."""
     advice: bool
@@ -115,6 +134,8 @@ class Question:
         return cls(
             terms=(own - _TALK or own) if whole else own,
             months=frozenset(months.union(_DATED.findall(text))),
+            dates=frozenset((*_ISO_DAY.findall(text), *map(_date, _DAY.finditer(text)))),
+            sought=next((flag for flag, word in _SOUGHT if word.search(text)), 0),
             names=frozenset(_NAME.findall(text)),
             advice=bool(_ADVICE.search(text)) and not broad,
             broad=broad,
@@ -123,6 +144,14 @@ class Question:
             mine=bool(_ME.search(text)),
             yours=bool(_YOU.search(text)),
         )
+
+
+def _date(found: re.Match[str]) -> str:
+    """A day of a month as MM-DD, with its year in front where that is named."""
+    month = (found["month"] or found["named"]).lower()[:3]
+    number = 1 + [name[:3] for name in _MONTHS].index(month)
+    year = f"{found['year']}-" if found["year"] else ""
+    return f"{year}{number:02}-{int(found['day'] or found['on']):02}"
 
 
 def pending(history: History) -> str:

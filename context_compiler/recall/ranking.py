@@ -2,8 +2,9 @@
 
 A message scores by BM25 (Robertson & Zaragoza 2009), by that of the two messages on either side of it, by
 BM25 of its day as one document, for being said by whom the question is about and in the month it names, and
-loses the logarithm of its length; a passage adds its own BM25. The weights were fitted on labelled
-conversations of two kinds, chats with an assistant and talks between people, and rounded.
+loses the logarithm of its length; a passage adds its own BM25. In a talk between two people the BM25 of the message
+before, a date that the question names, and what its question word asks for count too. The weights were fitted on
+labelled conversations of two kinds, chats with an assistant and talks between people, and rounded.
 
 A ranking always has a best; `Relevance`, the share of a question's most telling terms that a text holds, says
 when even the best is beside the point.
@@ -11,17 +12,18 @@ when even the best is beside the point.
 
 from __future__ import annotations
 
+import datetime
 from array import array
 from collections import defaultdict
-from collections.abc import Collection, Mapping, Sequence, Set
+from collections.abc import Collection, Iterator, Mapping, Sequence, Set
 from heapq import nlargest
 from itertools import accumulate, compress
 from math import exp, log1p
 
-from context_compiler.recall.index import ASSISTANT, SPEAKERS, TOOL, USER, Index
+from context_compiler.recall.index import ASSISTANT, CUES, LASTING, PLACED, SPEAKERS, TIMED, TOOL, USER, Index
 from context_compiler.recall.passages import Passage
 from context_compiler.recall.question import Question
-from context_compiler.recall.terms import beginning, folded, passage_terms, terms
+from context_compiler.recall.terms import beginnings, folded, passage_terms, terms
 
 MESSAGE, AROUND, DAY, SUBJECT, MONTH, PASSAGE = 3.4, 2.0, 2.4, 2.6, 5.6, 0.6
 LENGTH, OTHERS_LENGTH = 0.8, 0.6
@@ -29,6 +31,14 @@ LENGTH, OTHERS_LENGTH = 0.8, 0.6
 LAID_DOWN, LIKED = 2.0, 1.5
 """Score gained by standing instructions and preferences if the question asks for advice."""
 CUED = (0.0, LAID_DOWN, LIKED, LAID_DOWN)
+SOUGHT = {TIMED: 1.0, PLACED: 1.5, LASTING: 2.0}
+"""Score gained by short messages that name what the question word asks for: a time, a place, a duration."""
+
+REPLY = 0.45
+"""Share of a message's hit that the next one gets: it may answer what that asks, in other words."""
+
+DATE, SOON = 3.0, 10
+"""Score gained by what was said on a date that the question names, less with every day after it, and days."""
 
 OWN = 2.0
 """Score gained by messages of the subject if the question asks for a sequence."""
@@ -87,16 +97,25 @@ class Ranking:
         people = named(index, question)
         who = asked_about(index, question, people)
         self._wanted = _wanted(index, question, people)
-        self._beginnings = [(beginning(term), term) for term in self._wanted]
+        self._beginnings = [(start, term) for term in self._wanted for start in beginnings(term)]
         hits, days = _hits(index, self._wanted, stop)
         near = _around(hits)
         most, around = MESSAGE / (max(hits, default=0.0) or 1.0), AROUND / (sum(self._wanted.values()) or 1.0)
         named_month = [bool(question.months) and day[5:7] in question.months for day in index.days]
         days = [score + MONTH * here for score, here in zip(days, named_month, strict=True)]
+        talk = is_talk(index)
+        for told, named_day in enumerate(_on_dates(index, question) if talk else ()):
+            days[told] += DATE * named_day
         columns = zip(hits, near, map(days.__getitem__, index.sessions), _bases(index, who), strict=False)
         self._scores = [most * hit + around * close + day + base for hit, close, day, base in columns]
+        if talk:
+            reply = REPLY * most
+            self._scores = [score + reply * before for score, before in zip(self._scores, [0.0, *hits], strict=False)]
+        if talk and question.sought:
+            gains = [SOUGHT.get(cue & question.sought, 0.0) for cue in range(CUES)]
+            self._scores = [score + gains[cue] for score, cue in zip(self._scores, index.cues, strict=False)]
         if question.advice and who == USER:
-            self._scores = [score + CUED[cue] for score, cue in zip(self._scores, index.cues, strict=False)]
+            self._scores = [score + CUED[cue % len(CUED)] for score, cue in zip(self._scores, index.cues, strict=False)]
         if question.order and who is not None:
             own = [OWN * (speaker == who) for speaker in range(SPEAKERS)]
             self._scores = [score + own[one] for score, one in zip(self._scores, index.speakers, strict=False)]
@@ -196,6 +215,22 @@ def _bases(index: Index, who: int | None) -> array[float]:
     return known
 
 
+def _on_dates(index: Index, question: Question) -> Iterator[float]:
+    """For each day of the conversation, how soon after a date of the question it comes: 1 for the date itself."""
+    for day in index.days if question.dates else ():
+        year, rest = day[:4], day[5:]
+        after = [_days_after(day, date if len(date) > len(rest) else f"{year}-{date}") for date in question.dates]
+        yield max((1 - days / SOON for days in after if 0 <= days < SOON), default=0.0)
+
+
+def _days_after(day: str, date: str) -> int:
+    """Days from a date to a day; -1 where one of them is none."""
+    try:
+        return (datetime.date.fromisoformat(day) - datetime.date.fromisoformat(date)).days
+    except ValueError:
+        return -1
+
+
 def _hits(index: Index, wanted: Mapping[str, float], stop: int) -> tuple[list[float], list[float]]:
     """The BM25 of each message before `stop`, and what that of each day as one document adds, of the best of them."""
     found, days, sessions = [0.0] * stop, [0.0] * len(index.days), index.sessions
@@ -271,9 +306,14 @@ def asked_about(index: Index, question: Question, called: Mapping[str, int]) -> 
         return people.pop() if len(people) == 1 else None
     if question.yours:
         return ASSISTANT
+    return USER if question.mine or not is_talk(index) else None
+
+
+def is_talk(index: Index) -> bool:
+    """True for a talk between two people: no tools, and answers about as long as what they answer."""
     user = index.words[USER] / max(1, index.spoken[USER])
     assistant = index.words[ASSISTANT] / max(1, index.spoken[ASSISTANT])
-    return USER if question.mine or index.spoken[TOOL] or assistant > TALK * user else None
+    return not index.spoken[TOOL] and assistant <= TALK * user
 
 
 class Relevance:
@@ -297,7 +337,7 @@ class Relevance:
         self._all = sum(sorted(self._weights.values(), reverse=True)[:TELLING])
         self._least = floor * self._all * (1 - 1e-9)
         few = self._weights if len(self._weights) <= FEW else {}
-        self._beginnings = [(beginning(term), weight) for term, weight in few.items()]
+        self._beginnings = [(start, weight) for term, weight in few.items() for start in beginnings(term)]
 
     def of(self, text: str) -> float:
         """The share of the most telling terms' idf that the text holds, at most 1; 0 below the floor."""

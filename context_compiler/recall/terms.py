@@ -1,7 +1,8 @@
 """A text as terms: stems of its words, and ids and paths both whole and in their parts.
 
-English and Russian words are stemmed with Snowball (Porter 1980, 2001), once for each word; words of other
-spaced scripts stand as they are, and scripts without spaces become pairs of characters.
+English and Russian words are stemmed with Snowball (Porter 1980, 2001), once for each word, and irregular forms of
+English verbs count as the verb ("bought" as "buy"); words of other spaced scripts stand as they are, and scripts
+without spaces become pairs of characters.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from itertools import chain, pairwise
+from types import MappingProxyType
 from typing import Any
 
 import snowballstemmer  # pyright: ignore[reportMissingTypeStubs] # it ships none
@@ -39,6 +41,33 @@ STOPS = frozenset(
     " est un une je tu nous vous il elle que qui dans pour sur el los las y en no por con una del se lo".split()
 )
 """Words that say nothing about what is asked."""
+
+IRREGULAR = MappingProxyType(
+    {
+        form: verb
+        for verb, *forms in map(
+            str.split,
+            "arise arose arisen|become became|begin began begun|bend bent|bind bound|bite bit bitten|blow blew blown"
+            "|break broke broken|breed bred|bring brought|build built|burn burnt|buy bought|catch caught"
+            "|choose chose chosen|cling clung|come came|creep crept|deal dealt|dig dug|dive dove|draw drew drawn"
+            "|dream dreamt|drink drank drunk|drive drove driven|eat ate eaten|fall fell fallen|feed fed|feel felt"
+            "|fight fought|find found|fly flew flown|forbid forbade forbidden|forget forgot forgotten"
+            "|forgive forgave forgiven|freeze froze frozen|get got gotten|give gave given|go went gone"
+            "|grow grew grown|hang hung|hear heard|hide hid hidden|hold held|keep kept|kneel knelt|know knew known"
+            "|lead led|leap leapt|learn learnt|leave left|lend lent|light lit|lose lost|make made|mean meant|meet met"
+            "|overcome overcame|pay paid|prove proven|ride rode ridden|ring rang rung|rise risen|run ran|say said"
+            "|see saw seen|seek sought|sell sold|send sent|sew sewn|shake shook shaken|shine shone|shoot shot"
+            "|show shown|shrink shrank|sing sang sung|sink sank sunk|sit sat|sleep slept|slide slid"
+            "|speak spoke spoken|spend spent|spin spun|spring sprang sprung|stand stood|steal stole stolen"
+            "|stick stuck|sting stung|strike struck|swear swore sworn|sweep swept|swim swam swum|swing swung"
+            "|take took taken|teach taught|tear tore torn|tell told|think thought|throw threw thrown"
+            "|undergo underwent undergone|understand understood|wake woke woken|wear wore worn|weep wept|win won"
+            "|withdraw withdrew withdrawn|write wrote written".split("|"),
+        )
+        for form in forms
+    }
+)
+"""Forms of English verbs that a stem does not join, and the verb of each."""
 
 _UNSPACED = (
     "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u2e80-\u2fff\u3040-\ua4cf\uac00-\ud7af\uf900-\ufaff\U00020000-\U0003ffff"
@@ -83,7 +112,13 @@ def stem(word: str) -> str:
     if word.isdigit():
         return word
     language = "english" if word.isascii() else "russian" if "\u0400" <= word[0] <= "\u04ff" else ""
-    return _STEMMERS[language](word.replace("ё", "е")) if language else word
+    return _STEMMERS[language](IRREGULAR.get(word, word).replace("ё", "е")) if language else word
+
+
+_FORMS: Mapping[str, Sequence[str]] = {
+    stem(verb): tuple(form for form in IRREGULAR if IRREGULAR[form] == verb) for verb in set(IRREGULAR.values())
+}
+"""The irregular forms of each stem."""
 
 
 def terms(text: str) -> Iterator[str]:
@@ -112,8 +147,13 @@ def folded(text: str) -> str:
     return text.lower().replace("’", "'").replace("ё", "е")
 
 
+def beginnings(term: str) -> tuple[str, ...]:
+    """Strings of which every folded text with this term contains one."""
+    return beginning(term), *_FORMS.get(term, ())
+
+
 def beginning(term: str) -> str:
-    """A string that every folded text with this term contains: a stem and its words share all but the last letters."""
+    """The letters that a stem shares with its regular words: all but the last."""
     if term.startswith("="):
         return folded(term[1:])
     return term if term.isdigit() or not term.isascii() else term[: -2 if term.endswith("ie") else -1]
