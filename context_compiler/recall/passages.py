@@ -74,6 +74,8 @@ class Passage:
     """Tokens of the label that only the first line bears."""
     day: int
     """Tokens of the date; saved if the line before is of the same day."""
+    year: int
+    """Tokens that the date has less if the line before is of the same year."""
     number: int
     """Tokens of the turn number; saved, with the date, if the line before is of the same turn."""
     first: bool
@@ -94,8 +96,9 @@ class Passage:
             return self.tokens
         if self.continues(before):
             return self.tokens - self.label
-        same = self.day + (self.number if before.turn == self.turn else 0) if before.date == self.date else 0
-        return self.tokens - self.opening - same
+        if before.date == self.date:
+            return self.tokens - self.opening - self.day - (self.number if before.turn == self.turn else 0)
+        return self.tokens - self.opening - (self.year if before.date[:4] == self.date[:4] else 0)
 
     def continues(self, before: Passage) -> bool:
         """True if it is the next piece of the same text."""
@@ -185,7 +188,7 @@ def _tool_name(tool: str) -> str:
 
 _LABEL = re.compile(
     r"(?im)((?:^|[\r\v\f\x1c-\x1e\x85\u2028\u2029])[^\S\n]{0,80})"
-    r"(?=\[(?:turn \d|(?:\d+ )?(?:[\w-]+ )?(?:user|assistant|tool(?: [\w.:-]+)?)\]))"
+    r"(?=\[(?:turn \d|(?:\d+ )?(?:[\w-]+ ){0,2}(?:user|assistant|tool(?: [\w.:-]+)?)\]))"
 )
 """A line that looks labelled is marked as a quotation, so that nobody's words pass for another's."""
 
@@ -342,6 +345,7 @@ class _Price:
         """A passage with its price."""
         pieces = ("turn · ·.", f" {date or UNDATED}", f"[{turn + 1}", f"[{speaker} {tool}]" if tool else f"[{speaker}]")
         opening, day, number, named = (self._count(piece) + self._spare for piece in pieces)
+        short = self._count(f" {_in_year(date)}") + self._spare if date else day
         return Passage(
             position=position,
             order=order,
@@ -353,14 +357,26 @@ class _Price:
             label=opening + day + number + named,
             opening=opening,
             day=day,
+            year=max(0, day - short),
             number=number,
             first=first,
             tool=tool,
         )
 
 
+def _in_year(date: str) -> str:
+    """A day as it is written where its year is known: `May 15`."""
+    return f"{_MONTHS[int(date[5:7]) - 1]} {int(date[8:])}"
+
+
+_MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
+
+
 def quoted(chosen: Sequence[Passage]) -> str:
-    """Passages in order as `[turn 12 · 2024-05-15 · user] text` lines, then `[14 user] text`. It is data: fence it."""
+    """Passages in order as lines `[turn 12 · 2024-05-15 · user] text`, then `[14 user] text`. It is data: fence it.
+
+    Another day of the same year is `[20 May 28 user]`.
+    """
     lines: list[str] = []
     before: Passage | None = None
     for passage in chosen:
@@ -379,7 +395,8 @@ def _label(passage: Passage, before: Passage | None) -> str:
     if before is None:
         return f"turn {passage.turn + 1}{f' · {passage.date}' if passage.date else ''} · {who}"
     if before.date != passage.date:
-        return f"{passage.turn + 1} {passage.date or UNDATED} {who}"
+        known = passage.date and before.date[:4] == passage.date[:4]
+        return f"{passage.turn + 1} {_in_year(passage.date) if known else passage.date or UNDATED} {who}"
     return who if before.turn == passage.turn else f"{passage.turn + 1} {who}"
 
 
