@@ -54,7 +54,7 @@ ANYWHERE = (
     r"(?:(?<=, )|(?<=; ))(?:going|moving) forward(?:,|\.?$)",
     r"for the rest of (?:this|the|our) (?:conversation|chat|session|project|task)\b",
     r"no matter what\b[^.]{0,80}\b(?:do|don't|not|never|you|keep|use|must)\b",
-    r"(?:do|don't|never|keep|use|must)\b[^.]{0,80}\bno matter what\b",
+    r"(?<!gonna )(?<!going to )(?<!'ll )(?:do|don't|never|keep|use|must)\b[^.]{0,80}\bno matter what\b",
     rf"(?:when|whenever|if|every time|each time|any ?time) (?:i|we) {_ASKING}\b",
     r"(?:whenever|every time|each time|any ?time) you\b(?=[^.]{0,200}, )",
     r"un(?:less|til) (?:i|we) (?:\w+ ){0,2}(?:say|tell|ask|approve|confirm|agree|request)\b",
@@ -112,9 +112,9 @@ ORDERS = (
     r"(?:do not|don't|dont|never),? (?:you |ever,? |under any circumstances,? ){0,2}(?!(?:you|i|we|they|worry|mind"
     r"|hesitate|know|think|have|want|need|like|care|see|understand|recall|remember|believe|get|feel|really|even|seem|expect|bother"
     r"|been|was|had|went|got|did|saw|heard|knew|thought|made|felt|done|gone|seen|a|the|again|once|before|in|on|too|quite"
-    r"|yet|any|so|much|more|less|better|enough|to|tired|forget (?!to)|say never|[a-z]+ed)\b)[a-z]",
+    r"|yet|any|so|much|more|less|better|enough|to|tired|forget (?!to)|say never|[a-z]+ed|[a-z]+[a-rtv-z]s)\b)[a-z]",
     r"(?<!, )(?<!and )always "
-    r"(?!(?:been|was|had|a|the|in|here|there|up|on|so|good|great|nice|fun|happy|[a-z]+ed|[a-z]+ing)\b)[a-z]",
+    r"(?!(?:been|was|had|a|the|in|here|there|up|on|so|full|good|great|nice|fun|happy|[a-z]+ed|[a-z]+ing)\b)[a-z]",
     r"(?:please|you(?:'ll| will| should| must| need to| have to)) (?:always|never|only)\b",
     r"(?:make sure|be sure|make certain|ensure|see to it) (?!i\b)[a-z]",
     r"(?:remember|keep in mind|bear in mind|don't forget|do not forget)[,:]? (?:to|that|never|always|not) "

@@ -187,6 +187,19 @@ def test_a_question_sets_nothing(said: str) -> None:
     assert not instruction_sentences(f"{said}?")
 
 
+@pytest.mark.parametrize(
+    ("remark", "order"),
+    [
+        ("It's my favorite and never gets old.", "Never pass a password on."),
+        ("Walks like these are great - always full of surprises!", "Always fill in the form."),
+        ("I'm gonna keep going and reach my dreams no matter what.", "Keep the tests green no matter what."),
+    ],
+)
+def test_what_somebody_says_of_a_pastime_sets_nothing(remark: str, order: str) -> None:
+    assert instruction_sentences(order)
+    assert not instruction_sentences(remark)
+
+
 def test_code_and_quotations_set_nothing() -> None:
     assert instruction_sentences("Look:\n```\nNever do this.\n```\nNever do that.") == ("Never do that.",)
     assert instruction_sentences("> Never do this.\nHe wrote “never do this”.") == ()
