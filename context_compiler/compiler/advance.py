@@ -57,9 +57,12 @@ INSIDE = 3
 GROWTH = 8
 """Divisor of the room that stays free below the high threshold where the beginning of a conversation is to stay."""
 
-RECENT = 8
+RECENT = 16
 """Divisor of the room that earlier turns have in a one-shot view, unless the caller says how
 many are kept: past text that answers what is asked tells more than what merely stands near it."""
+
+LITTLE = 8
+"""Divisor of the room: with less left over, a one-shot view counts as full."""
 
 
 def select(
@@ -182,7 +185,7 @@ def unused(done: Selection, cycle: Cycle) -> int:
     if done.policy.recent_named:
         return 0
     left = done.target - done.kept - cost(cycle.note, done.counter) - cost(cycle.quotes, done.counter)
-    return left if left > done.limits.room // RECENT else 0
+    return left if left > done.limits.room // LITTLE else 0
 
 
 def _affordable(draft: Draft, room: int) -> int:
