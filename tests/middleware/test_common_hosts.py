@@ -29,7 +29,7 @@ from context_compiler import ContextCompiler, View
 from tests.support.agents import Notes, Talker, compiler, run
 from tests.support.builders import prose
 
-BUDGET, TURNS = 4_000, 40
+BUDGET, TURNS = 4_000, 70
 FACT = "By the way, the staging database is called heron."
 ASK = "What is the staging database called?"
 
