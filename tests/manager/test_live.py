@@ -201,8 +201,13 @@ async def test_two_runs_at_once_do_not_mix() -> None:
     manager = managed()
     talker = Talker(lambda messages, info: [("look", {})] if asks_now(messages) else "done.")
 
+    looking, both = list[str](), asyncio.Event()
+
     async def look() -> str:
-        await asyncio.sleep(0.01)
+        looking.append("there")
+        if len(looking) > 1:
+            both.set()
+        await both.wait()
         return "there"
 
     agent = attached("capability", manager, talker, tools=[look])
