@@ -88,6 +88,20 @@ async def test_how_a_summary_was_made_is_on_the_record(path: Path) -> None:
     await memory.close()
 
 
+async def test_the_record_of_a_summary_that_could_not_be_kept_is_kept_with_the_next_turn(path: Path) -> None:
+    memory = SQLiteMemory("s", path)
+    manager = managed(Scribe("A move was planned."), memory, recent_turns_to_keep=1)
+    await talk(manager, 3)
+    refusal = "CREATE TRIGGER refusal BEFORE INSERT ON context_summaries BEGIN SELECT RAISE(ABORT, 'refused'); END"
+    await memory.store.perform(lambda db: db.execute(refusal))
+    done = await manager.summarize()
+    await memory.store.perform(lambda db: db.execute("DROP TRIGGER refusal"))
+    assert await memory.store.summaries("s") == []
+    await talk(manager, 1, start=3)
+    assert [row.summary for row in await memory.store.summaries("s")] == [done.summary]
+    await memory.close()
+
+
 @pytest.mark.parametrize(
     ("answer", "status", "raw", "error"),
     [
