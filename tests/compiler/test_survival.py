@@ -31,7 +31,7 @@ HISTORY: list[ModelMessage] = [
 async def compiled(summary: str | Exception, history: list[ModelMessage] = HISTORY) -> tuple[str, Compile]:
     """What the model is sent after a compile whose model says `summary`, and the row of the compile."""
     talker = Talker()
-    ours = compiler(Notes(summary), budget=3_900)
+    ours = compiler(Notes(summary), budget=3_000)
     await run(Agent(talker.model, capabilities=[ours]), "and now?", message_history=history)
     [record] = await ours.views()
     assert record.compile is not None
@@ -71,7 +71,7 @@ async def test_where_no_answer_is_used_the_status_says_so() -> None:
 
 async def test_what_is_lost_is_not_put_on_the_system_channel() -> None:
     talker = Talker()
-    ours = compiler(Notes("A cart was looked at."), budget=3_900, inject="system")
+    ours = compiler(Notes("A cart was looked at."), budget=3_000, inject="system")
     await run(Agent(talker.model, capabilities=[ours]), "and now?", message_history=HISTORY)
     system = [
         str(part) for message in talker.last.messages for part in message.parts if part.part_kind == "system-prompt"
