@@ -14,7 +14,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from context_compiler.record.store import SQLiteStore, open_place
-from tests.support.slow import function_name, only_slow, slow_names
+from tests.support.slow import function_name, only_slow, served, slow_names
 
 ROOM = 2 << 30
 """Bytes that must be free in memory for the temporary folders of a run."""
@@ -60,7 +60,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark what was measured to be slow."""
     slow = slow_names()
     for item in items:
-        if function_name(item.nodeid) in slow:
+        if served(item) or function_name(item.nodeid) in slow:
             item.add_marker(pytest.mark.slow)
 
 

@@ -31,7 +31,7 @@ from tests.support.agents import Talker, compiler
 from tests.support.histories import long_history
 
 
-@pytest.fixture(params=["host", "memory", "sqlite", "owned", pytest.param("postgres", marks=pytest.mark.slow)])
+@pytest.fixture(params=["host", "memory", "sqlite", "owned", "postgres"])
 async def store(request: pytest.FixtureRequest, tmp_path: Path):
     """The host's own store, which says what the contract is, and ours."""
     made: ConversationStore = {
@@ -294,7 +294,7 @@ async def test_a_fact_of_the_first_turn_is_recalled_through_a_window(tmp_path: P
     await store.close()
 
 
-@pytest.mark.parametrize("place", ["context.db", pytest.param("postgres", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("place", ["context.db", "postgres"])
 async def test_a_fact_of_the_first_turn_is_recalled_at_the_thirtieth(
     request: pytest.FixtureRequest, tmp_path: Path, place: str
 ) -> None:

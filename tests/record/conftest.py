@@ -27,7 +27,7 @@ DO $$ BEGIN
 END $$
 """
 
-STORES = ["memory", "sqlite", pytest.param("postgres", marks=pytest.mark.slow)]
+STORES = ["memory", "sqlite", "postgres"]
 
 
 @pytest.fixture(scope="session")

@@ -63,7 +63,7 @@ async def content(store: SQLStore) -> list[str]:
     return sorted(map(json.dumps, found))
 
 
-@pytest.fixture(params=["sqlite", pytest.param("postgres", marks=pytest.mark.slow)])
+@pytest.fixture(params=["sqlite", "postgres"])
 def target(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[SQLStore]:
     place: Any = tmp_path / "copy.db"
     yield open_place(request.getfixturevalue("record_url") if request.param == "postgres" else place)

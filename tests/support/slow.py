@@ -4,7 +4,8 @@
 does `pytest -p tests.support.slow` with any files: other functions stay as they are on the list. A function that takes
 more than `LIMIT` in any of its cases, or more than `TOTAL` in all of them, is marked `slow` at collection. What is
 measured is CPU time, children included, so that the list is the same on a busy machine; `ASLEEP` finds tests that wait.
-What is set up once for several tests counts for the first of them.
+What is set up once for several tests counts for the first of them. Cases with a PostgreSQL of their own are slow,
+whatever they take, and their functions are judged by the others.
 """
 
 from __future__ import annotations
@@ -54,6 +55,11 @@ def slow_names() -> frozenset[str]:
     return frozenset(LIST.read_text(encoding="utf-8").split())
 
 
+def served(item: pytest.Item) -> bool:
+    """True for a case on a PostgreSQL of its own."""
+    return "postgres" in item.nodeid.partition("[")[2]
+
+
 def only_slow(path: Path) -> bool:
     """True for a file of tests that are all slow."""
     source, name = path.read_text(encoding="utf-8"), path.relative_to(TESTS).as_posix()
@@ -101,6 +107,8 @@ class Measure:
     def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, object, object]:
         busy, idle = cpu_seconds(), time.monotonic() - queue_seconds()
         done = yield
+        if served(item):
+            return done
         busy = cpu_seconds() - busy
         idle = time.monotonic() - queue_seconds() - idle - busy
         taken = self.taken.setdefault(function_name(item.nodeid), Taken())

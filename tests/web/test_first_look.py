@@ -27,7 +27,7 @@ from context_compiler.web.pages import environment
 from tests.support.agents import Talker
 
 
-@pytest.fixture(params=["sqlite", pytest.param("postgres", marks=pytest.mark.slow)])
+@pytest.fixture(params=["sqlite", "postgres"])
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     return str(tmp_path / "context.db") if request.param == "sqlite" else request.getfixturevalue("postgres_url")
 
