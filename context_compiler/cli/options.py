@@ -19,6 +19,7 @@ from context_compiler.cli.text import expand, one_line, suggestions
 from context_compiler.errors import SettingsError, StoreError
 from context_compiler.fidelity import Fidelity
 from context_compiler.paths import is_address, place_name
+from context_compiler.record.files import BUSY_TIMEOUT_MS
 from context_compiler.record.store import DEFAULT_PATH, SQLiteStore, SQLStore, open_place
 from context_compiler.record.values import Record, SessionInfo
 from context_compiler.settings import Amount, Config, Count, check_amount, parse_count, variable
@@ -133,7 +134,7 @@ async def open_record(
     db: Place, owner: str | None = None, *, writing: bool = False
 ) -> AsyncGenerator[SQLiteStore | PostgresStore]:
     """Open the record at a place, of one owner or of every one, read-only unless `writing`, and close it."""
-    store = open_place(db, read_only=not writing, busy_timeout_ms=5_000 if writing else 250)
+    store = open_place(db, read_only=not writing, busy_timeout_ms=BUSY_TIMEOUT_MS if writing else 250)
     try:
         yield store.scoped(owner)
     finally:

@@ -31,6 +31,8 @@ T = TypeVar("T")
 log = logging.getLogger("context_compiler.store")
 
 NAME, FORMER_NAME = "context.db", "context_compiler.db"
+BUSY_TIMEOUT_MS = 5_000
+"""Milliseconds that a save waits for another process unless the caller says: as long as for PostgreSQL."""
 GRACE_S = 1.0
 """Seconds that opening waits for another process that is creating the same file."""
 FAILURES = (StoreError, sqlite3.Error, OSError, ValueError, OverflowError, zlib.error)

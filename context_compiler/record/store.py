@@ -27,7 +27,7 @@ from context_compiler.paths import install_command, is_address
 from context_compiler.record import conversations, maintenance, queries, sessions
 from context_compiler.record.background import hold_at_fork
 from context_compiler.record.database import Database
-from context_compiler.record.files import FAILURES, File, explain, locate
+from context_compiler.record.files import BUSY_TIMEOUT_MS, FAILURES, File, explain, locate
 from context_compiler.record.schema import version_of
 from context_compiler.record.sqlite import open_memory
 from context_compiler.record.values import (
@@ -300,7 +300,7 @@ def is_passing(error: StoreError) -> bool:
 
 
 def open_place(
-    place: str | Path, *, read_only: bool = False, busy_timeout_ms: int = 2_000
+    place: str | Path, *, read_only: bool = False, busy_timeout_ms: int = BUSY_TIMEOUT_MS
 ) -> SQLiteStore | PostgresStore:
     """The store at a place; an SQLite file waits `busy_timeout_ms` for another process that is writing."""
     if not is_address(place):
@@ -491,14 +491,15 @@ class SQLiteStore(SQLStore):
     Args:
         path: The file. If it is an absent `context.db`, `context_compiler.db` beside it is used if that exists.
         read_only: Never write; a missing file is an error.
-        busy_timeout_ms: Milliseconds that a save waits for another process that is writing.
+        busy_timeout_ms: Milliseconds that a save waits for another process that is writing. A disk that many use may
+            keep a commit of another process, and the lock with it, for seconds.
 
     Raises:
         StoreError: From every method, with path and remedy, if the file cannot be used.
     """
 
     def __init__(
-        self, path: str | Path = DEFAULT_PATH, *, read_only: bool = False, busy_timeout_ms: int = 2_000
+        self, path: str | Path = DEFAULT_PATH, *, read_only: bool = False, busy_timeout_ms: int = BUSY_TIMEOUT_MS
     ) -> None:
         if str(path) == ":memory:":
             raise StoreError("':memory:' is not a file; use MemoryStore()")

@@ -111,7 +111,7 @@ async def test_closing_waits_for_the_saves_before_it(file: SQLiteStore):
 
 
 def test_a_loop_may_end_in_the_middle_of_a_save(tmp_path: Path):
-    store = SQLiteStore(tmp_path / "context.db")
+    store = SQLiteStore(tmp_path / "context.db", busy_timeout_ms=500)
     asyncio.run(store.save(request(talk(1))))
     other = sqlite3.connect(store.path, isolation_level=None)
     other.execute("BEGIN IMMEDIATE")
