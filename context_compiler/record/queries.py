@@ -345,7 +345,7 @@ def _additions(db: Database, key: SessionKey, raw: Chain | None, view: Chain | N
         if start and names[start - 1] not in fresh:
             additions.anchors.append(names[start - 1])
         additions.messages.extend(new_messages(chain, names, start, own, raw=is_raw, packed=additions.packed))
-        fresh.update(names[known:])
+        fresh.update(names[start:])  # also known ones, which another process may be removing
     return additions
 
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from datetime import timedelta
 from pathlib import Path
 
 from context_compiler.record.store import SQLiteStore
+from tests.record.entries import NOW, Talk, request
 
 WRITER = """
 import asyncio, os, random, signal, sys, time
@@ -158,3 +160,26 @@ def test_a_process_that_forks_while_it_saves_loses_nothing(tmp_path: Path):
     command = [sys.executable, "-W", "error", "-c", FORKED, str(tmp_path / "context.db")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=800, check=False)
     assert (done.stdout, done.stderr) == (f"[0, 0, 0, 0] {3 + 60 + 60 + 20} () {3 + 60 + 20}\n", "")
+
+
+class Interrupted(Talk):
+    """A chain beside which another process deletes the conversation `ours`, once its first body is read."""
+
+    path: Path
+
+    def body(self, index: int) -> bytes:
+        if not self.read:
+            delete = "import asyncio, sys; from context_compiler import SQLiteStore"
+            delete += "; asyncio.run(SQLiteStore(sys.argv[1]).delete('ours'))"
+            subprocess.run([sys.executable, "-c", delete, self.path], check=True)
+        return super().body(index)
+
+
+async def test_what_another_process_deletes_while_it_is_copied_is_written_once(tmp_path: Path):
+    store, later = SQLiteStore(tmp_path / "context.db"), NOW + timedelta(hours=1)
+    await store.save(request(Talk(*"abcd"), session_id="ours"))
+    raw = Interrupted(*"abcd", when=later)
+    raw.path = store.path
+    await store.save(request(raw, Talk(*"abcd", when=later), session_id="theirs"))
+    assert await store.transcript("theirs") == raw.bodies
+    assert await store.verify() == ()
