@@ -24,7 +24,7 @@ def test_a_coding_session_is_explained(cc: Command, data_folder: Path) -> None:
     session = data_folder / "pi_sessions" / "large-session.jsonl"
     said = cc("compile", session, "--budget", 16_000, "--explain")
     assert said.code == 0
-    assert "of a budget of 16,000" in said.out and "current turn" in said.out and "older than the last" in said.out
+    assert "of a budget of 16,000" in said.out and "current turn" in said.out and "an earlier turn" in said.out
     assert "note: large-session: response aborted" in said.err
     check(cc("compile", session, "--budget", 16_000, "--json"))
 
