@@ -8,6 +8,7 @@ import json
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields, is_dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,6 +22,7 @@ from context_compiler.messages.history import Reader
 from context_compiler.messages.instructions import instruction_sentences
 from context_compiler.messages.tool_lines import call_line, outcome_line
 from context_compiler.messages.turns import outline, pair
+from context_compiler.pipeline import dot
 from context_compiler.recall.selection import choose, passages
 from context_compiler.recall.terms import terms
 from tests.support.builders import assistant, user
@@ -177,6 +179,16 @@ def patterns() -> dict[str, tuple[re.Pattern[Any], bool]]:
             if given is not None and (method.startswith("re.") or method in SCANS):
                 found[f"{name}:{node.lineno}"] = re.compile(given), method.removeprefix("re.") in SCANS
     return found
+
+
+WRONG = re.compile(r"(?<!\\)\)(?:[*+?]|\{[\d,]+\})\+|\(\?>")
+"""Possessive repeats of a group, and atomic groups: Python before 3.11.5 matches some of them wrongly."""
+
+
+def test_every_pattern_works_in_the_first_releases_of_python_3_11() -> None:
+    written_out = {place: str(pattern.pattern) for place, (pattern, _) in patterns().items()}
+    written_out["dot.lark"] = Path(dot.__file__).with_name("dot.lark").read_text(encoding="utf-8")
+    assert not {place: one for place, one in written_out.items() if WRONG.search(one)}
 
 
 def written(node: ast.expr) -> str | bytes | None:

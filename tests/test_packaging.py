@@ -60,7 +60,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     run(python, "-m", "hatchling", "build", "-t", "sdist", "-d", folder, cwd=ROOT)
     (archive,) = folder.glob("*.tar.gz")
     with tarfile.open(archive) as opened:
-        opened.extractall(folder, filter="data")
+        opened.extractall(folder, **({"filter": "data"} if hasattr(tarfile, "data_filter") else {}))
     run(python, "-m", "hatchling", "build", "-t", "wheel", "-d", folder, cwd=folder / archive.name[: -len(".tar.gz")])
     return folder
 

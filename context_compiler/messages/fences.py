@@ -137,8 +137,7 @@ def _spaced_pattern(letters: str) -> str:
 
 _BLANK = rf"[ \t\xa0\u1680\u2000-{INVISIBLE}\u3000]"
 _GAP = f"{_BLANK}{{0,40}}"
-_MORE = f"(?:{_BLANK}{{0,3}}[={WIDE}])"
-_SIGNS = f"(?:={_MORE}++|{WIDE}{_MORE}*+)"
+_SIGNS = f"(?:=(?={_BLANK}{{0,3}}[={WIDE}])|{WIDE})[={WIDE}]*+(?:{_BLANK}{{1,3}}+[={WIDE}]++)*"
 _RUN = re.compile(_SIGNS)
 _NAMED = re.compile(rf"{_GAP}(?:{_spaced_pattern('begin')}|{_spaced_pattern('end')})(?![^\W_])", re.IGNORECASE)
 _CLOSED = re.compile(rf"[\w {INVISIBLE}-]{{1,60}}?{_SIGNS}")

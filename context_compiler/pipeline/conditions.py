@@ -23,7 +23,8 @@ STATUSES = {
 
 _KEY = r"[A-Za-z_][A-Za-z0-9_-]*(?:\.[A-Za-z_][A-Za-z0-9_-]*)*"
 _CLAUSE = re.compile(
-    rf'\s*(?P<key>{_KEY})\s*(?:(?P<operator>!=|==|=)\s*(?P<value>"(?:[^"\\]|\\[\s\S])*+"|[^"\s&|<>=!()]*+)\s*)?'
+    rf"\s*(?P<key>{_KEY})\s*(?:(?P<operator>!=|==|=)\s*"
+    r'(?P<value>"[^"\\]*+(?:\\[\s\S][^"\\]*+)*"|[^"\s&|<>=!()]*+)\s*)?'
 )
 _UNKNOWN = re.compile(r"\|\||<=|>=|<|>|!(?!=)|&(?!&)|\b(?:contains|matches|not|or|and)\b")
 _ESCAPE = re.compile(r"\\([\s\S])")

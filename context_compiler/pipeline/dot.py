@@ -74,8 +74,8 @@ def attribute() -> re.Pattern[str]:
     return re.compile(named["ATTRIBUTE"].to_regexp())
 
 
-GAP = re.compile(r"(?:[ \t\r\n\f]|//[^\n]*+|/\*(?:[^*]++|\*(?!/))*+\*/)*+")
-KEY = re.compile(r'[A-Za-z_][\w.]*+|"[^"\\]*+(?:\\[\s\S][^"\\]*+)*+"', re.ASCII)
+GAP = re.compile(r"(?:[ \t\r\n\f]++|//[^\n]*+|/\*[\s\S]*?\*/)*")
+KEY = re.compile(r'[A-Za-z_][\w.]*+|"[^"\\]*+(?:\\[\s\S][^"\\]*+)*"', re.ASCII)
 
 
 def skip_gap(text: str, at: int) -> int:

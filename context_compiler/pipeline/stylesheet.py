@@ -22,9 +22,9 @@ EFFORTS = ("low", "medium", "high")
 LONGEST = 1_000_000
 """Maximum length of a stylesheet, in characters."""
 
-_GAP = re.compile(r"(?:\s|/\*(?:[^*]++|\*(?!/))*+\*/)*+")
+_GAP = re.compile(r"(?:\s++|/\*[\s\S]*?\*/)*")
 _SELECTOR = re.compile(r"(?P<all>\*)|#(?P<id>[A-Za-z_]\w*)|\.(?P<class>[\w-]+)|(?P<shape>[A-Za-z]\w*)", re.ASCII)
-_DECLARATION = re.compile(r'(?P<name>[A-Za-z_][\w-]*)\s*:\s*(?P<value>"(?:[^"\\]|\\.)*+"|[^\s;{}"]+)', re.ASCII)
+_DECLARATION = re.compile(r'(?P<name>[A-Za-z_][\w-]*)\s*:\s*(?P<value>"[^"\\]*+(?:\\.[^"\\]*+)*"|[^\s;{}"]+)', re.ASCII)
 _ESCAPE = re.compile(r"\\(.)")
 
 

@@ -183,7 +183,7 @@ def unpack(stored: object) -> bytes:
     raise ValueError(f"a body is stored as {stored!r}")
 
 
-_INSTRUCTIONS = re.compile(rb'"instructions":("(?:[^"\\]++|\\.)*+")')
+_INSTRUCTIONS = re.compile(rb'"instructions":("[^"\\]*+(?:\\.[^"\\]*+)*")')
 _NO_INSTRUCTIONS = re.compile(rb'"instructions":(null)')
 
 
