@@ -13,6 +13,8 @@ help:  ## List the targets
 install:  ## Make a virtual environment with everything a developer needs
 	python3 -m venv $(VENV)
 	$(VENV)/bin/pip install -q -e ".[dev]"
+	$(PYTHON) -m compileall -q context_compiler
+	$(PYTHON) -m pytest -q --collect-only > /dev/null  # compiles the tests
 
 quick:  ## Run the quick tests: seconds
 	$(PYTHON) -m pytest -q -n 2 -m "not slow"

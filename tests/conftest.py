@@ -16,6 +16,9 @@ from hypothesis import HealthCheck, settings
 from context_compiler.record.store import SQLiteStore, open_place
 from tests.support.slow import function_name, only_slow, served, slow_names
 
+QUICK = "not slow"
+"""The marks of a quick run."""
+
 ROOM = 2 << 30
 """Bytes that must be free in memory for the temporary folders of a run."""
 
@@ -52,8 +55,15 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """Leave files out of a quick run that have no test for it: importing what they test takes as long as many tests."""
-    a_quick_run = config.option.markexpr == "not slow" and collection_path.match("test_*.py")
+    a_quick_run = config.option.markexpr == QUICK and collection_path.match("test_*.py")
     return True if a_quick_run and only_slow(collection_path) else None
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pycollect_makeitem(collector: pytest.Collector, name: str) -> list[pytest.Item] | None:
+    """Make no cases of a slow function in a quick run: making them takes as long as running them."""
+    a_quick_run = collector.config.option.markexpr == QUICK and name.startswith("test_")
+    return [] if a_quick_run and function_name(f"{collector.nodeid}::{name}") in slow_names() else None
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -22,7 +22,7 @@ from pathlib import Path
 
 import pytest
 
-LIMIT = 0.04
+LIMIT = 0.02
 """Seconds of CPU time for set-up, call and tear-down of one case."""
 
 TOTAL = 0.4
