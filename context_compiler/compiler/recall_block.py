@@ -298,6 +298,22 @@ def _asks(text: str) -> bool:
     return bool(_MARK.search(text) or _ASKING.match(text) or _UNSPACED.search(text))
 
 
+def _due(plan: Plan, limits: Limits) -> int:
+    """Tokens of a request from which it is cut back for a prompt that asks: by at least a sixth of the room."""
+    least = limits.room // DUE
+    return max(limits.budget - reserve(plan, limits) - least + 1, limits.low + least // 2)
+
+
+def where_asked(plan: Plan, limits: Limits, cycle: Cycle | None) -> Limits:
+    """The thresholds at which a view is cut back next, if its prompt asks as one of the newest did."""
+    if cycle is None:  # nothing has been left out that could be asked for
+        return limits
+    least, history = limits.room // DUE, plan.history
+    recent = (history.readings[turn.start] for turn in plan.outline.turns[-TURNS:])
+    asked = any(wanted(plan, limits, cycle, question_text(prompt)) >= least for prompt in recent)
+    return replace(limits, high=min(limits.high, _due(plan, limits))) if asked else limits
+
+
 def crowded(plan: Plan, limits: Limits, cycle: Cycle, cost: int) -> bool:
     """True if a prompt that asks finds so little room for its block that the view is better cut back first.
 
@@ -311,9 +327,7 @@ def crowded(plan: Plan, limits: Limits, cycle: Cycle, cost: int) -> bool:
     if at is None or not plan.policy.recall or plan.policy.fidelity is Fidelity.TRUNCATE:
         return False
     least = limits.room // DUE
-    if free(plan, limits, cost) >= least or cost - limits.low < least // 2:
-        return False
-    if wanted(plan, limits, cycle, question_text(plan.history.readings[at])) < least:
+    if cost < _due(plan, limits) or wanted(plan, limits, cycle, question_text(plan.history.readings[at])) < least:
         return False
     return bool(recalled(plan, cycle, at, least))
 

@@ -9,6 +9,7 @@ from dataclasses import replace
 
 from context_compiler.compiler.advance import Advance, advance, decided_by, failed_row, select
 from context_compiler.compiler.cycle import Cycle, fitting
+from context_compiler.compiler.recall_block import where_asked
 from context_compiler.compiler.summary import SummaryRequest, SummaryResponse, reason_for_no_model, summary_request
 from context_compiler.errors import CompileError
 from context_compiler.middleware.request import Host, response_of
@@ -29,7 +30,7 @@ async def start(context: RequestContext, previous: Cycle | None, host: Host) -> 
     run = context.run
     if context.policy.model == "none" or context.rests or run.refused or run.asked_turn == context.turn:
         return False
-    limits = context.limits().ahead
+    limits = where_asked(context, context.limits(), previous).ahead
     chosen = select(context, limits, previous=previous, overhead=context.request.fixed)
     decided = decided_by(chosen)
     if not decided or reason_for_no_model(chosen, context.turn) is not None:

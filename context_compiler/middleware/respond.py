@@ -27,6 +27,7 @@ from context_compiler.compiler.recall_block import (
     small_tokens,
     smaller,
     wanted,
+    where_asked,
 )
 from context_compiler.compiler.steering import WAITS, Steering
 from context_compiler.compiler.summary import SummaryRequest, SummaryResponse
@@ -121,7 +122,7 @@ async def _without_waiting(context: RequestContext, cycle: Cycle | None, host: H
         result = _grown(context, cycle, whole=True)
         if result is not None and begun is None and not await start(context, cycle, host):
             result = None
-    elif result is not None and begun is None and _bare_cost(context, result) > context.limits(cycle).soft:
+    elif result is not None and begun is None and _soon_cut(context, cycle, result):
         await start(context, cycle, host)
     if result is None:
         first = None
@@ -131,9 +132,10 @@ async def _without_waiting(context: RequestContext, cycle: Cycle | None, host: H
     return replace(result, row=result.row or useless, fault=result.fault or error)
 
 
-def _bare_cost(context: RequestContext, result: Result) -> int:
-    """Exact tokens of a request without what was recalled for its turn."""
-    return result.cost - (result.blocks.tokens(context.counter) if result.blocks else 0)
+def _soon_cut(context: RequestContext, cycle: Cycle | None, result: Result) -> bool:
+    """True if a request, without what was recalled for its turn, is above the soft threshold."""
+    bare = result.cost - (result.blocks.tokens(context.counter) if result.blocks else 0)
+    return bare > where_asked(context, context.limits(cycle), cycle).soft
 
 
 async def _current_cycle(context: RequestContext, host: Host) -> tuple[RequestContext, Cycle | None]:

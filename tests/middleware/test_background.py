@@ -191,6 +191,16 @@ async def test_a_request_over_the_budget_waits_for_what_is_under_way() -> None:
     assert "since turn" in (await chat.compiles())[-1].status
 
 
+async def test_a_chat_whose_prompts_ask_does_not_wait_either() -> None:
+    chat = Chat(Gate(opened=True), budget=4_000, trigger=None, recall=0.5)
+    for number in range(60):
+        said = f"Note {number}: {prose(number, 60)} What was said in notes {number // 2} and {number // 3}, and why?"
+        chat.messages = (await run(chat.agent, said, message_history=chat.messages)).messages
+        await settle()
+    made = [one.status for one in await chat.compiles()]
+    assert len(made) >= 2 and all("; made in the background since turn" in status for status in made)
+
+
 async def test_a_run_that_is_cancelled_while_it_waits_leaves_the_compile_to_the_next() -> None:
     chat = Chat(Gate())
     await chat.until(lambda: chat.gate.asked)
