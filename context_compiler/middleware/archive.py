@@ -1,15 +1,12 @@
 """Views, compiles, cycles and raw history of a compiler, saved to and loaded from one store.
 
 A store that fails is reported, left alone for a while after three failures, and never stops a request. What a locked
-file or a full disk has stopped is saved before the next write.
+file or a full disk has stopped is saved before the next write (`late`).
 """
 
 from __future__ import annotations
 
-import asyncio
 import os
-import time
-from collections import deque
 from collections.abc import Awaitable, Callable, Hashable, Sequence
 from copy import copy
 from dataclasses import replace
@@ -28,12 +25,14 @@ from context_compiler.compiler.summary import SummaryResponse
 from context_compiler.errors import StoreError
 from context_compiler.messages.history import PROMPT, History, Reader, load_messages
 from context_compiler.middleware.arguments import Arguments
+from context_compiler.middleware.late import LateWrites, Write, is_passing
 from context_compiler.middleware.others import other_mentions
 from context_compiler.middleware.state import Result
 from context_compiler.recall.others import Mention
+from context_compiler.record.database import Moment
 from context_compiler.record.redaction import Redactor
 from context_compiler.record.rows import BrokenReference
-from context_compiler.record.store import SQLStore, Steered, Store, Tenants, is_passing, open_store
+from context_compiler.record.store import SQLStore, Steered, Store, Tenants, open_store
 from context_compiler.record.values import COMPILE, UNDO, Action, Compile, Entry, Record, with_null_reasons
 from context_compiler.record.values import Cycle as StoredCycle
 from context_compiler.resilience import Breaker, Report, try_await
@@ -52,9 +51,6 @@ NEWEST = 50
 
 STEPS = 32
 """Cycles of one conversation that are remembered in memory, so that a compile can be undone."""
-
-LATE, LATE_S = 100, 300.0
-"""Most writes that are put off, and seconds after which one is given up: what was deleted long ago must not return."""
 
 RECALLED = "+recalled"
 """Mark of the configuration under which recall blocks are kept."""
@@ -78,10 +74,6 @@ METADATA, REDACTED = "record is metadata", "content is redacted, and no request 
 """Reasons for the same columns to be empty."""
 
 
-Write = Callable[[], Awaitable[Any]]
-"""A write to the record of an owner, which may be done again."""
-
-
 class Archive:
     """The record of one compiler."""
 
@@ -99,8 +91,7 @@ class Archive:
         self._answers: Memo[str, SummaryResponse] = Memo(ANSWERS)
         self._made: Memo[tuple[str | None, str], tuple[Cycle, ...]] = Memo(CYCLES)
         self._actions: Memo[tuple[str | None, str], tuple[Action, ...]] = Memo(CYCLES)
-        self._late: deque[tuple[float, Write]] = deque(maxlen=LATE)
-        """Writes that were put off, oldest first, each with the time when it was tried."""
+        self._late = LateWrites(report)
         self.owner: str | None = arguments.static_owner
         """Owner of what is kept; None is not known, so nothing is kept or found."""
 
@@ -134,14 +125,27 @@ class Archive:
         """Keep one request, sent with these tools; the record as it was kept, or as given when it could not be."""
         if self._arguments.record == "off":
             return with_null_reasons(record, {"summary_id": "record is off"})
-        kept = await self._write(lambda: self._save(record, result, cycle, blocks, tools))
+        write = partial(self._save, record, result, cycle, blocks, tools)
+        kept = await self._write(record.session_id, write)
         if kept is None:
             return with_null_reasons(record, {"summary_id": "not stored, or later"})
         return replace(kept, compile=result.row)
 
+    def _store_for(self, tried: Moment | None) -> Store:
+        """The store for a write that was first tried then."""
+        store = self.store
+        return store.late(tried) if tried is not None and isinstance(store, SQLStore) else store
+
     async def _save(
-        self, record: Record, result: Result, cycle: Cycle | None, blocks: Blocks | None, tools: str | None
+        self,
+        record: Record,
+        result: Result,
+        cycle: Cycle | None,
+        blocks: Blocks | None,
+        tools: str | None,
+        tried: Moment | None,
     ) -> Record:
+        store = self._store_for(tried)
         if self._arguments.record == "metadata":
             entry = _bare(record, result.row)
         elif self._redactor is not None:
@@ -160,12 +164,12 @@ class Archive:
                 tools=tools,
             )
         try:
-            return await self.store.save(entry)
+            return await store.save(entry)
         except BrokenReference:
             if record.summary_id is None:
                 raise
         gone = with_null_reasons(replace(entry.record, summary_id=None), {"summary_id": "its row is gone"})
-        return await self.store.save(replace(entry, record=gone))
+        return await store.save(replace(entry, record=gone))
 
     async def announce_compile(self, session_id: str, model: str, seconds: float) -> tuple[int, datetime] | None:
         """Let those who look at the record see that a model writes a summary, for at most that long.
@@ -207,51 +211,44 @@ class Archive:
     async def raw(self, session_id: str, history: History) -> None:
         """Keep a raw history without a request: what the last answer of a run adds to it."""
         if self._arguments.record == "full":
-            await self._write(lambda: self._archived(session_id, history))
+            await self._write(session_id, partial(self._archived, session_id, history))
 
-    async def _archived(self, session_id: str, history: History) -> bool:
+    async def _archived(self, session_id: str, history: History, tried: Moment | None) -> bool:
         chain = self._redactor.chain(history.chain) if self._redactor else history.chain
-        await self.store.archive(session_id, self._arguments.place, chain)
+        await self._store_for(tried).archive(session_id, self._arguments.place, chain)
         return True
 
-    async def _write(self, work: Write) -> Any:
+    async def _write(self, session_id: str, work: Write) -> Any:
         """Result of a write, after those that were put off; None if it failed, and is put off itself if it may be."""
-        if self._breaker.open and self._late and self.owner is not None:
-            self._put_off(work)
-        return await self._tried(partial(self._in_turn, work), writes=True)
+        if not self._breaker.open:
+            return await self._tried(partial(self._in_turn, session_id, work), writes=True)
+        if self._late.is_away:
+            await self._put_off(session_id, Moment(), work)
+        return None
 
-    async def _in_turn(self, work: Write) -> Any:
+    async def _in_turn(self, session_id: str, work: Write) -> Any:
+        tried = Moment()
         try:
-            await self._catch_up()
-            return await work()
+            if await self._late.catch_up((self.owner, session_id)):
+                return await work(None)
         except StoreError as error:
             if is_passing(error):
-                self._put_off(work)
+                await self._put_off(session_id, tried, work)
             raise
+        await self._put_off(session_id, tried, work)
+        return None
 
-    def _put_off(self, work: Write) -> None:
-        self._late.append((time.monotonic(), work))
-
-    async def _catch_up(self) -> None:
-        """Do the writes that were put off; one that fails by itself is given up, since it was reported before."""
-        while True:
-            try:
-                tried, work = late = self._late.popleft()
-            except IndexError:
-                return
-            try:
-                if time.monotonic() - tried < LATE_S:
-                    await work()
-            except (StoreError, asyncio.CancelledError) as error:
-                if isinstance(error, asyncio.CancelledError) or is_passing(error):
-                    self._late.appendleft(late)  # an entry that is saved again is one row
-                    raise
+    async def _put_off(self, session_id: str, tried: Moment, work: Write) -> None:
+        """Let a write wait, if its store can tell later whether something was deleted meanwhile."""
+        if self.owner is not None and self._opened and isinstance(self._opened[0], SQLStore):
+            await self._late.put_off((self.owner, session_id), tried, work)
 
     async def catch_up(self) -> None:
         """Do the writes that were put off, or report why that cannot be."""
-        outcome = await try_await(self._catch_up())
-        if outcome.error is not None:
-            await self._report(outcome.error)
+        error = (await try_await(self._late.catch_up())).error
+        if error is not None:
+            waiting = f"{len(self._late)} {'write waits' if len(self._late) == 1 else 'writes wait'} for the record"
+            await self._report(StoreError(f"{waiting}, and can be made later or not at all: {error}"))
 
     async def _tried(self, work: Callable[[], Awaitable[Any]], *, writes: bool = False) -> Any:
         """Result of a store operation; None if it failed or the breaker is open.
@@ -266,6 +263,7 @@ class Archive:
             if writes:  # a full disk and a file that another process holds can still be read
                 self._breaker.succeeded()
             return outcome.value
+        self._late.is_away = is_passing(outcome.error)
         self._breaker.failed()
         await self._report(outcome.error)
         return None

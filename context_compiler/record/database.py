@@ -6,9 +6,24 @@ method here.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
 from typing import Any, Protocol
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """Now, by two clocks: one that nobody sets, which may stand still in sleep, and one that does not."""
+
+    steady: float = field(default_factory=time.monotonic)
+    wall: float = field(default_factory=time.time)
+
+    @property
+    def age(self) -> float:
+        """Seconds since then."""
+        return max(time.monotonic() - self.steady, time.time() - self.wall)
 
 
 class Rows(Protocol):
@@ -35,6 +50,8 @@ class Database(Protocol):
 
     owner: str | None
     """Owner whose rows the queries see and write; None sees every owner's."""
+    tried: Moment | None
+    """When what it writes was first tried; such a write is refused if anything was removed since. None is now."""
     damage: tuple[type[Exception], ...]
     """Errors of reading a record that is damaged."""
 
@@ -64,6 +81,10 @@ class Database(Protocol):
 
     def hold(self, name: str) -> None:
         """Let other transactions that hold the same name wait for the end of this one."""
+        ...
+
+    def clock(self) -> float:
+        """The time in seconds, by a clock that all who write to the record share."""
         ...
 
     def next_number(self, table: str) -> int:

@@ -69,7 +69,7 @@ def identity(path: Path) -> tuple[int, int] | None:
 def explain(error: Exception, path: Path | str) -> StoreError:
     """A StoreError with the place and the remedy."""
     if isinstance(error, StoreError):
-        return StoreError(f"{path}: {error}")
+        return type(error)(f"{path}: {error}")
     if isinstance(error, OSError):
         return StoreError(f"{path}: {error.strerror or error}; check that its folder exists and may be written")
     if isinstance(error, OverflowError):

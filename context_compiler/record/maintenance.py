@@ -62,6 +62,9 @@ WITH RECURSIVE kept (id) AS (
 DELETE FROM memories WHERE id NOT IN (SELECT id FROM kept WHERE id NOT NULL)
 """
 
+RECENT = 1
+"""Days of what a write that comes late may be of: what removes only what is older does not concern it."""
+
 HELD = "SELECT session FROM spaces UNION SELECT session FROM layers UNION SELECT session FROM conversations"
 """Sessions that stay without requests."""
 
@@ -136,7 +139,8 @@ def prune(db: Database, older_than_days: float | None, keep_last: int | None) ->
     """Remove the requests that are both old and beyond the newest; the number of requests removed."""
     limited, owner = older_than_days is not None or keep_last is not None, db.owner
     age = None if older_than_days is None else rows.days_ago(older_than_days)
-    with _sweep(db):
+    recent = limited and (older_than_days is None or older_than_days < RECENT)
+    with _sweep(db, noted=recent):
         old = _numbers(db, OLD_VIEWS, (owner, age, keep_last)) if limited else []
         before = _sessions(db)
         removed = _remove(db, "views", "id", old)
@@ -154,8 +158,8 @@ def _sessions(db: Database) -> set[int]:
 
 
 @contextmanager
-def _sweep(db: Database) -> Generator[None]:
-    """A transaction that ends by removing everything without a reference."""
+def _sweep(db: Database, *, noted: bool = True) -> Generator[None]:
+    """A transaction that ends by removing everything without a reference; unless `noted`, late writes may follow."""
     with db.sweep():
         yield
         for statement in (DROP_ENTRIES, DROP_NODES, DROP_COPIES, DROP_TOOLS):
@@ -163,6 +167,8 @@ def _sweep(db: Database) -> Generator[None]:
         db.clean_indexes()
         db.execute(DROP_MEMORIES)
         db.execute(DROP_CONTENTS)
+        if noted:
+            rows.note_removal(db)
 
 
 def _forget(db: Database, sessions: Sequence[int]) -> None:

@@ -23,7 +23,7 @@ from greenlet import getcurrent, greenlet
 
 from context_compiler.errors import StoreError
 from context_compiler.record import maintenance, postgres_search, queries
-from context_compiler.record.database import Database
+from context_compiler.record.database import Database, Moment
 from context_compiler.record.dialect import (
     MARK,
     NO_NULLS,
@@ -36,7 +36,7 @@ from context_compiler.record.pool import ATTEMPTS, CONFLICTS, FAILURES, LOST, SC
 from context_compiler.record.postgres_save import Memory, save, save_usual
 from context_compiler.record.postgres_search import EVERY, INDEXED, bm25
 from context_compiler.record.postgres_tables import RECORD, REFERENCES, TABLES
-from context_compiler.record.rows import PLAIN, prefix
+from context_compiler.record.rows import PLAIN, prefix, refuse_removed
 from context_compiler.record.schema import APPLICATION_ID
 from context_compiler.record.store import PAGE, SQLStore
 from context_compiler.record.values import Entry, Record
@@ -104,6 +104,7 @@ class PostgresDatabase:
     """A connection for functions that wait for nothing; they run within `perform`."""
 
     owner: str | None = ""
+    tried: Moment | None = None
     damage: tuple[type[Exception], ...] = (asyncpg.PostgresError, asyncpg.InterfaceError)
 
     def __init__(self, connection: Connection, schema: str, timeout: float | None) -> None:
@@ -216,6 +217,7 @@ class PostgresDatabase:
     def transaction(self) -> Generator[None]:
         """A write transaction beside others."""
         with self._between(f"BEGIN; {self._patience()} SELECT pg_advisory_xact_lock_shared({APPLICATION_ID}, 1)"):
+            refuse_removed(self)
             yield
 
     @contextmanager
@@ -233,6 +235,10 @@ class PostgresDatabase:
     def hold(self, name: str) -> None:
         """Let other transactions that hold the same name wait for the end of this one."""
         self.run("SELECT pg_advisory_xact_lock(hashtextextended($1, 0))", _argument(name))
+
+    def clock(self) -> float:
+        """The time in seconds, by the clock of the server."""
+        return float(self.run("SELECT extract(epoch FROM clock_timestamp())").fetchone()[0])
 
     def next_number(self, table: str) -> int:
         """The number of a new row."""
@@ -438,7 +444,7 @@ class PostgresStore(SQLStore):
         connection: Connection,
     ) -> T:
         db = PostgresDatabase(connection, self.database.schema, timeout)
-        db.owner = self.owner
+        db.owner, db.tried = self.owner, self.tried
         used.append(db)
         if self.row_security:
             given = ("", "") if self.owner is None else (f"o:{self.owner}", f"p:{prefix(self.owner)}")
@@ -456,6 +462,8 @@ class PostgresStore(SQLStore):
 
     async def save(self, entry: Entry) -> Record:
         """Save an entry in one transaction and return its record with `id` and `summary_id`."""
+        if self.tried is not None:  # the usual way does not look what was removed
+            return await super().save(entry)
         given = {"entry": entry, "memory": self._memory}
         saved = await self.perform(partial(save, **given), first=partial(save_usual, **given))
         if next(self._saves) % EVERY == 0 and not self._indexing:

@@ -240,6 +240,8 @@ RECORD_LAYER_PAGES = (
     )""",
 )
 
+RECORD_REMOVALS = ("CREATE TABLE {schema}.removals (id BIGINT PRIMARY KEY, at DOUBLE PRECISION NOT NULL)",)
+
 ONLY_WORDS = (
     "DROP INDEX {schema}.messages_by_word",
     "CREATE INDEX messages_by_word ON {schema}.messages_fts USING gin (words) WHERE words IS NOT NULL",
@@ -273,6 +275,7 @@ TABLES = (
         "entries",
         "toolsets",
         "under_way",
+        "removals",
         "messages_fts",
         "memories_fts",
     ),
@@ -313,5 +316,6 @@ RECORD = Component(
         RECORD_LAYER_PAGES,
         (*ONLY_WORDS, "DROP FUNCTION {schema}.save_request", SAVE),
         ("DROP FUNCTION {schema}.save_request", SAVE),
+        RECORD_REMOVALS,
     ),
 )

@@ -592,8 +592,9 @@ def reseal(db: Database, table: str, row: int) -> None:
 
 
 def advance(db: Database, session: int, tip: str | None) -> None:
-    """Set the tip of a conversation's raw history, by its stored name."""
+    """Set the tip of a conversation's raw history, by its stored name; a late write never sets it back."""
     query = f"SELECT {', '.join(rows.SESSION)} FROM sessions WHERE id = ?"
-    row = {**rows.mapping(db.execute(query, (session,)).fetchone()), "raw_tip": tip}
+    known = rows.mapping(db.execute(query, (session,)).fetchone())
+    row = {**known, "raw_tip": rows.newer_tip(db, known["raw_tip"], tip)}
     seal = rows.seal(session, [row[column] for column in rows.SESSION])
-    db.execute("UPDATE sessions SET raw_tip = ?, seal = ? WHERE id = ?", (tip, seal, session))
+    db.execute("UPDATE sessions SET raw_tip = ?, seal = ? WHERE id = ?", (row["raw_tip"], seal, session))

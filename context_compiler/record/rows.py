@@ -33,6 +33,10 @@ class BrokenReference(StoreError):
     """A row names another one that is not there any more."""
 
 
+class Removed(StoreError):
+    """A write comes too late, because something was removed since it was first tried, and may have been its own."""
+
+
 Row = Mapping[str, Any]
 """A row by column name."""
 
@@ -124,6 +128,40 @@ def writer_of(db: Database) -> str:
     if owner is None:
         raise StoreError("a store of every owner only reads and removes; name the owner: scoped(owner)")
     return owner
+
+
+def note_removal(db: Database) -> None:
+    """Note when something was removed, and nothing of what it was."""
+    query = "INSERT INTO removals (id, at) VALUES (1, ?) ON CONFLICT (id) DO UPDATE SET at = excluded.at"
+    db.execute(query, (db.clock(),))
+
+
+def refuse_removed(db: Database) -> None:
+    """Refuse a write that was first tried before the newest removal; within its transaction.
+
+    Only ages are compared, one by the clock of the record and one by ours, so these may differ.
+
+    Raises:
+        Removed: Something was removed since.
+    """
+    if db.tried is None:
+        return
+    found = db.execute("SELECT at FROM removals").fetchone()
+    if found is not None and db.clock() - found["at"] <= db.tried.age:
+        raise Removed("something was removed since this was first tried, and it may have been a part of it")
+
+
+def newer_tip(db: Database, known: str | None, given: str | None) -> str | None:
+    """The new tip of a conversation that ends in `known`: a late write never sets it back to an earlier message."""
+    if db.tried is None:
+        return given
+    found = db.execute(
+        "WITH RECURSIVE up (id) AS (SELECT id FROM nodes WHERE id = ? UNION ALL"
+        " SELECT n.parent FROM up JOIN nodes n ON n.id = up.id WHERE n.parent NOT NULL)"
+        " SELECT 1 FROM up WHERE id = ?",
+        (known, given),
+    ).fetchone()
+    return given if found is None else known
 
 
 def stored(db: Database, name: Name) -> Name:

@@ -359,6 +359,16 @@ def create_layer_pages(db: sqlite3.Connection) -> None:
     )
 
 
+def create_removals(db: sqlite3.Connection) -> None:
+    """Create the table that says when something was last removed."""
+    db.execute(
+        """CREATE TABLE removals (           -- one row; no part of a copy
+        id INTEGER PRIMARY KEY,
+        at REAL NOT NULL                    -- seconds since 1970
+    )"""
+    )
+
+
 MIGRATIONS: tuple[Callable[[sqlite3.Connection], None], ...] = (
     create_record,
     create_memories,
@@ -368,6 +378,7 @@ MIGRATIONS: tuple[Callable[[sqlite3.Connection], None], ...] = (
     create_actions,
     create_tools,
     create_layer_pages,
+    create_removals,
 )
 """In order; append only."""
 

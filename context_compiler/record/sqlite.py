@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import sqlite3
+import time
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from functools import cache
@@ -11,6 +12,7 @@ from typing import Any
 
 from context_compiler.errors import StoreError
 from context_compiler.record import rows
+from context_compiler.record.database import Moment
 from context_compiler.record.schema import migrate
 
 log = logging.getLogger("context_compiler.store")
@@ -20,6 +22,7 @@ class SQLiteDatabase(sqlite3.Connection):
     """A connection that works for one owner at a time."""
 
     owner: str | None = ""
+    tried: Moment | None = None
     damage: tuple[type[Exception], ...] = (sqlite3.DatabaseError,)
     _is_log_full: bool = False
     """Removed rows are still in the log, and in pages that it will overwrite, because others were reading."""
@@ -32,6 +35,7 @@ class SQLiteDatabase(sqlite3.Connection):
     def transaction(self) -> Generator[None]:
         """A write transaction, rolled back on an error."""
         with rows.transaction(self):
+            rows.refuse_removed(self)
             yield
         if self._is_log_full:
             patience: int = self.execute("PRAGMA busy_timeout").fetchone()[0]
@@ -80,6 +84,10 @@ class SQLiteDatabase(sqlite3.Connection):
 
     def hold(self, name: str) -> None:
         """Do nothing: no two transactions write at once."""
+
+    def clock(self) -> float:
+        """The time in seconds, by the clock of the machine."""
+        return time.time()
 
     def next_number(self, table: str) -> int:
         """The number of a new row."""

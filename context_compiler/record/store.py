@@ -8,7 +8,6 @@ wait for the disk (`synchronous = NORMAL`), so a power failure may lose the last
 from __future__ import annotations
 
 import os
-import sqlite3
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import copy
@@ -26,7 +25,7 @@ from context_compiler.errors import SettingsError, StoreError
 from context_compiler.paths import install_command, is_address
 from context_compiler.record import conversations, maintenance, queries, sessions
 from context_compiler.record.background import hold_at_fork
-from context_compiler.record.database import Database
+from context_compiler.record.database import Database, Moment
 from context_compiler.record.files import BUSY_TIMEOUT_MS, FAILURES, File, explain, locate
 from context_compiler.record.schema import version_of
 from context_compiler.record.sqlite import open_memory
@@ -294,11 +293,6 @@ def open_store(store: str | Path | Store | None) -> Store:
     return open_place(store) if isinstance(store, str | Path) else store
 
 
-def is_passing(error: StoreError) -> bool:
-    """True if a lock, a full disk or a database that is away has stopped something, which may succeed later."""
-    return isinstance(error.__cause__, sqlite3.OperationalError | OSError)
-
-
 def open_place(
     place: str | Path, *, read_only: bool = False, busy_timeout_ms: int = BUSY_TIMEOUT_MS
 ) -> SQLiteStore | PostgresStore:
@@ -310,9 +304,9 @@ def open_place(
     return import_module("context_compiler.record.postgres").PostgresStore(place, read_only=read_only)
 
 
-def _for_owner(owner: str | None, work: Callable[[Database], T], db: Database) -> T:
-    """Run a function on a connection that belongs to one job at a time, for an owner."""
-    db.owner = owner
+def _for_owner(owner: str | None, tried: Moment | None, work: Callable[[Database], T], db: Database) -> T:
+    """Run a function on a connection that belongs to one job at a time, for a store."""
+    db.owner, db.tried = owner, tried
     return work(db)
 
 
@@ -322,8 +316,8 @@ class SQLStore(Protocol):
 
     owner: str | None = ""
     """Owner of whom this store is; None is every owner."""
-    _origin: object = None
-    """Store that this one was scoped from, which closes the connection of both."""
+    tried: Moment | None = None  # when its writes were; None is now
+    _origin: object = None  # the store that this one was scoped from, which closes the connection of both
 
     @property
     def origin(self) -> object:
@@ -347,6 +341,12 @@ class SQLStore(Protocol):
         """The same store for another owner; None is every owner."""
         other = copy(self)
         other.owner, other._origin = check_owner(owner), self._origin or self
+        return other
+
+    def late(self, tried: Moment) -> Self:
+        """The same store for a write that was first tried then: refused if anything was removed from it since."""
+        other = self.scoped(self.owner)
+        other.tried = tried
         return other
 
     async def owners(self) -> list[OwnerInfo]:
@@ -527,7 +527,7 @@ class SQLiteStore(SQLStore):
     async def perform(self, work: Callable[[Database], T]) -> T:
         """Run a function on the connection, without interruption; memories of the same file use it too."""
         with self._explaining():
-            return await self._file.perform(partial(_for_owner, self.owner, work))
+            return await self._file.perform(partial(_for_owner, self.owner, self.tried, work))
 
     async def export(self) -> AsyncGenerator[Mapping[str, object]]:
         """Every row as of now, read on a second connection, so that saving goes on meanwhile."""
@@ -535,7 +535,7 @@ class SQLiteStore(SQLStore):
         with self._explaining():
             await self._file.perform(version_of)
             try:
-                found = await file.perform(partial(_for_owner, self.owner, queries.export))
+                found = await file.perform(partial(_for_owner, self.owner, self.tried, queries.export))
                 try:
                     while page := await file.perform(lambda _: list(islice(found, PAGE))):
                         for row in page:
@@ -587,7 +587,7 @@ class MemoryStore(SQLStore):
         """Run a function on the connection, without interruption."""
         with self._lock:
             try:
-                return _for_owner(self.owner, work, self._db)
+                return _for_owner(self.owner, self.tried, work, self._db)
             except FAILURES as error:
                 raise explain(error, "the record in memory") from error
 

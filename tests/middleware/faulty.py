@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from pydantic_ai import Agent
@@ -11,6 +15,22 @@ from tests.support.agents import Notes, Talker, compiler, run
 from tests.support.histories import long_history, prose
 
 BUDGET = 3_000
+
+
+HOLD = "import sqlite3, sys; db = sqlite3.connect(sys.argv[1], isolation_level=None); db.execute('BEGIN IMMEDIATE');"
+HOLD += "print(flush=True); sys.stdin.read()"
+
+
+def locked(file: Path) -> Callable[[], None]:
+    """Let another process write to a file, until what is returned is called."""
+    other = subprocess.Popen([sys.executable, "-c", HOLD, file], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert other.stdout is not None
+    other.stdout.readline()
+
+    def release() -> None:
+        other.communicate()
+
+    return release
 
 
 def look(path: str) -> str:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +15,7 @@ from context_compiler.errors import StoreError
 from context_compiler.messages.history import load_messages
 from context_compiler.record.values import Chain, Cycle, Entry
 from context_compiler.resilience import Breaker
-from tests.middleware.faulty import BUDGET, Faulty
+from tests.middleware.faulty import BUDGET, Faulty, locked
 from tests.support.agents import Notes
 
 
@@ -35,22 +33,6 @@ METHODS = "save archive find_compile find_cycle close chain view views summaries
 METHODS += " verify export"
 for method in METHODS.split():
     setattr(Broken, method, lambda self, *args, **given: self.__getattr__("work")())
-
-
-HOLD = "import sqlite3, sys; db = sqlite3.connect(sys.argv[1], isolation_level=None); db.execute('BEGIN IMMEDIATE');"
-HOLD += "print(flush=True); sys.stdin.read()"
-
-
-def locked(file: Path) -> Callable[[], None]:
-    """Let another process write to a file, until what is returned is called."""
-    other = subprocess.Popen([sys.executable, "-c", HOLD, file], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-    assert other.stdout is not None
-    other.stdout.readline()
-    return lambda: void(other.communicate())
-
-
-def void(_: object) -> None:
-    """Nothing."""
 
 
 async def test_a_store_whose_every_method_raises_costs_no_run() -> None:

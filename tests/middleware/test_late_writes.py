@@ -1,0 +1,236 @@
+"""Writes that a record could not take in time: what is deleted meanwhile stays deleted, and none is lost silently."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sqlite3
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from context_compiler import Record, SQLiteStore
+from context_compiler.errors import StoreError
+from context_compiler.middleware import late
+from context_compiler.record.schema import APPLICATION_ID
+from context_compiler.record.values import Entry
+from tests.middleware.faulty import Faulty, locked
+from tests.support.agents import Notes
+
+pytestmark = pytest.mark.usefixtures("impatient")
+
+SECRET = "What is the pelican's name?"
+
+
+@dataclass
+class Place:
+    """A record that others can hold."""
+
+    address: Any
+    lock: Callable[[], Awaitable[Callable[[], Awaitable[None]]]]
+    """Keeps everybody from writing until what it returns is called."""
+
+    def open(self) -> Any:
+        """A store of its own."""
+        if isinstance(self.address, Path):
+            return SQLiteStore(self.address)
+        from context_compiler.record.pool import Postgres
+        from context_compiler.record.postgres import PostgresStore
+
+        return PostgresStore(Postgres(self.address, patience_s=0.4))
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+async def place(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Place]:
+    async with AsyncExitStack() as undo:
+
+        async def lock_file() -> Callable[[], Awaitable[None]]:
+            release = await asyncio.to_thread(locked, tmp_path / "context.db")
+            undo.callback(release)
+            return lambda: asyncio.to_thread(release)
+
+        async def lock_database() -> Callable[[], Awaitable[None]]:
+            connection: Any = await pytest.importorskip("asyncpg").connect(made.address)
+            await connection.execute(f"BEGIN; SELECT pg_advisory_xact_lock({APPLICATION_ID}, 1)")
+            undo.push_async_callback(connection.close)
+            return connection.close
+
+        if request.param == "sqlite":
+            made = Place(tmp_path / "context.db", lock_file)
+        else:
+            made = Place(request.getfixturevalue("postgres_url"), lock_database)
+        store = made.open()
+        assert await store.verify() == ()
+        await store.close()
+        yield made
+
+
+async def delete(store: Any, place: Place) -> None:
+    await store.scoped("ann").delete("talk")
+
+
+async def erase(store: Any, place: Place) -> None:
+    await store.scoped("ann").erase()
+
+
+async def by_another_store(store: Any, place: Place) -> None:
+    other = place.open()
+    await other.scoped("ann").delete("talk")
+    await other.close()
+
+
+async def by_all_that_is_old(store: Any, place: Place) -> None:
+    other = place.open().scoped(None)
+    await other.prune(keep_last=0)
+    await other.close()
+
+
+async def by_another_process(store: Any, place: Place) -> None:
+    work = "import asyncio, sys; from context_compiler.record.store import open_place;"
+    work += "asyncio.run(open_place(sys.argv[1]).scoped('ann').delete('talk'))"
+    await asyncio.to_thread(subprocess.run, [sys.executable, "-c", work, str(place.address)], check=True)
+
+
+WAYS = [delete, erase, by_another_store, by_all_that_is_old, by_another_process]
+
+
+def given_up(faulty: Faulty) -> list[str]:
+    return [str(error) for error in faulty.errors if "will not be made" in str(error)]
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("known", [False, True])
+async def test_what_is_deleted_before_a_late_write_does_not_come_back(place: Place, way: Any, known: bool) -> None:
+    store = place.open()
+    faulty = Faulty(Notes(), store=store, owner="ann")
+    if known:
+        await faulty.ask("first", conversation_id="talk")
+    release = await place.lock()
+    await faulty.ask(SECRET, conversation_id="talk")
+    assert not given_up(faulty)
+    await release()
+    await way(store, place)
+    await faulty.ask("something else", conversation_id="other")
+    everyone = store.scoped(None)
+    assert [info.session_id for info in await everyone.sessions()] == ["other"]
+    assert not any("pelican" in str(row) for row in [one async for one in everyone.export()])
+    (told,) = given_up(faulty)
+    assert told.startswith("2 writes that waited") and "something was deleted" in told
+    assert await everyone.verify() == ()
+    await store.close()
+    if isinstance(place.address, Path):
+        assert b"pelican" not in b"".join(one.read_bytes() for one in place.address.parent.iterdir())
+
+
+async def test_what_was_deleted_before_does_not_keep_a_late_write_back(place: Place) -> None:
+    store = place.open()
+    faulty = Faulty(Notes(), store=store)
+    await faulty.ask("first", conversation_id="talk")
+    assert await store.delete("talk") == 1
+    release = await place.lock()
+    await faulty.ask(SECRET, conversation_id="talk")
+    await release()
+    await store.prune(older_than_days=30)
+    await faulty.ask("something else", conversation_id="other")
+    assert [info.session_id for info in await store.sessions()] == ["other", "talk"]
+    assert await store.verify() == () and not given_up(faulty)
+    await store.close()
+
+
+class Refusing(SQLiteStore):
+    """A store that refuses requests of a conversation: at first it is busy, and then the request itself is wrong."""
+
+    code = sqlite3.SQLITE_BUSY
+
+    async def save(self, entry: Entry) -> Record:
+        if entry.record.session_id == "wrong":
+            error = sqlite3.OperationalError("this cannot be done")
+            error.sqlite_errorcode = Refusing.code
+            raise StoreError(str(error)) from error
+        return await super().save(entry)
+
+
+async def test_a_write_that_fails_by_itself_keeps_no_other_one_waiting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = Refusing(tmp_path / "context.db")
+    faulty = Faulty(Notes(), store=store)
+    await faulty.ask(conversation_id="wrong")
+    assert not given_up(faulty)
+    monkeypatch.setattr(Refusing, "code", sqlite3.SQLITE_ERROR)  # such as "no such table"
+    await faulty.ask(conversation_id="right")
+    assert len(await store.views("right")) == 1 and await store.views("wrong") == []
+    (told,) = given_up(faulty)
+    assert told.startswith("1 write that waited") and "cannot be done" in told and await store.verify() == ()
+
+
+@pytest.mark.parametrize("name, value, why", [("LATE", 2, "wait"), ("LATE_S", -1.0, "waited for more than")])
+async def test_what_waits_for_too_long_or_is_too_much_is_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, value: float, why: str
+) -> None:
+    monkeypatch.setattr(late, name, value)
+    store = SQLiteStore(tmp_path / "context.db")
+    faulty = Faulty(Notes(), store=store)
+    await store.verify()
+    release = locked(store.path)
+    for session in ("one", "two"):
+        await faulty.ask(conversation_id=session)
+    release()
+    await faulty.ours.aclose()
+    assert {info.session_id for info in await store.sessions()} == ({"two"} if name == "LATE" else set[str]())
+    assert sum(int(one.split()[0]) for one in given_up(faulty)) == (2 if name == "LATE" else 4)
+    assert all(why in one for one in given_up(faulty))
+
+
+async def test_the_first_request_waits_too_where_nothing_could_be_read(tmp_path: Path) -> None:
+    place = tmp_path / "folder"
+    place.write_text("in the way")
+    faulty = Faulty(Notes(), store=place / "context.db")
+    await faulty.ask(conversation_id="talk")
+    assert faulty.ours.last_view is not None and not given_up(faulty)
+    place.unlink()
+    await faulty.ours.aclose()
+    assert len(await faulty.ours.views("talk")) == 1 and not given_up(faulty)
+
+
+async def test_nothing_of_an_owner_that_nobody_can_name_is_put_off(tmp_path: Path) -> None:
+    store, known = SQLiteStore(tmp_path / "context.db"), ["ann"]
+    await store.verify()
+    faulty = Faulty(Notes(), store=store, owner=lambda _: known[0])
+    release = locked(store.path)
+    for session in ("one", "two"):  # with two writes each, after which the record is left alone
+        await faulty.ask(conversation_id=session)
+    known.clear()
+    await faulty.ask(SECRET, conversation_id="three")
+    release()
+    await faulty.ours.aclose()
+    rows = [str(row) async for row in store.scoped(None).export()]
+    assert {info.session_id for info in await store.scoped("ann").sessions()} == {"one", "two"}
+    assert not any("pelican" in row for row in rows) and not given_up(faulty)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="processes do not fork")
+def test_what_waits_is_the_parents_after_a_fork(tmp_path: Path) -> None:
+    store = SQLiteStore(tmp_path / "context.db")
+    asyncio.run(store.verify())
+    faulty = Faulty(Notes(), store=store)
+    release = locked(store.path)
+    asyncio.run(faulty.ask("first", conversation_id="talk"))
+    release()
+    child = os.fork()
+    if not child:
+        code = 1
+        try:
+            asyncio.run(faulty.ours.aclose())
+            code = len(asyncio.run(store.sessions()))
+        finally:
+            os._exit(code)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    asyncio.run(faulty.ours.aclose())
+    assert len(asyncio.run(store.views("talk"))) == 1 and asyncio.run(store.verify()) == ()
