@@ -53,7 +53,7 @@ from context_compiler.middleware.request import JOINED, Host, Request, is_durabl
 from context_compiler.middleware.respond import advance_again, crowded_out, respond, unchanged
 from context_compiler.middleware.single_flight import SESSIONS, Summaries
 from context_compiler.middleware.state import CompilerState, Result, Run
-from context_compiler.recall.question import question_text
+from context_compiler.recall.ranking import question_text
 from context_compiler.record.costs import PRICE, compile_cost, request_cost
 from context_compiler.record.values import Compile, Record, check_owner, now, with_null_reasons
 from context_compiler.resilience import attempt, try_await

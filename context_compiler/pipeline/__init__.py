@@ -34,12 +34,11 @@ if TYPE_CHECKING:
         RecordingInterviewer,
         Reply,
     )
-    from context_compiler.pipeline.outcome import Outcome, StageStatus
     from context_compiler.pipeline.queue import PendingQuestion, RemoteInterviewer, RunQueue, Submission
     from context_compiler.pipeline.routing import select_edge
     from context_compiler.pipeline.run import open_runs, resume_pipeline, run_pipeline
     from context_compiler.pipeline.stage import Handler, Stage, traits
-    from context_compiler.pipeline.state import ContextStore, RunResult, RunState
+    from context_compiler.pipeline.state import ContextStore, Outcome, RunResult, RunState, StageStatus
     from context_compiler.pipeline.stores import Event, MemoryRuns, RunInfo, RunStore
     from context_compiler.pipeline.stores.files import FileRuns, in_folder
     from context_compiler.pipeline.stores.postgres import PostgresRuns
@@ -139,7 +138,7 @@ _HOMES = {
     "MemoryRuns": "pipeline.stores",
     "Node": "pipeline.graph",
     "Option": "pipeline.interviewers",
-    "Outcome": "pipeline.outcome",
+    "Outcome": "pipeline.state",
     "PendingQuestion": "pipeline.queue",
     "Pipeline": "pipeline.graph",
     "PostgresRuns": "pipeline.stores.postgres",
@@ -159,7 +158,7 @@ _HOMES = {
     "Session": "pipeline.threads",
     "Severity": "pipeline.graph",
     "Stage": "pipeline.stage",
-    "StageStatus": "pipeline.outcome",
+    "StageStatus": "pipeline.state",
     "StylesheetError": "pipeline.stylesheet",
     "Submission": "pipeline.queue",
     "Verdict": "pipeline.handlers.agent",

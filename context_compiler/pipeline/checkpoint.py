@@ -15,8 +15,7 @@ from uuid import uuid4
 
 from context_compiler.errors import PipelineError
 from context_compiler.pipeline.artifacts import write_atomically
-from context_compiler.pipeline.outcome import Outcome, parse_outcome
-from context_compiler.pipeline.state import SCHEMA_VERSION, Hashes, Lineage, RunState, Thread
+from context_compiler.pipeline.state import SCHEMA_VERSION, Hashes, Lineage, Outcome, RunState, Thread, parse_outcome
 
 FILE, STEPS = "checkpoint.json", "steps"
 STEPS_NAME = re.compile(r"steps-[0-9a-f]{1,32}\.jsonl")

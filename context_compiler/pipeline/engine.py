@@ -20,7 +20,6 @@ from context_compiler.middleware.middleware import log_text
 from context_compiler.pipeline.artifacts import ArtifactStore
 from context_compiler.pipeline.config import RequestMeter, RunConfig
 from context_compiler.pipeline.graph import AGENTS, DEFAULT_HANDLER, Graph, Node, shared_stages
-from context_compiler.pipeline.outcome import StageStatus, parse_outcome
 from context_compiler.pipeline.routing import Router, complete_stage, errors_in_a_row, fail_run
 from context_compiler.pipeline.stage import (
     Emit,
@@ -36,10 +35,12 @@ from context_compiler.pipeline.state import (
     Changes,
     ContextStore,
     RunState,
+    StageStatus,
     Thread,
     branch_state,
     lineage_facts,
     next_attempt,
+    parse_outcome,
 )
 from context_compiler.pipeline.threads import Session, load_session
 

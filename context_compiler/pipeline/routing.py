@@ -13,10 +13,9 @@ from context_compiler.pipeline.artifacts import PREFIX, artifact_id
 from context_compiler.pipeline.conditions import ConditionError, parse_condition
 from context_compiler.pipeline.config import RunConfig
 from context_compiler.pipeline.graph import Edge, Graph, Node, join_stage
-from context_compiler.pipeline.outcome import Outcome, StageStatus, failure
 from context_compiler.pipeline.preamble import KEPT, LARGEST, artifact_reference
 from context_compiler.pipeline.stage import PASSING, Stage
-from context_compiler.pipeline.state import RunState, segment
+from context_compiler.pipeline.state import Outcome, RunState, StageStatus, failure, segment
 
 _ACCELERATOR = re.compile(r"\s*(?:\[(?P<bracketed>[^\]]{1,20})\]\s*|(?P<closed>\w{1,3})\)\s*|(?P<dashed>\w)\s+-\s+)")
 

@@ -22,9 +22,16 @@ from context_compiler.fidelity import Fidelity, fidelity_on_resume, resolve_fide
 from context_compiler.pipeline.artifacts import ArtifactStore, artifact_id, write_atomically
 from context_compiler.pipeline.config import RequestMeter, RunConfig, backoff_of, max_attempts
 from context_compiler.pipeline.graph import Graph, Node
-from context_compiler.pipeline.outcome import Outcome, StageStatus, failure, find_outcome, parse_outcome
 from context_compiler.pipeline.preamble import build_fidelity_preamble
-from context_compiler.pipeline.state import ContextStore, RunState
+from context_compiler.pipeline.state import (
+    ContextStore,
+    Outcome,
+    RunState,
+    StageStatus,
+    failure,
+    find_outcome,
+    parse_outcome,
+)
 from context_compiler.pipeline.threads import Session
 from context_compiler.resilience import try_await
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from context_compiler.recall.index import Index, indexed
-from context_compiler.recall.question import Question, pending, question_text
-from context_compiler.recall.ranking import Ranking, Relevance, rank
+from context_compiler.recall.ranking import Question, Ranking, Relevance, pending, question_text, rank
 
 __all__ = ["Index", "Question", "Ranking", "Relevance", "indexed", "pending", "question_text", "rank"]

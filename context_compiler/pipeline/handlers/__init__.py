@@ -11,8 +11,8 @@ from context_compiler.pipeline.handlers.human import HumanHandler
 from context_compiler.pipeline.handlers.manager_loop import ManagerLoopHandler
 from context_compiler.pipeline.handlers.parallel import ParallelHandler
 from context_compiler.pipeline.handlers.tool import ToolHandler
-from context_compiler.pipeline.outcome import Outcome
 from context_compiler.pipeline.stage import HandlerLike, Stage
+from context_compiler.pipeline.state import Outcome
 
 __all__ = ["build_handlers"]
 

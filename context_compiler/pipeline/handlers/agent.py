@@ -30,9 +30,9 @@ from context_compiler.pipeline.config import RequestMeter, RunConfig
 from context_compiler.pipeline.context_helper import OutputCompiler
 from context_compiler.pipeline.graph import Graph, Node
 from context_compiler.pipeline.handlers.tool import RESERVED
-from context_compiler.pipeline.outcome import Outcome, find_outcome, parse_outcome
 from context_compiler.pipeline.shell import CommandResult, run_shell
 from context_compiler.pipeline.stage import EXCERPT, STEER, Stage, read_status
+from context_compiler.pipeline.state import Outcome, find_outcome, parse_outcome
 from context_compiler.pipeline.stylesheet import EFFORTS
 from context_compiler.tokens.prices import cost_of
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from context_compiler.pipeline.handlers.agent import AgentHandler
-from context_compiler.pipeline.outcome import Outcome, failure
 from context_compiler.pipeline.stage import Stage
+from context_compiler.pipeline.state import Outcome, failure
 from context_compiler.resilience import try_await
 
 RANKS = {"success": 0, "partial_success": 1, "retry": 2, "fail": 3}

@@ -6,9 +6,9 @@ import asyncio
 
 from context_compiler.pipeline.graph import Edge
 from context_compiler.pipeline.interviewers import AnswerValue, Option, Question, Reply, inform
-from context_compiler.pipeline.outcome import Outcome, StageStatus, failure
 from context_compiler.pipeline.routing import accelerator
 from context_compiler.pipeline.stage import Stage
+from context_compiler.pipeline.state import Outcome, StageStatus, failure
 from context_compiler.resilience import try_await
 
 

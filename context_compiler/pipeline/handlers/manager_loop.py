@@ -12,8 +12,8 @@ from context_compiler.pipeline.conditions import Condition, ConditionError, pars
 from context_compiler.pipeline.dot import load_dot
 from context_compiler.pipeline.graph import Graph
 from context_compiler.pipeline.handlers.agent import AgentHandler
-from context_compiler.pipeline.outcome import Outcome, failure
 from context_compiler.pipeline.stage import Child, Stage
+from context_compiler.pipeline.state import Outcome, failure
 from context_compiler.pipeline.workflow import SUFFIXES, load_workflow
 from context_compiler.resilience import try_await
 

@@ -15,9 +15,8 @@ from typing import Any
 from context_compiler.pipeline.artifacts import artifact_id
 from context_compiler.pipeline.check import POLICIES
 from context_compiler.pipeline.graph import join_stage
-from context_compiler.pipeline.outcome import Outcome, StageStatus, failure
 from context_compiler.pipeline.stage import Stage
-from context_compiler.pipeline.state import STAGE_KEYS, RunState
+from context_compiler.pipeline.state import STAGE_KEYS, Outcome, RunState, StageStatus, failure
 from context_compiler.resilience import try_await
 
 AT_ONCE = 4

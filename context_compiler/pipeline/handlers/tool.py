@@ -8,9 +8,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from context_compiler.pipeline.outcome import Outcome, StageStatus, failure
 from context_compiler.pipeline.shell import last_line, run_shell
 from context_compiler.pipeline.stage import Stage, read_status
+from context_compiler.pipeline.state import Outcome, StageStatus, failure
 
 ALLOWED = ("outcome", "preferred_label", "run_id")
 """Keys allowed as `${key}` in a command, beside those of the graph and of parameters."""
