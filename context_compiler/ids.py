@@ -55,6 +55,8 @@ class Split:
     """The `identity` of these alone."""
     rest: str
     """The `identity` of what follows them."""
+    last: str = ""
+    """The `identity` of the part before it alone, which may have been a message between two others."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,8 +101,8 @@ def _splits(data: Mapping[str, Any], parts: Sequence[object]) -> Iterator[Split]
     first = range(1, MOST_SPLITS if not data.get("run_id") else 0)
     for count in dict.fromkeys((*first, results)):
         if 0 < count < len(parts):
-            halves = ({"kind": data.get("kind"), "parts": half} for half in (parts[:count], parts[count:]))
-            yield Split(count, *map(_identity, halves))
+            pieces = (parts[:count], parts[count:], parts[count - 1 : count])
+            yield Split(count, *(_identity({"kind": data.get("kind"), "parts": piece}) for piece in pieces))
 
 
 def _rendering(parts: Sequence[object]) -> str:

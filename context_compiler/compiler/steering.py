@@ -201,12 +201,12 @@ def _same(one: Cycle, other: Cycle) -> bool:
 def position_of(pin: Pin, history: History) -> int | None:
     """The place of a pinned message: by its chain id, else the newest message that says the same.
 
-    It may have become one message with the one before or after it, see `History.splits`.
+    It may have become one message with those before and after it, see `History.splits`.
     """
     if pin.tip in history.ids:
         return history.ids.index(pin.tip)
     names = (
-        (one.name, *(name for split in one.splits for name in (split.first, split.rest)))
+        (one.name, *(name for split in one.splits for name in (split.first, split.rest, split.last)))
         for one in reversed(history.readings)
     )
     return next((len(history) - back for back, found in enumerate(names, 1) if pin.name in found), None)

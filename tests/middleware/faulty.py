@@ -18,12 +18,12 @@ BUDGET = 3_000
 
 
 HOLD = "import sqlite3, sys; db = sqlite3.connect(sys.argv[1], isolation_level=None); db.execute('BEGIN IMMEDIATE');"
-HOLD += "print(flush=True); sys.stdin.read()"
+PROGRAM = f"{HOLD} print(flush=True); sys.stdin.read()"
 
 
 def locked(file: Path) -> Callable[[], None]:
     """Let another process write to a file, until what is returned is called."""
-    other = subprocess.Popen([sys.executable, "-c", HOLD, file], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    other = subprocess.Popen([sys.executable, "-c", PROGRAM, file], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     assert other.stdout is not None
     other.stdout.readline()
 

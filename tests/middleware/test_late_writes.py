@@ -202,7 +202,11 @@ async def test_the_first_request_waits_too_where_nothing_could_be_read(tmp_path:
 async def test_nothing_of_an_owner_that_nobody_can_name_is_put_off(tmp_path: Path) -> None:
     store, known = SQLiteStore(tmp_path / "context.db"), ["ann"]
     await store.verify()
-    faulty = Faulty(Notes(), store=store, owner=lambda _: known[0])
+
+    def named(context: object) -> str:
+        return known[0]
+
+    faulty = Faulty(Notes(), store=store, owner=named)
     release = locked(store.path)
     for session in ("one", "two"):  # with two writes each, after which the record is left alone
         await faulty.ask(conversation_id=session)

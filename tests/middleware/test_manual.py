@@ -12,12 +12,22 @@ import pytest
 from pydantic import BaseModel
 from pydantic_ai import Agent, CallDeferred, DeferredToolRequests, DeferredToolResults
 from pydantic_ai.capabilities import ProcessHistory
-from pydantic_ai.messages import ModelMessage, ModelRequest, ModelResponse, TextPart, UserPromptPart
+from pydantic_ai.messages import (
+    ModelMessage,
+    ModelRequest,
+    ModelResponse,
+    TextPart,
+    ToolCallPart,
+    ToolReturnPart,
+    UserPromptPart,
+)
 from pydantic_ai.models.function import AgentInfo, FunctionModel
 
 from context_compiler import ContextCompiler, SQLiteStore, Template, build_compiling_history_processor
 from context_compiler.errors import SettingsError, StoreError, TemplateError
+from context_compiler.messages.history import reader_of
 from context_compiler.middleware.manual import CompileResult
+from context_compiler.tokens import as_counter
 from tests.middleware.chatting import Chat, look
 from tests.support.agents import Notes, Talker
 from tests.support.histories import prose
@@ -374,6 +384,20 @@ async def test_a_prompt_that_the_host_joined_with_one_that_nobody_answered_is_pi
     text = await talk.say(*prompts(20, start=4))
     assert '"What of the staging database?"' in text and '"And the other one?"' in text
     assert not whole(text, 1) and not talk.errors
+
+
+async def test_a_result_between_two_others_is_pinned_before_the_host_joins_the_three(tmp_path: Path) -> None:
+    store, places = SQLiteStore(tmp_path / "context.db"), ("Oslo", "Bergen", "Rome")
+    talk = Talk(budget=2_000, model="none", store=store)
+    await talk.say(*prompts(2))
+    calls = [ToolCallPart("look", {"path": place}, tool_call_id=place) for place in places]
+    given = [ToolReturnPart("look", look(place), tool_call_id=place) for place in places]
+    apart = [ModelRequest(parts=[one]) for one in given]
+    talk.messages += [ModelRequest(parts=[UserPromptPart("How is it?")]), ModelResponse(parts=calls), *apart]
+    await store.archive("talk", "", reader_of(as_counter(None)).read(talk.messages).chain)
+    await talk.ours.pin("talk", len(talk.messages) - 2)
+    text = await talk.say(*prompts(20, start=4))
+    assert look("Bergen") in text and not whole(text, 1) and not talk.errors
 
 
 async def test_a_result_is_pinned_with_its_call_before_the_host_joins_it_with_a_prompt() -> None:
