@@ -33,13 +33,13 @@ from context_compiler.record.dialect import (
     unescape,
 )
 from context_compiler.record.pool import ATTEMPTS, CONFLICTS, FAILURES, LOST, SCHEMA, Connection, Pool, Postgres
-from context_compiler.record.postgres_save import Memory, save, save_usual
+from context_compiler.record.postgres_save import Memory, archive, archive_usual, save, save_usual
 from context_compiler.record.postgres_search import EVERY, INDEXED, bm25
 from context_compiler.record.postgres_tables import RECORD, REFERENCES, TABLES
 from context_compiler.record.rows import PLAIN, prefix, refuse_removed
 from context_compiler.record.schema import APPLICATION_ID
 from context_compiler.record.store import PAGE, SQLStore
-from context_compiler.record.values import Entry, Record
+from context_compiler.record.values import Chain, Entry, Record
 
 T = TypeVar("T")
 
@@ -471,6 +471,13 @@ class PostgresStore(SQLStore):
             self._indexing.add(task)
             task.add_done_callback(self._indexing.discard)
         return saved
+
+    async def archive(self, session_id: str, vault_name: str, raw: Chain) -> None:
+        """Save a raw history without a request, as the newest of its conversation."""
+        if self.tried is not None:
+            return await super().archive(session_id, vault_name, raw)
+        given = {"session_id": session_id, "vault_name": vault_name, "raw": raw, "memory": self._memory}
+        await self.perform(partial(archive, **given), first=partial(archive_usual, **given))
 
     async def _index(self) -> None:
         """Move texts that wait into the search index; what fails is left to the next time."""

@@ -4,7 +4,8 @@ What is new follows from what the last request of the conversation left, which i
 nothing if the record is another one by then. The first request of a conversation here, and each with a compile, look
 first what is there, which is a second round trip. `queries.save` does the same for every request, in about twenty. What
 is unusual is left to it: a history that was changed, or is shared with another conversation, a request or a compile
-that is stored already, and a transaction that met another one.
+that is stored already, and a transaction that met another one. A history without a request, with which each run ends,
+is saved in the same way, so that the request after it goes on with what this left.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from functools import cache
 from itertools import islice
 from typing import TYPE_CHECKING, Any, cast
@@ -23,7 +25,7 @@ from context_compiler.record.dialect import escape
 from context_compiler.record.pool import CONFLICTS
 from context_compiler.record.queries import NEWEST, Additions, NewMessage, SessionKey
 from context_compiler.record.rows import prefix, stored
-from context_compiler.record.values import Entry, Record
+from context_compiler.record.values import Chain, Entry, Record
 
 if TYPE_CHECKING:
     from context_compiler.record.postgres import PostgresDatabase
@@ -72,6 +74,8 @@ class Known:
     contents: Set[str]
     tools: Set[str]
     """Hashes of requests whose tools are there."""
+    view: Sequence[str] = ()
+    """Messages at the end of the last view."""
     summary: int | None = None
     """Number for a new compile."""
 
@@ -86,11 +90,26 @@ async def save_usual(db: PostgresDatabase, entry: Entry, memory: Memory) -> Reco
     known = memory.get(key)
     if known is None or entry.compile is not None or entry.raw is None or not entry.raw.ids:
         return None
-    request = _Request(db, entry, key)
+    written = await _write_usual(_Request(db, key, entry.raw, entry), known, memory)
+    return written and written.record(entry)
+
+
+async def archive_usual(
+    db: PostgresDatabase, session_id: str, vault_name: str, raw: Chain, memory: Memory
+) -> Written | None:
+    """Save a raw history that only goes on with a conversation that is remembered; None for any other."""
+    key = queries.session_key(db, session_id, vault_name)
+    known = memory.get(key)
+    if known is None or not raw.ids:
+        return None
+    return await _write_usual(_Request(db, key, raw), known, memory)
+
+
+async def _write_usual(request: _Request, known: Known, memory: Memory) -> Written | None:
     added = request.additions(known, is_usual=True)
     if added is None:
         return None
-    del memory[key]  # what an error leaves is unknown
+    del memory[request.key]  # what an error leaves is unknown
     with suppress(*CONFLICTS):
         return await request.write(known, added, memory)
     return None
@@ -101,49 +120,82 @@ def save(db: Database, entry: Entry, memory: Memory) -> Record:
     key = queries.session_key(db, entry.record.session_id, entry.record.vault_name)
     known = memory.pop(key, None)
     if entry.raw is not None and entry.raw.ids:
-        connection = cast("PostgresDatabase", db)
-        request = _Request(connection, entry, key)
-        for look in (lambda: known if entry.compile is None else None, request.look):
-            with suppress(*CONFLICTS):
-                found = look()
-                added = None if found is None else request.additions(found)
-                if found and added and (saved := connection.wait(request.write(found, added, memory))):
-                    return saved
+        request = _Request(cast("PostgresDatabase", db), key, entry.raw, entry)
+        if written := request.save(known if entry.compile is None else None, memory):
+            return written.record(entry)
     return queries.save(db, entry)
 
 
-class _Request:
-    """An entry on its way into the record."""
+def archive(db: Database, session_id: str, vault_name: str, raw: Chain, memory: Memory) -> Written | None:
+    """Save a raw history without a request, as the newest of its conversation."""
+    key = queries.session_key(db, session_id, vault_name)
+    known = memory.pop(key, None)
+    if raw.ids and (written := _Request(cast("PostgresDatabase", db), key, raw).save(known, memory)):
+        return written
+    return queries.archive(db, session_id, vault_name, raw)
 
-    def __init__(self, db: PostgresDatabase, entry: Entry, key: SessionKey) -> None:
-        self.db, self.entry, self.key, self.own = db, entry, key, prefix(key[2])
-        self.tools = "" if entry.record.request_hash is None else entry.tools or ""
-        self.hash = rows.plain(entry.record.request_hash or "")
-        cycles = [cycle for cycle in (entry.cycle, entry.blocks) if cycle is not None]
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """Numbers of what was written, and the owner."""
+
+    number: int
+    """Of the request; 0 for a history without one."""
+    summary: int | None
+    owner: str
+
+    def record(self, entry: Entry) -> Record:
+        """The record of the entry that was written."""
+        return rows.complete_record(entry, self.owner, id=self.number, summary_id=self.summary)
+
+
+class _Request:
+    """A history on its way into the record, with the entry of a request unless there is none."""
+
+    def __init__(self, db: PostgresDatabase, key: SessionKey, raw: Chain, entry: Entry | None = None) -> None:
+        self.db, self.key, self.own, self.raw, self.entry = db, key, prefix(key[2]), raw, entry
+        self.view = entry and entry.view
+        self.compile = entry and entry.compile
+        self.created_at = entry.record.created_at if entry else datetime.now(UTC)
+        self.tools = "" if entry is None or entry.record.request_hash is None else entry.tools or ""
+        self.hash = rows.plain(entry.record.request_hash or "") if entry else ""
+        cycles = [cycle for cycle in (entry.cycle, entry.blocks) if cycle is not None] if entry else []
         self.states = {(cycle.tip, cycle.config): (self._name(cycle.state), cycle.state) for cycle in cycles}
+
+    def save(self, known: Known | None, memory: Memory) -> Written | None:
+        """Write what is new to the state that is known, or to the one that is looked up; None if it is unusual."""
+        for look in (lambda: known, self.look):
+            with suppress(*CONFLICTS):
+                found = look()
+                added = None if found is None else self.additions(found)
+                if found and added and (written := self.db.wait(self.write(found, added, memory))):
+                    return written
+        return None
 
     def look(self) -> Known | None:
         """Look up what the record has; None if it has the request, or its compile."""
-        db, entry, record = self.db, self.entry, self.entry.record
+        db, record = self.db, self.entry and self.entry.record
         texts = [name for name, _ in self.states.values()] + ([self._name(self.tools)] if self.tools else [])
-        reusable = None if entry.compile is None else rows.reusable_key(entry.compile)
+        reusable = None if self.compile is None else rows.reusable_key(self.compile)
+        raw_tip, view_tip = rows.tips(self.entry) if self.entry else (None, None)
         found = db.run(
             LOOK.format(schema=db.schema),
             *map(escape, self.key),
-            self._ends(),
+            [*self._ends(self.raw), *self._ends(self.view)],
             texts,
-            None if record.run_id is None else escape(rows.plain(record.run_id)),
-            record.request_index,
-            *(stored(db, tip) for tip in rows.tips(entry)),
+            None if record is None or record.run_id is None else escape(rows.plain(record.run_id)),
+            record and record.request_index,
+            stored(db, raw_tip),
+            stored(db, view_tip),
             stored(db, reusable),
-            entry.compile is not None,
+            self.compile is not None,
             escape(self.hash) if self.tools else None,
         ).fetchone()
         if found["is_known"]:
             return None
         return Known(
             session=found["session"] or found["new_session"],
-            created_at=found["created_at"] or rows.stamp(entry.record.created_at),
+            created_at=found["created_at"] or rows.stamp(self.created_at),
             seal=found["seal"],
             raw_tip=found["raw_tip"],
             length=0 if found["raw_tip"] is None else (found["tip_position"] or 0) + 1,
@@ -153,17 +205,18 @@ class _Request:
             summary=found["new_summary"],
         )
 
-    async def write(self, known: Known, added: Additions, memory: Memory) -> Record | None:
+    async def write(self, known: Known, added: Additions, memory: Memory) -> Written | None:
         """Write what is new and remember it; None if the record is not as it was known: nothing was written."""
-        db, raw = self.db, self.entry.raw
-        assert raw is not None
+        db, raw, entry = self.db, self.raw, self.entry
         new_tools = self._name(self.tools) if self.tools and self.hash not in known.tools else None
         texts = self._texts(added.messages) | ({} if new_tools is None else {new_tools: self.tools})
         place = (self.key[0], self.key[1], self.own + raw.ids[-1], known.created_at, self.key[2])
-        seal, compile, summary = rows.seal(known.session, place), self._compile_row(known), self.entry.record.summary_id
-        if compile is not None and summary is None:
-            summary = known.summary
-        view = rows.view_row(self.entry, known.session, summary, self.own)
+        seal, compile, summary = rows.seal(known.session, place), self._compile_row(known), None
+        if entry is not None:
+            summary = (
+                known.summary if compile is not None and entry.record.summary_id is None else entry.record.summary_id
+            )
+        view = None if entry is None else rows.view_row(entry, known.session, summary, self.own)
         tools = (known.session, self.hash, new_tools)
         number = await db.commit(
             _write(db.schema),
@@ -177,23 +230,24 @@ class _Request:
             compile,
             self._cycle_rows(known),
             None if new_tools is None else _row(tools, rows.digest(tools)),
-            _row(view, rows.digest(view)),
+            None if view is None else _row(view, rows.digest(view)),
         )
         if number is None:
             return None
         known.seal, known.raw_tip, known.length = seal, place[2], len(raw.ids)
-        known.contents, known.nodes = frozenset(texts), set(self._ends())
+        if entry is not None:  # else the next request goes on with these of the last one
+            known.contents, known.view = frozenset(texts), self._ends(self.view)
+        known.nodes = {*self._ends(raw), *known.view}
         if new_tools is not None:
             known.tools = {*islice(known.tools, TOOLS), self.hash}
         memory[self.key] = known
         if len(memory) > CONVERSATIONS:
             del memory[next(iter(memory))]
-        return rows.complete_record(self.entry, self.key[2], id=number, summary_id=summary)
+        return Written(number, summary, self.key[2])
 
-    def _ends(self) -> list[str]:
-        """Messages at the ends of its chains."""
-        chains = [chain for chain in (self.entry.raw, self.entry.view) if chain is not None]
-        return [name for chain in chains for name in queries.stored_names(chain, self.own)[-NEWEST:]]
+    def _ends(self, chain: Chain | None) -> Sequence[str]:
+        """Messages at the end of a chain."""
+        return () if chain is None else queries.stored_names(chain, self.own)[-NEWEST:]
 
     def _columns(self, messages: Sequence[NewMessage], texts: Mapping[str, str]) -> Iterator[list[Any]]:
         """New contents, messages and their texts for the search, by column."""
@@ -214,9 +268,9 @@ class _Request:
 
     def _compile_row(self, known: Known) -> str | None:
         """The row of a new compile."""
-        if self.entry.compile is None or known.summary is None:
+        if self.compile is None or known.summary is None:
             return None
-        row = rows.summary_row(self.entry.compile, known.session, self.own)
+        row = rows.summary_row(self.compile, known.session, self.own)
         return _row(row, rows.seal(known.summary, row), known.summary)
 
     def _name(self, text: str) -> str:
@@ -234,7 +288,7 @@ class _Request:
         Of a usual request, none that are beyond the ends that are known: nothing is looked up for it.
         """
         additions, fresh = Additions(), set[str]()
-        for chain, is_raw in ((self.entry.raw, True), (self.entry.view, False)):
+        for chain, is_raw in ((self.raw, True), (self.view, False)):
             if chain is None:
                 continue
             names = queries.stored_names(chain, self.own)

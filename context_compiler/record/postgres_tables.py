@@ -317,5 +317,6 @@ RECORD = Component(
         (*ONLY_WORDS, "DROP FUNCTION {schema}.save_request", SAVE),
         ("DROP FUNCTION {schema}.save_request", SAVE),
         RECORD_REMOVALS,
+        ("DROP FUNCTION {schema}.save_request", SAVE),
     ),
 )

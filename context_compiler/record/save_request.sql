@@ -1,5 +1,5 @@
--- Everything that a request adds to the record, in one call, which is one transaction; migration 8 of the record.
--- Returns the number of the request, or NULL if the record is not as the caller takes it to be: nothing has happened then.
+-- Everything that a request adds to the record, in one call, which is one transaction; migration 10 of the record.
+-- Returns the number of the request, 0 for a history without one, or NULL if the record is not as the caller takes it to be: nothing has happened then.
 -- Each statement sees what others have committed by then; a row that another transaction wrote meanwhile is a unique
 -- violation, after which the caller begins anew. A row that gets its number here comes with the digest of its values in
 -- place of its seal. Contents come as their stored bytes, rows as the text of their type. That nothing is missing is asked
@@ -23,7 +23,7 @@ CREATE FUNCTION {schema}.save_request(
     new_summary TEXT,
     new_cycles TEXT[],
     new_toolset TEXT,
-    new_view TEXT
+    new_view TEXT          -- or NULL
 ) RETURNS BIGINT LANGUAGE plpgsql
 SET plan_cache_mode = 'force_generic_plan'  -- every statement finds its rows by their keys, however many there are
 SET enable_seqscan = 'off'
@@ -84,6 +84,9 @@ BEGIN
         the_tools.id := nextval('{schema}.toolsets_numbers');
         the_tools.seal := left(encode(sha256(convert_to(the_tools.id || ':' || the_tools.seal, 'UTF8')), 'hex'), 16);
         INSERT INTO {schema}.toolsets VALUES (the_tools.*);
+    END IF;
+    IF new_view IS NULL THEN
+        RETURN 0;
     END IF;
     the_view.id := nextval('{schema}.views_numbers');
     the_view.seal := left(encode(sha256(convert_to(the_view.id || ':' || the_view.seal, 'UTF8')), 'hex'), 16);

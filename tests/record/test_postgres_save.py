@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
 
 import pytest
+from pydantic_ai import Agent
 from pydantic_ai.messages import ModelMessage, ModelRequest, ModelResponse, TextPart, UserPromptPart
+from pydantic_ai.models.test import TestModel
 
+from context_compiler import ContextCompiler
 from context_compiler.errors import StoreError
 from context_compiler.ids import blob_id
-from context_compiler.messages.history import Reader
+from context_compiler.messages.history import Reader, load_messages
 from context_compiler.record.browse import matching_nodes
 from context_compiler.record.copying import copy_record
+from context_compiler.record.database import Moment
 from context_compiler.record.store import MemoryStore, Store
 from context_compiler.record.values import Entry, parse_tools
 from context_compiler.tokens import TokenCounter
@@ -151,6 +156,83 @@ async def test_a_usual_request_takes_one_round_trip(pool: WatchedPool):
     assert await store.verify() == ()
 
 
+async def test_a_turn_of_an_agent_is_two_writes_of_one_round_trip_each(pool: WatchedPool):
+    """One before its request goes out, and one for the answer."""
+    store = PostgresStore(pool)
+    agent = Agent(TestModel(custom_output_text="an answer"), capabilities=[ContextCompiler(store=store)])
+    history = list[ModelMessage]()
+    for turn in range(4):
+        pool.statements.clear()
+        result = await agent.run(f"question {turn}", message_history=history, conversation_id="talk")
+        history = result.all_messages()
+        await store.close()  # which waits for the search index
+        writes = [one for one in pool.statements if "save_request($1" in one or "lock_shared" in one]
+        looks = [one for one in pool.statements if " AS is_known" in one]
+        assert turn == 0 or [len(writes), len(looks)] == [2, 0]
+        assert load_messages(await store.transcript("talk")) == history
+    assert await store.verify() == ()
+
+
+async def test_a_history_without_a_request_is_the_same_rows_as_elsewhere(pool: WatchedPool):
+    stores, other = [PostgresStore(pool), PostgresStore(pool)], MemoryStore()
+
+    async def both(turn: int, what: Callable[[Store], Awaitable[object]]) -> None:
+        await what(stores[turn // 3 % 2])
+        await what(other)
+
+    histories = [*map(talk, (3, 4, 4, 6, 5, 40, 41, 60)), talk(2).then("another way"), Talk()]
+    for turn, history in enumerate(histories):
+        await both(turn, lambda store, raw=history: store.archive("s", "", raw))
+        await both(turn, lambda store, raw=history, turn=turn: store.save(request(raw, talk(turn + 1, about="a view"))))
+        await both(turn, lambda store, raw=history: store.archive("s", "", raw.then("an answer")))
+        await both(turn, lambda store, raw=history: store.archive("t", "vault", raw))
+    found, expected = [
+        [re.sub(r"'created_at', '.*?'", "", row) for row in await rows(one)] for one in (stores[0], other)
+    ]
+    assert found == expected
+    assert await stores[0].transcript("s") == await other.transcript("s")
+    owned = stores[0].scoped("ann")
+    await owned.archive("s", "", talk(2))
+    assert await owned.transcript("s") == talk(2).bodies
+    assert await stores[0].verify() == ()
+
+
+@pytest.mark.parametrize("others", ["delete", "a request", "the same", "later", "message"])
+async def test_what_others_do_before_an_answer_is_kept_is_seen(pool: WatchedPool, record_url: str, others: str):
+    store, other = PostgresStore(pool), PostgresStore(record_url)
+    await store.save(usual(3))
+
+    async def remove() -> None:
+        async with asyncpg.create_pool(record_url, min_size=0, max_size=1) as made:
+            await made.execute(f"DELETE FROM context_compiler.nodes WHERE id = '{talk(3).tip}'")
+
+    work: dict[str, Callable[[], Awaitable[object]]] = {
+        "delete": lambda: other.delete("s"),
+        "a request": lambda: other.save(usual(4)),
+        "the same": lambda: other.archive("s", "", talk(4)),
+        "later": lambda: other.archive("s", "", talk(5)),
+        "message": remove,
+    }
+    pool.before_write = work[others]
+    await store.archive("s", "", talk(4))
+    assert pool.before_write is None
+    assert await store.transcript("s") == talk(4).bodies
+    await store.save(usual(4))
+    if others != "message":  # its request is damaged, and is said to be
+        assert await store.verify() == ()
+    await other.close()
+
+
+async def test_a_late_answer_does_not_bring_back_what_was_deleted(pool: WatchedPool):
+    store = PostgresStore(pool)
+    await store.save(usual(3))
+    tried = Moment()
+    await store.delete("s")
+    with pytest.raises(StoreError, match="removed"):
+        await store.late(tried).archive("s", "", talk(4))
+    assert await store.sessions() == []
+
+
 async def test_instructions_are_sent_once_in_a_conversation(pool: WatchedPool):
     store, reader, sent = PostgresStore(pool), Reader(TokenCounter()), list[ModelMessage]()
     for turn in range(4):
@@ -262,12 +344,28 @@ async def test_a_row_that_the_database_numbered_is_sealed(pool: WatchedPool, rec
     assert any(f"{change.split()[0]} " in one and "changed since" in one for one in await store.verify())
 
 
-async def test_a_record_of_the_version_before_is_migrated_and_goes_on(postgres_url: str):
+async def test_a_record_of_the_version_before_is_migrated_and_goes_on(
+    postgres_url: str, monkeypatch: pytest.MonkeyPatch
+):
     connection = await asyncpg.connect(postgres_url)
     await pool_module.migrate(connection, pool_module.Component(name="record", migrations=RECORD.migrations[:-1]))
+    function = "\n".join(RECORD.scripts("context_compiler", len(RECORD.migrations) - 1))
+    without = function.replace("    IF new_view IS NULL THEN\n        RETURN 0;\n    END IF;\n", "")
+    assert without != function
+    await connection.execute(without)
     await connection.close()
+    former = replace(RECORD, migrations=RECORD.migrations[:-1])
+    with monkeypatch.context() as patched:
+        patched.setattr(postgres_module, "RECORD", former)
+        store = PostgresStore(postgres_url)
+        for turn in (1, 2):
+            await store.save(usual(turn))
+        await store.close()
     store = PostgresStore(postgres_url)
-    await store.save(usual(2))
+    await store.archive("s", "", talk(3))
+    await store.save(usual(3))
+    assert [one.turn_index for one in await store.views("s")] == [2, 1, 0]
+    assert await store.transcript("s") == talk(3).bodies
     assert await store.verify() == ()
     await store.close()
 
