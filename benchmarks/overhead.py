@@ -121,6 +121,7 @@ async def measured(count: int, folder: Path, repeat: int) -> list[Row]:
     cold = {name: await _once(agent, ModelMessagesTypeAdapter.validate_json(raw)) for name, agent in agents.items()}
     messages = ModelMessagesTypeAdapter.validate_json(raw)
     times: dict[str, list[tuple[float, float]]] = {name: [] for name in agents}
+    gc.freeze()  # what is there already is not looked through before every run
     for turn in range(repeat + 1):
         for name, agent in agents.items():
             taken = await _once(agent, messages)

@@ -462,7 +462,7 @@ def benchmarked(out: Path, *more: str) -> str:
     return run.stdout
 
 
-@pytest.mark.parametrize("name, files", [("a raw request", 26), ("a request with a summary", 49)])
+@pytest.mark.parametrize("name, files", [("a raw request", 26), ("a request with a summary", 47)])
 async def test_a_request_enters_few_files(name: str, files: int) -> None:
     measured = {"middleware/metrics.py", "tokens/prices.py"}  # if a test has set a provider of metrics before
     older = {"middleware/overflow.py"}  # hosts that cannot try a request again by themselves

@@ -19,7 +19,8 @@ pytestmark = pytest.mark.slow  # a browser takes seconds to start
 
 
 @pytest.fixture(scope="module")
-def chromium() -> Iterator[Any]:
+def chromium(recorded: Path) -> Iterator[Any]:
+    """A browser. The record of other tests is made before it: its loop runs as long as it does, beside no other."""
     with browser() as found:
         yield found
 
