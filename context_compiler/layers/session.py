@@ -28,7 +28,9 @@ from context_compiler.layers.registry import (
 )
 from context_compiler.layers.retention import Ask, end_turn
 from context_compiler.layers.turn import TurnState, get_current_curation
-from context_compiler.record.store import PagedLayers, Store, Tenants, open_store
+from context_compiler.record.database import Moment
+from context_compiler.record.rows import Removed
+from context_compiler.record.store import PagedLayers, SQLStore, Store, Tenants, open_store
 from context_compiler.record.values import LayerPages
 from context_compiler.resilience import try_await
 
@@ -83,6 +85,8 @@ class Layers:
         self._open: dict[str, Turn] = {}
         self._unsaved: dict[str, LayerPages] = {}
         """States that the store did not take yet, each with the version that it follows."""
+        self._tried: dict[str, Moment] = {}
+        """When those were first tried."""
         self._known: Memo[str, _Known] = Memo(KNOWN)
         self._scoped: WeakValueDictionary[str, Layers] = WeakValueDictionary()
 
@@ -194,23 +198,32 @@ class Layers:
         await self._save(session_id, stored, strict=True)
 
     async def _store(self, session_id: str, state: LayerPages) -> int:
-        if state.pages and self._paged is not None:
-            save = self._paged.save_layer_pages
+        """Store a state, and return its version; a first one only if nothing was deleted since it was tried."""
+        store, tried = self.store, None if state.version else self._tried.get(session_id)
+        if tried is not None and isinstance(store, SQLStore):
+            store = store.late(tried)
+        if state.pages and isinstance(store, PagedLayers):
+            save = store.save_layer_pages
             return await save(session_id, self.vault_name, state.state, state.pages, after=state.version)
-        return await self.store.save_layers(session_id, self.vault_name, state.state, after=state.version)
+        return await store.save_layers(session_id, self.vault_name, state.state, after=state.version)
 
     async def _save(self, session_id: str, state: LayerPages, *, strict: bool = False) -> None:
         """Store a state; keep it if the store fails, drop it if the stored one was changed or deleted meanwhile."""
+        now = Moment()
         error = (await try_await(self._store(session_id, state))).error
         self._unsaved.pop(session_id, None)
+        tried = self._tried.pop(session_id, now)
         if not self._unsaved:
             _WAITING.discard(self)
         if error is None:
             return
+        if isinstance(error, Removed):
+            gone = f"session {session_id!r}: something was deleted meanwhile, maybe its layers; the turn is not stored"
+            return await self.report("the end of a turn", StoreError(gone))
         found = await try_await(self.store.layers(session_id, self.vault_name))
         version = state.version if found.error is not None else found.value[1] if found.value is not None else 0
         if version == state.version:
-            self._unsaved[session_id] = state
+            self._unsaved[session_id], self._tried[session_id] = state, tried
             _WAITING.add(self)
             await self.report(f"session {session_id!r}: its layers are kept here until they can be stored", error)
         elif version == 0:

@@ -123,7 +123,7 @@ class Middleware:
     async def steer(self, work: Callable[[Manual], Awaitable[T]], owner: str | None) -> T:
         """Do something by hand to a conversation of an owner, and let go of the store when no run is left."""
         await self._prepare()
-        archive = self._archive_of(owner)
+        archive = await self._archive_of(owner)
         try:
             return await work(
                 Manual(self.state, archive, self._ratios, self._profiles.get, self._summaries, self.report)
@@ -424,26 +424,28 @@ class Middleware:
     async def views(self, session: str | None, owner: str | None) -> list[Record]:
         """Recorded views; raises StoreError if they cannot be read."""
         try:
-            return await self._archive_of(owner).store.views(session)
+            return await (await self._archive_of(owner)).store.views(session)
         finally:
             await self.rest()
 
     async def transcript(self, session: str, owner: str | None) -> list[ModelMessage]:
         """The raw history of a conversation; StoreError if it cannot be read."""
         try:
-            return await self._archive_of(owner).transcript(session)
+            return await (await self._archive_of(owner)).transcript(session)
         finally:
             await self.rest()
 
-    def _archive_of(self, owner: str | None) -> Archive:
-        """The record of an owner; None is the only one there is.
+    async def _archive_of(self, owner: str | None) -> Archive:
+        """The record of an owner, with what it could not take before; None is the only owner there is.
 
         Raises:
             SettingsError: None is given, and there are many.
         """
         if owner is None and callable(self.arguments.owner):
             raise SettingsError("owner= is a function of the run: name the owner whose record this is about")
-        return self.archive if owner is None else self.archive.scoped(check_owner(owner))
+        archive = self.archive if owner is None else self.archive.scoped(check_owner(owner))
+        await archive.catch_up()
+        return archive
 
     async def rest(self) -> None:
         """Let go of the store when no run is left."""

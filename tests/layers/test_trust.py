@@ -13,7 +13,7 @@ import pytest
 from pydantic_ai import Agent
 from pydantic_ai.messages import ModelMessage
 
-from context_compiler import MemoryStore, compile_view
+from context_compiler import MemoryStore, SQLiteStore, compile_view
 from context_compiler.errors import LayersError, StoreError
 from context_compiler.layers import Layers, Need, SessionIdRegistry, Turn, layer_texts, summarise_turn
 from tests.support.agents import Talker, compiler
@@ -106,6 +106,24 @@ async def test_layers_that_were_deleted_meanwhile_stay_deleted_and_say_so() -> N
         turn.answered("answered")
     assert ["deleted meanwhile" in str(error) for error in errors] == [True]
     assert await messages_of(layers) == []
+
+
+@pytest.mark.usefixtures("impatient")
+async def test_a_first_turn_that_waits_stays_deleted_too(path: Path) -> None:
+    errors: list[Exception] = []
+    layers, other = Layers(path, on_error=errors.append), SQLiteStore(path)
+    assert await other.verify() == ()
+    with closing(sqlite3.connect(path, isolation_level=None)) as holder:
+        holder.execute("BEGIN IMMEDIATE")
+        await one_turn(layers, "one")
+        holder.execute("ROLLBACK")
+    await other.delete("s")
+    await layers.close()
+    assert await other.sessions() == [] and "something was deleted meanwhile" in str(errors[-1])
+    await one_turn(layers, "two")
+    assert await messages_of(layers) == ["two"] and len(errors) == 2
+    await layers.close()
+    await other.close()
 
 
 # turns within turns

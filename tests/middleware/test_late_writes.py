@@ -238,3 +238,22 @@ def test_what_waits_is_the_parents_after_a_fork(tmp_path: Path) -> None:
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     asyncio.run(faulty.ours.aclose())
     assert len(asyncio.run(store.views("talk"))) == 1 and asyncio.run(store.verify()) == ()
+
+
+async def test_what_is_read_and_done_by_hand_knows_what_waited(tmp_path: Path) -> None:
+    store = SQLiteStore(tmp_path / "context.db")
+    faulty = Faulty(Notes(), store=store)
+    faulty.history = []
+    await faulty.ask("What of the staging database?", conversation_id="talk")
+    for read in ("transcript", "pin"):
+        faulty.history = faulty.done.messages
+        release = locked(store.path)
+        await faulty.ask(f"What is the pelican's {read}?", conversation_id="talk")
+        release()
+        if read == "transcript":
+            assert len(await faulty.ours.transcript("talk")) == len(faulty.done.messages)
+            assert len(await faulty.ours.views("talk")) == 2
+        else:
+            pin = await faulty.ours.pin("talk", len(faulty.done.messages) - 2)
+            assert pin.text == "What is the pelican's pin?"
+    assert [one.turn_index for one in await store.views("talk")] == [2, 1, 0] and await store.verify() == ()
