@@ -8,7 +8,8 @@ as a request adds, committed by itself, over the same Unix socket. Beside it, in
 a save, in one statement that checks nothing, into tables with no index but their keys; the call of a save by the driver
 alone, with arguments that were made before, into a second set of the record's tables, which is the least for its rows,
 indexes and promises; a save with a pool of the caller's, which is on the loop of the caller; and one with a pool of its
-own, on the background loop. `--cut` is another thing: it cuts the network to the
+own, on the background loop. A turn of a conversation is two saves, of the answer at the end of the run before and of
+the request, and so two commits. `--cut` is another thing: it cuts the network to the
 server for that many seconds under load, and says what became of the runs and of the record.
 """
 
@@ -31,17 +32,18 @@ from typing import Any, cast
 
 import asyncpg
 
-from benchmarks.store import chain, entries, prose, recorded
+from benchmarks.store import Chain, chain, entries, prose, recorded
 from context_compiler.errors import StoreError
 from context_compiler.record.pool import Pool
 from context_compiler.record.postgres import PostgresStore
-from context_compiler.record.store import open_place
+from context_compiler.record.store import Store, open_place
 from context_compiler.record.values import Entry
 from tests.support.line import Line
 from tests.support.postgres import Cluster
 
 FLOOR, BARE, CALL = "floor: a commit", "its rows, bare", "its call, bare"
 OWN, LENT, FILE = "save", "save, a pool lent", "save, file"
+TURN, TURN_FILE = "turn, a pool lent", "turn, file"
 SECOND = "second"
 """The schema of the tables for `CALL`."""
 SAFE = {"fsync": "on", "synchronous_commit": "on", "full_page_writes": "on", "autovacuum": "on"}
@@ -122,6 +124,14 @@ def bare_rows(written: Sequence[Any]) -> list[Any]:
     return [hashes, bodies, names, parents, contents, positions, nodes, texts, session, cycles, view]
 
 
+async def save_turn(store: Store, entry: Entry) -> None:
+    """Save what a turn adds: the answer of the run before, and the request, whose history has one message more."""
+    raw = cast(Chain, entry.raw)
+    before = Chain(raw.ids[:-1], raw.bodies[:-1], raw.texts[:-1], raw.indexed)
+    await store.archive(entry.record.session_id, entry.record.vault_name, before)
+    await store.save(entry)
+
+
 def cpu_of(processes: Sequence[int]) -> float:
     """Milliseconds of processor time of processes, as Linux counts it."""
     return sum(int(Path(f"/proc/{one}/schedstat").read_text().split()[0]) for one in processes) / 1_000_000
@@ -141,16 +151,18 @@ async def saves(url: str, folder: Path, messages: int, requests: int) -> tuple[d
 
     With them come the round trips of a save, and the bytes of one.
     """
-    seen = Seen([await asyncpg.connect(url) for _ in range(2)])
+    seen, other = [Seen([await asyncpg.connect(url) for _ in range(2)]) for _ in range(2)]
     stores = {LENT: PostgresStore(cast(Pool, seen)).scoped("lent"), OWN: open_place(url)}
     stores |= {CALL: PostgresStore(url, schema=SECOND), FILE: open_place(folder / "one.db")}
+    stores |= {TURN: PostgresStore(cast(Pool, other)).scoped("turn"), TURN_FILE: open_place(folder / "turns.db")}
     await stores[CALL].sessions()
     connection, caller = await asyncpg.connect(url), await asyncpg.connect(url)
     await connection.execute(TABLES)
-    servers = {LENT: [one.get_server_pid() for one in seen.free], CALL: [caller.get_server_pid()]}
+    servers = {name: [one.get_server_pid() for one in pool.free] for name, pool in ((LENT, seen), (TURN, other))}
+    servers[CALL] = [caller.get_server_pid()]
     servers |= dict.fromkeys((FLOOR, BARE), [connection.get_server_pid()])
     draw, new = random.Random(1), 0
-    spent = {name: Spent() for name in (FLOOR, BARE, CALL, LENT, OWN, FILE)}
+    spent = {name: Spent() for name in (FLOOR, BARE, CALL, LENT, OWN, FILE, TURN, TURN_FILE)}
     for at, (entry, added) in enumerate(entries(messages, requests, prose(draw), True)):
         body, (query, *last) = draw.randbytes(added // 2).hex() if at else "", seen.written
         names = [name for name in spent if at or name not in (BARE, CALL)]  # which repeat the save before
@@ -165,6 +177,8 @@ async def saves(url: str, folder: Path, messages: int, requests: int) -> tuple[d
                 await connection.fetch(ROWS, *bare_rows(last))
             elif name == CALL:
                 assert (await caller.fetch(again, *last))[0][0] is not None
+            elif name in (TURN, TURN_FILE):
+                await save_turn(stores[name], entry)
             else:
                 await stores[name].save(entry)
             found.here.append((time.process_time() - here) * 1_000)
@@ -175,7 +189,7 @@ async def saves(url: str, folder: Path, messages: int, requests: int) -> tuple[d
     for store in stores.values():
         assert await store.verify() == ()
         await store.close()
-    for one in (connection, caller, *seen.free):
+    for one in (connection, caller, *seen.free, *other.free):
         await one.close()
     last_ones = slice(-requests + 1, None)  # without the first, which is the whole history
     measured = {name: Spent(*(one[last_ones] for one in (at.times, at.here, at.there))) for name, at in spent.items()}
@@ -278,7 +292,7 @@ async def measure(cluster: Cluster, folder: Path, given: argparse.Namespace) -> 
     for name, found in spent.items():
         p95 = statistics.quantiles(found.times, n=20)[18]
         median, here, there = map(statistics.median, (found.times, found.here, found.there))
-        against = "" if name == FILE else "".join(f"  {median / floor:5.2f}" for floor in floors.values())
+        against = "" if name in (FILE, TURN_FILE) else "".join(f"  {median / floor:5.2f}" for floor in floors.values())
         print(f"{name:20} median {median:6.2f} ms  p95 {p95:6.2f}  cpu {here:5.2f} here {there:5.2f} there{against}")
     print(
         f"last: against the floor, the bare rows and the bare call; {size:,} bytes and {trips:.2f} round trips a save"
