@@ -14,7 +14,7 @@ from benchmarks.campaign.conversations import converse
 from benchmarks.campaign.runner import PARTS, Report
 from benchmarks.campaign.strict import refusals
 from context_compiler.cli.screen import Screen
-from context_compiler.compiler.plan import Plan
+from context_compiler.compiler.policy import Plan
 from tests.support.builders import answer, assistant, call, exchange, user
 
 ROOT = Path(__file__).parents[1]

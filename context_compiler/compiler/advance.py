@@ -14,8 +14,11 @@ from functools import partial
 from typing import Any, cast
 
 from context_compiler.compiler.cut_order import (
+    BROKEN,
     EARLIER_STEPS,
     MILD_STEPS,
+    Draft,
+    Selection,
     completed_groups,
     drop_older_turns,
     reduce,
@@ -25,8 +28,7 @@ from context_compiler.compiler.cut_order import (
 )
 from context_compiler.compiler.cycle import Cycle, positions, spans
 from context_compiler.compiler.identifiers import identifier_room
-from context_compiler.compiler.plan import BROKEN, Draft, Plan, Selection
-from context_compiler.compiler.policy import Limits, Policy
+from context_compiler.compiler.policy import Limits, Plan, Policy
 from context_compiler.compiler.quotes import cost, written_for
 from context_compiler.compiler.specifics import Specific, lost_specifics, survival
 from context_compiler.compiler.steering import WAITS, Order

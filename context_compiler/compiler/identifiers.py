@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import log2
 
+from context_compiler.compiler.cut_order import Selection
 from context_compiler.compiler.patterns import Sort
-from context_compiler.compiler.plan import Selection
 from context_compiler.compiler.specifics import FIELD, LISTED, Mention, TextSet, mentions, readable_text, runs_command
 from context_compiler.messages.fences import one_line
 from context_compiler.messages.history import History

@@ -1,4 +1,4 @@
-"""Policy of one request: its template, limits and thresholds.
+"""Policy of one request: its template, limits and thresholds; with its history, the plan of its views.
 
 A view grows until it passes `high`; then it is cut back to `low`, about half way to what is fixed. Moving
 the window on every request instead would cost more than sending everything, because no prompt cache
@@ -7,12 +7,20 @@ would ever hit.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 
+from context_compiler.compiler.steering import NONE, Steering, pinned
 from context_compiler.fidelity import Fidelity, summary_cap
 from context_compiler.messages.failures import ReflectionPolicy
+from context_compiler.messages.history import History, Reader, superseded_parts
+from context_compiler.messages.items import Item, Kind
+from context_compiler.messages.shapes import Shape
+from context_compiler.messages.turns import OUTPUT, Outline, Pairing, outline, turn_index
 from context_compiler.settings import Amount, amount_tokens
 from context_compiler.template import Template
+from context_compiler.tokens import TokenCounter
 
 DEFAULT_BUDGET = 32_000
 DEFAULT_SHARE = 0.8
@@ -240,3 +248,95 @@ class Policy:
     def limits(self, fixed: int, *, ratio: float = 1.0, tight: float = 1.0, tools: bool = False) -> Limits:
         """Budget and thresholds of a request of which `fixed` tokens are beyond our say."""
         return limits(budget=self.budget, trigger=self.trigger, fixed=fixed, ratio=ratio, tight=tight, tools=tools)
+
+
+TOOL_WORK = 10
+"""Tool work: at least one message in this number calls a tool."""
+
+LOOPS = 3
+"""Responses to a prompt, on average, where turns are long."""
+
+NO_WORK = ("recall_", "compile_context", OUTPUT)
+"""Prefixes of tools that look into the past or give the answer, which do not count as tool work."""
+
+SHELLS = ("code_execution", "shell", "bash")
+"""Tools of providers that are work, too."""
+
+
+def _works(item: Item) -> bool:
+    name = item.tool or ""
+    return item.kind is Kind.CALL and not name.startswith(NO_WORK) and (not item.native or name in SHELLS)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """A raw history, and how its views are written: everything that follows from these two alone."""
+
+    history: History
+    pairing: Pairing
+    policy: Policy
+    reader: Reader
+    steering: Steering = NONE
+
+    def pinned(self, room: int | None = None) -> frozenset[int]:
+        """Positions of the messages that a user has pinned, as far as they fit into their share of a room."""
+        return pinned(self.steering, self.history, self.outline, room) if self.steering.pins else frozenset()
+
+    @property
+    def counter(self) -> TokenCounter:
+        """Token counter."""
+        return self.reader.counter
+
+    @cached_property
+    def turn(self) -> int:
+        """The ordinal of the active user turn."""
+        return turn_index(self.history)
+
+    @cached_property
+    def outline(self) -> Outline:
+        """The history as turns and groups."""
+        return outline(self.history, self.pairing)
+
+    @cached_property
+    def base(self) -> Mapping[int, Shape]:
+        """The shapes of messages with broken parts."""
+        shapes = {index: Shape(skip=parts) for index, parts in self.pairing.broken.items()}
+        unpaired = self.pairing.unpaired
+        return shapes if unpaired is None else {**shapes, unpaired: Shape(tools="render")}
+
+    @cached_property
+    def prompt_tokens(self) -> int:
+        """Exact tokens of the newest prompt; 0 where nobody asked anything."""
+        return next((reading.tokens for reading in reversed(self.history.readings) if reading.asks), 0)
+
+    @cached_property
+    def recent_tokens(self) -> int:
+        """Exact tokens of the turns before the active one that the caller, not the template, wants kept."""
+        turns, wanted = self.outline.turns[:-1], self.policy.recent_turns
+        newest = turns if wanted is None else turns[max(0, len(turns) - wanted) :]
+        if not newest or not self.policy.recent_named:
+            return 0
+        return self.history.sums[newest[-1].stop] - self.history.sums[newest[0].start]
+
+    @cached_property
+    def work(self) -> int:
+        """Messages that call a function or a shell; output and recall tools do not count."""
+        return sum(any(map(_works, reading.items)) for reading in self.history.readings if reading.exchanges)
+
+    @cached_property
+    def tools(self) -> bool:
+        """True if one message in `TOOL_WORK` is tool work."""
+        return self.work * TOOL_WORK >= len(self.history)
+
+    @cached_property
+    def loops(self) -> bool:
+        """True if a turn takes several requests on average: text in a turn is then paid for in all of them."""
+        prompts = sum(reading.asks for reading in self.history.readings)
+        return sum(not reading.request for reading in self.history.readings) >= LOOPS * prompts
+
+    @cached_property
+    def carried(self) -> int:
+        """Exact tokens that a view carries for the host whatever it leaves out."""
+        readings = self.history.readings
+        idle = (readings[index].items[at] for index, parts in superseded_parts(self.history).items() for at in parts)
+        return sum(reading.stays for reading in readings) - sum(item.tokens for item in idle)

@@ -11,8 +11,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from math import log, sqrt
 
+from context_compiler.compiler.cut_order import Selection
 from context_compiler.compiler.identifiers import identifiers_and_quotes
-from context_compiler.compiler.plan import Selection
 from context_compiler.compiler.summary import TITLES, fit_sections, gather_sections, template_facts
 from context_compiler.compiler.view import Quote, note_text
 from context_compiler.messages.fences import fence, neutralize, one_line

@@ -21,8 +21,7 @@ from statistics import median
 
 from context_compiler.compiler.cycle import Cycle
 from context_compiler.compiler.metrics import CACHED, FRESH
-from context_compiler.compiler.plan import Plan
-from context_compiler.compiler.policy import LARGE, Limits
+from context_compiler.compiler.policy import LARGE, Limits, Plan
 from context_compiler.compiler.view import Quote
 from context_compiler.fidelity import Fidelity
 from context_compiler.messages.fences import fence

@@ -21,8 +21,8 @@ from pydantic_ai.exceptions import AgentRunError, UserError
 from pydantic_ai.models import KnownModelName, Model
 from pydantic_ai.usage import RunUsage
 
+from context_compiler.compiler.cut_order import Selection
 from context_compiler.compiler.cycle import spans
-from context_compiler.compiler.plan import Selection
 from context_compiler.errors import CompileError
 from context_compiler.messages.failures import reflection_section
 from context_compiler.messages.fences import fence, neutralize

@@ -24,8 +24,9 @@ from pydantic_ai.messages import (
     UserPromptPart,
 )
 
+from context_compiler.compiler.cut_order import BETWEEN, BROKEN, LEFT_OUT
 from context_compiler.compiler.cycle import Cycle
-from context_compiler.compiler.plan import BETWEEN, BROKEN, LEFT_OUT, Plan
+from context_compiler.compiler.policy import Plan
 from context_compiler.compiler.steering import PINNED
 from context_compiler.messages.display import (
     CARRIED,

@@ -18,7 +18,7 @@ from typing import Any
 from pydantic_ai.messages import ModelMessage, ModelRequest, SystemPromptPart
 
 from context_compiler.compiler.advance import freeze, select
-from context_compiler.compiler.plan import Plan
+from context_compiler.compiler.policy import Plan
 from context_compiler.compiler.quotes import QUOTES
 from context_compiler.compiler.view import assemble, marked_request, note_text, stamp_of
 from context_compiler.errors import ContextMemoryError

@@ -10,9 +10,8 @@ from dataclasses import replace
 from pydantic_ai.messages import ModelMessage, ModelResponse
 
 from context_compiler.compiler.advance import Advance, Ask, advance, failed_row
-from context_compiler.compiler.cut_order import PROMPT_CUT, SYSTEM_CUT, TRUNCATED
+from context_compiler.compiler.cut_order import PROMPT_CUT, SYSTEM_CUT, TRUNCATED, Selection
 from context_compiler.compiler.cycle import RAW, Cycle, fitting, mended
-from context_compiler.compiler.plan import Selection
 from context_compiler.compiler.recall_block import (
     FILL,
     Block,

@@ -8,8 +8,7 @@ from pydantic_ai.messages import (
     ModelMessage,
 )
 
-from context_compiler.compiler.cut_order import Step
-from context_compiler.compiler.plan import Draft
+from context_compiler.compiler.cut_order import Draft, Step
 from context_compiler.messages.history import Reader
 from context_compiler.messages.shapes import WHOLE, Shape
 from context_compiler.messages.turns import outline, pair

@@ -7,8 +7,7 @@ from typing import Any
 
 from pydantic_ai.messages import ModelMessage, ModelRequest, TextContent
 
-from context_compiler.compiler.cut_order import SMALLEST
-from context_compiler.compiler.plan import LEFT_OUT
+from context_compiler.compiler.cut_order import LEFT_OUT, SMALLEST
 from context_compiler.compiler.view import View
 from context_compiler.messages.history import Reader
 from context_compiler.messages.items import RETRY_OVERHEAD, Item, Kind, mark_of
