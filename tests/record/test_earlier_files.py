@@ -22,7 +22,7 @@ from context_compiler.record.maintenance import inexact_requests
 from context_compiler.record.rows import NOT_RECORDED
 from context_compiler.record.schema import MIGRATIONS
 from context_compiler.record.store import SQLiteStore
-from tests.record.entries import ask
+from tests.record.entries import ask, request, talk
 
 OLD = Path(__file__).with_name("schema_3.db.gz")
 
@@ -56,6 +56,24 @@ async def test_it_is_upgraded_when_it_is_written(earlier: Path):
     assert ask(earlier, f"SELECT {columns} FROM context_summaries") == [
         (made.compiled_prompt, made.raw_output, made.summary, 1)
     ]
+
+
+async def test_a_file_of_the_version_before_is_read_and_upgraded(tmp_path: Path):
+    path = tmp_path / "context.db"
+    store = SQLiteStore(path)
+    await store.save(request(talk(2)))
+    await store.close()
+    with sqlite3.connect(path, isolation_level=None) as db:
+        db.execute("DROP TABLE removals")
+        db.execute(f"PRAGMA user_version = {len(MIGRATIONS) - 1}")
+    db.close()
+    reader = SQLiteStore(path, read_only=True)
+    assert await reader.verify() == () and len(await reader.views()) == 1
+    await reader.close()
+    assert ask(path, "PRAGMA user_version") == [(len(MIGRATIONS) - 1,)]
+    assert await store.delete("s") == 1 and await store.verify() == ()
+    assert ask(path, "SELECT count(*) FROM removals") == [(1,)]
+    await store.close()
 
 
 TAMPERING = {
