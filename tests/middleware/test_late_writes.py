@@ -17,6 +17,7 @@ import pytest
 
 from context_compiler import Record, SQLiteStore
 from context_compiler.errors import StoreError
+from context_compiler.messages.history import load_messages
 from context_compiler.middleware import late
 from context_compiler.record.schema import APPLICATION_ID
 from context_compiler.record.values import Entry
@@ -257,3 +258,42 @@ async def test_what_is_read_and_done_by_hand_knows_what_waited(tmp_path: Path) -
             pin = await faulty.ours.pin("talk", len(faulty.done.messages) - 2)
             assert pin.text == "What is the pelican's pin?"
     assert [one.turn_index for one in await store.views("talk")] == [2, 1, 0] and await store.verify() == ()
+
+
+class Slow(SQLiteStore):
+    """A store that takes for what comes late as long as it is told."""
+
+    entered: list[str]
+    gate: asyncio.Event
+
+    async def save(self, entry: Entry) -> Record:
+        if self.tried is not None:
+            self.entered.append(entry.record.session_id)
+            await self.gate.wait()
+        return await super().save(entry)
+
+
+async def test_requests_of_a_conversation_stay_in_order_whoever_makes_what_waits(tmp_path: Path) -> None:
+    store = Slow(tmp_path / "context.db")
+    store.entered, store.gate = [], asyncio.Event()
+    store.gate.set()
+    await store.verify()
+    faulty, other = Faulty(Notes(), store=store), Faulty(Notes())
+    other.agent = faulty.agent
+    release = locked(store.path)
+    await faulty.ask("first", conversation_id="talk")
+    release()
+    store.entered.clear()
+    store.gate.clear()
+    beside = asyncio.create_task(other.ask("something else", conversation_id="other"))
+    while not store.entered:
+        await asyncio.sleep(0.01)
+    faulty.history = faulty.done.messages
+    await faulty.ask("second", conversation_id="talk")
+    store.gate.set()
+    await beside
+    await faulty.ours.aclose()
+    newer, older = [str(load_messages(await store.chain(str(one.raw_tip)))[-1]) for one in await store.views("talk")]
+    assert "second" in newer and "first" in older
+    assert len(await store.transcript("talk")) == len(faulty.done.messages) and store.entered == ["talk", "talk"]
+    assert len(await store.views("other")) == 1 and await store.verify() == ()
