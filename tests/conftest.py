@@ -80,6 +80,14 @@ def pytest_collection_finish() -> None:
     gc.enable()
 
 
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+    """Collect the garbage of a file at its end, and leave what remains out of later collections."""
+    if nextitem is None or nextitem.path != item.path:
+        gc.collect()
+        gc.freeze()
+
+
 @pytest.fixture(scope="session")
 def data_folder() -> Path:
     """Real transcripts, which are not part of this repository; the test is skipped without them."""
