@@ -61,6 +61,8 @@ class Limits:
     """Share of the budget that is left after a provider refused it."""
     notes: int = 0
     """Tokens that note and quotes of a live view may take together; 0 leaves it to what is below the low threshold."""
+    block: int = 0
+    """Tokens that what is recalled for the prompt may take beside the view."""
 
     @property
     def room(self) -> int:

@@ -239,11 +239,15 @@ def written_for(selection: Selection, summary: str, covered: set[int]) -> Writte
 
 
 def _below_high(selection: Selection) -> int:
-    """Tokens for note and quotes: what is left below the target, more where a turn that is spared took it."""
+    """Tokens for note and quotes: what is left below the target, more where a turn that is spared took it.
+
+    Not more than leaves what is recalled for the prompt its room: the quotes were not chosen for it.
+    """
     limits, left = selection.limits, selection.target - selection.kept
     if not selection.lasting or not limits.notes:
         return left
-    return min(limits.notes, max(left, left + (limits.high - limits.low) // 2))
+    free = max(0, limits.budget - limits.low - limits.block)
+    return min(limits.notes, left + min(free, (limits.high - limits.low) // 2))
 
 
 def _note(summary: str, selection: Selection, cap: int) -> str:

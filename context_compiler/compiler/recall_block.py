@@ -275,6 +275,16 @@ def wanted(plan: Plan, limits: Limits, cycle: Cycle, prompt: str) -> int:
     return most if asking_share(prompt) >= MOSTLY else min(most, limits.room // ASIDE)
 
 
+def block_tokens(known: Blocks | None, plan: Plan, limits: Limits, cycle: Cycle) -> int:
+    """Tokens of this turn's block; of one that is still to be found, the most that it may take."""
+    if known is not None and known.own.turn == plan.turn:
+        return known.own.tokens(plan.counter)
+    at = prompt_at(plan.history)
+    if at is None or not plan.policy.recall or plan.policy.fidelity is Fidelity.TRUNCATE:
+        return 0
+    return wanted(plan, limits, cycle, question_text(plan.history.readings[at]))
+
+
 def asking_part(text: str, counter: TokenCounter) -> str:
     """The paragraph of a long prompt that asks, its last or its first: applications put documents before a question.
 
@@ -580,13 +590,16 @@ def _texts(plan: Plan, cycle: Cycle, abridged: Sequence[int]) -> list[str]:
     return [item.text for message in messages if message is not None for item in plan.reader.one(message).items]
 
 
-def cut_room(block: Block, limits: Limits, counter: TokenCounter, over: int, *, refused: bool) -> int:
+def cut_room(plan: Plan, limits: Limits, cycle: Cycle, block: Block, over: int, *, refused: bool) -> int:
     """The tokens that a block is cut to which makes a request `over` its budget; 0 where it has been cut enough.
 
-    First it leaves some room for what the turn has still to add; at last it keeps a tenth of the room. Once a provider
-    has `refused` the request, seven tenths of the block.
+    In a chat whose turns are short it is cut by what is over, as often as that takes: no more is to come in most turns.
+    Else it leaves some room first for what the turn has still to add; at last it keeps a tenth of the room. Once a
+    provider has `refused` the request, seven tenths of the block.
     """
-    size = block.tokens(counter)
+    size = block.tokens(plan.counter)
+    if not (refused or cycle.tools or plan.loops):
+        return size - over
     if block.cuts >= CUTS and not refused:
         return 0
     least = limits.room // CUT

@@ -16,6 +16,7 @@ from context_compiler.compiler.recall_block import (
     FILL,
     Block,
     Blocks,
+    block_tokens,
     carried_on,
     crowded,
     cut_room,
@@ -270,7 +271,7 @@ def _fitting(context: RequestContext, cycle: Cycle, result: Result, done: Advanc
     if blocks is None or not blocks.own.text:
         return None
     refused = context.run.refused
-    room = cut_room(blocks.own, context.limits(cycle), context.counter, over, refused=refused)
+    room = cut_room(context, context.limits(cycle), cycle, blocks.own, over, refused=refused)
     outcome = attempt(lambda: smaller(context, cycle, blocks.own, room) if room > 0 else None)
     if outcome.value is None:
         return None
@@ -288,10 +289,10 @@ async def _new_cycle(
     """
     context.run.relax()
     more, tries, row, result = _room_for_block(context, previous), 1, None, None
-    before = previous
+    before, block = previous, block_tokens(_known_blocks(context), context, context.limits(previous), previous or RAW)
     while True:
         made, first = first, None
-        done = made or await advance_request(context, previous, asking(context, host), more)
+        done = made or await advance_request(context, previous, asking(context, host), more, block=block)
         before, previous, row = previous, done.cycle, row or done.row
         result = assemble_view(context, previous, "compiled", done, earlier=result)
         over = result.cost - result.limit
@@ -304,7 +305,7 @@ async def _new_cycle(
     cut, total = _cut_with_prompts(done.selection), done.selection.draft.total
     if over < 0 and tries > 1 and (cut or not done.selection.fits):  # the framing went with the text that it was for
         for fewer in (more + over, result.limit - context.request.fixed - total - cut):
-            less = await advance_request(context, before, None, fewer)
+            less = await advance_request(context, before, None, fewer, block=block)
             looser = assemble_view(context, less.cycle, "compiled", less, earlier=result)
             if less.selection.fits and looser.cost <= looser.limit:
                 previous, result, done = less.cycle, looser, less
@@ -389,10 +390,12 @@ def crowded_out(result: Result) -> bool:
     return result.view.status == "floor_over_budget" or (most is not None and max(words, default=0) > most)
 
 
-async def advance_request(context: RequestContext, previous: Cycle | None, ask: Ask | None, more: int = 0) -> Advance:
-    """One advance of this request; `more` tokens are known to be needed beside its overhead."""
-    overhead = context.request.fixed + more
-    return await advance(context, context.limits(), where=context.where, ask=ask, previous=previous, overhead=overhead)
+async def advance_request(
+    context: RequestContext, previous: Cycle | None, ask: Ask | None, more: int = 0, *, block: int = 0
+) -> Advance:
+    """One advance of this request; `more` tokens are needed beside its overhead, and `block` by what is recalled."""
+    overhead, limits = context.request.fixed + more, replace(context.limits(), block=block)
+    return await advance(context, limits, where=context.where, ask=ask, previous=previous, overhead=overhead)
 
 
 def asking(context: RequestContext, host: Host) -> Ask | None:

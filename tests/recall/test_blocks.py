@@ -155,6 +155,37 @@ async def test_room_is_kept_for_the_rest_of_a_turn_once_a_tool_was_called(called
     assert (1_000 - 32 < views[-1].tokens <= 1_000) is not called
 
 
+@pytest.mark.parametrize("calls", [1, 2])
+async def test_a_block_gives_way_by_no_more_than_what_a_tool_returns_needs(calls: int) -> None:
+    async def look() -> str:
+        return words(7, 40)
+
+    messages: list[ModelMessage] = []
+    for turn in range(160):
+        messages.append(ModelRequest(parts=[UserPromptPart(content=f"The {words(turn, 1)} costs {turn}.")]))
+        messages.append(ModelResponse(parts=[TextPart(content="Noted.")]))
+    talker, views = Talker(["Fine.", *[[("look", {})]] * calls, "Fine."]), list[View]()
+    ask = f"What does the {words(3, 1)} cost?"
+    await talked(compiler(budget=2_000, on_view=views.append), ["Hello.", ask], talker, [look], history=messages)
+    assert all(2_000 - 48 < view.tokens_sent <= 2_000 for view in views[1:])
+    sizes = [TokenCounter().text(block_of(sent.messages, ask)) for sent in talker.sent[1:]]
+    assert sizes == sorted(sizes, reverse=True) and sizes[-1] < sizes[0]
+    assert f"The {words(3, 1)} costs 3." in talker.last.text
+
+
+async def test_quotes_leave_a_block_its_room_beside_a_large_turn_before() -> None:
+    large = [words(901, 150), words(902, 150)]
+    history = [
+        *past(),
+        ModelRequest(parts=[UserPromptPart(content=large[0])]),
+        ModelResponse(parts=[TextPart(content=large[1])]),
+    ]
+    talker, _ = await talked(compiler(budget=4_000), [ASK], history=history)
+    assert all(text in talker.last.text for text in large), "the turn before stays"
+    assert "QUOTED FROM" in talker.last.text
+    assert TokenCounter().text(block_of(talker.last.messages, ASK)) > 0.4 * 4_000
+
+
 async def test_a_chat_that_calls_no_tool_has_all_that_is_free_for_what_is_asked() -> None:
     views: list[View] = []
     await talked(compiler(budget=4_000, recall=1.0, on_view=views.append), ["Hello.", ASK])
