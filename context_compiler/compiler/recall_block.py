@@ -307,20 +307,9 @@ def _asks(text: str) -> bool:
     return bool(_MARK.search(text) or _ASKING.match(text) or _UNSPACED.search(text))
 
 
-def _due(plan: Plan, limits: Limits) -> int:
+def due(plan: Plan, limits: Limits) -> int:
     """Tokens of a request from which it is cut back for a prompt that asks: by at least a sixth of the room."""
-    least = limits.room // DUE
-    return max(limits.budget - reserve(plan, limits) - least + 1, limits.low + least // 2)
-
-
-def where_asked(plan: Plan, limits: Limits, cycle: Cycle | None) -> Limits:
-    """The thresholds at which a view is cut back next, if its prompt asks as one of the newest did."""
-    if cycle is None:  # nothing has been left out that could be asked for
-        return limits
-    least, history = limits.room // DUE, plan.history
-    recent = (history.readings[turn.start] for turn in plan.outline.turns[-TURNS:])
-    asked = any(wanted(plan, limits, cycle, question_text(prompt)) >= least for prompt in recent)
-    return replace(limits, high=min(limits.high, _due(plan, limits))) if asked else limits
+    return max(limits.budget - reserve(plan, limits) - limits.room // DUE + 1, limits.low + limits.room // DUE // 2)
 
 
 def crowded(plan: Plan, limits: Limits, cycle: Cycle, cost: int) -> bool:
@@ -336,7 +325,7 @@ def crowded(plan: Plan, limits: Limits, cycle: Cycle, cost: int) -> bool:
     if at is None or not plan.policy.recall or plan.policy.fidelity is Fidelity.TRUNCATE:
         return False
     least = limits.room // DUE
-    if cost < _due(plan, limits) or wanted(plan, limits, cycle, question_text(plan.history.readings[at])) < least:
+    if cost < due(plan, limits) or wanted(plan, limits, cycle, question_text(plan.history.readings[at])) < least:
         return False
     return bool(recalled(plan, cycle, at, least))
 
@@ -593,9 +582,8 @@ def _texts(plan: Plan, cycle: Cycle, abridged: Sequence[int]) -> list[str]:
 def cut_room(plan: Plan, limits: Limits, cycle: Cycle, block: Block, over: int, *, refused: bool) -> int:
     """The tokens that a block is cut to which makes a request `over` its budget; 0 where it has been cut enough.
 
-    In a chat whose turns are short it is cut by what is over, as often as that takes: no more is to come in most turns.
-    Else it leaves some room first for what the turn has still to add; at last it keeps a tenth of the room. Once a
-    provider has `refused` the request, seven tenths of the block.
+    In a chat whose turns are short it is cut by what is over, as often as that takes. Else it first leaves room for
+    what the turn may add, and at last keeps a tenth of the room; once a provider `refused` it, seven tenths of itself.
     """
     size = block.tokens(plan.counter)
     if not (refused or cycle.tools or plan.loops):

@@ -9,11 +9,13 @@ from dataclasses import replace
 
 from context_compiler.compiler.advance import Advance, advance, decided_by, failed_row, select
 from context_compiler.compiler.cycle import Cycle, fitting
-from context_compiler.compiler.recall_block import where_asked
+from context_compiler.compiler.policy import Limits
+from context_compiler.compiler.recall_block import DUE, TURNS, due, wanted
 from context_compiler.compiler.summary import SummaryRequest, SummaryResponse, reason_for_no_model, summary_request
 from context_compiler.errors import CompileError
 from context_compiler.middleware.request import Host, response_of
 from context_compiler.middleware.state import PendingCompile, RequestContext
+from context_compiler.recall import question_text
 from context_compiler.record.values import Compile
 
 BACKGROUND = "made in the background"
@@ -23,6 +25,16 @@ BACKGROUND = "made in the background"
 def pending(context: RequestContext) -> PendingCompile | None:
     """The compile of this conversation that is under way, or done and not used yet."""
     return context.compiler.pending.find(context.conversation, context.history, context.policy.config)
+
+
+def where_asked(context: RequestContext, limits: Limits, cycle: Cycle | None) -> Limits:
+    """The thresholds at which a view is cut back next, if its prompt asks as one of the newest did."""
+    if cycle is None:  # nothing has been left out that could be asked for
+        return limits
+    least, history = limits.room // DUE, context.history
+    recent = (history.readings[turn.start] for turn in context.outline.turns[-TURNS:])
+    asked = any(wanted(context, limits, cycle, question_text(prompt)) >= least for prompt in recent)
+    return replace(limits, high=min(limits.high, due(context, limits))) if asked else limits
 
 
 async def start(context: RequestContext, previous: Cycle | None, host: Host) -> bool:

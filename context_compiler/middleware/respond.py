@@ -27,7 +27,6 @@ from context_compiler.compiler.recall_block import (
     small_tokens,
     smaller,
     wanted,
-    where_asked,
 )
 from context_compiler.compiler.steering import WAITS, Steering
 from context_compiler.compiler.summary import SummaryRequest, SummaryResponse
@@ -55,7 +54,7 @@ from context_compiler.messages.history import History
 from context_compiler.messages.items import Kind
 from context_compiler.messages.shapes import WHOLE
 from context_compiler.messages.turns import pair, turn_index
-from context_compiler.middleware.background import discard, finish, pending, start
+from context_compiler.middleware.background import discard, finish, pending, start, where_asked
 from context_compiler.middleware.request import Host, Request
 from context_compiler.middleware.state import (
     CompilerState,
