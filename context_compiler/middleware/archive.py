@@ -229,7 +229,7 @@ class Archive:
     async def _in_turn(self, session_id: str, work: Write) -> Any:
         tried = Moment()
         try:
-            if await self._late.catch_up((self.owner, session_id)):
+            if not self._late.waiting or await self._late.catch_up((self.owner, session_id)):
                 return await work(None)
         except StoreError as error:
             if is_passing(error):
@@ -245,7 +245,7 @@ class Archive:
 
     async def catch_up(self) -> None:
         """Do the writes that were put off, or report why that cannot be."""
-        error = (await try_await(self._late.catch_up())).error
+        error = (await try_await(self._late.catch_up())).error if self._late.waiting else None
         if error is not None:
             waiting = f"{len(self._late)} {'write waits' if len(self._late) == 1 else 'writes wait'} for the record"
             await self._report(StoreError(f"{waiting}, and can be made later or not at all: {error}"))

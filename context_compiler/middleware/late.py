@@ -66,19 +66,20 @@ class LateWrites:
 
     def forget(self) -> None:
         """Keep nothing: after a fork, what waits is the parent's."""
-        self._waiting: deque[_Waiting] = deque()
+        self.waiting: deque[_Waiting] = deque()
+        """Empty in most cases; one that is being made is still in it."""
         self._making, self._changing = Lock(), Lock()
 
     def __len__(self) -> int:
-        return len(self._waiting)
+        return len(self.waiting)
 
     async def put_off(self, conversation: Hashable, tried: Moment, work: Write) -> None:
         """Let a write of a conversation wait; the oldest is given up where too many do."""
         with self._changing:
-            self._waiting.append(_Waiting(conversation, tried, work))
-            lost = len(self._waiting) - LATE
+            self.waiting.append(_Waiting(conversation, tried, work))
+            lost = len(self.waiting) - LATE
             for _ in range(lost):
-                del self._waiting[1 if self._making.locked() else 0]  # the first is being made
+                del self.waiting[1 if self._making.locked() else 0]  # the first is being made
         await self._give_up({TOO_MANY: max(0, lost)})
 
     async def catch_up(self, conversation: Hashable = None) -> bool:
@@ -88,13 +89,13 @@ class LateWrites:
             StoreError: One could not be made, and waits on.
         """
         if not self._making.acquire(blocking=False):
-            return all(one.conversation != conversation for one in tuple(self._waiting))
+            return all(one.conversation != conversation for one in tuple(self.waiting))
         lost = Counter[str]()
         try:
-            while self._waiting:
-                await self._make(self._waiting[0], lost)
+            while self.waiting:
+                await self._make(self.waiting[0], lost)
                 with self._changing:
-                    self._waiting.popleft()
+                    self.waiting.popleft()
         finally:
             self._making.release()
             await self._give_up(lost)
