@@ -57,18 +57,6 @@ CAPS: dict[Fidelity, int] = {
 }
 
 
-def summary_cap(fidelity: Fidelity, room: int) -> int:
-    """The most tokens a summary may have: the mode's cap, at most a quarter of `room`, then a power of two.
-
-    `room` is what a request has left for messages, in tokens. The rounding keeps the cap, and with it
-    the name of a compile in the cache, the same when instructions change by a few tokens.
-    """
-    if room // 4 >= fidelity.cap:
-        return fidelity.cap
-    quarter = room // 4
-    return 1 << (quarter.bit_length() - 1) if quarter > 0 else 0
-
-
 def resolve_fidelity(edge: object, node: object, pipeline: object) -> Fidelity:
     """Fidelity of a stage: the edge's, else the stage's, else the pipeline's, else `compact`.
 
@@ -118,5 +106,5 @@ def _attribute_text(thing: object, name: str) -> str:
     return str(value).strip() if isinstance(value, str | int) and not isinstance(value, bool) else ""
 
 
-# It belongs here by name, but needs templates, which a mode does not.
-__getattr__, _ = public(__name__, {"build_fidelity_preamble": "pipeline.preamble"})
+# They belong here by name, but need templates and rooms, which a mode does not.
+__getattr__, _ = public(__name__, {"build_fidelity_preamble": "pipeline.preamble", "summary_cap": "compiler.policy"})

@@ -6,8 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from context_compiler import fidelity
+from context_compiler.compiler.policy import summary_cap
 from context_compiler.errors import FidelityError
-from context_compiler.fidelity import Fidelity, summary_cap
+from context_compiler.fidelity import Fidelity
 
 
 @pytest.mark.parametrize("mode", list(Fidelity))
@@ -33,6 +35,7 @@ def test_an_unknown_mode_is_refused_with_place_value_and_choice(value: object) -
 def test_a_mode_has_the_cap_of_the_table(mode: str, cap: int) -> None:
     assert Fidelity(mode).cap == cap
     assert summary_cap(Fidelity(mode), 1_000_000) == cap
+    assert fidelity.summary_cap(Fidelity(mode), 1_000_000) == cap
 
 
 @pytest.mark.parametrize(

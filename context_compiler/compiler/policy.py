@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from context_compiler.compiler.steering import NONE, Steering, pinned
-from context_compiler.fidelity import Fidelity, summary_cap
+from context_compiler.fidelity import CAPS, Fidelity
 from context_compiler.messages.failures import ReflectionPolicy
 from context_compiler.messages.history import History, Reader, superseded_parts
 from context_compiler.messages.items import Item, Kind
@@ -109,6 +109,18 @@ class Limits:
     def cap(self, fidelity: Fidelity) -> int:
         """The most tokens a summary may have."""
         return summary_cap(fidelity, self.used)
+
+
+def summary_cap(fidelity: Fidelity, room: int) -> int:
+    """The most tokens a summary may have: the mode's cap, at most a quarter of `room`, then a power of two.
+
+    `room` is what a request has left for messages, in tokens. The rounding keeps the cap, and with it
+    the name of a compile in the cache, the same when instructions change by a few tokens.
+    """
+    most, quarter = CAPS[fidelity], room // 4
+    if quarter >= most:
+        return most
+    return 1 << (quarter.bit_length() - 1) if quarter > 0 else 0
 
 
 def whole_budget(
