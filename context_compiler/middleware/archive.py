@@ -44,7 +44,7 @@ CYCLES = 1_000
 """Cycles remembered in memory, of all conversations."""
 
 SESSIONS = 16
-"""Conversations whose raw history is remembered, so that a window of it is known again without a look at the store."""
+"""Conversations whose raw history is remembered, so that a window of it is known again without reading all of it."""
 
 NEWEST = 50
 """Requests without a budget that may follow the newest one with a budget."""
@@ -373,6 +373,9 @@ class Archive:
             return ()
         known = self._raws.get((self.owner, session_id)) if named else None
         start = None if known is None else _window_start(known, window)
+        if known is not None and start and not await self._is_kept(session_id, known):
+            self._raws.take((self.owner, session_id))
+            known = start = None
         if start is None:
             bodies = await self._tried(lambda: self._conversation(session_id))
             if bodies is None and named and known is None:
@@ -380,6 +383,13 @@ class Archive:
             known = reader.read(load_messages(bodies)) if bodies else None
             start = None if known is None else _window_start(known, window)
         return known.messages[: start or 0] if known is not None else ()
+
+    async def _is_kept(self, session_id: str, known: History) -> bool:
+        """False if the record can be read, and has no request any more with the beginning of this history."""
+        if any(one.conversation == (self.owner, session_id) for one in tuple(self._late.waiting)):
+            return True
+        found = await self._tried(lambda: self.store.views(session_id, limit=1))
+        return found is None or any(one.raw_tip in known.chain.ids for one in found)
 
     async def others(self, session_id: str, prompt: str) -> list[tuple[float, Mention]]:
         """Passages of other conversations of the owner that answer a prompt; none if the store fails."""
@@ -411,8 +421,8 @@ class Archive:
         Raises:
             StoreError: the record cannot be read.
         """
-        if self.whole and (messages := await self.transcript(session_id)):
-            return messages
+        if self.whole:
+            return await self.transcript(session_id)
         known = self._raws.get((self.owner, session_id))
         return list(known.messages) if known is not None else []
 

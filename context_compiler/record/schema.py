@@ -369,6 +369,16 @@ def create_removals(db: sqlite3.Connection) -> None:
     )
 
 
+def create_numbers(db: sqlite3.Connection) -> None:
+    """Create the table of numbers that no new row may have."""
+    db.execute(
+        """CREATE TABLE numbers (            -- highest of tables from which rows were removed; no part of a copy
+        name TEXT PRIMARY KEY,
+        highest INTEGER NOT NULL
+    ) WITHOUT ROWID"""
+    )
+
+
 MIGRATIONS: tuple[Callable[[sqlite3.Connection], None], ...] = (
     create_record,
     create_memories,
@@ -379,6 +389,7 @@ MIGRATIONS: tuple[Callable[[sqlite3.Connection], None], ...] = (
     create_tools,
     create_layer_pages,
     create_removals,
+    create_numbers,
 )
 """In order; append only."""
 

@@ -63,6 +63,7 @@ class SQLiteDatabase(sqlite3.Connection):
         try:
             with self.transaction():
                 broken = len(self.execute("PRAGMA foreign_key_check").fetchall())
+                self._note_numbers()
                 yield
                 if len(self.execute("PRAGMA foreign_key_check").fetchall()) > broken:
                     raise StoreError(
@@ -74,6 +75,12 @@ class SQLiteDatabase(sqlite3.Connection):
         self._empty_log()
         if self._is_log_full:
             log.warning("what was removed is overwritten once no other process reads this record, or writes to it")
+
+    def _note_numbers(self) -> None:
+        """Note the highest numbers there are: a request under way may name a compile that is removed now."""
+        numbers = [(table, self.next_number(table) - 1) for table in rows.SEALED]
+        query = "INSERT INTO numbers VALUES (?, ?) ON CONFLICT (name) DO UPDATE SET highest = excluded.highest"
+        self.executemany(query, numbers)
 
     def _empty_log(self) -> None:
         """Give freed pages back and overwrite what was removed, unless others read or write meanwhile."""
@@ -90,8 +97,10 @@ class SQLiteDatabase(sqlite3.Connection):
         return time.time()
 
     def next_number(self, table: str) -> int:
-        """The number of a new row."""
-        return int(self.execute(f"SELECT ifnull(max(rowid), 0) + 1 FROM {table}").fetchone()[0])
+        """The number of a new row, which none ever had."""
+        former = "(SELECT highest FROM numbers WHERE name = ?)"
+        query = f"SELECT max(ifnull(max(rowid), 0), ifnull({former}, 0)) + 1 FROM {table}"
+        return int(self.execute(query, (table,)).fetchone()[0])
 
     def index_messages(self, texts: Sequence[tuple[str, str]]) -> None:
         """Add texts of messages to the search index."""

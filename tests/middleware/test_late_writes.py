@@ -260,6 +260,36 @@ async def test_what_is_read_and_done_by_hand_knows_what_waited(tmp_path: Path) -
     assert [one.turn_index for one in await store.views("talk")] == [2, 1, 0] and await store.verify() == ()
 
 
+async def test_what_is_deleted_is_not_done_by_hand_from_memory(tmp_path: Path) -> None:
+    store = SQLiteStore(tmp_path / "context.db")
+    faulty = Faulty(store=store)
+    await faulty.ask(SECRET, conversation_id="talk")
+    await store.delete("talk")
+    for name, *given in (("pin", "pelican"), ("compile_now",), ("preview",), ("undo_compile",)):
+        with pytest.raises(StoreError, match="nothing of it is on the record"):
+            await getattr(faulty.ours, name)("talk", *given)
+    assert [row async for row in store.export()] == [] and not faulty.errors
+
+
+async def test_what_is_deleted_is_not_joined_with_a_window_from_memory(place: Place) -> None:
+    store = place.open()
+    faulty = Faulty(store=store, budget=100_000)
+    faulty.history = []
+    for prompt in (SECRET, "What of the staging database?", "And of the other one?"):
+        faulty.history = (await faulty.ask(prompt, conversation_id="talk")).messages
+    faulty.history = faulty.history[-2:]
+    release = await place.lock()
+    await faulty.ask("first", conversation_id="talk")
+    assert "pelican" in faulty.talker.last.text  # what waits is known to nobody else
+    await release()
+    await faulty.ours.aclose()
+    assert await store.delete("talk") == 4
+    await faulty.ask("second", conversation_id="talk")
+    assert "pelican" not in faulty.talker.last.text and "other one" in faulty.talker.last.text
+    assert not any("pelican" in str(row) for row in [one async for one in store.export()])
+    await store.close()
+
+
 class Slow(SQLiteStore):
     """A store that takes for what comes late as long as it is told."""
 

@@ -53,6 +53,22 @@ async def test_owners_of_one_process_share_neither_cycles_nor_compiles_in_memory
         assert notes.asked == before + 2
 
 
+async def test_a_run_whose_conversation_is_deleted_does_not_refer_to_the_compile_of_another_owner() -> None:
+    given, store = {}, MemoryStore()
+    for owner in ("ann", "bob"):
+        notes = Notes(f"- **Goal**: notes of {owner}, about src/file_0.py.")
+        given[owner] = compiler(notes, owner=owner, store=store)
+    _, result = await ask(given["ann"], "ann", message_history=LONG)
+    assert await store.scoped("ann").delete("chat") == 1
+    await ask(given["bob"], "bob", message_history=LONG)
+    talker, _ = await ask(given["ann"], "ann", message_history=result.all_messages())
+    (mine,) = await store.scoped("ann").views()
+    (other,) = await store.scoped("bob").views()
+    assert mine.status.startswith("cycle") and "notes of ann" in talker.last.text
+    assert mine.compile is None and "its row is gone" in mine.status
+    assert other.compile is not None and other.compile.owner == "bob" and await store.verify() == ()
+
+
 async def test_a_window_is_joined_with_the_messages_of_its_own_owner_only(tmp_path: Path) -> None:
     given = compiler(owner=tenant, store=tmp_path / "context.db", budget=30_000)
     await ask(given, "ann", "My badge has the number 47110815.", message_history=LONG)

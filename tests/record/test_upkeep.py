@@ -10,6 +10,7 @@ from random import Random
 import pytest
 
 from context_compiler.errors import StoreError
+from context_compiler.record.rows import BrokenReference
 from context_compiler.record.store import SQLiteStore, Store
 from tests.record.entries import Talk, compiled, cycle, days_ago, request, talk
 
@@ -79,6 +80,17 @@ async def test_a_deleted_history_can_be_recorded_again(store: Store):
     await store.delete("s")
     await store.save(request(raw))
     assert await store.transcript("s") == raw.bodies
+
+
+async def test_a_number_is_never_given_twice(store: Store):
+    gone = await store.save(request(talk(3), compile=compiled(talk(3).ids[0], cache_key="k")))
+    assert await store.delete("s") == 1
+    ships = talk(3, about="ships")
+    other = await store.save(request(ships, compile=compiled(ships.ids[0]), session_id="other"))
+    assert other.id and gone.id and other.id > gone.id and other.summary_id != gone.summary_id
+    with pytest.raises(BrokenReference):
+        await store.save(request(talk(4), summary_id=gone.summary_id))
+    assert [one.session_id for one in await store.views()] == ["other"] and await store.verify() == ()
 
 
 async def test_pruning_by_age_spares_the_young(store: Store):
