@@ -6,7 +6,6 @@ import secrets
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from http.cookies import CookieError, SimpleCookie
 from pathlib import Path
 from threading import Thread
 from urllib.parse import parse_qs, urlsplit
@@ -24,6 +23,7 @@ from context_compiler.compiler.specifics import specifics
 from context_compiler.compiler.trace import NotFound
 from context_compiler.errors import ContextCompilerError, StoreError, TemplateError
 from context_compiler.record.store import open_place
+from context_compiler.resilience import attempt
 from context_compiler.web.api import RESOURCES, Resource, Sources, openapi, to_json
 from context_compiler.web.chat import CHAT_PATHS, Busy, ChatPages, Chats
 from context_compiler.web.data import BadRequest, Inspector
@@ -92,8 +92,11 @@ class Guard:
         host = headers.get("host", "")
         if _hostname(host) not in self.access.hosts:
             return _refuse(403, f"this server is not called {host[:80]!r}")
-        if scope["method"] not in SAFE and not _same_site(headers, host):
-            return _refuse(403, "a page of another site may not write here")
+        if not _same_site(headers, host):
+            if scope["method"] not in SAFE:
+                return _refuse(403, "a page of another site may not write here")
+            if not _is_opened(headers):
+                return _refuse(403, "a page of another site may link to this one, and not load it")
         if not self._allowed(scope, headers):
             return _refuse(401, "give the token that the server printed, as ?token=… or as a bearer token")
         return None
@@ -102,7 +105,7 @@ class Guard:
         if self.access.token is None:
             return True
         bearer = headers.get("authorization", "").removeprefix("Bearer ")
-        given = (bearer, _cookie(headers), _query_token(scope))
+        given = (bearer, Request(scope).cookies.get(COOKIE, ""), _query_token(scope))
         return any(secrets.compare_digest(one.encode(), self.access.token.encode()) for one in given if one)
 
     def _new_cookie(self, scope: Scope) -> str:
@@ -121,17 +124,15 @@ def _hostname(host: str) -> str:
 def _same_site(headers: Headers, host: str) -> bool:
     """True for a request of our own pages, or of a program that is not a browser."""
     origin, site = headers.get("origin"), headers.get("sec-fetch-site")
-    if origin is not None and urlsplit(origin).netloc != host:
+    if origin is not None and attempt(lambda: urlsplit(origin).netloc).value != host:
         return False
     return site in (None, "same-origin", "none")
 
 
-def _cookie(headers: Headers) -> str:
-    try:
-        found = SimpleCookie(headers.get("cookie", "")).get(COOKIE)
-    except CookieError:
-        return ""
-    return found.value if found else ""
+def _is_opened(headers: Headers) -> bool:
+    """True for a page that somebody opens by a link: a look at a chat that is new makes its transcript."""
+    asked = headers.get("sec-fetch-mode"), headers.get("sec-fetch-dest")
+    return asked == ("navigate", "document")
 
 
 def _query_token(scope: Scope) -> str:

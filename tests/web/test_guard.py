@@ -9,6 +9,7 @@ import pytest
 from starlette.testclient import TestClient
 
 from context_compiler.web.app import create_app
+from tests.web.browser import chat_app
 from tests.web.conftest import HOSTILE, number_of
 
 PAGES = ("/sessions", "/sessions/1", "/requests/1", "/requests/20/why")
@@ -36,11 +37,23 @@ def test_loopback_is_ours_at_any_port(client: TestClient, host: str) -> None:
         {"sec-fetch-site": "cross-site"},
         {"sec-fetch-site": "same-site"},
         {"origin": "http://127.0.0.1:9999"},
+        {"origin": "http://["},
     ],
 )
 def test_a_page_of_another_site_may_not_write(client: TestClient, headers: dict[str, str]) -> None:
     for method in ("POST", "PUT", "DELETE", "PATCH"):
         assert client.request(method, "/sessions", headers=headers).status_code == 403
+
+
+@pytest.mark.parametrize("mode, place", [("no-cors", "image"), ("cors", "empty"), ("navigate", "iframe")])
+def test_a_page_of_another_site_may_link_here_and_load_nothing(tmp_path: Path, mode: str, place: str) -> None:
+    headers = {"sec-fetch-site": "cross-site", "sec-fetch-mode": mode, "sec-fetch-dest": place}
+    with TestClient(chat_app(tmp_path), base_url="http://127.0.0.1") as client:
+        for path in ("/chat?session=mine", "/chat/turns?session=mine", "/api/chat?session=mine", "/sessions"):
+            assert client.get(path, headers=headers).status_code == 403
+        assert not [*tmp_path.rglob("mine*.md")]
+        opened = {**headers, "sec-fetch-mode": "navigate", "sec-fetch-dest": "document"}
+        assert client.get("/chat?session=mine", headers=opened).status_code == 200
 
 
 def test_our_own_pages_may_write(client: TestClient) -> None:
@@ -60,6 +73,9 @@ def test_a_server_beyond_loopback_wants_its_token(db: Path) -> None:
         cookie = first.headers["set-cookie"].lower()
         assert "httponly" in cookie and "samesite=strict" in cookie
         assert client.get("/sessions").status_code == 200
+        client.cookies.clear()
+        others = {"cookie": 'settings[tab]={"a": 1}; context_compiler_token=s3cret'}  # of a neighbour on this machine
+        assert client.get("/sessions", headers=others).status_code == 200
 
 
 def test_no_redirect_leads_to_another_site(db: Path) -> None:
