@@ -7,7 +7,8 @@ summaries of earlier ones are not found again, so that what was undone does not 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -15,12 +16,16 @@ from context_compiler.compiler.cycle import Cycle
 from context_compiler.messages.history import History
 from context_compiler.messages.turns import Outline
 from context_compiler.record.values import COMPILE, PIN, UNDO, UNPIN, Action
+from context_compiler.resilience import attempt
 
 PINS, HELD = 4, 2
 """Divisors of the room for messages: what may be pinned, and what stays where a request has less room than that."""
 
 PINNED, WAITS = "pinned", "pinned, over budget"
 """Reasons why a message is in a view, and why a pinned one is not."""
+
+REFERENCE = re.compile(r"(?i)(turn|message|t|m)? ?#?(\d{1,9})")
+"""A message by its turn, or by its number."""
 
 MARK = "~"
 """Between a configuration and its generation."""
@@ -210,6 +215,25 @@ def position_of(pin: Pin, history: History) -> int | None:
         for one in reversed(history.readings)
     )
     return next((len(history) - back for back, found in enumerate(names, 1) if pin.name in found), None)
+
+
+def pin_of(steering: Steering, history: History, words: str, place: Callable[[], int]) -> Pin | None:
+    """The pin that is meant: by its id, by words of it, or by its place; where its message is gone, by its turn.
+
+    Raises:
+        SettingsError: `place`, which looks the message up, knows of none.
+    """
+    pins = steering.pins
+    if words and not REFERENCE.fullmatch(words):
+        known = next((pin for pin in pins if words == pin.tip or words in pin.text.casefold()), None)
+        if known is not None:
+            return known
+    found = {pin: position_of(pin, history) for pin in pins}
+    gone = next((pin for pin in pins if found[pin] is None and words == f"turn {pin.turn}"), None)
+    at = attempt(place)
+    if at.error is not None and gone is None:
+        raise at.error
+    return next((pin for pin in pins if at.value is not None and found[pin] == at.value), gone)
 
 
 def unit(position: int, outline: Outline) -> frozenset[int]:

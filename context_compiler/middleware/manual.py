@@ -7,7 +7,6 @@ process or another. A step that fails leaves the conversation as it was, and say
 from __future__ import annotations
 
 import json
-import re
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from copy import copy
@@ -20,7 +19,17 @@ from pydantic_ai.models import Model
 
 from context_compiler.compiler.advance import Advance, advance, failed_row
 from context_compiler.compiler.cycle import Cycle, fitting, mended
-from context_compiler.compiler.steering import PINS, Order, Pin, Steps, position_of, steering_of, unit
+from context_compiler.compiler.steering import (
+    PINS,
+    REFERENCE,
+    Order,
+    Pin,
+    Steps,
+    pin_of,
+    position_of,
+    steering_of,
+    unit,
+)
 from context_compiler.compiler.summary import SummaryRequest, SummaryResponse, latest_input, model_alias
 from context_compiler.compiler.view import summary_of
 from context_compiler.errors import CompileError, SettingsError, StoreError
@@ -32,7 +41,7 @@ from context_compiler.middleware.archive import Archive
 from context_compiler.middleware.arguments import Arguments
 from context_compiler.middleware.off_loop import off_loop
 from context_compiler.middleware.request import Host, Request, is_long, named_scope
-from context_compiler.middleware.respond import assemble_view
+from context_compiler.middleware.respond import assemble_view, with_pins
 from context_compiler.middleware.single_flight import SESSIONS, Summaries
 from context_compiler.middleware.state import CompilerState, RequestContext, Run, read_request
 from context_compiler.record.values import COMPILE, PIN, UNDO, UNPIN, Action, Compile, Drop, Record, now
@@ -47,8 +56,6 @@ PROMPT, EXCERPT = 400, 80
 """Characters of the placeholder for the next prompt, and of the excerpt of a pinned message."""
 
 NO_MODEL = "no model is known before the first request of this process: give model= to have one write the summary"
-
-REFERENCE = re.compile(r"(?i)(turn|message|t|m)? ?#?(\d{1,9})")
 
 AS_IT_WAS = "the conversation is as it was"
 
@@ -166,7 +173,7 @@ class _Session:
             return None
         config = self.context.policy.config
         found = fitting(replace(cycle, config=config), self.raw, config)
-        return found and mended(found, self.context.pairing, self.context.base)
+        return found and with_pins(mended(found, self.context.pairing, self.context.base), self.context)
 
     def calibrated(self, exact: int) -> int:
         """Tokens of the model, without those of the prompt at the end."""
@@ -447,18 +454,11 @@ class Manual:
     async def unpin(self, session: str, message: int | str) -> Pin:
         """Let a pinned message go with the others; see `ContextCompiler.unpin`."""
         found = await self._read(session, "none")
-        pins = {position_of(pin, found.raw): pin for pin in found.context.steering.pins}
         words = " ".join(str(message).split()).casefold()
-        pin = (
-            None
-            if not words or REFERENCE.fullmatch(words)
-            else next((one for one in pins.values() if words in one.text.casefold()), None)
-        )
-        pin = pin or pins.get(found.find(message))
+        pin = pin_of(found.context.steering, found.raw, words, lambda: found.find(message))
         if pin is None:
-            raise SettingsError(
-                f"message={one_line(str(message), EXCERPT)!r}: it is not pinned; `pins` lists those that are"
-            )
+            shown = one_line(str(message), EXCERPT)
+            raise SettingsError(f"message={shown!r}: it is not pinned; `pins` lists those that are")
         action = Action(kind=UNPIN, tip=pin.tip, state="{}", created_at=now())
         await self._archive.save_action(session, action, after=found.number)
         return pin

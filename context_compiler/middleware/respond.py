@@ -161,14 +161,14 @@ async def _current_cycle(context: RequestContext, host: Host) -> tuple[RequestCo
         if found is not None and adopted:
             found = replace(found, ratio=run.ratios.of(context.request.family))
     whole = mended(found, context.pairing, context.base) if found is not None else None
-    whole = _with_pins(whole, context) if whole is not None and context.steering.pins else whole
+    whole = with_pins(whole, context) if whole is not None and context.steering.pins else whole
     run.enter(whole, mended=found)
     if whole is not None and run.refused and run.tight < whole.tight:
         whole = replace(whole, tight=run.tight)  # what a provider refused holds for the rest of the cycle
     return context, whole
 
 
-def _with_pins(cycle: Cycle, context: RequestContext) -> Cycle:
+def with_pins(cycle: Cycle, context: RequestContext) -> Cycle:
     """The cycle with every message whole that was pinned after it was left out or cut, which moves the prefix once.
 
     One for which there was no room waits for the next turn, or each request of this one would be cut back anew.

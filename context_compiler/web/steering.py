@@ -51,6 +51,8 @@ STEPS = 50
 class PinRow:
     """A message that stays in every view."""
 
+    tip: str
+    """Its name, by which it is unpinned, whatever it says and wherever it is."""
     turn: int
     """From 1."""
     role: str
@@ -142,7 +144,7 @@ def outcome_of(result: CompileResult) -> Outcome:
 
 def pin_row(pin: Pin) -> PinRow:
     """A pin as the page and the API show it."""
-    return PinRow(turn=pin.turn, role=pin.role, text=safe(pin.text), tokens=pin.tokens)
+    return PinRow(tip=pin.tip, turn=pin.turn, role=pin.role, text=safe(pin.text), tokens=pin.tokens)
 
 
 def answer_json(result: CompileResult | Pin) -> Response:
@@ -364,7 +366,7 @@ class SteeringPages:
 _FOCUS = {"type": "string", "maxLength": 2_000, "description": "Subject that the summary and the quotes keep."}
 _START = {"type": "string", "description": "Summarize from this turn on, such as `turn 4`; what is before it stays."}
 _MODEL = {"type": "string", "description": "Model that writes the summary, or none.", "default": "none"}
-_MESSAGE = {"type": "string", "description": "`turn 3`, `m12`, or words that the message holds."}
+_MESSAGE = {"type": "string", "description": "`turn 3`, `m12`, or words that the message holds; of a pin also its tip."}
 _PREVIEW = {"type": "boolean", "description": "Change nothing, and ask no model."}
 
 BODIES: dict[str, tuple[str, dict[str, Any]]] = {

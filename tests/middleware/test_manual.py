@@ -582,6 +582,29 @@ async def test_nothing_but_what_is_pinned_is_unpinned() -> None:
     assert await talk.ours.unpin("talk", "question 1:") == pin and not await talk.ours.pins("talk")
 
 
+async def test_pins_of_messages_that_are_gone_are_let_go_by_their_words_their_turn_or_their_id() -> None:
+    talk = await talked(9)
+    first, second, third = [await talk.ours.pin("talk", f"turn {number}") for number in (4, 6, 8)]
+    del talk.messages[4:]
+    await talk.say("From here on anew.")
+    assert await talk.ours.pins("talk") == (first, second, third)
+    assert await talk.ours.unpin("talk", "question 3:") == first
+    assert await talk.ours.unpin("talk", "turn 6") == second
+    assert await talk.ours.unpin("talk", third.tip) == third and await talk.ours.pins("talk") == ()
+
+
+async def test_figures_count_what_was_pinned_since_the_last_request() -> None:
+    talk = await talked()
+    await talk.ours.compile_now("talk")
+    await talk.ours.compile_now("talk", "the open tickets")
+    pin = await talk.ours.pin("talk", "turn 1")
+    shown = await talk.ours.undo_compile("talk")
+    await talk.say("And now?")
+    sent = talk.views[-1].record
+    assert sent is not None and whole(talk.talker.last.text, 0)
+    assert 0 <= sent.tokens_sent - shown.after < pin.tokens / 4  # the prompt
+
+
 async def test_from_a_message_on_everything_is_summarised_and_what_is_before_stays() -> None:
     talk = await talked(9)
     done = await talk.ours.compile_now("talk", start="turn 4")

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+from pydantic_ai import Agent
+from pydantic_ai.messages import ModelMessage, ModelResponse, TextPart
+from pydantic_ai.models.function import AgentInfo, FunctionModel
 from starlette.testclient import TestClient
 
+from context_compiler import ContextCompiler
 from context_compiler.record.store import SQLiteStore
 from context_compiler.web.app import create_app
 from tests.web.browser import chat_app, serving
@@ -39,6 +44,25 @@ async def test_a_session_is_compacted_pinned_and_taken_back(client: TestClient, 
     assert steer(client, "unpin", session, message="turn 2")["turn"] == 2
     assert steer(client, "undo", session)["done"]
     assert not await SQLiteStore(db).verify()
+
+
+async def test_the_button_unpins_a_message_whatever_it_says(tmp_path: Path) -> None:
+    async def answer(messages: list[ModelMessage], info: AgentInfo) -> ModelResponse:
+        return ModelResponse(parts=[TextPart("Noted.")])
+
+    ours = ContextCompiler(model="none", store=tmp_path / "c.db", system=None)
+    agent, history = Agent(FunctionModel(answer), capabilities=[ours]), list[ModelMessage]()
+    prompts = ("3", "3", "turn 2", "\x1b[1m half \ud800 of it", "And then?")
+    for prompt in prompts:
+        history = (await agent.run(prompt, message_history=history, conversation_id="talk")).all_messages()
+    with TestClient(create_app(tmp_path / "c.db", system=None), base_url="http://127.0.0.1") as client:
+        session = number_of(client, "talk")
+        for turn in range(1, len(prompts)):
+            steer(client, "pin", session, message=f"turn {turn}")
+        found = client.get(f"/sessions/{session}/steering").text
+        rows = re.findall(r'data-unpin="(c1:[^"]+)"', found)
+        assert [steer(client, "unpin", session, message=tip)["turn"] for tip in rows] == [1, 2, 3, 4]
+        assert client.get(f"/api/sessions/{session}/steering").json()["pins"] == []
 
 
 def test_a_request_shows_which_of_its_messages_are_pinned(client: TestClient) -> None:
