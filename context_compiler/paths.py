@@ -8,10 +8,13 @@ import os
 from contextlib import suppress
 from functools import cache
 from importlib import metadata
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 from urllib.request import url2pathname
+
+from context_compiler.errors import SettingsError
 
 NAME, EVERYTHING = ".gitignore", b"*\n"
 NAMESAKE = "context_compiler-*.dist-info/RECORD"
@@ -82,6 +85,16 @@ def install_command(extra: str) -> str:
         folder = Path(url2pathname(urlsplit(str(source["url"])).path))
         place = "." if folder == Path.cwd() else str(folder)
     return "pip install " + json.dumps(f"{place}[{extra}]")
+
+
+def require_postgres() -> None:
+    """Check that the packages for PostgreSQL are installed.
+
+    Raises:
+        SettingsError: they are not; the message has the command that installs them.
+    """
+    if missing := [name for name in ("asyncpg", "greenlet") if find_spec(name) is None]:
+        raise SettingsError(f"{' and '.join(missing)} not installed: {install_command('postgres')}")
 
 
 def is_address(place: object) -> bool:

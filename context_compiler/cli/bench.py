@@ -23,12 +23,11 @@ from context_compiler.cli.drawing import Line, Panel, draw, libraries
 from context_compiler.cli.inputs import print_notes, read_conversations, select_conversation
 from context_compiler.cli.options import (
     SYSTEM,
-    BudgetText,
     FormatName,
     Json,
     Select,
     System,
-    TemplateName,
+    TokenBudget,
     TranscriptPath,
     Vault,
     example,
@@ -111,8 +110,16 @@ class Approach:
 @app.command("bench", epilog=example("bench session.jsonl --budget 16000"))
 def bench(
     transcript: TranscriptPath,
-    budget: BudgetText = "16000",
-    template: TemplateName = None,
+    budget: TokenBudget = "16000",
+    template: Annotated[
+        str | None,
+        typer.Option(
+            "--template",
+            "-t",
+            envvar="CONTEXT_COMPILER_TEMPLATE",
+            help="Name or path of a template; default: extractive.",
+        ),
+    ] = None,
     vault: Vault = None,
     system: System = SYSTEM,
     select: Select = None,

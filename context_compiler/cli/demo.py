@@ -195,9 +195,9 @@ def _answer(screen: Screen, window: History, views: Sequence[View]) -> None:
     screen.heading("All that it asks for, and which request has it:")
     columns = [
         Column("it asks for"),
-        Column("in the words", style="dim"),
+        Column("in the words", style="dim", wraps=True),
         Column(f"newest {number(WINDOW)}", style="red"),
-        *(Column(f"view {number(view.budget)}", style="bold green") for view in views),
+        *(Column(f"view {number(view.budget)}", style="bold green", spare=at) for at, view in enumerate(views)),
     ]
     sent = [window, *(read_history(view.messages) for view in views)]
     held = list(map(held_words, sent))

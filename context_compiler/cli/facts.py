@@ -27,10 +27,10 @@ from context_compiler.record.values import Record
 FATES = (
     Column("message", right=True),
     Column("role"),
-    Column("tokens", right=True, spare=1),
+    Column("tokens", right=True, spare=2),
     Column("in this request", style="bold", wraps=True),
     Column("because", style="yellow", wraps=True),
-    Column("begins", style="dim", elastic=True),
+    Column("begins", style="dim", elastic=True, spare=1),
 )
 STRETCHES = (
     Column("views"),

@@ -8,7 +8,7 @@ import sys
 from contextlib import aclosing
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -128,7 +128,7 @@ def _size(db: Place) -> int | None:
 
 @app.command(epilog=example("delete --owner ann --yes"))
 def delete(
-    owner: Annotated[str, typer.Option("--owner", help="Owner of whom everything is deleted.")],
+    owner: Annotated[str, typer.Option("--owner", help="Owner whose data is deleted.")],
     yes: Yes = False,
     db: Db = DB,
     vault: Vault = None,
@@ -186,19 +186,20 @@ async def _export(db: Place, owner: str | None) -> None:
 
 @app.command(name="copy", epilog=example("copy system/context.db postgresql://app@db.example.org/agents"))
 def copy_(
-    source: Annotated[Any, typer.Argument(metavar="SOURCE", parser=parse_place, help="File or address to read.")],
-    target: Annotated[Any, typer.Argument(metavar="TARGET", parser=parse_place, help="File or address to add it to.")],
+    source: Annotated[str, typer.Argument(metavar="SOURCE", help="File or address to read.")],
+    target: Annotated[str, typer.Argument(metavar="TARGET", help="File or address to add it to.")],
     json: Json = False,
 ) -> None:
     """Copy a record to another file or database, and verify the copy. What is there already stays; repeat to resume."""
-    if source == target:
-        raise SettingsError(f"{source}: give two places")
-    result = asyncio.run(_copy(source, target))
+    old, new = parse_place(source), parse_place(target)
+    if old == new:
+        raise SettingsError(f"{old}: give two places")
+    result = asyncio.run(_copy(old, new))
     added, present = sum(result.copied.values()), sum(result.present.values())
-    done = f"{target}: {plural(added, 'row')} copied, {present:,} there already, " + (
+    done = f"{new}: {plural(added, 'row')} copied, {present:,} there already, " + (
         plural(len(result.defects), "defect") if result.defects else "sound"
     )
-    facts = {"source": str(source), "target": str(target), **asdict(result)}
+    facts = {"source": str(old), "target": str(new), **asdict(result)}
     print_result(facts, "\n".join([done, *(f"  {defect}" for defect in result.defects)]), json=json)
     if result.defects:
         raise typer.Exit(1)

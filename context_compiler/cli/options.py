@@ -53,12 +53,15 @@ def parse_place(text: str) -> Place:
 PLACE: Any = {"envvar": "CONTEXT_COMPILER_DB", "parser": parse_place, "metavar": "PATH"}
 Db = Annotated[Any, typer.Option("--db", help="File of the record, or postgresql://USER@HOST/DB.", **PLACE)]
 System = Annotated[
-    Path, typer.Option("--system", envvar="CONTEXT_COMPILER_SYSTEM", help="Folder that holds ContextTemplates/.")
+    Path,
+    typer.Option("--system", envvar="CONTEXT_COMPILER_SYSTEM", help="Folder of ContextTemplates/ and Chat_Sessions/."),
 ]
 Vault = Annotated[
     Path | None,
     typer.Option(
-        "--vault", envvar="CONTEXT_COMPILER_VAULT", help="Folder whose AssistantMD/ContextTemplates/ come first."
+        "--vault",
+        envvar="CONTEXT_COMPILER_VAULT",
+        help="Folder whose AssistantMD/ has templates that come first, and chats.",
     ),
 ]
 Owner = Annotated[
@@ -322,15 +325,18 @@ FidelityName = Annotated[
         help=f"How much of the past to keep: {', '.join(Fidelity)}.",
     ),
 ]
+BUDGET: Any = {"envvar": "CONTEXT_COMPILER_BUDGET", "callback": with_origin}
 BudgetText = Annotated[
     str,
     typer.Option(
         "--budget",
         "-b",
-        envvar="CONTEXT_COMPILER_BUDGET",
-        callback=with_origin,
-        help="Tokens such as 4000, or a share of 32,000 such as 0.5.",
+        help="Tokens such as 4000, a share of 32,000 such as 0.5, or '$0.02' by the price of --model.",
+        **BUDGET,
     ),
+]
+TokenBudget = Annotated[
+    str, typer.Option("--budget", "-b", help="Tokens such as 4000, or a share of 32,000 such as 0.5.", **BUDGET)
 ]
 ModelName = Annotated[
     str,

@@ -290,6 +290,8 @@ def resume(
 ) -> None:
     """Resume a stopped run; print the result of one that has ended."""
     folder = (Path(run) / "checkpoint.json").is_file() and runs is None
+    if not folder and not has_runs(runs or RUNS):
+        raise _no_runs(runs or RUNS)
     resume_run(run, wish, runs=None if folder else runs or RUNS, restore=restore)
 
 
@@ -337,6 +339,10 @@ def _stage_row(state: pipeline.RunState, name: str) -> tuple[object, ...]:
     return name, outcome.status, state.visits.get(name, 0), state.retries.get(name, ""), one_line(notes, 200)
 
 
+def _no_runs(runs: str) -> PipelineError:
+    return PipelineError(f"{place_name(runs)}: no runs here; give --runs, or the folder of a run")
+
+
 async def _load_runs(runs: str) -> list[pipeline.RunInfo]:
     if not has_runs(runs):
         return []
@@ -351,7 +357,7 @@ async def _load_run(run: str, runs: str) -> tuple[pipeline.RunState, list[pipeli
         if state is not None:
             return state, await pipeline.in_folder(folder).events(state.lineage.root_run_id)
     if not has_runs(runs):
-        raise PipelineError(f"{place_name(runs)}: no runs here; give --runs, or the folder of a run")
+        raise _no_runs(runs)
     async with open_runs(runs) as store:
         state = await store.load(run)
         if state is None:

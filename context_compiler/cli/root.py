@@ -124,7 +124,7 @@ def _print_usage_error(error: Any) -> int:
         return WRONG
     context = getattr(error, "ctx", None)
     path = context.command_path if context is not None else "context-compiler"
-    message = error.format_message().strip().rstrip(".")
+    message = error.format_message().strip().rstrip(".").replace("Value error, ", "")  # a prefix of pydantic's
     print_error(f"{message[:1].lower()}{message[1:]}; see `{path} --help`")
     return WRONG
 

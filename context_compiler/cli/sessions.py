@@ -211,7 +211,7 @@ def pin(session: SessionId, message: Message, db: Db = DB, owner: Owner = None, 
 
 @app.command("unpin", epilog=example("sessions unpin demo 'turn 3'"))
 def unpin(session: SessionId, message: Message, db: Db = DB, owner: Owner = None, json: Json = False) -> None:
-    """Let a pinned message go with the others again, from the next compile on."""
+    """Unpin a message: from the next compile on, views may leave it out again."""
 
     async def work(compiler: ContextCompiler, name: str) -> Pin:
         return await compiler.unpin(name, message)

@@ -30,7 +30,7 @@ from context_compiler.cli.runs import (
     run_config,
     with_run_options,
 )
-from context_compiler.cli.screen import Column, Screen, print_list, print_result
+from context_compiler.cli.screen import Column, Screen, print_list, print_note, print_result
 from context_compiler.cli.text import json_text, one_line, suggestions
 from context_compiler.errors import PipelineError, SettingsError
 from context_compiler.paths import is_address, place_name
@@ -107,6 +107,7 @@ def worker(
                 on_change=show,
             )
             one.name = name or one.name
+            print_note(f"{one.name} takes runs from {place_name(place)}; Ctrl-C stops it")
             loop = asyncio.get_running_loop()
             for sign in (signal.SIGINT, signal.SIGTERM):
                 with suppress(NotImplementedError):  # Windows

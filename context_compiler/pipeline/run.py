@@ -20,7 +20,7 @@ from opentelemetry.metrics import get_meter
 
 from context_compiler.errors import GraphError, PipelineError, RunOwnedError
 from context_compiler.middleware.middleware import log_text
-from context_compiler.paths import is_address, make_private
+from context_compiler.paths import is_address, make_private, require_postgres
 from context_compiler.pipeline.check import validate_or_raise
 from context_compiler.pipeline.checkpoint import FILE, CheckpointFolder, read_checkpoint
 from context_compiler.pipeline.config import RequestMeter, RunConfig, advance_plainly
@@ -473,11 +473,16 @@ def prepare(graph: Graph, config: RunConfig) -> Graph:
 
 
 def open_runs(config: RunConfig) -> RunStore:
-    """Open the run store of a config."""
+    """Open the run store of a config.
+
+    Raises:
+        SettingsError: it is an address, and what is needed for it is not installed.
+    """
     if isinstance(config.runs, RunStore):
         return config.runs
     if config.runs is not None:
         if is_address(config.runs):
+            require_postgres()
             return import_module("context_compiler.pipeline.stores.postgres").PostgresRuns(config.runs)
         path = Path(config.runs)
         return SQLiteRuns(path) if path.suffix in (".db", ".sqlite", ".sqlite3") else FileRuns(path)

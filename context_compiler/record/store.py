@@ -14,15 +14,14 @@ from copy import copy
 from datetime import datetime
 from functools import partial
 from importlib import import_module
-from importlib.util import find_spec
 from itertools import islice
 from pathlib import Path
 from threading import RLock
 from typing import TYPE_CHECKING, Protocol, Self, TypeVar, runtime_checkable
 from weakref import finalize
 
-from context_compiler.errors import SettingsError, StoreError
-from context_compiler.paths import install_command, is_address
+from context_compiler.errors import StoreError
+from context_compiler.paths import is_address, require_postgres
 from context_compiler.record import conversations, maintenance, queries, sessions
 from context_compiler.record.background import hold_at_fork
 from context_compiler.record.database import Database, Moment
@@ -299,8 +298,7 @@ def open_place(
     """The store at a place; an SQLite file waits `busy_timeout_ms` for another process that is writing."""
     if not is_address(place):
         return SQLiteStore(place, read_only=read_only, busy_timeout_ms=busy_timeout_ms)
-    if missing := [name for name in ("asyncpg", "greenlet") if find_spec(name) is None]:
-        raise SettingsError(f"{' and '.join(missing)} not installed: {install_command('postgres')}")
+    require_postgres()
     return import_module("context_compiler.record.postgres").PostgresStore(place, read_only=read_only)
 
 

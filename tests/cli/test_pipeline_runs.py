@@ -76,7 +76,10 @@ def test_a_run_in_a_folder_is_taken_up_from_it(cc: Command, tmp_path: Path) -> N
 
 
 def test_what_is_not_there_is_said(cc: Command) -> None:
-    assert "no runs here" in cc("pipeline", "show", "nothing").err
+    for command in ("show", "resume"):
+        said = cc("pipeline", command, "nothing")
+        assert said.code == 2 and said.err.startswith("error: system/runs.db: no runs here")
+        assert not Path("system").exists()
     assert cc("pipeline", "runs").out == "no runs in system/runs.db\n"
     cc("pipeline", "run", EXAMPLE, "--simulate", "--auto-approve", "--id", "first")
     assert "no run 'frist'; there is 'first'" in cc("pipeline", "show", "frist").err

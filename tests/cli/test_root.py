@@ -45,6 +45,11 @@ def test_help_shows_an_example_of_every_command(cc: Command, name: str, inner: s
     assert "--json" in said.out or "COMMAND [ARGS]" in said.out
 
 
+def test_help_names_the_budgets_that_a_command_takes(cc: Command) -> None:
+    assert "'$0.02'" in cc("compile", "--help").out and "'$0.02'" not in cc("bench", "--help").out
+    assert "Any" not in cc("copy", "--help").out
+
+
 def test_help_lists_every_command_with_what_it_does(cc: Command) -> None:
     said = cc("--help")
     for name, (_, heading, does) in COMMANDS.items():
@@ -96,7 +101,7 @@ def test_the_version_is_that_of_the_package(cc: Command) -> None:
 def test_wrong_usage_is_one_line_that_names_the_help(cc: Command, args: tuple[str, ...], why: str) -> None:
     said = cc(*args)
     assert said.code == 2
-    assert why in one_line(said) and "--help`" in said.err
+    assert why in one_line(said) and "--help`" in said.err and "Value error" not in said.err
 
 
 def test_help_does_not_wait_for_the_host_to_be_imported() -> None:

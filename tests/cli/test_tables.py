@@ -50,6 +50,20 @@ def test_columns_for_which_there_is_no_room_are_named(long: Command) -> None:
         assert "wider terminal" not in wide
 
 
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (("views", "why", "1"), ("message", "assistant", "a wider terminal shows also: tokens, begins")),
+        (("demo",), ("it asks for", "not without", "4 of 6", "a wider terminal shows also: view 2,000, view 4,000")),
+    ],
+)
+def test_a_narrow_table_leaves_columns_away_before_it_breaks_words(
+    recorded: Command, args: tuple[str, ...], words: tuple[str, ...]
+) -> None:
+    said = recorded(*args, terminal=54)
+    assert said.code == 0 and all(one in " ".join(said.plain.split()) for one in words), said.plain
+
+
 def test_a_shortened_name_is_taken_by_commands(long: Command) -> None:
     for args in (("views", "list", "--session"), ("stats", "--session"), ("sessions", "show")):
         said = long(*args, "release...final_version/context-helper", "--json").json

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.conftest import Command
+from tests.cli.conftest import Command, one_line
 
 GRAPH = """digraph login {
     goal="Fix it"; start [shape=Mdiamond]; done [shape=Msquare]; a; b; h [shape=hexagon label="Ship it?"];
@@ -75,6 +75,20 @@ def test_a_place_without_a_queue_is_named(cc: Command, plan: Path, tmp_path: Pat
     cc("pipeline", "submit", plan, "--id", "login-1", "--simulate")
     unknown = cc("pipeline", "status", "login-2")
     assert unknown.code == 2 and "login-1" in unknown.err
+
+
+@pytest.mark.parametrize("command", [("worker", "--until-empty"), ("pipeline", "runs"), ("pipeline", "show", "first")])
+def test_without_the_packages_for_postgresql_the_command_that_installs_them_is_named(
+    cc: Command, command: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("context_compiler.paths.find_spec", lambda name: None)
+    said = cc(*command, "--runs", "postgresql://app@db.example.org/agents")
+    assert said.code == 2 and "asyncpg and greenlet not installed: pip install" in one_line(said)
+
+
+def test_a_worker_says_that_it_waits_and_for_what(cc: Command) -> None:
+    said = cc(*WORKER, "--name", "w1")
+    assert (said.out, said.err) == ("", "note: w1 takes runs from system/runs.db; Ctrl-C stops it\n")
 
 
 def test_the_commands_take_an_address_and_never_print_its_password(cc: Command, plan: Path, postgres_url: str) -> None:
