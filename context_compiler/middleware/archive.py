@@ -310,6 +310,16 @@ class Archive:
             found = replace(found, config=config) if found is not None else None
         return found
 
+    async def linked(self, cycle: Cycle, session_id: str) -> Cycle:
+        """A cycle with the row of its compile: that of its first request, with which it is saved, is the newest's."""
+        if cycle.summary_id is not None or not cycle.summary:
+            return cycle
+        newest = await self.newest(session_id)
+        made = newest.compile if newest is not None else None
+        if newest is None or made is None or (made.raw_output or "").strip() != cycle.summary:
+            return cycle
+        return replace(cycle, summary_id=newest.summary_id)
+
     async def actions(self, session_id: str) -> list[Action]:
         """Actions of users on a conversation, oldest first; where the record has none, those of this process."""
         found = await self._tried(lambda: self._stored_actions(session_id)) if self.whole else None

@@ -402,7 +402,7 @@ class Manual:
             tip=found.raw.ids[found.length - 1],
             state=json.dumps({**state, "after": result.after}),
             created_at=now(),
-            summary_id=await self._row_of(found.id, current),
+            summary_id=(await self._archive.linked(current, found.id)).summary_id,
         )
         saved = await try_await(self._archive.save_action(session, action, after=found.number))
         if saved.error is not None:
@@ -410,14 +410,6 @@ class Manual:
             return replace(result, done=False, after=result.before, why=f"{saved.error}; {AS_IT_WAS}")
         self._archive.forget_answer(current.summary)
         return result
-
-    async def _row_of(self, session: str, cycle: Cycle) -> int | None:
-        """The row of the compile that a cycle comes of; that of its first request is the newest request's."""
-        if cycle.summary_id is not None or not cycle.summary:
-            return cycle.summary_id
-        newest = await self._archive.newest(session)
-        made = newest.compile if newest is not None else None
-        return newest.summary_id if newest and made and (made.raw_output or "").strip() == cycle.summary else None
 
     async def pin(self, session: str, message: int | str) -> Pin:
         """Keep a message in every view; see `ContextCompiler.pin`."""

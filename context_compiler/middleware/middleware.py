@@ -382,6 +382,7 @@ class Middleware:
             steering, chosen = steering_of(actions)
             base, config = base_config(config), steering.config(config)
         cycle = await archive.cycle(ids, config, None if steering.generation else self.state.former.get(base))
+        cycle = await archive.linked(cycle, session) if cycle is not None else None
         adopted = chosen is not None and chosen.tip in ids and (cycle is None or _earlier(cycle, chosen, ids))
         cycle = replace(chosen, config=config) if chosen is not None and adopted else cycle
         blocks = await archive.blocks(ids, config) if cycle else None

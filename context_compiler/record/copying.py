@@ -12,8 +12,9 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
+from context_compiler import ids
 from context_compiler.errors import StoreError
 from context_compiler.record import rows
 from context_compiler.record.database import Database
@@ -140,6 +141,7 @@ def _write_sealed(db: Database, table: str, page: Sequence[Row], numbers: Number
         number = _number_of(db, table, new)
         if number is None:
             number, added = db.next_number(table), added + 1
+            new = _copied_state(db, table, new, numbers)
             values = [new[column] for column in columns]
             names = ("rowid", *columns, "seal")
             query = f"INSERT INTO {table} ({', '.join(names)}) VALUES ({', '.join('?' * len(names))})"
@@ -148,6 +150,42 @@ def _write_sealed(db: Database, table: str, page: Sequence[Row], numbers: Number
             _advance(db, number, new)
         known[row["id"]] = number
     return added, known
+
+
+def _copied_state(db: Database, table: str, row: Row, numbers: Numbers) -> dict[str, Any]:
+    """A row whose state, if it has one, names the compile of a cycle by its number in the copy."""
+    if table == "actions":
+        return {**row, "state": _renumber_state(row["state"], numbers)}
+    if table != "cycles":
+        return {**row}
+    found = db.execute("SELECT body FROM contents WHERE hash = ?", (row["state"],)).fetchone()
+    before = "" if found is None else rows.to_text(rows.unpack(found["body"]))
+    state = _renumber_state(before, numbers)
+    if state == before:
+        return {**row}
+    body = rows.to_bytes(state)
+    name = rows.prefix_of(row["state"]) + ids.blob_id(body)
+    db.execute("INSERT OR IGNORE INTO contents VALUES (?, ?)", (name, rows.pack(body)))
+    return {**row, "state": name}
+
+
+def _renumber_state(state: str, numbers: Numbers) -> str:
+    """The state of a cycle, or of an action that led to one, with the number of the copy."""
+    try:
+        given: Any = json.loads(state)
+    except ValueError:
+        return state
+    if not isinstance(given, dict):
+        return state
+    data, number = cast("dict[str, Any]", given), cast("dict[str, Any]", given).get("summary_id")
+    if isinstance(data.get("cycle"), str):
+        new = {"cycle": _renumber_state(data["cycle"], numbers)}
+    elif isinstance(number, int):
+        new = {"summary_id": numbers["context_summaries"].get(number)}
+    else:
+        return state
+    same = all(data[name] == value for name, value in new.items())
+    return state if same else json.dumps({**data, **new}, ensure_ascii=False, separators=(",", ":"))
 
 
 def _number_of(db: Database, table: str, row: Row) -> int | None:

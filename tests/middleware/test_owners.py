@@ -12,7 +12,9 @@ from pydantic_ai.capabilities import ProcessHistory
 from context_compiler import ContextCompiler, SQLiteStore, build_compiling_history_processor
 from context_compiler.errors import SettingsError
 from context_compiler.layers import Layers
+from context_compiler.record.copying import copy_record
 from context_compiler.record.store import MemoryStore
+from tests.middleware.faulty import look
 from tests.support.agents import Notes, Talker, compiler
 from tests.support.histories import long_history
 
@@ -67,6 +69,24 @@ async def test_a_run_whose_conversation_is_deleted_does_not_refer_to_the_compile
     assert mine.status.startswith("cycle") and "notes of ann" in talker.last.text
     assert mine.compile is None and "its row is gone" in mine.status
     assert other.compile is not None and other.compile.owner == "bob" and await store.verify() == ()
+
+
+@pytest.mark.parametrize("calls", [0, 1])
+async def test_requests_name_the_compile_of_their_view_after_a_restart_and_in_a_copy(calls: int) -> None:
+    store, copy = MemoryStore(), MemoryStore()
+    other = Notes("- **Goal**: notes of bob, about src/file_0.py.")
+    await ask(compiler(other, store=copy), "bob", message_history=LONG)
+    messages, steps = LONG, iter([[("look", {"path": "a"})]] * calls + ["done", "ok.", "ok."])
+    for place in (store, store, copy):
+        notes = Notes("- **Goal**: notes of ann, about src/file_0.py.")
+        talker = Talker(lambda messages, info: next(steps))
+        agent = Agent(talker.model, tools=[look], capabilities=[compiler(notes, owner="ann", store=place)])
+        if place is copy:
+            assert (await copy_record(store, copy, lambda table: None)).defects == ()
+        messages = (await agent.run("And now?", message_history=messages, conversation_id="talk")).all_messages()
+    made = [one.compile and (one.compile.owner, one.compile.summary) for one in await copy.scoped("ann").views()]
+    assert len(made) == 3 + calls and len(set(made)) == 1 and made[0] is not None and made[0][0] == "ann"
+    assert await copy.verify() == ()
 
 
 async def test_a_window_is_joined_with_the_messages_of_its_own_owner_only(tmp_path: Path) -> None:

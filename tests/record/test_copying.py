@@ -19,7 +19,7 @@ from context_compiler.manager.memory import SQLiteMemory
 from context_compiler.record import browse
 from context_compiler.record.copying import copy_record
 from context_compiler.record.store import MemoryStore, SQLStore, open_place
-from context_compiler.record.values import page_name
+from context_compiler.record.values import UNDO, Action, now, page_name
 from tests.record.entries import Talk, compiled, cycle, request, talk
 
 
@@ -99,6 +99,22 @@ async def test_a_copy_that_was_interrupted_is_finished_by_the_next(target: SQLSt
     result = await copy_record(source, target, lambda table: None)
     assert result.defects == () and result.present["nodes"]
     assert await content(target) == await content(source)
+    await target.close()
+
+
+async def test_states_name_compiles_by_their_numbers_in_the_copy(target: SQLStore):
+    source = MemoryStore()
+    await target.save(request(talk(2), compile=compiled(), session_id="other"))
+    state = json.dumps({"summary": "…", "summary_id": 1})
+    await source.save(request(talk(3), compile=compiled(), cycle=cycle(talk(3).tip, state)))
+    undo = Action(kind=UNDO, tip=talk(3).tip, state=json.dumps({"cycle": state, "before": 1}), created_at=now())
+    await source.save_action("s", "", undo, after=0)
+    assert (await copy_record(source, target, lambda table: None)).defects == ()
+    (made,) = [one.summary_id for one in await target.views("s")]
+    (found,), (action,) = await target.session_cycles("s"), await target.actions("s")
+    assert made != 1 and json.loads(found.state)["summary_id"] == made
+    assert json.loads(json.loads(action.state)["cycle"]) == json.loads(found.state)
+    assert sum((await copy_record(source, target, lambda table: None)).copied.values()) == 0
     await target.close()
 
 
