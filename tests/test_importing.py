@@ -41,6 +41,24 @@ def test_a_name_that_is_not_there_is_said_so() -> None:
         _ = context_compiler.NoSuchThing
 
 
+@pytest.mark.parametrize(
+    ("package", "name", "needs", "extra"),
+    [
+        ("context_compiler", "PostgresStore", "asyncpg", "postgres"),
+        ("context_compiler.pipeline", "PostgresRuns", "asyncpg", "postgres"),
+        ("context_compiler.pipeline", "DBOSRuns", "dbos", "dbos"),
+    ],
+)
+def test_a_name_of_an_extra_that_is_not_installed_says_how_to_install_it(
+    package: str, name: str, needs: str, extra: str
+) -> None:
+    code = f"import sys; sys.modules[{needs!r}] = None; from {package} import {name}"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert re.search(rf"^ImportError: {name} needs {needs}: pip install \".+\[{extra}\]\"$", done.stderr, re.M), (
+        done.stderr
+    )
+
+
 SILENT = """
 import sys, threading
 

@@ -166,7 +166,7 @@ def _drop_by_order(draft: Draft, plan: Plan, order: Order, previous: Cycle | Non
 
 
 def _keep_last_turn(draft: Draft, limits: Limits, target: int) -> bool:
-    """Spare the turn before the active one, and the notes' own share, while the budget allows it.
+    """Spare the turn before the current one, and the notes' own share, while the budget allows it.
 
     True if there is such a turn that takes a third of the room at most, and all that has to stay with it is below the
     high threshold.
@@ -227,7 +227,7 @@ def _draft(plan: Plan, limits: Limits, previous: Cycle | None, recent: int) -> D
 def _start(plan: Plan, previous: Cycle | None) -> list[Shape | None]:
     """The shapes to start from: those of the cycle before, and what calls of earlier turns become by choice.
 
-    Prompts of the active turn start whole, because what one was cut for may be gone by now.
+    Prompts of the current turn start whole, because what one was cut for may be gone by now.
     """
     history, ties = plan.history, plan.outline.ties
     shapes: list[Shape | None] = [plan.base.get(index, WHOLE) for index in range(len(history))]

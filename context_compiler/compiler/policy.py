@@ -235,7 +235,7 @@ class Policy:
     fidelity_named: bool
     """The caller named the fidelity, which then caps quotes too."""
     recent_turns: int | None
-    """Turns before the active one to keep if they fit; None is all."""
+    """Turns before the current one to keep if they fit; None is all."""
     recent_named: bool
     """The caller gave the number of recent turns, not the template."""
     recent_tool_results: int | None
@@ -325,7 +325,7 @@ class Plan:
 
     @cached_property
     def recent_tokens(self) -> int:
-        """Exact tokens of the turns before the active one that the caller, not the template, wants kept."""
+        """Exact tokens of the turns before the current one that the caller, not the template, wants kept."""
         turns, wanted = self.outline.turns[:-1], self.policy.recent_turns
         newest = turns if wanted is None else turns[max(0, len(turns) - wanted) :]
         if not newest or not self.policy.recent_named:

@@ -37,8 +37,10 @@ from context_compiler.tokens.prices import Budget, Money, check_budget, price_of
 Owner = str | Callable[[RunContext[Any]], str] | None
 
 RECALL = 0.5
-FORMER_RECALL = 0.3
 """Share of the room for messages that a recall block may take by default."""
+
+FORMER_RECALL = 0.3
+"""That default in files of schema 3; see `Policy.former`."""
 
 REFLECTIONS = ReflectionPolicy()
 
@@ -72,7 +74,7 @@ def _seconds(value: object) -> bool:
 ALLOWED: dict[str, tuple[Callable[[object], bool], str]] = {
     "template": (lambda value: isinstance(value, str | Template), "a name or a Template"),
     "model": (_one_of(str, Model), "a model or its name"),
-    "store": (_one_of(str, Path, Store), "a path or a Store"),
+    "store": (_one_of(str, Path, Store), "a path, a PostgreSQL address or a Store"),
     "vault": (_one_of(str, Path), "a folder"),
     "system": (_one_of(str, Path), "a folder"),
     "vault_name": (lambda value: isinstance(value, str), "a name"),
@@ -125,7 +127,7 @@ class Arguments:
     compile_spend_limit: Money | str | None = None
     """The most that the compiles of a session may cost; then no model is asked. Requests do not count."""
     store: str | Path | Store | None = "system/context.db"
-    """Store of the record: a path or a `Store`; None keeps it in memory."""
+    """Store of the record: a path, the address of a PostgreSQL database, or a `Store`; None keeps it in memory."""
     vault: str | Path | None = None
     """A folder whose `AssistantMD/ContextTemplates/` comes first."""
     system: str | Path | None = "system"
@@ -133,7 +135,7 @@ class Arguments:
     vault_name: str = ""
     """Name of the vault on the record; empty is none, or the role of a node with layers."""
     recent_turns: Count | None = None
-    """Turns before the active one to keep if they fit; None is the template's, "all" is all."""
+    """Turns before the current one to keep if they fit; None is the template's, "all" is all."""
     recent_tool_results: Count | None = None
     """Tool results that a compile sees whole; None is the template's, "all" is all."""
     tool_history: str = "paired"

@@ -86,11 +86,12 @@ class ContextCompiler(Arguments, AbstractCapability[Any]):
         model: The compiler's model; None is the run's own, "none" means no model.
         compile_spend_limit: The most that the compiles of a session may cost; then no model is asked. Requests
             do not count.
-        store: Store of the record: a path or a `Store`; None keeps it in memory.
+        store: Store of the record: a path, the address of a PostgreSQL database, or a `Store`; None keeps it in
+            memory.
         vault: A folder whose `AssistantMD/ContextTemplates/` comes first.
         system: A folder whose `ContextTemplates/` comes second.
         vault_name: Name of the vault on the record; empty is none, or the role of a node with layers.
-        recent_turns: Turns before the active one to keep if they fit; None is the template's, "all" is all.
+        recent_turns: Turns before the current one to keep if they fit; None is the template's, "all" is all.
         recent_tool_results: Tool results that a compile sees whole; None is the template's, "all" is all.
         tool_history: Tool exchanges of kept turns: paired (verbatim), drop, or render (as text).
         recall: The most that the recall block of a prompt may take: a share of the room for messages (1.0: all
@@ -248,10 +249,10 @@ class ContextCompiler(Arguments, AbstractCapability[Any]):
         return await self._ware.steer(lambda manual: manual.preview(session, focus, start=start, model=model), owner)
 
     async def undo_compile(self, session: str, *, owner: str | None = None) -> CompileResult:
-        """Go back to the view before the last compile, automatic or not; once more goes one compile further.
+        """Go back to the view before the last compile, automatic or not; another call goes back one compile more.
 
         Its summary is not used again. Until the conversation has grown by as much as between two compiles, only the
-        budget itself cuts it, and no model is asked; `compile_now` does it again.
+        budget itself cuts it, and no model is asked, unless `compile_now` is called.
 
         Raises:
             StoreError: Nothing of the conversation is on the record, or the record cannot be read.
@@ -325,7 +326,7 @@ class ContextCompiler(Arguments, AbstractCapability[Any]):
         return mine
 
     async def wrap_run(self, ctx: RunContext[Any], *, handler: Callable[[], Awaitable[Any]]) -> Any:
-        """Keep the last answer too, and let go of the store when the last run ends, however it ends."""
+        """Record the last answer too, and close the store when no run is left, however the run ends."""
         self._ware.runs += 1
         compiles = bool(ctx.run_id) and not self._only_records
         if compiles and _COMPILING.setdefault(str(ctx.run_id), self) is not self:

@@ -94,7 +94,7 @@ class Middleware:
         self._profiles: Memo[tuple[str | None, str], Profile] = Memo(PROFILES)
         self._ready = False
         self._reported: set[str] = set()
-        """Errors that are reported once, by message, and models without a price, which were reported."""
+        """Messages of errors, and names of models without a price, that have been reported: each is, once."""
         self._short = False
         """A warning has said that fewer turns are kept than the caller wants."""
 

@@ -88,7 +88,7 @@ class Request:
     joined: int = 0
     """Messages of the record that were put before those of the application."""
     instead: str = ""
-    """Consequence of a missing view, if it is not that something else is sent."""
+    """End of the error text where there is no view; empty names what was sent in its place."""
 
     @property
     def fixed(self) -> int:

@@ -1,6 +1,6 @@
 """The path of one request: find the cycle, carry on, or advance; and the one place that assembles a view.
 
-Nothing here fails open: `middleware` wraps it.
+Only recall fails open here, because a view does without it; `middleware` wraps the rest.
 """
 
 from __future__ import annotations
@@ -103,9 +103,9 @@ async def respond(compiler: CompilerState, run: Run, request: Request, host: Hos
     return (None if opens else _grown(context, cycle)) or await _new_cycle(context, cycle, host)
 
 
-def _grown(context: RequestContext, cycle: Cycle | None, *, whole: bool = False) -> Result | None:
-    """The view of the request before and everything since, up to the high threshold; `whole`: up to the budget."""
-    return _raw(context, whole) if cycle is None else _carry_on(context, cycle, whole)
+def _grown(context: RequestContext, cycle: Cycle | None, *, to_budget: bool = False) -> Result | None:
+    """The view of the request before and everything since, up to the high threshold, or up to the budget."""
+    return _raw(context, to_budget) if cycle is None else _carry_on(context, cycle, to_budget)
 
 
 async def _without_waiting(context: RequestContext, cycle: Cycle | None, host: Host) -> Result:
@@ -118,7 +118,7 @@ async def _without_waiting(context: RequestContext, cycle: Cycle | None, host: H
     begun, result = pending(context), _grown(context, cycle)
     ready = begun is not None and begun.task.done()
     if result is None and not ready:
-        result = _grown(context, cycle, whole=True)
+        result = _grown(context, cycle, to_budget=True)
         if result is not None and begun is None and not await start(context, cycle, host):
             result = None
     elif result is not None and begun is None and _soon_cut(context, cycle, result):
@@ -160,12 +160,12 @@ async def _current_cycle(context: RequestContext, host: Host) -> tuple[RequestCo
         run.start(found, blocks and holding(blocks, history, config), start["ratios"], adopted=adopted)
         if found is not None and adopted:
             found = replace(found, ratio=run.ratios.of(context.request.family))
-    whole = mended(found, context.pairing, context.base) if found is not None else None
-    whole = with_pins(whole, context) if whole is not None and context.steering.pins else whole
-    run.enter(whole, mended=found)
-    if whole is not None and run.refused and run.tight < whole.tight:
-        whole = replace(whole, tight=run.tight)  # what a provider refused holds for the rest of the cycle
-    return context, whole
+    cycle = mended(found, context.pairing, context.base) if found is not None else None
+    cycle = with_pins(cycle, context) if cycle is not None and context.steering.pins else cycle
+    run.enter(cycle, mended=found)
+    if cycle is not None and run.refused and run.tight < cycle.tight:
+        cycle = replace(cycle, tight=run.tight)  # what a provider refused holds for the rest of the cycle
+    return context, cycle
 
 
 def with_pins(cycle: Cycle, context: RequestContext) -> Cycle:
@@ -191,10 +191,10 @@ def _opens(context: RequestContext, cycle: Cycle | None) -> bool:
     return len(context.outline.turns) - 1 > recent
 
 
-def _raw(context: RequestContext, whole: bool = False) -> Result | None:
-    """The raw history, up to the high threshold, and within the budget as the host renders it."""
+def _raw(context: RequestContext, to_budget: bool = False) -> Result | None:
+    """The raw history, up to the high threshold or the budget, and within the budget as the host renders it."""
     limits, tokens = context.limits(), context.request.fixed + context.history.tokens
-    if tokens > (limits.budget if whole else limits.high):
+    if tokens > (limits.budget if to_budget else limits.high):
         return None
     result = assemble_view(context, None, "raw")
     if tokens * FRAMED < limits.budget:
@@ -203,14 +203,14 @@ def _raw(context: RequestContext, whole: bool = False) -> Result | None:
     return result if result.cost <= limits.budget else None
 
 
-def _carry_on(context: RequestContext, cycle: Cycle, whole: bool = False) -> Result | None:
-    """The cycle and everything since, up to the high threshold, with what is recalled for the turn.
+def _carry_on(context: RequestContext, cycle: Cycle, to_budget: bool = False) -> Result | None:
+    """The cycle and everything since, up to the high threshold or the budget, with what is recalled for the turn.
 
     In a chat a view is not cut back in the middle of a turn while the budget holds: its block was found beside what
     that would leave out.
     """
     limits, known = context.limits(cycle), _known_blocks(context)
-    most = limits.budget if whole else limits.high
+    most = limits.budget if to_budget else limits.high
     if known is None or known.own.turn != context.turn:
         plain = assemble_view(context, cycle, "cycle")
         keep = context.rests or cycle.tight < 1  # a new cycle would have the budget again that was refused
