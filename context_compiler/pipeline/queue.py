@@ -147,13 +147,16 @@ class RunQueue:
         await self._transact(run_id, Statement(_PUT_BACK, (delay, trouble, run_id)))
 
     async def park(self, run_id: str, keys: Sequence[str]) -> None:
-        """Let a run that the caller owns wait for an answer to one of its questions, or for the first time-out."""
-        marks = ", ".join("?" * len(keys))
-        park, answered = _PARK.replace("KEYS", marks), _ANSWERED.replace("KEYS", marks)
+        """Let a run that the caller owns wait for an answer to one of these questions, or for the first time-out.
+
+        Its others are of branches that were not waited for: nobody has to answer them.
+        """
+        park, answered, drop = (one.replace("KEYS", ", ".join("?" * len(keys))) for one in (_PARK, _ANSWERED, _DROP))
         await self._transact(
             run_id,
             Statement(park, (run_id, *keys, run_id)),  # holds the row of the run, as an answer does
             Statement(answered, (run_id, run_id, *keys)),
+            Statement(drop, (run_id, *keys)),
         )
 
     async def end(self, run_id: str) -> None:
@@ -266,6 +269,7 @@ _ANSWERED = """
 UPDATE queue SET state = 'queued', due = NULL WHERE run = ? AND state = 'waiting'
 AND (cancelled IS NOT NULL OR EXISTS (SELECT 1 FROM questions WHERE run = ? AND key IN (KEYS) AND answer IS NOT NULL))
 """
+_DROP = "DELETE FROM questions WHERE run = ? AND answer IS NULL AND key NOT IN (KEYS)"
 _CANCEL = """
 UPDATE queue SET cancelled = ?, state = CASE WHEN state = 'waiting' THEN 'queued' ELSE state END, due = NULL
 WHERE run = ? AND state <> 'ended' RETURNING run

@@ -38,6 +38,8 @@ LONGEST_PAUSE = 60.0
 
 Configure = Callable[[Submission], RunConfig]
 """The configuration of a submitted run: agents, model, handlers, record."""
+_Place = tuple[str, str, str]
+"""Run, branch and stage."""
 OnChange = Callable[[str, str, str], Any]
 """Called with the id of a run, its change (`taken`, `waiting`, `put back`, `success` or `fail`), and the reason."""
 
@@ -160,8 +162,8 @@ class _Execution:
 
     def __init__(self, worker: Worker, taken: Submission, state: RunState, lost: asyncio.Future[str] | None) -> None:
         self._worker, self._taken, self._state, self._lost = worker, taken, state, lost
-        self._active: set[tuple[str, str, str]] = set()
-        self._asking: dict[tuple[str, str, str], str] = {}
+        self._active: dict[_Place, str] = {}
+        self._asking: dict[_Place, str] = {}
         self._listener: Callable[[Event], Any] | None = None
 
     async def carry(self) -> None:
@@ -211,7 +213,8 @@ class _Execution:
                 raise RunOwnedError(self._lost.result())
             if self._taken.run_id in self._worker.cancelled:
                 return "cancelled"
-            idle = bool(self._asking) and self._active <= self._asking.keys()
+            working = {place for place, handler in self._active.items() if handler not in CONTAINERS}
+            idle = bool(self._asking) and working <= self._asking.keys()
             since = (since or loop.time()) if idle else None
             if since is not None and loop.time() - since >= self._worker.patience:
                 return "waiting"
@@ -226,11 +229,25 @@ class _Execution:
 
     def _on_event(self, event: Event) -> Any:
         place = (event.run_id, event.branch, event.node or "")
-        if event.kind == "stage_started" and event.data.get("handler") not in CONTAINERS:
-            self._active.add(place)
+        if event.kind == "stage_started":
+            self._active[place] = str(event.data.get("handler"))
         elif event.kind in ("stage_completed", "stage_failed"):
-            self._active.discard(place)
+            self._leave(place)
         return self._listener(event) if self._listener is not None else None
+
+    def _leave(self, place: _Place) -> None:
+        """A stage has ended, and with it whatever it did not wait for."""
+        if self._active.pop(place, "") in CONTAINERS:
+            for one in [one for one in self._active if _is_inside(one, place)]:
+                self._leave(one)
+
+
+def _is_inside(one: _Place, container: _Place) -> bool:
+    """True for a stage in a branch or in the child of a container."""
+    (run_id, branch, _), (outer, around, node) = one, container
+    if run_id == outer:
+        return branch.startswith(f"{around}." if around else "") and branch != around
+    return run_id.startswith(".".join(filter(None, (outer, around, node))) + ".")
 
 
 async def _stop(task: asyncio.Task[Any]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -169,6 +170,54 @@ async def test_a_branch_that_works_keeps_the_place_of_one_that_waits(open_runs: 
     await running
     assert said == [("r", "taken"), ("r", "waiting")]
     await desk.answer("r", "j")
+    await one.run(until_empty=True)
+    assert said[2:] == [("r", "taken"), ("r", "success")]
+    await runs.close()
+    await desk.runs.close()
+
+
+async def test_text_that_no_database_takes_is_refused(open_runs: OpenSQL) -> None:
+    queue = RunQueue(open_runs())
+    await queue.submit(GATE, run_id="r")
+    for work in (queue.cancel("r", "half \ud800"), queue.submit(GATE, run_id="half \ud800")):
+        with pytest.raises(PipelineError, match="what was saved before is intact"):
+            await work
+    assert [(one.run_id, one.cancelled) for one in await queue.open()] == [("r", None)]
+    await queue.runs.close()
+
+
+@pytest.mark.parametrize("child", [False, True])
+async def test_what_was_not_waited_for_keeps_no_place_and_asks_nobody(
+    open_runs: OpenSQL, tmp_path: Path, child: bool
+) -> None:
+    runs, desk = open_runs(), RunQueue(open_runs())
+    inner = tmp_path / "inner.dot"
+    inner.write_text(graph("slow; start->slow->done"))
+    slow = f'slow [shape=house stack.child_dotfile="{inner}"]' if child else "slow"
+    text = graph(
+        f"p [shape=component join_policy=first_success]; {slow}; ask [shape=hexagon]; quick; j [shape=tripleoctagon];"
+        "h [shape=hexagon]; start->p; p->slow; p->ask; p->quick; slow->j; ask->j; quick->j; j->h; h->done"
+    )
+    await desk.submit(text, run_id="r")
+    begun = asyncio.Event()
+
+    async def work(stage: Stage) -> Outcome:
+        if stage.node.name == "slow":
+            begun.set()
+            await asyncio.Event().wait()
+        await begun.wait()
+        while not await desk.questions("r"):
+            await asyncio.sleep(0.01)
+        return Outcome()
+
+    one, said = worker(runs, configure=lambda taken: RunConfig(handlers={"codergen": work}))
+    try:
+        async with asyncio.timeout(60):
+            await one.run(until_empty=True)
+    finally:
+        assert said == [("r", "taken"), ("r", "waiting")]
+    assert [question.stage for question in await desk.questions("r")] == ["h"]
+    await desk.answer("r", "done")
     await one.run(until_empty=True)
     assert said[2:] == [("r", "taken"), ("r", "success")]
     await runs.close()

@@ -57,7 +57,7 @@ class SQLiteDatabase:
                     self._db = _open(self.path, self._timeout)
                 with transaction(self._db):
                     return [_execute(self._db, one) for one in statements]
-            except (sqlite3.Error, OSError) as error:
+            except (sqlite3.Error, OSError, UnicodeEncodeError) as error:
                 raise PipelineError(f"{self.path}: {error}; what was saved before is intact") from error
 
     async def close(self) -> None:
