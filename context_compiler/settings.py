@@ -106,7 +106,7 @@ class Settings:
     context_compiler_system: str = "system"
     context_compiler_vault: str | None = None
     context_compiler_timeout: float = 60.0
-    """Seconds that all model calls of one compile may take together."""
+    """Seconds that all model calls of one compile may take together; for an application to pass on as `timeout=`."""
 
     def __post_init__(self) -> None:
         for name, read in _RULES.items():

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import cast
 
 from context_compiler.cli.screen import Column, Screen
 from context_compiler.cli.text import number, one_line, plural
+from context_compiler.compiler.cycle import spans
 from context_compiler.compiler.steering import Pin
-from context_compiler.compiler.view import by_reason
 from context_compiler.middleware.manual import TOKENS, CompileResult
+from context_compiler.record.values import Drop, positions_of
 from context_compiler.tokens.prices import dollars
 
 PINS = (
@@ -58,7 +58,7 @@ def _facts(result: CompileResult, *, every: bool) -> list[tuple[str, object]]:
     kept = f"{plural(result.turns, 'turn')} word for word, {number(result.kept)} tokens"
     facts.append(("stays", kept))
     gone = sum(drop.tokens for drop in result.left_out)
-    places = [str(what) for line in by_reason(result.left_out) for what in cast("list[str]", line["what"])]
+    places = _places(result.left_out)
     more = [] if every or len(places) <= PLACES else [f"{len(places) - PLACES:,} more"]
     facts.append(("goes", f"{', '.join([*(places if not more else places[:PLACES]), *more])} ({number(gone)} tokens)"))
     if result.focus:
@@ -71,6 +71,13 @@ def _facts(result: CompileResult, *, every: bool) -> list[tuple[str, object]]:
     else:
         facts.append(("costs", "nothing: passages are quoted, no model is asked"))
     return facts
+
+
+def _places(drops: Sequence[Drop]) -> list[str]:
+    """Everything that goes, each message once, however many steps have cut it."""
+    positions = sorted({index for drop in drops for index in positions_of(drop.what)})
+    runs = [f"messages {a}-{b - 1}" if b - a > 1 else f"message {a}" for a, b in spans(positions)]
+    return [*runs, *dict.fromkeys(drop.what for drop in drops if not positions_of(drop.what))]
 
 
 def print_pins(screen: Screen, pins: Sequence[Pin]) -> None:

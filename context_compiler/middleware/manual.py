@@ -382,7 +382,7 @@ class Manual:
         found = await self._read(session, "none")
         current, before = found.current(), found.before()
         if current is None:
-            why = "nothing is compiled: the next request has the whole history"
+            why = "nothing is compiled, so there is nothing to undo"
             return CompileResult(session=session, kind="undo", done=False, why=why)
         result = CompileResult(
             session=session,

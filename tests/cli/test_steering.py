@@ -42,6 +42,14 @@ def test_a_chat_is_summarised_from_a_turn_on(cc: Command) -> None:
     assert kept.index("ticket 472") < kept.index("written for this view") < kept.index("And now?")
 
 
+def test_a_preview_stays_one_wherever_it_is_asked_for(cc: Command) -> None:
+    said = talk(cc, *LINES, "/compact --from turn 3  --preview the deploys", "/compact --from 3 --preview")
+    assert said.out.count("a preview: no model was asked") == 2 and "to keep the deploys" in " ".join(said.out.split())
+    wrong = talk(cc, "/compact --form turn 3", "/compact --from the start", "/compact --previews")
+    assert wrong.out.count("say /compact [--preview] [--from TURN] [WHAT TO KEEP]") == 3
+    assert "next request" not in wrong.out and "nothing is compiled" in talk(cc, "/undo").out
+
+
 def test_what_a_chat_cannot_do_is_said(cc: Command) -> None:
     said = talk(
         cc, "/compact", "/undo", "/pin", "/unpin", "/pin turn 1", *LINES[:1], "/pin turn 5", "/endless off", "/compact"

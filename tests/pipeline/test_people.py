@@ -58,6 +58,23 @@ async def test_a_person_is_told_what_was_decided_without_one() -> None:
     assert shown[-1] == "h: 'maybe' is none of the choices, so it is the first, 'Yes'"
 
 
+@pytest.mark.parametrize(
+    ("edges", "answers"),
+    [
+        ('h->b [label="Accept"]; h->a [label="Back"]', {"A": "b", "b": "a", "accept": "b", "Back": "a"}),
+        ('h->a [label="[2] two"]; h->b [label="[2] also"]', {"2": "a", "3": "b", "also": "b"}),
+        ('h->a [label="Yes"]; h->b [label="No"]', {"a": "a", "B": "b", "n": "b"}),
+    ],
+)
+async def test_what_is_shown_of_a_choice_counts_before_the_stage_that_it_leads_to(
+    edges: str, answers: dict[str, str]
+) -> None:
+    text = graph(f"a; b; h [shape=hexagon]; start->h; {edges}; a->done; b->done")
+    for answer, stage in answers.items():
+        ended = await run_pipeline(text, interviewer=QueueInterviewer([answer]), simulate=True)
+        assert ended.state.completed == ("start", "h", stage, "done"), answer
+
+
 async def test_telling_goes_to_a_function_async_or_not() -> None:
     heard: list[Any] = []
 

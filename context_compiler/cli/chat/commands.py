@@ -195,7 +195,7 @@ class Commands:
             self._screen.line("/unpin TURN or WORDS: /pins lists the messages that always stay")
             return
         pin = await self._chat.unpin(rest)
-        self._screen.line(f"turn {pin.turn} goes with the others again, from the next compile on: {one_line(pin.text)}")
+        self._screen.line(f"turn {pin.turn} is no longer pinned, from the next compile on: {one_line(pin.text)}")
 
     async def _pins(self, rest: str) -> None:
         print_pins(self._screen, await self._chat.pins())
