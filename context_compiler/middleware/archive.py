@@ -31,7 +31,7 @@ from context_compiler.middleware.state import Result
 from context_compiler.recall.others import Mention
 from context_compiler.record.database import Moment
 from context_compiler.record.redaction import Redactor
-from context_compiler.record.rows import BrokenReference
+from context_compiler.record.rows import BrokenReference, Removed
 from context_compiler.record.store import SQLStore, Steered, Store, Tenants, open_store
 from context_compiler.record.values import COMPILE, UNDO, Action, Compile, Entry, Record, with_null_reasons
 from context_compiler.record.values import Cycle as StoredCycle
@@ -263,8 +263,9 @@ class Archive:
             if writes:  # a full disk and a file that another process holds can still be read
                 self._breaker.succeeded()
             return outcome.value
-        self._late.is_away = is_passing(outcome.error)
-        self._breaker.failed()
+        if not isinstance(outcome.error, Removed):
+            self._late.is_away = is_passing(outcome.error)
+            self._breaker.failed()
         await self._report(outcome.error)
         return None
 
@@ -329,13 +330,16 @@ class Archive:
         store = self.store
         return await store.actions(session_id, self._arguments.place) if isinstance(store, Steered) else None
 
-    async def save_action(self, session_id: str, action: Action, *, after: int, row: Compile | None = None) -> Action:
+    async def save_action(
+        self, session_id: str, action: Action, began: Moment, *, after: int, row: Compile | None = None
+    ) -> Action:
         """Keep an action of a user on a conversation, with the compile that it made; pins since are no obstacle to it.
 
         Raises:
-            StoreError: it could not be kept, or somebody else has acted meanwhile; nothing was kept.
+            StoreError: it could not be kept, or something was deleted since the conversation was read, or somebody else
+                has acted meanwhile; nothing was kept.
         """
-        store, place = self.store if self.whole else None, self._arguments.place
+        store, place = self._store_for(began) if self.whole else None, self._arguments.place
         if isinstance(store, Steered):
             try:
                 action = await store.save_action(session_id, place, action, after=after, compile=row)
@@ -346,16 +350,19 @@ class Archive:
                     raise
                 action = await store.save_action(session_id, place, action, after=newer[-1].number, compile=row)
         else:
-            await self.keep_unsent(row)
+            await self.keep_unsent(row, began)
             action = replace(action, number=after + 1)
         self._actions.keep((self.owner, session_id), (*(self._actions.get((self.owner, session_id)) or ()), action))
         return action
 
-    async def keep_unsent(self, row: Compile | None) -> None:
-        """Keep a compile that no request carries, if a model was paid for it: the costs of its session count it."""
+    async def keep_unsent(self, row: Compile | None, began: Moment) -> None:
+        """Keep a compile that no request carries, if a model was paid for it: the costs of its session count it.
+
+        Not if something was deleted since it began, which may be its conversation.
+        """
         if row is None or not row.usage or self._arguments.record == "off" or self.owner is None:
             return
-        why, store = METADATA if self._redactor is None else REDACTED, self.store
+        why, store = METADATA if self._redactor is None else REDACTED, self._store_for(began)
         kept = row if self.whole else _bare_row(row, why)
         if isinstance(store, Steered):
             await self._tried(lambda: store.save_compile(kept), writes=True)

@@ -44,6 +44,7 @@ from context_compiler.middleware.request import Host, Request, is_long, named_sc
 from context_compiler.middleware.respond import assemble_view, with_pins
 from context_compiler.middleware.single_flight import SESSIONS, Summaries
 from context_compiler.middleware.state import CompilerState, RequestContext, Run, read_request
+from context_compiler.record.database import Moment
 from context_compiler.record.values import COMPILE, PIN, UNDO, UNPIN, Action, Compile, Drop, Record, now
 from context_compiler.resilience import Report, try_await
 from context_compiler.tokens import Ratios
@@ -139,6 +140,8 @@ class _Session:
     writer: Model | str
     note: str
     """Reason why no model can be asked; empty if one can, or if none is wanted."""
+    began: Moment
+    """When it was read."""
 
     @property
     def id(self) -> str:
@@ -329,7 +332,8 @@ class Manual:
         if outcome.value is None:
             if spent is not None and isinstance(outcome.error, CompileError):
                 where, policy = found.context.where, found.context.policy
-                await self._archive.keep_unsent(failed_row(where, found.raw, policy, asked[0], outcome.error))
+                row = failed_row(where, found.raw, policy, asked[0], outcome.error)
+                await self._archive.keep_unsent(row, found.began)
             return await self._failed(found, "compile", order.focus, outcome.error, spent)
         done, result = outcome.value
         if spent is not None and spent.refused is None:
@@ -338,11 +342,11 @@ class Manual:
             result = replace(result, why=f"{spent.refused}: no model was asked")
         row = self._row(found, order, done)
         if not result.done:
-            await self._archive.keep_unsent(row)
+            await self._archive.keep_unsent(row, found.began)
             return result
         saved = await try_await(self._save(found, done, result, row))
         if saved.error is not None:
-            await self._archive.keep_unsent(row)
+            await self._archive.keep_unsent(row, found.began)
             return await self._failed(found, "compile", order.focus, saved.error, spent)
         return result
 
@@ -375,7 +379,7 @@ class Manual:
             created_at=now(),
             summary_id=cycle.summary_id,
         )
-        await self._archive.save_action(found.id, action, after=found.number, row=row)
+        await self._archive.save_action(found.id, action, found.began, after=found.number, row=row)
 
     async def undo(self, session: str) -> CompileResult:
         """Go back to the view before the last compile; see `ContextCompiler.undo_compile`."""
@@ -404,7 +408,7 @@ class Manual:
             created_at=now(),
             summary_id=(await self._archive.linked(current, found.id)).summary_id,
         )
-        saved = await try_await(self._archive.save_action(session, action, after=found.number))
+        saved = await try_await(self._archive.save_action(session, action, found.began, after=found.number))
         if saved.error is not None:
             await self._report(saved.error)
             return replace(result, done=False, after=result.before, why=f"{saved.error}; {AS_IT_WAS}")
@@ -440,7 +444,7 @@ class Manual:
                 " larger budget"
             )
         action = Action(kind=PIN, tip=pin.tip, state=pin.to_json(), created_at=now())
-        await self._archive.save_action(session, action, after=found.number)
+        await self._archive.save_action(session, action, found.began, after=found.number)
         return pin
 
     async def unpin(self, session: str, message: int | str) -> Pin:
@@ -452,7 +456,7 @@ class Manual:
             shown = one_line(str(message), EXCERPT)
             raise SettingsError(f"message={shown!r}: it is not pinned; `pins` lists those that are")
         action = Action(kind=UNPIN, tip=pin.tip, state="{}", created_at=now())
-        await self._archive.save_action(session, action, after=found.number)
+        await self._archive.save_action(session, action, found.began, after=found.number)
         return pin
 
     async def pins(self, session: str) -> tuple[Pin, ...]:
@@ -516,7 +520,7 @@ class Manual:
         Raises:
             StoreError: nothing of it is on the record, or the record cannot be read.
         """
-        actions = await self._archive.actions(session)
+        began, actions = Moment(), await self._archive.actions(session)
         messages = _answered(await self._archive.history(session))
         if not messages:
             raise StoreError(f"session {session!r}: nothing of it is on the record")
@@ -537,7 +541,7 @@ class Manual:
         )
         steps = Steps.of(actions, await self._archive.cycles(session), context.history.tips())
         number = actions[-1].number if actions else 0
-        return _Session(context=context, number=number, steps=steps, writer=writer, note=note)
+        return _Session(context=context, number=number, steps=steps, writer=writer, note=note, began=began)
 
     def _arguments(
         self, profile: Profile | None, newest: Record | None, model: Model | str | None

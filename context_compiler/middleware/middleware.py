@@ -367,7 +367,7 @@ class Middleware:
         for one in self.state.pending.take_unused():
             row = unused_row(one)
             if row is not None:
-                await self.archive.scoped(one.context.request.owner).keep_unsent(row)
+                await self.archive.scoped(one.context.request.owner).keep_unsent(row, one.began)
 
     async def begin(self, owner: str | None, session: str, ids: list[str], config: str) -> dict[str, Any]:
         """Starting state of a run: the newest cycle of the last of these ids that has one, and the learnt ratios.

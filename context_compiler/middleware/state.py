@@ -25,6 +25,7 @@ from context_compiler.messages.history import History, Reader, reader_of
 from context_compiler.messages.turns import Pairing, pair
 from context_compiler.middleware.arguments import SHIPPED, Arguments
 from context_compiler.middleware.request import Host, Request
+from context_compiler.record.database import Moment
 from context_compiler.record.values import Compile, Drop
 from context_compiler.settings import Settings
 from context_compiler.template import TemplateLibrary
@@ -410,6 +411,7 @@ class PendingCompile:
     tip: str
     """The chain id of the last of them."""
     task: asyncio.Task[SummaryResponse]
+    began: Moment = field(default_factory=Moment)
 
     def fits(self, history: History, config: str) -> bool:
         """True if what is compiled is a prefix of this history, and written in this way."""

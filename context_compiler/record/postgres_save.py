@@ -4,8 +4,8 @@ What is new follows from what the last request of the conversation left, which i
 nothing if the record is another one by then. The first request of a conversation here, and each with a compile, look
 first what is there, which is a second round trip. `queries.save` does the same for every request, in about twenty. What
 is unusual is left to it: a history that was changed, or is shared with another conversation, a request or a compile
-that is stored already, and a transaction that met another one. A history without a request, with which each run ends,
-is saved in the same way, so that the request after it goes on with what this left.
+that is stored already, a compile of another history, and a transaction that met another one. A history without a
+request, with which each run ends, is saved in the same way, so that the request after it goes on with what this left.
 """
 
 from __future__ import annotations
@@ -119,7 +119,8 @@ def save(db: Database, entry: Entry, memory: Memory) -> Record:
     """Save an entry and return its record with `id` and `summary_id`; an entry saved before is only looked up."""
     key = queries.session_key(db, entry.record.session_id, entry.record.vault_name)
     known = memory.pop(key, None)
-    if entry.raw is not None and entry.raw.ids:
+    made = entry.compile
+    if entry.raw is not None and entry.raw.ids and (made is None or made.covered_tip in ("", *entry.raw.ids)):
         request = _Request(cast("PostgresDatabase", db), key, entry.raw, entry)
         if written := request.save(known if entry.compile is None else None, memory):
             return written.record(entry)

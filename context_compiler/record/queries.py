@@ -546,7 +546,7 @@ def _has_key(db: Database, cache_key: str) -> bool:
 
 def compile_row(db: Database, compile: Compile, session: int) -> int:
     """The row of a compile: one stored under its cache key before, else a new one, without the key of one undone."""
-    own = prefix(writer_of(db))
+    own, compile = prefix(writer_of(db)), rows.covering(db, compile)
     row = rows.summary_row(compile, session, own)
     key = row[rows.SUMMARY.index("cache_key")]
     found = db.execute("SELECT id FROM context_summaries WHERE cache_key = ?", (key,)).fetchone()

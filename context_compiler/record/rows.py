@@ -24,7 +24,7 @@ from typing import Any, TypeVar, cast, overload
 from context_compiler import ids
 from context_compiler.errors import StoreError
 from context_compiler.record.database import Database
-from context_compiler.record.values import Chain, Compile, Drop, Entry, Record
+from context_compiler.record.values import Chain, Compile, Drop, Entry, Record, with_null_reasons
 
 Column = str | int | float | None
 
@@ -172,6 +172,17 @@ def stored(db: Database, name: Name) -> Name:
     if not owner:
         return cast(Name, f"/{name}") if prefix_of(name) else name  # another owner's, which this one has not
     return cast(Name, prefix(owner) + name)
+
+
+def covering(db: Database, compile: Compile) -> Compile:
+    """A compile without what it covers, if that is not on the record: of one without use the texts are dropped too."""
+    tip = compile.covered_tip and stored(db, compile.covered_tip)
+    if not tip or db.execute("SELECT 1 FROM nodes WHERE id = ?", (tip,)).fetchone():
+        return compile
+    if not compile.status.startswith(("skipped", "failed")):
+        return replace(compile, covered_tip="")
+    bare = replace(compile, covered_tip="", **dict.fromkeys((*TEXTS, "summary_json"), None))
+    return with_null_reasons(bare, dict.fromkeys((*TEXTS, "summary_json"), "what it covers is not on the record"))
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,7 +28,7 @@ from context_compiler.record.queries import (
     session_key,
     session_row,
 )
-from context_compiler.record.rows import bare, prefix, stored, writer_of
+from context_compiler.record.rows import bare, stored, writer_of
 from context_compiler.record.values import Action, Chain, Compile, Cycle, LayerPages, page_name, page_names
 
 IndexTerms = Callable[[str], str]
@@ -215,12 +215,9 @@ def withdraw_compile(db: Database, session: int, started_at: datetime) -> None:
 
 
 def save_compile(db: Database, compile: Compile) -> int:
-    """Save a compile that no request carries; its row, which covers no message that was never recorded."""
+    """Save a compile that no request carries; its row."""
     with db.transaction():
         session = session_row(db, session_key(db, compile.session_id, compile.vault_name), compile.created_at)
-        tip = prefix(writer_of(db)) + compile.covered_tip
-        if db.execute("SELECT 1 FROM nodes WHERE id = ?", (tip,)).fetchone() is None:
-            compile = replace(compile, covered_tip="")
         return compile_row(db, compile, session)
 
 

@@ -24,6 +24,8 @@ from context_compiler.chat import ChatSession
 from context_compiler.cli.root import app
 from context_compiler.errors import CompileError, SettingsError
 from context_compiler.record import browse
+from context_compiler.record.rows import Removed
+from context_compiler.record.store import open_place
 from context_compiler.record.values import Compile, Record
 from tests.support.agents import NOTES, Ran, Talker, compiler, run
 from tests.support.histories import prose
@@ -305,6 +307,39 @@ async def test_closing_ends_what_is_under_way() -> None:
     assert asyncio.all_tasks() == {asyncio.current_task()} and chat.gate.cancelled == 1
     chat.gate.open()
     await chat.until(lambda: chat.status == "compiled")
+
+
+@pytest.mark.parametrize("again", [None, "talk", "another"])
+@pytest.mark.parametrize("store", ["memory", "postgres"])
+async def test_a_compile_does_not_bring_back_what_was_deleted_since_it_began(
+    store: str, again: str | None, request: pytest.FixtureRequest
+) -> None:
+    place = MemoryStore() if store == "memory" else open_place(request.getfixturevalue("postgres_url"))
+    chat = Chat(Gate(opened=True), store=place)
+    await chat.until(lambda: chat.gate.asked, conversation_id="talk")
+    assert await place.delete("talk")
+    if again:
+        await chat.agent.run("Something new.", conversation_id=again)
+    await chat.ours.aclose()
+    rows = [str(row) async for row in place.export()]
+    assert bool(rows) == bool(again) and not any("Question 0" in row for row in rows)
+    assert await place.verify() == () and (again == "talk") != any(isinstance(one, Removed) for one in chat.errors)
+    spent = [one.usage.get("input_tokens") for one in await place.summaries("talk")]
+    assert spent == ([100] if again == "talk" else [])
+    await place.close()
+
+
+async def test_a_compile_by_hand_is_refused_if_its_conversation_is_deleted_meanwhile() -> None:
+    store = MemoryStore()
+    chat = Chat(Gate(), store=store, background=False)
+    for _ in range(8):
+        await chat.turn(conversation_id="talk")
+    by_hand = asyncio.ensure_future(chat.ours.compile_now("talk"))
+    await settle()
+    assert chat.gate.busy and await store.delete("talk") == 8
+    chat.gate.open()
+    assert not (await by_hand).done and chat.errors
+    assert [row async for row in store.export()] == [] and await store.verify() == ()
 
 
 async def test_what_no_request_used_is_on_the_record_with_its_cost(tmp_path: Path) -> None:

@@ -58,6 +58,8 @@ async def test_a_compile_that_no_request_carries_counts_in_its_session(store: An
     skipped = compiled(usage=paid, cache_key=None, status="skipped; cache_key: none came")
     alone = await store.save_compile(replace(skipped, covered_tip=unknown))
     carried = await store.save(request(talk(1), compile=compiled(usage=paid)))
+    bare = (await store.summaries("s"))[-1]
+    assert not bare.compiled_prompt and bare.usage == paid and "what it covers is not on the record" in bare.status
     assert alone != carried.summary_id and len(await store.summaries("s")) == 2
     assert not await store.verify()
     for session, count in ((None, 1), ("s", 1), ("t", 0)):
