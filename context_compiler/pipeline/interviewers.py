@@ -85,14 +85,15 @@ class Interviewer(Protocol):
 
 
 def parse_reply(question: Question, text: str) -> Reply:
-    """Interpret an answer: an option by its key or label, ignoring case; else free text."""
+    """Interpret an answer: an option by its label, its key or its target, ignoring case; else free text.
+
+    What a person is shown counts before the stage that it leads to, which may be called like the key of another option.
+    """
     word = text.strip()
-    for option in question.options:
-        if word.lower() in (option.label.lower(), option.target.lower()) and word:
-            return Reply(value=option.key, option=option, text=word)
-    for option in question.options:
-        if word.lower() == option.key.lower():
-            return Reply(value=option.key, option=option, text=word)
+    for name in ("label", "key", "target"):
+        for option in question.options:
+            if word and word.lower() == str(getattr(option, name)).lower():
+                return Reply(value=option.key, option=option, text=word)
     return Reply(value=word, text=word)
 
 

@@ -26,7 +26,7 @@ from context_compiler.tokens.prices import dollars
 
 TEMPLATES = (Column(""), Column("template", style="bold"), Column("from"), Column("what it writes", elastic=True))
 _COMPACT = re.compile(
-    r"(?is)(?P<preview>--preview\b)? ?(?:--from (?P<start>(?:turn |message |m|t)?#?\d{1,9}))? ?(?P<focus>.*)"
+    r"(?is)(?:(?:(?P<preview>--preview)|--from +(?P<start>(?:turn |message |m|t)?#?\d{1,9}))(?!\S)\s*)*(?P<focus>.*)"
 )
 
 REST = "/view full, after the next answer"
@@ -173,9 +173,12 @@ class Commands:
 
     async def _compact(self, rest: str) -> None:
         found = _COMPACT.fullmatch(rest)
-        preview, start, focus = (found["preview"], found["start"], found["focus"]) if found else (None, None, rest)
+        preview, start, focus = found.group("preview", "start", "focus") if found else (None, None, rest)
         if not self._chat.endless:
             self._screen.line("Endless is off, so the whole history is sent: /endless on, then /compact")
+            return
+        if focus.startswith("--"):
+            self._screen.line(f"/compact {one_line(focus, 40)}: say /compact {HELP['compact'].partition(':')[0]}")
             return
         result = await self._chat.compact(focus, start=start, preview=preview is not None)
         print_outcome(self._screen, result, rest=REST)

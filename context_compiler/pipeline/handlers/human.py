@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from itertools import count
 
 from context_compiler.pipeline.graph import Edge
 from context_compiler.pipeline.interviewers import AnswerValue, Option, Question, Reply, inform
@@ -68,14 +69,14 @@ async def _inform(stage: Stage, message: str) -> None:
 
 
 def options_of(edges: tuple[Edge, ...]) -> tuple[Option, ...]:
-    """The choices offered by edges, in order; keys are distinct where possible."""
+    """The choices offered by edges, in order, with distinct keys."""
     found: list[Option] = []
     taken: set[str] = set()
     for edge in edges:
         key, label = accelerator(edge.label or edge.target)
         key = key or label[:1].upper()
         if key.lower() in taken:
-            key = str(len(found) + 1)
+            key = next(name for name in map(str, count(len(found) + 1)) if name not in taken)
         taken.add(key.lower())
         found.append(Option(key=key, label=label, target=edge.target))
     return tuple(found)
