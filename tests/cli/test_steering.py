@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 from tests.cli.conftest import Command, Said
@@ -32,7 +33,7 @@ def test_a_pinned_message_stays_in_a_chat(cc: Command) -> None:
         cc, *LINES, "/pins", "/pin turn 2", "/pins", "/compact", "And now?", "/view", "/unpin ticket 472", "/pins"
     )
     assert said.out.count("nothing is pinned") == 2 and "turn 2 stays in every view" in said.out
-    assert "pinned " in said.out and "turn 2 goes with the others again" in said.out
+    assert "pinned " in said.out and "turn 2 is no longer pinned" in said.out
 
 
 def test_a_chat_is_summarised_from_a_turn_on(cc: Command) -> None:
@@ -65,6 +66,14 @@ def test_what_a_chat_cannot_do_is_said(cc: Command) -> None:
     assert "/compact" in talk(cc, "/help").out
 
 
+def test_each_message_that_goes_is_named_once(recorded: Command) -> None:
+    said = recorded("sessions", "compact", "demo", "--preview").out
+    (gone,) = re.findall(r"^  goes +(.+) \(", said, re.M)
+    spans = [range(int(a), int(b or a) + 1) for a, b in re.findall(r"messages? (\d+)(?:-(\d+))?", gone)]
+    named = [index for span in spans for index in span]
+    assert spans and named == sorted(set(named)), gone
+
+
 def test_sessions_steers_what_a_chat_goes_on_with(cc: Command, tmp_path: Path) -> None:
     talk(cc, *LINES)
     assert "no model is asked" in cc("sessions", "compact", "main", "--focus", "tickets", "--preview").out
@@ -78,7 +87,7 @@ def test_sessions_steers_what_a_chat_goes_on_with(cc: Command, tmp_path: Path) -
     assert "nothing is pinned" in cc("sessions", "pins", "main").out
     assert cc("sessions", "undo", "main").code == 0
     again = cc("sessions", "undo", "main")
-    assert again.code == 1 and "nothing is compiled" in again.out
+    assert again.code == 1 and again.out == "nothing was changed: nothing is compiled, so there is nothing to undo\n"
     assert "the whole history was sent" in talk(cc, "And then?", "/view").out
     assert (
         cc("sessions", "pin", "main", "turn 99").code == 2
