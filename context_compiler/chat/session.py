@@ -209,7 +209,7 @@ class ChatSession:
         model: Model that writes the summaries; None is the agent's own model, "none" asks no model.
         folder: Folder of the transcript; None is `AssistantMD/Chat_Sessions/` of the vault, else `Chat_Sessions/` of
             `system`, with `-` and the owner after it where there is one.
-        store: Where the record is kept: a path or a `Store`; None is in memory.
+        store: Store of the record: a path, the address of a PostgreSQL database, or a `Store`; None keeps it in memory.
         owner: Owner of the conversation; None is the owner of the store.
         vault: Folder whose templates come first.
         system: Folder whose templates come second.

@@ -39,7 +39,7 @@ class SessionStorage:
         session: Name of the session.
         folder: Folder of its transcript.
         private: Make the parent of `folder`, if it has to be made, readable by its owner alone.
-        store: Where the record is kept.
+        store: Store of the record.
         vault_name: Name of the vault, as on the record.
         notice: Called with each line that a person should read.
         clock: Source of the current time.

@@ -252,11 +252,11 @@ def freeze(
     """Fix the view until the next advance; what is quoted in it, and why.
 
     Args:
-        selection: What stays.
-        summary: What a model has just written; empty when none did.
+        selection: The messages that stay.
+        summary: Text that a model has just written; empty when none did.
         row: The row of that compile, where it is on the record already.
-        turn: The ordinal of the active user turn.
-        asked: Whether a model was asked in this turn, with or without success.
+        turn: The ordinal of the current user turn.
+        asked: A model was asked in this turn, with or without success.
     """
     old = selection.previous
     kept_summary = summary or (old.summary if old else "")
@@ -307,7 +307,7 @@ def _reasons(draft: Draft, earlier: Sequence[tuple[int, int, str]]) -> tuple[tup
 
 
 Ask = Callable[[SummaryRequest], Awaitable[SummaryResponse]]
-"""The compile agent, seen from here: an order in, an answer out, no memory."""
+"""Has a model write a summary; raises `CompileError` where that fails."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -323,7 +323,7 @@ class Advance:
 
 async def advance(
     plan: Plan,
-    marks: Limits,
+    limits: Limits,
     *,
     where: Where,
     ask: Ask | None,
@@ -337,7 +337,7 @@ async def advance(
     Raises:
         CompileError: the model was asked and failed; an answer that is empty or saves nothing is refused instead.
     """
-    tried = partial(select, plan, marks, previous=previous, overhead=overhead, one_shot=one_shot, order=order)
+    tried = partial(select, plan, limits, previous=previous, overhead=overhead, one_shot=one_shot, order=order)
     done = tried()
     reply = await _ask_model(done, where.turn_index, ask)
     summary = reply.answer.text if reply.answer and reply.status == "ok" else ""
@@ -384,7 +384,7 @@ def _row(where: Where, done: Selection, reply: _Reply, cycle: Cycle) -> Compile 
     return compile_row(
         where,
         done,
-        order=reply.request,
+        request=reply.request,
         answer=reply.answer,
         status=reply.status,
         error=reply.error,
@@ -409,7 +409,7 @@ def compile_row(
     where: Where,
     selection: Selection,
     *,
-    order: SummaryRequest | None,
+    request: SummaryRequest | None,
     answer: SummaryResponse | None,
     status: str,
     error: str | None,
@@ -417,23 +417,25 @@ def compile_row(
     quotes: str,
     budget_used: int,
 ) -> Compile:
-    """One compile as it goes on the record; `order` is None where no model was asked."""
+    """One compile as it goes on the record; `request` is None where no model was asked."""
     parsed = json_object(answer.text) if answer else None
     gone = (
-        lost_specifics(selection.history, selection.draft.outline, selection.span) if order and status == "ok" else None
+        lost_specifics(selection.history, selection.draft.outline, selection.span)
+        if request and status == "ok"
+        else None
     )
     row = _compile(
         where,
         selection.policy,
         covered_tip=selection.history.exact[selection.out[-1]] if selection.out else "",
-        cache_key=order.key if order and status == "ok" else None,
-        compiled_prompt=_prompts(order) if order else None,
+        cache_key=request.key if request and status == "ok" else None,
+        compiled_prompt=_prompts(request) if request else None,
         raw_output=answer.text if answer else None,
         summary=summary or quotes or None,
         summary_json=parsed,
-        input_payload=_payload(selection, order) | _specifics(gone, summary, quotes),
-        sections_included=order.included if order else (("quotes",) if quotes else ()),
-        sections_dropped=order.dropped if order else (),
+        input_payload=_payload(selection, request) | _specifics(gone, summary, quotes),
+        sections_included=request.included if request else (("quotes",) if quotes else ()),
+        sections_dropped=request.dropped if request else (),
         budget_used=budget_used,
         survival=None if gone is None else survival(gone, summary).share,
         latency_ms=answer.latency_ms if answer else 0.0,
@@ -443,21 +445,21 @@ def compile_row(
     )
     why = {"summary_json": "the answer is not a JSON object", "cache_key": "not to be used again"}
     why["survival"] = "the answer is not used"
-    if order is None:
+    if request is None:
         why = dict.fromkeys([*why, "compiled_prompt", "raw_output"], "no model was asked")
     return with_null_reasons(row, why)
 
 
-def failed_row(where: Where, history: History, policy: Policy, order: SummaryRequest, error: CompileError) -> Compile:
+def failed_row(where: Where, history: History, policy: Policy, request: SummaryRequest, error: CompileError) -> Compile:
     """A compile that came to nothing: what was asked is kept, and why nothing came."""
     row = _compile(
         where,
         policy,
         covered_tip=history.chain.tip or "",
-        compiled_prompt=_prompts(order),
-        input_payload={"raw_tip": history.chain.tip, "missing": list(order.missing), "prompts": len(order.prompts)},
-        sections_included=order.included,
-        sections_dropped=order.dropped,
+        compiled_prompt=_prompts(request),
+        input_payload={"raw_tip": history.chain.tip, "missing": list(request.missing), "prompts": len(request.prompts)},
+        sections_included=request.included,
+        sections_dropped=request.dropped,
         status="failed",
         error=str(error),
         usage=error.usage,
@@ -495,18 +497,18 @@ def _compile(where: Where, policy: Policy, **given: Any) -> Compile:
     )
 
 
-def _prompts(order: SummaryRequest) -> str:
-    return "\n\n".join(order.prompts).replace("\x00", "")
+def _prompts(request: SummaryRequest) -> str:
+    return "\n\n".join(request.prompts).replace("\x00", "")
 
 
-def _payload(selection: Selection, order: SummaryRequest | None) -> dict[str, object]:
+def _payload(selection: Selection, request: SummaryRequest | None) -> dict[str, object]:
     """Input by reference: positions, and the chain that they are positions of."""
     payload: dict[str, object] = {
         "raw_tip": selection.history.chain.tip,
         "left_out": [list(span) for span in spans(selection.out)],
         "compiled": [list(span) for span in spans(selection.span)],
     }
-    return payload | ({"missing": list(order.missing), "prompts": len(order.prompts)} if order else {})
+    return payload | ({"missing": list(request.missing), "prompts": len(request.prompts)} if request else {})
 
 
 def _specifics(gone: Sequence[Specific] | None, summary: str, quotes: str) -> dict[str, object]:

@@ -49,7 +49,7 @@ class Cycle:
     tight: float
     """Share of the budget left after a provider refused a request."""
     ratio: float
-    """The model's learnt ratio, cycle so that bytes that did not change cannot drift over budget."""
+    """The model's learnt ratio, frozen so that bytes that did not change cannot drift over the budget."""
     config: str
     """Names template, fidelity, model family and whatever else decides how a view is written."""
     own: bool = False

@@ -92,7 +92,7 @@ class Limits:
         """The same with higher thresholds where what is not to be cut back takes much of the room.
 
         Args:
-            prompt: Tokens of the active prompt.
+            prompt: Tokens of the current prompt.
             turns: Tokens of the turns before it that the caller wants kept.
         """
         taken = min(turns, self.room // 2)
@@ -260,7 +260,7 @@ class Policy:
     """The same hash as files of schema 3 have it."""
 
     def limits(self, fixed: int, *, ratio: float = 1.0, tight: float = 1.0, tools: bool = False) -> Limits:
-        """Budget and thresholds of a request of which `fixed` tokens are beyond our say."""
+        """Budget and thresholds of a request with `fixed` tokens that no view leaves out."""
         return limits(budget=self.budget, trigger=self.trigger, fixed=fixed, ratio=ratio, tight=tight, tools=tools)
 
 
@@ -303,7 +303,7 @@ class Plan:
 
     @cached_property
     def turn(self) -> int:
-        """The ordinal of the active user turn."""
+        """The ordinal of the current user turn."""
         return turn_index(self.history)
 
     @cached_property

@@ -155,7 +155,7 @@ def _ended(history: History, index: int) -> bool:
 
 
 def turn_index(history: History) -> int:
-    """The 0-based ordinal of the active user turn."""
+    """The 0-based ordinal of the current user turn."""
     starts = turn_starts(history)
     return max(0, len(starts) - 1 if history.readings and history.readings[0].prompts else len(starts) - 2)
 

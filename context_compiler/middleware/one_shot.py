@@ -68,17 +68,18 @@ async def compile_view(
         template: A name, a path inside the template folders, or a `Template`.
         budget: Tokens of the view's messages; a float is a share of 32,000. Or `Money` by the price of `model`.
         fidelity: Caps the summary and what is quoted; None is the template's, which caps the summary alone.
-        model: Who writes the summary: a model or its name; None and `"none"` are no model at all.
-        store: Where to record the view: a path or a `Store`; None records nothing.
+        model: Model that writes the summary, or its name; None and `"none"` are no model at all.
+        store: Store that records the view: a path, the address of a PostgreSQL database, or a `Store`; None records
+            nothing.
         vault: A folder whose `AssistantMD/ContextTemplates/` comes first.
         system: A folder whose `ContextTemplates/` comes second.
         session: The label of the conversation on the record.
         recent_turns: Turns before the last one to keep if they fit; None is the template's.
-        recall: 0 quotes earlier turns without regard to what the last request asks; any other share asks it first.
-        counter: What counts tokens.
+        recall: 0 quotes earlier turns whatever the last request asks; any other share prefers passages that answer it.
+        counter: Token counter; None counts o200k exactly.
         strict: Raise instead of sending what is over the budget, or within it only because the prompt was cut.
         timeout: Seconds for the model.
-        layers: Where the layers of `session` are: `Layers`, or a function from it to its state. They stand before the
+        layers: Source of the layers of `session`: `Layers`, or a function from it to its state. They stand before the
             last request's prompt.
         role: Node of the view: understand, think, act, reply, or a `Need` of your own.
 
