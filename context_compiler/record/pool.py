@@ -33,7 +33,10 @@ SCHEMA = "context_compiler"
 SIZE, PATIENCE_S, CLOSE_S, IDLE_S = 8, 5.0, 1.0, 300.0
 """Connections of a pool of our own, seconds to wait for one, for an answer, and for the end of one, and to keep one."""
 
-FAILURES = (asyncpg.PostgresError, asyncpg.InterfaceError, OSError, TimeoutError, ValueError, OverflowError)
+TORN = asyncpg.InternalClientError
+"""Error of a connection whose server has gone in the middle of an answer; it cannot be used any more."""
+
+FAILURES = (asyncpg.PostgresError, asyncpg.InterfaceError, TORN, OSError, TimeoutError, ValueError, OverflowError)
 """Errors of a database, from a server that is away to a value that it cannot hold."""
 
 LOST = (ConnectionError, asyncpg.PostgresConnectionError, asyncpg.AdminShutdownError, asyncpg.CrashShutdownError)
@@ -189,6 +192,9 @@ class Postgres:
         except (TimeoutError, OSError):
             connection.terminate()  # to end it politely would take as long again
             raise
+        except TORN as error:
+            connection.terminate()
+            raise ConnectionResetError(str(error)) from error
 
     async def _acquire(self, pool: Pool, call: Work[T]) -> T:
         async with pool.acquire(timeout=self.patience_s) as connection:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import asynccontextmanager
+from typing import Any
 
 import pytest
 from pydantic_ai import Agent
@@ -74,6 +76,49 @@ async def test_a_server_that_is_killed_under_load_loses_nothing_that_was_acknowl
     assert {record.session_id for record in await store.views("later")} == {"later"}
     assert await store.verify() == ()
     await store.close()
+
+
+class Tearing:
+    """A pool whose connections break in the middle of an answer, as often as they are told."""
+
+    def __init__(self, pool: Any) -> None:
+        self.pool, self.left = pool, 0
+
+    @asynccontextmanager
+    async def acquire(self, *, timeout: float | None = None) -> AsyncGenerator[Any]:
+        async with self.pool.acquire(timeout=timeout) as connection:
+            yield Torn(self, connection)
+
+
+class Torn:
+    def __init__(self, pool: Tearing, connection: Any) -> None:
+        self._pool, self._connection = pool, connection
+
+    def __getattr__(self, name: str) -> Any:
+        if name in ("fetch", "execute") and self._pool.left:
+            self._pool.left -= 1
+            raise asyncpg.InternalClientError("cannot switch to state 12; another operation (2) is in progress")
+        return getattr(self._connection, name)
+
+
+@pytest.mark.parametrize("times", [1, 2])
+async def test_a_connection_that_breaks_in_the_middle_of_an_answer_keeps_no_request_off_the_record(
+    record_url: str, times: int
+):
+    errors: list[Exception] = []
+    async with asyncpg.create_pool(record_url, min_size=0, max_size=2) as pool:
+        tearing = Tearing(pool)
+        store = PostgresStore(tearing)
+        compiler = ContextCompiler(store=store, system=None, on_error=errors.append)
+        await talk_on(compiler, "talk", 1)
+        for name in ("talk", "another"):
+            tearing.left = times
+            await talk_on(compiler, name, 2)
+            assert tearing.left == 0
+        await compiler.aclose()
+        assert all(type(error) is StoreError for error in errors)
+        assert len(await store.views("talk")) == 3 and len(await store.views("another")) == 2
+        assert await store.verify() == ()
 
 
 async def test_a_pool_that_is_fully_used_stops_no_run(record_url: str):
