@@ -161,6 +161,10 @@ class Chat:
             self._link(reply)
             why = safe(str(outcome.error) or type(outcome.error).__name__) if outcome.error is not None else ""
             self._tell("done", {**self._figures(reply), "error": why[:500]})
+        except asyncio.CancelledError:
+            self._tell("done", {"error": ""})
+            self._tell("notice", {"text": "stopped while waiting: nothing was sent"})
+            raise
         finally:
             self._answer = None
 

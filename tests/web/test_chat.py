@@ -16,6 +16,7 @@ from starlette.testclient import TestClient
 
 from context_compiler.chat.demo_model import ScriptedModel
 from context_compiler.chat.session import ChatSession
+from context_compiler.chat.transcript import Transcript
 from context_compiler.record.store import SQLiteStore
 from context_compiler.web.app import create_app
 from tests.chat.test_faults import Full
@@ -101,6 +102,23 @@ async def test_a_second_prompt_is_refused_while_an_answer_is_coming_and_stop_kee
             assert done["budget"] is None and done["status"] == "raw"
             page = await tab.page()
             assert "And then?" in page and f'href="/requests/{done["request"]}"' in page
+
+
+async def test_an_answer_that_waits_for_another_terminal_ends_when_it_is_stopped(tmp_path: Path) -> None:
+    terminal = Transcript(tmp_path / "Chat_Sessions", "main")
+    with serving(chat_app(tmp_path)) as address:
+        async with Tab(address) as tab:
+            assert terminal.acquire()
+            await tab.say("Where do I look first?")
+            assert "waiting for it" in (await tab.until("notice"))["text"]
+            assert (await tab.client.post("/api/chat/stop")).json() == {"stopped": True}
+            async with asyncio.timeout(60):
+                assert await tab.until("done") == {"error": ""}
+                assert await tab.until("notice", 2) == {"text": "stopped while waiting: nothing was sent"}
+            assert "Where do I look first?" not in await tab.page()
+            terminal.close()
+            await tab.say("And now?")
+            assert (await tab.until("done", 2))["error"] == "" and "And now?" in await tab.page()
 
 
 async def test_a_terminal_and_a_tab_share_a_session_without_a_lost_turn(tmp_path: Path) -> None:
