@@ -154,7 +154,10 @@ class Redactor:
         return {key: self._user_data(one, fixed=False) if key in free else one for key, one in given.items()}
 
     def compile(self, row: Compile, names: Mapping[str, str]) -> Compile:
-        """A redacted compile, never reused since its text has changed; `names` maps chain ids to redacted ones."""
+        """A redacted compile, never reused since its text has changed; `names` maps chain ids to redacted ones.
+
+        Of a compile that covers another history the id stays: no record has it (`rows.covering`).
+        """
         texts = ("compiled_prompt", "raw_output", "summary", "error")
         redacted = {name: self(text) for name in texts if (text := getattr(row, name)) is not None}
         payload = {**(row.input_payload or {}), "raw_tip": names.get(str((row.input_payload or {}).get("raw_tip")))}
@@ -162,7 +165,7 @@ class Redactor:
             row,
             cache_key=None,
             summary_json=None,
-            covered_tip=names.get(row.covered_tip, ""),
+            covered_tip=names.get(row.covered_tip, row.covered_tip),
             input_payload=payload,
             **redacted,
         )

@@ -310,12 +310,12 @@ async def test_closing_ends_what_is_under_way() -> None:
 
 
 @pytest.mark.parametrize("again", [None, "talk", "another"])
-@pytest.mark.parametrize("store", ["memory", "postgres"])
+@pytest.mark.parametrize("store", ["memory", "redacted", "postgres"])
 async def test_a_compile_does_not_bring_back_what_was_deleted_since_it_began(
     store: str, again: str | None, request: pytest.FixtureRequest
 ) -> None:
-    place = MemoryStore() if store == "memory" else open_place(request.getfixturevalue("postgres_url"))
-    chat = Chat(Gate(opened=True), store=place)
+    place = open_place(request.getfixturevalue("postgres_url")) if store == "postgres" else MemoryStore()
+    chat = Chat(Gate(opened=True), store=place, redact=str.strip if store == "redacted" else None)
     await chat.until(lambda: chat.gate.asked, conversation_id="talk")
     assert await place.delete("talk")
     if again:
