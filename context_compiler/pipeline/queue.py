@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -28,6 +29,8 @@ from context_compiler.pipeline.interviewers import (
 )
 from context_compiler.pipeline.run import abandon_run, begin_run, load_graph, prepare
 from context_compiler.pipeline.stores.sql import SQLRuns, Statement
+
+log = logging.getLogger("context_compiler.pipeline")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -338,18 +341,27 @@ class RemoteInterviewer(Interviewer):
     on_wait: OnWait | None = field(default=None)
 
     async def ask(self, question: Question) -> Reply:
-        """The answer, also one from before this process began; `AnswerValue.TIMEOUT` after the question's time."""
-        key = str(question.metadata["key"])
-        reply = await self.queue.ask(self.run_id, key, question)
-        if reply is not None:  # a slow look at the store is not a wait for a person
-            return reply
-        self._tell(question, True)
+        """The answer, also one from before this process began; `AnswerValue.TIMEOUT` after the question's time.
+
+        While the store is away it waits on: that nobody could look is no answer.
+        """
+        key, waits = str(question.metadata["key"]), False
         try:
-            while (reply := await self.queue.ask(self.run_id, key, question)) is None:
+            while True:
+                try:
+                    reply = await self.queue.ask(self.run_id, key, question)
+                except PipelineError as error:
+                    log.warning("run %s, stage %s: %s", self.run_id, question.stage, error)
+                else:
+                    if reply is not None:  # a slow look at the store is not a wait for a person
+                        return reply
+                    if not waits:
+                        waits = True
+                        self._tell(question, True)
                 await asyncio.sleep(self.poll)
         finally:
-            self._tell(question, False)
-        return reply
+            if waits:
+                self._tell(question, False)
 
     def _tell(self, question: Question, waits: bool) -> None:
         if self.on_wait is not None:

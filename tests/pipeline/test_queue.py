@@ -131,6 +131,37 @@ async def test_an_answer_reaches_a_run_that_has_kept_its_place(open_runs: OpenSQ
     await desk.runs.close()
 
 
+class Away:
+    """A database that is away for some looks at questions."""
+
+    def __init__(self, database: Any, looks: int) -> None:
+        self._database, self.looks = database, looks
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._database, name)
+
+    async def transact(self, *statements: Statement) -> Any:
+        if self.looks and "INSERT INTO questions" in statements[0].text:
+            self.looks -= 1
+            raise PipelineError("the database is away")
+        return await self._database.transact(*statements)
+
+
+async def test_a_gate_waits_on_while_the_store_is_away(open_runs: OpenSQL) -> None:
+    runs, desk = open_runs(), RunQueue(open_runs())
+    runs.database = away = Away(runs.database, looks=2)
+    await desk.submit(GATE, run_id="r")
+    one, said = worker(runs)
+    await one.run(until_empty=True)
+    assert said == [("r", "taken"), ("r", "waiting")] and not away.looks
+    away.looks = 2
+    await desk.answer("r", "go")
+    await one.run(until_empty=True)
+    assert said[2:] == [("r", "taken"), ("r", "success")]
+    await runs.close()
+    await desk.runs.close()
+
+
 async def test_a_gate_times_out_by_the_clock_of_the_store_while_nobody_runs_it(open_runs: OpenSQL) -> None:
     runs, name, said = open_runs(), "", list[tuple[str, str]]()
     for name in ("200ms", "5s", "200s"):  # on a busy machine the first may be over before anybody looks
