@@ -159,7 +159,7 @@ MOST_SPLITS = 16
 """Parts of one message after which it may have been joined; each place is named twice."""
 
 STAMPS = frozenset({"timestamp", "metadata", "outcome", "retry"})
-"""Fields of a part that are no content: times, counts, and a host's rewriting of old retry prompts."""
+"""Fields of a part that are not content: times, counts, and a host's rewriting of old retry prompts."""
 
 RETRIED = "retried"
 """Outcome with which the host loads a retry prompt that answers a call."""

@@ -210,7 +210,7 @@ class Config:
         Both are looked for in the working directory. CONTEXT_COMPILER_CONFIG names another file.
 
         Raises:
-            SettingsError: the file is missing or no TOML, or holds a wrong key.
+            SettingsError: the file is missing, is not valid TOML, or holds a wrong key.
         """
         named = path or os.environ.get(variable("config"), "").strip()
         if named:
@@ -225,7 +225,7 @@ class Config:
         except OSError as error:
             raise SettingsError(f"{path}: cannot be read: {error.strerror}") from None
         except ValueError as error:
-            raise SettingsError(f"{path}: no TOML file: {error}") from None
+            raise SettingsError(f"{path}: is not valid TOML: {error}") from None
         for name in ("tool", TABLE) if path.name == PROJECT else ():
             document = document.get(name) or {}
             if not isinstance(document, dict):  # pyright: ignore[reportUnnecessaryIsInstance] # whatever the file says

@@ -54,7 +54,7 @@ FINDINGS = (
     Column("severity"),
     Column("rule", style="cyan", spare=1),
     Column("place", style="bold"),
-    Column("finding", elastic=True),
+    Column("finding", wraps=True),
 )
 
 

@@ -90,7 +90,7 @@ def with_run_options(*, without: Collection[str] = ()) -> Callable[[Callable[...
     """Decorator: the command takes each of `RunOptions` as an option, and is given them as `wish`.
 
     Args:
-        without: Fields that are no option of this command.
+        without: Fields that are not options of this command.
     """
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
@@ -185,8 +185,15 @@ def run_config(wish: RunOptions, runs: str | None, on_event: OnEvent | None = No
         on_event=on_event,
         max_duration=_parse_duration(wish.max_duration),
         max_requests=wish.max_requests,
-        max_cost=None if wish.max_cost is None else Money(wish.max_cost),
+        max_cost=_parse_cost(wish.max_cost),
     )
+
+
+def _parse_cost(text: str | None) -> Money | None:
+    try:
+        return None if text is None else Money(text)
+    except SettingsError:
+        raise SettingsError(f"--max-cost {text!r}: give US dollars above 0, such as 0.50") from None
 
 
 def _parse_duration(text: str | None) -> float | None:

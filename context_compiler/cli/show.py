@@ -158,7 +158,7 @@ def print_messages(screen: Screen, history: History, places: Sequence[Place] = (
         screen: Output.
         history: The messages.
         places: Origins of the messages, in the same order; may be empty.
-        lines: Maximum lines per message, notes and recall blocks excepted; 0 is no limit.
+        lines: Maximum lines per message, notes and recall blocks excepted; 0 means no limit.
     """
     for index, one in enumerate(history.readings):
         who = role(one)

@@ -51,7 +51,7 @@ class Selection:
 
     @property
     def chat(self) -> bool:
-        """A live view of a session that is no tool work."""
+        """A live view of a session that is not tool work."""
         return self.lasting and not self.tools
 
     @property

@@ -299,7 +299,7 @@ PHASE_LINE = 40
 """Tokens that a phase takes, about."""
 
 LEAST_PHASES, MOST_PHASES = 3, 24
-"""Phases; fewer say nothing, more are no outline."""
+"""Phases; fewer say nothing, more are not an outline."""
 
 PHASE_TURNS = 3
 """Minimum turns of a phase, and turns compared on each side of a gap."""

@@ -144,7 +144,7 @@ class Steps:
         Args:
             actions: Oldest first.
             cycles: All that are known, oldest first; those of other configurations than the newest are left out.
-            ids: Chain ids of the conversation as it is now: cycles of a fork are no part of it.
+            ids: Chain ids of the conversation as it is now: cycles of a fork are not part of it.
         """
         steps, known = cls(), set(ids)
         mine = [cycle for cycle in cycles if cycle.tip in known]

@@ -353,7 +353,7 @@ _NUMBER = 4_301
 """Digits of a whole number that is too long for JSON parsers."""
 _DIGITS = re.compile(rb"\d*")
 _STRING_OR_NUMBER = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*(?:"|\\?\Z)|(-?\d{4301,}+)')
-"""A complete string, so that digits within it are no number; or a number too long for JSON parsers."""
+"""A complete string, so that digits within it are not taken for a number; or a number too long for JSON parsers."""
 
 
 def message_body(message: ModelMessage) -> bytes:

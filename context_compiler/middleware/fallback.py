@@ -49,7 +49,7 @@ async def fallback(compiler: CompilerState, run: Run, request: Request, host: Ho
 
 
 def _ceiling(compiler: CompilerState, run: Run, request: Request) -> tuple[int, int | None]:
-    """The budget, and the most that may go out now, in exact tokens; None is no limit."""
+    """The budget, and the most that may go out now, in exact tokens; None means no limit."""
     budget, allowed = compiler.arguments.whole_budget(**request.terms)
     if allowed is None and run.refused:
         allowed = budget

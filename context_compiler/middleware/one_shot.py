@@ -84,8 +84,8 @@ async def compile_view(
         role: Node of the view: understand, think, act, reply, or a `Need` of your own.
 
     Raises:
-        SettingsError: `messages` are no messages of the host; only one of `layers` and `role` is given, or they without
-            a `session`; or the budget is money, and no price of `model` is known.
+        SettingsError: `messages` is not a list of the host's messages; only one of `layers` and `role` is given, or
+            they without a `session`; or the budget is money, and no price of `model` is known.
         LayersError: The role is unknown, or the layers are broken.
         TemplateError: The template is missing or wrong.
         FidelityError: The fidelity is unknown.

@@ -82,7 +82,7 @@ class Request:
     layers: LayerBlock = NO_LAYERS
     """The layers of the session, as they stand directly before the prompt."""
     dropped: tuple[Drop, ...] = ()
-    """Messages that are no part of the request, and why."""
+    """Messages that are not part of the request, and why."""
     cache_point: bool = False
     """The notes end with a breakpoint: where a cache is written at those only, what follows them may go."""
     joined: int = 0

@@ -91,7 +91,7 @@ class SessionFilter:
     template: str = ""
     model: str = ""
     among: tuple[int, ...] | None = None
-    """Row numbers; None is no condition."""
+    """Row numbers; None means any."""
 
 
 _SESSIONS = (

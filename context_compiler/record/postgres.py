@@ -307,7 +307,7 @@ class PostgresDatabase:
         self.execute("DELETE FROM memories_fts WHERE id NOT IN (SELECT id FROM live_memories)")
 
     def check_structure(self) -> Iterator[str]:
-        """Check the references that are no foreign keys; the others the database keeps itself."""
+        """Check the references that are not foreign keys; the others the database keeps itself."""
         for table, column, other, key in REFERENCES:
             for row in self.execute(
                 f"SELECT t.{column} AS gone FROM {table} t LEFT JOIN {other} o ON o.{key} = t.{column}"

@@ -300,7 +300,7 @@ REFERENCES = (
     ("entries", "content", "contents", "hash"),
     ("toolsets", "content", "contents", "hash"),
 )
-"""References that are no foreign keys: table and column, and the table and column they name."""
+"""References that are not foreign keys: table and column, and the table and column they name."""
 
 SAVE = Path(__file__).with_name("save_request.sql")
 """The function that saves a request."""

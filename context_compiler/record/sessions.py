@@ -392,7 +392,7 @@ def save_session(
         The new state, for the `after` of the next save.
 
     Raises:
-        StoreError: the state on record is not `after`; None is no state.
+        StoreError: the state on record is not `after`; None means none.
     """
     session = _archive_session(db, name, turns)
     tip = stored(db, _tip(turns))

@@ -227,7 +227,7 @@ class Record:
 
 
 NATIVE = "native output"
-"""Kind of an output schema that a provider enforces, which is no tool."""
+"""Kind of an output schema that a provider enforces, which is not a tool."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -320,7 +320,7 @@ Row = TypeVar("Row", Compile, Record)
 def with_null_reasons(row: Row, why: Mapping[str, str] | None = None) -> Row:
     """The row with the reason for every NULL column added to its status.
 
-    The number of a compile that is kept with its request is not known before, and is no empty column after.
+    The number of a compile that is kept with its request is not known before, and its column is not empty after.
     """
     why = why or {}
     reasons: dict[str, list[str]] = {}
@@ -341,7 +341,7 @@ def check_owner(owner: object) -> str | None:
     """Return an owner that a store can keep.
 
     Raises:
-        SettingsError: It is no such text.
+        SettingsError: It is not such a text.
     """
     if owner is None:
         return None

@@ -70,7 +70,7 @@ def test_a_file_elsewhere_is_named_by_a_variable_and_its_paths_are_relative_to_i
     [
         ("buget = 1", "there is no key 'buget'; did you mean 'budget'?"),
         ("budget = [1]", "budget = [1]: give a text, a number, true or false"),
-        ("budget 1", "no TOML file"),
+        ("budget 1", "is not valid TOML"),
     ],
 )
 def test_a_wrong_file_is_one_line(cc: Command, text: str, why: str) -> None:

@@ -114,6 +114,11 @@ def test_a_failure_is_followed_by_a_plain_edge_only_when_that_is_asked(cc: Comma
     assert cc("pipeline", "run", path, "--lenient").code == 0
 
 
+def test_a_limit_of_money_that_is_none_names_its_option(cc: Command) -> None:
+    said = cc("pipeline", "run", EXAMPLE, "--simulate", "--max-cost", "much")
+    assert (said.code, said.err) == (2, "error: --max-cost 'much': give US dollars above 0, such as 0.50\n")
+
+
 def test_a_limit_of_time_ends_a_run(cc: Command, tmp_path: Path) -> None:
     path = tmp_path / "waits.dot"
     path.write_text(

@@ -59,6 +59,11 @@ def test_a_file_that_cannot_be_read_on_is_shown_with_a_caret(cc: Command, broken
     ]
 
 
+def test_a_finding_is_whole_on_a_narrow_terminal(cc: Command, wrong: Path) -> None:
+    shown = cc("pipeline", "check", wrong, terminal=60).plain.split()
+    assert all(word in shown for word in "unknown attribute 'promt'; did you mean prompt?".split()), shown
+
+
 def test_findings_as_json(cc: Command, wrong: Path, sound: Path) -> None:
     said = cc("pipeline", "check", str(sound), str(wrong), "--json")
     assert said.code == 1 and said.json["ok"] is False

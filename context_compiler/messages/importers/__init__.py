@@ -93,7 +93,7 @@ def parse_transcripts(data: bytes, *, file: str, format: str | None = None) -> l
     """Every conversation in the bytes of a file named `file`; at least one.
 
     Raises:
-        TranscriptError: the bytes are no transcript, or `format` is none of `FORMATS`.
+        TranscriptError: the bytes are not a transcript, or `format` is none of `FORMATS`.
     """
     if format is not None and format not in FORMATS:
         raise TranscriptError(f"unknown format {format!r}; use one of {', '.join(FORMATS)}", file=file)

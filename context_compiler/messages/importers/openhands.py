@@ -26,7 +26,7 @@ from context_compiler.messages.importers.openai_chat import ROLES, read_role
 _SOURCES = ("user", "agent", "environment")
 
 _UNSEEN = ("change_agent_state", "agent_state_changed", "null", "recall")
-"""Events that are no part of the conversation."""
+"""Events that are not part of the conversation."""
 
 _OWN_ARGUMENTS = (
     "thought",
