@@ -272,7 +272,7 @@ class Arguments:
         _check_choice("record", self.record)
 
     def check_names(self) -> None:
-        """Refuse a template that is nowhere, and a model of a provider that does not exist.
+        """Refuse a template that cannot be found, and a model of a provider that does not exist.
 
         An edit of a template is seen at the next request, and so is a fault in it; a key may be set later too.
 

@@ -256,7 +256,7 @@ class Tenants(Store, Protocol):
     """
 
     owner: str | None
-    """Owner of whom this store is; None is every owner, for those who operate it: such a store does not save."""
+    """Owner whose store this is; None is every owner, for those who operate it: such a store does not save."""
 
     def scoped(self, owner: str | None) -> Tenants:
         """The same store for another owner.
@@ -313,7 +313,7 @@ class SQLStore(Protocol):
     """The methods of a store as functions on the connection that `perform` gives them."""
 
     owner: str | None = ""
-    """Owner of whom this store is; None is every owner."""
+    """Owner whose store this is; None is every owner."""
     tried: Moment | None = None  # when its writes were; None is now
     _origin: object = None  # the store that this one was scoped from, which closes the connection of both
 
