@@ -29,6 +29,7 @@ from context_compiler.pipeline.engine import Engine, EngineIO
 from context_compiler.pipeline.graph import Graph
 from context_compiler.pipeline.handlers import build_handlers
 from context_compiler.pipeline.routing import fail_run
+from context_compiler.pipeline.stage import folder_name
 from context_compiler.pipeline.state import GRAPH_PATH, RunState, Thread, graph_hashes, initial_state, lineage_facts
 from context_compiler.pipeline.stores import Event, Lost, MemoryRuns, RunInfo, RunStore
 from context_compiler.pipeline.stores.files import FileRuns, in_folder
@@ -236,7 +237,7 @@ class ActiveRun:
     def _below(self, run_id: str) -> Path | None:
         if self.root is None or isinstance(self.store, FileRuns):
             return None
-        return self.root / "children" / run_id.replace(":", "_").replace("/", "_")
+        return self.root / "children" / folder_name(run_id)
 
 
 def _count(event: Event) -> None:

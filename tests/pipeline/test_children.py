@@ -112,6 +112,17 @@ async def test_one_supervisor_in_two_branches_has_two_children(parent: Path) -> 
     assert sorted(run for run, name in work.runs if name == "inner") == ["r.x.m.1", "r.y.m.1"]
 
 
+async def test_the_files_of_children_whose_names_are_alike_are_kept_apart(parent: Path, tmp_path: Path) -> None:
+    names, runs = ("a/b", "a_b", "a:b", "x" * 300), tmp_path / "runs.db"
+    stages = [f'"{name}" [shape=house stack.child_dotfile="child.dot" manager.poll_interval="10ms"];' for name in names]
+    parent.write_text(graph(" ".join(stages) + "start->" + "->".join(f'"{name}"' for name in names) + "->done"))
+    ended = await run_pipeline(
+        parent, handlers={"work": Work(at="")}, run_id="r", runs=runs, logs_root=tmp_path / "logs"
+    )
+    assert ended.ok, ended.state.failure_reason
+    assert len(list((tmp_path / "logs" / "children").glob("*/checkpoint.json"))) == len(names)
+
+
 async def test_why_a_child_could_not_go_on_is_said(parent: Path) -> None:
     class Full(MemoryRuns):
         async def save(self, state: Any) -> None:
