@@ -70,6 +70,8 @@ def explain(error: Exception, path: Path | str) -> StoreError:
     """A StoreError with the place and the remedy."""
     if isinstance(error, StoreError):
         return type(error)(f"{path}: {error}")
+    if isinstance(error, FileExistsError | NotADirectoryError):
+        return StoreError(f"{path}: a folder of this path is a file; give another path")
     if isinstance(error, OSError):
         return StoreError(f"{path}: {error.strerror or error}; check that its folder exists and may be written")
     if isinstance(error, OverflowError):

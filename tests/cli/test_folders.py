@@ -13,7 +13,7 @@ from pydantic_ai.models.test import TestModel
 
 from context_compiler import ContextCompiler
 from context_compiler.paths import make_private
-from tests.cli.conftest import Command
+from tests.cli.conftest import Command, one_line
 
 GRAPH = "digraph g { start [shape=Mdiamond]; a [prompt=Go]; done [shape=Msquare]; start -> a -> done }"
 
@@ -97,3 +97,10 @@ def test_a_vault_is_not_hidden_from_its_owner(cc: Command, tmp_path: Path) -> No
     assert cc("chat", "--model", "scripted", "--vault", "vault", input="Hello.\n").code == 0
     assert (tmp_path / "vault" / "AssistantMD" / "Chat_Sessions" / "main.md").exists()
     assert not list((tmp_path / "vault").rglob(".gitignore"))
+
+
+@pytest.mark.parametrize("place", ["file/context.db", "file/deeper/context.db"])
+def test_a_record_below_a_file_is_refused_with_the_reason(cc: Command, tmp_path: Path, place: str) -> None:
+    (tmp_path / "file").touch()
+    said = cc("demo", "--db", place)
+    assert said.code == 2 and "a folder of this path is a file; give another path" in one_line(said)
