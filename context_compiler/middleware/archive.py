@@ -29,6 +29,7 @@ from context_compiler.middleware.late import LateWrites, Write, is_passing
 from context_compiler.middleware.others import other_mentions
 from context_compiler.middleware.state import Result
 from context_compiler.recall.others import Mention
+from context_compiler.record import rows
 from context_compiler.record.database import Moment
 from context_compiler.record.redaction import Redactor
 from context_compiler.record.rows import BrokenReference, Removed
@@ -82,7 +83,7 @@ class Archive:
         self._arguments = arguments
         self._cycles: Memo[tuple[str, str], Cycle] = Memo(CYCLES)
         self._blocks: Memo[tuple[str, str], Blocks] = Memo(CYCLES)
-        self._raws: Memo[tuple[str | None, str], History] = Memo(SESSIONS)
+        self._raws: Memo[tuple[str | None, str], tuple[History, Moment]] = Memo(SESSIONS)
         self._report = report
         self._opened: list[Store] = []
         """The store, once it is open; shared with the archives of other owners."""
@@ -375,9 +376,9 @@ class Archive:
         cycles = ((one, Cycle.from_json(one.state)) for one in found if not one.config.endswith(RECALLED))
         return [replace(cycle, config=one.config) for one, cycle in cycles if cycle is not None]
 
-    def remember_raw(self, session_id: str, history: History) -> None:
-        """Keep the raw history of a named conversation in memory."""
-        self._raws.keep((self.owner, session_id), history)
+    def remember_raw(self, session_id: str, history: History, since: Moment) -> None:
+        """Keep the raw history of a named conversation, which was saved since then, in memory."""
+        self._raws.keep((self.owner, session_id), (history, since))
 
     async def before_window(
         self, session_id: str, window: History, reader: Reader, *, named: bool
@@ -388,9 +389,9 @@ class Archive:
         """
         if not self.whole or not window.ids:
             return ()
-        known = self._raws.get((self.owner, session_id)) if named else None
+        known, since = (self._raws.get((self.owner, session_id)) if named else None) or (None, None)
         start = None if known is None else _window_start(known, window)
-        if known is not None and start and not await self._is_kept(session_id, known):
+        if since is not None and start and await self._is_older(since):
             self._raws.take((self.owner, session_id))
             known = start = None
         if start is None:
@@ -401,12 +402,10 @@ class Archive:
             start = None if known is None else _window_start(known, window)
         return known.messages[: start or 0] if known is not None else ()
 
-    async def _is_kept(self, session_id: str, known: History) -> bool:
-        """False if the record can be read, and has no request any more with the beginning of this history."""
-        if any(one.conversation == (self.owner, session_id) for one in tuple(self._late.waiting)):
-            return True
-        found = await self._tried(lambda: self.store.views(session_id, limit=1))
-        return found is None or any(one.raw_tip in known.chain.ids for one in found)
+    async def _is_older(self, since: Moment) -> bool:
+        """True if something was deleted since then, or may have been, as far as the record can be read."""
+        store = self._store_for(since)
+        return not isinstance(store, SQLStore) or bool(await self._tried(lambda: store.perform(rows.removed_since)))
 
     async def others(self, session_id: str, prompt: str) -> list[tuple[float, Mention]]:
         """Passages of other conversations of the owner that answer a prompt; none if the store fails."""
@@ -441,7 +440,7 @@ class Archive:
         if self.whole:
             return await self.transcript(session_id)
         known = self._raws.get((self.owner, session_id))
-        return list(known.messages) if known is not None else []
+        return list(known[0].messages) if known is not None else []
 
     async def newest(self, session_id: str) -> Record | None:
         """The newest request of a conversation, with or without its content; one that had a budget, if there is one."""

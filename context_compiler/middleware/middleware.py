@@ -55,6 +55,7 @@ from context_compiler.middleware.single_flight import SESSIONS, Summaries
 from context_compiler.middleware.state import CompilerState, Result, Run
 from context_compiler.recall.ranking import question_text
 from context_compiler.record.costs import PRICE, compile_cost, request_cost
+from context_compiler.record.database import Moment
 from context_compiler.record.values import Compile, Record, check_owner, now, with_null_reasons
 from context_compiler.resilience import attempt, try_await
 from context_compiler.settings import Settings
@@ -418,9 +419,9 @@ class Middleware:
         history = (await try_await(asyncio.to_thread(read)) if long else attempt(read)).value
         await self._keep_unused()
         if history is not None and messages:
-            archive = self.archive.scoped(await self.owner_of(ctx))
+            archive, since = self.archive.scoped(await self.owner_of(ctx)), Moment()
             await archive.raw(session_of(ctx), history)
-            archive.remember_raw(session_of(ctx), history)
+            archive.remember_raw(session_of(ctx), history, since)
 
     async def views(self, session: str | None, owner: str | None) -> list[Record]:
         """Recorded views; raises StoreError if they cannot be read."""

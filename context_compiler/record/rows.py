@@ -136,18 +136,24 @@ def note_removal(db: Database) -> None:
     db.execute(query, (db.clock(),))
 
 
-def refuse_removed(db: Database) -> None:
-    """Refuse a write that was first tried before the newest removal; within its transaction.
+def removed_since(db: Database) -> bool:
+    """True if something was removed since what is written was first tried.
 
     Only ages are compared, one by the clock of the record and one by ours, so these may differ.
+    """
+    if db.tried is None:
+        return False
+    found = db.execute("SELECT at FROM removals").fetchone()
+    return found is not None and db.clock() - found["at"] <= db.tried.age
+
+
+def refuse_removed(db: Database) -> None:
+    """Refuse a write that was first tried before the newest removal; within its transaction.
 
     Raises:
         Removed: Something was removed since.
     """
-    if db.tried is None:
-        return
-    found = db.execute("SELECT at FROM removals").fetchone()
-    if found is not None and db.clock() - found["at"] <= db.tried.age:
+    if removed_since(db):
         raise Removed("something was removed since this was first tried, and it may have been a part of it")
 
 
