@@ -199,11 +199,11 @@ class Archive:
         found = await self._tried(lambda: self.store.views(session_id, limit=1))
         return found[0] if found and found[0].vault_name == self._arguments.place else None
 
-    async def compiles(self, session_id: str) -> list[Compile]:
-        """The recorded compiles of a session; none where they cannot be read."""
+    async def compiles(self, session_id: str) -> list[Compile] | None:
+        """The recorded compiles of a session; None where there is no record, or it cannot be read."""
         if self._arguments.record == "off" or self.owner is None:
-            return []
-        return await self._tried(lambda: self.store.summaries(session_id)) or []
+            return None
+        return await self._tried(lambda: self.store.summaries(session_id))
 
     async def bodies(self, tip: str) -> list[bytes]:
         """Message bodies of a recorded chain; none where they cannot be read."""

@@ -35,6 +35,8 @@ class Spending:
         """Count prompts with `counter`; call `report` once a session whose limit, in US dollars, is reached."""
         self._limit, self._counter, self._report = limit, counter, report
         self._spent: Memo[Place, Decimal] = Memo(SESSIONS)
+        self._recorded: Memo[Place, Decimal] = Memo(SESSIONS)
+        """Sums of the record at the last look."""
         self._under_way: dict[Place, Decimal] = {}
         self._reported: Memo[Place, bool] = Memo(SESSIONS)
 
@@ -78,9 +80,14 @@ class Spending:
     async def spent(self, archive: Archive, session: str) -> Decimal:
         """US dollars of the compiles of a session, those under way included; unknown prices are not."""
         place = archive.owner, session
-        recorded = [cost for row in await archive.compiles(session) if (cost := compile_cost(row)) is not None]
-        known = max(sum(recorded, Decimal(0)), self._spent.get(place) or Decimal(0))
-        return known + self._under_way.get(place, Decimal(0))
+        rows = await archive.compiles(session)
+        recorded = sum((cost for row in rows or () if (cost := compile_cost(row)) is not None), Decimal(0))
+        if rows is not None:
+            if recorded < (self._recorded.get(place) or 0):  # the session was deleted or pruned, and counts anew
+                self._spent.keep(place, recorded)
+                self._reported.take(place)
+            self._recorded.keep(place, recorded)
+        return max(recorded, self._spent.get(place) or Decimal(0)) + self._under_way.get(place, Decimal(0))
 
     def settle(
         self, owner: str | None, session: str, held: Decimal, response: SummaryResponse | None, writer: Model | str

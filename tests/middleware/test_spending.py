@@ -13,7 +13,7 @@ from pydantic_ai.messages import ModelMessage, ModelResponse, TextPart
 from pydantic_ai.models.function import AgentInfo, FunctionModel
 from pydantic_ai.usage import RequestUsage
 
-from context_compiler import ContextCompiler, Money, View
+from context_compiler import ContextCompiler, Money, SQLiteStore, View
 from context_compiler.errors import BudgetError, SettingsError, StoreError
 from tests.support.agents import Talker
 from tests.support.histories import prose
@@ -78,6 +78,26 @@ async def test_a_restart_and_another_session_know_what_was_spent(tmp_path: Path,
     assert "refused" in compiles(views) if record == "full" else views
     await lived(file, again, range(9), [], "another", record=record)
     assert again.asked == notes.asked
+
+
+async def test_a_session_that_was_deleted_has_spent_nothing(tmp_path: Path) -> None:
+    notes, errors, store = Priced(), list[Exception](), SQLiteStore(tmp_path / "c.db")
+    ours = ContextCompiler(
+        store=store, system=None, budget=1_500, compile_spend_limit="$0.02", model=notes.model, on_error=errors.append
+    )
+    agent = Agent(Talker("ok").model, capabilities=[ours])
+    asked: list[int] = []
+    for kind in ("Question", "Remark"):
+        history, before = list[ModelMessage](), notes.asked
+        for turn in range(30):
+            prompt = f"{kind} {turn}: {prose(turn + 500, 300)}"
+            history = (await agent.run(prompt, message_history=history, conversation_id="talk")).all_messages()
+        asked.append(notes.asked - before)
+        assert [type(error) for error in errors] == [BudgetError]
+        errors.clear()
+        await store.delete("talk")
+    assert asked[0] == asked[1] > 0
+    await store.close()
 
 
 async def test_without_a_record_the_process_remembers(tmp_path: Path) -> None:
