@@ -3,22 +3,19 @@
 A block is found at the first request of a user turn and stays byte for byte while the turn lasts, whatever is cut back
 meanwhile. It counts against the budget and not against the mark at which a view is cut back, because it goes again:
 at the next user turn, unless that would cost a prompt cache more than carrying it on.
-
-A prompt asks if it is short and has a question mark, or begins with a word that asks for something, in English,
-German, French, Spanish, Italian, Portuguese, Russian, Chinese or Japanese.
 """
 
 from __future__ import annotations
 
 import json
-import re
-from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import astuple, dataclass, replace
 from functools import lru_cache
 from itertools import accumulate
 from statistics import median
 
+from context_compiler.compiler.asking import asking_part, asking_share, asks, is_short
 from context_compiler.compiler.cycle import Cycle
 from context_compiler.compiler.metrics import CACHED, FRESH
 from context_compiler.compiler.policy import LARGE, Limits, Plan
@@ -32,7 +29,7 @@ from context_compiler.messages.turns import Turn
 from context_compiler.recall import Index, Question, Ranking, Relevance, indexed, question_text
 from context_compiler.recall.changes import Changes, mark_changes
 from context_compiler.recall.passages import Passage, answer_text, passages, quoted
-from context_compiler.recall.ranking import CLOSE
+from context_compiler.recall.ranking import BESIDE, CLOSE
 from context_compiler.recall.selection import choose, spread
 from context_compiler.settings import Amount
 from context_compiler.tokens import TokenCounter
@@ -54,6 +51,13 @@ conversation; where it is for fewer, the best of them hold more."""
 
 SMALL = 0.06
 """The share of what the dial allows for a prompt that asks nothing."""
+
+BEARING, NEAREST = 4, 8
+"""For a prompt that asks nothing in words but is about what was said, as "I need the code of the gate" and "write to
+the caterer" are: a divisor of what the dial allows, and the best messages, one of which must hold what it is about."""
+
+ABOUT, TERMS = 0.3, 2
+"""Least share of such a prompt that a passage holds, and least of its terms."""
 
 DUE = 3
 """Divisor of the room that a prompt which asks should find free."""
@@ -106,42 +110,6 @@ MORE = 8
 
 TIGHTER = 0.7
 """The share of a block that is left once a provider has refused the request as too long."""
-
-LONGEST = 120
-"""Tokens; a longer prompt has other business than a question about the past, unless a paragraph at its end asks."""
-
-PARAGRAPH = "\n\n"
-
-CHARACTERS = 1_200
-"""No text with more characters is worth counting."""
-
-_MARK = re.compile(r"[?\uff1f\u061f\u055e\u1367\u2047-\u2049\u203d\u2e2e\ua60f\ua6f7\u037e]|[\u0370-\u03ff];")
-_WORDS = (
-    "what who whom whose when where why which how tell show remind list name give summari[sz]e recap describe explain"
-    " recall find compare quote repeat remember suggest recommend help"
-    " do does did is are was were am have has had can could would will should shall may might"
-    " what's who's where's how's when's isn't aren't didn't don't doesn't"
-    " wer wen wem wessen wann wo wohin woher warum wieso weshalb welche[rsnm]? wie was nenne? zeige? sage? erkläre?"
-    " fasse? erinnere? gib liste beschreibe?"
-    " qui que quoi quand où pourquoi quel(?:le)?s? comment combien est-ce dis donne montre rappelle résume liste"
-    " quién qué cuándo cuál(?:es)? dónde cómo cuánt[oa]s? dime muestra recuérda(?:me)? resume enumera explica"
-    " chi cosa quando dove perché quale quali come quant[oaei] dimmi mostra ricorda(?:mi)? riassumi elenca"
-    " quem quê onde qual quais quanto diga mostre lembre resuma liste"
-    " кто что кого кому чей когда где куда откуда почему зачем как какой какая какое какие сколько скажи покажи"
-    " напомни перечисли расскажи назови опиши"
-)
-_LEADS = "and|but|so|please|ok|okay|also|hey|hi|now|then"
-_ASKING = re.compile(rf"(?i)\W*(?:(?:{_LEADS})\W+)*(?:{'|'.join(_WORDS.split())})(?!\w)")
-_QUESTION = re.compile(r"(?i)\W*(?:what|who|whom|whose|when|where|why|which|how)(?!\w)")
-_ORDER = re.compile(
-    rf"(?i)\W*(?:(?:{_LEADS})\W+)*(?:(?:can|could|would|will|may) (?:you|we|i)|let'?s|shall we)"
-    r"(?! (?:please )?(?:remind|recall|remember|repeat|tell me (?:again|what|which|who|when|where|how)))(?!\w)"
-)
-_SENTENCE = re.compile(r"(?:[^.!?\uff1f\u061f。！\n]|[.!?](?=\S))+[.!?\uff1f\u061f。！\n]*")
-_UNSPACED = re.compile(
-    "什么|谁|哪|几|怎么|为什么|多少|吗|告诉|列出|总结|请"  # Chinese
-    "|何|誰|いつ|どこ|なぜ|どう|どの|教えて|か。?$"
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -285,28 +253,6 @@ def block_tokens(known: Blocks | None, plan: Plan, limits: Limits, cycle: Cycle)
     return wanted(plan, limits, cycle, question_text(plan.history.readings[at]))
 
 
-def asking_part(text: str, counter: TokenCounter) -> str:
-    """The paragraph of a long prompt that asks, its last or its first: applications put documents before a question.
-
-    The whole text where neither asks, or it is short.
-    """
-    plain = text.strip()
-    if len(plain) <= CHARACTERS and counter.text(plain) <= LONGEST:
-        return plain
-    ends = (plain.rpartition(PARAGRAPH)[2].strip(), plain.partition(PARAGRAPH)[0].strip())
-    return next((end for end in ends if asks(end, counter)), plain)
-
-
-def asking_share(text: str) -> float:
-    """The share of a prompt that asks, in characters: the rest tells something, and the talk goes on from there."""
-    sizes = [(len(one), _asks(one)) for one in _SENTENCE.findall(text.strip())]
-    return sum(size for size, asking in sizes if asking) / max(1, sum(size for size, _ in sizes))
-
-
-def _asks(text: str) -> bool:
-    return bool(_MARK.search(text) or _ASKING.match(text) or _UNSPACED.search(text))
-
-
 def due(plan: Plan, limits: Limits) -> int:
     """Tokens of a request from which it is cut back for a prompt that asks: by at least a sixth of the room."""
     return max(limits.budget - reserve(plan, limits) - limits.room // DUE + 1, limits.low + limits.room // DUE // 2)
@@ -328,17 +274,6 @@ def crowded(plan: Plan, limits: Limits, cycle: Cycle, cost: int) -> bool:
     if cost < due(plan, limits) or wanted(plan, limits, cycle, question_text(plan.history.readings[at])) < least:
         return False
     return bool(recalled(plan, cycle, at, least))
-
-
-def asks(text: str, counter: TokenCounter, *, strict: bool = False) -> bool:
-    """True if a prompt asks for something; with `strict`, orders such as "can you fix that?" do not count."""
-    plain = text.strip()
-    if not plain or len(plain) > CHARACTERS or counter.text(plain) > LONGEST:
-        return False
-    if strict:
-        questions = [one for one in _SENTENCE.findall(plain) if _MARK.search(one)]
-        return any(not _ORDER.match(one) for one in questions) or bool(_QUESTION.match(plain))
-    return _asks(plain)
 
 
 def free(plan: Plan, limits: Limits, cost: int) -> int:
@@ -370,8 +305,28 @@ def carried_on(blocks: Blocks | None, plan: Plan, limits: Limits, cost: int, mos
     return standing if CACHED * tokens * turns < (FRESH - CACHED) * behind else ()
 
 
+def recalled_first(plan: Plan, limits: Limits, cycle: Cycle, at: int, most: int, room: int, said: Sequence[str]) -> str:
+    """The block for the prompt at `at` where none was found before, of at most `most` tokens within `room`.
+
+    A short prompt that asks nothing in words may be about what was said all the same, and then has room for that.
+    """
+    small = small_tokens(plan.policy.recall, limits)
+    if 0 < most <= small and is_short(question_text(plan.history.readings[at]), plan.counter):
+        bearing = share_tokens(plan.policy.recall, limits) // BEARING
+        return recalled(plan, cycle, at, min(bearing, room), said, small=most)
+    return recalled(plan, cycle, at, min(most, room), said, fill=FILL if most > small else 0)
+
+
 def recalled(
-    plan: Plan, cycle: Cycle, at: int, room: int, said: Sequence[str] = (), *, within: str = "", fill: int = 0
+    plan: Plan,
+    cycle: Cycle,
+    at: int,
+    room: int,
+    said: Sequence[str] = (),
+    *,
+    within: str = "",
+    fill: int = 0,
+    small: int | None = None,
 ) -> str:
     """The fenced block for the prompt at `at`, within `room` tokens; empty where nothing bears on it.
 
@@ -383,6 +338,7 @@ def recalled(
         said: Texts that the view holds, beside those of the cycle.
         within: Only what this holds may come, if it is not empty.
         fill: Tokens up to which what answers nothing may come too, the nearest first.
+        small: The most tokens where no passage holds what the prompt is about; None for `room`.
     """
     if room < LEAST:
         return ""
@@ -391,10 +347,8 @@ def recalled(
     if question is None:
         return ""
     ranking = Ranking(index, question, cycle.decided)
-    whole, abridged = _visible_positions(cycle)
-    partly = set(abridged)
-    whole -= {call for call, answer in plan.pairing.pairs if answer in partly}
-    best = ranking.best(cycle.decided, whole, beside=fill > 0)
+    whole, abridged = _visible_positions(plan, cycle)
+    best, about = ranking.best(cycle.decided, whole, beside=fill > 0), Counter[int]()
     shown = "\n".join((cycle.note, cycle.quotes, *said, *_texts(plan, cycle, abridged)))
     words = set(shown.split())
 
@@ -402,20 +356,22 @@ def recalled(
         found = passages(history, plan.outline, positions, counter, ranking.weight)
         return [one for one in found if _is_new(one.text, words, shown) and (not within or one.text.strip() in within)]
 
+    if small is not None:
+        about = _about(index, question_text(history.readings[at]), quotable(best[:NEAREST]))
+        room = min(room, max(small, LEAST * bool(about) + about.total()))
     index.changes.extend(history)
     near = _best(plan, best, WIDE * room)
     candidates = quotable(near) if question.wide else _nearest(ranking, near, quotable, index.changes, room, fill)
     wide = question.wide and room * len(candidates) >= MENTIONS * sum(one.tokens for one in candidates)
     if wide:
         candidates = quotable(_best(plan, spread(best, int), WIDE * room))
-    scored = zip(candidates, ranking.passages(candidates), strict=True)
-    ranked = _distinct(sorted(scored, key=lambda pair: -pair[1]))
+    ranked = _ranked(candidates, ranking.passages(candidates), about.keys())
     answering = [pair for pair in ranked if pair[1] > 0]
     if plan.work and not within:
         by_the_way = asking_share(asking_part(question_text(history.readings[at]), counter)) < MOSTLY
         answering, of_tools = _telling(answering, Relevance(index, question, floor=0), FLOORS[by_the_way])
         fill = 0 if of_tools or by_the_way else fill
-    if not answering:
+    if not answering or room < LEAST:
         return ""
     if sum(one.tokens for one, _ in answering) < fill:
         room, answering = min(room, fill), ranked
@@ -425,6 +381,20 @@ def recalled(
         index.changes, history, at, plan.outline, answering, lambda at: () if at in whole else quotable([at]), counter
     )
     return _written(answering, room, counter, wide=wide, newer=newer)
+
+
+def _about(index: Index, prompt: str, candidates: Sequence[Passage]) -> Counter[int]:
+    """The messages that hold most of what a prompt is about, and the tokens of each; none where all hold little."""
+    relevance = Relevance(index, Question.of(prompt), floor=0)
+    held = [relevance.held(one.text) for one in candidates]
+    shares = [relevance.share(terms) * (len(terms) >= TERMS) for terms in held]
+    least = max(ABOUT, TELLING * max(shares, default=0.0))
+    telling = {one.position for one, share in zip(candidates, shares, strict=True) if share >= least}
+    found = Counter[int]()
+    for one in candidates:
+        if one.position in telling:
+            found[one.position] += one.tokens
+    return found
 
 
 def _nearest(
@@ -457,9 +427,13 @@ def _nearest(
     return sorted(found, key=lambda one: one.position) if tokens >= fill else quotable(positions)
 
 
-def _distinct(ranked: Sequence[tuple[Passage, float]]) -> list[tuple[Passage, float]]:
-    """Without the pieces of tool results that say what one before them says."""
-    texts = set[str]()
+def _ranked(candidates: Sequence[Passage], scores: Sequence[float], first: Set[int]) -> list[tuple[Passage, float]]:
+    """Passages best first, those of the messages `first` before all others.
+
+    Pieces of tool results that say what one before them says are left out.
+    """
+    raised = ((one, score + BESIDE * (one.position in first)) for one, score in zip(candidates, scores, strict=True))
+    ranked, texts = sorted(raised, key=lambda pair: -pair[1]), set[str]()
     return [pair for pair in ranked if not pair[0].tool or not (pair[0].text in texts or texts.add(pair[0].text))]
 
 
@@ -565,11 +539,13 @@ def _best(plan: Plan, ranked: list[int], tokens: int) -> list[int]:
     return ranked
 
 
-def _visible_positions(cycle: Cycle) -> tuple[set[int], list[int]]:
-    """The positions of what a view has whole, and of what it has in part."""
+def _visible_positions(plan: Plan, cycle: Cycle) -> tuple[set[int], list[int]]:
+    """The positions of what a view has whole, but for calls whose answers are not, and of what it has in part."""
     here = [(at, shape) for at, shape in cycle.kept if not shape.bare]
     abridged = [at for at, shape in here if shape.skeleton or shape.limit is not None]
-    return {at for at, _ in here}.difference(abridged), abridged
+    partly = set(abridged)
+    calls = {call for call, answer in plan.pairing.pairs if answer in partly}
+    return {at for at, _ in here} - partly - calls, abridged
 
 
 def _texts(plan: Plan, cycle: Cycle, abridged: Sequence[int]) -> list[str]:

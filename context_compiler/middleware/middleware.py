@@ -21,8 +21,8 @@ from pydantic_ai.messages import ModelMessage, ModelResponse
 from pydantic_ai.models import Model
 
 from context_compiler.cache import Memo
+from context_compiler.compiler.asking import asking_part, asks
 from context_compiler.compiler.cycle import Cycle
-from context_compiler.compiler.recall_block import asking_part, asks
 from context_compiler.compiler.steering import MARK, NONE, base_config, steering_of
 from context_compiler.compiler.summary import SummaryRequest, SummaryResponse
 from context_compiler.compiler.view import Quote, View

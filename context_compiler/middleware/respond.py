@@ -13,7 +13,6 @@ from context_compiler.compiler.advance import Advance, Ask, advance, failed_row
 from context_compiler.compiler.cut_order import PROMPT_CUT, SYSTEM_CUT, TRUNCATED, Selection
 from context_compiler.compiler.cycle import RAW, Cycle, fitting, mended
 from context_compiler.compiler.recall_block import (
-    FILL,
     Block,
     Blocks,
     block_tokens,
@@ -23,8 +22,7 @@ from context_compiler.compiler.recall_block import (
     free,
     holding,
     prompt_at,
-    recalled,
-    small_tokens,
+    recalled_first,
     smaller,
     wanted,
 )
@@ -250,9 +248,8 @@ def _with_recall(context: RequestContext, cycle: Cycle, plain: Result, done: Adv
         earlier = carried_on(_known_blocks(context), context, limits, plain.cost, most) if done is None else ()
         cost = plain.cost + sum(block.tokens(context.counter) for block in earlier)
         saved = context.request.fixed + history.tokens - cost  # more than that, and the raw history would cost less
-        room, shown = min(most, free(context, limits, cost), saved), [block.text for block in earlier]
-        fill = FILL if most > small_tokens(policy.recall, limits) else 0
-        outcome = attempt(lambda: recalled(context, cycle, at, room, shown, fill=fill))
+        room, shown = min(free(context, limits, cost), saved), [block.text for block in earlier]
+        outcome = attempt(lambda: recalled_first(context, limits, cycle, at, most, room, shown))
         text, fault = outcome.value or "", outcome.error
     own = Block(at, history.ids[at], context.turn, text)
     blocks = Blocks(own=own, earlier=earlier, config=policy.config)

@@ -215,6 +215,36 @@ async def test_a_prompt_that_asks_for_nothing_gets_a_small_block_at_most() -> No
     assert max(small) <= BUDGET // 8 < large
 
 
+@pytest.mark.parametrize("budget", [1_000, 2_000])
+@pytest.mark.parametrize(
+    "prompt",
+    [
+        "I'm at the station in Ghent now and need the code of the locker.",
+        "Write my sister a note with the code that opens the locker at the station in Ghent.",
+        "ghent station locker code pls",
+        "Whats the code of the locker at the station in Ghent",
+    ],
+)
+async def test_what_is_needed_without_a_question_comes_back_in_a_small_view(budget: int, prompt: str) -> None:
+    talker, _ = await talked(compiler(budget=budget), ["Hello.", prompt])
+    assert SECRET in block_of(talker.last.messages, prompt)
+    assert all(sent.tokens <= budget for sent in talker.sent)
+
+
+async def test_a_prompt_that_says_something_new_gets_no_more_for_it() -> None:
+    prompts = ["Hello.", "My sister has opened a small bakery, and its bread is very good."]
+    talker, _ = await talked(compiler(budget=BUDGET), prompts)
+    assert TokenCounter().text(block_of(talker.last.messages, prompts[-1])) <= 0.06 * 0.5 * BUDGET
+
+
+async def test_a_long_text_with_a_question_in_its_last_line_asks() -> None:
+    log = "\n".join(f"{words(line + 3_000, 4)} {line}" for line in range(40))
+    prompt = f"{log}\nWhat opens the locker at the station in Ghent?"
+    for history in (past(), [*past(), *worked(20)]):
+        talker, _ = await talked(compiler(budget=2_000), ["Go on.", prompt], history=history)
+        assert SECRET in block_of(talker.last.messages, prompt)
+
+
 async def test_most_of_what_was_said_is_there_in_a_chat_that_asks_for_nothing() -> None:
     said = [f"The {words(turn, 1)} in the {words(turn + 300, 1)} costs {turn}." for turn in range(160)]
     answers = [f"Noted. {words(turn + 900, 12)}." for turn in range(160)]
@@ -442,6 +472,23 @@ async def test_a_field_of_a_tool_result_comes_back(budget: int) -> None:
 async def test_what_is_no_question_about_the_past_gets_no_block_in_tool_work(prompt: str) -> None:
     talker, _ = await talked(compiler(budget=BUDGET), ["Go on.", prompt], history=worked())
     assert not block_of(talker.last.messages, prompt)
+
+
+@pytest.mark.parametrize(
+    "prompt",
+    [
+        "Remind me of the code of the locker at the station in Ghent.",
+        "tell me which code opens the locker in ghent",
+        "ok and whats the code of the locker in Ghent",
+        "I forgot what opens the locker in Ghent.",
+        "Erinnere mich an den code of the locker in Ghent.",
+        "quel code opens the locker at the station in Ghent",
+    ],
+)
+async def test_who_asks_to_be_reminded_in_tool_work_needs_no_question_mark(prompt: str) -> None:
+    history = [*past(20), *worked()]
+    talker, _ = await talked(compiler(budget=BUDGET), ["Go on.", prompt], history=history)
+    assert SECRET in block_of(talker.last.messages, prompt)
 
 
 async def test_a_question_by_the_way_gets_a_small_block_in_tool_work_too() -> None:
