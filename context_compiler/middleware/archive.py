@@ -31,6 +31,7 @@ from context_compiler.middleware.state import Result
 from context_compiler.recall.others import Mention
 from context_compiler.record import rows
 from context_compiler.record.database import Moment
+from context_compiler.record.maintenance import RECENT
 from context_compiler.record.redaction import Redactor
 from context_compiler.record.rows import BrokenReference, Removed
 from context_compiler.record.store import SQLStore, Steered, Store, Tenants, open_store
@@ -46,6 +47,9 @@ CYCLES = 1_000
 
 SESSIONS = 16
 """Conversations whose raw history is remembered, so that a window of it is known again without reading all of it."""
+
+FRESH_S = 86_400.0 * RECENT
+"""Seconds for which it is: a prune of what is older leaves no note."""
 
 NEWEST = 50
 """Requests without a budget that may follow the newest one with a budget."""
@@ -405,7 +409,9 @@ class Archive:
     async def _is_older(self, since: Moment) -> bool:
         """True if something was deleted since then, or may have been, as far as the record can be read."""
         store = self._store_for(since)
-        return not isinstance(store, SQLStore) or bool(await self._tried(lambda: store.perform(rows.removed_since)))
+        if since.age > FRESH_S or not isinstance(store, SQLStore):
+            return True
+        return bool(await self._tried(lambda: store.perform(rows.removed_since)))
 
     async def others(self, session_id: str, prompt: str) -> list[tuple[float, Mention]]:
         """Passages of other conversations of the owner that answer a prompt; none if the store fails."""

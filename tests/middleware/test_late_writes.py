@@ -18,7 +18,7 @@ import pytest
 from context_compiler import Record, SQLiteStore
 from context_compiler.errors import StoreError
 from context_compiler.messages.history import load_messages
-from context_compiler.middleware import late
+from context_compiler.middleware import archive, late
 from context_compiler.record.schema import APPLICATION_ID
 from context_compiler.record.values import Entry
 from tests.middleware.faulty import Faulty, locked
@@ -290,6 +290,24 @@ async def test_what_is_deleted_is_not_joined_with_a_window_from_memory(place: Pl
     assert "pelican" not in faulty.talker.last.text and "other one" in faulty.talker.last.text
     assert not any("pelican" in str(row) for row in [one async for one in store.export()])
     await store.close()
+
+
+async def test_what_is_pruned_is_not_joined_with_a_window_of_days_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = SQLiteStore(tmp_path / "context.db")
+    faulty = Faulty(store=store, budget=100_000)
+    faulty.history = []
+    for prompt in (SECRET, "And of the other one?"):
+        faulty.history = (await faulty.ask(prompt, conversation_id="talk")).messages
+    with sqlite3.connect(store.path, isolation_level=None) as db:
+        db.execute("UPDATE views SET created_at = '2001'")
+    db.close()
+    assert await store.prune(older_than_days=30) == 2
+    monkeypatch.setattr(archive, "FRESH_S", -1.0)
+    faulty.history = faulty.history[-2:]
+    await faulty.ask("and now?", conversation_id="talk")
+    assert "pelican" not in faulty.talker.last.text and len(await store.transcript("talk")) == 4
 
 
 class Slow(SQLiteStore):
