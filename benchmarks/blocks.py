@@ -103,7 +103,7 @@ def _timing() -> Generator[list[float]]:
 
         return searching
 
-    with patch.multiple(respond, recalled=timed(respond.recalled), crowded=timed(respond.crowded)):
+    with patch.multiple(respond, recalled_first=timed(respond.recalled_first), crowded=timed(respond.crowded)):
         yield spent
 
 
