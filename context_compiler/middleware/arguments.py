@@ -32,7 +32,7 @@ from context_compiler.settings import MOST, Amount, Config, Count, Settings, che
 from context_compiler.template import Template, TemplateLibrary
 from context_compiler.tokens import Count as CountText
 from context_compiler.tokens import TokenCounter
-from context_compiler.tokens.prices import Budget, Money, check_budget, price_of
+from context_compiler.tokens.prices import Budget, Money, check_budget, highest_price
 
 Owner = str | Callable[[RunContext[Any]], str] | None
 
@@ -309,7 +309,7 @@ class Arguments:
         if self.budget is None or isinstance(self.budget, int | float):
             return self.budget
         money = Money.parse(self.budget, name="budget")
-        price = price_of(model, provider)
+        price = highest_price(model, provider)
         tokens = None if price is None else price.affordable(money.amount, cache=cache)
         return money.fallback if tokens is None else max(1, tokens)
 
@@ -332,7 +332,7 @@ class Arguments:
     def budget_unpriced(self, model: str, provider: str | None) -> bool:
         """True if the budget is money, and no price of the model is known."""
         money = self.budget is not None and not isinstance(self.budget, int | float)
-        price = price_of(model, provider) if money else None
+        price = highest_price(model, provider) if money else None
         return money and (price is None or price.affordable(Decimal(1)) is None)
 
     def policy(

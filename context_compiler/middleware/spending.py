@@ -19,7 +19,7 @@ from context_compiler.middleware.archive import Archive
 from context_compiler.record.costs import compile_cost
 from context_compiler.resilience import Report
 from context_compiler.tokens import Ratios, TokenCounter, model_family
-from context_compiler.tokens.prices import cost_of, dollars, price_of
+from context_compiler.tokens.prices import cost_of, dollars, highest_price
 
 SESSIONS = 1_000
 """Sessions whose spending is remembered."""
@@ -64,7 +64,7 @@ class Spending:
     ) -> tuple[Decimal, str | None]:
         """The same, with nothing held."""
         alias = model_alias(writer)
-        price = price_of(alias, _provider(writer))
+        price = highest_price(alias, _provider(writer))
         if price is None:
             unpriced = f"no price is known for {safe_line(alias)}"
             return Decimal(0), f"{unpriced}, so its compiles cannot be held to a limit of {dollars(self._limit)}"

@@ -25,6 +25,9 @@ NANO = 10**9
 NANO_USD = "nano_usd"
 """Key of a usage on the record: its cost in billionths of a US dollar, as the host knew it."""
 
+FALLBACK = "fallback:"
+"""Beginning of the name of the host's `FallbackModel`, before those of its models."""
+
 MOST_USD = 1_000_000
 
 
@@ -191,6 +194,37 @@ def price_of(model: str, provider: str | None = None) -> Price | None:
                 output=rate(above, output_tokens=1),
             )
             for above in sorted({0, *tiers})
+        )
+    )
+
+
+@lru_cache(maxsize=256)
+def highest_price(model: str, provider: str | None = None) -> Price | None:
+    """Price of a model; of a chain of fallbacks the highest of each rate, because it is not known who will answer.
+
+    None if the price of one of them is unknown.
+    """
+    if not model.startswith(FALLBACK):
+        return price_of(model, provider)
+    names, providers = (text.replace(FALLBACK, "").split(",") for text in (model, provider or ""))
+    of: list[str | None] = [*providers] if len(providers) == len(names) else [None] * len(names)
+    found = [price_of(name, one) for name, one in zip(names, of, strict=True)]
+    known = [price for price in found if price is not None]
+    if len(known) < len(found):
+        return None
+    tiers = sorted({rates.above for price in known for rates in price.rates})
+    highest = {above: [price.at(above + 1) for price in known] for above in tiers}
+    return Price(
+        tuple(
+            Rates(
+                above=above,
+                input=max(one.input for one in rates),
+                cached=max(one.cached for one in rates),
+                written=max(one.written for one in rates),
+                written_1h=max(one.written_1h for one in rates),
+                output=max(one.output for one in rates),
+            )
+            for above, rates in highest.items()
         )
     )
 

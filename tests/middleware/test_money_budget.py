@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from pydantic_ai import Agent
+from pydantic_ai.models.fallback import FallbackModel
 from pydantic_ai.settings import ModelSettings
 
 from context_compiler import ContextCompiler, Money, View, compile_view
@@ -43,6 +44,18 @@ async def test_a_request_that_is_written_to_a_cache_is_held_to_that_price() -> N
     for settings in ({}, {"anthropic_cache_messages": True}, {"anthropic_cache": "1h"}):
         await agent.run("hello", model_settings=ModelSettings(**settings))  # pyright: ignore[reportArgumentType]
     assert [view.budget for view in views] == [6_666, 5_333, 3_333]
+
+
+async def test_of_a_chain_of_fallbacks_the_dearest_model_sets_the_budget_and_the_limit() -> None:
+    cheap, dear, unknown = (Talker("done", model_name=name) for name in ("gpt-5-mini", MODEL, "nobody-1"))
+    for models, budget in (((cheap, dear), 3_333), ((dear, cheap), 3_333), ((cheap, unknown), 900)):
+        chain = FallbackModel(*(one.model for one in models))
+        ours = {"budget": Money("0.01", fallback=900), "model": chain, "compile_spend_limit": "$1"}
+        agent, views, errors = attached(models[0], **ours)
+        await agent.run("and now?", message_history=long_history(40), model=chain)
+        assert 0 <= budget - views[-1].budget <= 1 and views[-1].status == "compiled"
+        made = views[-1].record and views[-1].record.compile
+        assert made is not None and bool(made.usage) == (budget != 900) and bool(errors) == (budget == 900)
 
 
 async def test_a_model_without_a_price_gets_the_fallback_and_one_notice() -> None:
