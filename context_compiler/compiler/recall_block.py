@@ -312,7 +312,7 @@ def recalled_first(plan: Plan, limits: Limits, cycle: Cycle, at: int, most: int,
     """
     small = small_tokens(plan.policy.recall, limits)
     if 0 < most <= small and is_short(question_text(plan.history.readings[at]), plan.counter):
-        bearing = share_tokens(plan.policy.recall, limits) // BEARING
+        bearing = min(share_tokens(plan.policy.recall, limits) // BEARING, limits.room // ASIDE)
         return recalled(plan, cycle, at, min(bearing, room), said, small=most)
     return recalled(plan, cycle, at, min(most, room), said, fill=FILL if most > small else 0)
 

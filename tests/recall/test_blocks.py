@@ -215,7 +215,7 @@ async def test_a_prompt_that_asks_for_nothing_gets_a_small_block_at_most() -> No
     assert max(small) <= BUDGET // 8 < large
 
 
-@pytest.mark.parametrize("budget", [1_000, 2_000])
+@pytest.mark.parametrize("budget", [2_000, 4_000])
 @pytest.mark.parametrize(
     "prompt",
     [
@@ -229,6 +229,12 @@ async def test_what_is_needed_without_a_question_comes_back_in_a_small_view(budg
     talker, _ = await talked(compiler(budget=budget), ["Hello.", prompt])
     assert SECRET in block_of(talker.last.messages, prompt)
     assert all(sent.tokens <= budget for sent in talker.sent)
+
+
+async def test_what_is_needed_without_a_question_takes_an_eighth_of_a_small_view() -> None:
+    prompt = f"Go on with {words(20, 12)}."
+    talker, _ = await talked(compiler(budget=1_000), ["Hello.", prompt])
+    assert 0 < TokenCounter().text(block_of(talker.last.messages, prompt)) <= 1_000 // 8
 
 
 async def test_a_prompt_that_says_something_new_gets_no_more_for_it() -> None:
