@@ -41,6 +41,9 @@ from context_compiler.resilience import attempt, try_await
 
 T = TypeVar("T")
 
+DEEPEST = 16
+"""Runs around a child pipeline, at most."""
+
 _METER = get_meter("context_compiler")
 _RUNS = _METER.create_counter("context_compiler.runs", "{run}", "Pipeline runs that ended, by status")
 _STAGES = _METER.create_counter("context_compiler.stages", "{stage}", "Visits to stages, by status")
@@ -142,8 +145,10 @@ class ActiveRun:
         state: RunState,
         *,
         requests: RequestMeter | None = None,
+        depth: int = 0,
     ) -> None:
-        """`requests` is the meter of the parent."""
+        """`requests` is the meter of the parent, and `depth` the number of runs around this one."""
+        self._depth = depth
         self.requests = requests or RequestMeter(limit=config.max_requests, max_cost=config.max_cost)
         self.config, self.store, self.state = config, store, state
         self.root = run_folder(config, store, state.lineage.root_run_id)
@@ -206,8 +211,10 @@ class ActiveRun:
         """Start a graph as a child of this run, or resume that child.
 
         Raises:
-            PipelineError: the child has another graph, is running elsewhere, or could not be saved.
+            PipelineError: the child has another graph, is running elsewhere, could not be saved, or is nested too deep.
         """
+        if self._depth >= DEEPEST:
+            raise PipelineError(f"child pipelines are nested more than {DEEPEST} deep; does one supervise itself?")
         store = self.store.below(run_id) if isinstance(self.store, FileRuns) else self.store
         config = replace(self.config, run_id=run_id, runs=store, context={}, logs_root=self._below(run_id))
         config = replace(config, journal=advance_plainly)
@@ -223,7 +230,7 @@ class ActiveRun:
                 raise PipelineError(f"run {run_id!r} is of another graph; give it the one it began with")
             elif config.resume_threads == "degrade":
                 state = replace(known, threads={}, resumed=True)
-            active = ActiveRun(prepared, config, store, state, requests=self.requests)
+            active = ActiveRun(prepared, config, store, state, requests=self.requests, depth=self._depth + 1)
             child = ChildRun(active, owned.pop_all(), lost)
         self._running.add(child)
         child.task.add_done_callback(lambda _: self._running.discard(child))

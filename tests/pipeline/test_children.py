@@ -123,6 +123,15 @@ async def test_the_files_of_children_whose_names_are_alike_are_kept_apart(parent
     assert len(list((tmp_path / "logs" / "children").glob("*/checkpoint.json"))) == len(names)
 
 
+async def test_a_pipeline_that_supervises_itself_ends(parent: Path) -> None:
+    parent.write_text(PARENT.replace("child.dot", "parent.dot"))
+    runs = MemoryRuns()
+    async with asyncio.timeout(60):
+        ended = await run_pipeline(parent, handlers={"work": Work(at="")}, run_id="r", runs=runs)
+    assert not ended.ok and "nested more than 16 deep" in ended.failure_reason
+    assert len(await runs.runs()) == 17
+
+
 async def test_why_a_child_could_not_go_on_is_said(parent: Path) -> None:
     class Full(MemoryRuns):
         async def save(self, state: Any) -> None:

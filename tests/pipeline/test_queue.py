@@ -149,7 +149,8 @@ class Away:
 
 async def test_a_gate_waits_on_while_the_store_is_away(open_runs: OpenSQL) -> None:
     runs, desk = open_runs(), RunQueue(open_runs())
-    runs.database = away = Away(runs.database, looks=2)
+    away: Any = Away(runs.database, looks=2)
+    runs.database = away
     await desk.submit(GATE, run_id="r")
     one, said = worker(runs)
     await one.run(until_empty=True)
