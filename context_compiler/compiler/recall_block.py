@@ -52,7 +52,7 @@ conversation; where it is for fewer, the best of them hold more."""
 SMALL = 0.06
 """The share of what the dial allows for a prompt that asks nothing."""
 
-BEARING, NEAREST = 4, 8
+BEARING, NEAREST = 8, 8
 """For a prompt that asks nothing in words but is about what was said, as "I need the code of the gate" and "write to
 the caterer" are: a divisor of what the dial allows, and the best messages, one of which must hold what it is about."""
 
@@ -308,11 +308,12 @@ def carried_on(blocks: Blocks | None, plan: Plan, limits: Limits, cost: int, mos
 def recalled_first(plan: Plan, limits: Limits, cycle: Cycle, at: int, most: int, room: int, said: Sequence[str]) -> str:
     """The block for the prompt at `at` where none was found before, of at most `most` tokens within `room`.
 
-    A short prompt that asks nothing in words may be about what was said all the same, and then has room for that.
+    A short prompt that asks nothing in words may be about what was said all the same, and then has room for that,
+    unless the dial is so low that it would not hold a line.
     """
     small = small_tokens(plan.policy.recall, limits)
-    if 0 < most <= small and is_short(question_text(plan.history.readings[at]), plan.counter):
-        bearing = min(share_tokens(plan.policy.recall, limits) // BEARING, limits.room // ASIDE)
+    bearing = min(share_tokens(plan.policy.recall, limits) // BEARING, limits.room // ASIDE)
+    if 0 < most <= small and bearing >= 2 * LEAST and is_short(question_text(plan.history.readings[at]), plan.counter):
         return recalled(plan, cycle, at, min(bearing, room), said, small=most)
     return recalled(plan, cycle, at, min(most, room), said, fill=FILL if most > small else 0)
 

@@ -237,6 +237,12 @@ async def test_what_is_needed_without_a_question_takes_an_eighth_of_a_small_view
     assert 0 < TokenCounter().text(block_of(talker.last.messages, prompt)) <= 1_000 // 8
 
 
+async def test_what_is_needed_without_a_question_gets_nothing_where_the_dial_has_no_room_for_a_line() -> None:
+    prompt = "I'm at the station in Ghent now and need the code of the locker."
+    talker, _ = await talked(compiler(budget=4_000, recall=0.15), ["Hello.", prompt])
+    assert not block_of(talker.last.messages, prompt)
+
+
 async def test_a_prompt_that_says_something_new_gets_no_more_for_it() -> None:
     prompts = ["Hello.", "My sister has opened a small bakery, and its bread is very good."]
     talker, _ = await talked(compiler(budget=BUDGET), prompts)
