@@ -318,7 +318,7 @@ class Archive:
 
     async def linked(self, cycle: Cycle, session_id: str) -> Cycle:
         """A cycle with the row of its compile: that of its first request, with which it is saved, is the newest's."""
-        if cycle.summary_id is not None or not cycle.summary:
+        if cycle.summary_id is not None or not cycle.summary or not self.whole:
             return cycle
         newest = await self.newest(session_id)
         made = newest.compile if newest is not None else None

@@ -46,6 +46,13 @@ async def test_a_store_whose_every_method_raises_costs_no_run() -> None:
         await faulty.ours.views()
 
 
+async def test_a_store_is_left_alone_where_nothing_is_recorded() -> None:
+    faulty = Faulty(Notes(), store=Broken(), record="off")
+    for _ in range(3):
+        await faulty.ask()
+    assert not faulty.errors and faulty.statuses == ["compiled", "cycle", "cycle"]
+
+
 class Unwritable(MemoryStore):
     """A store that can be read and not written, as on a full disk."""
 
