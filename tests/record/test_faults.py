@@ -161,7 +161,7 @@ async def test_a_reader_whose_file_is_deleted_says_so(file: SQLiteStore):
 async def test_a_path_that_cannot_be_a_file_is_an_error(tmp_path: Path):
     (tmp_path / "file").touch()
     for path in (tmp_path / "file" / "context.db", tmp_path):
-        with pytest.raises(StoreError, match="check that|is a folder"):
+        with pytest.raises(StoreError, match="give another path|is a folder"):
             await SQLiteStore(path).save(request(talk(1)))
 
 
