@@ -29,7 +29,7 @@ from context_compiler.messages.turns import Turn
 from context_compiler.recall import Index, Question, Ranking, Relevance, indexed, question_text
 from context_compiler.recall.changes import Changes, mark_changes
 from context_compiler.recall.passages import Passage, answer_text, passages, quoted
-from context_compiler.recall.ranking import BESIDE, CLOSE
+from context_compiler.recall.ranking import BESIDE, CLOSE, merit
 from context_compiler.recall.selection import choose, spread
 from context_compiler.settings import Amount
 from context_compiler.tokens import TokenCounter
@@ -42,8 +42,9 @@ LEAST = 48
 MOST = 6_500
 """Tokens that a share of the room buys at most: what a block adds beyond them is not worth its price."""
 
-NARROW = 4_000
-"""Least room that a share is taken of, in tokens: in a small room every free token is worth its price."""
+NARROW, WIDER, FROM = 4_000, 4_800, 0.25
+"""Least room that a share is taken of, in tokens: in a small room every free token is worth its price. A dial beyond a
+quarter wants answers rather than economy, and for each tenth beyond it the least room is 480 tokens more."""
 
 MENTIONS = 24
 """Passages that a block for a sequence or for the whole has room for, on average, if it has mentions spread over the
@@ -84,7 +85,8 @@ WIDE, DEEP = 4, 2
 """Tokens of messages ranked, and of passages weighed, as multiples of the room."""
 
 FILL = 2_000
-"""Tokens up to which a block takes what shares no word with the prompt, where too little does."""
+"""Tokens up to which the block of a prompt that asks is filled with what shares no word with it, the nearest first.
+In a larger block that takes the place of what answers only where it scores higher."""
 
 FLOORS = (0.15, 0.4)
 """Least share of a question that its best passage holds where tools are used, and of one that is asked by the way;
@@ -217,7 +219,9 @@ def _growth(history: History, turn: Turn) -> int:
 
 def share_tokens(recall: Amount, limits: Limits) -> int:
     """The most that one block may take: a share of the room, which counts for more where it is small, or tokens."""
-    return min(MOST, int(recall * max(limits.room, NARROW))) if isinstance(recall, float) else recall
+    if isinstance(recall, int):
+        return recall
+    return min(MOST, int(recall * max(limits.room, NARROW + WIDER * max(0.0, recall - FROM))))
 
 
 def small_tokens(recall: Amount, limits: Limits) -> int:
@@ -338,7 +342,7 @@ def recalled(
         room: The most tokens.
         said: Texts that the view holds, beside those of the cycle.
         within: Only what this holds may come, if it is not empty.
-        fill: Tokens up to which what answers nothing may come too, the nearest first.
+        fill: Tokens up to which what answers nothing may fill the room, the nearest first; with 0 it never comes.
         small: The most tokens where no passage holds what the prompt is about; None for `room`.
     """
     if room < LEAST:
@@ -372,16 +376,13 @@ def recalled(
         by_the_way = asking_share(asking_part(question_text(history.readings[at]), counter)) < MOSTLY
         answering, of_tools = _telling(answering, Relevance(index, question, floor=0), FLOORS[by_the_way])
         fill = 0 if of_tools or by_the_way else fill
-    if not answering or room < LEAST:
+    if not (answering or (fill and ranking.of_somebody)) or room < LEAST:
         return ""
-    if sum(one.tokens for one, _ in answering) < fill:
-        room, answering = min(room, fill), ranked
-    if wide:
-        answering = spread(answering, lambda pair: pair[0].turn)
-    answering, newer = mark_changes(
-        index.changes, history, at, plan.outline, answering, lambda at: () if at in whole else quotable([at]), counter
+    told, room = _filled(answering, ranked, room, fill, wide=wide)
+    told, newer = mark_changes(
+        index.changes, history, at, plan.outline, told, lambda at: () if at in whole else quotable([at]), counter
     )
-    return _written(answering, room, counter, wide=wide, newer=newer)
+    return _written(told, room, counter, wide=wide, newer=newer)
 
 
 def _about(index: Index, prompt: str, candidates: Sequence[Passage]) -> Counter[int]:
@@ -409,23 +410,23 @@ def _nearest(
     """The passages of these messages, given best first, that may be weighed for a block of `room` tokens.
 
     A passage scores like its message, the best `CLOSE` of all somewhat more, and pieces of a tool's result less. What
-    changes a passage comes with it, and those that answer nothing only where the others have less than `fill` tokens.
+    changes a passage comes with it, and those that answer nothing only where there is something to `fill`.
     """
-    answering = ranking.answering(positions)
+    merits = {at: merit(ranking.score(at)) for at in (positions if fill else ranking.answering(positions))}
+    ordered = sorted(merits, key=merits.__getitem__, reverse=True)
     found: list[Passage] = []
-    stop = tokens = 0
-    while stop < len(answering):
-        start, stop = stop, min(stop + STEP, len(answering))
-        while stop < len(answering) and ranking.score(answering[stop]) == ranking.score(answering[stop - 1]):
+    stop = 0
+    while stop < len(ordered):
+        start, stop = stop, min(stop + STEP, len(ordered))
+        while stop < len(ordered) and merits[ordered[stop]] == merits[ordered[stop - 1]]:
             stop += 1
-        found += quotable(answering[start:stop])
+        found += quotable(ordered[start:stop])
         sizes = [one.tokens for one in found if not one.tool]
-        tokens = sum(sizes)
-        if len(sizes) >= CLOSE and tokens > max(DEEP * room, fill):
-            later = changes.changing(answering[:stop])
-            found += quotable([at for at in answering[stop:] if at in later])
+        if len(sizes) >= CLOSE and sum(sizes) > max(DEEP * room, fill):
+            later = changes.changing(ordered[:stop])
+            found += quotable([at for at in ordered[stop:] if at in later])
             break
-    return sorted(found, key=lambda one: one.position) if tokens >= fill else quotable(positions)
+    return sorted(found, key=lambda one: one.position)
 
 
 def _ranked(candidates: Sequence[Passage], scores: Sequence[float], first: Set[int]) -> list[tuple[Passage, float]]:
@@ -434,7 +435,7 @@ def _ranked(candidates: Sequence[Passage], scores: Sequence[float], first: Set[i
     Pieces of tool results that say what one before them says are left out.
     """
     raised = ((one, score + BESIDE * (one.position in first)) for one, score in zip(candidates, scores, strict=True))
-    ranked, texts = sorted(raised, key=lambda pair: -pair[1]), set[str]()
+    ranked, texts = sorted(raised, key=lambda pair: -merit(pair[1])), set[str]()
     return [pair for pair in ranked if not pair[0].tool or not (pair[0].text in texts or texts.add(pair[0].text))]
 
 
@@ -463,6 +464,21 @@ def _telling(
     if not of_tools:
         return ranked, False
     return [pair for pair, share in zip(compared, shares, strict=True) if share >= best * TELLING], True
+
+
+def _filled(
+    answering: Sequence[tuple[Passage, float]],
+    ranked: Sequence[tuple[Passage, float]],
+    room: int,
+    fill: int,
+    *,
+    wide: bool,
+) -> tuple[Sequence[tuple[Passage, float]], int]:
+    """The passages to choose from, best first, and their room: as much as those that answer take, or `fill`."""
+    enough = sum(one.tokens for one, _ in answering)
+    if fill and not (wide and enough >= fill):
+        answering, room = ranked, min(room, max(fill, enough))
+    return spread(answering, lambda pair: pair[0].turn) if wide else answering, room
 
 
 def _written(

@@ -73,7 +73,7 @@ JOURNALLED = 2_000
 FRAMED = 4
 """Share of the budget, as a divisor, from which on raw history is counted as the host renders it, which takes time."""
 
-ROOMY, DEEPER = {False: 0.4, True: 0.6}, 5
+ROOMY, DEEPER = {False: 0.5, True: 0.6}, 5
 """Share of the room that a block has after a cut to the low threshold, in chats and in tool work (`True`), and divisor
 of what is cut beside it if less."""
 

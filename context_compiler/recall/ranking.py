@@ -223,6 +223,9 @@ NONE = float("-inf")
 BESIDE = 100.0
 """Below 0 by so much what answers nothing is still ranked: by its day, its speaker and its length."""
 
+LATER = 1.0
+"""Score lost by what answers nothing against an equal one that does."""
+
 MOST = 48
 """Terms that are looked up; of a longer question the rarest."""
 WORK = 50_000
@@ -255,12 +258,19 @@ def rank(index: Index, question: Question, candidates: Sequence[Passage]) -> lis
     return Ranking(index, question, 1 + max((one.position for one in candidates), default=-1)).passages(candidates)
 
 
+def merit(score: float) -> float:
+    """A score by which what answers nothing comes in between: late answers are weaker than a good neighbourhood."""
+    return score if score > 0 else score + BESIDE - LATER
+
+
 class Ranking:
     """Scores of the messages before a position for one question. Cost grows with the occurrences of its terms."""
 
     def __init__(self, index: Index, question: Question, stop: int) -> None:
         """Score every message before `stop`."""
         people = named(index, question)
+        self.of_somebody = bool(people)
+        """True where the question names one of the two who talk."""
         who = asked_about(index, question, people)
         self._wanted = _wanted(index, question, people)
         self._beginnings = [(start, term) for term in self._wanted for start in beginnings(term)]

@@ -32,7 +32,7 @@ from typing import NamedTuple, TypeVar
 
 from context_compiler.messages.instructions import instruction_sentences
 from context_compiler.recall.passages import Passage, Quotation, passages, quoted
-from context_compiler.recall.ranking import BESIDE
+from context_compiler.recall.ranking import merit
 from context_compiler.recall.terms import words
 
 __all__ = ["Passage", "Quotation", "choose", "passages", "quoted", "spread"]
@@ -44,9 +44,6 @@ SMALLEST = 8
 
 REPEATED = 0.25
 """A passage counts in full while at least this share of its word pairs is new."""
-
-LATER = 1.0
-"""Score lost by a passage that answers nothing against an equal one that does."""
 
 LEANING = 0.4
 """Weight of log worth per token beside the score for the question."""
@@ -111,7 +108,7 @@ def choose(
     worth, prices = worths(quotation.candidates, parts), _prices(quotation.candidates, parts)
     answers = max(ranks, default=0.0) > 0
     leaning = [LEANING * log(one / max(USUAL, price)) for one, price in zip(worth, prices, strict=True)]
-    keys = [-_merit(ranks[index]) - leaning[at] for at, index in enumerate(order)] if answers else []
+    keys = [-merit(ranks[index]) - leaning[at] for at, index in enumerate(order)] if answers else []
     places = {one.place: at for at, one in enumerate(quotation.candidates)} if newer else {}
     after = {places[old]: places[new] for old, new in newer.items() if old in places and new in places}
     if wide and answers:
@@ -157,11 +154,6 @@ def _take_mentions(quotation: Quotation, ranks: Sequence[float], after: Mapping[
         pairs = _pairs(ordered[at])
         if _novelty(pairs, taken) == 1 and _take(quotation, at, after):
             taken |= pairs
-
-
-def _merit(rank: float) -> float:
-    """A rank by which what answers nothing comes in between: late answers are weaker than a good neighbourhood."""
-    return rank if rank > 0 else rank + BESIDE - LATER
 
 
 def _prices(ordered: Sequence[Passage], parts: Sequence[Part]) -> list[int]:

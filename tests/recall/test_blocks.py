@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime, timedelta
 from functools import cache
 from pathlib import Path
 from random import Random
@@ -364,6 +365,56 @@ async def test_a_block_keeps_to_its_share_and_the_request_to_its_budget(recall: 
     count, most = TokenCounter().text, recall if isinstance(recall, int) else recall * BUDGET
     for prompt, sent in zip(prompts, talker.sent[1:], strict=True):
         assert 0 < count(block_of(sent.messages, prompt)) <= most
+
+
+@pytest.mark.parametrize(("dial", "least", "most"), [(0.15, 400, 600), (0.25, 800, 1_000), (0.5, 2_000, 2_600)])
+async def test_a_share_buys_more_of_a_small_view_where_the_dial_is_for_answers(
+    dial: float, least: int, most: int
+) -> None:
+    prompts = [f"What was said of {words(number, 2)}?" for number in range(10, 34)]
+    talker, _ = await talked(compiler(budget=4_000, recall=dial), ["Hello.", *prompts], Talker(words(5, 40)))
+    sizes = [
+        TokenCounter().text(block_of(sent.messages, prompt))
+        for prompt, sent in zip(prompts, talker.sent[1:], strict=True)
+    ]
+    assert all(sizes) and least < max(sizes) <= most
+    assert all(sent.tokens <= 4_000 for sent in talker.sent)
+
+
+def day(number: int) -> datetime:
+    return datetime(2026, 1, 1, 9, tzinfo=UTC) + timedelta(days=number)
+
+
+def exchange(when: int, prompt: str, answer: str) -> list[ModelMessage]:
+    return [
+        ModelRequest(parts=[UserPromptPart(content=prompt, timestamp=day(when))]),
+        ModelResponse(parts=[TextPart(content=answer)], timestamp=day(when)),
+    ]
+
+
+async def test_what_was_said_beside_an_answer_comes_before_what_only_shares_a_word() -> None:
+    messages: list[ModelMessage] = []
+    for number in range(150):
+        source = "A book" if number % 4 == 0 else "Somebody"
+        messages += exchange(number, f"Today it is {words(number, 6)}.", f"{source} says {words(number + 500, 60)}.")
+        if number == 20:
+            messages += exchange(number, "I finished Becoming Light on the train.", "What did you take away from it?")
+            messages += exchange(number, "It is raining here.", "It is dry here.")
+            messages += exchange(number, "That patience pays.", "Well said.")
+    ask = "What did I take away from the book Becoming Light?"
+    talker, _ = await talked(compiler(budget=BUDGET), ["Hello.", ask], history=messages)
+    block = block_of(talker.last.messages, ask)
+    assert "That patience pays." in block
+    assert TokenCounter().text(block) > 2_000 and block.count("A book says") > 10, "it is not there for want of others"
+
+
+async def test_who_asks_about_somebody_in_words_that_were_never_said_gets_a_block() -> None:
+    messages: list[ModelMessage] = []
+    for number in range(150):
+        messages += exchange(number, f"Hi Maria! It was {words(number, 20)}.", f"So {words(number + 500, 20)}.")
+    ask = "How does Maria destress?"
+    talker, _ = await talked(compiler(budget=BUDGET), ["Hello.", ask], history=messages)
+    assert 1_800 < TokenCounter().text(block_of(talker.last.messages, ask)) <= 2_000
 
 
 async def test_a_block_survives_a_restart_and_an_edited_prompt_gets_its_own(tmp_path: Path) -> None:
