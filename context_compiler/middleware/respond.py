@@ -77,6 +77,9 @@ ROOMY, DEEPER = {False: 0.5, True: 0.6}, 5
 """Share of the room that a block has after a cut to the low threshold, in chats and in tool work (`True`), and divisor
 of what is cut beside it if less."""
 
+GIVES = 4
+"""Divisor of a block that it gives up at most for the rest of its turn before a chat is cut back."""
+
 GROWN = ("raw", "cycle")
 """Statuses of views that only grow on from the request before."""
 
@@ -204,8 +207,8 @@ def _raw(context: RequestContext, to_budget: bool = False) -> Result | None:
 def _carry_on(context: RequestContext, cycle: Cycle, to_budget: bool = False) -> Result | None:
     """The cycle and everything since, up to the high threshold or the budget, with what is recalled for the turn.
 
-    In a chat a view is not cut back in the middle of a turn while the budget holds: its block was found beside what
-    that would leave out.
+    In a chat a view is not cut back in the middle of a turn while the budget holds, or would hold with a little less of
+    the block: that was found beside what would be left out.
     """
     limits, known = context.limits(cycle), _known_blocks(context)
     most = limits.budget if to_budget else limits.high
@@ -217,7 +220,8 @@ def _carry_on(context: RequestContext, cycle: Cycle, to_budget: bool = False) ->
             return None
         return _with_recall(context, cycle, plain)
     result = assemble_view(context, cycle, "cycle", blocks=known)
-    waits = not cycle.tools and result.cost <= limits.budget
+    gives = 0 if context.loops else known.own.tokens(context.counter) // GIVES
+    waits = not cycle.tools and result.cost <= limits.budget + gives
     if result.cost - known.tokens(context.counter) > most and not waits:
         return None
     return _fitting(context, cycle, result)

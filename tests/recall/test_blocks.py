@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 from random import Random
 from statistics import fmean
@@ -205,6 +206,21 @@ async def test_a_chat_is_not_cut_back_in_the_middle_of_a_turn_while_the_budget_h
     for first, second in zip(talker.sent[::2], talker.sent[1::2], strict=True):
         assert snapshot(second.messages[: len(first.messages)]) == first.snapshot
     assert len({snapshot(sent.messages[:1]) for sent in talker.sent}) > 2
+
+
+async def test_a_block_gives_way_to_what_a_tool_returns_before_what_stands_beside_it_does() -> None:
+    async def look() -> str:
+        return words(len(talker.sent), 60)
+
+    turns = range(48)
+    talker = Talker([step for turn in turns for step in ([[("look", {})], "Fine."] if turn % 6 == 5 else ["Fine."])])
+    prompts = [f"What was said of {words(turn + 10, 1)}?" for turn in turns]
+    await talked(compiler(budget=2_000), prompts, talker, [look], past(80))
+    pairs = [pair for pair in pairwise(talker.sent) if pair[1].messages[-1].parts[-1].part_kind == "tool-return"]
+    assert len(pairs) == 8
+    for first, second in pairs:
+        before = without_blocks(first.messages)
+        assert unstamped(without_blocks(second.messages)[: len(before)]) == unstamped(before)
 
 
 async def test_a_prompt_that_asks_for_nothing_gets_a_small_block_at_most() -> None:
