@@ -27,6 +27,7 @@ from tests.support.agents import Notes
 pytestmark = pytest.mark.usefixtures("impatient")
 
 SECRET = "What is the pelican's name?"
+PATIENT_S = 30.0
 
 
 @dataclass
@@ -37,14 +38,14 @@ class Place:
     lock: Callable[[], Awaitable[Callable[[], Awaitable[None]]]]
     """Keeps everybody from writing until what it returns is called."""
 
-    def open(self) -> Any:
-        """A store of its own."""
+    def open(self, patience_s: float = 2.0) -> Any:
+        """A store of its own, which gives up after so many seconds: a server on a busy machine needs some."""
         if isinstance(self.address, Path):
             return SQLiteStore(self.address)
         from context_compiler.record.pool import Postgres
         from context_compiler.record.postgres import PostgresStore
 
-        return PostgresStore(Postgres(self.address, patience_s=0.4))
+        return PostgresStore(Postgres(self.address, patience_s=patience_s))
 
 
 @pytest.fixture(params=["sqlite", "postgres"])
@@ -66,7 +67,7 @@ async def place(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator
             made = Place(tmp_path / "context.db", lock_file)
         else:
             made = Place(request.getfixturevalue("postgres_url"), lock_database)
-        store = made.open()
+        store = made.open(PATIENT_S)
         assert await store.verify() == ()
         await store.close()
         yield made
@@ -81,13 +82,13 @@ async def erase(store: Any, place: Place) -> None:
 
 
 async def by_another_store(store: Any, place: Place) -> None:
-    other = place.open()
+    other = place.open(PATIENT_S)
     await other.scoped("ann").delete("talk")
     await other.close()
 
 
 async def by_all_that_is_old(store: Any, place: Place) -> None:
-    other = place.open().scoped(None)
+    other = place.open(PATIENT_S).scoped(None)
     await other.prune(keep_last=0)
     await other.close()
 
