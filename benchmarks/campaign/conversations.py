@@ -24,7 +24,6 @@ from pydantic_ai.models.function import AgentInfo, FunctionModel
 from benchmarks.campaign.case import Case, complete
 from benchmarks.campaign.drawn import EVALUATED, Drawn
 from benchmarks.campaign.strict import (
-    COUNTER,
     HALVES,
     READER,
     Script,
@@ -33,6 +32,7 @@ from benchmarks.campaign.strict import (
     difference,
     in_order,
     plain,
+    prompt_tokens,
     refusals,
     rendered,
 )
@@ -486,12 +486,13 @@ class Conversation:
             f"{self.describe()}{len(turn.sent)} sent, {len(turn.views)} views",
         )
         most = least = float(self.budget)
-        refused = False
+        ratio, refused = 1.0, False
         for number, (sent, view) in enumerate(zip(turn.sent, turn.views, strict=False)):
             at = f"{self.describe()}request {number + 1} of {len(turn.sent)}, {view.status}: "
             if (view.status == "compiled" and not refused) or number in turn.resumed:
                 most = self.budget  # what a provider refused holds for the rest of a cycle and of a run
-            self._check_view(at, strict, sent, view, prompt, most, least)
+            ratio = max(ratio, _ratio(view)) if view.status.startswith("cycle") else _ratio(view)
+            self._check_view(at, strict, sent, view, prompt, most, least / ratio - sent.overhead)
             refused = sent.refused
             if refused:
                 most = least = min(most, 0.7 * sent.tokens * _ratio(view))
@@ -499,7 +500,7 @@ class Conversation:
         self._check_errors()
 
     def _check_view(
-        self, at: str, strict: StrictModel, sent: Sent, view: View, prompt: Any, most: float, least: float
+        self, at: str, strict: StrictModel, sent: Sent, view: View, prompt: Any, most: float, room: float
     ) -> None:
         case, floor = self.case, view.status == "floor_over_budget"
         case.count(f"views: {view.status.partition(' ')[0]}")
@@ -517,7 +518,6 @@ class Conversation:
                 "requests over budget by the provider's count",
                 lambda: f"{at}{counted} of {most:.0f}, ratio {ratio:.3f}",
             )
-        room = least / _ratio(view) - sent.overhead
         told = f"{sent.overhead} of {sent.tokens} tokens are instructions and schemas; {view.ledger}"
         open_parts = len(sent.messages[-1].parts)
         needed = room < FLOOR + 80 * open_parts or view.error
@@ -525,7 +525,7 @@ class Conversation:
         broken = list(refusals(sent.messages))
         case.check(not broken, "broken pairs or shapes", lambda: f"{at}{broken[:3]}")
         text = prompt if isinstance(prompt, str) else prompt[0]
-        tokens = COUNTER.text(text)
+        tokens = prompt_tokens(strict.model, text, sent.parameters)
         short = tokens <= room / (5 if self.choices.get("counter") else 4)  # a view is cut before its ratio is counted
         there = any(text == one if short else one.startswith(text.split(" ")[0]) for one in sent.prompts)
         case.check(

@@ -17,6 +17,7 @@ from pydantic_ai.messages import (
     TextContent,
     TextPart,
     ToolCallPart,
+    UserPromptPart,
 )
 from pydantic_ai.models.function import AgentInfo, DeltaToolCall, DeltaToolCalls, FunctionModel
 from pydantic_ai.usage import RequestUsage
@@ -220,6 +221,11 @@ def _without(value: Any) -> Any:
 def rendered(model: FunctionModel, messages: Sequence[ModelMessage], parameters: Any) -> list[Any]:
     """A history as the host hands it to a model: parts in their order, each with its role."""
     return in_order(model.prepare_messages(_merged(_without_notes(messages)), parameters))
+
+
+def prompt_tokens(model: FunctionModel, text: str, parameters: Any) -> int:
+    """Tokens of a prompt, and of the note that the host adds where the prompt looks like the host's own markup."""
+    return READER.read(model.prepare_messages([ModelRequest(parts=[UserPromptPart(text)])], parameters)).tokens
 
 
 def _merged(messages: Sequence[ModelMessage]) -> list[ModelMessage]:
