@@ -63,6 +63,10 @@ RECENT = 16
 """Divisor of the room that earlier turns have in a one-shot view, unless the caller says how
 many are kept: past text that answers what is asked tells more than what merely stands near it."""
 
+LAST, LAST_ASKED = 3, 4
+"""Divisors of the room that the turn before the current one is kept in, and where the view is cut deeper for a prompt
+that asks: there a turn of a third of the room costs chats with long answers two points of what is held when asked."""
+
 LITTLE = 8
 """Divisor of the room: with less left over, a one-shot view counts as full."""
 
@@ -134,7 +138,8 @@ def _target(limits: Limits, *, one_shot: bool, order: Order | None) -> int:
     """Tokens of the request to cut back to; what stands before the start of an order is to stay, if it can."""
     if one_shot:
         return limits.budget
-    return max(limits.low, limits.high - limits.room // GROWTH) if order and order.start else limits.low
+    low = limits.low - limits.deeper
+    return max(low, limits.high - limits.room // GROWTH) if order and order.start else low
 
 
 def _keep_pins(draft: Draft, plan: Plan) -> None:
@@ -168,16 +173,17 @@ def _drop_by_order(draft: Draft, plan: Plan, order: Order, previous: Cycle | Non
 def _keep_last_turn(draft: Draft, limits: Limits, target: int) -> bool:
     """Spare the turn before the current one, and the notes' own share, while the budget allows it.
 
-    True if there is such a turn that takes a third of the room at most, and all that has to stay with it is below the
-    high threshold.
+    True if there is such a turn that takes a third of the room at most, or a quarter where the view is cut deeper for
+    what the prompt asks, and all that has to stay with it is below the high threshold.
     """
     draft.notes = min(limits.notes, draft.summary)
     turns = draft.outline.turns[:-1]
     last = range(turns[-1].start, turns[-1].stop) if turns and draft.recent else range(0)
     stay = draft.pins.union(last)
     others = sum(draft.costs[index] for index in draft.before_active() if index not in stay)
-    most = target + limits.high - limits.low - limits.room // SLACK
-    if sum(draft.costs[index] for index in last) <= draft.room // 3 and draft.total - others <= most:
+    most = target + limits.deeper + limits.high - limits.low - limits.room // SLACK
+    share = draft.room // (LAST_ASKED if limits.deeper else LAST)
+    if sum(draft.costs[index] for index in last) <= share and draft.total - others <= most:
         draft.spared = last
     return bool(draft.spared)
 

@@ -63,6 +63,8 @@ class Limits:
     """Tokens that note and quotes of a live view may take together; 0 leaves it to what is below the low threshold."""
     block: int = 0
     """Tokens that what is recalled for the prompt may take beside the view."""
+    deeper: int = 0
+    """Tokens that are cut below the low threshold for that, where anything else can go."""
 
     @property
     def room(self) -> int:

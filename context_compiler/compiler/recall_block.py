@@ -237,14 +237,17 @@ def wanted(plan: Plan, limits: Limits, cycle: Cycle, prompt: str) -> int:
     most = share_tokens(plan.policy.recall, limits)
     if plan.prompt_tokens > limits.room // LARGE:
         return most
-    prompt = asking_part(prompt, plan.counter)
-    if plan.work:
-        most = min(most, limits.room // LONG_TURNS, FILL) if cycle.tools and cycle.loops else most
-        if not asks(prompt, plan.counter, strict=True):
-            return 0
-    elif not asks(prompt, plan.counter):
-        return min(most, small_tokens(plan.policy.recall, limits))
-    return most if asking_share(prompt) >= MOSTLY else min(most, limits.room // ASIDE)
+    if plan.work and cycle.tools and cycle.loops:
+        most = min(most, limits.room // LONG_TURNS, FILL)
+    if not _asks(plan, limits, prompt):
+        return 0 if plan.work else min(most, small_tokens(plan.policy.recall, limits))
+    return most if asking_share(asking_part(prompt, plan.counter)) >= MOSTLY else min(most, limits.room // ASIDE)
+
+
+def _asks(plan: Plan, limits: Limits, prompt: str) -> bool:
+    """True if a prompt may ask for the past, in words that are stricter where tools are used; a large one always."""
+    large = plan.prompt_tokens > limits.room // LARGE
+    return large or asks(asking_part(prompt, plan.counter), plan.counter, strict=plan.work)
 
 
 def block_tokens(known: Blocks | None, plan: Plan, limits: Limits, cycle: Cycle) -> int:
@@ -315,11 +318,13 @@ def recalled_first(plan: Plan, limits: Limits, cycle: Cycle, at: int, most: int,
     A short prompt that asks nothing in words may be about what was said all the same, and then has room for that,
     unless the dial is so low that it would not hold a line.
     """
-    small = small_tokens(plan.policy.recall, limits)
+    prompt = question_text(plan.history.readings[at])
+    if _asks(plan, limits, prompt):
+        return recalled(plan, cycle, at, min(most, room), said, fill=FILL)
     bearing = min(share_tokens(plan.policy.recall, limits) // BEARING, limits.room // ASIDE)
-    if 0 < most <= small and bearing >= 2 * LEAST and is_short(question_text(plan.history.readings[at]), plan.counter):
+    if most and bearing >= 2 * LEAST and is_short(prompt, plan.counter):
         return recalled(plan, cycle, at, min(bearing, room), said, small=most)
-    return recalled(plan, cycle, at, min(most, room), said, fill=FILL if most > small else 0)
+    return recalled(plan, cycle, at, min(most, room), said)
 
 
 def recalled(

@@ -74,11 +74,10 @@ FRAMED = 4
 """Share of the budget, as a divisor, from which on raw history is counted as the host renders it, which takes time."""
 
 ROOMY, DEEPER = {False: 0.5, True: 0.6}, 5
-"""Share of the room that a block has after a cut to the low threshold, in chats and in tool work (`True`), and divisor
-of what is cut beside it if less."""
+"""Share of the room for a block after a cut, in chats and in tool work (`True`); divisor of what more is cut."""
 
 GIVES = 4
-"""Divisor of a block that it gives up at most for the rest of its turn before a chat is cut back."""
+"""Divisor of a block that it gives up at most at one request of its turn before a chat is cut back."""
 
 GROWN = ("raw", "cycle")
 """Statuses of views that only grow on from the request before."""
@@ -288,11 +287,11 @@ async def _new_cycle(
     `first` is an advance that has been made already.
     """
     context.run.relax()
-    more, tries, row, result = _room_for_block(context, previous), 1, None, None
+    more, tries, deeper, row, result = 0, 1, _room_for_block(context, previous), None, None
     before, block = previous, block_tokens(_known_blocks(context), context, context.limits(previous), previous or RAW)
     while True:
         made, first = first, None
-        done = made or await advance_request(context, previous, asking(context, host), more, block=block)
+        done = made or await advance_request(context, previous, asking(context, host), more, block=block, deeper=deeper)
         before, previous, row = previous, done.cycle, row or done.row
         result = assemble_view(context, previous, "compiled", done, earlier=result)
         over = result.cost - result.limit
@@ -391,10 +390,10 @@ def crowded_out(result: Result) -> bool:
 
 
 async def advance_request(
-    context: RequestContext, previous: Cycle | None, ask: Ask | None, more: int = 0, *, block: int = 0
+    context: RequestContext, previous: Cycle | None, ask: Ask | None, more: int = 0, *, block: int = 0, deeper: int = 0
 ) -> Advance:
-    """One advance of this request; `more` tokens are needed beside its overhead, and `block` by what is recalled."""
-    overhead, limits = context.request.fixed + more, replace(context.limits(), block=block)
+    """One advance of this request; `more` tokens are needed beside its overhead. See `Limits` for the others."""
+    overhead, limits = context.request.fixed + more, replace(context.limits(), block=block, deeper=deeper)
     return await advance(context, limits, where=context.where, ask=ask, previous=previous, overhead=overhead)
 
 

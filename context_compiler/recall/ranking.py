@@ -269,8 +269,9 @@ class Ranking:
     def __init__(self, index: Index, question: Question, stop: int) -> None:
         """Score every message before `stop`."""
         people = named(index, question)
-        self.of_somebody = bool(people)
-        """True where the question names one of the two who talk."""
+        talk = is_talk(index)
+        self.of_somebody = talk and bool(people)
+        """True in a talk of two people where the question names one of them."""
         who = asked_about(index, question, people)
         self._wanted = _wanted(index, question, people)
         self._beginnings = [(start, term) for term in self._wanted for start in beginnings(term)]
@@ -279,7 +280,6 @@ class Ranking:
         most, around = MESSAGE / (max(hits, default=0.0) or 1.0), AROUND / (sum(self._wanted.values()) or 1.0)
         named_month = [bool(question.months) and day[5:7] in question.months for day in index.days]
         days = [score + MONTH * here for score, here in zip(days, named_month, strict=True)]
-        talk = is_talk(index)
         for told, named_day in enumerate(_on_dates(index, question) if talk else ()):
             days[told] += DATE * named_day
         columns = zip(hits, near, map(days.__getitem__, index.sessions), _bases(index, who), strict=False)

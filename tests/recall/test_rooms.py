@@ -1,0 +1,65 @@
+"""Blocks in very large rooms, and beside prompts that nearly fill theirs."""
+
+from __future__ import annotations
+
+import pytest
+from pydantic_ai.messages import ModelMessage, ModelRequest, ModelResponse, TextPart, ToolCallPart, ToolReturnPart
+from pydantic_ai.messages import UserPromptPart as Prompt
+
+from context_compiler.tokens import TokenCounter
+from tests.recall.test_blocks import ASK, block_of, past, talked, text_of, words
+from tests.support.agents import compiler
+
+count = TokenCounter().text
+
+
+async def test_a_question_in_a_room_of_a_hundred_thousand_tokens_gets_all_that_a_share_buys() -> None:
+    """Where a share of the room for prompts that ask nothing would be more than the most that a block may take."""
+    history: list[ModelMessage] = []
+    for turn in range(1_000):
+        history.append(ModelRequest(parts=[Prompt(f"Item {turn}: the locker {words(turn, 12)}?")]))
+        history.append(ModelResponse(parts=[TextPart(f"The locker {words(turn + 900, 30)}.")]))
+    talker, _ = await talked(compiler(budget=112_000, recall=1.0), ["Hello.", ASK], history=history)
+    assert count(block_of(talker.last.messages, ASK)) > 5_000
+
+
+@pytest.mark.parametrize("share", [0.85, 0.92])
+async def test_a_long_prompt_that_fits_stays_whole_though_it_asks(share: float) -> None:
+    size = 10
+    while count(words(77, size)) < share * 3_000 - 40:
+        size += 5
+    prompt = f"{words(77, size)}\n\n{ASK}"
+    talker, _ = await talked(compiler(budget=3_000), ["Hello.", "Hello again.", prompt])
+    assert prompt in [text_of(part) for part in talker.last.messages[-1].parts]
+    assert talker.last.tokens <= 3_000
+
+
+@pytest.mark.parametrize("tools", [False, True])
+async def test_a_word_of_praise_is_no_name_that_would_bring_what_answers_nothing(tools: bool) -> None:
+    history: list[ModelMessage] = []
+    for turn in range(150):
+        lead = "Great! " if turn % 10 == 0 else ""
+        history.append(ModelRequest(parts=[Prompt(f"{lead}{words(turn, 12)}.")]))
+        if tools and turn % 2:
+            call = ToolCallPart("look", {"path": words(turn + 9_000, 1)}, tool_call_id=f"t{turn}")
+            history.append(ModelResponse(parts=[call]))
+            history.append(ModelRequest(parts=[ToolReturnPart("look", words(turn + 7_000, 30), call.tool_call_id)]))
+        history.append(ModelResponse(parts=[TextPart(f"{words(turn + 500, 30)}.")]))
+    ask = "Great! What is the boiling point of xenon?"
+    talker, _ = await talked(compiler(budget=8_000), ["Hello.", ask], history=history)
+    assert not block_of(talker.last.messages, ask)
+
+
+async def test_the_long_answer_before_a_question_stays_where_the_view_is_cut_deeper_for_it() -> None:
+    ours = compiler(budget=5_000)
+    talker, messages = await talked(ours, ["Hello.", "Hello again."], history=past(200))
+    for turn in range(4):
+        messages.append(ModelRequest(parts=[Prompt(f"Say {turn} {words(turn + 3, 60)}.")]))
+        messages.append(ModelResponse(parts=[TextPart(words(turn + 88, 30))]))
+        talker, messages = await talked(ours, [f"Ok {turn}."], history=messages)
+    answer = f"The second point: {words(950, 480)}."
+    assert 1_000 < count(answer) < 1_250, "a fifth to a quarter of the room"
+    messages += [ModelRequest(parts=[Prompt("And?")]), ModelResponse(parts=[TextPart(answer)])]
+    talker, _ = await talked(ours, [ASK], history=messages)
+    assert answer in [text_of(part) for message in talker.last.messages for part in message.parts]
+    assert "48151" in block_of(talker.last.messages, ASK)
