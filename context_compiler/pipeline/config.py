@@ -126,16 +126,13 @@ class RequestMeter:
         return {**spent, "unpriced": sorted(self.unpriced)} if self.unpriced else spent
 
     @property
-    def overspent(self) -> str:
-        """The reason why nothing more may be spent; empty if more may."""
-        if self.max_cost is None or self.cost < self.max_cost.amount:
-            return ""
-        return f"the run cost {dollars(self.cost)}, and its limit is {self.max_cost} (max_cost)"
-
-    @property
-    def left(self) -> int | None:
-        """Requests left; None without a limit."""
-        return None if self.limit is None else max(0, self.limit - self.used)
+    def reached(self) -> str:
+        """The limit that allows no other request; empty if one may be made."""
+        if self.limit is not None and self.used >= self.limit:
+            return f"the run made {self.used} model requests, which is the limit (max_requests)"
+        if self.max_cost is not None and self.cost >= self.max_cost.amount:
+            return f"the run cost {dollars(self.cost)}, and its limit is {self.max_cost} (max_cost)"
+        return ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -185,9 +182,9 @@ class RunConfig:
     max_duration: float | None = None
     """Time limit of the whole run in seconds; a resumed run starts anew."""
     max_requests: int | None = None
-    """Limit of the model requests of all agents of the run, children included."""
+    """Limit of the model requests of all agents of the run, branches and children included; failed ones count."""
     max_cost: Money | None = None
-    """Limit of the cost of those requests, such as `Money(0.50)`; one that is under way when it is reached still ends.
+    """Limit of the cost of those requests, such as `Money(0.50)`; any that are under way when it is reached still end.
 
     Models without a known price are not counted; a warning and the last event name them.
     """

@@ -145,10 +145,8 @@ class Engine:
         if state.visits.get(node.name, 0) >= most:
             return f"{node.name} was visited {most} times, which is the limit (max_visits)"
         asks = node.handler in AGENTS or (node.handler in AGENT_IF_PROMPT and node.prompt)
-        if asks and self.io.requests.left == 0:
-            return f"the run made {self.io.requests.used} model requests, which is the limit (max_requests)"
-        if asks and self.io.requests.overspent:
-            return self.io.requests.overspent
+        if asks and self.io.requests.reached:
+            return self.io.requests.reached
         steps = sum(state.visits.values()) if state.sequence >= self.config.max_steps else 0
         return f"the run took {steps} steps, which is the limit (max_steps)" if steps >= self.config.max_steps else ""
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
 import pytest
-from pydantic_ai import Agent
+from pydantic_ai import Agent, RunContext
 from pydantic_ai.messages import ModelMessage, ModelResponse, TextPart, ToolCallPart
 from pydantic_ai.models.function import AgentInfo, FunctionModel
 from pydantic_ai.usage import RequestUsage
@@ -25,7 +26,7 @@ from context_compiler.pipeline import (
 from context_compiler.pipeline.check import RETRY_POLICIES
 from context_compiler.pipeline.config import PRESETS
 from context_compiler.tokens.prices import Money
-from tests.pipeline.playing import Heard, graph, play
+from tests.pipeline.playing import Heard, graph, no_wait, play
 from tests.pipeline.resuming import half
 
 OK, FAIL, RETRY = (
@@ -170,6 +171,48 @@ async def test_a_limit_of_requests_holds_within_a_stage_and_after_a_resume(tmp_p
     await half(text, FileRuns(tmp_path), "b", model=heard.model)
     resumed = await resume_pipeline("r", runs=FileRuns(tmp_path), model=heard.model, max_requests=1)
     assert "max_requests" in resumed.failure_reason
+
+
+async def test_branches_share_a_limit_of_requests_and_failed_ones_count() -> None:
+    made = 0
+
+    async def call(messages: list[ModelMessage], info: AgentInfo) -> ModelResponse:
+        nonlocal made
+        made += 1
+        await asyncio.sleep(0)
+        return ModelResponse(parts=[ToolCallPart("again", {})])
+
+    async def refuse(messages: list[ModelMessage], info: AgentInfo) -> ModelResponse:
+        nonlocal made
+        made += 1
+        raise ConnectionError("reset")
+
+    branches = "".join(f"b{number} [prompt=b]; p->b{number}->j; " for number in range(4))
+    text = graph(f"p [shape=component]; j [shape=tripleoctagon]; start->p; {branches} j->done")
+    agent: Agent[None, str] = Agent(FunctionModel(call), tools=[again])
+    result = await run_pipeline(text, agents=agent, max_requests=5)
+    assert made == 5 and not result.ok
+    assert "made 5 model requests" in result.context["parallel.results"][0]["failure_reason"]
+
+    made = 0
+    text = graph("a [prompt=a max_retries=9]; start->a->done")
+    result = await run_pipeline(text, model=FunctionModel(refuse), max_requests=3, sleep=no_wait)
+    assert made == 3 and "made 3 model requests" in result.failure_reason
+
+
+async def test_requests_of_agents_that_a_tool_asks_count_too() -> None:
+    helper = Heard()
+
+    async def ask(ctx: RunContext[None]) -> str:
+        """Ask another agent, on the same account."""
+        return (await Agent(helper.model).run("help", usage=ctx.usage)).output
+
+    def call(messages: list[ModelMessage], info: AgentInfo) -> ModelResponse:
+        return ModelResponse(parts=[ToolCallPart("ask", {})])
+
+    agent: Agent[None, str] = Agent(FunctionModel(call), tools=[ask])
+    result = await run_pipeline(graph("a [prompt=a]; start->a->done"), agents=agent, max_requests=4)
+    assert len(helper.requests) == 2 and "made 4 model requests" in result.failure_reason
 
 
 def again() -> str:

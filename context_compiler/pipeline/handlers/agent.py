@@ -21,7 +21,7 @@ from pydantic_ai.messages import ModelMessage, ModelResponse, ToolCallPart
 from pydantic_ai.models import Model, ModelRequestContext
 from pydantic_ai.settings import ModelSettings
 from pydantic_ai.tools import ToolDefinition
-from pydantic_ai.usage import RunUsage, UsageLimits
+from pydantic_ai.usage import RunUsage
 from pydantic_core import to_jsonable_python
 
 from context_compiler.messages.printable import safe_line
@@ -79,8 +79,7 @@ class AgentHandler:
         agent = self.agent(stage)
         spent = CostMeter(RequestMeter(), stage.requests)
         capabilities = [one for one in (spent, hooks_of(stage), self._compiler) if one is not None]
-        usage, left = RunUsage(), stage.requests.left
-        limits = None if left is None else UsageLimits(request_limit=min(left, UsageLimits().request_limit or left))
+        usage = RunUsage()
         try:
             result = await agent.run(
                 prompt,
@@ -91,10 +90,9 @@ class AgentHandler:
                 capabilities=capabilities or None,
                 conversation_id=f"{stage.run_id}/{stage.node.name}",
                 usage=usage,
-                usage_limits=limits,
             )
         finally:
-            stage.requests.used += usage.requests
+            spent.catch_up(usage)
         used, messages = result.usage, result.new_messages()
         facts = {"input_tokens": used.input_tokens, "output_tokens": used.output_tokens, "requests": used.requests}
         await stage.emit("agent_answered", **facts, **spent.stage.report(), tools=list(tool_names(messages)))
@@ -200,7 +198,7 @@ NAMES = ("pre", "post")
 
 @dataclass
 class CostMeter(AbstractCapability[Any]):
-    """Adds up what the requests of a stage cost, and makes no more of them once the run has cost too much."""
+    """Counts the requests of a stage as they are made, adds up what they cost, and keeps to the limits of the run."""
 
     stage: RequestMeter
     run: RequestMeter
@@ -208,14 +206,24 @@ class CostMeter(AbstractCapability[Any]):
     async def before_model_request(
         self, ctx: RunContext[Any], request_context: ModelRequestContext
     ) -> ModelRequestContext:
-        """Check the limit of the run.
+        """Count a request before it is made, since branches make theirs at the same time.
 
         Raises:
-            UsageLimitExceeded: it is reached.
+            UsageLimitExceeded: a limit of the run is reached.
         """
-        if self.run.overspent:
-            raise UsageLimitExceeded(self.run.overspent)
+        self.catch_up(ctx.usage)
+        if self.run.reached:
+            raise UsageLimitExceeded(self.run.reached)
+        self._count(1)
         return request_context
+
+    def catch_up(self, usage: RunUsage) -> None:
+        """Count requests of other agents that shared the usage of the stage, such as those that its tools asked."""
+        self._count(max(0, usage.requests - self.stage.used))
+
+    def _count(self, made: int) -> None:
+        for meter in (self.stage, self.run):
+            meter.used += made
 
     async def after_model_request(
         self, ctx: RunContext[Any], *, request_context: ModelRequestContext, response: ModelResponse
