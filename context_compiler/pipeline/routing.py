@@ -197,12 +197,15 @@ class Router:
         """
         bad = outcome.status is StageStatus.FAIL
         parallel = node.handler == "parallel"  # its edges are branches
-        join = join_stage(self._graph, node.name) if parallel and not bad else None
-        if join is not None:
-            return replace(state, next_node=join, how="join", edge=None)
+        join = join_stage(self._graph, node.name) if parallel else None
+        joined = replace(state, next_node=join, how="join", edge=None)
+        if join is not None and not bad:
+            return joined
         edge = None if parallel else select_edge(self._graph, node.name, outcome, state.context)
         if edge is not None and (not bad or self._takes_failure(edge, node, outcome)):
             return self._follow(state, edge)
+        if bad and join is not None and self._joins_failure(join, outcome):
+            return self._retry(state, node) or joined
         if bad:
             return self._retry(state, node) or self._fall_through(state, node, outcome, edge)
         edges = self._graph.outgoing(node.name)
@@ -232,6 +235,16 @@ class Router:
         if target is not None and target.handler == "conditional":
             return True
         return any(_asks_outcome(other) for other in self._graph.outgoing(node.name))
+
+    def _joins_failure(self, join: str, outcome: Outcome) -> bool:
+        """True if the stage where branches join decides what comes after none of them succeeded.
+
+        A fan-in and a junction do, except under a policy that demands successes: that has decided.
+        """
+        if outcome.context_updates.get("parallel.join_policy") != "wait_all":
+            return False
+        strict, handler = self._strict(), self._graph.nodes[join].handler
+        return strict is False or handler == "parallel.fan_in" or (handler == "conditional" and strict is None)
 
     def _retry(self, state: RunState, node: Node) -> RunState | None:
         """The jump to a retry target after a failure; None if there is none."""

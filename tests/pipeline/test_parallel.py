@@ -13,7 +13,7 @@ from context_compiler.pipeline.graph import join_stage
 from tests.pipeline.playing import Heard, Script, graph, play
 
 OK, FAIL = Outcome(), Outcome(status=StageStatus.FAIL, failure_reason="broken")
-PARTIAL = Outcome(status=StageStatus.PARTIAL_SUCCESS)
+PARTIAL, SKIPPED = Outcome(status=StageStatus.PARTIAL_SUCCESS), Outcome(status=StageStatus.SKIPPED)
 
 
 def fan(attrs: str = "", *, join: str = "", names: str = "abc") -> str:
@@ -75,6 +75,9 @@ async def test_a_branch_sees_nothing_of_another_and_the_run_sees_only_results() 
     ("policy", "outcomes", "expected"),
     [
         ("", (OK, FAIL, OK), "partial_success"),
+        ("", (FAIL, FAIL, FAIL), "fail"),
+        ("", (SKIPPED, FAIL, FAIL), "fail"),
+        ("", (SKIPPED, SKIPPED, SKIPPED), "success"),
         ("wait_all", (OK, PARTIAL, OK), "success"),
         ("all_success", (OK, PARTIAL, OK), "success"),
         ("all_success", (OK, FAIL, OK), "fail"),
@@ -93,6 +96,7 @@ async def test_a_branch_sees_nothing_of_another_and_the_run_sees_only_results() 
         ("k_of_n", (OK, FAIL, FAIL), "success"),
         ("ignore", (FAIL, FAIL, FAIL), "success"),
         ("wait_all error_policy=ignore", (OK, FAIL, OK), "success"),
+        ("wait_all error_policy=ignore", (FAIL, FAIL, FAIL), "success"),
     ],
 )
 async def test_join_policies(policy: str, outcomes: tuple[Outcome, ...], expected: str) -> None:
@@ -135,6 +139,46 @@ async def test_fail_fast_ends_the_others() -> None:
     text = fan("error_policy=fail_fast")
     result = await asyncio.wait_for(run_pipeline(text, handlers={"codergen": work}), timeout=300)
     assert [row["status"] for row in result.context["parallel.results"]] == ["skipped", "fail", "skipped"]
+    assert result.failure_reason == "j: no branch succeeded"
+
+
+def joined(at: str, *, attrs: str = "", more: str = "") -> str:
+    """Two branches that join at a stage that is no fan-in."""
+    return graph(f"p [shape=component {attrs}]; a; b; start->p; p->a->{at}; p->b->{at}; {more}")
+
+
+@pytest.mark.parametrize(("at", "more"), [("done", ""), ("c", "c; c->done"), ("q", "q [shape=diamond]; q->done")])
+async def test_no_branch_that_succeeded_is_a_failure_wherever_they_join(at: str, more: str) -> None:
+    every = {"a": [FAIL], "b": [FAIL]}
+    result, script = await play(joined(at, more=more), every)
+    assert result.status == "fail" and "no branch succeeded" in result.failure_reason
+    assert "c" not in script.seen
+    assert (await play(joined(at, more=more), {"a": [FAIL]}))[0].ok
+    assert (await play(joined(at, more=more, attrs="error_policy=ignore"), every))[0].ok
+    assert (await play(joined(at, more=more), every, strict_failure_edges=False))[0].ok
+    result, script = await play(joined(at, more=more, attrs="retry_target=p"), {"a": [FAIL, OK], "b": [FAIL]})
+    assert result.ok and script.seen[:4] == ["a", "b", "a", "b"]
+
+
+async def test_a_failure_of_all_branches_takes_the_edge_that_is_meant_for_it() -> None:
+    every = {name: [FAIL] for name in "ab"}
+    ways = 'q [shape=diamond]; c; q->c [condition="outcome=fail"]; q->done [condition="outcome!=fail"]; c->done'
+    result, script = await play(joined("q", more=ways), every)
+    assert result.ok and script.seen == ["a", "b", "c"]
+    text = fan(names="ab").replace("j->done", 'c; j->c [condition="outcome=fail"]; j->done; c->done')
+    result, script = await play(text, every)
+    assert result.ok and script.seen == ["a", "b", "c"]
+
+
+async def test_results_of_an_earlier_round_hide_no_failure_of_the_parallel_stage() -> None:
+    async def work(stage: Stage) -> Outcome:
+        if stage.visit > 1:
+            await asyncio.sleep(3_600)
+        return OK
+
+    text = fan("timeout=100ms").replace("j->done", 'j->p [condition="context.again!=no"]; j->done')
+    result = await asyncio.wait_for(run_pipeline(text, handlers={"codergen": work}), timeout=300)
+    assert result.failure_reason == "p: timed out after 0.1 s"
 
 
 async def test_a_branch_that_raises_is_a_branch_that_failed() -> None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from context_compiler.pipeline.handlers.agent import AgentHandler
+from context_compiler.pipeline.handlers.parallel import succeeded
 from context_compiler.pipeline.stage import Stage
 from context_compiler.pipeline.state import Outcome, failure
 from context_compiler.resilience import try_await
@@ -24,7 +25,7 @@ class FanInHandler:
     _agent: AgentHandler
 
     async def execute(self, stage: Stage) -> Outcome:
-        """Put the best branch into the context; fail if every branch failed."""
+        """Put the best branch into the context; fail if branches failed and none succeeded."""
         rows = _rows(stage.context.get("parallel.results"))
         if not rows:
             return failure("No parallel results to evaluate")
@@ -42,8 +43,9 @@ class FanInHandler:
             "method": method,
         }
         updates = {f"parallel.fan_in.{key}": value for key, value in facts.items()}
-        if all(row.get("status") == "fail" for row in rows):
-            return failure("every branch failed", updates=updates)
+        if not any(map(succeeded, rows)) and any(row.get("status") == "fail" for row in rows):
+            every = all(row.get("status") == "fail" for row in rows)
+            return failure("every branch failed" if every else "no branch succeeded", updates=updates)
         return Outcome(context_updates=updates, notes=f"best: {best['branch_id']} ({best.get('status', '')})")
 
     async def _ask_agent(self, stage: Stage, rows: Sequence[Row]) -> Row | None:

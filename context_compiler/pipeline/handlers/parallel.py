@@ -56,7 +56,7 @@ class ParallelHandler:
         rows = await _run_branches(stage, ways, join, policy)
         rows.sort(key=lambda row: str(row["branch_id"]))
         outcome = join_status(policy, rows, stage)
-        good = sum(_good(row) for row in rows)
+        good = sum(map(succeeded, rows))
         counts = {"success_count": good, "fail_count": sum(row["status"] == "fail" for row in rows)}
         await stage.emit("parallel_completed", **counts)
         facts = {"results": rows, "branch_count": len(rows), "join_policy": policy, **counts}
@@ -95,7 +95,7 @@ async def _run_branches(stage: Stage, ways: Sequence[Branch], join: str, policy:
             done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
             for task in done:
                 rows[tasks[task].id] = task.result()
-            enough = policy == "first_success" and any(_good(row) for row in rows.values())
+            enough = policy == "first_success" and any(map(succeeded, rows.values()))
             if enough or (fast and any(row["status"] == "fail" for row in rows.values())):
                 break
     finally:
@@ -120,7 +120,7 @@ async def _run_branch(stage: Stage, way: Branch, join: str, room: asyncio.Semaph
         outcome = {
             "branch": way.id,
             "index": way.place,
-            "success": _good(row),
+            "success": succeeded(row),
             "duration": stage.config.clock() - started,
         }
         await stage.emit("parallel_branch_completed", **outcome)
@@ -152,19 +152,22 @@ def _limit_size(stage: Stage, way: Branch, key: str, value: Any) -> Any:
     return stage.keep(artifact_id(way.id, key), value)
 
 
-def _good(row: Mapping[str, Any]) -> bool:
-    return row["status"] in ("success", "partial_success")
+def succeeded(row: Mapping[str, Any]) -> bool:
+    """True if a branch did; one that was skipped because another failed did not."""
+    return row.get("status") in ("success", "partial_success")
 
 
 def join_status(policy: str, rows: Sequence[Mapping[str, Any]], stage: Stage) -> StageStatus:
     """Status of a parallel stage, from those of its branches."""
     if stage.node.text("error_policy") == "ignore":
         rows = [row for row in rows if row["status"] != "fail"]
-    good, bad = sum(map(_good, rows)), sum(row["status"] == "fail" for row in rows)
+    good, bad = sum(map(succeeded, rows)), sum(row["status"] == "fail" for row in rows)
     if policy == "ignore":
         return StageStatus.SUCCESS
     if policy == "wait_all":
-        return StageStatus.PARTIAL_SUCCESS if bad else StageStatus.SUCCESS
+        if bad:
+            return StageStatus.PARTIAL_SUCCESS if good else StageStatus.FAIL
+        return StageStatus.SUCCESS
     if policy == "all_success":
         return StageStatus.FAIL if bad else StageStatus.SUCCESS
     return StageStatus.SUCCESS if good >= required_successes(policy, len(rows), stage) else StageStatus.FAIL
@@ -189,4 +192,5 @@ def _why(policy: str, rows: Sequence[Mapping[str, Any]]) -> str:
     reasons = [
         f"{row['branch_id']}: {row.get('failure_reason') or 'failed'}" for row in rows if row["status"] == "fail"
     ]
-    return f"{policy} is not met; {'; '.join(reasons)}"[:2_000]
+    said = "no branch succeeded" if policy == "wait_all" else f"{policy} is not met"
+    return "; ".join((said, *reasons))[:2_000]
