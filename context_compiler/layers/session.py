@@ -39,7 +39,10 @@ KNOWN = 8
 
 LOG = logging.getLogger("context_compiler")
 
-_LOCKS: WeakValueDictionary[tuple[int, object, str, str], asyncio.Lock] = WeakValueDictionary()
+Place = tuple[object, str | None, str, str]
+"""Store, owner, vault and name of a session."""
+
+_LOCKS: WeakValueDictionary[tuple[int, *Place], asyncio.Lock] = WeakValueDictionary()
 """One lock for each session, store and event loop, shared by all `Layers`."""
 _IN_TURNS: ContextVar[tuple[Turn, ...]] = ContextVar("turns", default=())
 """Turns that this task is in, its own and those of the tasks that started it."""
@@ -244,15 +247,17 @@ class Layers:
 
     async def state(self, session_id: str) -> TurnState:
         """State of the session's turn in progress; if there is none, of the turn that would begin next."""
-        turn = self._open.get(session_id)
+        turns = [one for one in reversed(_IN_TURNS.get()) if one.is_open]
+        here = self.place(session_id)
+        turn = self._open.get(session_id) or next((one for one in turns if one.place == here), None)
         if turn is not None:
             return turn.state
         state, version = await self.begin(session_id, "")
-        mine = next((one for one in reversed(_IN_TURNS.get()) if one.is_open and one.layers is self), None)
+        mine = next((one for one in turns if one.place[0] == here[0]), None)
         if not version and mine is not None:
             other = LayersError(
-                f"the layers of session {session_id!r} are empty, and the turn in progress is of session"
-                f" {mine.session_id!r}; run the agent with conversation_id={mine.session_id!r}"
+                f"the layers of session {_named(*here)} are empty, and the turn in progress is of session"
+                f" {_named(*mine.place)}; {_hint(here, mine.place)}"
             )
             await self.report("layers of another session", other)
         return state
@@ -269,11 +274,12 @@ class Layers:
         """Lock that serializes the turns of a session in this event loop."""
         return _LOCKS.setdefault((id(asyncio.get_running_loop()), *self.place(session_id)), asyncio.Lock())
 
-    def place(self, session_id: str) -> tuple[object, str, str]:
+    def place(self, session_id: str) -> Place:
         """Identity of a session in its store: the same for every `Layers` of one file."""
         path = getattr(self.store, "path", None)
-        where: object = os.path.abspath(path) if isinstance(path, str | Path) else id(self.store)
-        return (where, getattr(self.store, "owner", "")), self.vault_name, session_id
+        opened = getattr(self.store, "origin", self.store)
+        where: object = os.path.abspath(path) if isinstance(path, str | Path) else id(opened)
+        return where, getattr(self.store, "owner", ""), self.vault_name, session_id
 
     async def close(self) -> None:
         """Store what could not be stored in time, and close the store's connections; it reopens on use."""
@@ -281,6 +287,20 @@ class Layers:
             for session_id, unsaved in list(layers._unsaved.items()):
                 await layers._save(session_id, unsaved)
         await self.store.close()
+
+
+def _named(_: object, owner: str | None, vault_name: str, session_id: str) -> str:
+    own = (f" of {what} {name!r}" for what, name in (("owner", owner), ("vault", vault_name)) if name)
+    return repr(session_id) + "".join(own)
+
+
+def _hint(asked: Place, turn: Place) -> str:
+    """How to give the agent that asked the layers of the turn in progress."""
+    if asked[3] != turn[3]:
+        return f"run the agent with conversation_id={turn[3]!r}"
+    if asked[1] != turn[1]:
+        return f"begin the turn with layers.scoped({asked[1]!r}).turn(...)"
+    return f"give the agent Layers with vault_name={turn[2]!r}"
 
 
 async def _call(function: Callable[[Exception], Any], error: Exception) -> None:
@@ -395,12 +415,17 @@ class Turn:
 
     def _is_same(self, other: Turn) -> bool:
         """True if the other turn is open and of the same session of the same store."""
-        return other.is_open and other.layers.place(other.session_id) == self.layers.place(self.session_id)
+        return other.is_open and other.place == self.place
 
     def _release(self) -> None:
         if self._lock is not None:
             self._lock.release()
             self._lock = None
+
+    @property
+    def place(self) -> Place:
+        """Identity of its session."""
+        return self.layers.place(self.session_id)
 
     @property
     def number(self) -> int:

@@ -172,6 +172,40 @@ async def test_a_run_without_the_conversation_id_of_its_turn_is_told(path: Path)
     await layers.close()
 
 
+async def test_a_run_finds_the_turn_that_another_object_of_the_same_file_is_in(path: Path) -> None:
+    layers, talker = Layers(path), Talker("ok.")
+    capability = compiler(layers=Layers(path), role="act")
+    async with layers.turn("dinner", "hello") as turn:
+        turn.registry.register_read("recipes", 7, "Lentil soup")
+        await Agent(talker.model, capabilities=[capability]).run("hello", conversation_id="dinner")
+    assert "Lentil soup" in talker.last.text
+    await layers.close()
+
+
+@pytest.mark.parametrize(
+    ("asked", "hint"),
+    [
+        ({"conversation_id": "supper"}, "conversation_id='dinner'"),
+        ({"owner": "alice"}, "layers.scoped('alice').turn("),
+        ({"vault_name": "kitchen"}, "vault_name=''"),
+    ],
+)
+@pytest.mark.parametrize("in_memory", [True, False])
+async def test_a_run_beside_its_turn_is_told_why_it_finds_no_layers(
+    path: Path, in_memory: bool, asked: dict[str, str], hint: str
+) -> None:
+    errors: list[Exception] = []
+    store = MemoryStore() if in_memory else path
+    layers = Layers(store)
+    other = Layers(store, vault_name=asked.get("vault_name", ""), on_error=errors.append)
+    capability = compiler(layers=other, role="act", owner=asked.get("owner"))
+    agent: Agent[Any, Any] = Agent(Talker("ok.").model, capabilities=[capability])
+    async with layers.turn("dinner", "hello"):
+        await agent.run("hello", conversation_id=asked.get("conversation_id", "dinner"))
+    assert len(errors) == 1 and hint in str(errors[0])
+    await layers.close()
+
+
 # sources that hang
 
 
