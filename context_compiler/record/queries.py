@@ -6,7 +6,7 @@ import json
 from bisect import bisect_left
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any
 
 from context_compiler import ids
@@ -304,10 +304,10 @@ def save(db: Database, entry: Entry) -> Record:
     Bodies are read and compressed before the transaction begins, to keep the write lock short.
     """
     key = session_key(db, entry.record.session_id, entry.record.vault_name)
-    additions = _additions(db, key, entry.raw, entry.view)
+    additions = additions_of(db, key, entry.raw, entry.view)
     with db.transaction():
         session = session_row(db, key, entry.record.created_at)
-        _write_messages(db, additions, key, session, entry.raw, entry.view)
+        write_messages(db, additions, key, session, entry.raw, entry.view)
         record = rows.complete_record(entry, key[2])
         known = _find_view(db, record, session)
         if known is None:
@@ -317,23 +317,13 @@ def save(db: Database, entry: Entry) -> Record:
         return known
 
 
-def archive(db: Database, session_id: str, vault_name: str, raw: Chain) -> None:
-    """Save a raw history without a request, as the newest of its conversation."""
-    key = session_key(db, session_id, vault_name)
-    additions = _additions(db, key, raw, None)
-    with db.transaction():
-        session = session_row(db, key, datetime.now(UTC))
-        _write_messages(db, additions, key, session, raw, None)
-        if raw.ids:
-            advance(db, session, stored(db, raw.ids[-1]))
-
-
 def session_key(db: Database, session_id: str, vault_name: str) -> SessionKey:
     """A conversation of the owner that the connection works for."""
     return rows.plain(session_id), rows.plain(vault_name), writer_of(db)
 
 
-def _additions(db: Database, key: SessionKey, raw: Chain | None, view: Chain | None) -> Additions:
+def additions_of(db: Database, key: SessionKey, raw: Chain | None, view: Chain | None) -> Additions:
+    """What an entry's chains add to the record."""
     additions, own = Additions(), prefix(key[2])
     fresh: set[str] = set()
     for chain, is_raw in ((raw, True), (view, False)):
@@ -412,13 +402,13 @@ def _saved_prefix(db: Database, key: SessionKey, names: Sequence[str]) -> int:
     return 0
 
 
-def _write_messages(
+def write_messages(
     db: Database, additions: Additions, key: SessionKey, session: int, raw: Chain | None, view: Chain | None
 ) -> None:
     """Write new messages; they are collected again if another process has removed what they start from."""
     known = _contents_of(db, additions)
     if not all(anchor in known for anchor in additions.anchors):
-        additions = _additions(db, key, raw, view)
+        additions = additions_of(db, key, raw, view)
         known = _contents_of(db, additions)
     _write(db, additions.messages, known, session)
 

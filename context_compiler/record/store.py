@@ -365,7 +365,7 @@ class SQLStore(Protocol):
 
     async def archive(self, session_id: str, vault_name: str, raw: Chain) -> None:
         """Save a raw history without a request, as the newest of its conversation."""
-        await self.perform(partial(queries.archive, session_id=session_id, vault_name=vault_name, raw=raw))
+        await self.perform(partial(sessions.archive, session_id=session_id, vault_name=vault_name, raw=raw))
 
     async def find_compile(self, cache_key: str) -> tuple[int, Compile] | None:
         """The reusable compile with that cache key and its row number."""
