@@ -128,12 +128,13 @@ class Checkpoints:
         if commit is None:
             raise ContextMemoryError("No checkpoint to rollback to: `checkpoint` makes one, and each can be used once")
         session = await self._then(commit)
-        await self._repo.checkout(commit)
+        await within(self._timeout, "checkout", self._repo.checkout(commit))
         return session
 
     async def _then(self, commit: str) -> Session:
-        known = self._own.get(commit)
-        saved = None if known is not None or self._past is None else await self._past.session_at(commit)
+        known, saved = self._own.get(commit), None
+        if known is None and self._past is not None:
+            saved = await within(self._timeout, "session_at", self._past.session_at(commit))
         if known is None and saved is None:
             raise ContextMemoryError(f"commit {commit} holds no session; `log` names the others")
         return known or restore_session(saved, self._reader)  # pyright: ignore[reportArgumentType] # one of the two is there

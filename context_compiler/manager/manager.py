@@ -219,7 +219,8 @@ class ContextManager:
         Raises:
             SettingsError: Versioning is not enabled.
             ContextMemoryError: There is no checkpoint, or no such commit.
-            Exception: Any error of the repository; memory, session and checkpoints are unchanged then.
+            Exception: Any error of the repository; memory, session and checkpoints are unchanged then. One that took
+                longer than `timeout` may still restore the memory.
         """
         async with self._processor.lock:
             if commit is None:
@@ -234,7 +235,8 @@ class ContextManager:
         """Load the session that memory or repository saved last; return False if there is none.
 
         The first turn, summary, checkpoint, rollback or run does so by itself. Call it to read the session before that,
-        or to continue from the changes of another manager.
+        or to continue from the changes of another manager: turns and responses of this one that were not saved stay,
+        the turns behind those that were read.
 
         Raises:
             ContextMemoryError: The saved session is damaged.
@@ -252,8 +254,9 @@ class ContextManager:
         Raises:
             ContextMemoryError: The text is not a session; the session is unchanged.
         """
-        self.session_id, self._processor.session = load_session(text, self._processor.reader)
-        self._processor.loaded = True
+        processor = self._processor
+        self.session_id, processor.session = load_session(text, processor.reader)
+        processor.loaded, processor.kept = True, processor.session.turns
 
     def as_capability(self) -> ManagedContext:
         """Capability that sends the session on a live agent and leaves the agent's history unchanged."""

@@ -20,7 +20,7 @@ from pydantic_ai.messages import ModelMessage, ModelRequest, SystemPromptPart
 from context_compiler.compiler.advance import freeze, select
 from context_compiler.compiler.policy import Plan
 from context_compiler.compiler.quotes import QUOTES
-from context_compiler.compiler.view import assemble, marked_request, note_text, stamp_of
+from context_compiler.compiler.view import assemble, marked_request, note_text, stamp_of, unfolded
 from context_compiler.errors import ContextMemoryError
 from context_compiler.manager.memory import Saved
 from context_compiler.manager.results import SCORED, GroundedContext, Match, Memory, Score
@@ -302,7 +302,7 @@ class ContextLimit:
     def messages(self, session: Session) -> list[ModelMessage]:
         """Messages of the session within the limit."""
         if uncut_tokens(session, self._reader) <= self._most:
-            return context_messages(session)
+            return unfolded(context_messages(session), self._reader)
         return list(self._cut(session)[0])
 
     def tokens(self, session: Session) -> int:
@@ -311,7 +311,13 @@ class ContextLimit:
         return held if held <= self._most else self._cut(session)[1]
 
     def within(self, session: Session, messages: list[ModelMessage]) -> list[ModelMessage]:
-        """Messages that begin with the session's opening, cut if they exceed the limit or contain half a call."""
+        """Messages that begin with the session's opening, cut if they exceed the limit or contain half a call.
+
+        A turn without an answer keeps no instructions: the host would send those of its agent with the next prompt.
+        """
+        return unfolded(self._fit(session, messages), self._reader)
+
+    def _fit(self, session: Session, messages: list[ModelMessage]) -> list[ModelMessage]:
         history = self._reader.read(messages)
         if history.tokens <= self._most and not pair(history).broken:
             return messages

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import defaultdict
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -29,7 +30,7 @@ from context_compiler.manager.session import (
     with_turn,
 )
 from context_compiler.manager.summary import LLM, Summary, SummaryRow, summarize_turns, summary_row
-from context_compiler.messages.history import History, Reader
+from context_compiler.messages.history import History, Reader, message_body
 from context_compiler.middleware.middleware import log_text
 from context_compiler.recall import pending
 from context_compiler.resilience import attempt, try_await
@@ -64,6 +65,8 @@ class TurnProcessor:
     """Record of the newest summary, or of its failure, until it is saved."""
     loaded: bool = False
     """True once the saved session was looked for; until then nothing is saved over it."""
+    kept: tuple[SessionTurn, ...] = ()
+    """Turns that were saved or read last, or restored since; one of them that is not saved any more was removed."""
     host: History | None = None
     """Last reading of a host's history, so that only new messages are read."""
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -190,7 +193,7 @@ class TurnProcessor:
         stays = tuple(turn for turn in before if turn.key == staying or turn.key in self.live)
         turns = tuple(turn for turn in former.turns if not any(self._begins(turn, one) for one in stays))
         self.session = replace(former, turns=(*turns, *stays), taken=self.session.taken)
-        self.loaded = True
+        self.loaded, self.kept = True, (*self.kept, *turns)
         return RollbackResult(commit_restored=str(commit), turns_lost=max(0, len(before) - len(self.session.turns)))
 
     def _begins(self, turn: SessionTurn, longer: SessionTurn) -> bool:
@@ -201,17 +204,36 @@ class TurnProcessor:
     async def load(self, *, again: bool = False) -> bool:
         """Continue the saved session, once unless `again`; return True if there is one.
 
-        Turns from before the session could be read follow the saved ones; a system prompt of the manager's own stays.
+        Turns that could not be saved follow the saved ones; a system prompt of the manager's own stays.
         """
         if self.loaded and not again:
             return False
         found = await self.checkpoints.latest()
-        unsaved, self.loaded = () if self.loaded else self.session.turns, True
+        self.loaded = True
         if found is None:
             return False
+        saved, unsaved = self._joined(found.turns)
         prompt = self.session.system_prompt or found.system_prompt
-        self.session = replace(found, turns=(*found.turns, *unsaved), system_prompt=prompt)
+        taken = self.session.taken or found.taken
+        self.session = replace(found, turns=(*saved, *unsaved), system_prompt=prompt, taken=taken)
+        self.kept = saved
         return True
+
+    def _joined(self, saved: Sequence[SessionTurn]) -> tuple[tuple[SessionTurn, ...], tuple[SessionTurn, ...]]:
+        """Turns that were read, longer where a response was added here since, and the turns that were never saved."""
+        begun = defaultdict[tuple[bytes, ...], list[SessionTurn]](list)
+        for turn in self.session.turns:
+            begun[_bodies(turn)[:1]].append(turn)
+        found = list[SessionTurn]()
+        for turn in saved if begun else ():
+            said = _bodies(turn)
+            same = begun[said[:1]]
+            at = next((at for at, one in enumerate(same) if _bodies(one)[: len(said)] == said), None)
+            mine = turn if at is None else same.pop(at)
+            found.append(mine if len(mine.messages) > len(said) or mine.key in self.live else turn)
+        left = {turn.key for group in begun.values() for turn in group}
+        left -= {turn.key for turn in self.kept} - self.live
+        return tuple(found or saved), tuple(turn for turn in self.session.turns if turn.key in left)
 
     async def load_or_report(self) -> None:
         """Continue the saved session, and report a failure."""
@@ -227,8 +249,9 @@ class TurnProcessor:
         """
         if not self.loaded:
             raise ContextMemoryError("the saved session could not be read; nothing is saved until it can")
-        await self.checkpoints.keep(self.session, score, self.summary_row)
-        self.summary_row = None
+        session = self.session  # a response may be added meanwhile
+        await self.checkpoints.keep(session, score, self.summary_row)
+        self.kept, self.summary_row = session.turns, None
 
     async def save_or_report(self) -> None:
         """Save the session, and report a failure."""
@@ -303,6 +326,10 @@ class TurnProcessor:
         """Append a score, or replace the last one."""
         scores = self.session.scores[:-1] if again else self.session.scores
         self.session = replace(self.session, scores=(*scores, score)[-MAX_SCORES:])
+
+
+def _bodies(turn: SessionTurn) -> tuple[bytes, ...]:
+    return tuple(map(message_body, turn.messages))
 
 
 LOG = logging.getLogger("context_compiler")

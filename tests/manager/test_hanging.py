@@ -14,7 +14,8 @@ from context_compiler.record.values import Compile
 from tests.manager.fakes import Scribe, managed, talk
 from tests.support.agents import Talker
 
-STEPS = ("search", "remember", "commit", "keep", "latest")
+ROLLBACK = ("checkout", "session_at")
+STEPS = ("search", "remember", "commit", "keep", "latest", *ROLLBACK)
 
 
 class Hanging(VolatileMemory):
@@ -48,6 +49,14 @@ class Hanging(VolatileMemory):
         await self._wait("latest")
         return await super().latest()
 
+    async def checkout(self, commit: str) -> None:
+        await self._wait("checkout")
+        await super().checkout(commit)
+
+    async def session_at(self, commit: str) -> Saved | None:
+        await self._wait("session_at")
+        return await super().session_at(commit)
+
 
 @pytest.fixture(autouse=True)
 async def bounded() -> AsyncIterator[None]:
@@ -66,6 +75,8 @@ async def test_a_turn_goes_on_and_its_trouble_says_what_hangs(method: str) -> No
         max_tokens=300,
         recent_turns_to_keep=1,
         checkpoint_interval=1,
+        auto_rollback=method in ROLLBACK,
+        quality_threshold=1.0,
         on_error=heard.append,
     )
     await talk(manager, 3, words=60 if method == "remember" else 5)
@@ -75,9 +86,16 @@ async def test_a_turn_goes_on_and_its_trouble_says_what_hangs(method: str) -> No
 
 @pytest.mark.parametrize("method", STEPS)
 async def test_an_agent_is_answered(method: str) -> None:
-    manager = managed(memory=Hanging(method), timeout=0.05, checkpoint_interval=1)
+    manager = managed(
+        memory=Hanging(method),
+        timeout=0.05,
+        checkpoint_interval=1,
+        auto_rollback=method in ROLLBACK,
+        quality_threshold=1.0,
+    )
     agent = Agent(Talker("ok.").model, capabilities=[manager.as_capability()])
-    assert (await agent.run("Hello.")).output == "ok."
+    for _ in range(2):
+        assert (await agent.run("Hello.")).output == "ok."
 
 
 async def test_who_asks_is_told() -> None:
@@ -85,3 +103,15 @@ async def test_who_asks_is_told() -> None:
         await managed(memory=Hanging("search"), timeout=0.05).ground_query("heron?")
     with pytest.raises(ContextMemoryError, match="commit took longer"):
         await managed(memory=Hanging("commit"), timeout=0.05).checkpoint()
+
+
+@pytest.mark.parametrize("method", ROLLBACK)
+async def test_who_rolls_back_is_told_and_the_session_goes_on(method: str) -> None:
+    manager = managed(memory=Hanging(method), timeout=0.05, checkpoint_interval=99)
+    commit = await manager.checkpoint()
+    await talk(manager, 1)
+    with pytest.raises(ContextMemoryError, match=f"{method} took longer"):
+        await manager.rollback()
+    assert manager.next_checkpoint == commit
+    await talk(manager, 1)
+    assert manager.turn_count == 2

@@ -110,6 +110,20 @@ async def test_system_text_of_the_agent_is_sent_once_and_stays(way: str) -> None
 
 
 @BOTH
+@pytest.mark.parametrize("beside", [True, False])
+async def test_an_agent_is_not_sent_the_instructions_of_another_whose_run_failed(way: str, beside: bool) -> None:
+    manager, planner, worker = managed(), Talker(ConnectionError("provider is down")), Talker("ok.")
+    part: Any = manager.as_capability() if way == "capability" else ProcessHistory(manager.as_history_processor())
+    parts: list[Any] = [part, compiler(budget=8_000)] if beside else [part]
+    with pytest.raises(ConnectionError):
+        await Agent(planner.model, instructions="You are the planner.", capabilities=parts).run("Plan it.")
+    await Agent(worker.model, capabilities=parts).run("Do it.")
+    assert planner.last.instructions == "You are the planner."
+    assert "Plan it." in worker.last.text and not worker.last.instructions
+    assert [getattr(message, "instructions", None) for message in manager.get_context_messages()][0] is None
+
+
+@BOTH
 async def test_a_memory_that_is_down_stops_nobody(way: str) -> None:
     manager, talker = managed(memory=Fragile("search", "remember", "commit")), Talker("ok.")
     agent = attached(way, manager, talker)

@@ -57,6 +57,65 @@ async def test_of_two_that_start_together_the_second_is_refused(tmp_path: Path) 
         await memory.close()
 
 
+async def test_a_refused_manager_keeps_its_turns_when_it_resumes(tmp_path: Path) -> None:
+    memories = [SQLiteMemory("s", tmp_path / "context.db") for _ in range(3)]
+    first, second, third = (managed("none", memory) for memory in memories)
+    await first.resume()
+    assert (await second.process_turn("from both")).trouble == ()
+    await first.resume()
+    assert second.add_response("answered late")
+    assert (await first.process_turn("from the first")).trouble == ()
+    for text in ("from the second", "from the second"):
+        assert (await second.process_turn(text)).trouble
+    told = ["from both", "answered late", "from the first", "from the second", "from the second"]
+    for _ in range(2):
+        assert await second.resume() and said(second.transcript()) == told
+    assert second.add_response("still open")
+    assert (await second.process_turn("saved")).trouble == ()
+    assert await third.resume() and said(third.transcript()) == [*told, "still open", "saved"]
+    for memory in memories:
+        await memory.close()
+
+
+async def test_a_refused_save_does_not_move_the_transcript(tmp_path: Path) -> None:
+    memories = [SQLiteMemory("s", tmp_path / "context.db") for _ in range(2)]
+    first, second = (managed("none", memory) for memory in memories)
+    assert not await first.resume() and not await second.resume()
+    await talk(first, 3)
+    before = await memories[0].store.transcript("s")
+    assert (await second.process_turn("from the second")).trouble
+    assert await memories[0].store.transcript("s") == before
+    assert await memories[0].store.verify() == ()
+    for memory in memories:
+        await memory.close()
+
+
+async def test_what_another_manager_rolled_back_does_not_come_back(tmp_path: Path) -> None:
+    memories = [SQLiteMemory("s", tmp_path / "context.db") for _ in range(2)]
+    first, second = (managed("none", memory, checkpoint_interval=99) for memory in memories)
+    await talk(first, 1)
+    await first.checkpoint("good")
+    await talk(first, 1, start=1)
+    await first.checkpoint("late")
+    await second.rollback()
+    await second.rollback()
+    assert second.turn_count == 1
+    assert (await first.process_turn("from the first")).trouble
+    assert await first.resume()
+    assert [text.split(" why")[0] for text in said(first.transcript())[::2]] == ["question 0", "from the first"]
+    for memory in memories:
+        await memory.close()
+
+
+async def test_a_run_that_resumes_the_session_keeps_its_turn(memory: AnyMemory) -> None:
+    manager = managed("none", memory)
+    await talk(manager, 1)
+    agent, talker = agent_that_calls(manager.resume, manager)
+    await agent.run("Look again, please.")
+    assert talker.last.text.count("Look again, please.") == 1 and "went back" in talker.last.text
+    assert manager.turn_count == 2 and said(manager.transcript())[-1] == "done."
+
+
 async def test_a_session_that_cannot_be_read_is_not_saved_over(tmp_path: Path) -> None:
     path = tmp_path / "context.db"
     memory = SQLiteMemory("s", path)
@@ -197,7 +256,7 @@ async def test_two_managers_of_one_memory_do_not_overwrite_each_other(memory: An
     assert await one.resume()
     assert (await one.process_turn("one follows the other")).trouble == ()
     assert said((await resumed(memory)).transcript()) == [
-        *("one says this", "the other says that", "one follows the other"),
+        *("one says this", "the other says that", "one goes on", "one follows the other"),
     ]
 
 
