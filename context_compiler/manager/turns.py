@@ -214,7 +214,7 @@ class TurnProcessor:
             return False
         saved, unsaved = self._joined(found.turns)
         prompt = self.session.system_prompt or found.system_prompt
-        taken = self.session.taken or found.taken
+        taken = (self.session.taken if unsaved else None) or found.taken  # a host's next message follows the last turn
         self.session = replace(found, turns=(*saved, *unsaved), system_prompt=prompt, taken=taken)
         self.kept = saved
         return True

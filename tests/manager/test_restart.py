@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from pydantic_ai import Agent
+from pydantic_ai.capabilities import ProcessHistory
 
 from context_compiler.errors import ContextMemoryError
 from context_compiler.manager import ContextManager, SQLiteMemory
@@ -73,6 +74,26 @@ async def test_a_refused_manager_keeps_its_turns_when_it_resumes(tmp_path: Path)
     assert second.add_response("still open")
     assert (await second.process_turn("saved")).trouble == ()
     assert await third.resume() and said(third.transcript()) == [*told, "still open", "saved"]
+    for memory in memories:
+        await memory.close()
+
+
+async def test_answers_of_two_agents_that_take_turns_stay_with_their_questions(tmp_path: Path) -> None:
+    memories = [SQLiteMemory("s", tmp_path / "context.db") for _ in range(2)]
+    managers = [managed("none", memory) for memory in memories]
+    agents = [
+        Agent(Talker(f"{name} says so.").model, capabilities=[ProcessHistory(manager.as_history_processor())])
+        for name, manager in zip("ab", managers, strict=True)
+    ]
+    for manager in managers:
+        await manager.resume()
+    first = (await agents[0].run("a asks")).all_messages()
+    second = (await agents[1].run("b asks")).all_messages()
+    for at, prompt, history in ((1, "b asks more", second), (0, "a asks more", first)):
+        assert await managers[at].resume()
+        await agents[at].run(prompt, message_history=history)
+    told = ["a asks", "b asks", "b says so.", "b asks more", "a asks more"]
+    assert said(managers[0].transcript()) == told
     for memory in memories:
         await memory.close()
 
