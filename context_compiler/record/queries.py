@@ -323,7 +323,7 @@ def session_key(db: Database, session_id: str, vault_name: str) -> SessionKey:
 
 
 def additions_of(db: Database, key: SessionKey, raw: Chain | None, view: Chain | None) -> Additions:
-    """What an entry's chains add to the record."""
+    """Additions of an entry's chains to the record."""
     additions, own = Additions(), prefix(key[2])
     fresh: set[str] = set()
     for chain, is_raw in ((raw, True), (view, False)):
