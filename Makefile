@@ -35,12 +35,12 @@ docs:  ## Run the code and the commands of every page
 
 docs-site:  ## Build the site into build/site, offline, and check its links
 	$(VENV)/bin/pip install -q -e ".[docs]"
-	NO_MKDOCS_2_WARNING=1 $(PYTHON) -m mkdocs build --strict -q
+	NO_MKDOCS_2_WARNING=1 $(PYTHON) -m mkdocs build --strict
 
 marks:  ## Write down which tests are slow, by the last make test
 	$(PYTHON) -m tests.support.slow
 
-ci:  ## Everything, in fresh environments, on the newest and on the lowest host
+ci:  ## Everything in fresh environments: all tests on the newest host, the quick ones on the lowest
 	bash .ci/run
 
 audit:  ## Check dependencies for known vulnerabilities, and the workflows

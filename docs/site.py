@@ -19,6 +19,7 @@ COPIES = {
     "CHANGELOG.md": "changelog.md",
     "SECURITY.md": "security.md",
     "CONTRIBUTING.md": "contributing.md",
+    "CODE_OF_CONDUCT.md": "code-of-conduct.md",
 }
 """Files of the checkout that are pages of the site."""
 

@@ -71,6 +71,16 @@ def test_links_into_the_checkout_lead_to_pages_of_the_site(site: Any) -> None:
     assert "## Recipe assistant" in site.gallery()
 
 
+def test_every_link_on_the_site_leads_to_a_page_or_a_picture_of_it(site: Any) -> None:
+    docs = ROOT / "docs"
+    there = {*uris(nav()), *(file.relative_to(docs).as_posix() for file in docs.rglob("*") if file.suffix != ".py")}
+    sources = {name: name.removeprefix("docs/") for name in PAGES} | site.COPIES
+    for name, page in sources.items():
+        text = re.sub(r"```.*?```", "", (ROOT / name).read_text(encoding="utf-8"), flags=re.S)
+        targets = [site.target(link, page) for _, link in site.LINK.findall(text)]
+        assert not [one for one in targets if ":" not in one and one not in there], name
+
+
 def test_the_skill_does_what_it_shows(
     desk: Path, provider: AnthropicServer, sync_loop: asyncio.AbstractEventLoop
 ) -> None:
