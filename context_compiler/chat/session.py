@@ -216,7 +216,7 @@ class ChatSession:
         budget: Input tokens of one request in Endless mode, a share of the model's window, or `Money`.
         every_turn: Compile in every turn, not only when the history passes the threshold.
         compile_spend_limit: The most that the summaries of the conversation may cost; then no model is asked for them.
-        background: Compile while the conversation goes on, so that no turn waits for it.
+        background: Compile while the conversation goes on, so that fewer turns wait for it.
         reflections: When templates are given past failures.
         notice: Called with each line that a person should read.
         clock: Source of the current time.

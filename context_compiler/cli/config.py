@@ -30,7 +30,7 @@ DEFAULTS: dict[str, object] = {
 }
 EFFECTIVE = {
     "budget": "0.8 of the model's window, or 32,000 tokens if that is unknown",
-    "trigger": "the template's, else about half of the room for messages",
+    "trigger": "the template's, else one that suits the room and the kind of session",
     "reserve": "the model's max_tokens, else 4,096; at most a quarter of the window",
     "window": "the model's, if the host knows it",
     "fidelity": "the template's",

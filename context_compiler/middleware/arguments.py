@@ -107,7 +107,8 @@ class Arguments:
     budget: Budget | None = None
     """Input tokens of one request, a share of the window, or `Money`; None is 0.8 of a known window, else 32,000."""
     trigger: Amount | None = None
-    """When to cut back, in tokens or as a share of the budget; None is the template's, else about half of the room."""
+    """When to cut back, in tokens or as a share of the budget; None is the template's, else one that suits the room and
+    the kind of session."""
     reserve: int | None = None
     """Tokens of a known window that stay free for the answer."""
     window: int | None = None
@@ -121,7 +122,7 @@ class Arguments:
     compile_tool: bool = False
     """Give the agent the tool `compile_context`, with which it has its own conversation compiled."""
     background: bool = False
-    """Compile while the conversation goes on, before the threshold is reached, so that no request waits for it."""
+    """Compile while the conversation goes on, before the threshold is reached, so that requests rarely wait for it."""
     model: Model | str | None = None
     """The compiler's model; None is the run's own, "none" means no model."""
     compile_spend_limit: Money | str | None = None

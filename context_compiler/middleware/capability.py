@@ -71,8 +71,8 @@ class ContextCompiler(Arguments, AbstractCapability[Any]):
         template: A name, a path inside the template folders, or a `Template`.
         budget: Input tokens of one request, a share of the window, or `Money`; None is 0.8 of a known window,
             else 32,000.
-        trigger: When to cut back, in tokens or as a share of the budget; None is the template's, else about half
-            of the room for messages.
+        trigger: When to cut back, in tokens or as a share of the budget; None is the template's, else one that suits
+            the room and the kind of session.
         reserve: Tokens of a known window that stay free for the answer.
         window: The model's context window in tokens, where the host does not know it.
         counter: Token counter; None counts o200k exactly, "provider" asks the model's provider, too.
@@ -81,8 +81,8 @@ class ContextCompiler(Arguments, AbstractCapability[Any]):
             turn.
         compile_tool: Give the agent the tool `compile_context`, with which it has its own conversation
             compiled.
-        background: Compile while the conversation goes on, before the threshold is reached, so that no request
-            waits for it.
+        background: Compile while the conversation goes on, before the threshold is reached, so that requests
+            rarely wait for it.
         model: The compiler's model; None is the run's own, "none" means no model.
         compile_spend_limit: The most that the compiles of a session may cost; then no model is asked. Requests
             do not count.

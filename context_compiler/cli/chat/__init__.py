@@ -75,7 +75,7 @@ def chat(
         typer.Option(
             "--background",
             envvar="CONTEXT_COMPILER_BACKGROUND",
-            help="Compile while the conversation goes on, so that no turn waits.",
+            help="Compile while the conversation goes on, so that fewer turns wait.",
         ),
     ] = False,
     compile_spend_limit: Annotated[
