@@ -180,13 +180,15 @@ class Engine:
         await stage.emit(kind, **report, reason=outcome.failure_reason, notes=outcome.notes[:200])
         if node.name in self._exits:
             return replace(begun, next_node=None, status="success", edge=None)
-        return await self._pause(self._router.route(begun, node, outcome), node.name)
+        ahead = self._router.route(begun, node, outcome)
+        return await self._pause(ahead, node.name) if ahead.how == "jump" else ahead
 
     async def _pause(self, state: RunState, name: str) -> RunState:
-        """Wait before a jump back after a stage ended in an error, longer after each one in a row."""
-        errors = errors_in_a_row(state, name) if state.how == "jump" and not state.ended else 0
+        """Wait before a jump back or a restart after a stage ended in an error, longer after each one in a row."""
+        errors = 0 if state.ended else errors_in_a_row(state, name)[1]
         if errors:
-            await self.config.sleep(self.config.backoff.delay(errors, self.config.draw))
+            earlier = state.lineage.attempt - 1 if state.how == "restart" else 0
+            await self.config.sleep(self.config.backoff.delay(earlier + errors, self.config.draw))
         return state
 
     def _stage(self, state: RunState, node: Node, *, needs_preamble: bool) -> Stage:
@@ -245,6 +247,7 @@ class Engine:
         if state.lineage.attempt > self.config.max_loop_restarts:
             most = self.config.max_loop_restarts
             return fail_run(state, f"the run restarted {most} times, which is the limit (max_loop_restarts)")
+        await self._pause(state, state.current_node or "")
         facts = {"status": "restarted", "restart_target": state.next_node}
         await self.io.emit("run_finalized", run_id=state.run_id, **facts)
         fresh = next_attempt(self.graph, state)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from itertools import takewhile
@@ -111,6 +112,7 @@ def _first(graph: Graph, names: Iterable[str]) -> str | None:
 UNSATISFIED = "goal gate {} unsatisfied and no retry target"
 MOST_ERRORS = 5
 """Errors in a row of one stage after which retry targets are given up."""
+GOOD = frozenset(status.value for status in StageStatus if status.good)
 OUTPUTS = ("last_response_ref", "tool.output_ref")
 """Context keys under which a stage leaves a reference to its complete output."""
 
@@ -272,11 +274,10 @@ class Router:
 
     def _jump(self, state: RunState, node: Node, target: str, *, recheck: bool) -> RunState:
         """The jump to a target, unless the stage keeps ending in an error, which another round does not mend."""
-        if errors_in_a_row(state, node.name) >= MOST_ERRORS:
-            outcome = state.outcomes[node.name]
-            return fail_run(
-                state, f"{node.name}: {MOST_ERRORS} visits in a row ended in an error: {outcome.failure_reason}"
-            )
+        name, errors = errors_in_a_row(state, node.name)
+        if errors >= MOST_ERRORS:
+            reason = state.outcomes[name].failure_reason
+            return fail_run(state, f"{name}: {MOST_ERRORS} visits in a row ended in an error: {reason}")
         again = tuple(dict.fromkeys((*state.recheck, node.name))) if recheck else state.recheck
         return replace(state, next_node=target, how="jump", edge=None, recheck=again)
 
@@ -292,7 +293,13 @@ def _asks_outcome(edge: Edge) -> bool:
         return False
 
 
-def errors_in_a_row(state: RunState, name: str) -> int:
-    """Number of the latest visits to a stage that all ended in an exception."""
-    entries = (entry for entry in reversed(state.logs) if entry.get("node") == name)
-    return sum(1 for _ in takewhile(lambda entry: entry.get("error"), entries))
+def errors_in_a_row(state: RunState, name: str) -> tuple[str, int]:
+    """The stage to blame for a way back, and how many of its latest visits in a row ended in an exception.
+
+    It is the stage that is left, or one that has raised since any stage succeeded: another may report its errors.
+    """
+    own = (entry for entry in reversed(state.logs) if entry.get("node") == name)
+    mine = sum(1 for _ in takewhile(lambda entry: entry.get("error"), own))
+    since = takewhile(lambda entry: entry.get("outcome") not in GOOD, reversed(state.logs))
+    raised = Counter(str(entry.get("node")) for entry in since if entry.get("error"))
+    return max([(name, mine), *raised.items()], key=lambda one: one[1])

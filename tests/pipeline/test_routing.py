@@ -155,6 +155,42 @@ async def test_a_stage_that_only_raises_is_given_up_after_growing_pauses(gate: s
     assert (await play(text, {"g": [RuntimeError("busy")] * 3 + [Outcome()]}, **given))[0].ok
 
 
+@pytest.mark.parametrize("lenient", [True, False])
+async def test_a_gate_after_a_stage_that_only_raises_gives_it_up_too(lenient: bool) -> None:
+    slept: list[float] = []
+
+    async def sleep(seconds: float) -> None:
+        slept.append(seconds)
+
+    way = "" if lenient else '[condition="outcome=fail"]'
+    text = graph(f"h; b; g [goal_gate=true, retry_target=b]; start->h->b; b->g {way}; b->g; g->done")
+    given: dict[str, Any] = {"sleep": sleep, "draw": lambda: 0.5, "strict_failure_edges": False if lenient else None}
+    unmet = Outcome(status=StageStatus.FAIL, failure_reason="not met")
+    broken = {"b": [ConnectionError("down")], "g": [unmet]}
+    result, script = await play(text, broken, **given)
+    assert result.failure_reason == "b: 5 visits in a row ended in an error: ConnectionError: down"
+    assert script.seen == ["h", *["b", "g"] * 5] and slept == [0.2, 0.4, 0.8, 1.6]
+
+    slept.clear()  # a stage that did its work in between: the errors are not why the gate is unmet
+    text = graph(
+        'b; f; g [goal_gate=true, retry_target=b]; start->b; b->f [condition="outcome=fail"]; b->g; f->g; g->done'
+    )
+    result, script = await play(text, {**broken, "g": [unmet] * 7 + [Outcome()]}, **given)
+    assert result.ok and script.seen == ["b", "f", "g"] * 8 and not slept
+
+
+async def test_a_restart_after_an_error_waits_longer_each_time() -> None:
+    slept: list[float] = []
+
+    async def sleep(seconds: float) -> None:
+        slept.append(seconds)
+
+    text = graph('a; b; start->a->b->done; a->a [condition="outcome=fail" loop_restart=true]')
+    given: dict[str, Any] = {"sleep": sleep, "draw": lambda: 0.5, "max_loop_restarts": 3}
+    result, script = await play(text, {"a": [ConnectionError("down")]}, **given)
+    assert script.seen == ["a"] * 4 and slept == [0.2, 0.4, 0.8] and "max_loop_restarts" in result.failure_reason
+
+
 async def test_a_tool_that_exits_with_an_error_is_tried_again(tmp_path: Path) -> None:
     command = f"echo x >> {tmp_path}/tries; test $(wc -l < {tmp_path}/tries) -ge 3"
     text = graph(f't [shape=parallelogram tool_command="{command}" max_retries=N]; start->t->done')
