@@ -247,7 +247,7 @@ def wanted(plan: Plan, limits: Limits, cycle: Cycle, prompt: str) -> int:
 def _asks(plan: Plan, limits: Limits, prompt: str) -> bool:
     """True if a prompt may ask for the past, in words that are stricter where tools are used; a large one always."""
     large = plan.prompt_tokens > limits.room // LARGE
-    return large or asks(asking_part(prompt, plan.counter), plan.counter, strict=plan.work)
+    return large or asks(asking_part(prompt, plan.counter), plan.counter, strict=plan.work > 0)
 
 
 def block_tokens(known: Blocks | None, plan: Plan, limits: Limits, cycle: Cycle) -> int:

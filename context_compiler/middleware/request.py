@@ -25,6 +25,7 @@ from context_compiler.layers.context import NO_LAYERS, LayerBlock
 from context_compiler.messages.history import History
 from context_compiler.messages.items import MESSAGE_OVERHEAD, user_content
 from context_compiler.record.values import NATIVE, Drop, Tool
+from context_compiler.resilience import attempt
 from context_compiler.tokens import TokenCounter, model_family
 
 HOST_IDS = 7
@@ -224,7 +225,8 @@ def host_request(ctx: RunContext[Any], context: ModelRequestContext, counter: To
     request = run_request(ctx, model, given, context.messages)
     return replace(
         request,
-        overhead=_overhead(instructions, tools, counter) + counter.text(schema),
+        overhead=_overhead(_announced(model, parameters, context.messages, instructions), tools, counter)
+        + counter.text(schema),
         refs=any(tool.name == READ for tool in parameters.function_tools),
         hash=_hash([instructions, tools, schema, stable]),
         tools=_tool_list([*map(_entry, sent, facts), *([_native(native, schema)] if native else [])]),
@@ -249,6 +251,20 @@ def _instructions(parts: Sequence[Any] | None, messages: Sequence[ModelMessage])
     return next(([one.instructions] for one in newest if one.instructions), list[str]())
 
 
+def _announced(
+    model: object, parameters: ModelRequestParameters, messages: list[ModelMessage], instructions: list[str]
+) -> list[str]:
+    """The instructions with what the host puts before them for some models while it hands a request to their adapter.
+
+    Only a private method of the host's tells that; without it, or where it fails, they are taken as they are.
+    """
+    parts_of = getattr(model, "_get_instruction_parts", None)
+    if parts_of is None:
+        return instructions
+    parts = attempt(lambda: [str(part.content) for part in parts_of(messages, parameters) or ()]).value
+    return parts if parts and len(parts) > len(instructions) else instructions
+
+
 def countable(model: Any, messages: list[ModelMessage], parameters: ModelRequestParameters) -> list[ModelMessage]:
     """The messages to have counted; with instructions and tools as texts for the Gemini API, which counts contents."""
     if getattr(getattr(model, "client", None), "vertexai", None) is not False:
@@ -256,7 +272,8 @@ def countable(model: Any, messages: list[ModelMessage], parameters: ModelRequest
     tools = [_tool(_facts(tool)) for tool in (*parameters.function_tools, *parameters.output_tools)]
     if parameters.output_mode == "native" and parameters.output_object is not None:
         tools.append(json.dumps(parameters.output_object.json_schema, default=str))
-    fixed = "\n".join([*_instructions(parameters.instruction_parts, messages), *tools])
+    instructions = _instructions(parameters.instruction_parts, messages)
+    fixed = "\n".join([*_announced(model, parameters, messages, instructions), *tools])
     counted = [
         replace(message, parts=[_as_prompt(part) for part in message.parts])
         if isinstance(message, ModelRequest)

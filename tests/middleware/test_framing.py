@@ -10,9 +10,11 @@ from typing import Any
 import pytest
 from pydantic_ai import Agent
 from pydantic_ai.capabilities import ProcessHistory
-from pydantic_ai.messages import ModelMessage, ModelRequest, SystemPromptPart, UserPromptPart
+from pydantic_ai.messages import InstructionPart, ModelMessage, ModelRequest, SystemPromptPart, UserPromptPart
+from pydantic_ai.models import Model, ModelRequestParameters
+from pydantic_ai.models.function import FunctionModel
 
-from context_compiler import build_compiling_history_processor
+from context_compiler import TokenCounter, View, build_compiling_history_processor
 from context_compiler.messages.items import mark_of, user_content
 from tests.support.agents import Talker, compiler, run
 from tests.support.histories import assistant, long_history, prose, user
@@ -106,3 +108,29 @@ async def test_a_history_processor_counts_the_note_that_the_host_adds_after_it(b
     agent = Agent(talker.model, tools=[look], capabilities=[ProcessHistory(processor)])
     await agent.run(f"What about it? {prose(2, 640)}", message_history=[user("Hi."), assistant("Hello.")] * 8)
     assert len(talker.sent) == 2 and talker.last.tokens <= budget
+
+
+class Announcing(FunctionModel):
+    """A model whose host explains its frames to it, beside the instructions."""
+
+    _announces_lookalike_notes = True
+
+
+@pytest.mark.parametrize("told", [True, False])
+async def test_what_the_host_puts_before_instructions_is_counted(told: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    talker = Talker("ok")
+    model = Announcing(talker.model.function, profile={"default_framing_announcement": "always"})  # pyright: ignore
+    announced = model._get_instruction_parts(  # pyright: ignore[reportPrivateUsage]
+        [], ModelRequestParameters(instruction_parts=[InstructionPart("Be brief.")])
+    )
+    tokens = [TokenCounter().text(part.content) for part in announced or ()]
+    if len(tokens) < 2:
+        pytest.skip("this host announces nothing")
+    if not told:
+        monkeypatch.delattr(Model, "_get_instruction_parts")
+    views: list[View] = []
+    agent = Agent(model, instructions="Be brief.", capabilities=[compiler(budget=BUDGET, on_view=views.append)])
+    await run(agent, "And now?", message_history=long_history(30))
+    fixed = TokenCounter().text("Be brief.") + (tokens[0] if told else 0)
+    assert fixed <= views[-1].ledger["tokens"]["instructions and schemas"] < fixed + 16
+    assert views[-1].record is not None and views[-1].record.tokens_sent <= BUDGET

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from pydantic_ai import Agent
+from pydantic_ai import Agent, models
 from pydantic_ai.capabilities import ProcessHistory
 from pydantic_ai.messages import ModelMessage
 from pydantic_ai.usage import UsageLimits
@@ -201,11 +201,12 @@ async def test_the_least_is_no_floor_where_the_provider_counts_it_within_the_bud
 
 
 async def test_a_short_history_goes_out_whole_where_the_provider_counts_less_than_its_family_is_known_for() -> None:
+    budget = 900 + 140 * hasattr(models, "lookalike_note_announcement")  # a text of the host's beside the instructions
     with AnthropicServer("done", count=lambda text: OURS.text(text) // 2) as server:
-        seen = Seen(server, "claude-sonnet-4-6", budget=900, trigger=1.0)
+        seen = Seen(server, "claude-sonnet-4-6", budget=budget, trigger=1.0)
         await seen.agent.run("and now?", message_history=long_history(2))
-    assert 720 < seen.views[0].record.tokens_exact <= 900  # pyright: ignore[reportOptionalMemberAccess]
-    assert seen.views[0].status == "raw" and server.prompt_tokens[0] <= 900 and seen.counts == 2
+    assert 0.8 * budget < seen.views[0].record.tokens_exact <= budget  # pyright: ignore[reportOptionalMemberAccess]
+    assert seen.views[0].status == "raw" and server.prompt_tokens[0] <= budget and seen.counts == 2
 
 
 async def test_a_view_that_stands_in_for_another_is_held_to_the_ratio_that_its_cycle_was_cut_by() -> None:
@@ -219,10 +220,10 @@ async def test_a_view_that_stands_in_for_another_is_held_to_the_ratio_that_its_c
         seen = Seen(server, "claude-sonnet-4-6", budget=8_000, trigger=1.0, model=Notes(notes).model)
         history = (await seen.agent.run("and now?", message_history=long_history(60))).all_messages()
         rate = 1.0
-        for turn in range(9):
-            prompt = f"Question {turn}: {prose(turn, 90 if turn < 8 else 1_200)}"
+        for turn in range(12):
+            prompt = f"Question {turn}: {prose(turn, 60 if turn < 11 else 600)}"
             history = (await seen.agent.run(prompt, message_history=history)).all_messages()
-    assert [view.status for view in seen.views] == ["compiled", *["cycle"] * 8, "fallback"]
+    assert [view.status for view in seen.views] == ["compiled", *["cycle"] * 11, "fallback"]
     assert max(view.tokens_sent for view in seen.views) <= 8_000 and len(seen.errors) == 1
 
 
