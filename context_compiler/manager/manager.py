@@ -56,6 +56,7 @@ class ContextManager:
 
     Raises:
         SettingsError: An argument is invalid, or two contradict each other.
+        TemplateError: There is no template of that name.
     """
 
     def __init__(
@@ -281,6 +282,8 @@ def check_arguments(
         raise SettingsError(f"scorer={scorer!r}: give an object with `calculate(state)`")
     if not isinstance(template, Template) and not (isinstance(template, str) and template.strip()):
         raise SettingsError(f"template={template!r}: give the name of a template, or a Template")
+    if isinstance(template, str):
+        TemplateLibrary().check(template)
     if on_error is not None and not callable(on_error):
         raise SettingsError(f"on_error={on_error!r}: give a function of one error")
     if config.auto_rollback and repo is None:

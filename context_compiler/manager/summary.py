@@ -30,6 +30,7 @@ from context_compiler.errors import CompileError, SettingsError
 from context_compiler.fidelity import CAPS, Fidelity
 from context_compiler.messages.history import History, Reader
 from context_compiler.messages.turns import outline, pair
+from context_compiler.middleware.arguments import check_model_name
 from context_compiler.recall.selection import choose, passages, quoted
 from context_compiler.record.values import Compile, now, with_null_reasons
 from context_compiler.resilience import try_await
@@ -236,6 +237,8 @@ def ask_function(llm: object, timeout: float) -> AskFunction | None:
             raise SettingsError(f"the agent {cast(Any, llm).name!r} has no model: give it one, or name a model as llm")
         return partial(ask, model=model, timeout=timeout)
     if isinstance(llm, str | Model) and llm:
+        if isinstance(llm, str):
+            check_model_name(llm, "llm")
         return partial(ask, model=cast("Model | str", llm), timeout=timeout)
     if callable(llm):
         return partial(_call_function, llm, timeout)

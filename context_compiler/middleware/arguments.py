@@ -283,11 +283,8 @@ class Arguments:
         """
         if isinstance(self.template, str):
             TemplateLibrary(vault=self.vault, system=self.system).check(self.template)
-        if isinstance(self.model, str) and self.model not in ("none", "test"):
-            provider, _ = parse_model_id(self.model)
-            if provider is None or isinstance(attempt(partial(infer_provider_class, provider)).error, ValueError):
-                remedy = "give provider:name, such as openai:gpt-5, or a Model"
-                raise SettingsError(f"model={self.model!r}: there is no such model; {remedy}")
+        if isinstance(self.model, str) and self.model != "none":
+            check_model_name(self.model, "model")
 
     def _fidelity(self) -> Fidelity | None:
         return None if self.fidelity is None else Fidelity.parse(self.fidelity, where="fidelity")
@@ -444,3 +441,17 @@ def _first(*given: Count | None) -> int | None:
     """The first count that is given; None means all."""
     value = next((one for one in given if one is not None), "all")
     return None if isinstance(value, str) else value
+
+
+def check_model_name(model: str, what: str) -> None:
+    """Refuse the name of a model whose provider does not exist.
+
+    Raises:
+        SettingsError: There is no model of that name; `what` was given.
+    """
+    provider, _ = parse_model_id(model)
+    if model != "test" and (
+        provider is None or isinstance(attempt(partial(infer_provider_class, provider)).error, ValueError)
+    ):
+        remedy = "give provider:name, such as openai:gpt-5, or a Model"
+        raise SettingsError(f"{what}={model!r}: there is no such model; {remedy}")

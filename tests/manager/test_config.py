@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from pydantic_ai import Agent
 
-from context_compiler.errors import SettingsError
+from context_compiler.errors import SettingsError, TemplateError
 from context_compiler.manager import (
     ContextConfig,
     ContextManager,
@@ -147,3 +147,10 @@ def test_an_agent_without_a_model_has_no_manager() -> None:
 
 def test_a_function_may_stand_for_a_model() -> None:
     assert managed(Scribe()).quality_score() >= 0.6
+
+
+def test_a_template_or_a_model_that_does_not_exist_is_refused_where_it_is_given() -> None:
+    with pytest.raises(TemplateError, match="there is no template of that name"):
+        ContextManager(VolatileMemory(), "none", template="nope")
+    with pytest.raises(SettingsError, match="llm='nosuch:model': there is no such model"):
+        ContextManager(VolatileMemory(), "nosuch:model")

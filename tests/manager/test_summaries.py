@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -202,9 +203,15 @@ async def test_what_the_summary_says_is_not_said_again_by_memory() -> None:
     assert result.grounding_used == ()
 
 
-async def test_a_template_that_is_missing_is_told_to_who_asks_and_done_without_in_a_turn() -> None:
-    memory = VolatileMemory()
-    manager = ContextManager(memory, Scribe(), template="no_such_template")
+async def test_a_template_that_went_missing_is_told_to_who_asks_and_done_without_in_a_turn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    own = tmp_path / "system" / "ContextTemplates" / "own.md"
+    own.parent.mkdir(parents=True)
+    own.write_text("Summarise: {{ previous_summary }}")
+    manager = ContextManager(VolatileMemory(), Scribe(), template="own")
+    own.unlink()
     await talk(manager, 8)
     with pytest.raises(TemplateError):
         await manager.summarize()
