@@ -97,6 +97,11 @@ class PipelineError(ContextCompilerError):
 class RunOwnedError(PipelineError):
     """Another process owns a run, or has taken it over."""
 
+    def __init__(self, message: str, *, patience: float = 0.0) -> None:
+        super().__init__(message)
+        self.patience = patience
+        """Seconds within which the run is free if its owner is dead; 0 if that would be known at once."""
+
 
 class GraphError(PipelineError):
     """A graph cannot be read, or has errors that keep it from being run."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Coroutine, Mapping, Sequence
 from contextlib import AsyncExitStack, suppress
 from dataclasses import replace
@@ -43,6 +44,8 @@ T = TypeVar("T")
 
 DEEPEST = 16
 """Runs around a child pipeline, at most."""
+PAUSE_S = 0.2
+"""Seconds between two tries to own a child."""
 
 _METER = get_meter("context_compiler")
 _RUNS = _METER.create_counter("context_compiler.runs", "{run}", "Pipeline runs that ended, by status")
@@ -220,7 +223,7 @@ class ActiveRun:
         config = replace(config, journal=advance_plainly)
         prepared, names = prepare(graph, config), graph_hashes(graph)
         async with AsyncExitStack() as owned:
-            lost = await owned.enter_async_context(store.own(run_id))
+            lost = await _own_child(store, run_id, owned)
             known = await store.load(run_id)
             state = known or initial_state(prepared, names, run_id, {})
             if known is None:
@@ -245,6 +248,23 @@ class ActiveRun:
         if self.root is None or isinstance(self.store, FileRuns):
             return None
         return self.root / "children" / folder_name(run_id)
+
+
+async def _own_child(store: RunStore, run_id: str, owned: AsyncExitStack) -> Lost:
+    """Own a child until `owned` ends. A lease of the parent's former owner, if that is dead, is waited for.
+
+    Raises:
+        RunOwnedError: somebody else owns it and goes on to do so.
+    """
+    end: float | None = None
+    while True:
+        try:
+            return await owned.enter_async_context(store.own(run_id))
+        except RunOwnedError as error:
+            end = time.monotonic() + error.patience if end is None else end
+            if time.monotonic() >= end:
+                raise
+        await asyncio.sleep(PAUSE_S)
 
 
 def _count(event: Event) -> None:

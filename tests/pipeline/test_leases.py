@@ -7,6 +7,7 @@ import os
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -171,6 +172,64 @@ async def test_no_clock_of_a_worker_ends_a_lease(postgres_url: str, monkeypatch:
         assert await second.owned(["r", "other"]) == {"r"}
     await first.close()
     await second.close()
+
+
+INNER = graph("x; start->x->done")
+OUTER = 'm [shape=house stack.child_dotfile="%s" "manager.poll_interval"="10ms"]; a; start->m->a->done'
+
+
+async def stopped_in_its_child(address: str, folder: Path) -> list[str]:
+    """Submit the run `r`, and stop its worker while it supervises the child `r.m.1`; the keys of stages so far."""
+    (folder / "child.dot").write_text(INNER)
+    runs, there, seen = opened(address), asyncio.Event(), list[str]()
+    await RunQueue(runs).submit(graph(OUTER % (folder / "child.dot")), run_id="r")
+
+    async def work(stage: Stage) -> Outcome:
+        seen.append(stage.key)
+        there.set()
+        await asyncio.Event().wait()
+        return Outcome()
+
+    worker = Worker(runs=runs, configure=lambda taken: RunConfig(handlers={"codergen": work}), poll=0.02)
+    running = asyncio.create_task(worker.run())
+    await asyncio.wait_for(there.wait(), 30)
+    worker.stop()
+    await running
+    await runs.close()
+    return seen
+
+
+async def lease(runs: SQLRuns, run_id: str, seconds: float) -> None:
+    """Let a run be owned for some more seconds, as if its owner had died just now."""
+    await runs.database.transact(Statement("UPDATE leases SET until = NOW + ? WHERE run = ?", (seconds, run_id)))
+
+
+async def test_who_takes_a_run_over_waits_for_the_lease_of_its_child(postgres_url: str, tmp_path: Path) -> None:
+    seen = await stopped_in_its_child(postgres_url, tmp_path)
+    runs = opened(postgres_url)
+    await lease(runs, "r.m.1", 1.0)
+
+    async def work(stage: Stage) -> Outcome:
+        seen.append(stage.key)
+        return Outcome()
+
+    configure = lambda taken: RunConfig(handlers={"codergen": work})  # noqa: E731
+    await Worker(runs=runs, configure=configure, poll=0.02).run(until_empty=True)
+    state = await runs.load("r")
+    assert state is not None and (state.status, state.failure_reason) == ("success", "")
+    assert seen == ["r.m.1/x/1/1", "r.m.1/x/1/1", "r/a/1/1"]
+    await runs.close()
+
+
+async def test_a_child_that_is_owned_on_and_on_fails_its_parent(postgres_url: str, tmp_path: Path) -> None:
+    await stopped_in_its_child(postgres_url, tmp_path)
+    runs, other = pipeline.PostgresRuns(postgres_url, lease=0.3), pipeline.PostgresRuns(postgres_url, lease=0.3)
+    async with other.own("r.m.1"):
+        await Worker(runs=runs, configure=lambda taken: RunConfig(simulate=True), poll=0.02).run(until_empty=True)
+    state = await runs.load("r")
+    assert state is not None and state.status == "fail" and "under way elsewhere" in state.failure_reason
+    await runs.close()
+    await other.close()
 
 
 async def test_nobody_writes_to_a_run_that_another_owns(postgres_url: str) -> None:

@@ -50,6 +50,7 @@ WHERE lease.until <= NOW OR lease.holder = excluded.holder RETURNING token
 """
 _RENEW = "UPDATE leases SET until = NOW + ? WHERE run = ? AND token = ? RETURNING token"
 _RELEASE = "UPDATE leases SET token = token + 1, until = 0 WHERE run = ? AND token = ?"
+_LEFT = "SELECT until - NOW FROM leases WHERE run = ?"
 _HELD = "SELECT 1 FROM leases WHERE run = ? AND token = ? FOR SHARE"
 _FREE = "SELECT 1 WHERE NOT EXISTS (SELECT 1 FROM leases WHERE run = ? AND until > NOW)"
 _OWNED = "SELECT run FROM leases WHERE until > NOW"
@@ -191,7 +192,7 @@ class PostgresRuns(SQLRuns):
         """Own a run, by a lease that is renewed until the context ends."""
         (found,) = await self.database.transact(Statement(_ACQUIRE, (run_id, uuid4().hex, self._lease)))
         if not found:
-            raise RunOwnedError(f"run {run_id!r} is under way elsewhere: wait for it, or end it")
+            raise await self._owned_elsewhere(run_id)
         token: int = found[0][0]
         lost: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._tokens[run_id] = token
@@ -208,6 +209,12 @@ class PostgresRuns(SQLRuns):
                 self._tokens.pop(run_id, None)
                 self.forget(run_id)
                 await self._release(run_id, token)
+
+    async def _owned_elsewhere(self, run_id: str) -> RunOwnedError:
+        (rows,) = await self.database.transact(Statement(_LEFT, (run_id,)))
+        left = float(rows[0][0]) if rows else 0.0
+        why = f"run {run_id!r} is under way elsewhere: wait for it, or end it"
+        return RunOwnedError(why, patience=max(left, 0.0) + self._lease)  # a slow owner may renew it once more
 
     async def _release(self, run_id: str, token: int) -> None:
         try:
