@@ -92,6 +92,7 @@ def checkpoint_document(state: RunState) -> dict[str, Any]:
         "artifacts": dict(state.artifacts),
         "threads": threads,
         "branches": dict(state.branches),
+        "attempts": dict(state.attempts),
     }
 
 
@@ -144,6 +145,7 @@ def _state(data: Mapping[str, Any]) -> RunState:
         artifacts=dict(data["artifacts"]),
         threads={key: parse_thread(one) for key, one in data["threads"].items()},
         branches=dict(data.get("branches") or {}),
+        attempts={str(place): int(number) for place, number in dict(data.get("attempts") or {}).items()},
         status=data["terminal_status"] or ("restarted" if restart else ""),
         failure_reason=data["terminal_failure_reason"] or "",
         sequence=int(data["metadata"]["sequence_no"]),
@@ -296,9 +298,10 @@ MAPPINGS = {
     "context": "context",
     "artifacts": "artifacts",
     "branches": "branches",
+    "attempts": "attempts",
 }
 """Sections that are mappings, by the state field they come from."""
-UNTRACKED = ("artifacts", "branches")
+UNTRACKED = ("artifacts", "branches", "attempts")
 """Mappings whose changes are not tracked by stages."""
 SEQUENCES = {"completed_nodes": "completed", "logs": "logs"}
 THREADS, MARKS = "threads", "marks"

@@ -1,7 +1,7 @@
 """The loop of a run: run a stage, apply its outcome, choose the next stage, save the state.
 
-A step reads everything from the state, and returns everything it changes in a new one. Results of finished branches are
-saved while their parallel stage still runs, so that a resumed run does not repeat them.
+A step reads everything from the state, and returns everything it changes in a new one. While a stage still runs, its
+finished branches are saved, so that a resumed run does not repeat them, and so is the number of each further attempt.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class Engine:
         self._router = Router(graph, io.config, gates=not branch_id)
         self._exits = {node.name for node in graph.exits}
         self._branches: list[BranchResult] = []
-        self._branch_log = Branches(io.save)
+        self._stage_log = StageLog(io.save)
 
     async def run(self, state: RunState) -> RunState:
         """Run to the end, saving after each step; the final state."""
@@ -159,20 +159,24 @@ class Engine:
         begun = replace(state, visits=visits, resumed=still, fidelity=stage.fidelity, thread=stage.thread_id)
         self._branches = []
         if not self.branch_id:
-            self._branch_log.begin(state, self._artifacts)
+            self._stage_log.begin(state, self._artifacts)
         started = self.config.clock()
         facts = {"index": state.sequence, "visit": stage.visit, "fidelity": str(stage.fidelity)}
         await stage.emit("stage_started", **facts, thread=stage.thread_id, handler=node.handler)
         async with stage.session.lock if stage.session else nullcontext():
             if stage.session and state.how == "jump":
                 stage.session.cut_back(node.name)
-            outcome, retries = await run_attempts(handler, stage)
+            first, begin = (
+                self._stage_log.attempt(stage.visit_key),
+                partial(self._stage_log.begin_attempt, stage.visit_key),
+            )
+            outcome, retries = await run_attempts(handler, stage, first=first, begin=begin)
         duration = max(0.0, self.config.clock() - started)
         begun = merge_branches(begun, stage.context, self._branches)
         names = frozenset((node.name, *(name for one in self._branches for name in one.after.visits)))
         begun, outcome = complete_stage(begun, stage, outcome, retries, duration)
         changes = Changes(since=state.sequence, names=names, keys=stage.context.changed_keys())
-        begun = replace(begun, threads=self._threads(state), changes=changes, branches={})
+        begun = replace(begun, threads=self._threads(state), changes=changes, branches={}, attempts={})
         if self.branch_id or node.name not in self._exits:
             stage.write_status(outcome)
         kind = "stage_failed" if outcome.status is StageStatus.FAIL else "stage_completed"
@@ -263,13 +267,13 @@ class Engine:
         source = self.graph.edges[place].source
         here = f"{source}.{state.visits.get(source, 0) + 1}:{name}"
         begun = branch_state(state, context, target=target, place=place, branch_id=branch_id)
-        now = self._branch_log.find(here, begun)
+        now = self._stage_log.find(here, begun)
         if now is None:
             engine = Engine(self.graph, self.io, branch_id=name, shared=shared_stages(self.graph, place, stop))
-            engine._artifacts, engine._branch_log = self._artifacts, self._branch_log
+            engine._artifacts, engine._stage_log = self._artifacts, self._stage_log
             engine._thread_sessions = {key: session.copy() for key, session in self._thread_sessions.items()}
             now = await engine._run_to(begun, stop)
-            await self._branch_log.record(here, begun, now)
+            await self._stage_log.record(here, begun, now)
         self._branches.append(BranchResult(place=place, before=begun, after=now))
         return now
 
@@ -282,19 +286,21 @@ class Engine:
         return state
 
 
-class Branches:
-    """Finished branches of the stage that is running, by place, nested ones included."""
+class StageLog:
+    """Progress of the running stage: finished branches by place, nested ones included, and attempts under way."""
 
-    def __init__(self, save: Callable[[RunState], Awaitable[None]]) -> None:
+    def __init__(self, save: Save) -> None:
         self._save = save
         self._lock = asyncio.Lock()
         self._state: RunState | None = None
         self._artifacts = ArtifactStore()
         self._ended: dict[str, Any] = {}
+        self._attempts: dict[str, int] = {}
 
     def begin(self, state: RunState, artifacts: ArtifactStore) -> None:
-        """Start a stage; `state` is the run before it, and holds branches that finished before an interruption."""
+        """Start a stage; `state` is the run before it, and holds what it did before an interruption."""
         self._state, self._artifacts, self._ended = state, artifacts, dict(state.branches)
+        self._attempts = dict(state.attempts)
 
     def find(self, place: str, before: RunState) -> RunState | None:
         """Final state of a finished branch, given the state it started with; None if it has not finished.
@@ -311,14 +317,29 @@ class Branches:
     async def record(self, place: str, before: RunState, after: RunState) -> None:
         """Save how a branch ended. If that fails the run goes on, and the next checkpoint decides."""
         self._ended[place] = _changes(before, after)
+        try:
+            await self._write()
+        except PipelineError as error:
+            log.warning("the branch %s has ended, but that could not be kept: %s", place, error)
+
+    def attempt(self, visit_key: str) -> int:
+        """Number of the attempt of a visit that is under way, or comes first."""
+        return self._attempts.get(visit_key, 1)
+
+    async def begin_attempt(self, visit_key: str, number: int) -> None:
+        """Save that an attempt of a visit is under way.
+
+        Raises:
+            PipelineError: it could not be saved.
+        """
+        self._attempts[visit_key] = number
+        await self._write()
+
+    async def _write(self) -> None:
         async with self._lock:
-            state = self._state
-            if state is None:
-                return
-            try:
-                await self._save(replace(state, branches=dict(self._ended), artifacts=self._artifacts.in_memory()))
-            except PipelineError as error:
-                log.warning("the branch %s has ended, but that could not be kept: %s", place, error)
+            if self._state is not None:
+                kept = replace(self._state, branches=dict(self._ended), attempts=dict(self._attempts))
+                await self._save(replace(kept, artifacts=self._artifacts.in_memory()))
 
 
 def _changes(before: RunState, after: RunState) -> dict[str, Any]:

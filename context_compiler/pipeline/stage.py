@@ -119,8 +119,13 @@ class Stage:
     @property
     def key(self) -> str:
         """Idempotency key, `run/stage/visit/attempt`: the same when a stage runs again because its process died."""
+        return f"{self.visit_key}/{self.attempt}"
+
+    @property
+    def visit_key(self) -> str:
+        """The key without the attempt."""
         place = (self.branch_id, self.node.name) if self.branch_id else (self.node.name,)
-        return "/".join((self.run_id, *place, str(self.visit), str(self.attempt)))
+        return "/".join((self.run_id, *place, str(self.visit)))
 
     def write(self, name: str, text: str) -> None:
         """Write a file to its folder, if it has one.
@@ -265,13 +270,22 @@ def stage_input(
     return StageInput(fidelity=fidelity, thread=thread, context=context, preamble=preamble)
 
 
-async def run_attempts(handler: HandlerLike, stage: Stage) -> tuple[Outcome, int]:
-    """Run a stage, with retries; its outcome and the number of retries."""
+async def run_attempts(
+    handler: HandlerLike, stage: Stage, *, first: int, begin: Callable[[int], Awaitable[None]]
+) -> tuple[Outcome, int]:
+    """Run a stage, with retries; its outcome and the number of retries.
+
+    Args:
+        handler: Its handler.
+        stage: The visit.
+        first: Number of the attempt that was under way when the process before this one died.
+        begin: Records the number of an attempt before it begins, so that no other process gives it to another one.
+    """
     has = traits(handler)
     most = max_attempts(stage.node, stage.graph) if has.retries else 1
     pauses = backoff_of(stage.node, stage.config.backoff)
     marks = len(stage.session.marks) if stage.session else 0
-    number = 1
+    number = first
     while True:
         limit = None if has.keeps_time else stage.node.timeout
         outcome, again = await _attempt_once(handler, replace(stage, attempt=number), limit=limit)
@@ -283,10 +297,11 @@ async def run_attempts(handler: HandlerLike, stage: Stage) -> tuple[Outcome, int
             return _exhausted(stage, outcome), number - 1
         delay = pauses.delay(number, stage.config.draw)
         await stage.emit("stage_retrying", attempt=number, delay=delay, reason=outcome.failure_reason)
+        number += 1
+        await begin(number)
         await stage.config.sleep(delay)
         if stage.session:
             stage.session.trim(marks)
-        number += 1
 
 
 def _exhausted(stage: Stage, outcome: Outcome) -> Outcome:

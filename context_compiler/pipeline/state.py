@@ -396,6 +396,8 @@ class RunState:
     threads: Mapping[str, Thread] = field(default_factory=dict[str, Thread])
     branches: Mapping[str, Any] = field(default_factory=dict[str, Any])
     """Finished branches by place, while the parallel stage `next_node` is unfinished."""
+    attempts: Mapping[str, int] = field(default_factory=dict[str, int])
+    """Attempts under way in the unfinished stage, from the second one on, by their keys without the number."""
     status: str = ""
     """Empty while it runs; `success` or `fail` after the end; `restarted` before the next attempt."""
     failure_reason: str = ""

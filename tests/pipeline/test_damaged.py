@@ -32,6 +32,7 @@ TEXT = graph("a [prompt=a fidelity=full thread_id=t]; b [prompt=b fidelity=full 
         (("node_visits", "b"), None),
         (("artifacts",), {"one": None}),
         (("artifacts",), {"one": {"name": "one"}}),
+        (("attempts",), {"r/b/1": "two"}),
         (("threads", "t", "messages"), "hello"),
         (("threads", "t", "messages"), [{"kind": "letter"}]),
         (("threads", "t", "marks"), [["a", 99]]),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,18 @@ from typing import Any
 import pytest
 
 from context_compiler.errors import GraphError, PipelineError
-from context_compiler.pipeline import Event, MemoryRuns, RunInfo, Stage, resume_pipeline, run_pipeline
+from context_compiler.pipeline import (
+    Event,
+    MemoryRuns,
+    Outcome,
+    RunInfo,
+    SQLiteRuns,
+    Stage,
+    StageStatus,
+    resume_pipeline,
+    run_pipeline,
+)
+from context_compiler.pipeline.stores.sql import Statement
 from tests.pipeline.conftest import Open
 from tests.pipeline.playing import Heard, Script, graph, no_wait
 from tests.pipeline.resuming import LONG, Stopping, half, scripted, told
@@ -46,6 +58,60 @@ async def test_completed_stages_do_not_run_again(open_store: Open) -> None:
     assert numbers == sorted(set(numbers))
     ended = await resume_pipeline("r", runs=store)
     assert ended.state == result.state
+    await store.close()
+
+
+# Idempotency keys.
+
+PAY = graph("a; pay [max_retries=3]; start->a->pay->done")
+PAY_IN_A_BRANCH = graph(
+    "p [shape=component]; pay [max_retries=3]; b; j [shape=tripleoctagon]; start->p; p->pay->j; p->b->j; j->done"
+)
+
+
+@pytest.mark.parametrize(("text", "key"), [(PAY, "r/pay/1"), (PAY_IN_A_BRANCH, "r/pay/pay/1")])
+async def test_the_attempt_under_way_is_repeated_with_its_key_and_the_next_ones_go_on_from_it(
+    text: str, key: str, open_store: Open
+) -> None:
+    store, seen, there = open_store(), list[str](), asyncio.Event()
+
+    async def pay(stage: Stage) -> Outcome:
+        if stage.node.name != "pay":
+            return Outcome()
+        seen.append(stage.key)
+        if len(seen) == 2:  # its process dies here
+            there.set()
+            await asyncio.Event().wait()
+        return Outcome(status=StageStatus.RETRY)
+
+    options: dict[str, Any] = {"runs": store, "handlers": {"codergen": pay}, "sleep": no_wait}
+    task = asyncio.create_task(run_pipeline(text, run_id="r", **options))
+    await asyncio.wait_for(there.wait(), 30)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    await store.close()
+    options["runs"] = again = open_store()
+    result = await resume_pipeline("r", **options)
+    assert [one.removeprefix(key) for one in seen] == ["/1", "/2", "/2", "/3", "/4"]
+    assert result.outcomes["pay"].failure_reason == "max retries exceeded"
+    state = await again.load("r")
+    assert state is not None and state.attempts == {}
+    await again.close()
+
+
+async def test_an_attempt_whose_number_cannot_be_saved_does_not_begin(tmp_path: Path) -> None:
+    store, seen = SQLiteRuns(tmp_path / "runs.db"), list[str]()
+
+    async def pay(stage: Stage) -> Outcome:
+        seen.append(stage.key)
+        await store.database.transact(Statement("ALTER TABLE cells RENAME TO away"))
+        return Outcome(status=StageStatus.RETRY)
+
+    text = graph("pay [max_retries=3]; start->pay->done")
+    with pytest.raises(PipelineError, match="what was saved before is intact"):
+        await run_pipeline(text, runs=store, run_id="r", handlers={"codergen": pay}, sleep=no_wait)
+    assert seen == ["r/pay/1/1"]
     await store.close()
 
 
