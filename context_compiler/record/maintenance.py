@@ -27,39 +27,45 @@ DROP_NODES = f"""
 WITH RECURSIVE kept (id) AS (
     {" UNION ".join(f"SELECT {column} FROM {table}" for table, column in (*rows.TIPS, *rows.TURN_TIPS))}
     UNION SELECT node FROM entries
-    UNION SELECT n.parent FROM kept JOIN nodes n ON n.id = kept.id
+    UNION SELECT (SELECT n.parent FROM nodes n WHERE n.id = kept.id) FROM kept
 )
-DELETE FROM nodes WHERE id NOT IN (SELECT id FROM kept WHERE id NOT NULL)
+DELETE FROM nodes WHERE id IN (SELECT id FROM nodes EXCEPT SELECT id FROM kept)
+"""
+"""Messages that nothing reaches.
+
+What is kept is taken from a list by `EXCEPT`, here and below: both databases sort or hash it once, while PostgreSQL
+reads the whole of what stands in `NOT IN` anew for each row as soon as it takes it to be large. Parents are found one
+by one, by their key; a join may be planned as one that reads every message for each step of a chain.
 """
 DROP_CONTENTS = """
-DELETE FROM contents WHERE hash NOT IN (
-    SELECT content FROM nodes UNION SELECT instructions FROM nodes WHERE instructions NOT NULL
-    UNION SELECT content FROM copies UNION SELECT state FROM cycles
-    UNION SELECT content FROM entries WHERE content NOT NULL
-    UNION SELECT content FROM memories UNION SELECT state FROM commits WHERE state NOT NULL
-    UNION SELECT content FROM toolsets
+DELETE FROM contents WHERE hash IN (
+    SELECT hash FROM contents EXCEPT SELECT * FROM (
+        SELECT content FROM nodes UNION ALL SELECT instructions FROM nodes UNION ALL SELECT content FROM copies
+        UNION ALL SELECT state FROM cycles UNION ALL SELECT content FROM entries UNION ALL SELECT content FROM memories
+        UNION ALL SELECT state FROM commits UNION ALL SELECT content FROM toolsets
+    ) AS used
 )
 """
 DROP_ENTRIES = """
 WITH RECURSIVE kept (owner, id) AS (
     SELECT s.owner, e.value FROM conversations c JOIN sessions s ON s.id = c.session, json_each(c.tips) e
-    UNION SELECT e.owner, e.parent FROM kept k JOIN entries e ON e.owner = k.owner AND e.id = k.id
+    UNION SELECT k.owner, (SELECT e.parent FROM entries e WHERE e.owner = k.owner AND e.id = k.id) FROM kept k
 )
-DELETE FROM entries WHERE (owner, id) NOT IN (SELECT owner, id FROM kept WHERE id NOT NULL)
+DELETE FROM entries WHERE (owner, id) IN (SELECT owner, id FROM entries EXCEPT SELECT owner, id FROM kept)
 """
 """Entries that neither a conversation nor a branch that it left reaches."""
 DROP_TOOLS = """
-DELETE FROM toolsets WHERE (session, request_hash) NOT IN (
-    SELECT session, request_hash FROM views WHERE request_hash NOT NULL
+DELETE FROM toolsets WHERE (session, request_hash) IN (
+    SELECT session, request_hash FROM toolsets EXCEPT SELECT session, request_hash FROM views
 )
 """
-DROP_COPIES = "DELETE FROM copies WHERE node NOT IN (SELECT id FROM nodes)"
+DROP_COPIES = "DELETE FROM copies WHERE node IN (SELECT node FROM copies EXCEPT SELECT id FROM nodes)"
 DROP_MEMORIES = """
 WITH RECURSIVE kept (id) AS (
     SELECT memory_tip FROM spaces UNION SELECT memory_tip FROM commits
-    UNION SELECT m.parent FROM kept JOIN memories m ON m.id = kept.id
+    UNION SELECT (SELECT m.parent FROM memories m WHERE m.id = kept.id) FROM kept
 )
-DELETE FROM memories WHERE id NOT IN (SELECT id FROM kept WHERE id NOT NULL)
+DELETE FROM memories WHERE id IN (SELECT id FROM memories EXCEPT SELECT id FROM kept)
 """
 
 RECENT = 1
@@ -86,14 +92,16 @@ WHERE created_at < ifnull(?2, '~') AND rank > ifnull(?3, 0)
 """
 UNUSED_SUMMARIES = f"""
 SELECT id FROM context_summaries
-WHERE id NOT IN (
-    SELECT summary FROM views WHERE summary NOT NULL UNION SELECT summary FROM actions WHERE summary NOT NULL
+WHERE id IN (SELECT id FROM context_summaries EXCEPT SELECT summary FROM views EXCEPT SELECT summary FROM actions)
+AND (session, turn_index) IN (
+    SELECT session, turn_index FROM context_summaries EXCEPT SELECT session, turn_index FROM views
 )
-AND (session, turn_index) NOT IN (SELECT session, turn_index FROM views) AND session IN ({SESSIONS})
+AND session IN ({SESSIONS})
 """
 OLD_CYCLES = f"""
 SELECT rowid FROM cycles
-WHERE rowid NOT IN (SELECT max(rowid) FROM cycles GROUP BY session, config) AND session IN ({SESSIONS})
+WHERE rowid IN (SELECT rowid FROM cycles EXCEPT SELECT max(rowid) FROM cycles GROUP BY session, config)
+AND session IN ({SESSIONS})
 """
 
 
@@ -265,8 +273,8 @@ def check_tips(db: Database) -> Iterator[str]:
     """Check that every chain is there that a row names."""
     for table, column in (*rows.TIPS, *rows.TURN_TIPS):
         for row in db.execute(
-            f"SELECT {'id' if table == 'commits' else 'rowid'} AS id, {column} AS tip FROM {table}"
-            f" WHERE {column} <> '' AND {column} NOT IN (SELECT id FROM nodes)"
+            f"SELECT t.{'id' if table == 'commits' else 'rowid'} AS id, t.{column} AS tip FROM {table} t"
+            f" LEFT JOIN nodes n ON n.id = t.{column} WHERE t.{column} <> '' AND n.id IS NULL"
         ):
             yield f"{table} {row['id']}: {column} {row['tip']} is not a known message"
         joined = f"{table} t JOIN sessions s ON s.id = t.{'id' if table == 'sessions' else 'session'}"

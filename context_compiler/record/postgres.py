@@ -303,8 +303,9 @@ class PostgresDatabase:
 
     def clean_indexes(self) -> None:
         """Remove from the search indexes what is gone from the tables."""
-        self.execute("DELETE FROM messages_fts WHERE node NOT IN (SELECT id FROM nodes)")
-        self.execute("DELETE FROM memories_fts WHERE id NOT IN (SELECT id FROM live_memories)")
+        for table, key, kept in (("messages_fts", "node", "nodes"), ("memories_fts", "id", "live_memories")):
+            gone = f"SELECT {key} FROM {table} EXCEPT SELECT id FROM {kept}"
+            self.execute(f"DELETE FROM {table} WHERE {key} IN ({gone})")
 
     def check_structure(self) -> Iterator[str]:
         """Check the references that are not foreign keys; the others the database keeps itself."""
@@ -353,9 +354,9 @@ class PostgresDatabase:
 
     def check_search_index(self) -> Iterator[str]:
         """Check each text of the search indexes for its message or memory, and each row for its text."""
-        for row in self.execute("SELECT DISTINCT node FROM messages_fts WHERE node NOT IN (SELECT id FROM nodes)"):
+        for row in self.execute("SELECT node FROM messages_fts EXCEPT SELECT id FROM nodes"):
             yield f"messages_fts: {row['node']!r} is not a known message"
-        for row in self.execute("SELECT id FROM memories_fts WHERE id NOT IN (SELECT id FROM live_memories)"):
+        for row in self.execute("SELECT id FROM memories_fts EXCEPT SELECT id FROM live_memories"):
             yield f"memories_fts: {row['id']} is not a known memory"
 
 

@@ -157,7 +157,7 @@ def unsent_summaries(db: Database, session_id: str | None) -> list[Compile]:
     """Compiles by a model that no request carries, of a session or of all, newest first."""
     found = db.execute(
         f"{SUMMARIES} WHERE (?1 IS NULL OR s.session_id = ?1) AND c.usage <> '{{}}'"
-        f" AND c.id NOT IN (SELECT summary FROM views WHERE summary IS NOT NULL) AND {OWNED.format(2)}"
+        f" AND c.id IN (SELECT id FROM context_summaries EXCEPT SELECT summary FROM views) AND {OWNED.format(2)}"
         " ORDER BY c.id DESC",
         (None if session_id is None else rows.plain(session_id), db.owner),
     )

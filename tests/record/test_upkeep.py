@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import sqlite3
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from random import Random
+from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 
@@ -13,6 +18,7 @@ from context_compiler.errors import StoreError
 from context_compiler.record.rows import BrokenReference
 from context_compiler.record.store import SQLiteStore, Store
 from tests.record.entries import Talk, compiled, cycle, days_ago, request, talk
+from tests.support.postgres import Cluster
 
 
 async def rows(store: Store) -> list[str]:
@@ -220,3 +226,76 @@ def search(path: Path, words: str) -> list[str]:
     found = db.execute("SELECT node FROM messages_fts WHERE messages_fts MATCH ?", (words,)).fetchall()
     db.close()
     return [row[0] for row in found]
+
+
+class Counted:
+    """A connection that counts the rows which the database handles to remove some."""
+
+    def __init__(self, pool: CountedPool, connection: Any) -> None:
+        self._pool, self._connection = pool, connection
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._connection, name)
+
+    async def execute(self, query: str, *args: Any, timeout: float | None = None) -> str:
+        if "DELETE FROM" not in query:
+            return await self._connection.execute(query, *args, timeout=timeout)
+        explain = f"EXPLAIN (ANALYZE, TIMING OFF, FORMAT JSON) {query}"
+        (plan,) = json.loads(await self._connection.fetchval(explain, *args, timeout=timeout))
+        steps = list(steps_of(plan["Plan"]))
+        self._pool.handled += sum(map(rows_of, steps))
+        return f"DELETE {round(steps[1]['Actual Rows'])}"
+
+
+class CountedPool:
+    """A caller's pool with such connections."""
+
+    def __init__(self, pool: Any) -> None:
+        self._pool, self.handled = pool, 0.0
+
+    @asynccontextmanager
+    async def acquire(self, *, timeout: float | None = None) -> AsyncIterator[Any]:
+        async with self._pool.acquire(timeout=timeout) as connection:
+            yield Counted(self, connection)
+
+
+def steps_of(plan: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    yield plan
+    for step in plan.get("Plans", ()):
+        yield from steps_of(step)
+
+
+def rows_of(step: dict[str, Any]) -> float:
+    removed = sum(value for name, value in step.items() if name.startswith("Rows Removed by"))
+    return (step["Actual Rows"] + removed) * step["Actual Loops"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "removal",
+    [lambda store: store.delete("s"), lambda store: store.prune(keep_last=1), lambda store: store.erase()],
+    ids=["delete", "prune", "erase"],
+)
+async def test_removing_from_a_record_six_times_as_large_is_not_much_more_than_six_times_the_work(
+    removal: Any, postgres: Cluster, postgres_url: str
+):
+    asyncpg = pytest.importorskip("asyncpg")
+    from context_compiler.record.postgres import PostgresStore
+
+    name = urlsplit(postgres_url).path[1:]
+    postgres.run(f"ALTER DATABASE {name} SET work_mem = '64kB'")  # a small record is as a large one to the planner
+    async with asyncpg.create_pool(postgres_url, min_size=0, max_size=2) as made:
+        pool = CountedPool(made)
+        operator = PostgresStore(pool)
+        handled = list[float]()
+        for size in (200, 1_000):
+            for session in range(4):
+                await operator.archive(f"{session} of {size}", "", talk(size // 8, about=f"{session} of {size}"))
+            store = operator.scoped("ann")
+            for turn in range(1, 4):
+                await store.save(request(talk(turn), Talk("a summary", f"of {turn}")))
+            pool.handled = 0
+            assert await removal(store)
+            handled.append(pool.handled)
+        assert handled[1] < 8 * handled[0]
+        assert await operator.verify() == ()
