@@ -407,7 +407,7 @@ class PostgresStore(SQLStore):
 
     def writer(self) -> PostgresStore:
         """A store of the same database that writes, with connections of the same pool."""
-        return PostgresStore(self.database)
+        return PostgresStore(self.database, row_security=self.row_security)
 
     async def perform(
         self,
@@ -490,8 +490,11 @@ class PostgresStore(SQLStore):
             while await self.perform(work) == INDEXED:
                 pass
 
-    async def enable_row_security(self) -> None:
+    async def enable_row_security(self, role: str | None = None) -> None:
         """Let each role but the owner of the tables see the rows of one owner only; run it as the owner of the tables.
+
+        Args:
+            role: A role to give the rights that it needs on the record; it loses those on other tables of the schema.
 
         Raises:
             StoreError: The role may not change the tables.
@@ -499,7 +502,9 @@ class PostgresStore(SQLStore):
         policy = Path(__file__).with_name("row_security.sql").read_text(encoding="utf-8")
 
         async def enable(connection: Connection) -> None:
-            await connection.execute(policy.replace("{schema}", self.database.schema))
+            async with connection.transaction():
+                await connection.execute("SELECT set_config('context_compiler.role', $1, true)", role or "")
+                await connection.execute(policy.replace("{schema}", self.database.schema))
 
         await self.database.run(enable, needs=RECORD)
 

@@ -3,11 +3,11 @@
 --   context_compiler.owner   'o:' and the owner
 --   context_compiler.prefix  'p:' and the prefix of the names of the owner's messages, contents and memories
 -- A connection that says nothing sees nothing. The owner of the tables, superusers and roles with BYPASSRLS see everything.
--- Replace {schema} by the schema of the record, which is context_compiler unless another was given, or run
--- `await store.enable_row_security()` as the owner of the tables. Then let the application connect as another role:
---   GRANT USAGE ON SCHEMA {schema} TO application;
---   GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA {schema} TO application;
---   GRANT USAGE ON ALL SEQUENCES IN SCHEMA {schema} TO application;
+-- Run `await store.enable_row_security("application")` as the owner of the tables, or replace {schema} by the schema of the
+-- record, which is context_compiler unless another was given, and run this file after
+--   SET context_compiler.role = 'application';
+-- That role gets the rights that it needs on the tables of the record, and loses those on all others of the schema: runs
+-- of pipelines have no owner, and whoever may read one reads all. Without a role, no rights change.
 -- Running it again changes nothing.
 DO $$
 DECLARE
@@ -15,8 +15,16 @@ DECLARE
     of_session CONSTANT TEXT := 'session IN (SELECT id FROM {schema}.sessions)';
     named CONSTANT TEXT := '''p:'' || left(%1$I, strpos(%1$I, ''/'')) = current_setting(''context_compiler.prefix'', true)';
     of_memory CONSTANT TEXT := 'id IN (SELECT id FROM {schema}.live_memories)';
+    role CONSTANT TEXT := nullif(current_setting('context_compiler.role', true), '');
     one RECORD;
 BEGIN
+    IF role IS NOT NULL THEN
+        EXECUTE format('REVOKE ALL ON ALL TABLES IN SCHEMA {schema} FROM %I', role);
+        EXECUTE format('REVOKE ALL ON ALL SEQUENCES IN SCHEMA {schema} FROM %I', role);
+        EXECUTE format('GRANT USAGE ON SCHEMA {schema} TO %I', role);
+        EXECUTE format('GRANT SELECT ON {schema}.components TO %I', role);
+        EXECUTE format('GRANT SELECT, INSERT, UPDATE ON {schema}.removals TO %I', role);
+    END IF;
     FOR one IN SELECT * FROM (VALUES
         ('sessions', own),
         ('entries', own),
@@ -44,5 +52,11 @@ BEGIN
         EXECUTE format('ALTER TABLE {schema}.%I ENABLE ROW LEVEL SECURITY', one.name);
         EXECUTE format('DROP POLICY IF EXISTS one_owner ON {schema}.%I', one.name);
         EXECUTE format('CREATE POLICY one_owner ON {schema}.%I USING (%s) WITH CHECK (%s)', one.name, one.condition, one.condition);
+        IF role IS NOT NULL THEN
+            EXECUTE format('GRANT SELECT, INSERT, UPDATE, DELETE ON {schema}.%I TO %I', one.name, role);
+            IF to_regclass(format('{schema}.%I', one.name || '_numbers')) IS NOT NULL THEN
+                EXECUTE format('GRANT USAGE ON SEQUENCE {schema}.%I TO %I', one.name || '_numbers', role);
+            END IF;
+        END IF;
     END LOOP;
 END $$;

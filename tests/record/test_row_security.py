@@ -10,6 +10,7 @@ from uuid import uuid4
 import pytest
 
 from context_compiler.manager.memory import SQLiteMemory
+from context_compiler.pipeline import PostgresRuns
 from context_compiler.record.postgres import PostgresStore
 from context_compiler.record.postgres_tables import TABLES
 from context_compiler.record.values import page_name
@@ -34,16 +35,11 @@ def role(postgres: Cluster, postgres_url: str) -> Iterator[str]:
 @pytest.fixture
 async def operator(postgres_url: str, postgres: Cluster, role: str) -> AsyncIterator[PostgresStore]:
     """The record as the owner of its tables has it, which that role may use."""
-    store = PostgresStore(postgres_url)
-    await store.enable_row_security()
-    await store.enable_row_security()
-    database = urlsplit(postgres_url).path[1:]
-    postgres.execute(
-        f"GRANT USAGE ON SCHEMA context_compiler TO {role};"
-        f"GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA context_compiler TO {role};"
-        f"GRANT USAGE ON ALL SEQUENCES IN SCHEMA context_compiler TO {role}",
-        database,
-    )
+    store, database = PostgresStore(postgres_url), urlsplit(postgres_url).path[1:]
+    await PostgresRuns(store.database).runs()  # which makes their tables
+    postgres.execute(f"GRANT ALL ON ALL TABLES IN SCHEMA context_compiler TO {role}", database)  # as some did before
+    await store.enable_row_security(role)
+    await store.enable_row_security(role)
     yield store
     assert await store.verify() == ()
     await store.close()
@@ -104,3 +100,32 @@ async def test_statements_of_another_program_are_confined_too(
         postgres.execute(f"{as_role}{SAID.format('bob')};{theirs}", database)
     postgres.execute(f"{as_role}{SAID.format('bob')};DELETE FROM context_compiler.layers", database)
     assert await operator.scoped("ann").layers("s") is not None and await operator.scoped("bob").layers("s") is None
+
+
+async def test_the_role_has_no_rights_beyond_the_record(
+    operator: PostgresStore, postgres_url: str, postgres: Cluster, role: str
+):
+    database = urlsplit(postgres_url).path[1:]
+    others = postgres.run(
+        "SELECT relname FROM pg_class WHERE relkind = 'r' AND relnamespace = 'context_compiler'::regnamespace", database
+    )
+    others = {row[0] for row in others} - {*TABLES, "components"}
+    assert {"pipeline_runs", "pipeline_cells", "pipeline_queue", "pipeline_leases"} <= others
+    for table in others:
+        for what in (f"SELECT FROM context_compiler.{table}", f"DELETE FROM context_compiler.{table}"):
+            with pytest.raises(Exception, match=f"permission denied for table {table}"):
+                postgres.execute(f"SET ROLE {role};{what}", database)
+    with pytest.raises(Exception, match="permission denied for table components"):
+        postgres.execute(f"SET ROLE {role};UPDATE context_compiler.components SET version = 99", database)
+
+
+async def test_a_store_that_writes_for_a_reader_is_for_one_owner_too(
+    operator: PostgresStore, postgres_url: str, role: str
+):
+    await operator.scoped("ann").save(request(talk(3)))
+    reader = PostgresStore(postgres_url.replace("postgres@", f"{role}@"), row_security=True, read_only=True)
+    writer = reader.writer().scoped("ann")
+    assert [one.session_id for one in await writer.sessions()] == ["s"]
+    await writer.save(request(talk(4)))
+    assert await reader.scoped("bob").sessions() == [] and await reader.scoped("ann").transcript("s") == talk(4).bodies
+    await reader.close()
