@@ -535,15 +535,21 @@ def _has_key(db: Database, cache_key: str) -> bool:
 
 
 def compile_row(db: Database, compile: Compile, session: int) -> int:
-    """The row of a compile: one stored under its cache key before, else a new one, without the key of one undone."""
+    """The row of a compile: the one under its cache key if that has its answer, else a new one.
+
+    A new one is without a key that another one has: of two processes that asked a model at the same time, the first
+    lends its answer to all later requests, and that of the second is on the record as what its own request was sent.
+    """
     own, compile = prefix(writer_of(db)), rows.covering(db, compile)
     row = rows.summary_row(compile, session, own)
-    key = row[rows.SUMMARY.index("cache_key")]
-    found = db.execute("SELECT id FROM context_summaries WHERE cache_key = ?", (key,)).fetchone()
-    if found and db.execute(f"{UNDONE} AND summary = ?", (found["id"],)).fetchone() is None:
-        return found["id"]
+    key, answer = (row[rows.SUMMARY.index(name)] for name in ("cache_key", "raw_output"))
+    found = db.execute("SELECT id, raw_output FROM context_summaries WHERE cache_key = ?", (key,)).fetchone()
     if found:
-        compile = with_null_reasons(replace(compile, cache_key=None), {"cache_key": "of a compile that was undone"})
+        undone = db.execute(f"{UNDONE} AND summary = ?", (found["id"],)).fetchone()
+        if undone is None and found["raw_output"] == answer:
+            return found["id"]
+        why = "of another answer" if undone is None else "of a compile that was undone"
+        compile = with_null_reasons(replace(compile, cache_key=None), {"cache_key": why})
         row = rows.summary_row(compile, session, own)
     return insert(db, "context_summaries", row)
 

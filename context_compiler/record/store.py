@@ -74,8 +74,9 @@ class Recorder(Protocol):
 
         Only messages of the two chains that are not stored yet are read and written. The same request (session, run,
         request index, raw tip and view tip) saved twice is one row. `summary_id` is the record's own, else the row of
-        the entry's compile, or of a compile that is stored under the same cache key already. Only a compile with
-        status ok keeps its cache key. Row numbers rise from save to save, and may leave some out.
+        the entry's compile, or of a compile with the same answer that is stored under the same cache key already. Only
+        a compile with status ok keeps its cache key, and only the first one under it. Row numbers rise from save to
+        save, and may leave some out.
 
         Raises:
             StoreError: It could not be saved; nothing of it was.

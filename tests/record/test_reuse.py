@@ -26,12 +26,20 @@ async def test_a_compile_with_notes_on_its_status_is_found_again(store: Store):
     assert await store.find_compile("k") is not None
 
 
-async def test_the_first_compile_under_a_key_wins(store: Store):
-    first = await store.save(request(talk(1), compile=compiled(cache_key="k", summary="first")))
-    second = await store.save(request(talk(2), compile=compiled(cache_key="k", summary="second")))
-    assert first.summary_id == second.summary_id
-    found = await store.view(second.id or 0)
-    assert found is not None and found.compile is not None and found.compile.summary == "first"
+async def test_a_compile_that_is_known_under_its_key_is_not_stored_again(store: Store):
+    first = await store.save(request(talk(1), compile=compiled(cache_key="k")))
+    second = await store.save(request(talk(2), compile=compiled(cache_key="k")))
+    assert first.summary_id == second.summary_id and len(await store.summaries("s")) == 1
+
+
+async def test_of_two_answers_under_a_key_the_first_is_found_and_each_request_names_its_own(store: Store):
+    first = await store.save(request(talk(1), compile=compiled(cache_key="k", raw_output="first")))
+    second = await store.save(request(talk(2), compile=compiled(cache_key="k", raw_output="second")))
+    third = await store.save(request(talk(3), compile=compiled(cache_key="k", raw_output="first")))
+    found = [await store.view(one.id or 0) for one in (first, second, third)]
+    assert [one and one.compile and one.compile.raw_output for one in found] == ["first", "second", "first"]
+    assert found[1] and found[1].compile and "; cache_key: of another answer" in found[1].compile.status
+    assert await store.find_compile("k") == (first.summary_id, compiled(cache_key="k", raw_output="first"))
 
 
 async def test_a_good_compile_is_kept_even_where_the_request_is_known(store: Store):
