@@ -10,6 +10,7 @@ ContextCompilerError
 ├── FidelityError      a fidelity is not one of the known modes (where, value)
 ├── LayersError        what a session knows of entities, conversation or reasoning is wrong, or asked for wrongly
 ├── PipelineError      a pipeline cannot be run, or went wrong beyond its own handling
+│   ├── CheckpointError  a saved state of a run cannot be read (newer)
 │   ├── GraphError     its graph cannot be read, or has errors (path, line, column, snippet, diagnostics)
 │   └── RunOwnedError  another process owns the run, or has taken it over
 └── SettingsError      an argument or environment variable has a wrong value
@@ -101,6 +102,15 @@ class RunOwnedError(PipelineError):
         super().__init__(message)
         self.patience = patience
         """Seconds within which the run is free if its owner is dead; 0 if that would be known at once."""
+
+
+class CheckpointError(PipelineError):
+    """A saved state of a run cannot be read."""
+
+    def __init__(self, message: str, *, newer: bool = False) -> None:
+        super().__init__(message)
+        self.newer = newer
+        """True if a newer version wrote it, which can read it."""
 
 
 class GraphError(PipelineError):

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, TypeAlias, cast
 from uuid import uuid4
 
-from context_compiler.errors import PipelineError
+from context_compiler.errors import CheckpointError, PipelineError
 from context_compiler.pipeline.artifacts import write_atomically
 from context_compiler.pipeline.state import SCHEMA_VERSION, Hashes, Lineage, Outcome, RunState, Thread, parse_outcome
 
@@ -100,20 +100,21 @@ def parse_checkpoint(found: object, *, where: str) -> RunState:
     """Parse the state from a document.
 
     Raises:
-        PipelineError: it is not a checkpoint, is damaged, or has a newer version.
+        CheckpointError: it is not a checkpoint, is damaged, or has a newer version.
     """
     if not isinstance(found, Mapping):
-        raise PipelineError(f"{where}: it is not a checkpoint")
+        raise CheckpointError(f"{where}: it is not a checkpoint")
     data = cast("Mapping[str, Any]", found)
     try:
         version = data["metadata"]["schema_version"]
         if version != SCHEMA_VERSION:
             newer = isinstance(version, int) and version > SCHEMA_VERSION
             what = "was written by a newer version; upgrade context-compiler" if newer else "has an unknown version"
-            raise PipelineError(f"{where}: the checkpoint {what} (schema {version!r}, this one knows {SCHEMA_VERSION})")
+            known = f"(schema {version!r}, this one knows {SCHEMA_VERSION})"
+            raise CheckpointError(f"{where}: the checkpoint {what} {known}", newer=newer)
         return _state(data)
     except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
-        raise PipelineError(f"{where}: the checkpoint is damaged ({type(error).__name__}: {error})") from error
+        raise CheckpointError(f"{where}: the checkpoint is damaged ({type(error).__name__}: {error})") from error
 
 
 def _state(data: Mapping[str, Any]) -> RunState:
@@ -242,6 +243,7 @@ def read_checkpoint(folder: Path) -> RunState | None:
     """Read the last state from a folder; None if there is none.
 
     Raises:
+        CheckpointError: it is damaged, or has a newer version.
         PipelineError: it cannot be read.
     """
     path = folder / FILE
@@ -256,7 +258,7 @@ def read_checkpoint(folder: Path) -> RunState | None:
     except OSError as error:
         raise PipelineError(f"{path}: {error.strerror or error}") from error
     except (ValueError, RecursionError) as error:
-        raise PipelineError(f"{path}: the checkpoint is damaged ({error}); it cannot be resumed from") from error
+        raise CheckpointError(f"{path}: the checkpoint is damaged ({error}); it cannot be resumed from") from error
 
 
 def _apply(state: RunState, steps: Path, where: str) -> RunState:

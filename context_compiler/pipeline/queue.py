@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-from context_compiler.errors import PipelineError
+from context_compiler.errors import CheckpointError, PipelineError
 from context_compiler.pipeline.config import RunConfig
 from context_compiler.pipeline.graph import Graph
 from context_compiler.pipeline.interviewers import (
@@ -28,9 +28,13 @@ from context_compiler.pipeline.interviewers import (
     parse_reply,
 )
 from context_compiler.pipeline.run import abandon_run, begin_run, load_graph, prepare
+from context_compiler.pipeline.state import RunState
 from context_compiler.pipeline.stores.sql import SQLRuns, Statement
 
 log = logging.getLogger("context_compiler.pipeline")
+
+LONGEST_PAUSE = 60.0
+"""Maximum of seconds before a run that was put back is taken again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,6 +57,20 @@ class Submission:
     """The reason, if somebody has cancelled it."""
     trouble: str | None
     """The reason why it was put back."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Taken:
+    """A run that was taken, or what became of it instead."""
+
+    submission: Submission
+    state: RunState | None = None
+    """None if it is not to be run now."""
+    change: str
+    """`taken`, `put back`, or the status in which it ended."""
+    reason: str = ""
+    delay: float = 0.0
+    """Seconds until it may be taken again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,20 +152,70 @@ class RunQueue:
         owned = await self.runs.owned(names)
         return [name for name in names if name not in owned] + [str(row[0]) for row in others]
 
-    async def take(self, run_id: str, worker: str, progress: int) -> Submission | None:
+    async def take(self, run_id: str, worker: str, progress: int, *, held: bool = False) -> Submission | None:
         """Take a run that the caller owns; None if there is nothing to do for it now.
 
         Args:
             run_id: The run.
             worker: Name of the taker.
-            progress: Number of stages that the run has completed.
+            progress: Number of stages that the run has completed; -1 if nobody knows.
+            held: Take it also if it is held, which it stays.
         """
-        *_, rows = await self._transact(run_id, Statement(_TAKE, (worker, progress, progress, run_id)))
+        given = (worker, progress, progress, progress, run_id, int(held))
+        *_, rows = await self._transact(run_id, Statement(_TAKE, given))
         return _submission(rows[0]) if rows else None
+
+    async def take_up(self, run_id: str, worker: str, *, most: int, held: bool = False) -> Taken | None:
+        """Take a run that the caller owns, with its state; None if there is nothing to do for it now.
+
+        One that was cancelled, that was taken `most` times without completing a stage, or whose state is damaged is
+        given up. One that a newer version has saved is put back.
+        """
+        state, unreadable = None, None
+        try:
+            state = await self.runs.load(run_id)
+        except CheckpointError as error:
+            unreadable = error
+        progress = -1 if unreadable else state.sequence if state is not None else 0
+        taken = await self.take(run_id, worker, progress, held=held)
+        if taken is None:
+            return None
+        trouble = f": {taken.trouble}" if taken.trouble else ""
+        reason = taken.cancelled
+        if reason is None and taken.takes > most:
+            reason = f"taken {most} times without completing a stage{trouble}"
+        elif reason is None and unreadable is not None and unreadable.newer:
+            delay = await self.put_back_for_now(taken, str(unreadable))
+            return Taken(submission=taken, change="put back", reason=str(unreadable), delay=delay)
+        elif reason is None and state is None:
+            reason = str(unreadable or "nothing of it was saved")
+        if reason is None:
+            return Taken(submission=taken, state=state, change="taken")
+        return Taken(submission=taken, change=await self.give_up(run_id, reason), reason=reason)
 
     async def put_back(self, run_id: str, trouble: str, delay: float) -> None:
         """Give back a run that the caller owns, not to be taken for `delay` seconds."""
         await self._transact(run_id, Statement(_PUT_BACK, (delay, trouble, run_id)))
+
+    async def put_back_for_now(self, taken: Submission, trouble: str) -> float:
+        """Give back a run that the caller owns, for longer each time; the seconds until it may be taken again."""
+        delay = min(LONGEST_PAUSE, 2.0 ** min(taken.takes, 10) / 2)
+        await self.put_back(taken.run_id, trouble, delay)
+        return delay
+
+    async def give_up(self, run_id: str, reason: str) -> str:
+        """End a run that the caller owns in failure, also one whose state cannot be read; its status."""
+        status = "fail"
+        try:
+            state = await self.runs.load(run_id)
+            if state is None:
+                await self.runs.mark_failed(run_id, reason)
+            else:
+                status = (state if state.ended else await abandon_run(self.runs, state, reason)).status
+        except CheckpointError as error:
+            await self.runs.mark_failed(run_id, reason if str(error) in reason else f"{reason}: {error}")
+        await self.end(run_id)
+        return status
 
     async def park(self, run_id: str, keys: Sequence[str]) -> None:
         """Let a run that the caller owns wait for an answer to one of these questions, or for the first time-out.
@@ -236,10 +304,9 @@ class RunQueue:
         if run_id in await self.runs.owned([run_id]):
             return False
         async with self.runs.own(run_id):
-            state, found = await self.runs.load(run_id), await self.find(run_id)
-            if state is not None and found is not None and found.cancelled and not state.ended:
-                await abandon_run(self.runs, state, found.cancelled)
-            await self.end(run_id)
+            found = await self.find(run_id)
+            if found is not None and found.cancelled and found.state != "ended":
+                await self.give_up(run_id, found.cancelled)
         return True
 
     async def _transact(self, run_id: str, *statements: Statement) -> list[Sequence[Sequence[Any]]]:
@@ -258,12 +325,17 @@ SELECT run FROM queue WHERE state IN ('queued', 'waiting') AND (due <= NOW OR (d
 ORDER BY submitted, run LIMIT ?
 """
 _TAKE = f"""
-UPDATE queue SET state = 'running', worker = ?, due = NULL,
-    takes = CASE WHEN progress < ? THEN 1 ELSE takes + 1 END, progress = ?
-WHERE run = ? AND (state = 'running' OR (state = 'queued' AND due IS NULL) OR (state <> 'ended' AND due <= NOW))
-RETURNING {_SUBMISSION}
+UPDATE queue SET state = CASE WHEN state = 'held' THEN 'held' ELSE 'running' END, worker = ?, due = NULL,
+    takes = CASE WHEN progress < ? THEN 1 ELSE takes + 1 END, progress = CASE WHEN progress < ? THEN ? ELSE progress END
+WHERE run = ? AND (
+    state = 'running' OR (state = 'queued' AND due IS NULL) OR (state IN ('queued', 'waiting') AND due <= NOW)
+    OR (state = 'held' AND ? = 1)
+) RETURNING {_SUBMISSION}
 """
-_PUT_BACK = "UPDATE queue SET state = 'queued', due = NOW + ?, trouble = ? WHERE run = ? AND state <> 'ended'"
+_PUT_BACK = """
+UPDATE queue SET state = CASE WHEN state = 'held' THEN 'held' ELSE 'queued' END, due = NOW + ?, trouble = ?
+WHERE run = ? AND state <> 'ended'
+"""
 _PARK = """
 UPDATE queue SET state = 'waiting', takes = 0,
     due = (SELECT min(due) FROM questions WHERE run = ? AND key IN (KEYS)) WHERE run = ? AND state <> 'ended'

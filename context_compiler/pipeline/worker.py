@@ -24,7 +24,7 @@ from context_compiler.middleware.middleware import log_text
 from context_compiler.pipeline.config import RunConfig
 from context_compiler.pipeline.interviewers import Question
 from context_compiler.pipeline.queue import RemoteInterviewer, RunQueue, Submission
-from context_compiler.pipeline.run import abandon_run, continue_run
+from context_compiler.pipeline.run import continue_run
 from context_compiler.pipeline.state import RunState
 from context_compiler.pipeline.stores import Event
 from context_compiler.pipeline.stores.sql import SQLRuns
@@ -33,8 +33,6 @@ log = logging.getLogger("context_compiler.pipeline")
 
 CONTAINERS = ("parallel", "stack.manager_loop")
 """Handlers that only wait for other stages."""
-LONGEST_PAUSE = 60.0
-"""Maximum of seconds before a run that was put back is taken again."""
 
 Configure = Callable[[Submission], RunConfig]
 """The configuration of a submitted run: agents, model, handlers, record."""
@@ -44,13 +42,18 @@ OnChange = Callable[[str, str, str], Any]
 """Called with the id of a run, its change (`taken`, `waiting`, `put back`, `success` or `fail`), and the reason."""
 
 
+def worker_name() -> str:
+    """The name of this process."""
+    return f"{socket.gethostname()}:{os.getpid()}"
+
+
 @dataclass(slots=True, kw_only=True)
 class Worker:
     """Runs submitted runs until it is stopped."""
 
     runs: SQLRuns
     configure: Configure
-    name: str = field(default_factory=lambda: f"{socket.gethostname()}:{os.getpid()}")
+    name: str = field(default_factory=worker_name)
     concurrency: int = 4
     """Runs at a time."""
     poll: float = 1.0
@@ -126,28 +129,17 @@ class Worker:
         """Take one run, and carry it as far as it goes now."""
         try:
             async with self.runs.own(run_id) as lost:
-                state = await self.runs.load(run_id)
-                taken = await self.queue.take(run_id, self.name, state.sequence if state else 0)
+                taken = await self.queue.take_up(run_id, self.name, most=self.max_takes)
                 if taken is None:
                     return
-                if state is None or taken.cancelled or taken.takes > self.max_takes:
-                    await self.give_up(run_id, taken, state)
-                    return
-                await self.tell(run_id, "taken")
-                await _Execution(self, taken, state, lost).carry()
+                await self.tell(run_id, taken.change, taken.reason)
+                if taken.state is not None:
+                    await _Execution(self, taken.submission, taken.state, lost).carry()
         except RunOwnedError as error:
             log.info("%s: %s", self.name, error)
         except PipelineError as error:
             log.warning("%s, run %s: %s", self.name, run_id, error)
-
-    async def give_up(self, run_id: str, taken: Submission, state: RunState | None) -> None:
-        """End a run in failure that was cancelled, or that gets no further."""
-        trouble = f": {taken.trouble}" if taken.trouble else ""
-        reason = taken.cancelled or f"taken {taken.takes - 1} times without completing a stage{trouble}"
-        if state is not None and not state.ended:
-            state = await abandon_run(self.runs, state, reason)
-        await self.queue.end(run_id)
-        await self.tell(run_id, state.status if state is not None else "fail", reason)
+            await asyncio.sleep(self.poll)  # before the next try, which may come to the same
 
     async def tell(self, run_id: str, change: str, reason: str = "") -> None:
         """Notify the listener."""
@@ -179,8 +171,8 @@ class _Execution:
             await queue.park(run_id, waiting)
             await worker.tell(run_id, reason)
         elif reason == "cancelled":
-            cancelled = replace(self._taken, cancelled=worker.cancelled[run_id])
-            await worker.give_up(run_id, cancelled, await worker.runs.load(run_id))
+            cancelled = worker.cancelled[run_id]
+            await worker.tell(run_id, await queue.give_up(run_id, cancelled), cancelled)
         elif task.cancelled() or (error := task.exception()) is None:
             ended = task.result()
             await queue.end(run_id)
@@ -188,7 +180,7 @@ class _Execution:
         elif isinstance(error, RunOwnedError) or not isinstance(error, Exception):
             raise error
         else:
-            await queue.put_back(run_id, log_text(error), min(LONGEST_PAUSE, 2.0 ** min(self._taken.takes, 10) / 2))
+            await queue.put_back_for_now(self._taken, log_text(error))
             await worker.tell(run_id, "put back", log_text(error))
 
     async def _run(self) -> RunState:

@@ -316,6 +316,78 @@ async def test_a_run_that_gets_no_further_is_given_up(open_runs: OpenSQL) -> Non
     await runs.close()
 
 
+async def _broken(runs: SQLRuns, body: str, *, head: bool = False) -> None:
+    """Submit a run whose state cannot be read, and one beside it."""
+    for name in ("broken", "whole"):
+        await RunQueue(runs).submit(graph("a; start->a->done"), run_id=name)
+    where = "AND section = 'head'" if head else ""
+    await runs.database.transact(Statement(f"UPDATE cells SET body = ? WHERE run = 'broken' {where}", (body,)))
+
+
+async def test_a_run_whose_state_is_damaged_is_set_aside_at_once(
+    open_runs: OpenSQL, caplog: pytest.LogCaptureFixture
+) -> None:
+    runs = open_runs()
+    await _broken(runs, "{")
+    one, said = worker(runs)
+    async with asyncio.timeout(60):
+        await one.run(until_empty=True)
+    assert sorted(said) == [("broken", "fail"), ("whole", "success"), ("whole", "taken")]
+    info = next(info for info in await runs.runs() if info.run_id == "broken")
+    assert info.status == "fail" and "the checkpoint is damaged" in info.failure_reason
+    found = await RunQueue(runs).find("broken")
+    assert found is not None and (found.state, found.takes) == ("ended", 1) and not caplog.records
+    await runs.close()
+
+
+async def test_a_run_that_a_newer_version_has_saved_is_left_to_it_for_a_while(open_runs: OpenSQL) -> None:
+    runs = open_runs()
+    await _broken(runs, '{"metadata": {"schema_version": 99}}', head=True)
+    one, said = worker(runs, max_takes=2)
+    async with asyncio.timeout(60):
+        await one.run(until_empty=True)
+        found = await RunQueue(runs).find("broken")
+        assert found is not None and (found.state, found.takes) == ("queued", 1)
+        assert found.trouble is not None and "written by a newer version" in found.trouble
+        while await RunQueue(runs).open():
+            await runs.database.transact(_now("broken"))
+            await one.run(until_empty=True)
+    assert [change for run, change in said if run == "broken"] == ["put back", "put back", "fail"]
+    info = next(info for info in await runs.runs() if info.run_id == "broken")
+    assert info.status == "fail" and info.failure_reason.startswith("taken 2 times without completing a stage: ")
+    assert info.failure_reason.count("newer version") == 1
+    await runs.close()
+
+
+async def test_a_run_whose_state_cannot_be_read_is_cancelled_like_any_other(open_runs: OpenSQL) -> None:
+    runs = open_runs()
+    await _broken(runs, "{")
+    queue = RunQueue(runs)
+    await queue.cancel("broken", "not needed")
+    assert await queue.end_cancelled("broken")
+    info = next(info for info in await runs.runs() if info.run_id == "broken")
+    assert info.status == "fail" and info.failure_reason.startswith("not needed: ")
+    assert [one.run_id for one in await queue.open()] == ["whole"]
+    await runs.close()
+
+
+async def test_a_worker_does_not_spin_on_a_run_that_it_cannot_even_take(
+    open_runs: OpenSQL, caplog: pytest.LogCaptureFixture
+) -> None:
+    runs = open_runs()
+    await RunQueue(runs).submit(GATE, run_id="r")
+    await runs.database.transact(Statement("ALTER TABLE cells RENAME TO away"))
+    one, said = worker(runs, poll=30.0)
+    running = asyncio.create_task(one.run())
+    while not caplog.records:
+        await asyncio.sleep(0.01)
+    await asyncio.sleep(0.3)
+    one.stop()
+    await running
+    assert len(caplog.records) == 1 and said == []
+    await runs.close()
+
+
 def _now(run_id: str) -> Statement:
     """Ends the pause of a run."""
     return Statement("UPDATE queue SET due = NULL WHERE run = ? AND state = 'queued'", (run_id,))

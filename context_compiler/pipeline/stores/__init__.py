@@ -90,7 +90,7 @@ class RunStore(Protocol):
         """The last saved state; None if there is none.
 
         Raises:
-            PipelineError: it is damaged, or has a newer version.
+            CheckpointError: it is damaged, or has a newer version.
         """
         ...
 

@@ -8,12 +8,12 @@ from __future__ import annotations
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any, Protocol, TypeVar
 
-from context_compiler.errors import PipelineError
+from context_compiler.errors import CheckpointError, PipelineError
 from context_compiler.pipeline.checkpoint import assemble, parse_checkpoint, state_changes
 from context_compiler.pipeline.state import RunState
 from context_compiler.pipeline.stores import (
@@ -169,6 +169,17 @@ class SQLRuns(ABC):
         )
         return self._parse(parse_info, row[0])
 
+    async def mark_failed(self, run_id: str, reason: str) -> None:
+        """Mark a run that the caller owns as failed in its metadata alone; its state stays as it is."""
+        (rows,) = await self.database.transact(Statement("SELECT info FROM runs WHERE run = ?", (run_id,)))
+        at = datetime.now(UTC).isoformat(timespec="milliseconds")
+        for (body,) in rows:
+            with suppress(ValueError, TypeError, RecursionError):  # damaged metadata stays as it is, too
+                known: dict[str, Any] = dict(json.loads(body))  # with what a newer version has added
+                marked = json.dumps({**known, "status": "fail", "failure_reason": reason, "updated_at": at})
+                update = Statement("UPDATE runs SET info = ? WHERE run = ?", (marked, run_id))
+                await self.database.transact(*self.fence(run_id), update)
+
     def forget(self, run_id: str) -> None:
         """Forget the last state of a run: somebody else may write the next one."""
         self._saved.pop(run_id, None)
@@ -189,7 +200,7 @@ class SQLRuns(ABC):
         try:
             found = assemble((section, name, json.loads(body)) for section, name, body in rows)
         except (ValueError, RecursionError, LookupError, TypeError) as error:
-            raise PipelineError(f"{where}: the checkpoint is damaged ({error}); it cannot be resumed from") from error
+            raise CheckpointError(f"{where}: the checkpoint is damaged ({error}); it cannot be resumed from") from error
         return parse_checkpoint(found, where=where)
 
     async def events(self, run_id: str, after: int = 0) -> list[Event]:
@@ -227,7 +238,7 @@ class SQLRuns(ABC):
         try:
             return made(json.loads(body))
         except (ValueError, TypeError, RecursionError) as error:
-            raise PipelineError(f"{self.database.name}: a row in it is damaged ({error})") from error
+            raise CheckpointError(f"{self.database.name}: a row in it is damaged ({error})") from error
 
 
 _BEGIN = """
