@@ -111,6 +111,14 @@ class RequestMeter:
     """In US dollars, of the requests to models whose prices are known."""
     unpriced: set[str] = field(default_factory=set[str])
     """Models that were asked and have no known price."""
+    counted: set[str] = field(default_factory=set[str])
+    """Runs whose requests are in these figures, those of earlier processes too."""
+
+    def add(self, report: Mapping[str, Any]) -> None:
+        """Add requests from the facts of an event."""
+        self.used += int(report.get("requests", 0))
+        self.cost += Decimal(str(report.get("cost", 0)))
+        self.unpriced.update(report.get("unpriced", ()))
 
     def charge(self, model: str, usage: Mapping[str, int], provider: str | None = None) -> None:
         """Add the cost of a request; a model without a known price is noted."""
@@ -121,7 +129,7 @@ class RequestMeter:
             self.cost += cost
 
     def report(self) -> dict[str, Any]:
-        """Facts for the last event: the cost in US dollars, and models without a known price."""
+        """Facts for an event: the cost in US dollars, and models without a known price."""
         spent = {"cost": float(self.cost)} if self.cost else {}
         return {**spent, "unpriced": sorted(self.unpriced)} if self.unpriced else spent
 
@@ -180,9 +188,12 @@ class RunConfig:
     max_steps: int = 100_000
     max_loop_restarts: int = 16
     max_duration: float | None = None
-    """Time limit of the whole run in seconds; a resumed run starts anew."""
+    """Limit in seconds of the time that processes work on the run, added up; no time counts between two of them."""
     max_requests: int | None = None
-    """Limit of the model requests of all agents of the run, branches and children included; failed ones count."""
+    """Limit of the model requests of all agents of the run, over all processes that worked on it.
+
+    Those of branches and children are included, and failed ones count.
+    """
     max_cost: Money | None = None
     """Limit of the cost of those requests, such as `Money(0.50)`; any that are under way when it is reached still end.
 

@@ -22,6 +22,7 @@ from context_compiler.pipeline.config import RequestMeter, RunConfig
 from context_compiler.pipeline.graph import AGENTS, DEFAULT_HANDLER, Graph, Node, shared_stages
 from context_compiler.pipeline.routing import Router, complete_stage, errors_in_a_row, fail_run
 from context_compiler.pipeline.stage import (
+    Child,
     Emit,
     HandlerLike,
     Stage,
@@ -185,12 +186,12 @@ class Engine:
         if node.name in self._exits:
             return replace(begun, next_node=None, status="success", edge=None)
         ahead = self._router.route(begun, node, outcome)
-        return await self._pause(ahead, node.name) if ahead.how == "jump" else ahead
+        return ahead if ahead.how == "restart" or outcome.status.good else await self._pause(ahead, node.name)
 
     async def _pause(self, state: RunState, name: str) -> RunState:
-        """Wait before a jump back or a restart after a stage ended in an error, longer after each one in a row."""
+        """Wait before a way back or a restart after a stage ended in an error, longer after each one in a row."""
         errors = 0 if state.ended else errors_in_a_row(state, name)[1]
-        if errors:
+        if errors and self._router.leads_back(state):
             earlier = state.lineage.attempt - 1 if state.how == "restart" else 0
             await self.config.sleep(self.config.backoff.delay(earlier + errors, self.config.draw))
         return state
@@ -205,6 +206,11 @@ class Engine:
         async def emit(kind: str, **facts: Any) -> None:
             facts = {"branch": self.branch_id, **facts}
             await self.io.emit(kind, run_id=state.run_id, node=node.name, **facts)
+
+        async def start(graph: Graph, run_id: str) -> Child:
+            child = await self.io.start(graph, run_id)
+            await emit("child_started", child=run_id)
+            return child
 
         return Stage(
             node=node,
@@ -225,7 +231,7 @@ class Engine:
             visit=visit,
             requests=self.io.requests,
             branch=partial(self._branch, state, here.context),
-            start=self.io.start,
+            start=start,
             emit=emit,
         )
 

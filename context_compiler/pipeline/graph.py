@@ -412,13 +412,14 @@ def _stages_before(graph: Graph, starts: Sequence[str], stop: str) -> set[str]:
     return found
 
 
-def distances(graph: Graph, start: str) -> dict[str, int]:
-    """Distance in edges to each reachable stage, including itself."""
+def distances(graph: Graph, start: str, *, without: str = "") -> dict[str, int]:
+    """Distance in edges to each stage reachable without passing one of the handler `without`, including itself."""
     found = {start: 0}
     waiting = deque([start])
     while waiting:
         name = waiting.popleft()
-        for edge in graph.outgoing(name):
+        node = graph.nodes.get(name)
+        for edge in () if node is None or node.handler == without else graph.outgoing(name):
             if edge.target not in found:
                 found[edge.target] = found[name] + 1
                 waiting.append(edge.target)

@@ -13,7 +13,8 @@ from typing import Any, cast
 from context_compiler.pipeline.artifacts import PREFIX, artifact_id
 from context_compiler.pipeline.conditions import ConditionError, parse_condition
 from context_compiler.pipeline.config import RunConfig
-from context_compiler.pipeline.graph import Edge, Graph, Node, join_stage
+from context_compiler.pipeline.graph import Edge, Graph, Node, distances, join_stage
+from context_compiler.pipeline.interviewers import AutoApprove
 from context_compiler.pipeline.preamble import KEPT, LARGEST, artifact_reference
 from context_compiler.pipeline.stage import PASSING, Stage
 from context_compiler.pipeline.state import Outcome, RunState, StageStatus, failure, segment
@@ -111,7 +112,7 @@ def _first(graph: Graph, names: Iterable[str]) -> str | None:
 
 UNSATISFIED = "goal gate {} unsatisfied and no retry target"
 MOST_ERRORS = 5
-"""Errors in a row of one stage after which retry targets are given up."""
+"""Errors in a row of one stage after which no way back is taken."""
 GOOD = frozenset(status.value for status in StageStatus if status.good)
 OUTPUTS = ("last_response_ref", "tool.output_ref")
 """Context keys under which a stage leaves a reference to its complete output."""
@@ -274,16 +275,38 @@ class Router:
 
     def _jump(self, state: RunState, node: Node, target: str, *, recheck: bool) -> RunState:
         """The jump to a target, unless the stage keeps ending in an error, which another round does not mend."""
-        name, errors = errors_in_a_row(state, node.name)
-        if errors >= MOST_ERRORS:
-            reason = state.outcomes[name].failure_reason
-            return fail_run(state, f"{name}: {MOST_ERRORS} visits in a row ended in an error: {reason}")
+        if (failed := _fail_repeated(state, node.name)) is not None:
+            return failed
         again = tuple(dict.fromkeys((*state.recheck, node.name))) if recheck else state.recheck
         return replace(state, next_node=target, how="jump", edge=None, recheck=again)
 
     def _follow(self, state: RunState, edge: Edge) -> RunState:
         ahead = replace(state, next_node=edge.target, how="edge", edge=self._places[id(edge)])
-        return replace(ahead, how="restart", status="restarted") if edge.loop_restart else ahead
+        if edge.loop_restart:
+            return replace(ahead, how="restart", status="restarted")
+        failed = _fail_repeated(state, edge.source)
+        return failed if failed is not None and self.leads_back(ahead) else ahead
+
+    def leads_back(self, state: RunState) -> bool:
+        """True if the way taken to the next stage is a jump, or an edge that is part of a cycle.
+
+        A cycle in which a person decides on another round does not count, nor a junction, to which a way back led.
+        """
+        if state.edge is None or state.how != "edge":
+            return state.how in ("jump", "restart")
+        edge, automatic = self._graph.edges[state.edge], isinstance(self._config.interviewer, AutoApprove)
+        if self._graph.nodes[edge.source].handler == "conditional":
+            return False
+        return edge.source in distances(self._graph, edge.target, without="" if automatic else "wait.human")
+
+
+def _fail_repeated(state: RunState, name: str) -> RunState | None:
+    """The failed run, if a stage keeps ending in an error, which another round does not mend; else None."""
+    name, errors = errors_in_a_row(state, name)
+    if errors < MOST_ERRORS:
+        return None
+    reason = state.outcomes[name].failure_reason
+    return fail_run(state, f"{name}: {MOST_ERRORS} visits in a row ended in an error: {reason}")
 
 
 def _asks_outcome(edge: Edge) -> bool:

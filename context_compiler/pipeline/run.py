@@ -5,11 +5,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, suppress
 from dataclasses import replace
 from datetime import UTC, datetime
-from decimal import Decimal
 from functools import lru_cache
 from importlib import import_module
 from inspect import isawaitable
@@ -46,6 +45,8 @@ DEEPEST = 16
 """Runs around a child pipeline, at most."""
 PAUSE_S = 0.2
 """Seconds between two tries to own a child."""
+TIMED = ("checkpoint_saved", "run_finalized")
+"""Events with the time worked on a run."""
 
 _METER = get_meter("context_compiler")
 _RUNS = _METER.create_counter("context_compiler.runs", "{run}", "Pipeline runs that ended, by status")
@@ -118,9 +119,11 @@ async def execute(
     await running.open()
     kind = "run_resumed" if resumed else "run_initialized"
     await running.emit(kind, run_id=state.run_id, **lineage_facts(state), next_node=state.next_node)
-    patience = asyncio.timeout(config.max_duration)
+    left = None if config.max_duration is None else max(0.0, config.max_duration - running.worked)
+    patience = asyncio.timeout(left)
     try:
         async with patience:
+            await asyncio.sleep(0)  # if no time is left, no stage begins
             state = await running.engine.run(state)
     except TimeoutError:
         if not patience.expired():
@@ -129,7 +132,7 @@ async def execute(
         state = fail_run(running.state, late)
         await running.save(state)
     except asyncio.CancelledError:
-        await running.emit("run_finalized", run_id=running.state.run_id, status="cancelled")
+        await running.emit("run_finalized", run_id=running.state.run_id, status="cancelled", worked=running.worked)
         raise
     finally:
         await running.stop_children()
@@ -167,20 +170,39 @@ class ActiveRun:
             requests=self.requests,
         )
         self.engine = Engine(graph, io)
-        self._sequence, self._began = 0, config.clock()
+        self._sequence, self._began, self._worked = 0, config.clock(), 0.0
         self._running: set[ChildRun] = set()
 
     async def open(self) -> None:
-        """Create the folder for files, and continue the numbers of existing events."""
+        """Create the folder for files, and continue the numbers, time and requests of existing events."""
         if self.root is not None:
             with suppress(OSError):  # the writer reports it, with the file
                 make_private(self.root)
         events = await self.store.events(self.state.lineage.root_run_id)
         self._sequence = events[-1].sequence if events else 0
-        for data in (event.data for event in events if event.kind == "agent_answered"):
-            self.requests.used += int(data.get("requests", 0))
-            self.requests.cost += Decimal(str(data.get("cost", 0)))
-            self.requests.unpriced.update(data.get("unpriced", ()))
+        times = (event.data.get("worked") for event in reversed(events) if event.kind in TIMED)
+        self._worked = next((float(time) for time in times if isinstance(time, int | float)), 0.0)
+        await self._count_requests(self.store, self.state.lineage.root_run_id, events)
+
+    async def _count_requests(self, store: RunStore, run_id: str, events: Sequence[Event]) -> None:
+        """Add the requests that former processes made for a run and its children, each run once."""
+        if run_id in self.requests.counted:
+            return
+        self.requests.counted.add(run_id)
+        for data in _requests(events):
+            self.requests.add(data)
+        for child in (str(event.data.get("child")) for event in events if event.kind == "child_started"):
+            where = _store_below(store, child)
+            await self._count_requests(where, child, await where.events(child))
+
+    @property
+    def worked(self) -> float:
+        """Seconds that processes have worked on the run."""
+        return self._worked + self._duration
+
+    @property
+    def _duration(self) -> float:
+        return max(0.0, self.config.clock() - self._began)
 
     async def save(self, state: RunState) -> None:
         """Persist a state."""
@@ -188,7 +210,8 @@ class ActiveRun:
         if self._checkpoints is not None:
             self._checkpoints.save(state)
         self.state = state
-        await self.emit("checkpoint_saved", run_id=state.run_id, node=state.current_node, number=state.sequence)
+        facts = {"number": state.sequence, "worked": self.worked}
+        await self.emit("checkpoint_saved", run_id=state.run_id, node=state.current_node, **facts)
 
     async def emit(self, kind: str, *, run_id: str, node: str | None = None, branch: str = "", **facts: Any) -> None:
         """Record an event and notify the listener; errors of the listener are logged."""
@@ -207,7 +230,7 @@ class ActiveRun:
         """Emit the end of the run, with the time this process spent on it."""
         facts: dict[str, Any] = {"status": state.status, "reason": state.failure_reason, "completed": state.sequence}
         facts |= self.requests.report()
-        facts |= {"duration": max(0.0, self.config.clock() - self._began), "artifact_count": self.engine.artifact_count}
+        facts |= {"duration": self._duration, "worked": self.worked, "artifact_count": self.engine.artifact_count}
         await self.emit("run_finalized", run_id=state.run_id, **facts)
 
     async def start(self, graph: Graph, run_id: str) -> ChildRun:
@@ -218,7 +241,7 @@ class ActiveRun:
         """
         if self._depth >= DEEPEST:
             raise PipelineError(f"child pipelines are nested more than {DEEPEST} deep; does one supervise itself?")
-        store = self.store.below(run_id) if isinstance(self.store, FileRuns) else self.store
+        store = _store_below(self.store, run_id)
         config = replace(self.config, run_id=run_id, runs=store, context={}, logs_root=self._below(run_id))
         config = replace(config, journal=advance_plainly)
         prepared, names = prepare(graph, config), graph_hashes(graph)
@@ -265,6 +288,25 @@ async def _own_child(store: RunStore, run_id: str, owned: AsyncExitStack) -> Los
             if time.monotonic() >= end:
                 raise
         await asyncio.sleep(PAUSE_S)
+
+
+def _requests(events: Sequence[Event]) -> Iterator[Mapping[str, Any]]:
+    """The facts of events that count requests: an answer has those of its stage again, or alone in older runs."""
+    counted: set[tuple[str, str, str | None]] = set()
+    for event in events:
+        place = (event.run_id, event.branch, event.node)
+        if event.kind == "model_requested":
+            counted.add(place)
+            yield event.data
+        elif event.kind == "agent_answered":
+            if place not in counted:
+                yield event.data
+            counted.discard(place)
+
+
+def _store_below(store: RunStore, run_id: str) -> RunStore:
+    """The store of a child of a run in `store`."""
+    return store.below(run_id) if isinstance(store, FileRuns) else store
 
 
 def _count(event: Event) -> None:

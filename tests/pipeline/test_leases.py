@@ -33,7 +33,7 @@ async def expire(runs: SQLRuns, run_id: str) -> None:
 
 async def test_a_slow_owner_writes_nothing_more(postgres_url: str) -> None:
     slow, other = opened(postgres_url), opened(postgres_url)
-    event = Event(kind="agent_answered", run_id="r", sequence=1, at="now")
+    event = Event(kind="model_requested", run_id="r", sequence=1, at="now")
     async with slow.own("r"):
         await slow.begin(INFO, {})
         await slow.save(STATE)

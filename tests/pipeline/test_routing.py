@@ -10,9 +10,17 @@ from pydantic_ai import Agent
 from pydantic_ai.messages import ModelMessage, ModelResponse, TextPart, ToolCallPart
 from pydantic_ai.models.function import AgentInfo, FunctionModel
 
-from context_compiler.pipeline import Outcome, StageStatus, parse_dot, run_pipeline, select_edge
+from context_compiler.pipeline import (
+    CallbackInterviewer,
+    Outcome,
+    Stage,
+    StageStatus,
+    parse_dot,
+    run_pipeline,
+    select_edge,
+)
 from context_compiler.pipeline.routing import accelerator, normalise_label
-from tests.pipeline.playing import graph, play
+from tests.pipeline.playing import Script, graph, play
 
 
 def taken(edges: str, outcome: Outcome, values: dict[str, object] | None = None) -> str | None:
@@ -177,6 +185,75 @@ async def test_a_gate_after_a_stage_that_only_raises_gives_it_up_too(lenient: bo
     )
     result, script = await play(text, {**broken, "g": [unmet] * 7 + [Outcome()]}, **given)
     assert result.ok and script.seen == ["b", "f", "g"] * 8 and not slept
+
+
+def never(error: BaseException) -> bool:
+    """No error is worth a retry."""
+    return False
+
+
+LOOPS = {
+    "itself": ('a; start->a->done; a->a [condition="outcome=fail"]', ["a"]),
+    "wider": ('a; f; start->a->done; a->f [condition="outcome=fail"]; f->a', ["a", "f"]),
+    "junction": (
+        'a; q [shape=diamond]; start->a->q; q->a [condition="outcome=fail"]; q->done [condition="outcome!=fail"]',
+        ["a"],
+    ),
+    "branches": (
+        "p [shape=component]; a; b [type=other]; j [shape=tripleoctagon]; start->p; p->a->j; p->b->j; j->done;"
+        'j->p [condition="outcome=fail"]',
+        ["a"],
+    ),
+}
+
+
+@pytest.mark.parametrize("loop", LOOPS)
+async def test_an_edge_that_leads_back_after_errors_waits_and_is_given_up_too(loop: str) -> None:
+    slept: list[float] = []
+
+    async def sleep(seconds: float) -> None:
+        slept.append(seconds)
+
+    async def other(stage: Stage) -> Outcome:
+        return fail()
+
+    body, visits = LOOPS[loop]
+    given: dict[str, Any] = {"sleep": sleep, "draw": lambda: 0.5, "retryable": never}
+    broken = {"a": [ConnectionError("down")]}
+    script = Script(broken)
+    given["handlers"] = {"codergen": script, "other": other}
+    result = await run_pipeline(graph(body), **given)
+    assert result.failure_reason == "a: 5 visits in a row ended in an error: ConnectionError: down"
+    assert script.seen == (visits * 5)[: -(len(visits) - 1) or None] and slept == [0.2, 0.4, 0.8, 1.6]
+    given["handlers"] = {"codergen": Script({"a": [ConnectionError("down")] * 4 + [Outcome()]}), "other": other}
+    assert (await run_pipeline(graph(body), **given)).ok
+
+
+async def test_an_edge_that_leads_on_is_taken_after_any_number_of_errors() -> None:
+    text = graph('a; r; start->a->r->done; a->a [condition="outcome=fail && n!=5"]')
+
+    def error(stage: Stage) -> Outcome:
+        stage.context.set("n", stage.visit)
+        raise ConnectionError("down")
+
+    result, script = await play(text, {"a": [error]}, retryable=never)
+    assert result.ok and script.seen == ["a"] * 5 + ["r"]
+
+
+async def test_a_person_may_decide_on_any_number_of_rounds() -> None:
+    text = graph('a; h [shape=hexagon]; start->a->done; a->h [condition="outcome=fail"]; h->a [label="[A] again"]')
+    slept: list[float] = []
+
+    async def sleep(seconds: float) -> None:
+        slept.append(seconds)
+
+    broken = {"a": [ConnectionError("down")] * 8 + [Outcome()]}
+    given: dict[str, Any] = {"retryable": never, "sleep": sleep}
+    person = CallbackInterviewer(lambda question: "a")
+    result, script = await play(text, broken, interviewer=person, **given)
+    assert result.ok and script.seen == ["a"] * 9 and not slept
+    result, script = await play(text, broken, **given)  # nobody decides
+    assert script.seen == ["a"] * 5 and "5 visits in a row" in result.failure_reason
 
 
 async def test_a_restart_after_an_error_waits_longer_each_time() -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -31,9 +31,10 @@ from context_compiler.pipeline.context_helper import OutputCompiler
 from context_compiler.pipeline.graph import Graph, Node
 from context_compiler.pipeline.handlers.tool import RESERVED
 from context_compiler.pipeline.shell import CommandResult, run_shell
-from context_compiler.pipeline.stage import EXCERPT, STEER, Stage, read_status
+from context_compiler.pipeline.stage import EXCERPT, STEER, Emit, Stage, read_status
 from context_compiler.pipeline.state import Outcome, find_outcome, parse_outcome
 from context_compiler.pipeline.stylesheet import EFFORTS
+from context_compiler.resilience import try_await
 from context_compiler.tokens.prices import cost_of
 
 SHORT = 200
@@ -77,7 +78,7 @@ class AgentHandler:
     async def ask(self, stage: Stage, prompt: str) -> tuple[Any, list[ModelMessage]]:
         """Ask the agent of a stage; its output and the new messages."""
         agent = self.agent(stage)
-        spent = CostMeter(RequestMeter(), stage.requests)
+        spent = CostMeter(run=stage.requests, emit=stage.emit)
         capabilities = [one for one in (spent, hooks_of(stage), self._compiler) if one is not None]
         usage = RunUsage()
         try:
@@ -93,6 +94,7 @@ class AgentHandler:
             )
         finally:
             spent.catch_up(usage)
+            await try_await(spent.record())  # what ended the run of the agent comes first
         used, messages = result.usage, result.new_messages()
         facts = {"input_tokens": used.input_tokens, "output_tokens": used.output_tokens, "requests": used.requests}
         await stage.emit("agent_answered", **facts, **spent.stage.report(), tools=list(tool_names(messages)))
@@ -200,8 +202,17 @@ NAMES = ("pre", "post")
 class CostMeter(AbstractCapability[Any]):
     """Counts the requests of a stage as they are made, adds up what they cost, and keeps to the limits of the run."""
 
-    stage: RequestMeter
     run: RequestMeter
+    emit: Emit
+    stage: RequestMeter = field(default_factory=RequestMeter)
+    _new: RequestMeter = field(default_factory=RequestMeter)
+    """Those that are not among the events of the run."""
+
+    async def record(self) -> None:
+        """Add an event for the latest requests, so that another process that goes on with the run counts them too."""
+        new, self._new = self._new, RequestMeter()
+        if new.used:
+            await self.emit("model_requested", requests=new.used, **new.report())
 
     async def before_model_request(
         self, ctx: RunContext[Any], request_context: ModelRequestContext
@@ -222,7 +233,7 @@ class CostMeter(AbstractCapability[Any]):
         self._count(max(0, usage.requests - self.stage.used))
 
     def _count(self, made: int) -> None:
-        for meter in (self.stage, self.run):
+        for meter in (self._new, self.stage, self.run):
             meter.used += made
 
     async def after_model_request(
@@ -236,8 +247,9 @@ class CostMeter(AbstractCapability[Any]):
             if cost_of(model, known, response.provider_name) is None:
                 name = safe_line(model)
                 log.warning("max_cost=%s: no price is known for %s, so it is not counted", self.run.max_cost, name)
-        for meter in (self.stage, self.run):
+        for meter in (self._new, self.stage, self.run):
             meter.charge(model, known, response.provider_name)
+        await self.record()
         return response
 
 

@@ -43,8 +43,6 @@ class ManagerLoopHandler:
             place = (stage.run_id, stage.branch_id, stage.node.name, str(stage.visit))
             child = await stage.start(graph, ".".join(filter(None, place)))
         try:
-            if child is not None:
-                await stage.emit("child_started", child=child.state.run_id)
             return await self._supervise(stage, child, condition)
         finally:
             if child is not None and child.running:

@@ -229,7 +229,7 @@ STAGE = ("stage_started", "agent_answered", "stage_retrying", "stage_completed",
 PARALLEL = ("parallel_started", "parallel_branch_started", "parallel_branch_completed", "parallel_completed")
 PEOPLE = ("interview_started", "interview_completed", "interview_timeout")
 CHILD = ("child_started", "child_observed", "child_steered", "child_stopped")
-ASKING = ("context_compiled", "tool_hook_failed")
+ASKING = ("context_compiled", "model_requested", "tool_hook_failed")
 KINDS = (*RUN, *STAGE, *ASKING, *PARALLEL, *PEOPLE, *CHILD)
 
 

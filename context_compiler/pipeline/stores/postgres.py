@@ -31,7 +31,7 @@ LEASE_S, PATIENCE_S = 30.0, 30.0
 PAUSE_S, LONGEST_PAUSE_S = 0.05, 1.0
 EVENTS_S = 0.1
 """Seconds that an event may wait for others, or for a state, to be written with."""
-AT_ONCE = ("agent_answered", "run_finalized")
+AT_ONCE = ("child_started", "model_requested", "run_finalized")
 """Events that are written as they happen: a resumed run counts the cost so far, and one that has ended has its last."""
 STARTING = "57P03"
 """SQLSTATE of a server that starts or stops."""
