@@ -190,7 +190,7 @@ def copy_(
     target: Annotated[str, typer.Argument(metavar="TARGET", help="File or address to add it to.")],
     json: Json = False,
 ) -> None:
-    """Copy a record to another file or database, and verify the copy. What is there already stays; repeat to resume."""
+    """Copy a record to another file or database, and verify the copy. Repeat it to resume it, or to update it."""
     old, new = parse_place(source), parse_place(target)
     if old == new:
         raise SettingsError(f"{old}: give two places")

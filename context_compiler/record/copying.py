@@ -1,7 +1,8 @@
 """A copy of a record in another store: rows keep names and values, and get numbers and seals of their new place.
 
-Rows are written in pages, each in one transaction, after those that they refer to; a row that is there already is left
-alone. So a copy that was interrupted is finished by another one.
+Rows are written in pages, each in one transaction, after those that they refer to. A row that never changes is left
+alone where it is there, so a copy that was interrupted is finished by another one. A row that changes, such as the end
+of a conversation, becomes that of the source, unless the target has gone on by itself: that is said, and stays.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from context_compiler import ids
 from context_compiler.errors import StoreError
 from context_compiler.record import rows
 from context_compiler.record.database import Database
+from context_compiler.record.queries import EXPORTED, insert, reseal
 from context_compiler.record.sessions import memory_diff
 from context_compiler.record.store import PAGE, SQLStore
 from context_compiler.record.values import page_names
@@ -31,7 +33,7 @@ REFERENCES = {"session": "sessions", "summary": "context_summaries"}
 
 KEYS = {
     "sessions": ("session_id", "vault_name", "owner"),
-    "context_summaries": ("session", "turn_index", "run_id", "covered_tip", "status", "created_at"),
+    "context_summaries": ("session", "turn_index", "run_id", "covered_tip", "raw_output", "created_at"),
     "cycles": ("raw_tip", "config", "session"),
     "views": ("session", "run_id", "request_index", "raw_tip", "view_tip"),
     "layers": ("session",),
@@ -42,7 +44,33 @@ KEYS = {
 }
 """Columns by which a numbered row is found in the copy."""
 
+CHANGING = {
+    "sessions": ("raw_tip",),
+    "cycles": ("state",),
+    "layers": ("version", "state"),
+    "actions": ("kind", "tip", "state", "summary", "created_at"),
+    "spaces": ("memory_tip", "head", "turns_tip", "state"),
+    "conversations": ("head", "tips", "state", "revision", "updated_at"),
+}
+"""Columns that may differ from those of an earlier copy."""
+
+ENDS = {
+    "sessions": (("raw_tip", "nodes"),),
+    "spaces": (("memory_tip", "memories"), ("head", "commits"), ("turns_tip", "nodes")),
+}
+"""Columns that say how far a session has got, and the tables that they name."""
+
 NUMERIC = frozenset({"session", "turn_index", "request_index", "number"})
+
+
+LOG = """
+WITH RECURSIVE kept (id) AS (
+    SELECT tip.value FROM json_each(?1) AS tip
+    UNION SELECT (SELECT e.parent FROM entries e WHERE e.owner = ?2 AND e.id = kept.id) FROM kept
+)
+SELECT id FROM kept
+"""
+"""Entries that any of these lead back to."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,11 +78,11 @@ class CopyResult:
     """Outcome of a copy."""
 
     copied: Mapping[str, int]
-    """Rows that were added, by table."""
+    """Rows that were added or brought up to date, by table."""
     present: Mapping[str, int]
     """Rows that were there already, by table."""
     defects: tuple[str, ...]
-    """Defects of the copy; empty if it is sound."""
+    """Defects of the copy, and what the target has otherwise than the source; empty if it is sound and whole."""
 
 
 async def copy_record(source: SQLStore, target: SQLStore, progress: Callable[[str], object]) -> CopyResult:
@@ -65,21 +93,38 @@ async def copy_record(source: SQLStore, target: SQLStore, progress: Callable[[st
     """
     numbers: Numbers = {"sessions": {}, "context_summaries": {}}
     copied, present = Counter[str](), Counter[str]()
+    changed, defects = list[tuple[str, Row]](), list[str]()
+    before = await target.perform(_count)
     async with aclosing(source.scoped(None).export()) as found:
         async for table, page in _pages(found):
-            added, known = await target.perform(partial(_write_page, table=table, page=page, numbers=numbers))
+            added, known, unlike = await target.perform(partial(_write_page, table=table, page=page, numbers=numbers))
             if table in numbers:
                 numbers[table] |= known
+            changed += [(table, row) for row in unlike]
             copied[table] += added
             present[table] += len(page) - added
             for _ in page:
                 progress(table)
+    for table, number in (await target.perform(_count)).items():
+        if table in present:
+            copied[table] = number - before[table]
+            present[table] -= copied[table]
+    for table, row in changed:
+        held = await target.perform(partial(_held, table=table, row=row))
+        if await source.perform(partial(_has_gone_on, table=table, held=held, row=row)):
+            await target.perform(partial(_keep, table=table, held=held, row=row))
+            name = f"session {held['session_id']!r}" + (f" of {held['owner']!r}" if held["owner"] else "")
+            defects.append(f"{table}: {name} was changed in the target, so it is not as in the source")
+        else:
+            await target.perform(partial(_update, table=table, held=held, row=row))
+            copied[table] += 1
+            present[table] -= 1
     sessions = numbers["sessions"]
     for session, memory, terms in await source.perform(lambda db: db.live_memories()):
         if session in sessions:
             await target.perform(partial(_revive, session=sessions[session], memory=memory, terms=terms))
     await _index(source, target, progress)
-    return CopyResult(copied=dict(copied), present=dict(present), defects=await target.verify())
+    return CopyResult(copied=dict(copied), present=dict(present), defects=(*defects, *await target.verify()))
 
 
 async def _pages(found: AsyncIterator[Row]) -> AsyncIterator[tuple[str, list[Row]]]:
@@ -95,33 +140,115 @@ async def _pages(found: AsyncIterator[Row]) -> AsyncIterator[tuple[str, list[Row
         yield table, page
 
 
-def _write_page(db: Database, table: str, page: Sequence[Row], numbers: Numbers) -> tuple[int, dict[int, int]]:
-    """Write rows of a table that are not there yet: how many, and the numbers of all."""
+Written = tuple[int, dict[int, int], Sequence[Row]]
+"""Number of added rows with a number, the numbers of all of them, and the rows that are there otherwise."""
+
+
+def _write_page(db: Database, table: str, page: Sequence[Row], numbers: Numbers) -> Written:
+    """Write rows of a table that are not there yet."""
     with db.transaction():
         if table in rows.SEALED:
             return _write_sealed(db, table, page, numbers)
-        before = _count(db, table)
         given = [_renumber(row, numbers) for row in page]
-        if table == "layer_pages":
-            given = [row for row in given if _is_wanted(db, row)]
         if table == "contents":
             given = [{"hash": row["hash"], "body": rows.pack(rows.to_bytes(row["body"]))} for row in page]
-        if not given:
-            return 0, {}
         columns = list(given[0])
         query = f"INSERT OR IGNORE INTO {table} ({', '.join(columns)}) VALUES ({', '.join('?' * len(columns))})"
+        if table == "copies":
+            query = (
+                "INSERT INTO copies (session, node, content) VALUES (?, ?, ?)"
+                " ON CONFLICT (session, node) DO UPDATE SET content = excluded.content"
+            )
+            columns = ["session", "node", "content"]
         db.executemany(query, [[row[column] for column in columns] for row in given])
-        return _count(db, table) - before, {}
+        unlike = [row for row in given if _is_unlike(row, _held(db, table, row), table)] if table in CHANGING else []
+        return 0, {}, unlike
 
 
-def _is_wanted(db: Database, page: Row) -> bool:
-    """True unless the copy has layers of the session already, which do not list this page."""
-    found = db.execute("SELECT state FROM layers WHERE session = ?", (page["session"],)).fetchone()
-    return found is None or page["name"] in page_names(found["state"])
+def _held(db: Database, table: str, row: Row) -> Row:
+    """The row of the copy that has the key of one of the source, with the names of its session."""
+    if table == "sessions":
+        query, given = "SELECT * FROM sessions WHERE id = ?", [row["id"]]
+    else:
+        names = KEYS.get(table, ("session",))
+        query = (
+            f"SELECT t.{'rowid' if table in rows.SEALED else 'session'} AS id, t.*, s.session_id, s.owner"
+            f" FROM {table} t JOIN sessions s ON s.id = t.session"
+            f" WHERE {' AND '.join(f't.{name} = ?' for name in names)}"
+        )
+        given = [row[name] for name in names]
+    return rows.mapping(db.execute(query, given).fetchone())
 
 
-def _count(db: Database, table: str) -> int:
-    return int(db.execute(f"SELECT count(*) FROM {table}").fetchone()[0])
+def _is_unlike(row: Row, held: Row, table: str) -> bool:
+    return any(row[column] != held[column] for column in CHANGING[table])
+
+
+def _has_gone_on(db: Database, table: str, held: Row, row: Row) -> bool:
+    """True if the source never had what the copy has: somebody has gone on with the copy."""
+    if table == "layers":
+        return held["version"] >= row["version"]
+    if table == "conversations":
+        query = "SELECT 1 FROM entries WHERE owner = ? AND id = ?"
+        return held["updated_at"] > row["updated_at"] or any(
+            db.execute(query, (held["owner"], tip)).fetchone() is None for tip in json.loads(held["tips"])
+        )
+    known = (
+        held[column] is None or db.execute(f"SELECT 1 FROM {named} WHERE id = ?", (held[column],)).fetchone()
+        for column, named in ENDS.get(table, ())
+    )
+    return table == "actions" or not all(known)
+
+
+def _update(db: Database, table: str, held: Row, row: Row) -> None:
+    """Make a row of the copy that of the source."""
+    values = {column: row[column] for column in CHANGING[table]}
+    if table in rows.SEALED:
+        new = {**held, **values}
+        values["seal"] = rows.seal(held["id"], [new[column] for column in rows.SEALED[table]])
+    key = "rowid" if table in rows.SEALED else "session"
+    with db.transaction():
+        if table == "cycles":  # which one is the newest, its number says
+            db.execute("DELETE FROM cycles WHERE rowid = ?", (held["id"],))
+            insert(db, "cycles", [row[column] for column in rows.CYCLE])
+            return
+        if table == "spaces":
+            live = db.execute("SELECT id FROM live_memories WHERE session = ?", (held["id"],)).fetchall()
+            for (number,) in live:
+                db.unindex_memory(number)
+            db.execute("DELETE FROM live_memories WHERE session = ?", (held["id"],))
+        settings = ", ".join(f"{column} = ?" for column in values)
+        db.execute(f"UPDATE {table} SET {settings} WHERE {key} = ?", (*values.values(), held["id"]))
+        if table == "layers":
+            _keep_pages(db, row)
+
+
+def _keep(db: Database, table: str, held: Row, row: Row) -> None:
+    """Leave a row of the copy as it is, and let nothing refer to less than was copied."""
+    with db.transaction():
+        if table == "layers":
+            _keep_pages(db, held)
+        if table == "conversations":
+            tips: list[str] = json.loads(held["tips"])
+            found = db.execute(LOG, (json.dumps(tips), held["owner"])).fetchall()
+            known = {one[0] for one in found}
+            further = [tip for tip in json.loads(row["tips"]) if tip not in known]
+            if further:
+                query = "UPDATE conversations SET tips = ? WHERE session = ?"
+                db.execute(query, (json.dumps([*tips, *further]), held["session"]))
+                reseal(db, "conversations", held["id"])
+
+
+def _keep_pages(db: Database, layers: Row) -> None:
+    """Remove pages that the layers of a session do not list."""
+    query = "DELETE FROM layer_pages WHERE session = ? AND NOT name IN (SELECT value FROM json_each(?))"
+    db.execute(query, (layers["session"], json.dumps(list(page_names(layers["state"])))))
+
+
+def _count(db: Database) -> dict[str, int]:
+    """Rows of the tables without numbers."""
+    named = [table for table in EXPORTED if table not in rows.SEALED]
+    return {table: int(db.execute(f"SELECT count(*) FROM {table}").fetchone()[0]) for table in named}
 
 
 def _renumber(row: Row, numbers: Numbers) -> dict[str, Any]:
@@ -132,24 +259,34 @@ def _renumber(row: Row, numbers: Numbers) -> dict[str, Any]:
     return {**row, **new}
 
 
-def _write_sealed(db: Database, table: str, page: Sequence[Row], numbers: Numbers) -> tuple[int, dict[int, int]]:
-    columns, added, known = rows.SEALED[table], 0, dict[int, int]()
+def _write_sealed(db: Database, table: str, page: Sequence[Row], numbers: Numbers) -> Written:
+    columns, added, known, unlike = rows.SEALED[table], 0, dict[int, int](), list[Row]()
     for row in page:
         if not rows.is_sealed(row["id"], [row[column] for column in columns], row["seal"]):
             raise StoreError(f"{table} {row['id']} of the source was changed since it was written; verify it")
-        new = _renumber(row, numbers)
+        new = _copied_state(db, table, _renumber(row, numbers), numbers)
         number = _number_of(db, table, new)
         if number is None:
             number, added = db.next_number(table), added + 1
-            new = _copied_state(db, table, new, numbers)
+            if table == "context_summaries":
+                new = _with_free_key(db, new)
             values = [new[column] for column in columns]
             names = ("rowid", *columns, "seal")
             query = f"INSERT INTO {table} ({', '.join(names)}) VALUES ({', '.join('?' * len(names))})"
             db.execute(query, (number, *values, rows.seal(number, values)))
-        elif table == "sessions":
-            _advance(db, number, new)
+        elif table in CHANGING:
+            new = {**new, "id": number}
+            unlike += [new] if _is_unlike(new, _held(db, table, new), table) else []
         known[row["id"]] = number
-    return added, known
+    return added, known, unlike
+
+
+def _with_free_key(db: Database, row: Row) -> Row:
+    """The row of a compile without its key, if another compile of the copy has that."""
+    found = db.execute("SELECT 1 FROM context_summaries WHERE cache_key = ?", (row["cache_key"],)).fetchone()
+    if found is None:
+        return row
+    return {**row, "cache_key": None, "status": f"{row['status']}; cache_key: of another answer"}
 
 
 def _copied_state(db: Database, table: str, row: Row, numbers: Numbers) -> dict[str, Any]:
@@ -191,28 +328,14 @@ def _renumber_state(state: str, numbers: Numbers) -> str:
 def _number_of(db: Database, table: str, row: Row) -> int | None:
     """The number of a row in the copy, by its key; None if it is not there."""
     if row.get("cache_key") is not None:
-        found = db.execute("SELECT id FROM context_summaries WHERE cache_key = ?", (row["cache_key"],)).fetchone()
-    else:
-        names = KEYS[table]
-        same = (f"{name} = ?" if name in NUMERIC else f"ifnull({name}, '') = ifnull(?, '')" for name in names)
-        query = f"SELECT rowid AS id FROM {table} WHERE {' AND '.join(same)}"
-        found = db.execute(query, [row[name] for name in names]).fetchone()
+        query = "SELECT id FROM context_summaries WHERE cache_key = ? AND raw_output = ?"
+        if (found := db.execute(query, (row["cache_key"], row["raw_output"])).fetchone()) is not None:
+            return int(found["id"])
+    names = KEYS[table]
+    same = (f"{name} = ?" if name in NUMERIC else f"ifnull({name}, '') = ifnull(?, '')" for name in names)
+    query = f"SELECT rowid AS id FROM {table} WHERE {' AND '.join(same)}"
+    found = db.execute(query, [row[name] for name in names]).fetchone()
     return None if found is None else int(found["id"])
-
-
-def _advance(db: Database, number: int, row: Row) -> None:
-    """Move a session on to the raw history of the source, if that is longer."""
-
-    def length(tip: str | None) -> int:
-        found = db.execute("SELECT position FROM nodes WHERE id = ?", (tip,)).fetchone()
-        return -1 if found is None else int(found["position"])
-
-    columns = ", ".join(rows.SESSION)
-    held = rows.mapping(db.execute(f"SELECT {columns} FROM sessions WHERE id = ?", (number,)).fetchone())
-    if length(row["raw_tip"]) > length(held["raw_tip"]):
-        values = [{**held, "raw_tip": row["raw_tip"]}[column] for column in rows.SESSION]
-        query = "UPDATE sessions SET raw_tip = ?, seal = ? WHERE id = ?"
-        db.execute(query, (row["raw_tip"], rows.seal(number, values), number))
 
 
 def _revive(db: Database, session: int, memory: str, terms: str | None) -> None:

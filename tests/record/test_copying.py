@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sqlite3
 from collections.abc import Iterator
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -17,10 +18,17 @@ from context_compiler.errors import StoreError
 from context_compiler.layers import Layers
 from context_compiler.manager.memory import SQLiteMemory
 from context_compiler.record import browse
+from context_compiler.record.conversations import (
+    LogEntry,
+    StoredConversation,
+    find_conversation,
+    read_log,
+    write_conversation,
+)
 from context_compiler.record.copying import copy_record
 from context_compiler.record.store import MemoryStore, SQLStore, open_place
 from context_compiler.record.values import UNDO, Action, now, page_name
-from tests.record.entries import Talk, compiled, cycle, request, talk
+from tests.record.entries import Talk, body, compiled, cycle, days_ago, request, talk
 
 
 async def fill(store: SQLStore) -> None:
@@ -102,6 +110,98 @@ async def test_a_copy_that_was_interrupted_is_finished_by_the_next(target: SQLSt
     await target.close()
 
 
+async def keep(store: SQLStore, revision: str, *said: str, after: str | None = None) -> None:
+    """Keep a conversation of the host whose log goes on with these messages; `revision` also says when."""
+    entries = [
+        LogEntry(id=text, parent=before, body=body(text, at))
+        for at, (before, text) in enumerate(zip((after, *said[:-1]), said, strict=True))
+    ]
+    state = StoredConversation(
+        conversation_id="hosted",
+        scope=None,
+        head=said[-1],
+        branches=(),
+        state=json.dumps({"state": revision}),
+        revision=revision,
+        updated_at=days_ago(10 - int(revision)),
+    )
+    expected = None if revision == "1" else str(int(revision) - 1)
+    work = partial(write_conversation, given=state, entries=entries, expected=expected, text_of=bytes.decode)
+    assert await store.perform(work)
+
+
+async def change(store: SQLStore) -> None:
+    """Go on with everything that `fill` and `keep` have begun, in rows that are there already."""
+    for owner in ("", "ann"):
+        one = store.scoped(owner)
+        await one.archive("s", "", talk(2, about="another beginning"))
+        await one.save(request(talk(4, about="the weather in Ålesund \x00"), request_index=7, cycle=cycle(talk(4).tip)))
+        await one.save(request(talk(4), request_index=8, cycle=cycle(talk(4).tip, '{"b": 2}')))
+        await one.save_layers("s", "", '{"layers": 2}', after=1)
+        page = f'{{"entities": "other ones of {owner}"}}'
+        state = json.dumps({"id_registry": {"pages": {"4": page_name(page)}}})
+        await one.save_layer_pages("pages", "", state, {page_name(page): page}, after=1)
+        memory = SQLiteMemory("s", one)
+        await memory.remember("Carol lives in Paris")
+        await memory.commit("three")
+    await keep(store, "2", "and", "then", after="first")
+
+
+async def test_what_has_changed_since_is_brought_up_to_date(target: SQLStore):
+    source = MemoryStore()
+    await fill(source)
+    await keep(source, "1", "first")
+    assert (await copy_record(source, target, lambda table: None)).defects == ()
+    await change(source)
+    again = await copy_record(source, target, lambda table: None)
+    assert again.defects == () and again.copied["conversations"] == again.copied["sessions"] // 2 == 1
+    for _ in range(2):
+        assert await content(target) == await content(source)
+        ann = SQLiteMemory("s", target.scoped("ann"))
+        assert sorted([one.memory.text for one in await ann.search("lives in Oslo Rome Paris", 5)]) == [
+            "Ann lives in Oslo",
+            "Carol lives in Paris",
+        ]
+        await source.prune()
+        await target.prune()
+    assert await target.conversation("hosted") == [
+        body(text, at) for text, at in (("first", 0), ("and", 0), ("then", 1))
+    ]
+    await target.close()
+
+
+async def test_what_the_target_has_changed_stays_and_is_said(target: SQLStore):
+    source = MemoryStore()
+    await fill(source)
+    await keep(source, "1", "first")
+    await copy_record(source, target, lambda table: None)
+    await change(target)
+    await keep(source, "2", "or", after="first")
+    before = await content(target)
+    result = await copy_record(source, target, lambda table: None)
+    assert {defect.partition(":")[0] for defect in result.defects} >= {"sessions", "layers", "spaces", "conversations"}
+    assert all("changed in the target" in one for one in result.defects) and await target.verify() == ()
+    assert set(before) - set(await content(target)) <= {one for one in before if '"conversations"' in one}
+    await target.prune()
+    found = await target.perform(partial(find_conversation, conversation_id="hosted"))
+    assert found is not None and (found.head, found.branches) == ("then", ("or",))  # no entry that was copied is gone
+    assert await target.perform(partial(read_log, head="or", limit=None))
+    await target.close()
+
+
+async def test_a_compile_with_another_answer_than_the_one_of_the_copy_is_copied_too(target: SQLStore):
+    source = MemoryStore()
+    await target.save(request(talk(2), compile=compiled(cache_key="k", raw_output="there"), session_id="there"))
+    await source.save(request(talk(2), compile=compiled(cache_key="k", raw_output="here")))
+    for _ in range(2):
+        assert (await copy_record(source, target, lambda table: None)).defects == ()
+    (view,) = await target.views("s")
+    assert view.compile is not None and view.compile.raw_output == "here"
+    found = await target.find_compile("k")
+    assert found is not None and found[1].raw_output == "there" and len(await target.summaries("s")) == 1
+    await target.close()
+
+
 async def test_states_name_compiles_by_their_numbers_in_the_copy(target: SQLStore):
     source = MemoryStore()
     await target.save(request(talk(2), compile=compiled(), session_id="other"))
@@ -124,7 +224,9 @@ async def test_layers_that_the_copy_has_already_keep_the_pages_that_they_list(ta
         async with layers.turn("s") as turn:
             turn.registry.register_read("recipes", number, f"Recipe {number}")
     result = await copy_record(source, target, lambda table: None)
-    assert result.defects == () and (result.copied["layer_pages"], result.present["layer_pages"]) == (0, 1)
+    assert result.defects == ("layers: session 's' was changed in the target, so it is not as in the source",)
+    assert await target.verify() == ()
+    assert [row["table"] async for row in target.export()].count("layer_pages") == 1
     async with there.turn("s") as turn:
         assert [one.label for one in turn.registry] == ["Recipe 2"]
     await target.close()
