@@ -362,6 +362,8 @@ async def _index(source: SQLStore, target: SQLStore, progress: Callable[[str], o
         await target.perform(partial(_index_page, texts=texts))
         for _ in page:
             progress("messages_fts")
+    while await target.perform(lambda db: db.index_waiting()):
+        pass
 
 
 def _index_page(db: Database, texts: Sequence[tuple[str, str]]) -> None:

@@ -95,6 +95,10 @@ class Database(Protocol):
         """Add texts of messages to the search index, each with the name of its message."""
         ...
 
+    def index_waiting(self) -> bool:
+        """Move some texts that wait into the search index; True if more may wait."""
+        ...
+
     def find_messages(self, words: Sequence[str], limit: int, *, prefix: str | None) -> list[tuple[str, str]]:
         """Messages with these words one after the other, newest first: id and text.
 

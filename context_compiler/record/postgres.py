@@ -251,6 +251,10 @@ class PostgresDatabase:
             query = f"INSERT INTO {self.schema}.messages_fts (node, text) SELECT * FROM unnest($1::text[], $2::text[])"
             self.run(query, *columns, returns_rows=False)
 
+    def index_waiting(self) -> bool:
+        """Move some texts that wait into the search index; True if more may wait."""
+        return postgres_search.index_waiting(self, INDEXED) == INDEXED
+
     def find_messages(self, words: Sequence[str], limit: int, *, prefix: str | None) -> list[tuple[str, str]]:
         """Messages with these words one after the other, newest first."""
         return postgres_search.find_messages(self, words, limit, prefix)
@@ -482,12 +486,8 @@ class PostgresStore(SQLStore):
 
     async def _index(self) -> None:
         """Move texts that wait into the search index; what fails is left to the next time."""
-
-        def work(db: Database) -> int:
-            return postgres_search.index_waiting(cast(PostgresDatabase, db), INDEXED)
-
         with suppress(StoreError):
-            while await self.perform(work) == INDEXED:
+            while await self.perform(lambda db: db.index_waiting()):
                 pass
 
     async def enable_row_security(self, role: str | None = None) -> None:

@@ -106,6 +106,10 @@ class SQLiteDatabase(sqlite3.Connection):
         """Add texts of messages to the search index."""
         self.executemany("INSERT INTO messages_fts (node, text) VALUES (?, ?)", texts)
 
+    def index_waiting(self) -> bool:
+        """Do nothing: no text waits."""
+        return False
+
     def find_messages(self, words: Sequence[str], limit: int, *, prefix: str | None) -> list[tuple[str, str]]:
         """Messages with these words one after the other, newest first."""
         found = self.execute(

@@ -9,6 +9,7 @@ from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 from typer.testing import CliRunner
@@ -29,6 +30,7 @@ from context_compiler.record.copying import copy_record
 from context_compiler.record.store import MemoryStore, SQLStore, open_place
 from context_compiler.record.values import UNDO, Action, now, page_name
 from tests.record.entries import Talk, body, compiled, cycle, days_ago, request, talk
+from tests.support.postgres import Cluster
 
 
 async def fill(store: SQLStore) -> None:
@@ -241,6 +243,17 @@ async def test_a_row_that_was_changed_is_not_sealed_anew(tmp_path: Path):
     with pytest.raises(StoreError, match="views 2 of the source was changed since it was written"):
         await copy_record(source, MemoryStore(), lambda table: None)
     await source.close()
+
+
+@pytest.mark.slow
+async def test_no_text_of_a_copy_waits_for_the_search_index(postgres: Cluster, postgres_url: str):
+    source, target = MemoryStore(), open_place(postgres_url)
+    await source.save(request(talk(200)))
+    assert (await copy_record(source, target, lambda table: None)).defects == ()
+    counts = "SELECT count(*), count(words) FROM context_compiler.messages_fts"
+    assert [tuple(row) for row in postgres.run(counts, urlsplit(postgres_url).path[1:])] == [(399, 399)]
+    assert len(await target.perform(lambda db: browse.matching_nodes(db, "answer 397 on", 50))) == 1
+    await target.close()
 
 
 def test_the_command_says_what_it_did(tmp_path: Path, postgres_url: str, sync_loop: Any):
