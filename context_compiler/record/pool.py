@@ -13,12 +13,13 @@ from contextlib import AbstractAsyncContextManager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from threading import Lock
 from typing import Any, Protocol, TypeVar, cast
-from weakref import finalize
+from weakref import WeakValueDictionary, finalize
 
 from context_compiler.errors import StoreError
 from context_compiler.paths import install_command, place_name
-from context_compiler.record.background import Background, Outcome, current, retrieve_error, submit
+from context_compiler.record.background import Background, Outcome, current, hold_at_fork, retrieve_error, submit
 from context_compiler.record.rows import BrokenReference
 from context_compiler.record.schema import APPLICATION_ID
 
@@ -131,9 +132,9 @@ class Postgres:
 
     Args:
         source: A pool with asyncpg's interface, which stays the caller's to close, or an address (`postgresql://…`),
-            which opens a pool of its own.
+            for which the process has one pool, whoever gives it.
         schema: The schema of all tables.
-        size: Connections of a pool of its own.
+        size: Connections of the pool of an address.
         patience_s: Seconds to wait for a connection, and for the answer to one statement.
 
     Raises:
@@ -148,12 +149,13 @@ class Postgres:
         self.schema = schema
         self.patience_s = patience_s
         self.place = place_name(source) if isinstance(source, str) else "the database of the pool"
-        self._own = _OwnPool(source, size, patience_s) if isinstance(source, str) else None
+        self._own = _pool_of(source, size, patience_s) if isinstance(source, str) else None
+        self._user = object()
         self._pool = None if isinstance(source, str) else source
         self._loop = _running_loop()
         self._known: set[str] = set()
         if self._own is not None:
-            finalize(self, self._own.release).atexit = False  # every pool is closed at exit
+            finalize(self, self._own.release, self._user).atexit = False  # every pool is closed at exit
 
     def __repr__(self) -> str:
         return f"Postgres({self.place!r})"
@@ -169,16 +171,16 @@ class Postgres:
         call = partial(self._perform, work, needs, read_only)
         try:
             if self._own is not None:
-                return await submit(partial(self._own.lend, call))
+                return await submit(partial(self._own.lend, self._user, call))
             assert self._pool is not None
             return await self._on_loop(partial(self._acquire, self._pool, call))
         except (StoreError, *FAILURES) as error:
             raise explain(error, self.place) from error
 
     async def close(self) -> None:
-        """Close a pool of our own; it opens again on use."""
+        """Close a pool of our own, unless others use it; it opens again on use."""
         if self._own is not None and current() is not None:
-            await submit(self._own.close)
+            await submit(partial(self._own.close, self._user))
 
     async def _perform(self, work: Work[T], needs: Component | None, read_only: bool, connection: Connection) -> T:
         try:
@@ -217,7 +219,7 @@ class Postgres:
 
 
 class _OwnPool:
-    """Connections on the background loop.
+    """Connections on the background loop, for all who give an address.
 
     One is lent and given back without a round trip or a task, as asyncpg's pool does it: no work changes its session.
     """
@@ -229,12 +231,16 @@ class _OwnPool:
         self._idle: list[tuple[Any, float]] = []
         """Connections and the times when they were given back, the newest last."""
         self._resting: asyncio.TimerHandle | None = None
+        self._users = set[object]()
+        """Those who have used it and not closed it since."""
 
-    async def lend(self, call: Work[T], home: Background) -> T:
+    async def lend(self, user: object, call: Work[T], home: Background) -> T:
         """Run work on a connection."""
         if self._home is not home:
             self._home, self._places, self._idle, self._resting = home, asyncio.Semaphore(self._size), [], None
+            self._users = set[object]()
         home.open.add(self)
+        self._users.add(user)
         places, idle = self._places, self._idle
         if places.locked():
             await asyncio.wait_for(places.acquire(), self._patience_s)
@@ -284,23 +290,40 @@ class _OwnPool:
         if self._idle:
             self._resting = loop.call_at(self._idle[0][1] + IDLE_S, self._rest)
 
-    def release(self) -> None:
-        """Close after the work in progress, without waiting."""
+    def release(self, user: object) -> None:
+        """Close after the work in progress, without waiting, unless others use it."""
         home = current()
         if home is not None and self in home.open:
             with suppress(RuntimeError):  # the loop has just ended and closed everything
-                home.start(self.close, retrieve_error)
+                home.start(partial(self.close, user), retrieve_error)
+
+    async def close(self, user: object, home: Background) -> None:
+        """Close for a user, and everything with the last one."""
+        self._users.discard(user)
+        if not self._users:
+            await self.leave(home)
 
     async def leave(self, home: Background) -> None:
-        """Close as the loop ends."""
-        await self.close(home)
-
-    async def close(self, home: Background) -> None:
         """Close every connection that is idle now, and those that are lent when they come back."""
         home.open.discard(self)
         if self._home is home:
             idle, self._idle = self._idle, []
             await asyncio.gather(*(_end(connection) for connection, _ in idle))
+
+
+_pools: WeakValueDictionary[tuple[str, int, float], _OwnPool] = WeakValueDictionary()
+"""Pools by address, size and patience; the stores of many runs at once share one."""
+_making = Lock()
+hold_at_fork(_making)
+
+
+def _pool_of(url: str, size: int, patience_s: float) -> _OwnPool:
+    with _making:
+        key = (url, size, patience_s)
+        found = _pools.get(key)
+        if found is None:
+            found = _pools[key] = _OwnPool(url, size, patience_s)
+        return found
 
 
 async def _end(connection: Any) -> None:

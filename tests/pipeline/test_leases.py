@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic_ai.messages import ModelMessage, ModelResponse, TextPart
+from pydantic_ai.models.function import AgentInfo, FunctionModel
 
 from context_compiler import pipeline
 from context_compiler.errors import PipelineError, RunOwnedError
@@ -230,6 +232,37 @@ async def test_a_child_that_is_owned_on_and_on_fails_its_parent(postgres_url: st
     assert state is not None and state.status == "fail" and "under way elsewhere" in state.failure_reason
     await runs.close()
     await other.close()
+
+
+async def test_a_worker_takes_eight_connections_whatever_its_concurrency(postgres_url: str) -> None:
+    asyncpg = pytest.importorskip("asyncpg")
+    places, asked, full = 20, 0, asyncio.Event()
+    runs, looking = opened(postgres_url), await asyncpg.connect(postgres_url)
+
+    async def answer(messages: list[ModelMessage], info: AgentInfo) -> ModelResponse:
+        nonlocal asked
+        asked += 1
+        if asked == places:
+            full.set()
+        await full.wait()  # until each run has recorded a request
+        return ModelResponse(parts=[TextPart("ok")])
+
+    for number in range(places):
+        await RunQueue(runs).submit(graph("a [prompt=x]; b [prompt=y]; start->a->b->done"), run_id=f"r{number}")
+    configure = lambda taken: RunConfig(model=FunctionModel(answer), store=postgres_url)  # noqa: E731
+    worker = asyncio.create_task(
+        Worker(runs=runs, configure=configure, poll=0.05, concurrency=places).run(until_empty=True)
+    )
+    counts: list[int] = []
+    while not worker.done():
+        query = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"
+        counts.append(await looking.fetchval(query))
+        await asyncio.sleep(0.02)
+    await worker
+    assert full.is_set() and 0 < max(counts) <= 8
+    assert {info.status for info in await runs.runs()} == {"success"}
+    await looking.close()
+    await runs.close()
 
 
 async def test_nobody_writes_to_a_run_that_another_owns(postgres_url: str) -> None:

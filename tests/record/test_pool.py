@@ -36,7 +36,7 @@ async def jit(connection: pool.Connection) -> str:
 
 
 async def test_tables_are_made_once_by_many_at_once(postgres_url: str):
-    several = [pool.Postgres(postgres_url, size=1) for _ in range(6)]
+    several = [pool.Postgres(postgres_url, size=1 + number) for number in range(6)]  # a pool for each
     assert await asyncio.gather(*(each.run(count, needs=NAMED) for each in several)) == [1] * 6
     await asyncio.gather(*(each.close() for each in several))
 
@@ -193,6 +193,21 @@ async def test_a_pool_that_is_closed_lets_work_end_and_keeps_none_of_its_connect
     assert await others(postgres_url) == 0
     assert await database.run(one) == 1
     await database.close()
+
+
+async def test_all_who_give_an_address_share_its_connections_until_the_last_one_closes(postgres_url: str):
+    several = [pool.Postgres(postgres_url, size=2, patience_s=60.0) for _ in range(5)]
+    slowly = lambda connection: connection.fetchval("SELECT 1 FROM pg_sleep(0.05)", timeout=60)  # noqa: E731
+    assert await asyncio.gather(*(each.run(slowly) for each in several)) == [1] * 5
+    assert await others(postgres_url) == 2
+    first, *rest = several
+    await first.close()
+    assert await others(postgres_url) == 2
+    assert await first.run(one) == 1
+    for each in several:
+        assert await others(postgres_url) == 2
+        await each.close()
+    assert await others(postgres_url) == 0
 
 
 async def test_a_transaction_that_its_work_left_open_is_not_lent_again(postgres_url: str):
