@@ -7,6 +7,7 @@ the stage that was running. Importing this module needs DBOS: `pip install "pyda
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable, Mapping
 from contextvars import Context
 from dataclasses import replace
@@ -16,16 +17,22 @@ from typing import Any
 from dbos import DBOS, SetWorkflowID
 
 from context_compiler.errors import PipelineError, RunOwnedError
+from context_compiler.middleware.middleware import log_text
 from context_compiler.pipeline.config import RunConfig
 from context_compiler.pipeline.graph import Graph
-from context_compiler.pipeline.queue import RemoteInterviewer, RunQueue
-from context_compiler.pipeline.run import abandon_run, continue_run, while_owned
+from context_compiler.pipeline.queue import RemoteInterviewer, RunQueue, Submission
+from context_compiler.pipeline.run import continue_run, while_owned
 from context_compiler.pipeline.state import RunState
 from context_compiler.pipeline.stores import Lost
 from context_compiler.pipeline.stores.sql import SQLRuns
-from context_compiler.pipeline.worker import Configure
+from context_compiler.pipeline.worker import Configure, worker_name
+from context_compiler.resilience import try_await
 
 WORKFLOW, QUEUE, STEP = "context_compiler.run", "context-compiler", "context_compiler.stage"
+AWAY_S = 1.0
+"""Seconds between two tries while the store is away, at least."""
+
+log = logging.getLogger("context_compiler.pipeline")
 
 
 class DBOSRuns:
@@ -38,14 +45,23 @@ class DBOSRuns:
         configure: Configuration of a submitted run.
         queue: Name of the DBOS queue, which has the limits of concurrency and rate.
         poll: Seconds between two looks at the store for answers and cancellations.
+        max_takes: Times a run is taken without completing a stage before it is given up.
         steps: Make each stage a step of its workflow, which DBOS shows and counts; it costs a write to its database.
     """
 
     def __init__(
-        self, runs: SQLRuns, configure: Configure, *, queue: str = QUEUE, poll: float = 1.0, steps: bool = False
+        self,
+        runs: SQLRuns,
+        configure: Configure,
+        *,
+        queue: str = QUEUE,
+        poll: float = 1.0,
+        max_takes: int = 10,
+        steps: bool = False,
     ) -> None:
         self.runs, self.queue, self._name = runs, RunQueue(runs), queue
-        self._configure, self._poll, self._steps = configure, poll, steps
+        self._configure, self._poll, self._max_takes, self._steps = configure, poll, max_takes, steps
+        self._worker = worker_name()
 
         async def run(run_id: str) -> dict[str, Any]:
             return await self._run(run_id)
@@ -63,15 +79,28 @@ class DBOSRuns:
     ) -> str:
         """Create a run and enqueue its workflow; its id. Arguments as for `RunQueue.submit`.
 
+        A process that dies in between can do it again with the same id: a run that has no workflow is enqueued.
+
         Raises:
             GraphError: the graph cannot be read, or has errors.
             PipelineError: the run exists already, or could not be saved.
         """
-        name = await self.queue.submit(
-            pipeline, run_id=run_id, context=context, options=options, config=config, held=True
-        )
+        try:
+            name = await self.queue.submit(
+                pipeline, run_id=run_id, context=context, options=options, config=config, held=True
+            )
+        except PipelineError:
+            if run_id is None or not await self._waits_for_a_workflow(run_id):
+                raise
+            name = run_id
         await self.enqueue(name)
         return name
+
+    async def _waits_for_a_workflow(self, run_id: str) -> bool:
+        """True for a run whose process died between creating and enqueuing it."""
+        found = await self.queue.find(run_id)
+        held = found is not None and found.state == "held"
+        return held and await DBOS.get_workflow_status_async(run_id) is None
 
     async def enqueue(self, run_id: str) -> None:
         """Enqueue the workflow of a run that was created; once, however often this is called."""
@@ -92,20 +121,49 @@ class DBOSRuns:
         return state
 
     async def _run(self, run_id: str) -> dict[str, Any]:
-        """The workflow: own the run, and go on until it has ended, here or in another process."""
+        """The workflow: own the run, and go on until it has ended, here or in another process.
+
+        Raises:
+            PipelineError: it was not submitted, or was deleted.
+        """
         while True:
             try:
                 async with self.runs.own(run_id) as lost:
-                    state = await self._carry(run_id, lost)
-                    await self.queue.end(run_id)
-                    return {"run_id": run_id, "status": state.status, "reason": state.failure_reason}
+                    found = await self._try(run_id, lost)
             except RunOwnedError:  # DBOS recovered it here while its former process lives
-                await asyncio.sleep(self._poll)
+                found = self._poll
+            except PipelineError as error:  # the store is away
+                log.warning("run %s: %s", run_id, error)
+                found = max(self._poll, AWAY_S)
+            if found is None:
+                raise PipelineError(f"run {run_id!r} was not submitted, or was deleted")
+            if isinstance(found, dict):
+                return found
+            await asyncio.sleep(found)
 
-    async def _carry(self, run_id: str, lost: Lost) -> RunState:
-        taken = await self.queue.find(run_id)
+    async def _try(self, run_id: str, lost: Lost) -> dict[str, Any] | float | None:
+        """The result of a run; the seconds until the next try; None if there is no such run."""
+        taken = await self.queue.take_up(run_id, self._worker, most=self._max_takes, held=True)
         if taken is None:
-            raise PipelineError(f"run {run_id!r} was not submitted")
+            return await self._ended(run_id)
+        if taken.state is None:
+            return taken.delay or {"run_id": run_id, "status": taken.change, "reason": taken.reason}
+        done = await try_await(self._carry(taken.submission, lost))
+        if isinstance(done.error, RunOwnedError):
+            raise done.error
+        if done.error is not None:  # it ends in failure with this reason if that goes on
+            return await self.queue.put_back_for_now(taken.submission, log_text(done.error))
+        assert done.value is not None
+        await self.queue.end(run_id)
+        return {"run_id": run_id, "status": done.value.status, "reason": done.value.failure_reason}
+
+    async def _ended(self, run_id: str) -> dict[str, Any] | None:
+        """The result of a run that ended elsewhere."""
+        infos = [info for info in await self.runs.runs() if info.run_id == run_id]
+        return {"run_id": run_id, "status": infos[0].status, "reason": infos[0].failure_reason} if infos else None
+
+    async def _carry(self, taken: Submission, lost: Lost) -> RunState:
+        run_id = taken.run_id
         config = self._configure(taken)
         asks = RemoteInterviewer(queue=self.queue, run_id=run_id, poll=self._poll)
         interviewer = config.interviewer if taken.options.get("auto_approve") else asks
@@ -128,9 +186,10 @@ class DBOSRuns:
 
     async def _cancel(self, task: asyncio.Task[RunState], run_id: str, reason: str) -> RunState:
         await _end(task)
+        await self.queue.give_up(run_id, reason)
         state = await self.runs.load(run_id)
         assert state is not None
-        return state if state.ended else await abandon_run(self.runs, state, reason)
+        return state
 
 
 async def _as_step(advance: Callable[[], Awaitable[bool]]) -> bool:

@@ -1,6 +1,7 @@
-"""A run in a DBOS workflow that dies in a stage, and is recovered by the next process.
+"""Runs in DBOS workflows, in a process of their own; what came of them is printed as JSON.
 
-python -m tests.pipeline.dbos_run FOLDER plain|steps    # first it dies with status 42, then it prints what came of it
+python -m tests.pipeline.dbos_run FOLDER plain|steps [ADDRESS]    # dies in a stage with status 42, then goes on
+python -m tests.pipeline.dbos_run FOLDER ends|limits [ADDRESS]
 """
 
 from __future__ import annotations
@@ -9,15 +10,34 @@ import asyncio
 import json
 import os
 import sys
+from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 from dbos import DBOS
 
-from context_compiler.pipeline import DBOSRuns, Outcome, RunConfig, SQLiteRuns, Stage
+from context_compiler.errors import PipelineError
+from context_compiler.pipeline import (
+    DBOSRuns,
+    Outcome,
+    PostgresRuns,
+    RunConfig,
+    RunQueue,
+    SQLiteRuns,
+    SQLRuns,
+    Stage,
+    Submission,
+)
 from tests.pipeline.playing import graph
 
-FOLDER = Path(sys.argv[1])
+FOLDER, HOW, ADDRESS = Path(sys.argv[1]), sys.argv[2], next(iter(sys.argv[3:]), None)
 GATE = graph('a; h [shape=hexagon]; b; c; start->a->h; h->b [label="[Y] go"]; h->a [label="[N] back"]; b->c->done')
+SHORT = graph("a; start->a->done")
+
+
+def store() -> SQLRuns:
+    """The runs of this process; the lease of one that dies ends soon."""
+    return SQLiteRuns(FOLDER / "runs.db") if ADDRESS is None else PostgresRuns(ADDRESS, lease=2.0)
 
 
 def work(stage: Stage) -> Outcome:
@@ -30,22 +50,82 @@ def work(stage: Stage) -> Outcome:
     return Outcome(context_updates={f"seen.{stage.node.name}": stage.visit})
 
 
-async def main(steps: bool) -> None:
-    store = SQLiteRuns(FOLDER / "runs.db")
-    runs = DBOSRuns(store, lambda taken: RunConfig(handlers={"codergen": work}), poll=0.02, steps=steps)
-    DBOS.launch()
-    await DBOS.register_queue_async("context-compiler", polling_interval_sec=0.05, worker_concurrency=2)
+async def recovered(runs: DBOSRuns) -> Any:
+    """A run whose process dies in a stage."""
     if not (FOLDER / "seen").exists():
         await runs.submit(GATE, run_id="r")
     await runs.enqueue("r")  # which nothing comes of
     state = await runs.result("r")
     names = [step["function_name"] for step in await DBOS.list_workflow_steps_async("r")]
     count = len(await DBOS.list_workflows_async())
-    print(json.dumps({"completed": state.completed, "status": state.status, "steps": len(names), "workflows": count}))
+    return {"completed": state.completed, "status": state.status, "steps": len(names), "workflows": count}
+
+
+async def ends(runs: DBOSRuns) -> Any:
+    """Runs that are cancelled at a gate and before they begin, that none can begin, and that were not enqueued."""
+    desk = RunQueue(store())
+    await runs.submit(GATE, run_id="gate")
+    while not await desk.questions("gate"):
+        await asyncio.sleep(0.02)
+    await desk.cancel("gate", "not needed")
+    await desk.submit(SHORT, run_id="early", held=True)
+    await desk.cancel("early", "never")
+    await runs.enqueue("early")
+    await runs.submit(SHORT, run_id="bad")
+    await desk.submit(SHORT, run_id="lost", held=True)
+    await runs.submit(SHORT, run_id="lost")
+    states = {name: await runs.result(name) for name in ("gate", "early", "bad", "lost")}
+    workflows = {one.workflow_id: one.status for one in await DBOS.list_workflows_async()}
+    left = [one.run_id for one in await desk.open()]
+    await desk.runs.close()
+    ended = {name: [state.status, state.failure_reason] for name, state in states.items()}
+    return {"ended": ended, "workflows": workflows, "open": left}
+
+
+async def limits(runs: DBOSRuns) -> Any:
+    """A run of a schedule, and of two others the second, which its queue lets begin in an hour."""
+    begun, submitted = asyncio.Event(), asyncio.Event()
+
+    @DBOS.workflow(name="tick")
+    async def tick(scheduled: datetime, context: Any) -> None:
+        if not begun.is_set():
+            begun.set()
+            await runs.submit(SHORT, run_id="tick", context={"at": scheduled.isoformat()})
+            submitted.set()
+
+    await DBOS.create_schedule_async(schedule_name="ticks", workflow_fn=tick, schedule="* * * * * *")
+    await submitted.wait()
+    found = [await runs.result("tick")]
+    await DBOS.delete_schedule_async("ticks")
+    for name in ("second", "third"):
+        await runs.submit(SHORT, run_id=name)
+    found.append(await runs.result("second"))
+    await asyncio.sleep(0.5)
+    queued = [one.workflow_id for one in await DBOS.list_queued_workflows_async()]
+    return {"ended": [one.status for one in found], "at": found[0].context.get("at"), "queued": queued}
+
+
+def configure(taken: Submission) -> RunConfig:
+    """The configuration of all runs but one."""
+    if taken.run_id == "bad":
+        raise PipelineError("no such template")
+    return RunConfig(handlers={"codergen": work})
+
+
+async def main() -> None:
+    runs = DBOSRuns(store(), configure, poll=0.02, max_takes=1, steps=HOW == "steps")
+    DBOS.launch()
+    limiter: Any = {"limit": 2, "period": 3600} if HOW == "limits" else None
+    await DBOS.register_queue_async(
+        "context-compiler", polling_interval_sec=0.05, worker_concurrency=3, limiter=limiter
+    )
+    said = await {"ends": ends, "limits": limits}.get(HOW, recovered)(runs)
+    await runs.runs.close()
+    print(json.dumps(said))
 
 
 if __name__ == "__main__":
-    address = f"sqlite:///{FOLDER}/dbos.sqlite"
-    DBOS(config={"name": "pipelines", "system_database_url": address, "run_admin_server": False})
-    asyncio.run(main(sys.argv[2] == "steps"))
+    system = ADDRESS or f"sqlite:///{FOLDER}/dbos.sqlite"
+    DBOS(config={"name": "pipelines", "system_database_url": system, "run_admin_server": False})
+    asyncio.run(main())
     DBOS.destroy()
