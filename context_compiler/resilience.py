@@ -6,9 +6,11 @@ which stops and resumes runs by exceptions of its own.
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
+from inspect import isawaitable
 from typing import Any, Generic, TypeVar, cast
 
 from pydantic_ai.messages import ModelMessage, ModelRequest, TextPart
@@ -59,6 +61,25 @@ async def try_await(work: Awaitable[T]) -> Attempt[T]:
         if is_control_flow(error):
             raise
         return Attempt(error=error)
+
+
+async def await_within(seconds: float, work: Awaitable[T], late: Exception) -> T:
+    """Await something for a limited time; if it takes longer, it is cancelled, and `late` is raised."""
+    limit = asyncio.timeout(seconds)
+    try:
+        async with limit:
+            return await work
+    except TimeoutError:
+        if not limit.expired():
+            raise
+        raise late from None
+
+
+async def call_within(seconds: float, callback: Callable[[Any], Any], what: Any, late: Exception) -> None:
+    """Call a callback, plain or async; an async one for a limited time."""
+    given = callback(what)
+    if isawaitable(given):
+        await await_within(seconds, given, late)
 
 
 class Breaker:

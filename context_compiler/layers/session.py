@@ -32,7 +32,7 @@ from context_compiler.record.database import Moment
 from context_compiler.record.rows import Removed
 from context_compiler.record.store import PagedLayers, SQLStore, Store, Tenants, open_store
 from context_compiler.record.values import LayerPages
-from context_compiler.resilience import try_await
+from context_compiler.resilience import await_within, try_await
 
 KNOWN = 8
 """Sessions whose stored state is kept read."""
@@ -319,17 +319,15 @@ async def load_state(source: LayerSource, session_id: str, *, timeout: float) ->
     Raises:
         LayersError: It is not a mapping, or did not come within `timeout` seconds.
     """
-    limit = asyncio.timeout(timeout)
-    try:
-        async with limit:
-            if isinstance(source, Layers):
-                return cast("Mapping[str, Any]", await source.state(session_id))
-            found: object = source(session_id)
-            return as_mapping(await found if isawaitable(found) else found, "the state")
-    except TimeoutError:
-        if not limit.expired():
-            raise
-        raise LayersError(f"the layers of session {session_id!r} did not come within {timeout:g} seconds") from None
+    late = LayersError(f"the layers of session {session_id!r} did not come within {timeout:g} seconds")
+    return await await_within(timeout, _state(source, session_id), late)
+
+
+async def _state(source: LayerSource, session_id: str) -> Mapping[str, Any]:
+    if isinstance(source, Layers):
+        return cast("Mapping[str, Any]", await source.state(session_id))
+    found: object = source(session_id)
+    return as_mapping(await found if isawaitable(found) else found, "the state")
 
 
 def check_session_id(session_id: object) -> str:

@@ -37,7 +37,7 @@ from context_compiler.record.rows import BrokenReference, Removed
 from context_compiler.record.store import SQLStore, Steered, Store, Tenants, open_store
 from context_compiler.record.values import COMPILE, UNDO, Action, Compile, Entry, Record, with_null_reasons
 from context_compiler.record.values import Cycle as StoredCycle
-from context_compiler.resilience import Breaker, Report, try_await
+from context_compiler.resilience import Breaker, Report, await_within, try_await
 
 ANSWERS = 200
 """Answers remembered in memory, for records that may not keep them."""
@@ -56,6 +56,8 @@ NEWEST = 50
 
 STEPS = 32
 """Cycles of one conversation that are remembered in memory, so that a compile can be undone."""
+
+PACKAGE = f"{__name__.partition('.')[0]}."
 
 RECALLED = "+recalled"
 """Mark of the configuration under which recall blocks are kept."""
@@ -183,7 +185,7 @@ class Archive:
         """
         shown = self._arguments.record != "off" and (self._arguments.store is not None or self._opened)
         if shown and self.owner is not None and not self._breaker.failures:
-            return (await try_await(self._announced(session_id, model, seconds))).value
+            return (await try_await(self._in_time(partial(self._announced, session_id, model, seconds)))).value
         return None
 
     async def _announced(self, session_id: str, model: str, seconds: float) -> tuple[int, datetime] | None:
@@ -193,8 +195,9 @@ class Archive:
 
     async def withdraw_compile(self, announced: tuple[int, datetime]) -> None:
         """Show a call no longer, however it ended."""
-        if isinstance(self.store, SQLStore):
-            await try_await(self.store.withdraw_compile(*announced))
+        store = self.store
+        if isinstance(store, SQLStore):
+            await try_await(self._in_time(partial(store.withdraw_compile, *announced)))
 
     async def last_request(self, session_id: str) -> Record | None:
         """The newest recorded request of a conversation."""
@@ -250,7 +253,7 @@ class Archive:
 
     async def catch_up(self) -> None:
         """Do the writes that were put off, or report why that cannot be."""
-        error = (await try_await(self._late.catch_up())).error if self._late.waiting else None
+        error = (await try_await(self._in_time(self._late.catch_up))).error if self._late.waiting else None
         if error is not None:
             waiting = f"{len(self._late)} {'write waits' if len(self._late) == 1 else 'writes wait'} for the record"
             await self._report(StoreError(f"{waiting}, and can be made later or not at all: {error}"))
@@ -263,7 +266,7 @@ class Archive:
         blank = self._arguments.store is None and not self._opened and not writes
         if blank or self._breaker.open or self.owner is None:
             return None
-        outcome = await try_await(_done(work))
+        outcome = await try_await(self._in_time(work))
         if outcome.error is None:
             if writes:  # a full disk and a file that another process holds can still be read
                 self._breaker.succeeded()
@@ -273,6 +276,18 @@ class Archive:
             self._breaker.failed()
         await self._report(outcome.error)
         return None
+
+    async def _in_time(self, work: Callable[[], Awaitable[Any]]) -> Any:
+        """Await a store operation; the stores of this package have time limits of their own.
+
+        Raises:
+            StoreError: it took too long.
+        """
+        given, limit = self._arguments.store, self._arguments.timeout
+        if given is None or isinstance(given, str | Path) or type(given).__module__.startswith(PACKAGE):
+            return await work()
+        late = StoreError(f"{type(given).__name__} did not answer within {limit:g} s (timeout)")
+        return await await_within(limit, work(), late)
 
     def shared(self, key: str) -> Hashable:
         """The name of a compile among all compilers of this process that keep the same record."""

@@ -106,9 +106,9 @@ class ContextCompiler(Arguments, AbstractCapability[Any]):
             another. None is the owner of the store.
         redact: Given a text, what of it may be kept on the record.
         dry_run: Record and log what would be sent, and send raw history.
-        timeout: Seconds for one compile.
-        on_view: Called with every view before it is sent; may be async.
-        on_error: Called with everything that failed here; may be async.
+        timeout: Seconds for one compile, and for everything else of yours that a request waits for.
+        on_view: Called with every view before it is sent; may be async, and is then under `timeout`.
+        on_error: Called with everything that failed here; may be async, in the same way.
         layers: Source of the layers: `Layers`, or a function from a session to its state. What `role` needs of
             them stands before each run's prompt.
         role: Node of the agent: understand, think, act, reply, or a `Need` of your own.

@@ -6,7 +6,6 @@ The order is always the same: the view (or what stands in for it), the record, c
 from __future__ import annotations
 
 import asyncio
-import inspect
 import logging
 import time
 import traceback
@@ -57,7 +56,7 @@ from context_compiler.recall.ranking import question_text
 from context_compiler.record.costs import PRICE, compile_cost, request_cost
 from context_compiler.record.database import Moment
 from context_compiler.record.values import Compile, Record, check_owner, now, with_null_reasons
-from context_compiler.resilience import attempt, try_await
+from context_compiler.resilience import attempt, call_within, try_await
 from context_compiler.settings import Settings
 from context_compiler.tokens import PROVIDER, Ratios
 from context_compiler.tokens.prices import dollars
@@ -470,9 +469,15 @@ class Middleware:
     async def _tell(self, callback: Callable[[Any], Any] | None, what: Any) -> None:
         if callback is None:
             return
-        outcome = await try_await(_called(callback, what))
-        if outcome.error is not None:
-            LOG.warning("context_compiler: a callback raised %s", log_text(outcome.error))
+        limit, name = self.arguments.timeout, "on_error" if callback is self.arguments.on_error else "on_view"
+        late = ContextCompilerError(f"{name} took longer than {limit:g} s (timeout)")
+        outcome = await try_await(call_within(limit, callback, what, late))
+        if outcome.error is None:
+            return
+        if name == "on_view":
+            await self.report(outcome.error)
+        else:
+            LOG.warning("context_compiler: on_error failed: %s", log_text(outcome.error))
 
 
 def _earlier(cycle: Cycle, chosen: Cycle, ids: Sequence[str]) -> bool:
@@ -526,13 +531,6 @@ def _joined(request: Request) -> str:
 def _measured() -> bool:
     """True where an application has set a provider of metrics; those of the interface itself count nothing."""
     return not type(get_meter_provider()).__module__.startswith("opentelemetry.metrics")
-
-
-async def _called(callback: Callable[[Any], Any], what: Any) -> None:
-    """Call a callback, plain or async."""
-    given = callback(what)
-    if inspect.isawaitable(given):
-        await given
 
 
 def log_text(error: Exception) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -95,6 +96,69 @@ async def test_a_cycle_that_cannot_be_carried_on_fails_once_in_a_run_and_is_begu
     await later.ask()
     assert later.statuses == ["fallback", "cycle", "cycle"] and len(later.errors) == 1
     assert later.talker.last.tokens <= BUDGET
+
+
+class Hanging(Broken):
+    """A store none of whose methods ever answers."""
+
+    async def _hang(self, *args: Any, **given: Any) -> Any:
+        await asyncio.Event().wait()
+
+    def __getattr__(self, name: str) -> Any:
+        return self._hang
+
+
+class HangingFile(SQLiteStore):
+    """One whose own part does not answer, in front of a file that does."""
+
+    async def save(self, entry: Entry) -> Record:
+        await asyncio.Event().wait()
+        return await super().save(entry)
+
+    async def announce_compile(self, *args: Any, **given: Any) -> Any:
+        await asyncio.Event().wait()
+
+
+for method in METHODS.split():
+    setattr(Hanging, method, Hanging._hang)
+
+
+async def test_a_store_that_never_answers_is_waited_for_as_long_as_the_timeout_and_left_alone() -> None:
+    faulty = Faulty(store=Hanging(), timeout=0.01)
+    for _ in range(4):
+        await asyncio.wait_for(faulty.ask(), 20)
+    assert faulty.done.output == "done" and faulty.statuses[1:] == ["cycle"] * 3
+    assert [str(error) for error in faulty.errors] == ["Hanging did not answer within 0.01 s (timeout)"] * 3
+
+
+async def test_so_is_a_file_with_a_part_of_its_own_that_never_answers(tmp_path: Path) -> None:
+    faulty = Faulty(Notes(), store=HangingFile(tmp_path / "record.db"), timeout=1.0)
+    await asyncio.wait_for(faulty.ask(), 20)
+    assert faulty.done.output == "done"
+    assert {str(error) for error in faulty.errors} == {"HangingFile did not answer within 1 s (timeout)"}
+
+
+@pytest.mark.parametrize("fault", ["hangs", "raises"])
+async def test_a_listener_that_hangs_or_raises_costs_no_run_and_is_heard_of(
+    fault: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    heard: list[str] = []
+
+    async def listen(view: object) -> None:
+        if fault == "raises":
+            raise ValueError("a mistake")
+        await asyncio.Event().wait()
+
+    async def hear(error: Exception) -> None:
+        heard.append(str(error))
+        await asyncio.Event().wait()
+
+    faulty = Faulty(on_view=listen, on_error=hear, timeout=0.01)
+    await asyncio.wait_for(faulty.ask(), 20)
+    assert faulty.done.output == "done"
+    assert heard == ["a mistake" if fault == "raises" else "on_view took longer than 0.01 s (timeout)"]
+    told = [record.getMessage() for record in caplog.records]
+    assert told[-1].endswith("on_error failed: ContextCompilerError: on_error took longer than 0.01 s (timeout)")
 
 
 def test_a_breaker_that_has_failed_for_days_still_only_pauses() -> None:
