@@ -17,7 +17,7 @@ from context_compiler.messages.failures import ReflectionPolicy
 from context_compiler.messages.history import History, Reader, superseded_parts
 from context_compiler.messages.items import Item, Kind
 from context_compiler.messages.shapes import Shape
-from context_compiler.messages.turns import OUTPUT, Outline, Pairing, outline, turn_index
+from context_compiler.messages.turns import OUTPUT, Outline, Pairing, outline, turn_index, turn_starts
 from context_compiler.settings import Amount, amount_tokens
 from context_compiler.template import Template
 from context_compiler.tokens import TokenCounter
@@ -309,6 +309,11 @@ class Plan:
         return turn_index(self.history)
 
     @cached_property
+    def active_start(self) -> int:
+        """The position at which the current turn begins."""
+        return turn_starts(self.history)[-1]
+
+    @cached_property
     def outline(self) -> Outline:
         """The history as turns and groups."""
         return outline(self.history, self.pairing)
@@ -328,9 +333,11 @@ class Plan:
     @cached_property
     def recent_tokens(self) -> int:
         """Exact tokens of the turns before the current one that the caller, not the template, wants kept."""
+        if not self.policy.recent_named:
+            return 0
         turns, wanted = self.outline.turns[:-1], self.policy.recent_turns
         newest = turns if wanted is None else turns[max(0, len(turns) - wanted) :]
-        if not newest or not self.policy.recent_named:
+        if not newest:
             return 0
         return self.history.sums[newest[-1].stop] - self.history.sums[newest[0].start]
 

@@ -331,13 +331,10 @@ def summary_of(cycle: Cycle) -> str:
 def why_kept(cycle: Cycle, plan: Plan) -> tuple[tuple[int, str], ...]:
     """Every message of a view and why it is there."""
     shapes = dict(cycle.kept)
-    active = plan.outline.active.start if plan.outline.turns else 0
-    pins = plan.pinned()
+    active, pins = plan.active_start, plan.pinned()
     reasons: list[tuple[int, str]] = []
-    for index in range(len(plan.history)):
-        shape = shapes.get(index) if index < cycle.decided else Shape()
-        if shape is None:
-            continue
+    for index in (*sorted(at for at in shapes if at < cycle.decided), *range(cycle.decided, len(plan.history))):
+        shape = shapes[index] if index < cycle.decided else WHOLE
         recent = PINNED if index in pins and shape == WHOLE else "recent turn"
         reason = _carried(plan, index) if shape.bare else "current turn" if index >= active else recent
         reasons.append((index, f"{reason}, as a stub" if shape.skeleton else reason))

@@ -68,6 +68,8 @@ class Reading:
     """Ids of the function calls it makes."""
     answers: tuple[str, ...]
     """Ids of the function calls it answers."""
+    asks: bool
+    """A user speaks in it. A file beside a tool result belongs to the result."""
     exchanges: bool
     """It calls a tool or answers a call, the provider's own tools included."""
     stays: int
@@ -75,12 +77,6 @@ class Reading:
     day: str
     """The day it was made, as YYYY-MM-DD; empty where it does not say."""
     run_id: str | None
-
-    @property
-    def asks(self) -> bool:
-        """True if a user speaks in it. A file beside a tool result belongs to the result."""
-        spoken = [item for item in self.items if item.kind is Kind.USER and item.mark is None]
-        return self.prompts and not (self.answers and all(item.files for item in spoken))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,11 +130,14 @@ class History:
         """
         start, found, apart = 0 if last is None else max(0, len(self) - last), list[str](), list[str]()
         for index in range(start, len(self)):
-            splits = self.splits(index)
-            found += (name for split in splits for name in (split.first, f"{PROMPT}{split.rest}"))
-            advanced = [chain_id(tip, self.readings[index].name) for tip in apart]
-            apart = [split.rest for split in splits] or advanced
-            found += (*apart, self.ids[index])
+            reading = self.readings[index]
+            if reading.splits:
+                splits = self.splits(index)
+                found += (name for split in splits for name in (split.first, f"{PROMPT}{split.rest}"))
+                apart = [split.rest for split in splits]
+            elif apart:
+                apart = [chain_id(tip, reading.name) for tip in apart]
+            found += (*apart, self.ids[index]) if apart else (self.ids[index],)
         return found
 
     @property
@@ -150,7 +149,7 @@ class History:
     def view_chain(self) -> ExactChain:
         """The history as it is recorded where it is a view: named by the renderings of its dynamic parts, too."""
         names = list(self.exact)
-        first = next((at for at, reading in enumerate(self.readings) if reading.rendering), len(names))
+        first = next(compress(count(), map(operator.attrgetter("rendering"), self.readings)), len(names))
         for at in range(first, len(names)):
             reading = self.readings[at]
             names[at] = sent_id(names[at - 1] if at else None, reading.exact, reading.rendering)
@@ -269,6 +268,12 @@ class Reader:
         self._seen[key] = (weakref.ref(message, lambda _: self._seen.pop(key, None)), look, reading)
         return reading
 
+    def unread(self, messages: Sequence[ModelMessage]) -> list[ModelMessage]:
+        """The messages that were never read as the objects that they are, which takes long."""
+        kept = max((_common_prefix(history.messages, messages) for history in tuple(self._recent)), default=0)
+        rest = messages[kept:]
+        return [one for one in rest if (seen := self._seen.get(id(one))) is None or seen[0]() is not one]
+
     def without_instructions(self, request: ModelRequest) -> ModelRequest:
         """A copy of a request without its instructions; the same one for as long as the request does not change."""
         key, look = id(request), objects_of(request)
@@ -318,6 +323,8 @@ def _read_message(message: ModelMessage, body: bytes, counter: TokenCounter) -> 
     request = isinstance(message, ModelRequest)
     facts = identity_facts(body)
     functions = [item for item in items if item.call_id is not None and not item.native]
+    answers = tuple(str(item.call_id) for item in functions if item.kind is Kind.RETURN)
+    spoken = [item for item in items if item.kind is Kind.USER and item.mark is None]
     return Reading(
         items=items,
         tokens=sum(item.tokens for item in items),
@@ -326,9 +333,10 @@ def _read_message(message: ModelMessage, body: bytes, counter: TokenCounter) -> 
         rendering=facts.rendering,
         splits=facts.splits,
         request=request,
-        prompts=request and any(item.kind is Kind.USER and item.mark is None for item in items),
+        prompts=request and bool(spoken),
+        asks=request and bool(spoken) and not (answers and all(item.files for item in spoken)),
         calls=tuple(str(item.call_id) for item in functions if item.kind is Kind.CALL),
-        answers=tuple(str(item.call_id) for item in functions if item.kind is Kind.RETURN),
+        answers=answers,
         exchanges=any(item.call_id is not None for item in items),
         stays=sum(item.tokens for item in items if item.stays),
         day=_day_of(message),

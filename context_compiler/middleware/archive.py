@@ -493,8 +493,9 @@ def _scoped(store: Store, owner: str | None) -> Store:
     Raises:
         StoreError: It knows no owners.
     """
-    if isinstance(store, Tenants) and isinstance(cast(object, store.owner), str | None):
-        return store if owner == store.owner else store.scoped(owner)
+    tenants = cast(Tenants, store)  # looked at by name, because this is asked often and a protocol is slow to check
+    if hasattr(store, "scoped") and isinstance(getattr(store, "owner", 0), str | None):
+        return store if owner == tenants.owner else tenants.scoped(owner)
     if owner:
         raise StoreError(f"{store!r} knows no owners: give a path, or a store that has `scoped`")
     return store

@@ -37,6 +37,7 @@ from context_compiler.layers.context import (
     with_others,
 )
 from context_compiler.layers.session import Layers, LayerSource, load_state
+from context_compiler.messages.history import History
 from context_compiler.messages.printable import safe_line
 from context_compiler.middleware.archive import Archive
 from context_compiler.middleware.arguments import Arguments
@@ -62,6 +63,9 @@ from context_compiler.tokens import PROVIDER, Ratios
 from context_compiler.tokens.prices import dollars
 
 T = TypeVar("T")
+
+MANY = 20_000
+"""Messages that take long to look at, though they were read before."""
 
 PROFILES = 64
 """Conversations whose last request is remembered."""
@@ -136,9 +140,6 @@ class Middleware:
         started = time.perf_counter()
         run.fail(None)
         await self._prepare()
-        long = is_long(request.messages, run.raw)
-        if long:
-            await try_await(asyncio.to_thread(self.state.reader.read, request.messages))
         if self.arguments.budget_unpriced(request.model, request.provider):
             await self._report_unpriced(request)
         request = await self._join(run, request)
@@ -157,8 +158,7 @@ class Middleware:
 
     async def _keep_raw(self, run: Run, request: Request) -> None:
         started = time.perf_counter()
-        read = partial(self.state.reader.read, request.messages, last=run.raw)
-        history = await asyncio.to_thread(read) if is_long(request.messages, run.raw) else read()
+        history = await self._read(run, request.messages)
         result = unchanged(request, history, self._ratios.of(request.family), self.state.counter)
         self._settle(run, request, result)
         await self._deliver(run, request, result, started)
@@ -189,19 +189,32 @@ class Middleware:
         Only conversations that the application names, or keeps in the host's store, are known again: other ids are new
         for every run.
         """
+        read = False
         if run.earlier is None:
             run.join(())
             if len(request.messages) > 1 and not request.marked:
-                window = attempt(lambda: self.state.reader.read(request.messages)).value
+                window, read = (await try_await(self._read(run, request.messages))).value, True
                 if window is not None:
                     archive = self.archive.scoped(request.owner)
                     named, reader = bool(request.scope), self.state.reader
                     run.join(await archive.before_window(request.session_id, window, reader, named=named))
                 if run.earlier and request.run_id:
                     JOINED.keep(request.run_id, run.earlier)
-        if not run.earlier:
-            return request
-        return replace(request, messages=[*run.earlier, *request.messages], joined=len(run.earlier))
+        if run.earlier:
+            request = replace(request, messages=[*run.earlier, *request.messages], joined=len(run.earlier))
+        if run.earlier or not read:
+            await try_await(self._read(run, request.messages))
+        return request
+
+    async def _read(self, run: Run, messages: Sequence[ModelMessage]) -> History:
+        """A history, read off the event loop where that takes long; the run has it from then on."""
+        reader = self.state.reader
+        read = partial(reader.read, messages, last=run.raw)
+        news = messages[max(0, len(run.raw) - 2) :] if run.raw is not None else messages
+        long = len(news) > MANY or is_long(reader.unread(news))
+        history = await asyncio.to_thread(read) if long else read()
+        run.read(history)
+        return history
 
     async def _result(self, run: Run, request: Request, host: Host) -> tuple[Request, Result]:
         """A view or its fallback, and the request that it answers.
@@ -413,9 +426,7 @@ class Middleware:
 
     async def finished(self, run: Run, ctx: RunContext[Any], messages: list[ModelMessage]) -> None:
         """Keep the raw history with the last answer of a run."""
-        read = partial(self.state.reader.read, [*(run.earlier or ()), *messages], last=run.raw)
-        long = is_long(messages, run.raw)
-        history = (await try_await(asyncio.to_thread(read)) if long else attempt(read)).value
+        history = (await try_await(self._read(run, [*(run.earlier or ()), *messages]))).value
         await self._keep_unused()
         if history is not None and messages:
             archive, since = self.archive.scoped(await self.owner_of(ctx)), Moment()

@@ -460,7 +460,7 @@ def charge_run(ctx: RunContext[Any], answer: SummaryResponse) -> SummaryResponse
     return answer
 
 
-def is_long(messages: Sequence[ModelMessage], last: History | None) -> bool:
+def is_long(messages: Sequence[ModelMessage], last: History | None = None) -> bool:
     """True if so much is in a request that a view of it takes long.
 
     Args:
@@ -473,7 +473,9 @@ def is_long(messages: Sequence[ModelMessage], last: History | None) -> bool:
     left = LONG
     for message in messages[max(0, known - 2) :]:
         for part in message.parts:
-            left -= _size(getattr(part, "content", None), left) + _size(getattr(part, "args", None), left)
+            for content in (getattr(part, "content", None), getattr(part, "args", None)):
+                if content is not None:
+                    left -= len(content) if type(content) is str else _size(content, left)
             if left < 0:
                 return True
     return False

@@ -524,7 +524,7 @@ def _drops(context: RequestContext, cycle: Cycle, done: Advance | None) -> Liste
 def _cycle_drops(context: RequestContext, cycle: Cycle) -> ListedDrops:
     """Drops of a cycle, worked out once: all its requests leave out the same."""
     known = context.compiler.drops.get((cycle.tip, cycle.config))
-    if known is None or known[0] is not cycle:
+    if known is None or replace(known[0], summary_id=cycle.summary_id) != cycle:
         drops = cycle_drops(cycle, context)
         known = cycle, (drops, by_reason(drops))
         context.compiler.drops.keep((cycle.tip, cycle.config), known)

@@ -139,6 +139,10 @@ class Run:
         found = self.parked.pop(config, (None, None, None, None, False))
         self.cycle, self.recorded, self.blocks, self.recorded_blocks, self.begun = found
 
+    def read(self, history: History) -> None:
+        """The history has been read: what it shares with the next one is not read again."""
+        self.raw = history
+
     def begin(self) -> None:
         """Look the cycle up that the run starts from: once, whatever comes of it."""
         self.begun = True

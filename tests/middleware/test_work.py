@@ -1,0 +1,57 @@
+"""How much of a long history a request looks at: counted, not timed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic_ai import Agent
+from pydantic_ai.messages import ModelMessage, ModelRequest, ModelResponse, TextPart, UserPromptPart
+from pydantic_ai.models.test import TestModel
+
+from context_compiler import ContextCompiler
+from context_compiler.messages.history import Reader
+
+TURNS = 400
+LONG = 600
+"""Characters of a message: with so many, the whole is worked on off the event loop."""
+
+
+def _history(characters: int) -> list[ModelMessage]:
+    texts = [(f"{turn} " * characters)[:characters] for turn in range(TURNS)]
+    pairs = ((ModelRequest([UserPromptPart(text)]), ModelResponse([TextPart(text)])) for text in texts)
+    return [message for pair in pairs for message in pair]
+
+
+@pytest.mark.parametrize("characters", [20, LONG])
+@pytest.mark.parametrize("budget", [10_000_000, 2_000])
+async def test_a_request_looks_at_each_message_of_a_known_history_once(
+    budget: int, characters: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked: list[ModelMessage] = []
+    one = Reader.one
+
+    def counted(reader: Reader, message: ModelMessage) -> Any:
+        looked.append(message)
+        return one(reader, message)
+
+    compiler = ContextCompiler("extractive", budget=budget, model="none", store=tmp_path / "record.db", system=None)
+    agent, history = Agent(TestModel(), capabilities=[compiler]), _history(characters)
+    await agent.run("first", message_history=history)
+    monkeypatch.setattr(Reader, "one", counted)
+    await agent.run("second", message_history=history)
+    assert len(looked) <= len(history) + 60
+
+
+async def test_what_a_cycle_leaves_out_is_worked_out_once_for_all_its_turns(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiler = ContextCompiler("extractive", budget=2_000, model="none", store=tmp_path / "record.db", system=None)
+    agent, history = Agent(TestModel(), capabilities=[compiler]), _history(20)
+    first = await agent.run("first", message_history=history)
+    assert compiler.last_view is not None and compiler.last_view.drops
+    drops, worked = compiler.last_view.drops, []
+    monkeypatch.setattr("context_compiler.middleware.respond.cycle_drops", lambda *args: worked.append(args))
+    await agent.run("second", message_history=first.all_messages())
+    assert compiler.last_view.drops == drops and not worked
