@@ -37,7 +37,6 @@ from context_compiler.layers.context import (
     with_others,
 )
 from context_compiler.layers.session import Layers, LayerSource, load_state
-from context_compiler.messages.history import History
 from context_compiler.messages.printable import safe_line
 from context_compiler.middleware.archive import Archive
 from context_compiler.middleware.arguments import Arguments
@@ -52,7 +51,7 @@ from context_compiler.middleware.provider_counts import ProviderCounts
 from context_compiler.middleware.request import JOINED, Host, Request, is_durable, is_long, session_of
 from context_compiler.middleware.respond import advance_again, crowded_out, respond, unchanged
 from context_compiler.middleware.single_flight import SESSIONS, Summaries
-from context_compiler.middleware.state import CompilerState, Result, Run
+from context_compiler.middleware.state import CompilerState, Result, Run, read_history
 from context_compiler.recall.ranking import question_text
 from context_compiler.record.costs import PRICE, compile_cost, request_cost
 from context_compiler.record.database import Moment
@@ -63,9 +62,6 @@ from context_compiler.tokens import PROVIDER, Ratios
 from context_compiler.tokens.prices import dollars
 
 T = TypeVar("T")
-
-MANY = 20_000
-"""Messages that take long to look at, though they were read before."""
 
 PROFILES = 64
 """Conversations whose last request is remembered."""
@@ -158,7 +154,7 @@ class Middleware:
 
     async def _keep_raw(self, run: Run, request: Request) -> None:
         started = time.perf_counter()
-        history = await self._read(run, request.messages)
+        history = await read_history(self.state.reader, run, request.messages)
         result = unchanged(request, history, self._ratios.of(request.family), self.state.counter)
         self._settle(run, request, result)
         await self._deliver(run, request, result, started)
@@ -193,7 +189,7 @@ class Middleware:
         if run.earlier is None:
             run.join(())
             if len(request.messages) > 1 and not request.marked:
-                window, read = (await try_await(self._read(run, request.messages))).value, True
+                window, read = (await try_await(read_history(self.state.reader, run, request.messages))).value, True
                 if window is not None:
                     archive = self.archive.scoped(request.owner)
                     named, reader = bool(request.scope), self.state.reader
@@ -203,18 +199,8 @@ class Middleware:
         if run.earlier:
             request = replace(request, messages=[*run.earlier, *request.messages], joined=len(run.earlier))
         if run.earlier or not read:
-            await try_await(self._read(run, request.messages))
+            await try_await(read_history(self.state.reader, run, request.messages))
         return request
-
-    async def _read(self, run: Run, messages: Sequence[ModelMessage]) -> History:
-        """A history, read off the event loop where that takes long; the run has it from then on."""
-        reader = self.state.reader
-        read = partial(reader.read, messages, last=run.raw)
-        news = messages[max(0, len(run.raw) - 2) :] if run.raw is not None else messages
-        long = len(news) > MANY or is_long(reader.unread(news))
-        history = await asyncio.to_thread(read) if long else read()
-        run.read(history)
-        return history
 
     async def _result(self, run: Run, request: Request, host: Host) -> tuple[Request, Result]:
         """A view or its fallback, and the request that it answers.
@@ -426,7 +412,7 @@ class Middleware:
 
     async def finished(self, run: Run, ctx: RunContext[Any], messages: list[ModelMessage]) -> None:
         """Keep the raw history with the last answer of a run."""
-        history = (await try_await(self._read(run, [*(run.earlier or ()), *messages]))).value
+        history = (await try_await(read_history(self.state.reader, run, [*(run.earlier or ()), *messages]))).value
         await self._keep_unused()
         if history is not None and messages:
             archive, since = self.archive.scoped(await self.owner_of(ctx)), Moment()

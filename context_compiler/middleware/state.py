@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from pydantic_ai.messages import ModelMessage
@@ -24,7 +25,7 @@ from context_compiler.layers.context import LayerBlock
 from context_compiler.messages.history import History, Reader, reader_of
 from context_compiler.messages.turns import Pairing, pair
 from context_compiler.middleware.arguments import SHIPPED, Arguments
-from context_compiler.middleware.request import Host, Request
+from context_compiler.middleware.request import Host, Request, is_long
 from context_compiler.record.database import Moment
 from context_compiler.record.values import Compile, Drop
 from context_compiler.settings import Settings
@@ -36,6 +37,9 @@ TIGHT = 0.7
 
 DROPS = 64
 """Cycles whose drops, and configurations whose former names, are remembered."""
+
+MANY = 20_000
+"""Messages that take long to look at, though they were read before."""
 
 PENDING = 256
 """Conversations that may have a compile in the background."""
@@ -436,6 +440,15 @@ def _scope(place: str, request: Request) -> str:
             f"{place}/{request.scope}" if request.owner is not None else f"{place}/{request.scope} of {request.run_id}"
         )
     return f"{request.owner!r} {place}/{request.scope}"
+
+
+async def read_history(reader: Reader, run: Run, messages: Sequence[ModelMessage]) -> History:
+    """A history of a run, read off the event loop where that takes long; the run has it from then on."""
+    news = messages[max(0, len(run.raw) - 2) :] if run.raw is not None else messages
+    read = partial(reader.read, messages, last=run.raw)
+    history = await asyncio.to_thread(read) if len(news) > MANY or is_long(reader.unread(news)) else read()
+    run.read(history)
+    return history
 
 
 def read_request(
