@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import re
 import sys
 from contextlib import aclosing
 from dataclasses import asdict
@@ -28,6 +27,7 @@ from context_compiler.cli.options import (
     example,
     group,
     open_record,
+    parse_age,
     parse_place,
 )
 from context_compiler.cli.screen import Screen, print_error, print_note, print_result, progress_bar, step
@@ -38,18 +38,6 @@ from context_compiler.record.maintenance import inexact_requests
 from context_compiler.record.values import OwnerInfo
 
 app = group("Maintain the record.")
-
-DAYS = {"m": 1 / 1440, "h": 1 / 24, "d": 1.0, "w": 7.0}
-"""Units of an age, in days."""
-
-
-def parse_age(text: str) -> float:
-    """Parse an age such as 30d, 12h or 2w, into days."""
-    found = re.fullmatch(r"(\d{1,6}(?:\.\d{1,6})?)\s*([mhdw])", text.strip().lower(), re.ASCII)
-    if not found:
-        raise SettingsError(f"--older-than {text!r}: give a number with m, h, d or w, such as 30d")
-    return float(found[1]) * DAYS[found[2]]
-
 
 REMEDY = (
     "All else is as it was written. Restore a backup; or save what can be read with `context-compiler export`, and"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
@@ -116,6 +117,18 @@ def group(help: str, *, shown: str = "", cls: Any = None) -> typer.Typer:
 def example(command: str) -> str:
     """The last line of a command's help: an example that can be copied."""
     return f"Example: context-compiler {command}"
+
+
+DAYS = {"m": 1 / 1440, "h": 1 / 24, "d": 1.0, "w": 7.0}
+"""Units of an age, in days."""
+
+
+def parse_age(text: str) -> float:
+    """Parse an age such as 30d, 12h or 2w, into days."""
+    found = re.fullmatch(r"(\d{1,6}(?:\.\d{1,6})?)\s*([mhdw])", text.strip().lower(), re.ASCII)
+    if not found:
+        raise SettingsError(f"--older-than {text!r}: give a number with m, h, d or w, such as 30d")
+    return float(found[1]) * DAYS[found[2]]
 
 
 def confirm(question: str) -> bool:

@@ -13,7 +13,18 @@ from typing import Annotated
 import typer
 
 from context_compiler import pipeline
-from context_compiler.cli.options import SYSTEM, Json, System, Vault, example, group
+from context_compiler.cli.options import (
+    SYSTEM,
+    Json,
+    System,
+    Vault,
+    Yes,
+    check_run_name,
+    confirm,
+    example,
+    group,
+    parse_age,
+)
 from context_compiler.cli.runs import (
     RUNS,
     NewId,
@@ -28,7 +39,7 @@ from context_compiler.cli.runs import (
     template_known,
     with_run_options,
 )
-from context_compiler.cli.screen import Column, Screen, print_list
+from context_compiler.cli.screen import Column, Screen, print_error, print_list, print_result
 from context_compiler.cli.text import json_text, one_line, plural, safe, suggestions
 from context_compiler.cli.workers import add_queue_commands
 from context_compiler.errors import GraphError, PipelineError, SettingsError
@@ -47,6 +58,7 @@ app = group(
     shown="pipeline check plan.dot",
 )
 
+StoredRun = Annotated[str, typer.Argument(metavar="RUN", callback=check_run_name, help="Id of a run.")]
 Out = Annotated[Path | None, typer.Option("--out", help="SVG file; default: standard output.")]
 
 FINDINGS = (
@@ -305,6 +317,45 @@ def list_runs(runs: Runs = RUNS, json: Json = False) -> None:
     print_list({"runs": found}, RUN_COLUMNS, rows, json=json, empty=f"no runs in {place_name(runs)}")
 
 
+@app.command("delete", epilog=example("pipeline delete login-1a2b3c4d --yes"))
+def delete(run: StoredRun, yes: Yes = False, runs: Runs = RUNS, json: Json = False) -> None:
+    """Delete a run and its children: states, events, questions, answers and graph. Nothing of it is left in the store.
+
+    What its agents were sent is in the record: `sessions delete RUN/STAGE`.
+    """
+    asyncio.run(_find_run(run, runs))
+    if not yes and not confirm(f"Delete run {run!r} from {place_name(runs)}?"):
+        print_error("nothing was deleted")
+        raise typer.Exit(1)
+
+    async def work() -> bool:
+        async with open_runs(runs) as store:
+            return await store.delete(run)
+
+    deleted = asyncio.run(work())
+    print_result({"run_id": run, "deleted": deleted}, f"{run} is deleted", json=json)
+
+
+@app.command("prune", epilog=example("pipeline prune --older-than 30d"))
+def prune(
+    older_than: Annotated[str, typer.Option("--older-than", help="Only runs that ended before this: 30d, 12h, 2w.")],
+    runs: Runs = RUNS,
+    json: Json = False,
+) -> None:
+    """Delete runs that have ended, with their children; those that wait, or can be resumed, stay."""
+    days = parse_age(older_than)
+    if not has_runs(runs):
+        raise _no_runs(runs)
+
+    async def work() -> list[str]:
+        async with open_runs(runs) as store:
+            return await pipeline.prune_runs(store, older_than_days=days)
+
+    removed = asyncio.run(work())
+    done = f"{place_name(runs)}: {plural(len(removed), 'run')} deleted"
+    print_result({"runs": place_name(runs), "removed": removed}, done, json=json)
+
+
 @app.command("show", epilog=example("pipeline show login-1a2b3c4d"))
 def show(run: RunId, runs: Runs = RUNS, json: Json = False) -> None:
     """Show the state of a run: stages, outcomes, and context values."""
@@ -350,6 +401,26 @@ async def _load_runs(runs: str) -> list[pipeline.RunInfo]:
         return await store.runs()
 
 
+async def _find_run(run: str, runs: str) -> None:
+    """Check that a run is in a store.
+
+    Raises:
+        PipelineError: it is not.
+    """
+    if not has_runs(runs):
+        raise _no_runs(runs)
+    async with open_runs(runs) as store:
+        names = [info.run_id for info in await store.runs()]
+    if run not in names:
+        raise _unknown(run, runs, names)
+
+
+def _unknown(run: str, runs: str, names: Sequence[str]) -> PipelineError:
+    lists = "context-compiler pipeline runs" + ("" if runs == RUNS else f" --runs {quote(place_name(runs))}")
+    known = suggestions(run, names, list_command=lists) or "; it holds no runs"
+    return PipelineError(f"{place_name(runs)}: no run {one_line(run, 60)!r}{known}")
+
+
 async def _load_run(run: str, runs: str) -> tuple[pipeline.RunState, list[pipeline.Event]]:
     folder = Path(run)
     if (folder / "checkpoint.json").is_file():
@@ -361,10 +432,7 @@ async def _load_run(run: str, runs: str) -> tuple[pipeline.RunState, list[pipeli
     async with open_runs(runs) as store:
         state = await store.load(run)
         if state is None:
-            names = [info.run_id for info in await store.runs()]
-            lists = "context-compiler pipeline runs" + ("" if runs == RUNS else f" --runs {quote(place_name(runs))}")
-            known = suggestions(run, names, list_command=lists) or "; it holds no runs"
-            raise PipelineError(f"{place_name(runs)}: no run {one_line(run, 60)!r}{known}")
+            raise _unknown(run, runs, [info.run_id for info in await store.runs()])
         return state, await store.events(run)
 
 

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from context_compiler.pipeline.run import open_runs, resume_pipeline, run_pipeline
     from context_compiler.pipeline.stage import Handler, Stage, traits
     from context_compiler.pipeline.state import ContextStore, Outcome, RunResult, RunState, StageStatus
-    from context_compiler.pipeline.stores import Event, MemoryRuns, RunInfo, RunStore
+    from context_compiler.pipeline.stores import Event, MemoryRuns, RunInfo, RunStore, prune_runs
     from context_compiler.pipeline.stores.files import FileRuns, in_folder
     from context_compiler.pipeline.stores.postgres import PostgresRuns
     from context_compiler.pipeline.stores.sql import SQLRuns
@@ -104,6 +104,7 @@ __all__ = [
     "parse_condition",
     "parse_dot",
     "parse_stylesheet",
+    "prune_runs",
     "read_checkpoint",
     "resume_pipeline",
     "run_pipeline",
@@ -171,6 +172,7 @@ _HOMES = {
     "parse_condition": "pipeline.conditions",
     "parse_dot": "pipeline.dot",
     "parse_stylesheet": "pipeline.stylesheet",
+    "prune_runs": "pipeline.stores",
     "read_checkpoint": "pipeline.checkpoint",
     "resume_pipeline": "pipeline.run",
     "run_pipeline": "pipeline.run",

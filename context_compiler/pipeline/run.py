@@ -250,7 +250,8 @@ class ActiveRun:
             known = await store.load(run_id)
             state = known or initial_state(prepared, names, run_id, {})
             if known is None:
-                await store.begin(run_info(graph, state), graph_texts(graph, state))
+                info = replace(run_info(graph, state), parent=self.state.lineage.root_run_id)
+                await store.begin(info, graph_texts(graph, state))
                 await store.save(state)
             elif known.graph.snapshot != names.snapshot:
                 raise PipelineError(f"run {run_id!r} is of another graph; give it the one it began with")

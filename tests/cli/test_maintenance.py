@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from context_compiler.cli.maintenance import parse_age
+from context_compiler.cli.options import parse_age
 from context_compiler.cli.stats import add_up, percentile
 from tests.cli.conftest import DEMO, Command, one_line, request
 

@@ -1,4 +1,4 @@
-"""`worker`, and `pipeline` submit, status, answer and cancel: what they print, and what they leave."""
+"""`worker`, and `pipeline` submit, status, answer, cancel, delete and prune: what they print, and what they leave."""
 
 from __future__ import annotations
 
@@ -101,3 +101,24 @@ def test_the_commands_take_an_address_and_never_print_its_password(cc: Command, 
     empty, wrong = cc("pipeline", "status", *runs), cc("pipeline", "status", "second", *runs)
     assert empty.out.startswith("no open runs in postgresql://postgres@") and "secret" not in empty.out + wrong.err
     assert wrong.code == 2 and "no submitted run 'second'" in wrong.err
+
+
+def test_runs_are_deleted_and_pruned(cc: Command, plan: Path) -> None:
+    for name in ("waits", "ended", "other"):
+        cc("pipeline", "submit", plan, "--simulate", "--id", name)
+    cc(*WORKER)
+    for name in ("ended", "other"):
+        cc("pipeline", "answer", name, "y")
+    cc(*WORKER)
+    unknown = cc("pipeline", "delete", "endet", "--yes")
+    assert unknown.code == 2 and "no run 'endet'; there are 3, such as 'ended'" in unknown.err
+    refused = cc("pipeline", "delete", "other", input="n\n")
+    assert refused.code == 1 and "nothing was deleted" in refused.err
+    assert cc("pipeline", "delete", "other", "--yes").out == "other is deleted\n"
+    assert cc("pipeline", "prune", "--older-than", "1d").out == "system/runs.db: 0 runs deleted\n"
+    assert cc("pipeline", "prune", "--older-than", "0m", "--json").json["removed"] == ["ended"]
+    assert [one["run_id"] for one in cc("pipeline", "runs", "--json").json["runs"]] == ["waits"]
+    wrong = cc("pipeline", "prune", "--older-than", "long")
+    assert wrong.code == 2 and "--older-than 'long'" in wrong.err
+    assert cc("pipeline", "delete", "waits", "--yes", "--json").json == {"run_id": "waits", "deleted": True}
+    assert cc("pipeline", "status").out == "no open runs in system/runs.db\n"

@@ -203,7 +203,8 @@ async def stopped_in_its_child(address: str, folder: Path) -> list[str]:
 
 async def lease(runs: SQLRuns, run_id: str, seconds: float) -> None:
     """Let a run be owned for some more seconds, as if its owner had died just now."""
-    await runs.database.transact(Statement("UPDATE leases SET until = NOW + ? WHERE run = ?", (seconds, run_id)))
+    held = Statement("INSERT INTO leases VALUES (?, 1, 'dead', NOW + ?)", (run_id, seconds))
+    await runs.database.transact(held)
 
 
 async def test_who_takes_a_run_over_waits_for_the_lease_of_its_child(postgres_url: str, tmp_path: Path) -> None:

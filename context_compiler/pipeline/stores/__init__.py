@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, suppress
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
@@ -48,6 +49,8 @@ class RunInfo:
     source_size: int | None = None
     """In bytes."""
     snapshot_size: int | None = None
+    parent: str | None = None
+    """The run of which a stage started it, as a child."""
 
 
 Lost: TypeAlias = "asyncio.Future[str] | None"
@@ -106,6 +109,15 @@ class RunStore(Protocol):
         """The text with a hash."""
         ...
 
+    async def delete(self, run_id: str) -> bool:
+        """Delete a run and its children, and all that is stored of them; False if there is no such run.
+
+        Raises:
+            RunOwnedError: somebody runs it, or one of its children.
+            PipelineError: it could not be deleted.
+        """
+        ...
+
     async def close(self) -> None:
         """Release resources; the next use reopens them."""
         ...
@@ -134,12 +146,34 @@ def update_info(info: RunInfo, state: RunState, at: str) -> RunInfo:
         snapshot=info.snapshot,
         source_size=info.source_size,
         snapshot_size=info.snapshot_size,
+        parent=info.parent,
     )
 
 
 def newest_first(infos: Sequence[RunInfo]) -> list[RunInfo]:
     """Sort runs by start, newest first."""
     return sorted(infos, key=lambda info: (info.started_at, info.run_id), reverse=True)
+
+
+def family(run_id: str, parents: Mapping[str, str | None]) -> list[str]:
+    """A run and its children, and theirs, given the parent of each run."""
+    found = [run_id]
+    for one in found:
+        found += [name for name, parent in parents.items() if parent == one and name not in found]
+    return found
+
+
+async def prune_runs(store: RunStore, *, older_than_days: float) -> list[str]:
+    """Delete runs that ended longer ago than this, with their children; their ids. Others can still go on, and stay."""
+    before = (datetime.now(UTC) - timedelta(days=older_than_days)).isoformat(timespec="milliseconds")
+    infos = await store.runs()
+    known = {info.run_id for info in infos}
+    old = [one for one in infos if one.status in ("success", "fail") and one.updated_at < before]
+    removed: list[str] = []
+    for name in [one.run_id for one in old if one.parent not in known]:
+        with suppress(RunOwnedError):  # somebody is ending it just now
+            removed += [name] if await store.delete(name) else []
+    return removed
 
 
 class MemoryRuns:
@@ -197,11 +231,27 @@ class MemoryRuns:
         """The text with a hash."""
         return self._contents.get(hash)
 
+    async def delete(self, run_id: str) -> bool:
+        """Delete a run and its children."""
+        if run_id not in self._infos:
+            return False
+        names = family(run_id, {name: info.parent for name, info in self._infos.items()})
+        async with AsyncExitStack() as owned:
+            for name in names:
+                await owned.enter_async_context(self.own(name))
+            for name in names:
+                self._infos.pop(name)
+                self._states.pop(name, None)
+                self._events.pop(name, None)
+            used = {hash for info in self._infos.values() for hash in (info.source, info.snapshot)}
+            self._contents = {hash: text for hash, text in self._contents.items() if hash in used}
+        return True
+
     async def close(self) -> None:
         """Do nothing: there is nothing to release."""
 
 
-OPTIONAL = ("current_node", "next_node", "source", "source_size", "snapshot_size")
+OPTIONAL = ("current_node", "next_node", "source", "source_size", "snapshot_size", "parent")
 """Fields of the metadata that may be None."""
 
 

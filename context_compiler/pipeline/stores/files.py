@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from collections.abc import AsyncGenerator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from context_compiler.pipeline.stores import (
     Event,
     Lost,
     RunInfo,
+    family,
     info_document,
     is_owned,
     newest_first,
@@ -123,15 +125,38 @@ class FileRuns:
                     return text
         return None
 
+    async def delete(self, run_id: str) -> bool:
+        """Delete a run and its children: their folders."""
+        if not (self.folder(run_id) / MANIFEST).exists():
+            return False
+        if self._alone:
+            raise PipelineError(f"{self.root}: remove the folder yourself; it may hold more than this run")
+        others = [self._manifest(path) for path in self.root.glob(f"*/{MANIFEST}")]
+        names = family(run_id, {info.run_id: info.parent for info in others})
+        try:
+            async with AsyncExitStack() as owned:
+                for name in names:
+                    await owned.enter_async_context(self.own(name))
+                for path in [path for name in names for path in self.folder(name).iterdir() if path.name != LOCK]:
+                    shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
+            for name in names:
+                self.folder(name).rmdir()
+        except OSError as error:
+            raise PipelineError(f"{self.folder(run_id)}: {error.strerror or error}; some of it may be left") from error
+        return True
+
     async def close(self) -> None:
         """Do nothing: there is nothing to release."""
 
-    def _info(self, manifest: Path) -> RunInfo:
+    def _manifest(self, manifest: Path) -> RunInfo:
         try:
             data: Any = json.loads(manifest.read_bytes())
-            info = parse_info(data)
+            return parse_info(data)
         except (OSError, ValueError, TypeError, RecursionError) as error:
             raise PipelineError(f"{manifest}: it cannot be read: {error}") from error
+
+    def _info(self, manifest: Path) -> RunInfo:
+        info = self._manifest(manifest)
         state = read_checkpoint(manifest.parent)
         if state is None:
             return info

@@ -1,7 +1,8 @@
 """Runs in PostgreSQL, for many machines: a run is owned by a lease, and every write of its owner is fenced.
 
-The lease has a number that grows with each owner. A write checks it in its own transaction, so that an owner that was
-taken for dead writes nothing more. All times are those of the database, whatever the clocks of the workers say.
+The lease has a number that no other owner of the run gets: microseconds since 1970, or more. A write checks it in its
+own transaction, so that an owner that was taken for dead writes nothing more. All times are those of the database,
+whatever the clocks of the workers say.
 """
 
 from __future__ import annotations
@@ -44,12 +45,13 @@ CREATE TABLE leases (
 )
 """
 _ACQUIRE = """
-INSERT INTO leases AS lease VALUES (?, 1, ?, NOW + ?)
-ON CONFLICT (run) DO UPDATE SET token = lease.token + 1, holder = excluded.holder, until = excluded.until
+INSERT INTO leases AS lease VALUES (?, (NOW * 1000000)::bigint, ?, NOW + ?)
+ON CONFLICT (run) DO UPDATE
+SET token = greatest(lease.token + 1, excluded.token), holder = excluded.holder, until = excluded.until
 WHERE lease.until <= NOW OR lease.holder = excluded.holder RETURNING token
 """
 _RENEW = "UPDATE leases SET until = NOW + ? WHERE run = ? AND token = ? RETURNING token"
-_RELEASE = "UPDATE leases SET token = token + 1, until = 0 WHERE run = ? AND token = ?"
+_RELEASE = "DELETE FROM leases WHERE run = ? AND token = ?"
 _LEFT = "SELECT until - NOW FROM leases WHERE run = ?"
 _HELD = "SELECT 1 FROM leases WHERE run = ? AND token = ? FOR SHARE"
 _FREE = "SELECT 1 WHERE NOT EXISTS (SELECT 1 FROM leases WHERE run = ? AND until > NOW)"
@@ -254,6 +256,10 @@ class PostgresRuns(SQLRuns):
         if token is None:
             return (Statement(_FREE, (run_id,), missing=_lost(run_id)),)
         return (Statement(_HELD, (run_id, token), missing=_lost(run_id)),)
+
+    def keep_contents(self, hashes: Sequence[str], lock: str) -> Sequence[Statement]:
+        """Lock texts until the transaction ends."""
+        return (Statement(f"SELECT 1 FROM contents WHERE hash = ANY(?::text[]) ORDER BY hash FOR {lock}", (hashes,)),)
 
     def repeats(self, run_id: str) -> bool:
         """True if this store owns the run, so that an equal one is its own."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, suppress
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any, Protocol, TypeVar
@@ -20,6 +20,7 @@ from context_compiler.pipeline.stores import (
     Event,
     Lost,
     RunInfo,
+    family,
     info_document,
     newest_first,
     parse_event,
@@ -124,6 +125,10 @@ class SQLRuns(ABC):
         """Statements that fail unless this store may write to a run; the first ones of every write."""
         return ()
 
+    def keep_contents(self, hashes: Sequence[str], lock: str) -> Sequence[Statement]:
+        """Statements that lock texts until the transaction ends, so that none is deleted that a new run refers to."""
+        return ()
+
     def repeats(self, run_id: str) -> bool:
         """True if a run that is there already may be one that this store has just begun."""
         return False
@@ -134,6 +139,7 @@ class SQLRuns(ABC):
         exists = PipelineError(f"there is a run {info.run_id!r} already: resume it, or give another id")
         await self.database.transact(
             *self.fence(info.run_id),
+            *self.keep_contents([*contents], "KEY SHARE"),
             Statement(_BEGIN, (info.run_id, body, int(self.repeats(info.run_id))), missing=exists),
             Statement("INSERT INTO contents VALUES (?, ?) ON CONFLICT (hash) DO NOTHING", rows=list(contents.items())),
         )
@@ -230,6 +236,34 @@ class SQLRuns(ABC):
                 del self._contents[next(iter(self._contents))]
         return self._contents[hash]
 
+    async def delete(self, run_id: str) -> bool:
+        """Delete a run and its children."""
+        async with AsyncExitStack() as owned:
+            await owned.enter_async_context(self.own(run_id))
+            bodies = await self._family(run_id)
+            for name in bodies.keys() - {run_id}:
+                await owned.enter_async_context(self.own(name))
+            infos = [info for info in map(_read_info, bodies.values()) if info is not None]
+            hashes = sorted({hash for info in infos for hash in (info.source, info.snapshot) if hash})
+            names = [(name,) for name in bodies]
+            await self.database.transact(
+                *(one for name in bodies for one in self.fence(name)),
+                *(Statement(f"DELETE FROM {table} WHERE run = ?", rows=names) for table in TABLES),
+                *self.keep_contents(hashes, "UPDATE"),
+                Statement(_UNUSED, rows=[(hash, hash) for hash in hashes]),
+            )
+            for hash in hashes:
+                self._contents.pop(hash, None)
+        return bool(bodies)
+
+    async def _family(self, run_id: str) -> dict[str, str]:
+        """The stored metadata of a run and of its children, by id; empty if there is no such run."""
+        query = "SELECT run, info FROM runs WHERE substr(run, 1, ?) = ?"  # the id of a child begins with its parent's
+        (rows,) = await self.database.transact(Statement(query, (len(run_id), run_id)))
+        bodies = {str(name): str(body) for name, body in rows}
+        parents = {name: info.parent for name, body in bodies.items() if (info := _read_info(body)) is not None}
+        return {name: bodies[name] for name in family(run_id, parents) if name in bodies}
+
     async def close(self) -> None:
         """Close the database."""
         await self.database.close()
@@ -241,6 +275,16 @@ class SQLRuns(ABC):
             raise CheckpointError(f"{self.database.name}: a row in it is damaged ({error})") from error
 
 
+def _read_info(body: str) -> RunInfo | None:
+    """Metadata of a run; None if it is damaged."""
+    with suppress(ValueError, TypeError, RecursionError):
+        return parse_info(json.loads(body))
+    return None
+
+
+TABLES = ("cells", "events", "questions", "queue", "runs")
+"""Tables with rows of runs."""
+_UNUSED = "DELETE FROM contents WHERE hash = ? AND NOT EXISTS (SELECT 1 FROM runs WHERE info LIKE '%' || ? || '%')"
 _BEGIN = """
 INSERT INTO runs AS known VALUES (?, ?) ON CONFLICT (run) DO UPDATE SET info = excluded.info
 WHERE known.info = excluded.info AND ? = 1 RETURNING run

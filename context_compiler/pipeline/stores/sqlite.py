@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import re
 import sqlite3
@@ -19,6 +20,8 @@ from context_compiler.pipeline.stores import Lost, is_owned, own_run
 from context_compiler.pipeline.stores.sql import SCHEMA, SQLRuns, Statement, statements_of
 from context_compiler.record.background import hold_at_fork
 from context_compiler.record.rows import transaction
+
+log = logging.getLogger("context_compiler.pipeline")
 
 APPLICATION_ID = 0x63747872  # "ctxr"
 NOW = "((julianday('now') - 2440587.5) * 86400.0)"
@@ -60,6 +63,17 @@ class SQLiteDatabase:
             except (sqlite3.Error, OSError, UnicodeEncodeError) as error:
                 raise PipelineError(f"{self.path}: {error}; what was saved before is intact") from error
 
+    async def empty_log(self) -> bool:
+        """Write what the log of SQLite holds to the file, and empty it; False while others read."""
+        return await asyncio.to_thread(self._empty_log)
+
+    def _empty_log(self) -> bool:
+        with self._lock:
+            try:
+                return self._db is None or not self._db.execute("PRAGMA wal_checkpoint (TRUNCATE)").fetchone()[0]
+            except sqlite3.OperationalError:  # another process writes
+                return False
+
     async def close(self) -> None:
         """Close the file."""
         with self._lock:
@@ -87,7 +101,8 @@ class SQLiteRuns(SQLRuns):
 
     def __init__(self, path: str | Path, *, busy_timeout: float = 5.0) -> None:
         self.path = Path(path).expanduser().absolute()
-        super().__init__(SQLiteDatabase(self.path, busy_timeout=busy_timeout))
+        self._file = SQLiteDatabase(self.path, busy_timeout=busy_timeout)
+        super().__init__(self._file)
 
     @asynccontextmanager
     async def own(self, run_id: str) -> AsyncGenerator[Lost]:
@@ -98,6 +113,13 @@ class SQLiteRuns(SQLRuns):
                 yield None
             finally:
                 self.forget(run_id)
+
+    async def delete(self, run_id: str) -> bool:
+        """Delete a run and its children; what they took in the file is overwritten."""
+        deleted = await super().delete(run_id)
+        if deleted and not await self._file.empty_log():
+            log.warning("what was deleted is overwritten once no other process reads %s, or writes to it", self.path)
+        return deleted
 
     async def owned(self, run_ids: Sequence[str]) -> frozenset[str]:
         """Those of the runs that a live process owns."""
@@ -129,6 +151,7 @@ def _prepare(db: sqlite3.Connection, path: Path) -> None:
         raise PipelineError(f"{path}: written by a newer version; upgrade context-compiler")
     db.execute("PRAGMA journal_mode = WAL")
     db.execute("PRAGMA synchronous = NORMAL")
+    db.execute("PRAGMA secure_delete = ON")
     if version < len(SCHEMA):
         with transaction(db):
             version = db.execute("PRAGMA user_version").fetchone()[0]  # another process may have been first
