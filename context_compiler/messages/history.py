@@ -12,16 +12,18 @@ import re
 import weakref
 from collections import deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from copy import copy
+from dataclasses import dataclass, fields, is_dataclass, replace
 from datetime import datetime
 from functools import reduce
 from itertools import accumulate, compress, count, islice
-from typing import Any
+from typing import Any, cast
 
 from pydantic_ai.messages import ModelMessage, ModelMessagesTypeAdapter, ModelRequest
 from pydantic_core import PydanticSerializationError
 
 from context_compiler.cache import Memo
+from context_compiler.errors import StoreError
 from context_compiler.ids import Split, blob_id, chain_id, exact_id, identity_facts, objects_of, sent_id
 from context_compiler.messages.items import Item, Kind, read_items, type_label
 from context_compiler.tokens import TokenCounter, as_counter
@@ -373,10 +375,29 @@ def message_body(message: ModelMessage) -> bytes:
     try:
         body = ModelMessagesTypeAdapter.dump_json([message], warnings=False, fallback=type_label)[1:-1]
     except PydanticSerializationError:
-        loose = ModelMessagesTypeAdapter.dump_python([message], mode="json", warnings=False, fallback=type_label)
+        whole = _without_halves(message)
+        loose = ModelMessagesTypeAdapter.dump_python([whole], mode="json", warnings=False, fallback=type_label)
         text = json.dumps(loose[0], ensure_ascii=False, separators=(",", ":"))
         body = _HALVES.sub("\ufffd", text).encode()
     return _STRING_OR_NUMBER.sub(_as_text, body) if _has_long_number(body) else body
+
+
+def _without_halves(value: Any) -> Any:
+    """A value whose texts, keys and addresses of files included, have a replacement character for each half."""
+    if isinstance(value, str):
+        return _HALVES.sub("\ufffd", value)
+    if isinstance(value, dict):
+        pairs = cast(dict[Any, Any], value).items()
+        return {_without_halves(key): _without_halves(inner) for key, inner in pairs}
+    if isinstance(value, list):
+        return [_without_halves(inner) for inner in cast(list[Any], value)]
+    if not is_dataclass(value):
+        return value
+    other = copy(value)
+    for each in fields(value):
+        if hasattr(value, each.name):
+            object.__setattr__(other, each.name, _without_halves(getattr(value, each.name)))
+    return other
 
 
 def _has_long_number(body: bytes) -> bool:
@@ -395,8 +416,15 @@ def _as_text(found: re.Match[bytes]) -> bytes:
 
 
 def load_messages(bodies: Sequence[bytes]) -> list[ModelMessage]:
-    """Messages from their canonical JSON."""
-    return ModelMessagesTypeAdapter.validate_json(b"[" + b",".join(bodies) + b"]")
+    """Messages from their canonical JSON.
+
+    Raises:
+        StoreError: It is damaged.
+    """
+    try:
+        return ModelMessagesTypeAdapter.validate_json(b"[" + b",".join(bodies) + b"]")
+    except ValueError as error:
+        raise StoreError("a recorded message cannot be read; verify the record") from error
 
 
 def superseded_parts(history: History) -> dict[int, frozenset[int]]:

@@ -31,6 +31,7 @@ from context_compiler.middleware.state import Result
 from context_compiler.recall.others import Mention
 from context_compiler.record import rows
 from context_compiler.record.database import Moment
+from context_compiler.record.files import BUSY_TIMEOUT_MS
 from context_compiler.record.maintenance import RECENT
 from context_compiler.record.redaction import Redactor
 from context_compiler.record.rows import BrokenReference, Removed
@@ -118,7 +119,8 @@ class Archive:
     def store(self) -> Store:
         """The store, opened when it is first asked for."""
         if not self._opened:
-            self._opened.append(open_store(self._arguments.store))
+            patience = min(BUSY_TIMEOUT_MS, int(1000 * self._arguments.timeout))
+            self._opened.append(open_store(self._arguments.store, busy_timeout_ms=patience))
         return _scoped(self._opened[0], self.owner)
 
     @property
@@ -134,9 +136,7 @@ class Archive:
             return with_null_reasons(record, {"summary_id": "record is off"})
         write = partial(self._save, record, result, cycle, blocks, tools)
         kept = await self._write(record.session_id, write)
-        if kept is None:
-            return with_null_reasons(record, {"summary_id": "not stored, or later"})
-        return replace(kept, compile=result.row)
+        return with_null_reasons(record, {"summary_id": "not stored, or later"}) if kept is None else kept
 
     def _store_for(self, tried: Moment | None) -> Store:
         """The store for a write that was first tried then."""
@@ -171,12 +171,12 @@ class Archive:
                 tools=tools,
             )
         try:
-            return await store.save(entry)
+            return replace(await store.save(entry), compile=result.row)
         except BrokenReference:
             if record.summary_id is None:
                 raise
         gone = with_null_reasons(replace(entry.record, summary_id=None), {"summary_id": "its row is gone"})
-        return await store.save(replace(entry, record=gone))
+        return replace(await store.save(replace(entry, record=gone)), compile=result.row)
 
     async def announce_compile(self, session_id: str, model: str, seconds: float) -> tuple[int, datetime] | None:
         """Let those who look at the record see that a model writes a summary, for at most that long.
@@ -414,10 +414,8 @@ class Archive:
             self._raws.take((self.owner, session_id))
             known = start = None
         if start is None:
-            bodies = await self._tried(lambda: self._conversation(session_id))
-            if bodies is None and named and known is None:
-                bodies = await self._tried(lambda: self._bodies(session_id))
-            known = reader.read(load_messages(bodies)) if bodies else None
+            seen = named and known is None
+            known = await self._tried(lambda: self._recorded(session_id, reader, seen=seen))
             start = None if known is None else _window_start(known, window)
         return known.messages[: start or 0] if known is not None else ()
 
@@ -433,6 +431,13 @@ class Archive:
         if self._arguments.record == "off":
             return []
         return await self._tried(lambda: other_mentions(self.store, session_id, prompt)) or []
+
+    async def _recorded(self, session_id: str, reader: Reader, *, seen: bool) -> History | None:
+        """A conversation of the host's store; one that it does not hold as it was last seen, if `seen`."""
+        bodies = await self._conversation(session_id)
+        if bodies is None and seen:
+            bodies = await self._bodies(session_id)
+        return reader.read(load_messages(bodies)) if bodies else None
 
     async def _conversation(self, session_id: str) -> list[bytes] | None:
         """Messages of a conversation of the host's store; None if there is none of that name."""

@@ -106,6 +106,8 @@ def read_chain(db: Database, tip: str, session: int | None = None) -> list[bytes
 
 def _instructions(db: Database, name: str) -> str:
     row = db.execute("SELECT body FROM contents WHERE hash = ?", (name,)).fetchone()
+    if row is None:
+        raise StoreError("the instructions of a message are gone; verify the record")
     return rows.to_text(rows.unpack(row["body"]))
 
 

@@ -280,7 +280,7 @@ class Tenants(Store, Protocol):
         ...
 
 
-def open_store(store: str | Path | Store | None) -> Store:
+def open_store(store: str | Path | Store | None, *, busy_timeout_ms: int = BUSY_TIMEOUT_MS) -> Store:
     """The store itself, or the one at a place, or one in memory for None; nothing is opened yet.
 
     A place is the path of an SQLite file, or the address of a PostgreSQL database (`postgresql://…`).
@@ -290,7 +290,7 @@ def open_store(store: str | Path | Store | None) -> Store:
     """
     if store is None:
         return MemoryStore()
-    return open_place(store) if isinstance(store, str | Path) else store
+    return open_place(store, busy_timeout_ms=busy_timeout_ms) if isinstance(store, str | Path) else store
 
 
 def open_place(

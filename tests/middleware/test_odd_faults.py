@@ -12,11 +12,14 @@ from pydantic_ai import Agent, CallDeferred, DeferredToolRequests, DeferredToolR
 from pydantic_ai.messages import (
     BinaryContent,
     FilePart,
+    ImageUrl,
     ModelMessage,
     ModelRequest,
     ModelResponse,
+    TextContent,
     TextPart,
     ToolReturn,
+    UploadedFile,
     UserPromptPart,
 )
 from pydantic_ai.models.test import TestModel
@@ -29,6 +32,8 @@ from tests.middleware.faulty import BUDGET, Faulty
 from tests.support.agents import Notes, Talker, compiler, run
 from tests.support.histories import answer, assert_pairs_whole, call, long_history, prose, user
 from tests.support.parts import FuturePart
+
+HALF = "half \ud800"
 
 
 @pytest.mark.parametrize("text", ["{{ 1 // 0 }}", "{% for i in range(10**9) %}x{% endfor %}"])
@@ -74,6 +79,24 @@ async def test_callbacks_that_raise_cost_no_run(asynchronous: bool) -> None:
     faulty = Faulty(Notes(ValueError("bug")), on_view=callback, on_error=callback)
     await faulty.ask()
     assert faulty.done.output == "done" and faulty.talker.last.tokens <= BUDGET
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        TextContent("text", metadata={HALF: HALF}),
+        ImageUrl(f"http://example.org/{HALF}.png"),
+        UploadedFile(HALF, provider_name="openai", media_type="image/png"),
+    ],
+)
+async def test_half_of_a_surrogate_pair_beside_a_text_costs_no_view_and_no_row(tmp_path: Path, content: Any) -> None:
+    faulty = Faulty(store=tmp_path / "context.db", budget=100_000)
+    seen = [ModelRequest(parts=[UserPromptPart(["see", content])]), ModelResponse(parts=[TextPart("seen")])]
+    faulty.history += seen
+    await faulty.ask(conversation_id="one")
+    assert faulty.statuses == ["raw"] and not faulty.errors
+    kept = (await faulty.ours.transcript("one"))[-4]
+    assert HALF.replace("\ud800", "\ufffd") in str(kept) and repr(HALF)[1:-1] in str(faulty.history[-2])
 
 
 async def test_an_error_can_be_told_to_a_coroutine() -> None:

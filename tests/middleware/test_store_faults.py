@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sqlite3
+import time
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +17,7 @@ import pytest
 from context_compiler import MemoryStore, Record, SQLiteStore
 from context_compiler.errors import StoreError
 from context_compiler.messages.history import load_messages
+from context_compiler.record.files import BUSY_TIMEOUT_MS
 from context_compiler.record.values import Chain, Cycle, Entry
 from context_compiler.resilience import Breaker
 from tests.middleware.faulty import BUDGET, Faulty, locked
@@ -52,6 +56,40 @@ async def test_a_store_is_left_alone_where_nothing_is_recorded() -> None:
     for _ in range(3):
         await faulty.ask()
     assert not faulty.errors and faulty.statuses == ["compiled", "cycle", "cycle"]
+
+
+async def test_a_store_of_ones_own_that_answers_nonsense_costs_no_run() -> None:
+    class Nonsense(MemoryStore):
+        async def save(self, entry: Entry) -> Any:
+            return 42
+
+    faulty = Faulty(Notes(), store=Nonsense())
+    await faulty.ask()
+    assert faulty.done.output == "done" and faulty.kinds == ["TypeError"]
+
+
+async def test_a_record_with_damaged_messages_costs_no_run_and_says_so(tmp_path: Path) -> None:
+    file = tmp_path / "context.db"
+    faulty = Faulty(Notes(), store=file)
+    await faulty.ask(conversation_id="one")
+    with closing(sqlite3.connect(file)) as db:
+        db.execute("UPDATE contents SET body = 'no message'")
+        db.commit()
+    again = Faulty(Notes(), store=file)
+    await again.ask(conversation_id="one", message_history=again.history[-10:])
+    assert again.done.output == "done" and "StoreError" in again.kinds
+    with pytest.raises(StoreError, match="verify the record"):
+        await again.ours.transcript("one")
+
+
+async def test_a_locked_record_is_waited_for_no_longer_than_the_timeout(tmp_path: Path) -> None:
+    faulty = Faulty(Notes(), store=tmp_path / "context.db", timeout=0.1)
+    await faulty.ask()
+    release, began = locked(tmp_path / "context.db"), time.monotonic()
+    await faulty.ask()
+    waited = time.monotonic() - began
+    release()
+    assert faulty.done.output == "done" and waited < BUSY_TIMEOUT_MS / 1000
 
 
 class Unwritable(MemoryStore):
