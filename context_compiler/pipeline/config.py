@@ -225,7 +225,7 @@ class RunConfig:
             limit: object = getattr(self, name)
             whole = name == "max_requests" and isinstance(limit, float)
             if limit is not None and (
-                isinstance(limit, bool) or not isinstance(limit, int | float) or whole or limit <= 0
+                isinstance(limit, bool) or not isinstance(limit, int | float) or whole or not limit > 0
             ):
                 raise SettingsError(f"{name}={limit!r}: give a number above 0, or None for no limit")
         if self.max_cost is not None and not isinstance(self.max_cost, Money):  # pyright: ignore[reportUnnecessaryIsInstance]  # callers without types

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from pathlib import Path
 from typing import Any
 
@@ -220,7 +221,9 @@ def again() -> str:
     return "again"
 
 
-@pytest.mark.parametrize("given", [{"max_duration": 0}, {"max_requests": 1.5}, {"max_requests": True}])
+@pytest.mark.parametrize(
+    "given", [{"max_duration": 0}, {"max_duration": math.nan}, {"max_requests": 1.5}, {"max_requests": True}]
+)
 def test_a_limit_is_a_number_above_zero(given: dict[str, Any]) -> None:
     with pytest.raises(SettingsError, match="above 0"):
         RunConfig(**given)
