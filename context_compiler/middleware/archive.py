@@ -35,6 +35,7 @@ from context_compiler.record.files import BUSY_TIMEOUT_MS
 from context_compiler.record.maintenance import RECENT
 from context_compiler.record.redaction import Redactor
 from context_compiler.record.rows import BrokenReference, Removed
+from context_compiler.record.sessions import claim_compile, release_compile
 from context_compiler.record.store import SQLStore, Steered, Store, Tenants, open_store
 from context_compiler.record.values import COMPILE, UNDO, Action, Compile, Entry, Record, with_null_reasons
 from context_compiler.record.values import Cycle as StoredCycle
@@ -304,6 +305,24 @@ class Archive:
             return made
         found = await self._tried(lambda: self.store.find_compile(key))
         return SummaryResponse(text=found[1].raw_output, row=found[0]) if found and found[1].raw_output else None
+
+    async def claim_compile(self, key: str, holder: str, seconds: float) -> bool | None:
+        """Claim a call of a model; False while another process has it, None where nobody can tell.
+
+        Like an announcement, it is not tried after a failure of the store, and a failure of its own does not count.
+        """
+        if not self.whole or self._arguments.store is None or self._breaker.failures:
+            return None
+        if not isinstance(self.store, SQLStore):
+            return None
+        work = partial(claim_compile, cache_key=key, holder=holder, seconds=seconds)
+        return (await try_await(self.store.perform(work))).value
+
+    async def release_compile(self, key: str, holder: str, seconds: float) -> None:
+        """Let other processes call a model for the same after that time."""
+        if isinstance(self.store, SQLStore):
+            work = partial(release_compile, cache_key=key, holder=holder, seconds=seconds)
+            await try_await(self.store.perform(work))
 
     def remember(self, key: str, answer: SummaryResponse) -> None:
         """Keep an answer in memory until it is on the record, or for good where the record may not have it."""

@@ -1,12 +1,15 @@
 """The answer to a summary request: an earlier one, one that is under way, or the model's; a failing model rests.
 
-Compilers of one event loop that want the same summary at the same time share one call.
+Compilers of one event loop that want the same summary at the same time share one call. So do processes with one record:
+the first claims the call there, and the others look for its answer. No lock is held meanwhile, and who cannot claim it,
+or has waited for long, calls the model.
 """
 
 from __future__ import annotations
 
 import asyncio
 import atexit
+import os
 import threading
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Hashable, Sequence
@@ -16,6 +19,7 @@ from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from functools import partial
 from typing import Any, cast
+from uuid import uuid4
 from weakref import WeakSet
 
 from pydantic_ai.models import Model
@@ -33,6 +37,13 @@ PATIENCE_S = 1.0
 
 GRACE_S = 2.0
 """For so long a response is shared once it is there: until then it may not be on the record, where others look."""
+
+
+STEP_S, RECORDING_S = 0.2, 10.0
+"""Seconds between two looks for the answer of another process, and for which it may be on its way to the record."""
+
+WAIT = 0.5
+"""Share of the time limit that is spent on waiting for another process; the rest is for a call of our own."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -57,6 +68,12 @@ class SingleFlight(threading.local):
     def __init__(self) -> None:
         """Start with none."""
         self._under_way: dict[Hashable, _Flight] = {}
+        self._name = uuid4().hex
+
+    @property
+    def name(self) -> str:
+        """The name of this event loop among all processes, also after a fork."""
+        return f"{os.getpid()}-{self._name}"
 
     async def join(
         self, key: Hashable, start: Callable[[], Coroutine[Any, Any, SummaryResponse]]
@@ -219,7 +236,7 @@ class Summaries:
         ended = asyncio.get_running_loop().create_future()
         shown = self._show(ended, archive, session, model)
         try:
-            return await self.ask(key, prompts, cast(Model, model), archive)
+            return await self.ask(key, prompts, cast(Model, model), archive, claims=True)
         finally:
             ended.cancel()
             await asyncio.wait({shown})
@@ -278,21 +295,50 @@ class Summaries:
                 return SummaryResponse(text="", refused="a compile of this conversation by hand is under way")
             return await self.ask(key, prompts, model, archive)
 
-    async def ask(self, key: str, prompts: Sequence[str], model: Model, archive: Archive) -> SummaryResponse:
-        """One summary that is not remembered: shared with another run that wants the same, or made."""
+    async def ask(
+        self, key: str, prompts: Sequence[str], model: Model, archive: Archive, *, claims: bool = False
+    ) -> SummaryResponse:
+        """One summary that is not remembered: shared with another run that wants the same, or made.
+
+        With `claims`, it is shared with other processes too.
+        """
         compiler = self._writer(model)
-        place = archive.shared(key)
-        outcome = await try_await(UNDER_WAY.join(place, lambda: self._made(key, prompts, compiler, archive)))
+        place, make = archive.shared(key), self._claimed if claims else self._made
+        given = key, prompts, compiler, archive, self._arguments.timeout
+        outcome = await try_await(UNDER_WAY.join(place, lambda: make(*given)))
         if outcome.value is None:
             return _failed(outcome.error, model_alias(compiler))
         response, pays = outcome.value
         return response if pays else replace(response, usage={}, cost=None)
 
-    async def _made(self, key: str, prompts: Sequence[str], compiler: Model | str, archive: Archive) -> SummaryResponse:
+    async def _claimed(
+        self, key: str, prompts: Sequence[str], compiler: Model | str, archive: Archive, timeout: float
+    ) -> SummaryResponse:
+        """The answer of another process that asks for the same now, or one of our own."""
+        began, name = time.monotonic(), UNDER_WAY.name
+        while (mine := await archive.claim_compile(key, name, timeout)) is False:
+            await asyncio.sleep(min(STEP_S, WAIT * timeout))
+            known = await archive.answered(key)
+            if known is not None:
+                return known
+            if time.monotonic() - began >= WAIT * timeout:
+                break
+        response = None
+        try:
+            response = await self._made(key, prompts, compiler, archive, timeout - (time.monotonic() - began))
+            return response
+        finally:
+            if mine:
+                useful = response is not None and response.failure is None
+                await archive.release_compile(key, name, RECORDING_S if useful else 0.0)
+
+    async def _made(
+        self, key: str, prompts: Sequence[str], compiler: Model | str, archive: Archive, timeout: float
+    ) -> SummaryResponse:
         if self._breaker.open:
             why = "it failed too often and is left alone for a while"
             return _failed(CompileError(why, model=model_alias(compiler), phase="call"), model_alias(compiler))
-        outcome = await try_await(ask(prompts, compiler, timeout=self._arguments.timeout))
+        outcome = await try_await(ask(prompts, compiler, timeout=timeout))
         if outcome.value is None:
             self._breaker.failed()
             return _failed(outcome.error, model_alias(compiler))

@@ -173,6 +173,7 @@ def _sweep(db: Database, *, noted: bool = True) -> Generator[None]:
         for statement in (DROP_ENTRIES, DROP_NODES, DROP_COPIES, DROP_TOOLS):
             db.execute(statement)
         db.clean_indexes()
+        db.execute("DELETE FROM claims")
         db.execute(DROP_MEMORIES)
         db.execute(DROP_CONTENTS)
         if noted:

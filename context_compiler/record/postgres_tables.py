@@ -242,6 +242,10 @@ RECORD_LAYER_PAGES = (
 
 RECORD_REMOVALS = ("CREATE TABLE {schema}.removals (id BIGINT PRIMARY KEY, at DOUBLE PRECISION NOT NULL)",)
 
+RECORD_CLAIMS = (
+    f"CREATE TABLE {{schema}}.claims (name {NAME} PRIMARY KEY, holder TEXT NOT NULL, until DOUBLE PRECISION NOT NULL)",
+)
+
 ONLY_WORDS = (
     "DROP INDEX {schema}.messages_by_word",
     "CREATE INDEX messages_by_word ON {schema}.messages_fts USING gin (words) WHERE words IS NOT NULL",
@@ -276,6 +280,7 @@ TABLES = (
         "toolsets",
         "under_way",
         "removals",
+        "claims",
         "messages_fts",
         "memories_fts",
     ),
@@ -318,5 +323,6 @@ RECORD = Component(
         ("DROP FUNCTION {schema}.save_request", SAVE),
         RECORD_REMOVALS,
         ("DROP FUNCTION {schema}.save_request", SAVE),
+        RECORD_CLAIMS,
     ),
 )

@@ -32,6 +32,7 @@ BEGIN
         ('nodes', format(named, 'id')),
         ('memories', format(named, 'id')),
         ('messages_fts', format(named, 'node')),
+        ('claims', format(named, 'name')),
         ('copies', of_session),
         ('context_summaries', of_session),
         ('cycles', of_session),

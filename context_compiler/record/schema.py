@@ -379,6 +379,17 @@ def create_numbers(db: sqlite3.Connection) -> None:
     )
 
 
+def create_claims(db: sqlite3.Connection) -> None:
+    """Create the table of summaries that a process asks a model for."""
+    db.execute(
+        """CREATE TABLE claims (             -- others wait for the answer until then; no part of a copy
+        name TEXT PRIMARY KEY,              -- the cache key of the compile
+        holder TEXT NOT NULL,
+        until REAL NOT NULL                 -- seconds since 1970
+    ) WITHOUT ROWID"""
+    )
+
+
 MIGRATIONS: tuple[Callable[[sqlite3.Connection], None], ...] = (
     create_record,
     create_memories,
@@ -390,6 +401,7 @@ MIGRATIONS: tuple[Callable[[sqlite3.Connection], None], ...] = (
     create_layer_pages,
     create_removals,
     create_numbers,
+    create_claims,
 )
 """In order; append only."""
 

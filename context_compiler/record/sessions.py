@@ -217,6 +217,27 @@ def withdraw_compile(db: Database, session: int, started_at: datetime) -> None:
         db.execute("DELETE FROM under_way WHERE session = ? AND started_at = ?", (session, rows.stamp(started_at)))
 
 
+def claim_compile(db: Database, cache_key: str, holder: str, seconds: float) -> bool:
+    """Claim the call of a model for a summary, for at most that long; False while another holder has it.
+
+    It is no lock: nothing is held in the database, and who does not ask may call all the same.
+    """
+    name = stored(db, cache_key)
+    with db.transaction():
+        now = db.clock()
+        db.execute("DELETE FROM claims WHERE until <= ?", (now,))
+        db.execute("INSERT OR IGNORE INTO claims VALUES (?, ?, ?)", (name, holder, now + min(seconds, LONGEST_S)))
+        found = db.execute("SELECT holder FROM claims WHERE name = ?", (name,)).fetchone()
+    return found is not None and found["holder"] == holder
+
+
+def release_compile(db: Database, cache_key: str, holder: str, seconds: float) -> None:
+    """Let others call a model for a summary after that time, in which its answer gets on the record."""
+    with db.transaction():
+        query = "UPDATE claims SET until = ? WHERE name = ? AND holder = ?"
+        db.execute(query, (db.clock() + seconds, stored(db, cache_key), holder))
+
+
 def save_compile(db: Database, compile: Compile) -> int:
     """Save a compile that no request carries; its row."""
     with db.transaction():

@@ -15,6 +15,7 @@ import pytest
 from pydantic_ai import Agent, RunContext
 
 from context_compiler import SQLiteStore
+from context_compiler.record.store import open_place
 from tests.support.agents import Notes, Talker, compiler, run, unstamped
 from tests.support.histories import long_history, prose, user
 
@@ -199,6 +200,62 @@ def test_a_thread_that_gives_up_takes_no_call_from_the_others(tmp_path: Path) ->
 
     assert in_threads(work, 2) == []
     assert (notes.asked, notes.cancelled) == (2, 1)
+
+
+@pytest.fixture(params=["file", pytest.param("postgres", marks=pytest.mark.slow)])
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """A record that processes share."""
+    return request.getfixturevalue("postgres_url") if request.param == "postgres" else str(tmp_path / "record.db")
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_event_loops_that_share_a_record_wait_for_the_answer_of_the_first(place: str, fails: bool) -> None:
+    asked, waits = threading.Event(), threading.Event()
+
+    def first(_: int) -> str:
+        asked.set()
+        assert waits.wait(300)
+        if fails:
+            raise RuntimeError("no answer")
+        return "- **Goal**: survive, says the first"
+
+    def second(_: int) -> str:
+        waits.set()
+        return "- **Goal**: survive, says the second"
+
+    stores = [open_place(place) for _ in range(2)]
+    perform: Any = stores[1].perform
+
+    async def watched(*given: Any, **named: Any) -> Any:
+        done = await perform(*given, **named)
+        if done is False:  # the claim of a call
+            waits.set()
+        return done
+
+    stores[1].perform = watched
+    notes, talkers = [Notes(first), Notes(second)], [Talker("done"), Talker("done")]
+
+    async def work(number: int) -> None:
+        if number:
+            assert await asyncio.to_thread(asked.wait, 300)
+        ours = compiler(notes[number], budget=BUDGET, store=stores[number])
+        await run(Agent(talkers[number].model, capabilities=[ours]), "question", message_history=past(1))
+        await stores[number].close()
+
+    assert in_threads(work, 2) == []
+    says = "second" if fails else "first"
+    assert [one.asked for one in notes] == [1, int(fails)]
+    assert [f"says the {says}" in talker.last.text for talker in talkers] == [not fails, True]
+
+    async def on_record() -> None:
+        views = await stores[0].views()
+        used = [one.compile for one in views if one.compile is not None and one.compile.summary is not None]
+        assert {one.raw_output for one in used} == {f"- **Goal**: survive, says the {says}"}
+        assert len(views) == 2 and len({one.summary_id for one in views}) == 1 + fails
+        assert await stores[0].verify() == ()
+        await stores[0].close()
+
+    asyncio.run(on_record())
 
 
 PROCESS = """

@@ -21,6 +21,7 @@ from context_compiler.messages.history import load_messages
 from context_compiler.record.maintenance import inexact_requests
 from context_compiler.record.rows import NOT_RECORDED
 from context_compiler.record.schema import MIGRATIONS
+from context_compiler.record.sessions import claim_compile
 from context_compiler.record.store import SQLiteStore
 from tests.record.entries import ask, request, talk
 
@@ -58,20 +59,26 @@ async def test_it_is_upgraded_when_it_is_written(earlier: Path):
     ]
 
 
-async def test_a_file_of_the_version_before_is_read_and_upgraded(tmp_path: Path):
+@pytest.mark.parametrize("lacks", [("claims",), ("claims", "numbers")])
+async def test_a_file_of_the_version_before_is_read_and_upgraded(tmp_path: Path, lacks: tuple[str, ...]):
     path = tmp_path / "context.db"
     store = SQLiteStore(path)
     await store.save(request(talk(2)))
     await store.close()
     with sqlite3.connect(path, isolation_level=None) as db:
-        db.execute("DROP TABLE numbers")
-        db.execute(f"PRAGMA user_version = {len(MIGRATIONS) - 1}")
+        for table in lacks:
+            db.execute(f"DROP TABLE {table}")
+        db.execute(f"PRAGMA user_version = {len(MIGRATIONS) - len(lacks)}")
     db.close()
     reader = SQLiteStore(path, read_only=True)
     assert await reader.verify() == () and len(await reader.views()) == 1
     await reader.close()
-    assert ask(path, "PRAGMA user_version") == [(len(MIGRATIONS) - 1,)]
-    assert await store.delete("s") == 1 and await store.verify() == ()
+    assert ask(path, "PRAGMA user_version") == [(len(MIGRATIONS) - len(lacks),)]
+    assert (
+        await store.perform(lambda db: claim_compile(db, "k", "one", 60))
+        and await store.delete("s") == 1
+        and await store.verify() == ()
+    )
     assert ask(path, "SELECT highest FROM numbers WHERE name = 'views'") == [(1,)]
     await store.close()
 

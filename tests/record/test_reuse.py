@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from context_compiler.record.store import Store
+from context_compiler.record.sessions import claim_compile, release_compile
+from context_compiler.record.store import SQLStore, Store
 from tests.record.entries import compiled, cycle, request, talk
 
 
@@ -40,6 +41,23 @@ async def test_of_two_answers_under_a_key_the_first_is_found_and_each_request_na
     assert [one and one.compile and one.compile.raw_output for one in found] == ["first", "second", "first"]
     assert found[1] and found[1].compile and "; cache_key: of another answer" in found[1].compile.status
     assert await store.find_compile("k") == (first.summary_id, compiled(cache_key="k", raw_output="first"))
+
+
+async def test_a_call_that_one_holder_has_claimed_is_not_anothers_until_it_ends(store: Store):
+    assert isinstance(store, SQLStore)
+
+    async def claims(key: str, holder: str, seconds: float = 3_600, owner: str = "") -> bool:
+        return await store.scoped(owner).perform(lambda db: claim_compile(db, key, holder, seconds))
+
+    assert await claims("k", "one") and await claims("k", "one") and not await claims("k", "two")
+    assert await claims("l", "two") and await claims("k", "two", owner="ann")
+    await store.perform(lambda db: release_compile(db, "k", "two", 0))
+    assert not await claims("k", "two")
+    await store.perform(lambda db: release_compile(db, "k", "one", 0))
+    assert await claims("k", "two", 0)
+    assert await claims("k", "three")  # of one that died, once its time is over
+    await store.delete("s")
+    assert await store.perform(lambda db: db.execute("SELECT count(*) FROM claims").fetchone()[0]) == 0
 
 
 async def test_a_good_compile_is_kept_even_where_the_request_is_known(store: Store):
