@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from context_compiler.errors import PipelineError
+from context_compiler.errors import PipelineError, RunOwnedError
 from context_compiler.pipeline import MemoryRuns, Stage, resume_pipeline, run_pipeline
+from context_compiler.pipeline.stores import Lost
 from tests.pipeline.playing import graph
 
 PARENT = graph(
@@ -99,6 +101,24 @@ async def test_a_child_is_owned_while_it_runs(parent: Path, tmp_path: Path) -> N
     work.go_on.set()
     assert (await task).ok
     assert (await resume_pipeline("r.m.1", runs=runs)).ok
+
+
+async def test_a_child_that_another_process_goes_on_owning_fails_its_parent(parent: Path) -> None:
+    class Elsewhere(MemoryRuns):
+        tries = 0
+
+        @asynccontextmanager
+        async def own(self, run_id: str) -> AsyncGenerator[Lost]:
+            if run_id == "r.m.1":
+                self.tries += 1
+                raise RunOwnedError(f"{run_id} is under way elsewhere", patience=0.1)
+            async with super().own(run_id) as lost:
+                yield lost
+
+    runs = Elsewhere()
+    result = await run_pipeline(parent, handlers={"work": Work("none")}, run_id="r", runs=runs)
+    assert result.status == "fail" and "r.m.1 is under way elsewhere" in result.failure_reason
+    assert runs.tries == 2
 
 
 async def test_one_supervisor_in_two_branches_has_two_children(parent: Path) -> None:

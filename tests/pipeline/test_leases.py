@@ -224,17 +224,6 @@ async def test_who_takes_a_run_over_waits_for_the_lease_of_its_child(postgres_ur
     await runs.close()
 
 
-async def test_a_child_that_is_owned_on_and_on_fails_its_parent(postgres_url: str, tmp_path: Path) -> None:
-    await stopped_in_its_child(postgres_url, tmp_path)
-    runs, other = pipeline.PostgresRuns(postgres_url, lease=0.3), pipeline.PostgresRuns(postgres_url, lease=0.3)
-    async with other.own("r.m.1"):
-        await Worker(runs=runs, configure=lambda taken: RunConfig(simulate=True), poll=0.02).run(until_empty=True)
-    state = await runs.load("r")
-    assert state is not None and state.status == "fail" and "under way elsewhere" in state.failure_reason
-    await runs.close()
-    await other.close()
-
-
 async def test_a_worker_takes_eight_connections_whatever_its_concurrency(postgres_url: str) -> None:
     asyncpg = pytest.importorskip("asyncpg")
     places, asked, full = 20, 0, asyncio.Event()
