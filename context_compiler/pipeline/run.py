@@ -210,7 +210,7 @@ class ActiveRun:
         if self._checkpoints is not None:
             self._checkpoints.save(state)
         self.state = state
-        facts = {"number": state.sequence, "worked": self.worked}
+        facts: dict[str, Any] = {"number": state.sequence, "worked": self.worked}
         await self.emit("checkpoint_saved", run_id=state.run_id, node=state.current_node, **facts)
 
     async def emit(self, kind: str, *, run_id: str, node: str | None = None, branch: str = "", **facts: Any) -> None:
