@@ -325,7 +325,8 @@ class Summaries:
                 break
         response = None
         try:
-            response = await self._made(key, prompts, compiler, archive, timeout - (time.monotonic() - began))
+            left = max(timeout - (time.monotonic() - began), (1 - WAIT) * timeout)  # a locked file is waited for too
+            response = await self._made(key, prompts, compiler, archive, left)
             return response
         finally:
             if mine:

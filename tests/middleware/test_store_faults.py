@@ -92,6 +92,18 @@ async def test_a_locked_record_is_waited_for_no_longer_than_the_timeout(tmp_path
     assert faulty.done.output == "done" and waited < BUSY_TIMEOUT_MS / 1000
 
 
+@pytest.mark.slow
+async def test_a_locked_record_leaves_a_model_the_time_to_write_its_summary(tmp_path: Path) -> None:
+    made = SQLiteStore(tmp_path / "context.db")
+    assert await made.prune() == 0
+    await made.close()
+    release = locked(tmp_path / "context.db")
+    faulty = Faulty(Notes(), store=tmp_path / "context.db", timeout=2)
+    await faulty.ask()
+    release()
+    assert faulty.statuses[0].startswith("compiled") and "Goal" in faulty.views[0].summary
+
+
 class Unwritable(MemoryStore):
     """A store that can be read and not written, as on a full disk."""
 
