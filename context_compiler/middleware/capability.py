@@ -46,7 +46,7 @@ from context_compiler.middleware.request import (
 )
 from context_compiler.middleware.state import Run
 from context_compiler.paths import warn_of_namesake
-from context_compiler.record.background import hears_threads
+from context_compiler.record.background import hears_threads, kept_awake
 from context_compiler.record.values import Record
 from context_compiler.resilience import attempt
 
@@ -470,8 +470,10 @@ class _RunHost(RunHost):
 
 async def _run_work(work: Callable[[Any], Coroutine[Any, Any, T]], host: Host | None = None) -> T:
     """Run a coroutine where it may wait for threads and files: here, unless this is the loop of a workflow."""
-    if hears_threads(asyncio.get_running_loop()):
-        return await work(host)
+    loop = asyncio.get_running_loop()
+    if hears_threads(loop):
+        with kept_awake(loop):
+            return await work(host)
     return await beside(work, host)
 
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 import asyncio
 import atexit
 import os
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from concurrent.futures import Future
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from functools import partial
 from threading import RLock, Thread, get_ident
 from typing import Any, Generic, Protocol, TypeAlias, TypeVar
@@ -22,6 +22,10 @@ T = TypeVar("T")
 
 EXIT_S, FORK_S = 2.0, 10.0
 """Seconds that exit and fork wait for work in progress. An unfinished transaction is rolled back on next use."""
+
+
+TICK_S = 0.05
+"""Seconds after which a loop that may not have been woken looks for itself."""
 
 
 class Guest(Protocol):
@@ -79,6 +83,7 @@ class Background:
 _gate = RLock()
 """Held while work is submitted, and during a fork."""
 _background: Background | None = None
+_forked = False
 _stranded: list[Background] = []
 """Loops that did not end in time; after a fork, closing their connections would corrupt the file."""
 
@@ -117,6 +122,27 @@ async def submit(work: Work[T]) -> T:
     return await outcome.wait()
 
 
+@contextmanager
+def kept_awake(loop: asyncio.AbstractEventLoop) -> Iterator[None]:
+    """Wake a loop every `TICK_S` where this process has forked or was forked.
+
+    A loop from before the fork has the pipe that wakes it in common with the other process, which may empty it.
+    """
+    if not _forked:
+        yield
+        return
+    ticks: list[asyncio.TimerHandle] = []
+
+    def tick() -> None:
+        ticks[:] = [loop.call_later(TICK_S, tick)]
+
+    tick()
+    try:
+        yield
+    finally:
+        ticks[0].cancel()
+
+
 class Outcome(Generic[T]):
     """The outcome of work on any loop, for the task that made this; a cancelled one still waits for it.
 
@@ -143,15 +169,16 @@ class Outcome(Generic[T]):
 
     async def wait(self) -> T:
         """The result."""
-        try:
-            return await self._answer
-        except asyncio.CancelledError:
-            if not self._is_over:
-                self._answer = self._loop.create_future()
-                self._answer.add_done_callback(retrieve_error)
-                await asyncio.wait([self._answer])
-            retrieve_error(self._answer)
-            raise
+        with kept_awake(self._loop):
+            try:
+                return await self._answer
+            except asyncio.CancelledError:
+                if not self._is_over:
+                    self._answer = self._loop.create_future()
+                    self._answer.add_done_callback(retrieve_error)
+                    await asyncio.wait([self._answer])
+                retrieve_error(self._answer)
+                raise
 
     def _tell(self, settle: Callable[[], None]) -> None:
         if get_ident() == self._thread:
@@ -211,6 +238,8 @@ def _before_fork() -> None:
 
 
 def _after_fork() -> None:
+    global _forked
+    _forked = True
     while _held:
         _held.pop().release()
     _gate.release()

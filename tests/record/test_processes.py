@@ -162,6 +162,34 @@ def test_a_process_that_forks_while_it_saves_loses_nothing(tmp_path: Path):
     assert (done.stdout, done.stderr) == (f"[0, 0, 0, 0] {3 + 60 + 60 + 20} () {3 + 60 + 20}\n", "")
 
 
+SHARED_LOOP = """
+import asyncio, os, signal, sys
+from pydantic_ai import Agent
+from pydantic_ai.models.test import TestModel
+from context_compiler import ContextCompiler
+
+signal.alarm(200)
+compiler = ContextCompiler(budget=4_000, model="none", store=sys.argv[1], system=None)
+agent, loop = Agent(TestModel(), capabilities=[compiler]), asyncio.new_event_loop()
+loop.run_until_complete(agent.run("hello", conversation_id="one"))
+child = os.fork()
+if child == 0:
+    os.close(1), os.close(2), signal.alarm(400)
+    loop.run_until_complete(asyncio.sleep(3_600))
+for _ in range(40):
+    loop.run_until_complete(agent.run("hello", conversation_id="one"))
+os.kill(child, signal.SIGKILL)
+os.waitpid(child, 0)
+print(len(loop.run_until_complete(compiler.views("one"))))
+"""
+
+
+def test_an_event_loop_that_a_child_has_in_common_does_not_wait_for_ever(tmp_path: Path):
+    command = [sys.executable, "-c", SHARED_LOOP, str(tmp_path / "context.db")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.stdout, done.stderr, done.returncode) == ("41\n", "", 0)
+
+
 class Interrupted(Talk):
     """A chain beside which another process deletes the conversation `ours`, once its first body is read."""
 
