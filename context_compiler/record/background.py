@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import atexit
 import os
-from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Generator
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -123,7 +123,7 @@ async def submit(work: Work[T]) -> T:
 
 
 @contextmanager
-def kept_awake(loop: asyncio.AbstractEventLoop) -> Iterator[None]:
+def kept_awake(loop: asyncio.AbstractEventLoop) -> Generator[None]:
     """Wake a loop every `TICK_S` where this process has forked or was forked.
 
     A loop from before the fork has the pipe that wakes it in common with the other process, which may empty it.
