@@ -397,6 +397,6 @@ def _defects(db: Database, check: str, found: Iterator[str]) -> list[str]:
     try:
         for defect in found:
             defects.append(defect)
-    except db.damage as error:  # too damaged to read on
+    except (*db.damage, TypeError, AttributeError, ValueError) as error:  # too damaged to read on
         defects.append(f"{check}: {error}")
     return defects

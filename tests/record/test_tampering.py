@@ -73,6 +73,11 @@ TAMPERING = {
     "a session's name": "UPDATE sessions SET session_id = 'z'",
     "a summary of another": "UPDATE views SET summary = 1 WHERE id = 2",
     "a table": "CREATE TRIGGER t AFTER INSERT ON views BEGIN DELETE FROM views; END",
+    "a parent that is no text": "UPDATE nodes SET parent = x'ff' WHERE position = 2",
+    "instructions that are no text": "UPDATE nodes SET instructions = x'ff' WHERE position = 2",
+    "a position that is no number": "UPDATE nodes SET position = 'x' WHERE position = 1",
+    "tools that are no text": "UPDATE toolsets SET content = x'ff'",
+    "an owner that is no text": "UPDATE sessions SET owner = x'ff'",
     "an indexed text": "UPDATE messages_fts_content SET c0 = 'something else' WHERE id = 1",
     "an indexed node": "UPDATE messages_fts_content SET c1 = 'c1:x' WHERE id = 1",
 }
