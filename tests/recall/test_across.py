@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from datetime import UTC, datetime
+from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,6 @@ from tests.record.entries import Talk, request
 from tests.support.agents import Talker, compiler
 from tests.support.histories import long_history
 
-TODAY = datetime.now(UTC).date().isoformat()
 FACT = "My badge number is ZX-4711."
 QUESTION = "What was my badge number?"
 
@@ -56,9 +55,15 @@ async def test_other_conversations_are_not_recalled_by_default(path: Path) -> No
     assert "ZX-4711" not in talker.last.text
 
 
+def is_today(day: str) -> bool:
+    """True for today, and for yesterday, because midnight may come while a test runs."""
+    return date.fromisoformat(day) in {datetime.now(UTC).date() - timedelta(days=days) for days in (0, 1)}
+
+
 async def test_a_passage_comes_with_its_conversation_and_day(path: Path) -> None:
     talker, given = await say(path, QUESTION, "today", recall_across=0.2)
-    assert f"[desk, {TODAY}, user] {FACT}" in talker.last.text and "Oslo" not in talker.last.text
+    (day,) = re.findall(rf"\[desk, (\S+), user\] {FACT}", talker.last.text)
+    assert is_today(day) and "Oslo" not in talker.last.text
     assert "FROM OTHER CONVERSATIONS" in talker.last.text
     view = given.last_view
     assert view is not None and view.ledger["tokens"]["other conversations"] > 0
@@ -124,7 +129,8 @@ async def test_a_hostile_name_does_not_leave_its_label(path: Path, name: str) ->
         r"(=== BEGIN FROM OTHER.*?===)\n(.*?)\n(=== END FROM.*?===)", talker.last.text.replace("\\n", "\n"), re.S
     )
     label, _, text = block[1].partition("] ")
-    assert text == "My bicycle is green and old." and label.startswith("[") and label.endswith(f", {TODAY}, user")
+    name, day, speaker = label.rsplit(", ", 2)
+    assert text == "My bicycle is green and old." and name.startswith("[") and is_today(day) and speaker == "user"
     assert not set("[]\n\\") & set(label[1:].replace("\\u2026", "")) and len(label) < 80
 
 
