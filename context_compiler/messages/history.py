@@ -272,9 +272,12 @@ class Reader:
 
     def unread(self, messages: Sequence[ModelMessage]) -> list[ModelMessage]:
         """The messages that were never read as the objects that they are, which takes long."""
-        kept = max((_common_prefix(history.messages, messages) for history in tuple(self._recent)), default=0)
-        rest = messages[kept:]
-        return [one for one in rest if (seen := self._seen.get(id(one))) is None or seen[0]() is not one]
+        kept = 0
+        for history in reversed(tuple(self._recent)):
+            kept = max(kept, _common_prefix(history.messages, messages))
+            if kept >= len(messages) - CLOSE:
+                break
+        return [one for one in messages[kept:] if (seen := self._seen.get(id(one))) is None or seen[0]() is not one]
 
     def without_instructions(self, request: ModelRequest) -> ModelRequest:
         """A copy of a request without its instructions; the same one for as long as the request does not change."""

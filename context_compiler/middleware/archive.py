@@ -344,7 +344,7 @@ class Archive:
         found = next((found for tip in tips if (found := self._cycles.get((tip, config)))), None)
         if found is None and self.whole:
             stored = await self._tried(lambda: self.store.find_cycle(ids, config))
-            if stored is None and former is not None:
+            if stored is None and former is not None and self._arguments.store is not None:
                 stored = await self._tried(lambda: self.store.find_cycle(ids, former))
             found = Cycle.from_json(stored.state) if stored else None
             found = replace(found, config=config) if found is not None else None

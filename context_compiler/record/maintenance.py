@@ -1,4 +1,4 @@
-"""Delete, prune and verify.
+"""Export, delete, prune and verify.
 
 Whatever a remaining request, conversation, compile or cycle points to is kept, with everything before it; the rest is
 removed, overwritten on disk, and taken out of the search index. Verifying derives every name again from what reading
@@ -22,6 +22,25 @@ from context_compiler.record.queries import OWNED, reseal
 from context_compiler.record.rows import bare, prefix, prefix_of, writer_of
 from context_compiler.record.sessions import commit_id, memory_diff
 from context_compiler.record.values import page_name, page_names, parse_tools
+
+EXPORTED = (
+    *("contents", "nodes", "sessions", "copies", "context_summaries", "cycles", "views", "layer_pages", "layers"),
+    *("actions", "toolsets", "memories", "commits", "spaces", "scores", "entries", "conversations"),
+)
+"""Every table but the search indexes, each after those it refers to."""
+
+NAMED = {"contents": "hash", "nodes": "id", "memories": "id"}
+"""Tables whose rows belong to an owner by their name, and the column of the name."""
+
+ORDERS = {
+    "nodes": "position, id",
+    "copies": "session, node",
+    "layer_pages": "session, name",
+    "memories": "position, id",
+    "commits": "created_at, id",
+    "entries": "owner, id",
+}
+"""Sort keys of the tables without row numbers."""
 
 DROP_NODES = f"""
 WITH RECURSIVE kept (id) AS (
@@ -208,6 +227,30 @@ def _numbers(db: Database, query: str, arguments: Sequence[object] = ()) -> list
 def _remove(db: Database, table: str, column: str, values: Sequence[int]) -> int:
     condition = f"{column} IN (SELECT value FROM json_each(?))"
     return db.execute(f"DELETE FROM {table} WHERE {condition}", (json.dumps(values),)).rowcount
+
+
+def export(db: Database) -> Generator[Mapping[str, object]]:
+    """Every row of one snapshot, ready for JSON; contents as text."""
+    owner = db.owner
+    with db.snapshot():
+        for table in EXPORTED:
+            columns = f"rowid AS id, {', '.join((*rows.SEALED[table], 'seal'))}" if table in rows.SEALED else "*"
+            order = ORDERS.get(table, "rowid")
+            query = f"SELECT {columns} FROM {table} WHERE {_owned(table)} ORDER BY {order}"
+            value = owner if owner is None or table not in NAMED else prefix(owner)
+            for row in db.scan(query, (value,)):
+                body = {"body": rows.to_text(rows.unpack(row["body"]))} if table == "contents" else {}
+                yield {"table": table, **rows.mapping(row), **body}
+
+
+def _owned(table: str) -> str:
+    """The condition of the rows of an owner, or where rows are `NAMED`, of a prefix; NULL is every one."""
+    if table in NAMED:
+        name = NAMED[table]
+        return f"?1 IS NULL OR substr({name}, 1, instr({name}, '/')) = ?1"
+    if table in ("sessions", "entries"):
+        return "?1 IS NULL OR owner = ?1"
+    return "?1 IS NULL OR session IN (SELECT id FROM sessions WHERE owner = ?1)"
 
 
 def check_messages(db: Database) -> Iterator[str]:

@@ -22,7 +22,7 @@ import asyncpg  # pyright: ignore[reportMissingTypeStubs]
 from greenlet import getcurrent, greenlet
 
 from context_compiler.errors import StoreError
-from context_compiler.record import maintenance, postgres_search, queries
+from context_compiler.record import maintenance, postgres_search
 from context_compiler.record.database import Database, Moment
 from context_compiler.record.dialect import (
     MARK,
@@ -531,7 +531,7 @@ class PostgresStore(SQLStore):
         stopped = False
 
         def read(db: Database) -> None:
-            found = queries.export(db)
+            found = maintenance.export(db)
             while not stopped and (page := list(islice(found, PAGE))):
                 cast(PostgresDatabase, db).wait(
                     asyncio.wrap_future(asyncio.run_coroutine_threadsafe(pages.put(page), loop))

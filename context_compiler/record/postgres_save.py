@@ -19,7 +19,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any, cast
 
 from context_compiler import ids
-from context_compiler.record import queries, rows, sessions
+from context_compiler.record import queries, rows
 from context_compiler.record.database import Database
 from context_compiler.record.dialect import escape
 from context_compiler.record.pool import CONFLICTS
@@ -133,7 +133,7 @@ def archive(db: Database, session_id: str, vault_name: str, raw: Chain, memory: 
     known = memory.pop(key, None)
     if raw.ids and (written := _Request(cast("PostgresDatabase", db), key, raw).save(known, memory)):
         return written
-    return sessions.archive(db, session_id, vault_name, raw)
+    return queries.archive(db, session_id, vault_name, raw)
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 from bisect import bisect_left
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence, Set
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any
 
 from context_compiler import ids
@@ -38,25 +39,6 @@ ALL = -1
 
 UNDONE = "SELECT summary FROM actions WHERE kind = 'undo' AND summary NOT NULL"
 """Compiles that a user has undone, which are not used again."""
-
-EXPORTED = (
-    *("contents", "nodes", "sessions", "copies", "context_summaries", "cycles", "views", "layer_pages", "layers"),
-    *("actions", "toolsets", "memories", "commits", "spaces", "scores", "entries", "conversations"),
-)
-"""Every table but the search indexes, each after those it refers to."""
-
-NAMED = {"contents": "hash", "nodes": "id", "memories": "id"}
-"""Tables whose rows belong to an owner by their name, and the column of the name."""
-
-ORDERS = {
-    "nodes": "position, id",
-    "copies": "session, node",
-    "layer_pages": "session, name",
-    "memories": "position, id",
-    "commits": "created_at, id",
-    "entries": "owner, id",
-}
-"""Sort keys of the tables without row numbers."""
 
 
 def find_compile(db: Database, cache_key: str) -> tuple[int, Compile] | None:
@@ -210,30 +192,6 @@ def transcript(db: Database, session_id: str, vault_name: str | None = None) -> 
         return [] if row is None else read_chain(db, row["raw_tip"], row["id"])
 
 
-def export(db: Database) -> Generator[Mapping[str, object]]:
-    """Every row of one snapshot, ready for JSON; contents as text."""
-    owner = db.owner
-    with db.snapshot():
-        for table in EXPORTED:
-            columns = f"rowid AS id, {', '.join((*rows.SEALED[table], 'seal'))}" if table in rows.SEALED else "*"
-            order = ORDERS.get(table, "rowid")
-            query = f"SELECT {columns} FROM {table} WHERE {_owned(table)} ORDER BY {order}"
-            value = owner if owner is None or table not in NAMED else prefix(owner)
-            for row in db.scan(query, (value,)):
-                body = {"body": rows.to_text(rows.unpack(row["body"]))} if table == "contents" else {}
-                yield {"table": table, **rows.mapping(row), **body}
-
-
-def _owned(table: str) -> str:
-    """The condition of the rows of an owner, or where rows are `NAMED`, of a prefix; NULL is every one."""
-    if table in NAMED:
-        name = NAMED[table]
-        return f"?1 IS NULL OR substr({name}, 1, instr({name}, '/')) = ?1"
-    if table in ("sessions", "entries"):
-        return "?1 IS NULL OR owner = ?1"
-    return "?1 IS NULL OR session IN (SELECT id FROM sessions WHERE owner = ?1)"
-
-
 def record_of(db: Database, row: Any) -> Record:
     """The record of one row of `VIEWS`, with its compile."""
     return _records(db, [row])[0]
@@ -317,6 +275,25 @@ def save(db: Database, entry: Entry) -> Record:
         if entry.compile is not None and (key := rows.reusable_key(entry.compile)) and not _has_key(db, key):
             compile_row(db, entry.compile, session)  # can be reused even if the request is known already
         return known
+
+
+def archive(db: Database, session_id: str, vault_name: str, raw: Chain) -> None:
+    """Save a raw history without a request, as the newest of its conversation."""
+    with archiving(db, session_id, vault_name, raw):
+        pass
+
+
+@contextmanager
+def archiving(db: Database, session_id: str, vault_name: str, raw: Chain) -> Generator[int]:
+    """A transaction that saves a history as the newest of its conversation, and gives the conversation's row."""
+    key = session_key(db, session_id, vault_name)
+    additions = additions_of(db, key, raw, None)
+    with db.transaction():
+        session = session_row(db, key, datetime.now(UTC))
+        write_messages(db, additions, key, session, raw, None)
+        if raw.ids:
+            advance(db, session, stored(db, raw.ids[-1]))
+        yield session
 
 
 def session_key(db: Database, session_id: str, vault_name: str) -> SessionKey:

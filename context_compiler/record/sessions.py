@@ -7,8 +7,7 @@ and two states differ by what lies between them: a commit costs one row, and a c
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -21,15 +20,13 @@ from context_compiler.record.queries import (
     ALL,
     KEY,
     OWNED,
-    additions_of,
-    advance,
+    archiving,
     compile_row,
     insert,
     keep_body,
     read_chain,
     session_key,
     session_row,
-    write_messages,
 )
 from context_compiler.record.rows import bare, stored, writer_of
 from context_compiler.record.values import Action, Chain, Compile, Cycle, LayerPages, page_name, page_names
@@ -265,7 +262,7 @@ def remember(db: Database, name: str, text: str, index_terms: IndexTerms, newest
     """
     body = rows.to_bytes(text)
     content, terms = stored(db, ids.blob_id(body)), index_terms(text)
-    with _archiving(db, name, "", NO_TURNS) as session:
+    with archiving(db, name, "", NO_TURNS) as session:
         tip = _space(db, session)["memory_tip"]
         known = db.execute(
             "SELECT m.id FROM memories m JOIN live_memories l ON l.memory = m.id WHERE m.content = ? AND l.session = ?",
@@ -295,7 +292,7 @@ def commit(
     db: Database, name: str, message: str, author: str, turns: Chain | None, count: int, state: str | None
 ) -> str:
     """Commit a session's memory, and the session itself if its `turns` and `state` are given; the commit's id."""
-    with _archiving(db, name, "", turns or NO_TURNS) as session:
+    with archiving(db, name, "", turns or NO_TURNS) as session:
         space = _space(db, session)
         columns = {
             "parent": space["head"],
@@ -417,7 +414,7 @@ def save_session(
         StoreError: the state on record is not `after`; None means none.
     """
     tip = stored(db, _tip(turns))
-    with _archiving(db, name, "", turns) as session:
+    with archiving(db, name, "", turns) as session:
         _space(db, session)
         if session_state(db, name) not in (None, after):
             raise StoreError(
@@ -462,25 +459,6 @@ def scores(db: Database, name: str | None) -> list[rows.Row]:
         (name, db.owner),
     )
     return [rows.mapping(row) for row in found]
-
-
-def archive(db: Database, session_id: str, vault_name: str, raw: Chain) -> None:
-    """Save a raw history without a request, as the newest of its conversation."""
-    with _archiving(db, session_id, vault_name, raw):
-        pass
-
-
-@contextmanager
-def _archiving(db: Database, session_id: str, vault_name: str, raw: Chain) -> Generator[int]:
-    """A transaction that saves a history as the newest of its conversation, and gives the conversation's row."""
-    key = session_key(db, session_id, vault_name)
-    additions = additions_of(db, key, raw, None)
-    with db.transaction():
-        session = session_row(db, key, datetime.now(UTC))
-        write_messages(db, additions, key, session, raw, None)
-        if raw.ids:
-            advance(db, session, stored(db, raw.ids[-1]))
-        yield session
 
 
 def _space(db: Database, session: int) -> Any:

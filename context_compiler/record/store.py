@@ -366,7 +366,7 @@ class SQLStore(Protocol):
 
     async def archive(self, session_id: str, vault_name: str, raw: Chain) -> None:
         """Save a raw history without a request, as the newest of its conversation."""
-        await self.perform(partial(sessions.archive, session_id=session_id, vault_name=vault_name, raw=raw))
+        await self.perform(partial(queries.archive, session_id=session_id, vault_name=vault_name, raw=raw))
 
     async def find_compile(self, cache_key: str) -> tuple[int, Compile] | None:
         """The reusable compile with that cache key and its row number."""
@@ -534,7 +534,7 @@ class SQLiteStore(SQLStore):
         with self._explaining():
             await self._file.perform(version_of)
             try:
-                found = await file.perform(partial(_for_owner, self.owner, self.tried, queries.export))
+                found = await file.perform(partial(_for_owner, self.owner, self.tried, maintenance.export))
                 try:
                     while page := await file.perform(lambda _: list(islice(found, PAGE))):
                         for row in page:
@@ -592,7 +592,7 @@ class MemoryStore(SQLStore):
 
     async def export(self) -> AsyncGenerator[Mapping[str, object]]:
         """Every row as of now, ready for JSON."""
-        for row in await self.perform(lambda db: list(queries.export(db))):
+        for row in await self.perform(lambda db: list(maintenance.export(db))):
             yield row
 
     async def close(self) -> None:
