@@ -176,6 +176,31 @@ async def test_no_clock_of_a_worker_ends_a_lease(postgres_url: str, monkeypatch:
     await second.close()
 
 
+async def test_events_that_are_being_written_are_not_lost_with_the_lease(
+    postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs, asked, gate = opened(postgres_url), asyncio.Event(), asyncio.Event()
+    transact = runs.database.transact
+
+    async def slow(*statements: Statement) -> list[Sequence[Sequence[Any]]]:
+        if "unnest" in statements[0].text and not asked.is_set():
+            asked.set()
+            await gate.wait()
+        return await transact(*statements)
+
+    monkeypatch.setattr(runs.database, "transact", slow)
+    async with runs.own("r"):
+        await runs.begin(INFO, {})
+        await runs.add("r", Event(kind="stage_started", run_id="r", sequence=1, at="now"))
+        await asked.wait()
+        asyncio.get_running_loop().call_later(0.3, gate.set)
+    await gate.wait()
+    other = opened(postgres_url)
+    assert [one.sequence for one in await other.events("r")] == [1]
+    await runs.close()
+    await other.close()
+
+
 INNER = graph("x; start->x->done")
 OUTER = 'm [shape=house stack.child_dotfile="%s" "manager.poll_interval"="10ms"]; a; start->m->a->done'
 

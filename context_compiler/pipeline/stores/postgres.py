@@ -188,6 +188,7 @@ class PostgresRuns(SQLRuns):
         self._tokens: dict[str, int] = {}
         self._events: dict[str, list[Event]] = {}
         self._writing: asyncio.Task[None] | None = None
+        self._begun: set[asyncio.Task[None]] = set()
 
     @asynccontextmanager
     async def own(self, run_id: str) -> AsyncGenerator[Lost]:
@@ -206,7 +207,7 @@ class PostgresRuns(SQLRuns):
             renewing.cancel()
             await asyncio.gather(renewing, return_exceptions=True)
             try:
-                await self._write_events([run_id])
+                await self._write_all(run_id)
             finally:
                 self._tokens.pop(run_id, None)
                 self.forget(run_id)
@@ -276,6 +277,7 @@ class PostgresRuns(SQLRuns):
                 raise _lost(run_id)
         elif self._writing is None:
             self._writing = asyncio.create_task(self._write_soon())
+            self._begun.add(self._writing)
             self._writing.add_done_callback(self._end_writing)
 
     async def _write_soon(self) -> None:
@@ -284,6 +286,7 @@ class PostgresRuns(SQLRuns):
         await self._write_events([*self._events])
 
     def _end_writing(self, task: asyncio.Task[None]) -> None:
+        self._begun.discard(task)
         if self._writing is task:
             self._writing = None
 
@@ -308,9 +311,17 @@ class PostgresRuns(SQLRuns):
         (rows,) = await self.database.transact(Statement(_ADD, columns))
         return {str(row[0]) for row in rows}
 
+    async def _write_all(self, run_id: str) -> None:
+        """Write the events of a run that wait, and see to the end of what is being written."""
+        here = asyncio.get_running_loop()
+        under_way = {task for task in self._begun - {self._writing} if task.get_loop() is here}
+        if under_way:
+            await asyncio.wait(under_way)
+        await self._write_events([run_id])
+
     async def events(self, run_id: str, after: int = 0) -> list[Event]:
         """Events in order."""
-        await self._write_events([run_id])
+        await self._write_all(run_id)
         return await super().events(run_id, after)
 
     async def write(
