@@ -35,7 +35,7 @@ from context_compiler.record.files import BUSY_TIMEOUT_MS
 from context_compiler.record.maintenance import RECENT
 from context_compiler.record.redaction import Redactor
 from context_compiler.record.rows import BrokenReference, Removed
-from context_compiler.record.sessions import claim_compile, release_compile
+from context_compiler.record.sessions import claim_compile, hold_claim
 from context_compiler.record.store import SQLStore, Steered, Store, Tenants, open_store
 from context_compiler.record.values import COMPILE, UNDO, Action, Compile, Entry, Record, with_null_reasons
 from context_compiler.record.values import Cycle as StoredCycle
@@ -318,10 +318,10 @@ class Archive:
         work = partial(claim_compile, cache_key=key, holder=holder, seconds=seconds)
         return (await try_await(self.store.perform(work))).value
 
-    async def release_compile(self, key: str, holder: str, seconds: float) -> None:
-        """Let other processes call a model for the same after that time."""
+    async def hold_claim(self, key: str, holder: str, seconds: float) -> None:
+        """Keep a claim for that long from now on; then other processes may call a model for the same."""
         if isinstance(self.store, SQLStore):
-            work = partial(release_compile, cache_key=key, holder=holder, seconds=seconds)
+            work = partial(hold_claim, cache_key=key, holder=holder, seconds=seconds)
             await try_await(self.store.perform(work))
 
     def remember(self, key: str, answer: SummaryResponse) -> None:

@@ -42,6 +42,9 @@ GRACE_S = 2.0
 STEP_S, RECORDING_S = 0.2, 10.0
 """Seconds between two looks for the answer of another process, and for which it may be on its way to the record."""
 
+CLAIM_S = 6.0
+"""Seconds until others call a model in place of a process that is dead; a claim is renewed three times as often."""
+
 WAIT = 0.5
 """Share of the time limit that is spent on waiting for another process; the rest is for a call of our own."""
 
@@ -168,6 +171,13 @@ async def _end(task: asyncio.Task[Any]) -> None:
         await asyncio.wait({task}, timeout=PATIENCE_S)
     if task.done() and not task.cancelled():
         task.exception()
+
+
+async def _renew(key: str, holder: str, archive: Archive) -> None:
+    """Hold a claim until this is cancelled."""
+    while True:
+        await asyncio.sleep(CLAIM_S / 3)
+        await archive.hold_claim(key, holder, CLAIM_S)
 
 
 class Summaries:
@@ -316,22 +326,24 @@ class Summaries:
     ) -> SummaryResponse:
         """The answer of another process that asks for the same now, or one of our own."""
         began, name = time.monotonic(), UNDER_WAY.name
-        while (mine := await archive.claim_compile(key, name, timeout)) is False:
+        while (mine := await archive.claim_compile(key, name, CLAIM_S)) is False:
             await asyncio.sleep(min(STEP_S, WAIT * timeout))
             known = await archive.answered(key)
             if known is not None:
                 return known
             if time.monotonic() - began >= WAIT * timeout:
                 break
-        response = None
+        response, renewing = None, asyncio.create_task(_renew(key, name, archive)) if mine else None
         try:
             left = max(timeout - (time.monotonic() - began), (1 - WAIT) * timeout)  # a locked file is waited for too
             response = await self._made(key, prompts, compiler, archive, left)
             return response
         finally:
-            if mine:
+            if renewing is not None:
+                renewing.cancel()
+                await asyncio.wait({renewing})
                 useful = response is not None and response.failure is None
-                await archive.release_compile(key, name, RECORDING_S if useful else 0.0)
+                await archive.hold_claim(key, name, RECORDING_S if useful else 0.0)
 
     async def _made(
         self, key: str, prompts: Sequence[str], compiler: Model | str, archive: Archive, timeout: float

@@ -215,7 +215,7 @@ def withdraw_compile(db: Database, session: int, started_at: datetime) -> None:
 
 
 def claim_compile(db: Database, cache_key: str, holder: str, seconds: float) -> bool:
-    """Claim the call of a model for a summary, for at most that long; False while another holder has it.
+    """Claim the call of a model for a summary, for that long; False while another holder has it.
 
     It is no lock: nothing is held in the database, and who does not ask may call all the same.
     """
@@ -228,8 +228,8 @@ def claim_compile(db: Database, cache_key: str, holder: str, seconds: float) -> 
     return found is not None and found["holder"] == holder
 
 
-def release_compile(db: Database, cache_key: str, holder: str, seconds: float) -> None:
-    """Let others call a model for a summary after that time, in which its answer gets on the record."""
+def hold_claim(db: Database, cache_key: str, holder: str, seconds: float) -> None:
+    """Keep a claim for that long from now on, if it is still there; then others may call a model for the summary."""
     with db.transaction():
         query = "UPDATE claims SET until = ? WHERE name = ? AND holder = ?"
         db.execute(query, (db.clock() + seconds, stored(db, cache_key), holder))

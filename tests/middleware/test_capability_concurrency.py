@@ -13,8 +13,11 @@ from typing import Any
 
 import pytest
 from pydantic_ai import Agent, RunContext
+from pydantic_ai.messages import ModelResponse, TextPart
+from pydantic_ai.models.function import FunctionModel
 
 from context_compiler import SQLiteStore
+from context_compiler.middleware import single_flight
 from context_compiler.record.store import open_place
 from tests.support.agents import Notes, Talker, compiler, run, unstamped
 from tests.support.histories import long_history, prose, user
@@ -209,7 +212,10 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 
 @pytest.mark.parametrize("fails", [False, True])
-def test_event_loops_that_share_a_record_wait_for_the_answer_of_the_first(place: str, fails: bool) -> None:
+def test_event_loops_that_share_a_record_wait_for_the_answer_of_the_first(
+    place: str, fails: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(single_flight, "CLAIM_S", 3_600.0)  # the first blocks its event loop, and renews nothing
     asked, waits = threading.Event(), threading.Event()
 
     def first(_: int) -> str:
@@ -256,6 +262,36 @@ def test_event_loops_that_share_a_record_wait_for_the_answer_of_the_first(place:
         await stores[0].close()
 
     asyncio.run(on_record())
+
+
+async def test_a_claim_is_short_and_renewed_while_its_model_is_asked(
+    place: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(single_flight, "CLAIM_S", 0.3)
+    store, ends, asked = open_place(place), asyncio.Event(), asyncio.Event()
+
+    async def answer(messages: Any, info: Any) -> ModelResponse:
+        asked.set()
+        await ends.wait()
+        return ModelResponse(parts=[TextPart("- **Goal**: survive")])
+
+    ours = compiler(None, model=FunctionModel(answer), budget=BUDGET, store=store)
+    going = asyncio.ensure_future(
+        run(Agent(Talker("done").model, capabilities=[ours]), "question", message_history=past(1))
+    )
+    await asyncio.wait({going, asyncio.ensure_future(asked.wait())}, return_when=asyncio.FIRST_COMPLETED)
+    seen: set[float] = set()
+    while len(seen) < 3 and not going.done():
+        until, now = await store.perform(
+            lambda db: (db.execute("SELECT max(until) FROM claims").fetchone()[0], db.clock())
+        )
+        seen |= {until} if until is not None else set()
+        assert until is None or until <= now + 0.3
+        await asyncio.sleep(0.05)
+    ends.set()
+    await going
+    assert len(seen) == 3
+    await store.close()
 
 
 PROCESS = """
