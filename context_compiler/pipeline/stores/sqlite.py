@@ -64,12 +64,17 @@ class SQLiteDatabase:
                 raise PipelineError(f"{self.path}: {error}; what was saved before is intact") from error
 
     async def empty_log(self) -> bool:
-        """Write what the log of SQLite holds to the file, and empty it; False while others read."""
+        """Write the file anew without what was deleted, and empty the log of SQLite; False while others read.
+
+        Secure deletion overwrites what is removed, but not the copies that stay in a page from which it was moved.
+        """
         return await asyncio.to_thread(self._empty_log)
 
     def _empty_log(self) -> bool:
         with self._lock:
             try:
+                if self._db is not None:
+                    self._db.execute("VACUUM")
                 return self._db is None or not self._db.execute("PRAGMA wal_checkpoint (TRUNCATE)").fetchone()[0]
             except sqlite3.OperationalError:  # another process writes
                 return False
