@@ -347,8 +347,9 @@ class ChildRun:
         await asyncio.wait({self.task, sleeping}, return_when=asyncio.FIRST_COMPLETED)
 
     async def stop(self) -> None:
-        """Stop it; its last checkpoint remains."""
-        self.task.cancel()
+        """Stop it; its last checkpoint remains. One that has ended is waited for, because it lets go of its lease."""
+        if not self.state.ended:
+            self.task.cancel()
         await asyncio.gather(self.task, return_exceptions=True)
         await self._owned.aclose()  # a task that was never begun has not
 
