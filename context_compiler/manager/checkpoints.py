@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import operator
 from bisect import bisect_right
 from collections.abc import Awaitable
@@ -20,6 +19,7 @@ from context_compiler.manager.results import Score
 from context_compiler.manager.session import Session, SessionTurn, restore_session, session_facts
 from context_compiler.manager.summary import SummaryRow
 from context_compiler.messages.history import Reader, message_body, searchable
+from context_compiler.resilience import await_within
 
 T = TypeVar("T")
 
@@ -71,14 +71,7 @@ async def within(seconds: float, what: str, work: Awaitable[T]) -> T:
     Raises:
         ContextMemoryError: It took longer than `seconds`.
     """
-    limit = asyncio.timeout(seconds)
-    try:
-        async with limit:
-            return await work
-    except TimeoutError:
-        if not limit.expired():
-            raise
-        raise ContextMemoryError(f"{what} took longer than {seconds:g} seconds") from None
+    return await await_within(seconds, work, ContextMemoryError(f"{what} took longer than {seconds:g} seconds"))
 
 
 class Checkpoints:
