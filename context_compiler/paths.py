@@ -1,12 +1,14 @@
-"""Places: private folders for recorded content, addresses of databases, and where this package was installed from."""
+"""Places: private folders, folders of owners, addresses of databases, and where this package was installed from."""
 
 from __future__ import annotations
 
 import json
 import logging
 import os
+import re
 from contextlib import suppress
 from functools import cache
+from hashlib import sha256
 from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
@@ -22,7 +24,34 @@ NAMESAKE = "context_compiler-*.dist-info/RECORD"
 
 DISTRIBUTION = "pydantic-ai-context-compiler"
 
+OWNER = "{owner}"
+"""Placeholder in the path of a vault for the folder of an owner."""
+
+_PLAIN = re.compile(r"(?!(con|prn|aux|nul|com\d|lpt\d)\Z|.*-[0-9a-f]{24}\Z)[a-z0-9_][a-z0-9_-]{0,63}", re.ASCII)
+"""Owners that are names of folders everywhere, but neither of a device nor with a hash as others have."""
+
 log = logging.getLogger("context_compiler")
+
+
+def owner_folder(owner: str) -> str:
+    """A name for the folder of an owner, of `a-z`, digits, `_` and `-`; no two owners have the same one."""
+    if _PLAIN.fullmatch(owner):
+        return owner
+    plain = re.sub(r"[^a-z0-9_]+", "-", owner.lower())[:32].strip("-") or "owner"
+    return f"{plain}-{sha256(owner.encode('utf-8', 'surrogatepass')).hexdigest()[:24]}"
+
+
+def vault_of(vault: str | Path | None, owner: str | None) -> Path | None:
+    """The vault of an owner: the path with the name of their folder in place of `{owner}`.
+
+    Raises:
+        SettingsError: each owner has a folder, and no owner is named.
+    """
+    if vault is None or OWNER not in str(vault):
+        return None if vault is None else Path(vault)
+    if not owner:
+        raise SettingsError(f"vault={str(vault)!r}: each owner has a folder there; name the owner, or one folder")
+    return Path(str(vault).replace(OWNER, owner_folder(owner)))
 
 
 def make_private(folder: Path) -> None:

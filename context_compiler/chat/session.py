@@ -44,6 +44,7 @@ from context_compiler.messages.history import History
 from context_compiler.middleware.capability import ContextCompiler
 from context_compiler.middleware.manual import CompileResult
 from context_compiler.middleware.recall_tools import Recall
+from context_compiler.paths import vault_of
 from context_compiler.recall.index import indexed
 from context_compiler.recall.passages import Passage
 from context_compiler.record.costs import compile_cost, request_cost
@@ -211,7 +212,7 @@ class ChatSession:
             `system`, with `-` and the owner after it where there is one.
         store: Store of the record: a path, the address of a PostgreSQL database, or a `Store`; None keeps it in memory.
         owner: Owner of the conversation; None is the owner of the store.
-        vault: Folder whose templates come first.
+        vault: Folder whose templates come first; `{owner}` in its path stands for the folder of the owner.
         system: Folder whose templates come second.
         budget: Input tokens of one request in Endless mode, a share of the model's window, or `Money`.
         every_turn: Compile in every turn, not only when the history passes the threshold.
@@ -254,11 +255,14 @@ class ChatSession:
         self.last: Reply | None = None
         self.usage = Usage()
         self._notice = notice or _ignore
-        self.vault_name = "" if vault is None else Path(vault).resolve().name
+        kept = _store_of(store, owner)
+        owner = kept.owner if isinstance(kept, Tenants) else None
+        vault = vault_of(vault, owner)
+        self.vault_name = "" if vault is None else vault.resolve().name
         self.storage = SessionStorage(
             session,
             folder=Path(folder) if folder is not None else transcript_folder(vault, system, owner),
-            store=_store_of(store, owner),
+            store=kept,
             private=folder is None and vault is None,
             vault_name=self.vault_name,
             notice=self._notice,
@@ -279,10 +283,8 @@ class ChatSession:
         self._compilers: dict[str, ContextCompiler] = {}
         self._pending: _PendingReply | None = None
         self._task: asyncio.Task[None] | None = None
-        self._opened = False
-        self._opening = asyncio.Lock()
-        self._errors: set[str] = set()
-        self._errors_before: set[str] = set()
+        self._opened, self._opening = False, asyncio.Lock()
+        self._errors, self._errors_before = set[str](), set[str]()
         self.compiler()
 
     @property

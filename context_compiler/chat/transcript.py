@@ -31,7 +31,7 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from context_compiler.errors import SettingsError
-from context_compiler.paths import make_private
+from context_compiler.paths import OWNER, make_private, owner_folder, vault_of
 
 USER, ASSISTANT = "**User:**", "**Assistant:**"
 
@@ -255,8 +255,16 @@ class Transcript:
 
 def transcript_folder(vault: str | Path | None, system: str | Path | None, owner: str | None = None) -> Path:
     """The default folder of transcripts; each owner has one."""
-    name = f"Chat_Sessions-{safe_id(owner)}" if owner else "Chat_Sessions"
+    name = f"Chat_Sessions-{owner_folder(owner)}" if owner else "Chat_Sessions"
+    vault = vault_of(vault, owner)
     return Path(system or ".", name) if vault is None else Path(vault, "AssistantMD", name)
+
+
+def transcript_folders(db: object, vault: Path | None, system: Path, owner: str) -> list[Path]:
+    """Folders that a chat of an owner may have written to; a vault of an owner is none of those who have no name."""
+    vault = None if not owner and OWNER in str(vault) else vault
+    places = (None, db.parent if isinstance(db, Path) else system), (None, system), (vault, system)
+    return list(dict.fromkeys(transcript_folder(*place, owner) for place in places))
 
 
 def safe_id(session: str) -> str:

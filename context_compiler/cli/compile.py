@@ -57,6 +57,7 @@ from context_compiler.layers.session import Layers
 from context_compiler.messages.history import History, message_body
 from context_compiler.messages.importers import Transcript
 from context_compiler.middleware.one_shot import compile_view
+from context_compiler.paths import vault_of
 from context_compiler.record.store import Store
 from context_compiler.settings import Count
 from context_compiler.template import Template
@@ -105,7 +106,7 @@ def compile_(
 ) -> None:
     """Compile a transcript into a view that fits a token budget, and print it."""
     wish = ViewRequest(
-        template=choose_template(template, model=model, vault=vault, system=system),
+        template=choose_template(template, model=model, vault=vault_of(vault, owner), system=system),
         budget=parse_budget(budget),
         fidelity=parse_fidelity(fidelity),
         model=check_model(model),

@@ -58,8 +58,8 @@ def show_(
 ) -> None:
     """Show the prompt block of a node now, with the tokens of each section."""
     node_need(role)
-    template = node_template(role, TemplateLibrary(vault=vault, system=system))
-    found = asyncio.run(_state(db, owner, session, vault_name))
+    found, owner = asyncio.run(_state(db, owner, session, vault_name))
+    template = node_template(role, TemplateLibrary(vault=vault, system=system, owner=owner))
     state = cast("Mapping[str, Any]", found)
     texts = {name: text for name, text in layer_texts(role, state).items() if text}
     screen, turn = Screen(), turn_number(state)
@@ -77,10 +77,11 @@ def show_(
     screen.indented(layer_prompt(role, state, "…", template=template))
 
 
-async def _state(db: Place, owner: str | None, session: str, vault_name: str) -> TurnState:
+async def _state(db: Place, owner: str | None, session: str, vault_name: str) -> tuple[TurnState, str]:
     async with open_record(db, owner) as store:
         (known, *_) = await find_session(store, session)
-        return await Layers(store.scoped(known.owner), vault_name=vault_name).state(known.session_id)
+        layers = Layers(store.scoped(known.owner), vault_name=vault_name)
+        return await layers.state(known.session_id), known.owner
 
 
 def _section_rows(texts: Mapping[str, str], template: Template) -> list[tuple[object, ...]]:

@@ -6,12 +6,11 @@ import asyncio
 import sys
 from contextlib import aclosing
 from dataclasses import asdict
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from context_compiler.chat.transcript import transcript_folder
+from context_compiler.chat.transcript import transcript_folders
 from context_compiler.cli.options import (
     DB,
     SYSTEM,
@@ -33,6 +32,7 @@ from context_compiler.cli.options import (
 from context_compiler.cli.screen import Screen, print_error, print_note, print_result, progress_bar, step
 from context_compiler.cli.text import json_text, one_line, plural, suggestions
 from context_compiler.errors import SettingsError, StoreError
+from context_compiler.paths import OWNER, vault_of
 from context_compiler.record.copying import CopyResult, copy_record
 from context_compiler.record.maintenance import inexact_requests
 from context_compiler.record.values import OwnerInfo
@@ -125,7 +125,7 @@ def delete(
 ) -> None:
     """Delete everything of an owner: conversations, compiles, layers and memory. Nothing of it is left in the file.
 
-    Transcripts of the owner's chats stay, and their folder is printed.
+    Transcripts of the owner's chats stay, and so does a vault of the owner; their folders are printed.
     """
     found = asyncio.run(_load_owners(db))
     info = next((one for one in found if one.owner == owner), None)
@@ -138,13 +138,16 @@ def delete(
         print_error("nothing was deleted")
         raise typer.Exit(1)
     removed = asyncio.run(_erase(db, owner))
-    places = (None, db.parent if isinstance(db, Path) else system), (None, system), (vault, system)
-    folders = {transcript_folder(*place, owner) for place in places}
-    left = sorted(str(folder) for folder in folders if folder.is_dir())
-    facts = {"db": str(db), "owner": owner, "sessions": info.sessions, "removed": removed, "transcripts": left}
+    left = sorted(str(folder) for folder in transcript_folders(db, vault, system, owner) if folder.is_dir())
+    own = vault_of(vault, owner) if vault is not None and OWNER in str(vault) and owner else None
+    vaults = [str(own)] if own is not None and own.is_dir() else []
+    facts = {"db": str(db), "owner": owner, "sessions": info.sessions, "removed": removed}
+    facts = {**facts, "transcripts": left, "vaults": vaults}
     print_result(facts, f"{db}: {what} of owner {one_line(owner, 60)} deleted", json=json)
     for folder in left:
         print_note(f"{folder}: the transcripts of this owner's chats remain; delete them too, or they are loaded again")
+    for folder in vaults:
+        print_note(f"{folder}: the vault of this owner with its templates remains; delete it too")
 
 
 async def _load_owners(db: Place) -> list[OwnerInfo]:

@@ -62,7 +62,7 @@ Vault = Annotated[
     typer.Option(
         "--vault",
         envvar="CONTEXT_COMPILER_VAULT",
-        help="Folder whose AssistantMD/ has templates that come first, and chats.",
+        help="Folder whose AssistantMD/ has templates that come first, and chats; {owner} in it: one for each owner.",
     ),
 ]
 Owner = Annotated[
@@ -73,6 +73,9 @@ Owner = Annotated[
 ]
 AsOwner = Annotated[
     str | None, typer.Option("--owner", envvar="CONTEXT_COMPILER_OWNER", help="Owner of what is recorded.")
+]
+VaultOwner = Annotated[
+    str | None, typer.Option("--owner", envvar="CONTEXT_COMPILER_OWNER", help="Owner whose vault it is.")
 ]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
 ViewId = Annotated[int, typer.Argument(metavar="ID", help="Number of a view, from `views list`.")]

@@ -31,7 +31,7 @@ from context_compiler.cli.runs import RUNS, Runs
 from context_compiler.cli.screen import Screen
 from context_compiler.cli.text import json_text
 from context_compiler.errors import SettingsError
-from context_compiler.paths import install_command
+from context_compiler.paths import install_command, vault_of
 
 app = group("Look at the record in the browser.")
 
@@ -75,6 +75,7 @@ def serve(
     """Serve the inspector of a record, and a chat, on this machine until Ctrl-C."""
     if missing := missing_for_serve():
         raise SettingsError(f"{' and '.join(missing)} not installed: {install_command('web')}")
+    vault = vault_of(vault, owner)
     listener = _listen(host, port)
     token = None if _is_loopback(host) else secrets.token_urlsafe(24)
     number = listener.getsockname()[1]

@@ -11,7 +11,7 @@ from typing import Annotated, Any, TypeVar
 
 import typer
 
-from context_compiler.chat.transcript import Transcript, transcript_folder
+from context_compiler.chat.transcript import Transcript, transcript_folders
 from context_compiler.cli.facts import load_fact, plain_fact, print_fact
 from context_compiler.cli.inputs import chat_model
 from context_compiler.cli.options import (
@@ -267,12 +267,7 @@ def _find_transcripts(session: str, owner: str, db: Place, vault: Path | None, s
     """Transcripts of a session, in the folders where a chat may have written them."""
     if not session.strip():
         return []
-    folders = (
-        transcript_folder(None, db.parent if isinstance(db, Path) else system, owner),
-        transcript_folder(None, system, owner),
-        transcript_folder(vault, system, owner),
-    )
-    found = (Transcript(folder, session).path for folder in folders)
+    found = (Transcript(folder, session).path for folder in transcript_folders(db, vault, system, owner))
     return list({path.resolve(): path for path in found if path.is_file()}.values())
 
 

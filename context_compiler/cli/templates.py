@@ -12,7 +12,7 @@ from typing import Annotated
 
 import typer
 
-from context_compiler.cli.options import SYSTEM, Json, System, Vault, example, group
+from context_compiler.cli.options import SYSTEM, Json, System, Vault, VaultOwner, example, group
 from context_compiler.cli.screen import Column, Screen, print_list, print_note
 from context_compiler.cli.text import json_text, plural, safe
 from context_compiler.errors import TemplateError
@@ -44,9 +44,9 @@ class TemplateCheck:
 
 
 @app.command("list", epilog=example("templates list --vault ~/notes"))
-def list_(vault: Vault = None, system: System = SYSTEM, json: Json = False) -> None:
+def list_(vault: Vault = None, system: System = SYSTEM, owner: VaultOwner = None, json: Json = False) -> None:
     """List templates, those of the vault first."""
-    found = TemplateLibrary(vault=vault, system=system).list()
+    found = TemplateLibrary(vault=vault, system=system, owner=owner).list()
     rows = [
         (info.name, f"{info.source}{', shadowed' if info.shadowed else ''}", info.description, info.path)
         for info in found
@@ -61,10 +61,11 @@ def show(
     ],
     vault: Vault = None,
     system: System = SYSTEM,
+    owner: VaultOwner = None,
     json: Json = False,
 ) -> None:
     """Show one template: its origin, settings, variables and text."""
-    template = TemplateLibrary(vault=vault, system=system).find(name)
+    template = TemplateLibrary(vault=vault, system=system, owner=owner).find(name)
     wants = sorted(template.wants())
     screen = Screen()
     if json:
@@ -98,10 +99,11 @@ def check(
     ] = None,
     vault: Vault = None,
     system: System = SYSTEM,
+    owner: VaultOwner = None,
     json: Json = False,
 ) -> None:
     """Read templates and render them without data; exit code 1 if one is wrong."""
-    library = TemplateLibrary(vault=vault, system=system)
+    library = TemplateLibrary(vault=vault, system=system, owner=owner)
     with _collect_errors():
         found = [_check(library, name) for name in names] if names else _check_all(library)
     wrong = sum(one.error is not None for one in found)

@@ -45,6 +45,7 @@ from context_compiler.errors import SettingsError
 from context_compiler.messages.display import reason_text
 from context_compiler.messages.history import History, load_messages, message_body
 from context_compiler.middleware.request import tool_tokens
+from context_compiler.paths import vault_of
 from context_compiler.record.costs import compile_cost, request_cost
 from context_compiler.record.values import Record, Tool
 from context_compiler.tokens import TokenCounter
@@ -355,13 +356,14 @@ def replay(
 
     def replay_request(old: Record) -> ViewRequest:
         """The old request with the options that were given."""
+        place = vault_of(vault, old.owner)
         if template is None:
-            written = recorded_template(old.compile, model=model, vault=vault, system=system)
+            written = recorded_template(old.compile, model=model, vault=place, system=system)
             if model != "none" and written.compiler != "agent":
                 asks = f"template {written.name} of that view asks no model"
                 raise SettingsError(f"--model {model!r}: {asks}; name one that does with --template")
         else:
-            written = choose_template(template, model=model, vault=vault, system=system)
+            written = choose_template(template, model=model, vault=place, system=system)
         same = template is None and fidelity is None
         return ViewRequest(
             template=written,

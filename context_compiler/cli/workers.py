@@ -33,7 +33,7 @@ from context_compiler.cli.runs import (
 from context_compiler.cli.screen import Column, Screen, print_list, print_note, print_result
 from context_compiler.cli.text import json_text, one_line, suggestions
 from context_compiler.errors import PipelineError, SettingsError
-from context_compiler.paths import is_address, place_name
+from context_compiler.paths import is_address, place_name, vault_of
 from context_compiler.pipeline.graph import Graph
 from context_compiler.pipeline.handlers.agent import stage_model
 from context_compiler.pipeline.run import load_graph
@@ -86,7 +86,7 @@ def worker(
     machine, within 30 s on many. A run that waits for a person takes no place; `pipeline answer` wakes it. A worker
     that is stopped gives its runs back. A worker runs the commands of the graphs that are submitted to it.
     """
-    default = RunOptions(model=model, simulate=simulate, db=db, vault=vault, system=system)
+    default = RunOptions(model=model, simulate=simulate, db=db, vault=vault_of(vault, None), system=system)
     place = runs or (db if is_address(db) else RUNS)
     screen = Screen()
 

@@ -24,6 +24,7 @@ from context_compiler.fidelity import Fidelity
 from context_compiler.layers.context import NEEDS, Need
 from context_compiler.layers.session import Layers, LayerSource
 from context_compiler.messages.failures import ReflectionPolicy
+from context_compiler.paths import OWNER, vault_of
 from context_compiler.record.redaction import Redact
 from context_compiler.record.store import Store, Tenants
 from context_compiler.record.values import check_owner
@@ -130,7 +131,7 @@ class Arguments:
     store: str | Path | Store | None = "system/context.db"
     """Store of the record: a path, the address of a PostgreSQL database, or a `Store`; None keeps it in memory."""
     vault: str | Path | None = None
-    """A folder whose `AssistantMD/ContextTemplates/` comes first."""
+    """A folder whose `AssistantMD/ContextTemplates/` comes first; with `{owner}` in its path, one for each owner."""
     system: str | Path | None = "system"
     """A folder whose `ContextTemplates/` comes second."""
     vault_name: str = ""
@@ -233,6 +234,16 @@ class Arguments:
             return owner if isinstance(owner, str) else ""
         return "" if callable(self.owner) else self.owner
 
+    @property
+    def vaults_of_owners(self) -> bool:
+        """True if each owner has a vault."""
+        return self.vault is not None and OWNER in str(self.vault)
+
+    def templates(self, owner: str | None) -> TemplateLibrary:
+        """Templates for the requests of an owner; without an owner, no vault where each owner has one."""
+        vault = self.vault if owner or not self.vaults_of_owners else None
+        return TemplateLibrary(vault=vault, system=self.system, owner=owner)
+
     def given(self) -> dict[str, Any]:
         """Every argument by name."""
         return {one.name: getattr(self, one.name) for one in fields(self) if one.init}
@@ -254,9 +265,7 @@ class Arguments:
             if not allowed(value := getattr(self, name)):
                 hint = _template_hint(value) if name == "template" else ""
                 raise SettingsError(f"{name}={value!r:.80}: give {what}{hint}")
-        check_owner(self.static_owner)
-        if isinstance(self.store, Tenants) and self.store.owner is None:
-            raise SettingsError(f"store={self.store!r}: give the store of one owner, scoped(owner)")
+        self._check_owner()
         check_budget(self.budget, name="budget")
         self.spend_limit()
         for name in ("reserve", "window", "trigger"):
@@ -275,16 +284,24 @@ class Arguments:
     def check_names(self) -> None:
         """Refuse a template that cannot be found, and a model of a provider that does not exist.
 
-        An edit of a template is seen at the next request, and so is a fault in it; a key may be set later too.
+        An edit of a template is seen at the next request, and so is a fault in it; a key may be set later too. Where
+        each owner has a vault, and a function names the owner of each run, nobody knows the templates yet.
 
         Raises:
             TemplateError: There is no template of that name.
             SettingsError: There is no model of that name.
         """
-        if isinstance(self.template, str):
-            TemplateLibrary(vault=self.vault, system=self.system).check(self.template)
+        if isinstance(self.template, str) and not (self.vaults_of_owners and callable(self.owner)):
+            self.templates(self.static_owner).check(self.template)
         if isinstance(self.model, str) and self.model != "none":
             check_model_name(self.model, "model")
+
+    def _check_owner(self) -> None:
+        check_owner(self.static_owner)
+        if isinstance(self.store, Tenants) and self.store.owner is None:
+            raise SettingsError(f"store={self.store!r}: give the store of one owner, scoped(owner)")
+        if not callable(self.owner):
+            vault_of(self.vault, self.static_owner)
 
     def _fidelity(self) -> Fidelity | None:
         return None if self.fidelity is None else Fidelity.parse(self.fidelity, where="fidelity")

@@ -88,7 +88,8 @@ class ContextCompiler(Arguments, AbstractCapability[Any]):
             do not count.
         store: Store of the record: a path, the address of a PostgreSQL database, or a `Store`; None keeps it in
             memory.
-        vault: A folder whose `AssistantMD/ContextTemplates/` comes first.
+        vault: A folder whose `AssistantMD/ContextTemplates/` comes first; with `{owner}` in its path, one for each
+            owner.
         system: A folder whose `ContextTemplates/` comes second.
         vault_name: Name of the vault on the record; empty is none, or the role of a node with layers.
         recent_turns: Turns before the current one to keep if they fit; None is the template's, "all" is all.

@@ -536,7 +536,7 @@ class Manual:
         context = read_request(
             replace(self._state, arguments=arguments),
             run,
-            replace(request, messages=[*messages, prompt], run_id=None),
+            replace(request, messages=[*messages, prompt], run_id=None, owner=self._archive.owner),
             _Unsent(_refuse),
         )
         steps = Steps.of(actions, await self._archive.cycles(session), context.history.tips())
@@ -573,8 +573,7 @@ def _recorded_request(session: str, newest: Record | None) -> Request:
     """The request that a conversation would make next, as far as the record tells."""
     ledger = cast("Mapping[str, Any]", newest.ledger if newest is not None else {})
     overhead = int(ledger.get("tokens", {}).get("instructions and schemas", 0))
-    owner = newest.owner if newest is not None else ""
-    return Request(messages=[], session_id=session, scope=named_scope(session), overhead=overhead, owner=owner)
+    return Request(messages=[], session_id=session, scope=named_scope(session), overhead=overhead)
 
 
 def _writer(found: _Session, usage: Mapping[str, int], cost: str | None = None) -> dict[str, Any]:

@@ -105,7 +105,7 @@ class Middleware:
         self._ready = True
         found = attempt(Settings.from_environment)
         self.state.settings = found.value or self.state.settings
-        for outcome in (found, attempt(self.state.templates.seed)):
+        for outcome in (found, attempt(self.arguments.templates(None).seed)):
             if outcome.error is not None:
                 await self.report(outcome.error)
 
@@ -297,7 +297,7 @@ class Middleware:
         return layer_block(
             role,
             state,
-            node_template(role, self.state.templates),
+            node_template(role, self.arguments.templates(request.owner)),
             room=layers_room(room, self.state.reader.one(request.messages[-1]).tokens),
             counter=self.state.counter,
         )

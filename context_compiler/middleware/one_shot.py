@@ -71,7 +71,8 @@ async def compile_view(
         model: Model that writes the summary, or its name; None and `"none"` are no model at all.
         store: Store that records the view: a path, the address of a PostgreSQL database, or a `Store`; None records
             nothing.
-        vault: A folder whose `AssistantMD/ContextTemplates/` comes first.
+        vault: A folder whose `AssistantMD/ContextTemplates/` comes first; `{owner}` in its path stands for the folder
+            of the store's owner.
         system: A folder whose `ContextTemplates/` comes second.
         session: The label of the conversation on the record.
         recent_turns: Turns before the last one to keep if they fit; None is the template's.
@@ -99,6 +100,7 @@ async def compile_view(
         budget=budget,
         fidelity=None if fidelity is None else Fidelity.parse(fidelity, where="compile_view"),
         model="none" if model is None else model,
+        store=store,
         vault=vault,
         system=system,
         recent_turns=recent_turns,
@@ -106,13 +108,7 @@ async def compile_view(
         counter=counter,
         timeout=timeout,
     )
-    arguments.check()
-    if arguments.counter == PROVIDER:
-        raise SettingsError("counter='provider': a provider counts whole requests, which only an agent's run has")
-    if (alias := model_alias(model or "none")) and arguments.budget_unpriced(alias, None):
-        raise SettingsError(
-            f"budget={str(budget)!r}: no price is known for model={alias!r}; give a budget in tokens, or another model"
-        )
+    _check(arguments, model_alias(model or "none"))
     context = _read(arguments, messages, session)
     limits = context.limits()
     block = await _layer_block(layers, role, session, context, limits.room)
@@ -134,6 +130,22 @@ async def compile_view(
         raise BudgetError(f"{lost}: give a larger budget")
     record = record_of(arguments, context.request, result, (perf_counter() - started) * 1000)
     return replace(result.view, record=await _save(record, result, store))
+
+
+def _check(arguments: Arguments, alias: str) -> None:
+    """Refuse wrong arguments, and those that only a run has a use for.
+
+    Raises:
+        SettingsError: There is one.
+    """
+    arguments.check()
+    if arguments.counter == PROVIDER:
+        raise SettingsError("counter='provider': a provider counts whole requests, which only an agent's run has")
+    if alias and arguments.budget_unpriced(alias, None):
+        budget = f"budget={str(arguments.budget)!r}"
+        raise SettingsError(
+            f"{budget}: no price is known for model={alias!r}; give a budget in tokens, or another model"
+        )
 
 
 def _check_messages(messages: object) -> None:
@@ -169,6 +181,7 @@ def _read(arguments: Arguments, messages: Sequence[ModelMessage], session: str |
         model=model_alias(arguments.model or "none"),
         hash=None,
         dropped=dropped,
+        owner=arguments.static_owner,
     )
     return read_request(compiler, Run(raw=history), request, None)
 
@@ -190,7 +203,8 @@ async def _layer_block(
     history = context.history
     room = layers_room(room, history.readings[-1].tokens if history.readings else 0)
     state = await load_state(layers, session, timeout=context.compiler.arguments.timeout)
-    return layer_block(role, state, node_template(role, context.compiler.templates), room=room, counter=context.counter)
+    templates = context.compiler.arguments.templates(context.request.owner)
+    return layer_block(role, state, node_template(role, templates), room=room, counter=context.counter)
 
 
 def _refusal(view: View, done: Advance | None) -> str:

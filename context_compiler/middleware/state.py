@@ -29,7 +29,6 @@ from context_compiler.middleware.request import Host, Request, is_long
 from context_compiler.record.database import Moment
 from context_compiler.record.values import Compile, Drop
 from context_compiler.settings import Settings
-from context_compiler.template import TemplateLibrary
 from context_compiler.tokens import Ratios, TokenCounter, as_counter
 
 TIGHT = 0.7
@@ -313,7 +312,6 @@ class CompilerState:
     """Everything that the requests of one compiler share."""
 
     arguments: Arguments
-    templates: TemplateLibrary
     counter: TokenCounter
     reader: Reader
     settings: Settings = field(default_factory=Settings)
@@ -330,8 +328,7 @@ class CompilerState:
     def of(cls, arguments: Arguments) -> CompilerState:
         """The state of a new compiler; nothing is opened or read."""
         counter = as_counter(arguments.counter)
-        templates = TemplateLibrary(vault=arguments.vault, system=arguments.system)
-        return cls(arguments=arguments, templates=templates, counter=counter, reader=reader_of(counter))
+        return cls(arguments=arguments, counter=counter, reader=reader_of(counter))
 
     def settle(self, run: Run, result: Result) -> None:
         """Take over what one request of a run came to."""
@@ -468,7 +465,7 @@ def read_request(
     """
     arguments = compiler.arguments
     policy = arguments.policy(
-        SHIPPED if plain else compiler.templates,
+        SHIPPED if plain else arguments.templates(request.owner),
         compiler.settings,
         template="extractive" if plain else arguments.template,
         **request.terms,

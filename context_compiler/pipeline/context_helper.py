@@ -44,18 +44,21 @@ class _StageHost(Host):
         self._middleware, self._session, self._model = middleware, session, model
 
     async def begin(self, ids: list[str], config: str) -> dict[str, Any]:
-        return await self._middleware.begin(self._middleware.archive.owner, self._session, ids, config)
+        return await self._middleware.begin(_owner(self._middleware), self._session, ids, config)
 
     async def ask(self, request: SummaryRequest) -> SummaryResponse:
         if self._model is None:
             raise CompileError("there is no model", model="none", phase="call")
-        owner = self._middleware.archive.owner
-        answer = await self._middleware.compile(
-            owner, self._session, self._model, request.key, request.prompts, request.cap
-        )
+        given = request.key, request.prompts, request.cap
+        answer = await self._middleware.compile(_owner(self._middleware), self._session, self._model, *given)
         if answer.failure is not None:
             raise CompileError(**answer.failure, usage=answer.usage, cost=answer.cost)
         return answer
+
+
+def _owner(middleware: Middleware) -> str | None:
+    """Owner of what is compiled; None, for whom nothing is kept, where a function names that of each agent's run."""
+    return None if callable(middleware.arguments.owner) else middleware.archive.owner
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +103,7 @@ class OutputCompiler:
             scope=session,
             run_id=stage.run_id,
             instead=INSTEAD,
+            owner=_owner(middleware),
         )
         if asked is not None:
             family = model_family(asked.system, asked.model_name)

@@ -29,7 +29,7 @@ from context_compiler.cache import Memo
 from context_compiler.errors import TemplateError
 from context_compiler.fidelity import Fidelity
 from context_compiler.ids import text_hash
-from context_compiler.paths import make_private
+from context_compiler.paths import make_private, vault_of
 from context_compiler.settings import Amount, Count
 from context_compiler.template.front_matter import (
     Compiler,
@@ -207,11 +207,19 @@ class TemplateLibrary:
     """The templates of one vault and one system folder, and the ones that come with the package.
 
     Args:
-        vault: The user's vault; its templates are in `AssistantMD/ContextTemplates/`. None: no vault.
+        vault: The user's vault; its templates are in `AssistantMD/ContextTemplates/`. None: no vault. `{owner}` in it
+            stands for the folder of the owner.
         system: The application's folder; its templates are in `ContextTemplates/`. None: no such folder.
+        owner: The owner, where each has a vault.
+
+    Raises:
+        SettingsError: each owner has a vault, and none is named.
     """
 
-    def __init__(self, *, vault: str | Path | None = None, system: str | Path | None = "system") -> None:
+    def __init__(
+        self, *, vault: str | Path | None = None, system: str | Path | None = "system", owner: str | None = None
+    ) -> None:
+        vault = vault_of(vault, owner)
         folders: dict[Origin, Path | None] = {
             "vault": None if vault is None else Path(vault, "AssistantMD", "ContextTemplates"),
             "system": None if system is None else Path(system, "ContextTemplates"),

@@ -22,6 +22,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from context_compiler.compiler.specifics import specifics
 from context_compiler.compiler.trace import NotFound
 from context_compiler.errors import ContextCompilerError, StoreError, TemplateError
+from context_compiler.paths import vault_of
 from context_compiler.record.store import open_place
 from context_compiler.resilience import attempt
 from context_compiler.web.api import RESOURCES, Resource, Sources, openapi, to_json
@@ -165,7 +166,8 @@ def create_app(
     Args:
         db: The record, a file or an address; opened read-only, and not before the first request.
         system: Folder whose `ContextTemplates/` comes second.
-        vault: Folder whose `AssistantMD/ContextTemplates/` comes first.
+        vault: Folder whose `AssistantMD/ContextTemplates/` comes first; `{owner}` in its path stands for the folder of
+            the owner.
         hosts: Names under which the server is reached, beside those of loopback.
         token: Token that every request must bring; None asks for none.
         runs: Store of the runs of pipelines: a file, a folder or an address; never made here.
@@ -174,9 +176,7 @@ def create_app(
             to nobody else.
     """
     store = open_place(db, read_only=True).scoped(owner)
-    inspector = Inspector(
-        store, vault=None if vault is None else Path(vault), system=None if system is None else Path(system)
-    )
+    inspector = Inspector(store, vault=vault_of(vault, owner), system=None if system is None else Path(system))
     sources = Sources.of(inspector, str(runs) if owner is None else None)
     pages = [Route(one.route, _page(one, sources), name=one.name) for one in RESOURCES if one.page]
     answers = [Route(f"/api{one.route}", _answer(one, sources)) for one in RESOURCES]

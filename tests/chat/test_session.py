@@ -303,3 +303,14 @@ async def test_a_wrong_value_is_refused_when_a_chat_is_made(room: Room) -> None:
     with pytest.raises(SettingsError, match="reflections"):
         room.chat(Model(), reflections={"keep": 3})
     room.chat(Model(), reflections=ReflectionPolicy(keep=1))
+
+
+async def test_a_chat_on_the_store_of_an_owner_has_a_transcript_of_theirs(room: Room) -> None:
+    store, model = SQLiteStore(room.path / "context.db"), Model()
+    for owner in ("ann", "bob"):
+        chat = room.chat(model, store=store.scoped(owner), folder=None)
+        await chat.say(f"I am {owner}.")
+        await chat.close()
+    assert "I am ann." not in str(model.sent[-1]) and "I am bob." in str(model.sent[-1])
+    assert len(list(room.path.rglob("talk.md"))) == 2
+    await store.close()

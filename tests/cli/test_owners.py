@@ -70,7 +70,14 @@ def test_deleting_an_owner_leaves_no_byte_of_them(shared: Command, tmp_path: Pat
     assert asked.code == 1 and "2 sessions with 2 requests of owner 'ann'" in asked.err
     assert shared("delete", "--owner", "an", "--yes").code == 2
     said = shared("delete", "--owner", "ann", "--yes", "--json")
-    assert said.json == {"db": "system/context.db", "owner": "ann", "sessions": 2, "removed": 2, "transcripts": []}
+    assert said.json == {
+        "db": "system/context.db",
+        "owner": "ann",
+        "sessions": 2,
+        "removed": 2,
+        "transcripts": [],
+        "vaults": [],
+    }
     left = b"".join(file.read_bytes() for file in (tmp_path / "system").iterdir())
     assert b"of ann" not in left and b"anns" not in left and b"of bob" in left
     assert shared("verify").code == 0
@@ -113,3 +120,52 @@ def test_owners_chat_in_sessions_of_the_same_name(shared: Command, tmp_path: Pat
     assert shared("delete", "--owner", "../dan", "--yes", "--json").json["transcripts"] == [
         f"system/{name}" for name in folders - {"Chat_Sessions-cat"}
     ]
+
+
+def test_commands_take_the_vault_of_an_owner_or_ask_for_one(shared: Command, tmp_path: Path) -> None:
+    vault = "prompts/{owner}"
+    for owner in ("ann", "bob"):
+        folder = tmp_path / "prompts" / owner / "AssistantMD" / "ContextTemplates"
+        folder.mkdir(parents=True)
+        (folder / "mine.md").write_text(f"---\ncompiler: none\n---\nThe template of {owner}.")
+    shown = shared("templates", "show", "mine", "--vault", vault, "--owner", "ann")
+    assert "The template of ann." in shown.out
+    listed = shared("templates", "list", "--vault", vault, "--json", CONTEXT_COMPILER_OWNER="bob").json["templates"]
+    assert [one["path"] for one in listed if one["source"] == "vault"] == [
+        str(tmp_path / "prompts/bob/AssistantMD/ContextTemplates/mine.md")
+    ]
+    assert shared("templates", "check", "mine", "--vault", vault, "--owner", "bob").code == 0
+    given = "-t", "mine", "--budget", "900", "--vault", vault
+    assert "The template of ann." in shared("compile", DEMO, *given, "--owner", "ann").out
+    shared("import", DEMO, "--session", "long", "--owner", "bob")
+    compacted = shared("sessions", "compact", "long", "-t", "mine", "--vault", vault, "--json").json
+    assert compacted["summary"] == "The template of bob."
+    assert shared("chat", "--model", "scripted", "--owner", "ann", "--vault", vault, input="Hello.\n").code == 0
+    assert (tmp_path / "prompts/ann/AssistantMD/Chat_Sessions-ann/main.md").exists()
+    (tmp_path / "w.md").write_text("## One\nDo it.\n")
+    for command in (
+        ("templates", "list"),
+        ("templates", "check"),
+        ("compile", DEMO),
+        ("bench", DEMO),
+        ("chat", "--model", "scripted"),
+        ("serve", "--port", "0"),
+        ("worker", "--until-empty"),
+        ("workflow", "check", "w.md"),
+        ("workflow", "run", "w.md", "--simulate"),
+        ("pipeline", "check", "w.md"),
+    ):
+        said = shared(*command, "--vault", vault, input="")
+        assert said.code == 2 and said.err.count("each owner has a folder there; name the owner, or one folder") == 1
+    gone = shared("sessions", "delete", "chat", "--owner", "ann", "--vault", vault, "--yes")
+    assert gone.code == 0
+    left = shared("delete", "--owner", "ann", "--vault", vault, "--yes")
+    assert "prompts/ann: the vault of this owner with its templates remains" in left.err
+    assert "prompts/ann/AssistantMD/Chat_Sessions-ann: the transcripts" in left.err
+
+
+def test_owners_whose_names_differ_by_capitals_have_transcripts_of_their_own(shared: Command, tmp_path: Path) -> None:
+    for owner in ("ann", "Ann", "ANN"):
+        assert shared("chat", "--model", "scripted", "--owner", owner, input=f"I am {owner}.\n").code == 0
+    folders = [path.parent.name.casefold() for path in tmp_path.rglob("main.md")]
+    assert len(folders) == len(set(folders)) == 3

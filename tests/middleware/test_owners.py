@@ -9,11 +9,12 @@ import pytest
 from pydantic_ai import Agent
 from pydantic_ai.capabilities import ProcessHistory
 
-from context_compiler import ContextCompiler, SQLiteStore, build_compiling_history_processor
-from context_compiler.errors import SettingsError
+from context_compiler import ContextCompiler, SQLiteStore, build_compiling_history_processor, compile_view
+from context_compiler.errors import SettingsError, TemplateError
 from context_compiler.layers import Layers
 from context_compiler.record.copying import copy_record
 from context_compiler.record.store import MemoryStore
+from context_compiler.template import TemplateLibrary
 from tests.middleware.faulty import look
 from tests.support.agents import Notes, Talker, compiler
 from tests.support.histories import long_history
@@ -169,3 +170,108 @@ async def test_layers_of_one_session_id_are_those_of_the_owner(tmp_path: Path) -
         talker, _ = await ask(given, owner)
         assert f"The person {owner}" in talker.last.text and f"The person {other}" not in talker.last.text
     await layers.close()
+
+
+def put(vault: Path, owner: str, text: str, name: str = "handover") -> Path:
+    """A template of an owner, in the folder where the library looks for it."""
+    library = TemplateLibrary(vault=vault / "{owner}", system=None, owner=owner)
+    file = library.roots[0][1] / f"{name}.md"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(f"---\ncompiler: none\n---\n{text}")
+    return file
+
+
+async def test_each_owner_has_templates_of_their_own_and_shares_those_of_the_system(tmp_path: Path) -> None:
+    """At a request, at a compile by hand, and at a later request of the same process."""
+    shared = tmp_path / "system" / "ContextTemplates" / "handover.md"
+    shared.parent.mkdir(parents=True)
+    shared.write_text("---\ncompiler: none\n---\nThe handover of the team.")
+    vault = tmp_path / "prompts"
+    for owner in ("ann", "Ann", "bob"):
+        put(vault, owner, f"The handover of {owner}.")
+    (vault / "dan").symlink_to(vault / "bob")  # two who share a vault
+    given = compiler(
+        template="handover", vault=vault / "{owner}", system=tmp_path / "system", owner=tenant, store=tmp_path / "c.db"
+    )
+    for _ in range(2):
+        for owner, whose in (("ann", "ann"), ("Ann", "Ann"), ("bob", "bob"), ("dan", "bob"), ("cat", "the team")):
+            talker, _ = await ask(given, owner, message_history=LONG)
+            assert f"The handover of {whose}." in talker.last.text and talker.last.text.count("The handover of") == 1
+    assert "The handover of Ann." in (await given.compile_now("chat", "all of it", owner="Ann")).summary
+    store = SQLiteStore(tmp_path / "c.db")
+    for owner in ("ann", "Ann", "bob"):
+        rows = [row async for row in store.scoped(owner).export() if "template_path" in row]
+        assert {Path(str(row["template_path"])).read_text()[-len(owner) - 4 :] for row in rows} == {f"of {owner}."}
+    await store.close()
+
+
+async def test_a_run_of_an_unknown_owner_gets_nobodys_templates(tmp_path: Path) -> None:
+    for owner in ("ann", "none", "owner", "None"):
+        put(tmp_path, owner, f"The handover of {owner}.")
+    for unknown in (lambda ctx: None, lambda ctx: ctx.nothing, lambda ctx: ""):
+        errors = list[Exception]()
+        given = compiler(template="handover", vault=str(tmp_path / "{owner}"), owner=unknown, on_error=errors.append)
+        talker, result = await ask(given, "ann", message_history=LONG)
+        assert result.output == "ok." and "The handover of" not in talker.last.text
+        assert any(isinstance(error, TemplateError) for error in errors)
+
+
+async def test_a_vault_of_owners_wants_one(tmp_path: Path) -> None:
+    vault, store = tmp_path / "{owner}", MemoryStore()
+    put(tmp_path, "ann", "The handover of ann.")
+    for wrong in (
+        lambda: compiler(vault=vault),
+        lambda: compiler(vault=vault, owner=""),
+        lambda: TemplateLibrary(vault=vault),
+    ):
+        with pytest.raises(SettingsError, match="each owner has a folder there; name the owner"):
+            wrong()
+    with pytest.raises(SettingsError, match="name the owner"):
+        await compile_view(LONG, "handover", vault=vault, store=store, system=None)
+    with pytest.raises(TemplateError):
+        compiler(template="handover", vault=vault, owner="bob")
+    view = await compile_view(LONG, "handover", 700, vault=vault, store=store.scoped("ann"), system=None)
+    assert "The handover of ann." in str(view.messages)
+
+
+async def test_a_node_and_a_processor_take_the_templates_of_their_owner(tmp_path: Path) -> None:
+    put(tmp_path, "ann", "Layers as ann wants them: {{ user_intent }}", name="layers/reply")
+    put(tmp_path, "bob", "The handover of bob.")
+    vault, layers = tmp_path / "{owner}", Layers(tmp_path / "context.db")
+    for owner in ("ann", "bob"):
+        async with layers.scoped(owner).turn("chat", f"I am {owner}.") as turn:
+            turn.registry.register_read("people", 1, f"The person {owner}")
+            turn.answered("Hello.")
+    given = compiler(
+        owner=tenant, store=tmp_path / "context.db", layers=layers, role="reply", budget=8_000, vault=vault
+    )
+    for owner in ("ann", "bob"):
+        talker, _ = await ask(given, owner)
+        assert ("Layers as ann wants them" in talker.last.text) == (owner == "ann")
+    await layers.close()
+    processor = build_compiling_history_processor(
+        "handover", budget=1_500, store=None, system=None, owner=tenant, vault=vault
+    )
+    for owner in ("ann", "bob"):
+        talker = Talker()
+        agent = Agent(talker.model, deps_type=str, capabilities=[ProcessHistory(processor)])
+        await agent.run("And now?", deps=owner, message_history=LONG, conversation_id="chat")
+        assert ("The handover of bob." in talker.last.text) == (owner == "bob")
+
+
+async def test_folders_of_owners_are_names_that_no_two_of_them_share(tmp_path: Path) -> None:
+    """On a file system that does not tell capitals apart either; and none leads out of the vaults."""
+    plain = ["ann", "team_7", "9", "a-b"]
+    odd = ["Ann", "ANN", "ann ", "ann.", "../bob", "/etc", ".", "..", "a/b", "a\\b", "con", "lpt1", "-rf", "ännchen"]
+    odd += ["{owner}", "x" * 100, "x" * 101, "\u0131", "ann\n", "~", "٣", "ſ", "K"]
+    names = {
+        owner: TemplateLibrary(vault="v/{owner}", system=None, owner=owner).roots[0][1].parts for owner in plain + odd
+    }
+    folders = [parts[1] for parts in names.values()]
+    assert [folders[number] for number in range(len(plain))] == plain
+    assert all(len(parts) == 4 and parts[0] == "v" for parts in names.values())
+    for name in [*folders]:  # one who is named as the folder of another has one of their own too
+        folders.append(TemplateLibrary(vault="v/{owner}", system=None, owner=f"{name}").roots[0][1].parts[1])
+    made = folders[: len(names)] + [one for one in folders[len(names) :] if one not in plain]
+    assert len({one.casefold() for one in made}) == len(made)
+    assert all(set(one) <= set("abcdefghijklmnopqrstuvwxyz0123456789_-") and len(one) <= 64 for one in made)

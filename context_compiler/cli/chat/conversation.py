@@ -19,6 +19,7 @@ from context_compiler.cli.chat.stream import MarkdownStream, NullStream, PlainSt
 from context_compiler.cli.inputs import chat_model
 from context_compiler.cli.screen import Screen, print_error, print_note
 from context_compiler.cli.text import json_text, number, one_line, plural, share, timestamp
+from context_compiler.paths import vault_of
 from context_compiler.resilience import try_await
 from context_compiler.template import TemplateLibrary
 from context_compiler.tokens.prices import dollars
@@ -39,7 +40,7 @@ class Conversation:
         session: Name of the conversation.
         model: Name of the model that answers.
         compiler: Name of the model that writes summaries; None is the same one.
-        vault: Folder whose templates come first.
+        vault: Folder whose templates come first; `{owner}` in its path stands for the folder of the owner.
         system: Folder whose templates come second.
         json: Print each answer as a JSON object on one line, and take no line as a command.
         options: Further arguments of `ChatSession`.
@@ -65,6 +66,7 @@ class Conversation:
         self.model = model
         os.environ.setdefault("PYDANTIC_AI_NO_BANNER", "1")
         agent = Agent(chat_model(model), name="chat")
+        vault = vault_of(vault, options.get("owner"))
         if vault is not None and not vault.exists():
             print_note(f"{vault}: no such folder; it is made for this chat")
         TemplateLibrary(vault=vault, system=system).check(options["template"])

@@ -286,3 +286,13 @@ async def test_what_stands_in_for_a_view_that_failed_is_not_put_before_a_step() 
     await plain.run(steps(""))
     assert playing.told[0]["status"] == "fallback"
     assert playing.prompt == plain.prompt
+
+
+@pytest.mark.parametrize("owner", ["ann", lambda ctx: "ann"])
+async def test_what_is_compiled_before_a_step_is_the_owners_or_nobodys(owner: Any) -> None:
+    """A function names the owner of an agent's run, and there is none yet."""
+    playing = Playing(compiler={"system": None, "owner": owner})
+    assert (await playing.run(steps("@context-helper chat_compiler"))).ok and NOTES in playing.prompt
+    every = await playing.store.scoped(None).views()
+    helped = [one for one in every if one.session_id.endswith("/context-helper")]
+    assert {one.owner for one in every} == {"ann"} and len(helped) == (owner == "ann")
