@@ -19,7 +19,7 @@ from context_compiler.cli.text import safe
 from context_compiler.compiler.specifics import specifics
 from context_compiler.messages.fences import neutralize
 from context_compiler.messages.history import Reader
-from context_compiler.messages.instructions import instruction_sentences
+from context_compiler.messages.prompts import instruction_sentences
 from context_compiler.messages.tool_lines import call_line, outcome_line
 from context_compiler.messages.turns import outline, pair
 from context_compiler.pipeline import dot
@@ -129,7 +129,7 @@ def test_quoting_a_giant_message_grows_with_it_and_no_faster(unit: str) -> None:
 
 BOUNDED = {
     "compiler.references._KEY": "looks at 60 characters",
-    "messages.instructions._OPENING": "looks at the beginnings of sentences, each of which is short",
+    "messages.prompts._OPENING": "looks at the beginnings of sentences, each of which is short",
 }
 """Patterns that are given a few characters only, and how few."""
 

@@ -43,7 +43,7 @@ from context_compiler.compiler.view import Quote, summary_of
 from context_compiler.errors import CompileError
 from context_compiler.fidelity import Fidelity
 from context_compiler.messages.history import History
-from context_compiler.messages.instructions import Instruction, standing_instructions
+from context_compiler.messages.prompts import Instruction, standing_instructions
 from context_compiler.messages.shapes import WHOLE, Shape
 from context_compiler.record.values import Compile, now, positions_of, with_null_reasons
 

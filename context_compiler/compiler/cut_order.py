@@ -14,8 +14,8 @@ from context_compiler.compiler.cycle import Cycle, spans
 from context_compiler.compiler.policy import LARGE, PROMPT, Limits, Policy
 from context_compiler.compiler.steering import NONE, WAITS, Order, Steering, unit
 from context_compiler.messages.history import History, superseded_parts
-from context_compiler.messages.instructions import Instruction
 from context_compiler.messages.items import MESSAGE_OVERHEAD, Kind
+from context_compiler.messages.prompts import Instruction
 from context_compiler.messages.shapes import WHOLE, Shape, largest, price
 from context_compiler.messages.turns import Group, Outline, Turn
 from context_compiler.record.values import Drop

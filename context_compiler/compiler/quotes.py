@@ -17,8 +17,8 @@ from context_compiler.compiler.summary import TITLES, fit_sections, gather_secti
 from context_compiler.compiler.view import Quote, note_text
 from context_compiler.messages.fences import fence, neutralize, one_line
 from context_compiler.messages.history import History
-from context_compiler.messages.instructions import Instruction
 from context_compiler.messages.items import MESSAGE_OVERHEAD, Kind
+from context_compiler.messages.prompts import Instruction
 from context_compiler.messages.shapes import truncate
 from context_compiler.messages.turns import Outline
 from context_compiler.recall import Question, indexed, pending, rank

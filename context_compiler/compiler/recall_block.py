@@ -15,7 +15,6 @@ from functools import lru_cache
 from itertools import accumulate
 from statistics import median
 
-from context_compiler.compiler.asking import asking_part, asking_share, asks, is_short
 from context_compiler.compiler.cycle import Cycle
 from context_compiler.compiler.metrics import CACHED, FRESH
 from context_compiler.compiler.policy import LARGE, Limits, Plan
@@ -24,6 +23,7 @@ from context_compiler.fidelity import Fidelity
 from context_compiler.messages.fences import fence
 from context_compiler.messages.history import History
 from context_compiler.messages.items import MESSAGE_OVERHEAD, Kind
+from context_compiler.messages.prompts import asking_part, asking_share, asks, is_short
 from context_compiler.messages.shapes import apply_shape
 from context_compiler.messages.turns import Turn
 from context_compiler.recall import Index, Question, Ranking, Relevance, indexed, question_text

@@ -67,16 +67,7 @@ RECALLED = "+recalled"
 OVERLAP = 2
 """Messages that a window and the record have in common, at least."""
 
-CONTENT = (
-    "raw_tip",
-    "view_tip",
-    "cache_key",
-    "compiled_prompt",
-    "raw_output",
-    "summary",
-    "summary_json",
-    "input_payload",
-)
+CONTENT = tuple("raw_tip view_tip cache_key compiled_prompt raw_output summary summary_json input_payload".split())
 """Columns that hold or name what was said."""
 
 METADATA, REDACTED = "record is metadata", "content is redacted, and no request has this compile"
@@ -100,7 +91,8 @@ class Archive:
         self._answers: Memo[str, SummaryResponse] = Memo(ANSWERS)
         self._made: Memo[tuple[str | None, str], tuple[Cycle, ...]] = Memo(CYCLES)
         self._actions: Memo[tuple[str | None, str], tuple[Action, ...]] = Memo(CYCLES)
-        self._late = LateWrites(report)
+        self._late = LateWrites(report) if arguments.store is not None else None
+        """None for a record in memory: nobody locks it, and no disk is full."""
         self.owner: str | None = arguments.static_owner
         """Owner of what is kept; None is not known, so nothing is kept or found."""
 
@@ -230,33 +222,35 @@ class Archive:
     async def _write(self, session_id: str, work: Write) -> Any:
         """Result of a write, after those that were put off; None if it failed, and is put off itself if it may be."""
         if not self._breaker.open:
-            return await self._tried(partial(self._in_turn, session_id, work), writes=True)
-        if self._late.is_away:
-            await self._put_off(session_id, Moment(), work)
+            turn = partial(work, None) if self._late is None else partial(self._in_turn, self._late, session_id, work)
+            return await self._tried(turn, writes=True)
+        if self._late is not None and self._late.is_away:
+            await self._put_off(self._late, session_id, Moment(), work)
         return None
 
-    async def _in_turn(self, session_id: str, work: Write) -> Any:
+    async def _in_turn(self, late: LateWrites, session_id: str, work: Write) -> Any:
         tried = Moment()
         try:
-            if not self._late.waiting or await self._late.catch_up((self.owner, session_id)):
+            if not late.waiting or await late.catch_up((self.owner, session_id)):
                 return await work(None)
         except StoreError as error:
             if is_passing(error):
-                await self._put_off(session_id, tried, work)
+                await self._put_off(late, session_id, tried, work)
             raise
-        await self._put_off(session_id, tried, work)
+        await self._put_off(late, session_id, tried, work)
         return None
 
-    async def _put_off(self, session_id: str, tried: Moment, work: Write) -> None:
+    async def _put_off(self, late: LateWrites, session_id: str, tried: Moment, work: Write) -> None:
         """Let a write wait, if its store can tell later whether something was deleted meanwhile."""
         if self.owner is not None and self._opened and isinstance(self._opened[0], SQLStore):
-            await self._late.put_off((self.owner, session_id), tried, work)
+            await late.put_off((self.owner, session_id), tried, work)
 
     async def catch_up(self) -> None:
         """Do the writes that were put off, or report why that cannot be."""
-        error = (await try_await(self._in_time(self._late.catch_up))).error if self._late.waiting else None
-        if error is not None:
-            waiting = f"{len(self._late)} {'write waits' if len(self._late) == 1 else 'writes wait'} for the record"
+        late = self._late
+        error = (await try_await(self._in_time(late.catch_up))).error if late is not None and late.waiting else None
+        if late is not None and error is not None:
+            waiting = f"{len(late)} {'write waits' if len(late) == 1 else 'writes wait'} for the record"
             await self._report(StoreError(f"{waiting}, and can be made later or not at all: {error}"))
 
     async def _tried(self, work: Callable[[], Awaitable[Any]], *, writes: bool = False) -> Any:
@@ -273,7 +267,8 @@ class Archive:
                 self._breaker.succeeded()
             return outcome.value
         if not isinstance(outcome.error, Removed):
-            self._late.is_away = is_passing(outcome.error)
+            if self._late is not None:
+                self._late.is_away = is_passing(outcome.error)
             self._breaker.failed()
         await self._report(outcome.error)
         return None

@@ -20,7 +20,6 @@ from pydantic_ai.messages import ModelMessage, ModelResponse
 from pydantic_ai.models import Model
 
 from context_compiler.cache import Memo
-from context_compiler.compiler.asking import asking_part, asks
 from context_compiler.compiler.cycle import Cycle
 from context_compiler.compiler.steering import MARK, NONE, base_config, steering_of
 from context_compiler.compiler.summary import SummaryRequest, SummaryResponse
@@ -38,6 +37,7 @@ from context_compiler.layers.context import (
 )
 from context_compiler.layers.session import Layers, LayerSource, load_state
 from context_compiler.messages.printable import safe_line
+from context_compiler.messages.prompts import asking_part, asks
 from context_compiler.middleware.archive import Archive
 from context_compiler.middleware.arguments import Arguments
 from context_compiler.middleware.background import BACKGROUND, unused_row

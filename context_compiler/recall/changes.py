@@ -17,8 +17,8 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from context_compiler.messages.history import History
-from context_compiler.messages.instructions import sentence_ends
 from context_compiler.messages.items import Kind
+from context_compiler.messages.prompts import sentence_ends
 from context_compiler.messages.turns import Outline
 from context_compiler.recall.passages import Passage
 from context_compiler.recall.terms import stem, terms

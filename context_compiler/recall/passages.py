@@ -21,8 +21,8 @@ from typing import Any
 from context_compiler.cache import Memo
 from context_compiler.messages.fences import TERMINAL, one_line
 from context_compiler.messages.history import History, day
-from context_compiler.messages.instructions import sentence_ends
 from context_compiler.messages.items import Item, Kind, parse_arguments, plain_text
+from context_compiler.messages.prompts import sentence_ends
 from context_compiler.messages.tool_lines import PARSED, call_line, outcome_line
 from context_compiler.messages.turns import OUTPUT, Outline
 from context_compiler.tokens import TokenCounter, character_boundary

@@ -30,7 +30,7 @@ from math import exp, log
 from types import MappingProxyType
 from typing import NamedTuple, TypeVar
 
-from context_compiler.messages.instructions import instruction_sentences
+from context_compiler.messages.prompts import instruction_sentences
 from context_compiler.recall.passages import Passage, Quotation, passages, quoted
 from context_compiler.recall.ranking import merit
 from context_compiler.recall.terms import words

@@ -8,13 +8,13 @@ from pydantic_ai.messages import ModelMessage, TextContent
 
 from context_compiler.messages.fences import one_line
 from context_compiler.messages.history import Reader
-from context_compiler.messages.instructions import (
+from context_compiler.messages.items import MARK
+from context_compiler.messages.prompts import (
     Instruction,
     instruction_sentences,
     sentence_ends,
     standing_instructions,
 )
-from context_compiler.messages.items import MARK
 from context_compiler.messages.turns import outline, pair
 from context_compiler.tokens import TokenCounter
 from tests.support.histories import answer, assistant, call, histories, user
