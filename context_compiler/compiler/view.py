@@ -27,7 +27,7 @@ from pydantic_ai.messages import (
 from context_compiler.compiler.cut_order import BETWEEN, BROKEN, LEFT_OUT
 from context_compiler.compiler.cycle import Cycle
 from context_compiler.compiler.policy import Plan
-from context_compiler.compiler.steering import PINNED
+from context_compiler.compiler.steering import PINNED, WAITS
 from context_compiler.messages.display import (
     CARRIED,
     SHORTENED,
@@ -289,9 +289,13 @@ def unfolded(messages: Sequence[ModelMessage], reader: Reader) -> list[ModelMess
 
 
 def cycle_drops(cycle: Cycle, plan: Plan) -> tuple[Drop, ...]:
-    """Everything that a cycle leaves out or shortens, turn by turn, and why."""
+    """Everything that a cycle leaves out or shortens, turn by turn, and why.
+
+    What is pinned would stand there whole if there were room for it, whatever it was left out for before.
+    """
     shapes, readings = dict(cycle.kept), plan.history.readings
     why = {index: reason for start, stop, reason in cycle.why for index in range(start, stop)}
+    why.update((at, WAITS) for at in plan.pinned() if shapes.get(at) != plan.base.get(at, WHOLE))
     found: list[Drop] = []
     for turn in plan.outline.turns:
         gone: dict[str, list[int]] = {}

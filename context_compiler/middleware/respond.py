@@ -522,12 +522,13 @@ def _drops(context: RequestContext, cycle: Cycle, done: Advance | None) -> Liste
 
 
 def _cycle_drops(context: RequestContext, cycle: Cycle) -> ListedDrops:
-    """Drops of a cycle, worked out once: all its requests leave out the same."""
-    known = context.compiler.drops.get((cycle.tip, cycle.config))
+    """Drops of a cycle, worked out once: all its requests leave out the same, unless a user pins anything."""
+    name = cycle.tip, cycle.config, context.steering.pins
+    known = context.compiler.drops.get(name)
     if known is None or replace(known[0], summary_id=cycle.summary_id) != cycle:
         drops = cycle_drops(cycle, context)
         known = cycle, (drops, by_reason(drops))
-        context.compiler.drops.keep((cycle.tip, cycle.config), known)
+        context.compiler.drops.keep(name, known)
     return known[1]
 
 

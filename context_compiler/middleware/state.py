@@ -18,7 +18,7 @@ from context_compiler.compiler.advance import Advance, Where
 from context_compiler.compiler.cycle import Cycle, begins
 from context_compiler.compiler.policy import LEAST_HIGH, Limits, Plan
 from context_compiler.compiler.recall_block import Blocks
-from context_compiler.compiler.steering import NONE, Steering
+from context_compiler.compiler.steering import NONE, Pin, Steering
 from context_compiler.compiler.summary import SummaryRequest, SummaryResponse
 from context_compiler.compiler.view import View
 from context_compiler.layers.context import LayerBlock
@@ -48,6 +48,9 @@ EMPTY = History(messages=(), readings=(), ids=(), exact=(), sums=(0,))
 
 ListedDrops = tuple[tuple[Drop, ...], Sequence[Mapping[str, object]]]
 """Drops, and the lines of the ledger that say how many there are for each reason."""
+
+Named = tuple[str, str, tuple[Pin, ...]]
+"""Tip and configuration of a cycle, and the pins of its conversation."""
 
 Opening = tuple[Cycle, Mapping[int, str], list[ModelMessage]]
 """A cycle, the recall blocks within what it froze, and those messages, so that they are built once."""
@@ -317,7 +320,7 @@ class CompilerState:
     settings: Settings = field(default_factory=Settings)
     former: Memo[str, str] = field(default_factory=lambda: Memo(DROPS))
     """Configurations as files of schema 3 name them, by the present name."""
-    drops: Memo[tuple[str, str], tuple[Cycle, ListedDrops]] = field(default_factory=lambda: Memo(DROPS))
+    drops: Memo[Named, tuple[Cycle, ListedDrops]] = field(default_factory=lambda: Memo(DROPS))
     """Drops of recent cycles."""
     pending: Pending = field(default_factory=lambda: Pending())
     """Compiles in the background."""

@@ -318,6 +318,19 @@ async def test_a_pin_stays_where_a_request_has_less_room_and_says_so_where_it_ca
         assert ("pinned, over budget" in [drop.reason for drop in small.views[-1].drops]) is not stays
 
 
+async def test_a_pin_of_what_is_gone_says_where_a_request_has_no_room_for_it() -> None:
+    talk = Talk(budget=2_400, model="none")
+    await talk.say("Keep these rules. " + prose(70, 300), "And?", "So?", "Then?")
+    await talk.ours.compile_now("talk")
+    await talk.ours.pin("talk", "turn 1")
+    for words, stays in ((1_000, False), (10, True)):
+        agent = Agent(talk.talker.model, capabilities=[talk.ours], instructions=prose(71, words))
+        await agent.run("And now?", message_history=talk.messages, conversation_id="talk")
+        assert talk.views[-1].status == "cycle" and (prose(70, 300) in talk.talker.last.text) is stays
+        why = {drop.reason for drop in talk.views[-1].drops if drop.what.startswith("message 0")}
+        assert why == (set() if stays else {"pinned, over budget"})
+
+
 async def test_a_pin_for_which_a_turn_has_no_room_waits_for_the_next_turn() -> None:
     talk = Talk(budget=2_000, model="none")
     await talk.say("Keep these rules. " + prose(70, 250), *prompts(9))
