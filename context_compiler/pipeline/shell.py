@@ -68,8 +68,8 @@ async def run_shell(
         _kill(process)
         with suppress(asyncio.CancelledError):
             await reading
-        await process.wait()
         _close_pipes(process)
+        await process.wait()
         if alive is not None:
             os.close(alive)
     return CommandResult(code=code, out=out.decode("utf-8", "replace"), err=err.decode("utf-8", "replace"))
@@ -132,10 +132,12 @@ def _kill(process: asyncio.subprocess.Process) -> None:
 
 
 def _close_pipes(process: asyncio.subprocess.Process) -> None:
-    """Close the pipes of a finished process; processes that left its group may keep the other ends open."""
-    transport: asyncio.BaseTransport | None = getattr(process, "_transport", None)  # there is no public way
-    if transport is not None:
-        transport.close()
+    """Close our ends of the pipes, which `wait` waits for; a process that left the group may keep the others open."""
+    transport: asyncio.SubprocessTransport | None = getattr(process, "_transport", None)  # there is no public way
+    pipes = [] if transport is None else [transport.get_pipe_transport(number) for number in range(3)]
+    for pipe in pipes:
+        if pipe is not None:
+            pipe.close()
 
 
 def last_line(text: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import os
+import signal
 import time
 from collections.abc import AsyncGenerator
 from concurrent.futures import ThreadPoolExecutor
@@ -83,10 +84,17 @@ async def test_a_store_that_lives_on_holds_no_state_of_runs_that_have_ended(tmp_
 
 
 @pytest.mark.skipif(not OPEN.is_dir() or not hasattr(os, "setsid"), reason="open files cannot be counted here")
-async def test_a_command_that_leaves_somebody_behind_leaves_no_open_pipe() -> None:
-    text = shell("setsid sleep 3 & echo hi", 'timeout="200ms"')
+async def test_a_command_that_leaves_somebody_behind_is_not_waited_for_and_leaves_no_open_pipe(tmp_path: Path) -> None:
+    left = tmp_path / "left"
     before = len(list(OPEN.iterdir()))
-    result = await run_pipeline(text)
+    command = f"setsid sh -c 'echo $$ > {left}; sleep 30; rm {left}' & sleep 60"
+    ends = asyncio.create_task(run_pipeline(shell(command)))
+    while not left.is_file() or not left.read_text():
+        await asyncio.sleep(0.02)
+    ends.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await ends
     await asyncio.sleep(0)
-    assert result.outcomes["t"].failure_reason == "timed out after 0.2 s"
+    assert left.exists(), "it was waited for"
+    os.killpg(int(left.read_text()), signal.SIGKILL)
     assert len(list(OPEN.iterdir())) <= before
