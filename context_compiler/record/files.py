@@ -38,6 +38,9 @@ GRACE_S = 1.0
 FAILURES = (StoreError, sqlite3.Error, OSError, ValueError, OverflowError, zlib.error)
 """Errors of a file, from a full disk to a damaged row."""
 
+FileIdentity = tuple[int, int]
+"""Device and inode."""
+
 REMEDIES = {
     sqlite3.SQLITE_BUSY: "another process is writing to it: try again, or give this process a file of its own",
     sqlite3.SQLITE_LOCKED: "another process is writing to it: try again, or give this process a file of its own",
@@ -57,7 +60,7 @@ def locate(path: Path) -> Path:
     return former if path.name == NAME and identity(path) is None and identity(former) is not None else path
 
 
-def identity(path: Path) -> tuple[int, int] | None:
+def identity(path: Path) -> FileIdentity | None:
     """Device and inode of a file; None if there is none."""
     try:
         found = os.stat(path)
@@ -119,7 +122,7 @@ class File:
         self._lock = asyncio.Lock()
         self._connection: aiosqlite.Connection | None = None
         self._opened: Path = path
-        self._files: tuple[tuple[int, int] | None, tuple[int, int] | None] = (None, None)
+        self._files: tuple[FileIdentity | None, FileIdentity | None] = (None, None)
 
     async def perform(self, work: Callable[[FileDatabase], T]) -> T:
         """Run a function on the connection; a cancelled caller still waits for its end."""

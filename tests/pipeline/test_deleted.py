@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from context_compiler.errors import CheckpointError, RunOwnedError
+from context_compiler.errors import CheckpointError, PipelineError, RunOwnedError
 from context_compiler.ids import text_hash
 from context_compiler.pipeline import (
     FileRuns,
@@ -18,6 +18,7 @@ from context_compiler.pipeline import (
     RunConfig,
     RunQueue,
     RunStore,
+    SQLiteRuns,
     SQLRuns,
     Stage,
     Worker,
@@ -194,3 +195,26 @@ async def test_a_folder_that_holds_one_run_is_not_removed(tmp_path: Path) -> Non
     with pytest.raises(Exception, match="remove the folder yourself"):
         await store.delete("r")
     assert (tmp_path / "mine.txt").exists() and (tmp_path / "checkpoint.json").exists()
+
+
+async def test_a_file_of_runs_that_is_deleted_while_open_is_made_again(tmp_path: Path) -> None:
+    path, text = tmp_path / "r.db", graph("start->done")
+    worker, other = SQLiteRuns(path), SQLiteRuns(path)
+    await RunQueue(worker).submit(text, run_id="before")
+    path.unlink()  # and its log stays
+    await RunQueue(other).submit(text, run_id="after")
+    assert [info.run_id for info in await worker.runs()] == ["after"]
+    await worker.close()
+    await other.close()
+
+
+async def test_a_run_whose_file_is_deleted_is_no_success(tmp_path: Path) -> None:
+    path = tmp_path / "r.db"
+
+    def delete(stage: Stage) -> Outcome:
+        path.unlink()
+        return Outcome()
+
+    text = graph("t [type=delete]; start->t->done")
+    with pytest.raises(PipelineError, match=r"r\.db: run 'r' is not in it, or no longer"):
+        await run_pipeline(text, runs=path, run_id="r", handlers={"delete": delete})

@@ -165,13 +165,15 @@ class SQLRuns(ABC):
             *first,
             Statement(_REMOVE, rows=[(root, *one) for one in gone or ()]),
             Statement(_SAVE, rows=[(root, *cell) for cell in cells]),
-            Statement("UPDATE runs SET info = ? WHERE run = ?", (info, root)),
+            Statement("UPDATE runs SET info = ? WHERE run = ? RETURNING run", (info, root), missing=self._gone(root)),
         )
 
+    def _gone(self, run_id: str) -> PipelineError:
+        return PipelineError(f"{self.database.name}: run {run_id!r} is not in it, or no longer; its state is not saved")
+
     async def _info(self, run_id: str) -> RunInfo:
-        missing = PipelineError(f"there is no run {run_id!r} to save a state of")
         ((row,),) = await self.database.transact(
-            Statement("SELECT info FROM runs WHERE run = ?", (run_id,), missing=missing)
+            Statement("SELECT info FROM runs WHERE run = ?", (run_id,), missing=self._gone(run_id))
         )
         return self._parse(parse_info, row[0])
 

@@ -19,6 +19,7 @@ from context_compiler.paths import make_private
 from context_compiler.pipeline.stores import Lost, is_owned, own_run
 from context_compiler.pipeline.stores.sql import SCHEMA, SQLRuns, Statement, statements_of
 from context_compiler.record.background import hold_at_fork
+from context_compiler.record.files import FileIdentity, identity
 from context_compiler.record.rows import transaction
 
 log = logging.getLogger("context_compiler.pipeline")
@@ -36,6 +37,8 @@ class SQLiteDatabase:
         self._lock = Lock()
         hold_at_fork(self._lock, self, SQLiteDatabase._disconnect)
         self._db: sqlite3.Connection | None = None
+        self._files: tuple[FileIdentity | None, ...] = ()
+        """The file and its log, as they were when it was opened."""
 
     @property
     def name(self) -> str:
@@ -56,12 +59,23 @@ class SQLiteDatabase:
     def _transact(self, statements: Sequence[Statement]) -> list[Sequence[Sequence[Any]]]:
         with self._lock:
             try:
-                if self._db is None:
-                    self._db = _open(self.path, self._timeout)
-                with transaction(self._db):
-                    return [_execute(self._db, one) for one in statements]
+                db = self._connect()
+                with transaction(db):
+                    return [_execute(db, one) for one in statements]
             except (sqlite3.Error, OSError, UnicodeEncodeError) as error:
                 raise PipelineError(f"{self.path}: {error}; what was saved before is intact") from error
+
+    def _connect(self) -> sqlite3.Connection:
+        """The connection, opened again if the file has been deleted or replaced."""
+        files = (self.path, self.path.with_name(f"{self.path.name}-wal"))
+        if self._db is not None and self._files[0] != identity(self.path):
+            self._disconnect()
+            if self._files[1] is not None and self._files[1] == identity(files[1]):
+                files[1].unlink(missing_ok=True)  # a new file would adopt it
+        if self._db is None:
+            self._db = _open(self.path, self._timeout)
+            self._files = tuple(map(identity, files))
+        return self._db
 
     async def empty_log(self) -> bool:
         """Write the file anew without what was deleted, and empty the log of SQLite; False while others read.
