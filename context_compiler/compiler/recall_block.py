@@ -500,7 +500,10 @@ def _written(
     candidates, ranks = [one for one, _ in weighed], [score for _, score in weighed]
     left = room - counter.text(fence(TITLE, "x")) - 8 - MESSAGE_OVERHEAD
     while left > 0:
-        text = fence(TITLE, quoted(choose(candidates, left, ranks, wide=wide, newer=newer)))
+        chosen = choose(candidates, left, ranks, wide=wide, newer=newer)
+        if not chosen:
+            break
+        text = fence(TITLE, quoted(chosen))
         over = counter.labelled(text) + MESSAGE_OVERHEAD - room
         if over <= 0:
             return text

@@ -383,6 +383,18 @@ async def test_a_block_keeps_to_its_share_and_the_request_to_its_budget(recall: 
         assert 0 < count(block_of(sent.messages, prompt)) <= most
 
 
+@pytest.mark.parametrize("recall", [48, 52, 56, 60])
+async def test_a_block_for_which_no_passage_is_short_enough_is_not_sent_empty(recall: int) -> None:
+    history = past(300)
+    history[8:10] = [
+        ModelRequest(parts=[UserPromptPart(content=f"The locker in Ghent {words(3, 60)}")]),
+        ModelResponse(parts=[TextPart(content="Noted.")]),
+    ]
+    talker, _ = await talked(compiler(budget=2_000, recall=recall), ["Hello.", ASK], history=history)
+    block = block_of(talker.last.messages, ASK)
+    assert "Ghent" in block or not block
+
+
 @pytest.mark.parametrize(("dial", "least", "most"), [(0.15, 400, 600), (0.25, 800, 1_000), (0.5, 2_000, 2_600)])
 async def test_a_share_buys_more_of_a_small_view_where_the_dial_is_for_answers(
     dial: float, least: int, most: int
