@@ -80,6 +80,18 @@ class Selection:
         return any(shape is not None and (shape.skeleton or shape.limit) for shape in self.draft.shapes)
 
     @property
+    def cut_from_prompts(self) -> int:
+        """Exact tokens by which the last steps have shortened the prompts of this turn, and system text after them."""
+        active, readings = self.draft.outline.active, self.history.readings
+        prompts = {f"message {index}" for index in range(active.start, active.stop) if readings[index].prompts}
+        steps = (TRUNCATED, PROMPT_CUT)
+        return sum(
+            drop.tokens
+            for drop in self.draft.drops
+            if drop.reason == SYSTEM_CUT or (drop.what in prompts and drop.reason in steps)
+        )
+
+    @property
     def history(self) -> History:
         """The whole raw history."""
         return self.draft.history

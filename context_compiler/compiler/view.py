@@ -190,6 +190,17 @@ def mark_in(message: ModelMessage) -> dict[str, Any] | None:
     return None
 
 
+def unled(messages: list[ModelMessage]) -> bool:
+    """True if the first message would be the assistant's, which providers reject; some hosts render loaded tools so."""
+    for message in messages:
+        kinds = {part.part_kind for part in message.parts}
+        if isinstance(message, ModelResponse) or "tool-availability-delta" in kinds:
+            return True
+        if kinds & {"user-prompt", "compaction"}:
+            return False
+    return False
+
+
 def stamp_of(message: ModelMessage) -> datetime:
     """Timestamp of a message, if it has one: what we write carries the time of what it replaces."""
     times = (getattr(part, "timestamp", None) for part in message.parts)

@@ -7,10 +7,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from pydantic_ai.messages import ModelMessage, ModelResponse
+from pydantic_ai.messages import ModelMessage
 
 from context_compiler.compiler.advance import Advance, Ask, advance, failed_row
-from context_compiler.compiler.cut_order import PROMPT_CUT, SYSTEM_CUT, TRUNCATED, Selection
 from context_compiler.compiler.cycle import RAW, Cycle, fitting, mended
 from context_compiler.compiler.recall_block import (
     Block,
@@ -42,6 +41,7 @@ from context_compiler.compiler.view import (
     summary_of,
     token_breakdown,
     unfolded,
+    unled,
     why_kept,
     with_cache_point,
 )
@@ -82,8 +82,8 @@ GIVES = 4
 GROWN = ("raw", "cycle")
 """Statuses of views that only grow on from the request before."""
 
-TRIES = 3
-"""Attempts to cut a view that the host's own framing pushes over its budget."""
+TRIES, LOOSER = 3, 6
+"""Attempts to cut a view that the host's own framing pushes over its budget, and then to cut it less."""
 
 
 async def respond(compiler: CompilerState, run: Run, request: Request, host: Host) -> Result:
@@ -301,15 +301,9 @@ async def _new_cycle(
             break
         unused = result.limit - context.request.fixed - more - done.selection.draft.total
         more, tries = more + over + max(0, unused), tries + 1
-    cut, total = _cut_with_prompts(done.selection), done.selection.draft.total
-    if over < 0 and tries > 1 and (cut or not done.selection.fits):  # the framing went with the text that it was for
-        for fewer in (more + over, result.limit - context.request.fixed - total - cut):
-            less = await advance_request(context, before, None, fewer, block=block)
-            looser = assemble_view(context, less.cycle, "compiled", less, earlier=result)
-            if less.selection.fits and looser.cost <= looser.limit:
-                previous, result, done = less.cycle, looser, less
-            if not _cut_with_prompts(done.selection):
-                break
+    if over < 0 and tries > 1 and (done.selection.cut_from_prompts or not done.selection.fits):
+        done, result = await _loosened(context, before, done, result, more, block)
+        previous = done.cycle
     if over > 0:
         result = replace(result, view=replace(result.view, status="floor_over_budget"))
     else:
@@ -317,16 +311,29 @@ async def _new_cycle(
     return replace(started(result), row=row)
 
 
-def _cut_with_prompts(selection: Selection) -> int:
-    """Tokens by which the last steps have shortened the prompts of this turn, and system text after them."""
-    active, readings = selection.draft.outline.active, selection.history.readings
-    prompts = {f"message {index}" for index in range(active.start, active.stop) if readings[index].prompts}
-    steps = (TRUNCATED, PROMPT_CUT)
-    return sum(
-        drop.tokens
-        for drop in selection.draft.drops
-        if drop.reason == SYSTEM_CUT or (drop.what in prompts and drop.reason in steps)
-    )
+async def _loosened(
+    context: RequestContext, previous: Cycle | None, done: Advance, result: Result, more: int, block: int
+) -> tuple[Advance, Result]:
+    """The least cut of prompts that fits, between one that set `more` tokens aside for the host's framing and none.
+
+    The framing goes with the text that it is for, at a length that nobody can tell before.
+    """
+    whole = result.limit - context.request.fixed - done.selection.draft.total - done.selection.cut_from_prompts
+    guesses = [more + result.cost - result.limit, whole]
+    loose = min(guesses)
+    for _ in range(LOOSER):
+        fewer = guesses.pop(0) if guesses else (more + loose) // 2
+        if not loose <= fewer < more:
+            continue
+        less = await advance_request(context, previous, None, fewer, block=block)
+        looser = assemble_view(context, less.cycle, "compiled", less, earlier=result)
+        if looser.cost <= looser.limit:
+            done, result, more = less, looser, fewer
+            if not done.selection.cut_from_prompts:
+                break
+        else:
+            loose = max(loose, fewer)
+    return done, result
 
 
 def _room_for_block(context: RequestContext, previous: Cycle | None) -> int:
@@ -471,7 +478,7 @@ def assemble_view(
     """
     request, history, layers, live = context.request, context.history, context.request.layers, context.host is not None
     frozen, limits = cycle or RAW, context.limits(cycle)
-    untouched = cycle is None and not context.base and not layers.text and not (live and _unled(request.messages))
+    untouched = cycle is None and not context.base and not layers.text and not (live and unled(request.messages))
     if untouched:
         start, messages, sent = None, list(request.messages), history
     else:
@@ -561,18 +568,7 @@ def _messages(
     if context.host is None:
         return messages
     unmarked = context.request.marked and not any(map(mark_in, first))
-    return [marked_request(LEFT_OUT, {"v": 1}), *messages] if unmarked or _unled(messages) else messages
-
-
-def _unled(messages: list[ModelMessage]) -> bool:
-    """True if the first message would be the assistant's, which providers reject; some hosts render loaded tools so."""
-    for message in messages:
-        kinds = {part.part_kind for part in message.parts}
-        if isinstance(message, ModelResponse) or "tool-availability-delta" in kinds:
-            return True
-        if kinds & {"user-prompt", "compaction"}:
-            return False
-    return False
+    return [marked_request(LEFT_OUT, {"v": 1}), *messages] if unmarked or unled(messages) else messages
 
 
 def rendered_cost(context: RequestContext, messages: list[ModelMessage]) -> int:
