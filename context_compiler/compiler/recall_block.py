@@ -499,10 +499,7 @@ def _written(
     weighed = [pair for pair, tokens in zip(ranked, before, strict=False) if tokens <= DEEP * room]
     candidates, ranks = [one for one, _ in weighed], [score for _, score in weighed]
     left = room - counter.text(fence(TITLE, "x")) - 8 - MESSAGE_OVERHEAD
-    while left > 0:
-        chosen = choose(candidates, left, ranks, wide=wide, newer=newer)
-        if not chosen:
-            break
+    while left > 0 and (chosen := choose(candidates, left, ranks, wide=wide, newer=newer)):
         text = fence(TITLE, quoted(chosen))
         over = counter.labelled(text) + MESSAGE_OVERHEAD - room
         if over <= 0:
