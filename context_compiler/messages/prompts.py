@@ -6,8 +6,8 @@ and "have you ever" do not match. A question matches only as a polite order. The
 assistants.
 
 A prompt asks if it is short and has a question mark, or begins with a word that asks for something, in English,
-German, French, Spanish, Italian, Portuguese, Russian, Chinese or Japanese. Of a longer one its last or its first
-paragraph or line counts.
+German, French, Spanish, Italian, Portuguese, Russian, Chinese, Japanese or Korean. Of a longer one its last or its
+first paragraph or line counts.
 """
 
 from __future__ import annotations
@@ -294,9 +294,13 @@ _REMINDERS = (
     "|erinnere mich|sage? mir|rappelle[- ]moi|dis[- ]moi|recuérdame|dime|ricordami|dimmi|lembre-me|diga-me"
     "|напомни|скажи"
 )
-_QUESTION = re.compile(
-    rf"(?i)\W*(?:(?:{_LEADS})\W+)*(?:{'|'.join(_INTERROGATIVES.split())}|{_REMINDERS})(?!\w)|提醒我|告诉我|告訴我"
+_QUESTION = re.compile(rf"(?i)\W*(?:(?:{_LEADS})\W+)*(?:{'|'.join(_INTERROGATIVES.split())}|{_REMINDERS})(?!\w)")
+_QUESTION_UNSPACED = re.compile(
+    "什么|什麼|谁|誰|哪|多少|几(?:个|天|点|次|月|号)|[了过過][吗嗎][。\\s]*$|提醒我|告[诉訴]我"
+    "|何(?!か)|いつ(?!も)|どこ|なぜ|どの|どれ|教えて|(?:です|でした|ました)か[。\\s]*$|っけ[。\\s]*$"
+    "|무엇|무슨|누구|언제|어디|얼마|알려"
 )
+"""Chinese, Japanese and Korean; "can you do that" ends otherwise, with ますか and 能…吗."""
 _ORDER_ASKED = re.compile(
     rf"(?i)\W*(?:(?:{_LEADS})\W+)*(?:(?:can|could|would|will|may) (?:you|we|i)|let'?s|shall we)"
     r"(?! (?:please )?(?:remind|recall|remember|repeat|tell me (?:again|what|which|who|when|where|how)))(?!\w)"
@@ -305,6 +309,7 @@ _SENTENCE = re.compile(r"(?:[^.!?\uff1f\u061f。！\n]|[.!?](?=\S))+[.!?\uff1f\u
 _ASKS_UNSPACED = re.compile(
     "什么|谁|哪|几|怎么|为什么|多少|吗|告诉|列出|总结|请"  # Chinese
     "|何|誰|いつ|どこ|なぜ|どう|どの|教えて|か。?$"
+    "|무엇|무슨|뭐|누구|언제|어디|어떤|어떻게|왜|얼마|몇|알려|까[.\\s]*$"
 )
 
 
@@ -343,5 +348,6 @@ def asks(text: str, counter: TokenCounter, *, strict: bool = False) -> bool:
         return False
     if strict:
         questions = [one for one in _SENTENCE.findall(plain) if _MARK.search(one)]
-        return any(not _ORDER_ASKED.match(one) for one in questions) or bool(_QUESTION.match(plain))
+        asked = any(not _ORDER_ASKED.match(one) for one in questions)
+        return asked or bool(_QUESTION.match(plain) or _QUESTION_UNSPACED.search(plain))
     return _asks(plain)

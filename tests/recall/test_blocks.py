@@ -559,7 +559,16 @@ async def test_a_field_of_a_tool_result_comes_back(budget: int) -> None:
     assert all(sent.tokens <= budget for sent in talker.sent)
 
 
-@pytest.mark.parametrize("prompt", ["Could you fix the next order?", "Is there nobody else I may speak to?", "Go on."])
+@pytest.mark.parametrize(
+    "prompt",
+    [
+        "Could you fix the next order?",
+        "Is there nobody else I may speak to?",
+        "Go on.",
+        "次の order を fix してもらえますか",
+        "能 fix 下一个 order 吗",
+    ],
+)
 async def test_what_is_no_question_about_the_past_gets_no_block_in_tool_work(prompt: str) -> None:
     talker, _ = await talked(compiler(budget=BUDGET), ["Go on.", prompt], history=worked())
     assert not block_of(talker.last.messages, prompt)
@@ -574,6 +583,9 @@ async def test_what_is_no_question_about_the_past_gets_no_block_in_tool_work(pro
         "I forgot what opens the locker in Ghent.",
         "Erinnere mich an den code of the locker in Ghent.",
         "quel code opens the locker at the station in Ghent",
+        "Ghent の locker の code は何でしたか",
+        "Ghent 的 locker 的 code 是多少",
+        "Ghent locker code 알려 줘",
     ],
 )
 async def test_who_asks_to_be_reminded_in_tool_work_needs_no_question_mark(prompt: str) -> None:
