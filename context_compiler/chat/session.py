@@ -256,8 +256,7 @@ class ChatSession:
         self.usage = Usage()
         self._notice = notice or _ignore
         kept = _store_of(store, owner)
-        owner = kept.owner if isinstance(kept, Tenants) else None
-        vault = vault_of(vault, owner)
+        vault = vault_of(vault, owner := kept.owner if isinstance(kept, Tenants) else None)
         self.vault_name = "" if vault is None else vault.resolve().name
         self.storage = SessionStorage(
             session,
@@ -284,7 +283,8 @@ class ChatSession:
         self._pending: _PendingReply | None = None
         self._task: asyncio.Task[None] | None = None
         self._opened, self._opening = False, asyncio.Lock()
-        self._errors, self._errors_before = set[str](), set[str]()
+        self._errors: set[str] = set()
+        self._errors_before: set[str] = set()
         self.compiler()
 
     @property

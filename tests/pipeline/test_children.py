@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from context_compiler.errors import PipelineError, RunOwnedError
-from context_compiler.pipeline import MemoryRuns, Stage, resume_pipeline, run_pipeline
+from context_compiler.pipeline import Event, MemoryRuns, Stage, resume_pipeline, run_pipeline
 from context_compiler.pipeline.stores import Lost
 from tests.pipeline.playing import graph
 
@@ -169,3 +169,27 @@ async def test_a_child_that_is_no_file_is_not_read(parent: Path) -> None:
     (parent.parent / "child.dot").symlink_to("/dev/zero")
     result = await run_pipeline(parent, handlers={"work": Work(at="")}, run_id="r")
     assert result.outcomes["m"].failure_reason.endswith("child.dot is not a file")
+
+
+async def test_a_child_that_has_ended_is_let_go_of_in_full(parent: Path) -> None:
+    """Its stage ends as soon as it has seen the last state, and stops what is left of the child."""
+    last, released = asyncio.Event(), list[str]()
+
+    class Slow(MemoryRuns):
+        @asynccontextmanager
+        async def own(self, run_id: str) -> AsyncGenerator[Lost]:
+            async with super().own(run_id) as lost:
+                yield lost
+                if run_id == "r.m.1":
+                    await last.wait()
+                    for _ in range(100):  # until it is stopped
+                        await asyncio.sleep(0)
+                released.append(run_id)
+
+    def hear(event: Event) -> None:
+        if event.kind == "child_observed" and event.data["status"] == "completed":
+            last.set()
+
+    options: dict[str, Any] = {"handlers": {"work": Work(at="")}, "run_id": "r", "on_event": hear}
+    assert (await run_pipeline(parent, runs=Slow(), **options)).ok
+    assert released == ["r.m.1", "r"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sqlite3
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from pathlib import Path
@@ -168,6 +169,29 @@ async def test_runs_that_ended_before_a_time_are_pruned_and_others_stay(open_sto
     assert sorted(await prune_runs(store, older_than_days=-1.0)) == ["ended", "o"]
     assert [info.run_id for info in await store.runs()] == ["stopped"]
     await store.close()
+
+
+async def test_a_file_is_written_anew_once_for_all_that_is_pruned_at_a_time(
+    left: Left, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    connect, said = sqlite3.connect, list[str]()
+
+    def traced(*args: Any, **options: Any) -> sqlite3.Connection:
+        db = connect(*args, **options)
+        db.set_trace_callback(said.append)
+        return db
+
+    monkeypatch.setattr(sqlite3, "connect", traced)
+    runs = SQLiteRuns(tmp_path / "runs.db")
+    told = {f"value.n{number}": f"{ANN} {number} " * 200 for number in range(20)}
+    for number in range(5):
+        text = graph(f'a{number} [prompt="{ANN}"]; start->a{number}->done')
+        assert (await run_pipeline(text, runs=runs, run_id=f"r{number}", simulate=True, context=told)).ok
+    assert await prune_runs(runs, older_than_days=1.0) == [] and "VACUUM" not in said
+    assert await runs.delete("r0") and said.count("VACUUM") == 1
+    assert len(await prune_runs(runs, older_than_days=-1.0)) == 4 and said.count("VACUUM") == 2
+    assert ANN.encode() not in await left()
+    await runs.close()
 
 
 async def test_the_graph_of_a_run_that_begins_while_another_one_of_it_is_deleted_stays(open_runs: OpenSQL) -> None:

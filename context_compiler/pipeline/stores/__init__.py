@@ -123,6 +123,19 @@ class RunStore(Protocol):
         ...
 
 
+@runtime_checkable
+class Overwriting(Protocol):
+    """A store that writes its file anew once something was deleted: once for all that is deleted at a time."""
+
+    async def remove(self, run_id: str) -> bool:
+        """Delete a run and its children; copies of their bytes may stay in the file until `overwrite`."""
+        ...
+
+    async def overwrite(self) -> None:
+        """Write the file anew, without what was deleted."""
+        ...
+
+
 def has_runs(place: str) -> bool:
     """True if a store of runs is there, or is a database that may have some."""
     return is_address(place) or Path(place).exists()
@@ -169,10 +182,16 @@ async def prune_runs(store: RunStore, *, older_than_days: float) -> list[str]:
     infos = await store.runs()
     known = {info.run_id for info in infos}
     old = [one for one in infos if one.status in ("success", "fail") and one.updated_at < before]
+    overwriting = store if isinstance(store, Overwriting) else None
+    delete = store.delete if overwriting is None else overwriting.remove
     removed: list[str] = []
-    for name in [one.run_id for one in old if one.parent not in known]:
-        with suppress(RunOwnedError):  # somebody is ending it just now
-            removed += [name] if await store.delete(name) else []
+    try:
+        for name in [one.run_id for one in old if one.parent not in known]:
+            with suppress(RunOwnedError):  # somebody is ending it just now
+                removed += [name] if await delete(name) else []
+    finally:
+        if removed and overwriting is not None:
+            await overwriting.overwrite()
     return removed
 
 

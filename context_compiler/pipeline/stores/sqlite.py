@@ -135,10 +135,19 @@ class SQLiteRuns(SQLRuns):
 
     async def delete(self, run_id: str) -> bool:
         """Delete a run and its children; what they took in the file is overwritten."""
-        deleted = await super().delete(run_id)
-        if deleted and not await self._file.empty_log():
+        removed = await self.remove(run_id)
+        if removed:
+            await self.overwrite()
+        return removed
+
+    async def remove(self, run_id: str) -> bool:
+        """Delete a run and its children; copies of their bytes may stay in the file until `overwrite`."""
+        return await super().delete(run_id)
+
+    async def overwrite(self) -> None:
+        """Write the file anew, without what was deleted."""
+        if not await self._file.empty_log():
             log.warning("what was deleted is overwritten once no other process reads %s, or writes to it", self.path)
-        return deleted
 
     async def owned(self, run_ids: Sequence[str]) -> frozenset[str]:
         """Those of the runs that a live process owns."""
