@@ -16,10 +16,10 @@ from typing import Any, TypeVar
 
 from pydantic_ai.messages import ModelMessage
 
-from context_compiler.errors import StoreError
+from context_compiler.errors import SettingsError, StoreError
 from context_compiler.messages.history import load_messages, reader_of
 from context_compiler.messages.items import plain_text, user_content
-from context_compiler.record.store import Store, open_store
+from context_compiler.record.store import Store, Tenants, open_store
 from context_compiler.record.values import SessionInfo
 from context_compiler.tokens import as_counter
 
@@ -38,7 +38,13 @@ class RecordHistory:
     """
 
     def __init__(self, store: str | Path | Store = "system/context.db") -> None:
-        """Read the record at a path, or the `Store` that a compiler was given."""
+        """Read the record at a path, or the `Store` that a compiler was given.
+
+        Raises:
+            SettingsError: The store is of every owner, of whom several may have a conversation of one name.
+        """
+        if isinstance(store, Tenants) and store.owner is None:
+            raise SettingsError(f"{store!r}: give the store of one owner, scoped(owner)")
         self._store = store
 
     async def list_runs(self) -> list[Any]:

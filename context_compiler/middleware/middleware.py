@@ -55,6 +55,7 @@ from context_compiler.middleware.state import CompilerState, Result, Run, read_h
 from context_compiler.recall.ranking import question_text
 from context_compiler.record.costs import PRICE, compile_cost, request_cost
 from context_compiler.record.database import Moment
+from context_compiler.record.store import Tenants
 from context_compiler.record.values import Compile, Record, check_owner, now, with_null_reasons
 from context_compiler.resilience import attempt, call_within, try_await
 from context_compiler.settings import Settings
@@ -290,7 +291,11 @@ class Middleware:
         return with_others(block, text, quotes, counter) if text else block
 
     async def _layer_block(self, run: Run, request: Request, layers: LayerSource, role: str | Need) -> LayerBlock:
-        layers = layers.scoped(request.owner) if isinstance(layers, Layers) and request.owner else layers
+        if isinstance(layers, Layers):
+            if request.owner is None:
+                return drop_block(NO_LAYERS, "the owner of the run is not known")
+            if request.owner or (callable(self.arguments.owner) and isinstance(layers.store, Tenants)):
+                layers = layers.scoped(request.owner)
         state = await load_state(layers, request.session_id, timeout=self.arguments.timeout)
         budget, _ = self.arguments.whole_budget(**request.terms)
         room = int(budget / run.ratios.of(request.family)) - request.overhead

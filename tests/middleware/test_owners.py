@@ -9,7 +9,13 @@ import pytest
 from pydantic_ai import Agent
 from pydantic_ai.capabilities import ProcessHistory
 
-from context_compiler import ContextCompiler, SQLiteStore, build_compiling_history_processor, compile_view
+from context_compiler import (
+    ContextCompiler,
+    RecordHistory,
+    SQLiteStore,
+    build_compiling_history_processor,
+    compile_view,
+)
 from context_compiler.errors import SettingsError, TemplateError
 from context_compiler.layers import Layers
 from context_compiler.record.copying import copy_record
@@ -133,6 +139,16 @@ async def test_a_static_owner_and_a_scoped_store_are_the_same(tmp_path: Path) ->
     assert await compiler(store=path).views() == []
 
 
+async def test_a_source_of_histories_is_that_of_one_owner() -> None:
+    store = MemoryStore()
+    for owner in ("ann", "bob"):
+        await ask(compiler(owner=owner, store=store), "", f"I am {owner}.")
+    found = str(await RecordHistory(store.scoped("ann")).run_history(run_id="chat"))
+    assert "I am ann." in found and "I am bob." not in found
+    with pytest.raises(SettingsError, match="one owner"):  # the histories of all who have a "chat" would be joined
+        RecordHistory(store.scoped(None))
+
+
 async def test_wrong_owners_are_refused() -> None:
     for wrong in (7, "a\x00b"):
         with pytest.raises(SettingsError, match="owner="):
@@ -170,6 +186,25 @@ async def test_layers_of_one_session_id_are_those_of_the_owner(tmp_path: Path) -
         talker, _ = await ask(given, owner)
         assert f"The person {owner}" in talker.last.text and f"The person {other}" not in talker.last.text
     await layers.close()
+
+
+async def test_a_run_without_an_owner_is_given_the_layers_of_nobody(tmp_path: Path) -> None:
+    """Neither those that were kept without an owner, nor those of the owner whose store the layers were made for."""
+    path = tmp_path / "context.db"
+    for owner in ("", "ann"):
+        async with Layers(path).scoped(owner).turn("chat", "Hello.") as turn:
+            turn.registry.register_read("people", 1, f"The person of {owner or 'nobody'}")
+            turn.answered("Hello.")
+    for store, owner, whose in (
+        (SQLiteStore(path), lambda ctx: None, None),
+        (SQLiteStore(path), lambda ctx: ctx.nothing, None),
+        (SQLiteStore(path).scoped("ann"), lambda ctx: "", "nobody"),
+        (SQLiteStore(path).scoped("ann"), lambda ctx: "bob", None),
+    ):
+        given = compiler(owner=owner, store=path, layers=Layers(store), role="reply", budget=8_000)
+        talker, _ = await ask(given, "ann")
+        shown = [one for one in ("nobody", "ann") if f"The person of {one}" in talker.last.text]
+        assert shown == ([whose] if whose else [])
 
 
 def put(vault: Path, owner: str, text: str, name: str = "handover") -> Path:
