@@ -14,7 +14,7 @@ from datetime import datetime
 from functools import partial
 from itertools import takewhile
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 from pydantic_ai.messages import ModelMessage
 
@@ -52,6 +52,8 @@ SESSIONS = 16
 
 FRESH_S = 86_400.0 * RECENT
 """Seconds for which it is: a prune of what is older leaves no note."""
+
+T = TypeVar("T")
 
 NEWEST = 50
 """Requests without a budget that may follow the newest one with a budget."""
@@ -178,19 +180,22 @@ class Archive:
         """
         shown = self._arguments.record != "off" and (self._arguments.store is not None or self._opened)
         if shown and self.owner is not None and not self._breaker.failures:
-            return (await try_await(self._in_time(partial(self._announced, session_id, model, seconds)))).value
+            given = session_id, self._arguments.place, model, seconds
+            return (await try_await(self._on_sql(lambda store: store.announce_compile(*given)))).value
         return None
 
-    async def _announced(self, session_id: str, model: str, seconds: float) -> tuple[int, datetime] | None:
-        if not isinstance(self.store, SQLStore):
-            return None
-        return await self.store.announce_compile(session_id, self._arguments.place, model, seconds)
+    async def _on_sql(self, work: Callable[[SQLStore], Awaitable[T]]) -> T | None:
+        """Work on a store that keeps its tables in a database; None for any other."""
+
+        async def done() -> T | None:
+            store = self.store
+            return await work(store) if isinstance(store, SQLStore) else None
+
+        return cast("T | None", await self._in_time(done))
 
     async def withdraw_compile(self, announced: tuple[int, datetime]) -> None:
         """Show a call no longer, however it ended."""
-        store = self.store
-        if isinstance(store, SQLStore):
-            await try_await(self._in_time(partial(store.withdraw_compile, *announced)))
+        await try_await(self._on_sql(lambda store: store.withdraw_compile(*announced)))
 
     async def last_request(self, session_id: str) -> Record | None:
         """The newest recorded request of a conversation."""
@@ -225,7 +230,7 @@ class Archive:
             turn = partial(work, None) if self._late is None else partial(self._in_turn, self._late, session_id, work)
             return await self._tried(turn, writes=True)
         if self._late is not None and self._late.is_away:
-            await self._put_off(self._late, session_id, Moment(), work)
+            await try_await(self._put_off(self._late, session_id, Moment(), work))
         return None
 
     async def _in_turn(self, late: LateWrites, session_id: str, work: Write) -> Any:
@@ -308,16 +313,13 @@ class Archive:
         """
         if not self.whole or self._arguments.store is None or self._breaker.failures:
             return None
-        if not isinstance(self.store, SQLStore):
-            return None
         work = partial(claim_compile, cache_key=key, holder=holder, seconds=seconds)
-        return (await try_await(self.store.perform(work))).value
+        return (await try_await(self._on_sql(lambda store: store.perform(work)))).value
 
     async def hold_claim(self, key: str, holder: str, seconds: float) -> None:
         """Keep a claim for that long from now on; then other processes may call a model for the same."""
-        if isinstance(self.store, SQLStore):
-            work = partial(hold_claim, cache_key=key, holder=holder, seconds=seconds)
-            await try_await(self.store.perform(work))
+        work = partial(hold_claim, cache_key=key, holder=holder, seconds=seconds)
+        await try_await(self._on_sql(lambda store: store.perform(work)))
 
     def remember(self, key: str, answer: SummaryResponse) -> None:
         """Keep an answer in memory until it is on the record, or for good where the record may not have it."""
@@ -396,10 +398,14 @@ class Archive:
         """
         if row is None or not row.usage or self._arguments.record == "off" or self.owner is None:
             return
-        why, store = METADATA if self._redactor is None else REDACTED, self._store_for(began)
+        why = METADATA if self._redactor is None else REDACTED
         kept = row if self.whole else _bare_row(row, why)
+        await self._tried(partial(self._kept_unsent, kept, began), writes=True)
+
+    async def _kept_unsent(self, row: Compile, began: Moment) -> None:
+        store = self._store_for(began)
         if isinstance(store, Steered):
-            await self._tried(lambda: store.save_compile(kept), writes=True)
+            await store.save_compile(row)
 
     async def cycles(self, session_id: str) -> list[Cycle]:
         """Every cycle of a conversation, oldest first; StoreError if the record cannot be read."""
@@ -435,10 +441,11 @@ class Archive:
 
     async def _is_older(self, since: Moment) -> bool:
         """True if something was deleted since then, or may have been, as far as the record can be read."""
+        return since.age > FRESH_S or bool(await self._tried(partial(self._removed, since)))
+
+    async def _removed(self, since: Moment) -> bool:
         store = self._store_for(since)
-        if since.age > FRESH_S or not isinstance(store, SQLStore):
-            return True
-        return bool(await self._tried(lambda: store.perform(rows.removed_since)))
+        return await store.perform(rows.removed_since) if isinstance(store, SQLStore) else True
 
     async def others(self, session_id: str, prompt: str) -> list[tuple[float, Mention]]:
         """Passages of other conversations of the owner that answer a prompt; none if the store fails."""
@@ -485,7 +492,8 @@ class Archive:
     async def newest(self, session_id: str) -> Record | None:
         """The newest request of a conversation, with or without its content; one that had a budget, if there is one."""
         for limit in (1, NEWEST):
-            found: list[Record] = await self._tried(partial(self.store.views, session_id, limit=limit)) or []
+            read = partial(lambda limit: self.store.views(session_id, limit=limit), limit)
+            found: list[Record] = await self._tried(read) or []
             within = next((one for one in found if one.budget is not None), None)
             if within is not None or len(found) < limit:
                 break
@@ -503,7 +511,7 @@ class Archive:
         """Close the store, if it was opened here; it opens again when it is used again."""
         for store in self._opened:
             if store is not self._arguments.store:
-                await try_await(_done(store.close))
+                await try_await(self._in_time(store.close))
 
 
 def _scoped(store: Store, owner: str | None) -> Store:
@@ -543,11 +551,6 @@ def _window_start(known: History, window: History) -> int | None:
 def _beside(config: str) -> str:
     """The name under which what was recalled is kept beside the cycles of a configuration."""
     return f"{config}{RECALLED}"
-
-
-async def _done(work: Callable[[], Awaitable[Any]]) -> Any:
-    """Await some work, which may fail before it returns an awaitable."""
-    return await work()
 
 
 def _bare(record: Record, row: Compile | None) -> Entry:

@@ -51,6 +51,23 @@ async def test_a_store_whose_every_method_raises_costs_no_run() -> None:
         await faulty.ours.views()
 
 
+@pytest.mark.parametrize("owner", ["", "maria"])
+@pytest.mark.parametrize("hook", ["late", "scoped", "perform", "announce_compile", "withdraw_compile"])
+async def test_a_store_of_ones_own_that_raises_at_once_costs_no_run(hook: str, owner: str) -> None:
+    def fail(*args: Any, **given: Any) -> Any:
+        raise ZeroDivisionError(hook)
+
+    store: Any = type("Mine", (MemoryStore,), {hook: fail})()
+    faulty = Faulty(Notes(), store=store, owner=lambda _: owner)
+    await faulty.ask(conversation_id="one")
+    faulty.history = faulty.done.messages
+    await faulty.ask(conversation_id="one")
+    await faulty.ask(conversation_id="one", message_history=faulty.history[-9:])
+    assert faulty.done.output == "done" and faulty.talker.last.tokens <= BUDGET
+    assert "fallback" not in str(faulty.statuses) and set(faulty.kinds) <= {"ZeroDivisionError"}
+    assert faulty.errors or hook in ("announce_compile", "withdraw_compile", "scoped"), "what nobody needs is not told"
+
+
 async def test_a_store_is_left_alone_where_nothing_is_recorded() -> None:
     faulty = Faulty(Notes(), store=Broken(), record="off")
     for _ in range(3):
