@@ -24,7 +24,7 @@ from context_compiler.fidelity import Fidelity
 from context_compiler.layers.context import NEEDS, Need
 from context_compiler.layers.session import Layers, LayerSource
 from context_compiler.messages.failures import ReflectionPolicy
-from context_compiler.paths import OWNER, vault_of
+from context_compiler.paths import OWNER
 from context_compiler.record.redaction import Redact
 from context_compiler.record.store import Store, Tenants
 from context_compiler.record.values import check_owner
@@ -300,8 +300,8 @@ class Arguments:
         check_owner(self.static_owner)
         if isinstance(self.store, Tenants) and self.store.owner is None:
             raise SettingsError(f"store={self.store!r}: give the store of one owner, scoped(owner)")
-        if not callable(self.owner):
-            vault_of(self.vault, self.static_owner)
+        anybody = "anybody" if callable(self.owner) else self.static_owner
+        TemplateLibrary(vault=self.vault, system=self.system, owner=anybody)
 
     def _fidelity(self) -> Fidelity | None:
         return None if self.fidelity is None else Fidelity.parse(self.fidelity, where="fidelity")

@@ -26,10 +26,10 @@ from pathlib import Path
 from typing import Literal, Self, TypeAlias
 
 from context_compiler.cache import Memo
-from context_compiler.errors import TemplateError
+from context_compiler.errors import SettingsError, TemplateError
 from context_compiler.fidelity import Fidelity
 from context_compiler.ids import text_hash
-from context_compiler.paths import make_private, vault_of
+from context_compiler.paths import OWNER, make_private, vault_of
 from context_compiler.settings import Amount, Count
 from context_compiler.template.front_matter import (
     Compiler,
@@ -213,20 +213,27 @@ class TemplateLibrary:
         owner: The owner, where each has a vault.
 
     Raises:
-        SettingsError: each owner has a vault, and none is named.
+        SettingsError: each owner has a vault, and none is named, or the vaults are among the templates of the system.
     """
 
     def __init__(
         self, *, vault: str | Path | None = None, system: str | Path | None = "system", owner: str | None = None
     ) -> None:
-        vault = vault_of(vault, owner)
+        own, vault = vault is not None and OWNER in str(vault), vault_of(vault, owner)
         folders: dict[Origin, Path | None] = {
             "vault": None if vault is None else Path(vault, "AssistantMD", "ContextTemplates"),
             "system": None if system is None else Path(system, "ContextTemplates"),
             "builtin": shipped_templates(),
         }
         self._system = folders["system"]
-        self._roots = tuple(Root(source=source, folder=folder) for source, folder in folders.items() if folder)
+        if own and vault and self._system and vault.absolute().is_relative_to(self._system.absolute()):
+            raise SettingsError(f"vault={str(vault)!r}: {self._system} is everybody's; give another folder for owners")
+        limits: dict[Origin, Path | None] = {"vault": vault if own else None}
+        self._roots = tuple(
+            Root(source=source, folder=folder, within=limits.get(source))
+            for source, folder in folders.items()
+            if folder
+        )
 
     def __repr__(self) -> str:
         """Its folders, in the order in which they are looked into."""
@@ -390,11 +397,18 @@ class Root:
 
     source: Origin
     folder: Path
+    within: Path | None = None
+    """The vault of an owner, out of which no link in it leads, not even the folder itself."""
+
+    def leads_out(self) -> bool:
+        """True if a link makes it the folder of somebody else."""
+        folder = Path(os.path.realpath(self.folder))
+        return self.within is not None and not folder.is_relative_to(os.path.realpath(self.within))
 
     def files(self) -> Iterator[Path]:
         """Its templates, sorted; hidden ones are left out, and the folders of the package that hold other prose."""
         found: list[Path] = []
-        for folder, inner, files in os.walk(self.folder):
+        for folder, inner, files in os.walk(self.folder) if not self.leads_out() else ():
             inner[:] = [] if self.source == "builtin" else [one for one in inner if not one.startswith(".")]
             found += [Path(folder, file) for file in files if file.endswith(".md") and not file.startswith(".")]
             if len(found) >= MOST_FILES:
@@ -423,8 +437,8 @@ class Root:
             OSError: it cannot be read.
         """
         real = os.path.realpath(file, strict=True)
-        if not Path(real).is_relative_to(os.path.realpath(self.folder)):
-            raise UnusableTemplate(f"it leads out of {self.folder}")
+        if self.leads_out() or not Path(real).is_relative_to(os.path.realpath(self.folder)):
+            raise UnusableTemplate(f"it leads out of {self.within or self.folder}")
         _plain(os.stat(real))
         with open(os.open(real, _CAREFULLY), "rb") as opened:
             _plain(os.fstat(opened.fileno()))

@@ -269,6 +269,27 @@ async def test_a_vault_of_owners_wants_one(tmp_path: Path) -> None:
     assert "The handover of ann." in str(view.messages)
 
 
+async def test_no_link_and_no_name_leads_from_the_vault_of_one_owner_to_that_of_another(tmp_path: Path) -> None:
+    """Whoever may write to a vault of their own cannot have the application read that of somebody else."""
+    file = put(tmp_path, "bob", "The handover of bob.", name="secret")
+    folder = put(tmp_path, "ann", "The handover of ann.").parent
+    (folder / "linked.md").symlink_to(file)
+    cat = tmp_path / "cat" / "AssistantMD"
+    cat.mkdir(parents=True)
+    (cat / "ContextTemplates").symlink_to(file.parent)
+    (tmp_path / "dan").mkdir()
+    (tmp_path / "dan" / "AssistantMD").symlink_to(file.parent.parent)
+    for owner in ("ann", "cat", "dan"):
+        library = TemplateLibrary(vault=tmp_path / "{owner}", system=None, owner=owner)
+        for name in ("secret", "linked", str(file), f"../../../bob/AssistantMD/ContextTemplates/{file.name}"):
+            with pytest.raises(TemplateError) as raised:
+                library.find(name)
+            assert "handover of bob" not in str(raised.value) and "secret or" not in str(raised.value)
+        assert "secret" not in [one.name for one in library.list()]
+    with pytest.raises(SettingsError, match="is everybody's"):
+        compiler(vault="system/ContextTemplates/{owner}", system="system", owner=tenant)
+
+
 async def test_a_node_and_a_processor_take_the_templates_of_their_owner(tmp_path: Path) -> None:
     put(tmp_path, "ann", "Layers as ann wants them: {{ user_intent }}", name="layers/reply")
     put(tmp_path, "bob", "The handover of bob.")
