@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from types import NoneType
 from typing import Any
 
 from context_compiler.messages.history import History
@@ -18,6 +19,24 @@ from context_compiler.messages.turns import Pairing, paired_with
 
 Span = tuple[int, int]
 """Positions `start` to before `stop`."""
+
+
+DAMAGED = (ValueError, TypeError, LookupError, AttributeError, RecursionError)
+"""Errors of a text that is damaged, or that another version wrote."""
+
+TYPES: Mapping[str, tuple[type, ...]] = {
+    "int": (int,),
+    "str": (str,),
+    "bool": (bool,),
+    "float": (int, float),
+    "int | None": (int, NoneType),
+}
+"""Types by the annotations of fields that are read as they are."""
+
+
+def well_typed(value: Any) -> bool:
+    """True if the plain fields of a dataclass hold what they say: a text that is read may be damaged."""
+    return all(isinstance(getattr(value, one.name), TYPES.get(str(one.type), object)) for one in fields(value))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,9 +102,11 @@ class Cycle:
             data["covered"] = tuple((int(a), int(b)) for a, b in data["covered"])
             data.pop("blocks", None)  # of schema 3, where recall blocks were a part of the cycle
             data["why"] = tuple((int(a), int(b), str(reason)) for a, b, reason in data.get("why", ()))
-            return cls(**data)
-        except (ValueError, TypeError, KeyError, AttributeError):
+            found = cls(**data)
+        except DAMAGED:
             return None
+        shapes = [shape for at, shape in found.kept if 0 <= at < found.decided]
+        return found if len(shapes) == len(found.kept) and all(map(well_typed, (found, *shapes))) else None
 
 
 RAW = Cycle(

@@ -15,7 +15,7 @@ from functools import lru_cache
 from itertools import accumulate
 from statistics import median
 
-from context_compiler.compiler.cycle import Cycle
+from context_compiler.compiler.cycle import DAMAGED, Cycle, well_typed
 from context_compiler.compiler.metrics import CACHED, FRESH
 from context_compiler.compiler.policy import LARGE, Limits, Plan
 from context_compiler.compiler.view import Quote
@@ -177,9 +177,10 @@ class Blocks:
         """Back from JSON text; None when another version wrote something this one cannot read."""
         try:
             found = [Block(*one) for one in json.loads(text)]
-            return cls(own=found[-1], earlier=tuple(found[:-1]), config=config)
-        except (ValueError, TypeError, IndexError):
+            sound = bool(found) and all(map(well_typed, found))
+        except DAMAGED:
             return None
+        return cls(own=found[-1], earlier=tuple(found[:-1]), config=config) if sound else None
 
 
 def holding(blocks: Blocks, history: History, config: str) -> Blocks | None:

@@ -12,10 +12,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from context_compiler.compiler.cycle import Cycle
+from context_compiler.compiler.cycle import Cycle, well_typed
 from context_compiler.messages.history import History
 from context_compiler.messages.turns import Outline
-from context_compiler.record.values import COMPILE, PIN, UNDO, UNPIN, Action
+from context_compiler.record.values import COMPILE, PIN, UNDO, UNPIN, Action, mapping_of
 from context_compiler.resilience import attempt
 
 PINS, HELD = 4, 2
@@ -53,6 +53,15 @@ class Pin:
     def to_json(self) -> str:
         """As JSON text."""
         return json.dumps(self.to_data())
+
+    @classmethod
+    def from_json(cls, text: str) -> Pin | None:
+        """Back from JSON text; None where it is damaged."""
+        try:
+            pin = cls(**mapping_of(text))
+        except TypeError:
+            return None
+        return pin if well_typed(pin) else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,7 +120,8 @@ def steering_of(actions: Sequence[Action]) -> tuple[Steering, Cycle | None]:
         if action.kind in (PIN, UNPIN):
             pins.pop(action.tip, None)
         if action.kind == PIN:
-            pins[action.tip] = Pin(**json.loads(action.state))
+            pin = Pin.from_json(action.state)
+            pins |= {action.tip: pin} if pin is not None else {}
     steps = [action for action in actions if action.kind in (COMPILE, UNDO)]
     last = steps[-1] if steps else None
     steering = Steering(
@@ -124,8 +134,8 @@ def steering_of(actions: Sequence[Action]) -> tuple[Steering, Cycle | None]:
 
 def cycle_of(action: Action) -> Cycle | None:
     """The cycle that a compile made, or that an undo went back to."""
-    state = json.loads(action.state).get("cycle")
-    cycle = Cycle.from_json(state) if state else None
+    state = mapping_of(action.state).get("cycle")
+    cycle = Cycle.from_json(state) if isinstance(state, str) else None
     if cycle is None or action.kind != COMPILE:
         return cycle
     return replace(cycle, summary_id=action.summary_id)

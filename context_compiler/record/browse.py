@@ -14,7 +14,7 @@ from context_compiler.record import rows
 from context_compiler.record.database import Database
 from context_compiler.record.queries import OWNED, SUMMARIES, VIEWS, compiles_of, record_of
 from context_compiler.record.rows import prefix, writer_of
-from context_compiler.record.values import Compile, Drop, Record
+from context_compiler.record.values import Compile, Drop, Record, mapping_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -261,7 +261,7 @@ def decisions(db: Database, request: RequestRow, limit: int) -> list[tuple[int, 
         " OR status LIKE 'fallback%' OR status LIKE 'floor_over_budget%') ORDER BY id DESC LIMIT ?",
         (request.session, request.id, limit),
     )
-    return [(row["id"], listed_drops(json.loads(row["ledger"]))) for row in found]
+    return [(row["id"], listed_drops(mapping_of(row["ledger"]))) for row in found]
 
 
 def listed_drops(ledger: Mapping[str, Any]) -> tuple[Drop, ...]:
@@ -503,7 +503,7 @@ def compile_usage(db: Database, session: int, first: int, last: int) -> list[tup
         " (SELECT summary FROM views WHERE session = ? AND id BETWEEN ? AND ?)",
         (session, first, last),
     )
-    return [(row["model_alias"], json.loads(row["usage"])) for row in found]
+    return [(row["model_alias"], mapping_of(row["usage"])) for row in found]
 
 
 def unsent_usage(
@@ -516,7 +516,7 @@ def unsent_usage(
         " AND id NOT IN (SELECT summary FROM views WHERE session = ?1 AND summary IS NOT NULL)",
         (session, *(None if at is None else rows.stamp(at) for at in (since, until))),
     ).fetchall()
-    return [(row["model_alias"], json.loads(row["usage"])) for row in found if not carriers(db, row["id"])[2]]
+    return [(row["model_alias"], mapping_of(row["usage"])) for row in found if not carriers(db, row["id"])[2]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -28,6 +28,7 @@ from context_compiler.record.queries import (
     write_message,
 )
 from context_compiler.record.rows import bare, stored, writer_of
+from context_compiler.record.values import list_of
 
 FOUND = (
     "SELECT c.scope, c.head, c.tips, c.state, c.revision, c.updated_at, c.session, s.session_id, s.owner, s.raw_tip"
@@ -172,7 +173,7 @@ def _copied(
 
 
 def _conversation(row: Any) -> StoredConversation:
-    tips: list[str] = json.loads(row["tips"])
+    tips = list_of(row["tips"])
     return StoredConversation(
         conversation_id=row["session_id"],
         scope=row["scope"],

@@ -24,7 +24,17 @@ from typing import Any, TypeVar, cast, overload
 from context_compiler import ids
 from context_compiler.errors import StoreError
 from context_compiler.record.database import Database
-from context_compiler.record.values import Chain, Compile, Drop, Entry, Record, with_null_reasons
+from context_compiler.record.values import (
+    Chain,
+    Compile,
+    Drop,
+    Entry,
+    Record,
+    list_of,
+    mapping_of,
+    parse_json,
+    with_null_reasons,
+)
 
 Column = str | int | float | None
 
@@ -376,10 +386,11 @@ def view_row(entry: Entry, session: int, summary: int | None, prefix: str) -> tu
 def to_compile(row: Row) -> Compile:
     """The compile of a row joined with its session."""
     given = {name: row[name] for name in SUMMARY if name != "session"}
-    given |= {name: _mapping(given[name]) for name in ("summary_json", "input_payload")}
-    given["sections_included"] = tuple(str(name) for name in _list(row["sections_included"]))
-    given["sections_dropped"] = tuple(_drops(_list(row["sections_dropped"])))
-    given["usage"] = _mapping(row["usage"]) or {}
+    parsed = {name: parse_json(given[name]) for name in ("summary_json", "input_payload")}
+    given |= {name: value if isinstance(value, dict) else None for name, value in parsed.items()}
+    given["sections_included"] = tuple(str(name) for name in list_of(row["sections_included"]))
+    given["sections_dropped"] = tuple(_drops(list_of(row["sections_dropped"])))
+    given["usage"] = mapping_of(row["usage"])
     given["created_at"] = parse_stamp(row["created_at"])
     given |= {name: bare(given[name]) for name in ("covered_tip", "cache_key")}
     return Compile(session_id=row["session_id"], vault_name=row["vault_name"], owner=row["owner"], **given)
@@ -388,7 +399,7 @@ def to_compile(row: Row) -> Compile:
 def to_record(row: Row, compile: Compile | None) -> Record:
     """The record of a row joined with its session."""
     given = {name: row[name] for name in VIEW if name not in ("session", "summary")}
-    given["ledger"] = _mapping(row["ledger"]) or {}
+    given["ledger"] = mapping_of(row["ledger"])
     given["created_at"] = parse_stamp(row["created_at"])
     given |= {name: bare(given[name]) for name in ("raw_tip", "view_tip")}
     place = {name: row[name] for name in ("session_id", "vault_name", "owner")}
@@ -411,23 +422,6 @@ def plain(text: str) -> str:
 
 def _plain(value: Column) -> Column:
     return plain(value) if isinstance(value, str) else value
-
-
-def _loaded(text: object) -> object:
-    try:
-        return json.loads(text) if isinstance(text, str) else None
-    except ValueError:
-        return None
-
-
-def _mapping(text: object) -> dict[str, Any] | None:
-    value = _loaded(text)
-    return cast("dict[str, Any]", value) if isinstance(value, dict) else None
-
-
-def _list(text: object) -> list[object]:
-    value = _loaded(text)
-    return cast("list[object]", value) if isinstance(value, list) else []
 
 
 def _drops(items: Iterable[object]) -> Iterable[Drop]:

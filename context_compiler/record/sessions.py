@@ -251,7 +251,9 @@ def session_cycles(db: Database, session_id: str, vault_name: str) -> list[Cycle
         session_key(db, session_id, vault_name),
     )
     return [
-        Cycle(tip=row["raw_tip"], config=row["config"], state=rows.to_text(rows.unpack(row["body"]))) for row in found
+        Cycle(tip=row["raw_tip"], config=row["config"], state=rows.to_text(rows.unpack(row["body"])))
+        for row in found
+        if isinstance(row["config"], str)  # else it is damaged
     ]
 
 

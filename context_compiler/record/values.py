@@ -103,6 +103,26 @@ class LayerPages:
         return json.dumps(state)
 
 
+def parse_json(text: object) -> Any:
+    """The JSON text of a row; None where it is damaged."""
+    try:
+        return json.loads(text) if isinstance(text, str) else None
+    except (ValueError, RecursionError):
+        return None
+
+
+def mapping_of(text: object) -> dict[str, Any]:
+    """The JSON object of a row; empty where it is damaged."""
+    value = parse_json(text)
+    return cast("dict[str, Any]", value) if isinstance(value, dict) else {}
+
+
+def list_of(text: object) -> list[Any]:
+    """The JSON list of a row; empty where it is damaged."""
+    value = parse_json(text)
+    return cast("list[Any]", value) if isinstance(value, list) else []
+
+
 def page_names(state: str) -> Sequence[str]:
     """Names of the pages that layers list; none for those that have their entities in themselves."""
     if '"pages"' not in state:
@@ -245,16 +265,16 @@ class Tool:
 
 def parse_tools(text: str) -> tuple[Tool, ...]:
     """Tools of their JSON text."""
-    given = cast("Sequence[Mapping[str, Any]]", json.loads(text))
+    found = (cast("Mapping[str, Any]", one) for one in list_of(text) if isinstance(one, dict))
     return tuple(
         Tool(
-            kind=one["kind"],
-            name=one["name"],
-            description=one["description"],
-            parameters=one["parameters"],
+            kind=str(one.get("kind")),
+            name=str(one.get("name")),
+            description=one.get("description"),
+            parameters=one.get("parameters") or {},
             strict=one.get("strict"),
         )
-        for one in given
+        for one in found
     )
 
 

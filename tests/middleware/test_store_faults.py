@@ -337,3 +337,34 @@ async def test_a_full_disk_costs_no_run(tmp_path: Path) -> None:
     faulty = Faulty(Notes(), store=Full(tmp_path / "record.db"))
     await faulty.ask()
     assert faulty.done.output == "done" and set(faulty.kinds) == {"StoreError"}
+
+
+DAMAGE = ("{", '["x"]', "3", '{"cycle": 3}', b"\xff\xfe\x00", "[" * 5_000)
+TABLES = (("actions", "state"), ("cycles", "config"), ("views", "ledger"), ("context_summaries", "sections_dropped"))
+
+
+@pytest.mark.parametrize(("table", "column"), TABLES)
+async def test_a_damaged_row_costs_no_run_and_no_step_by_hand(table: str, column: str, tmp_path: Path) -> None:
+    file = tmp_path / "context.db"
+    talk = Faulty(Notes(), store=file)
+    await talk.ask(conversation_id="one")
+    await talk.ours.pin("one", "turn 1")
+    await talk.ours.compile_now("one")
+    talk.history = talk.done.messages
+    await talk.ask(conversation_id="one")
+    await talk.ours.aclose()
+    for damage in DAMAGE:
+        with closing(sqlite3.connect(file)) as db:
+            newest = f"(SELECT max(rowid) FROM {table})"
+            assert db.execute(f"UPDATE {table} SET {column} = ? WHERE rowid = {newest}", (damage,)).rowcount
+            db.commit()
+        again = Faulty(Notes(), store=file)
+        again.history = talk.history
+        await again.ask(conversation_id="one")
+        assert again.done.output == "done" and again.talker.last.tokens <= BUDGET
+        assert "fallback" not in str(again.statuses) and not again.errors
+        assert await again.ours.views("one") and (await again.ours.compile_now("one")).session == "one"
+        await again.ours.pin("one", "turn 2")
+        assert await again.ours.pins("one")
+        assert await SQLiteStore(file).verify(), "it is no secret"
+        await again.ours.aclose()
