@@ -91,3 +91,18 @@ def test_layers_count_against_the_budget(kept: Command) -> None:
 def test_layers_need_the_record_that_holds_them(kept: Command) -> None:
     said = kept("compile", DEMO, "--layers", "dinner")
     assert said.code == 2 and "--db" in said.err
+
+
+def test_a_node_is_shown_with_the_template_of_the_sessions_owner(cc: Command, tmp_path: Path) -> None:
+    async def fill() -> None:
+        layers = Layers(tmp_path / "system" / "context.db")
+        async with layers.scoped("ann").turn("dinner", "Something quick?") as turn:
+            turn.answered("I propose the chicken.")
+        await layers.close()
+
+    asyncio.run(fill())
+    folder = tmp_path / "prompts" / "ann" / "AssistantMD" / "ContextTemplates" / "layers"
+    folder.mkdir(parents=True)
+    (folder / "reply.md").write_text("As ann wants it. {{ task }}")
+    said = cc("layers", "show", "dinner", "--role", "reply", "--vault", "prompts/{owner}")
+    assert said.code == 0 and "As ann wants it." in said.out

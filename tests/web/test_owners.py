@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from starlette.testclient import TestClient
 
+from context_compiler.errors import SettingsError
 from context_compiler.record.store import SQLiteStore
 from context_compiler.web.app import create_app
 from tests.record.entries import Talk, compiled, request
@@ -54,3 +55,18 @@ def test_runs_are_not_shown_to_one_owner(db: Path) -> None:
     client = TestClient(create_app(db, system=None, runs=db.parent, owner="ann"), base_url="http://localhost")
     assert client.get("/api/pipelines").json()["runs"] == []
     assert client.get("/api/pipeline?run=x").status_code == 404
+
+
+def test_an_owner_is_shown_the_templates_of_their_vault(db: Path, tmp_path: Path) -> None:
+    for owner in ("ann", "bob"):
+        folder = tmp_path / "prompts" / owner / "AssistantMD" / "ContextTemplates"
+        folder.mkdir(parents=True)
+        (folder / f"handover_of_{owner}.md").write_text(f"The handover of {owner}.")
+    vault = tmp_path / "prompts" / "{owner}"
+    client = TestClient(create_app(db, system=None, vault=vault, owner="ann"), base_url="http://localhost")
+    page = client.get("/api/templates").text
+    assert "handover_of_ann" in page and "handover_of_bob" not in page
+    for name, status in (("handover_of_ann", 200), ("handover_of_bob", 404)):
+        assert client.get(f"/api/template?name={name}&source=vault").status_code == status
+    with pytest.raises(SettingsError, match="name the owner"):
+        create_app(db, system=None, vault=vault)
