@@ -14,6 +14,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b, sha256
+from itertools import chain, repeat
 from typing import TYPE_CHECKING, Any, cast
 
 if TYPE_CHECKING:  # looking at a record does not wait for the host
@@ -185,15 +186,47 @@ def sent_id(parent: str | None, content: str, rendering: str) -> str:
     return RENDERED + chain_id(parent, f"{content}\x00{rendering}").removeprefix(VERSION)
 
 
+HELD = ("content", "args", "outcome")
+"""Attributes of a part whose objects show an edit in place."""
+
+Columns = tuple[list[Any], ...]
+"""Objects of many messages: how many parts each has, their instructions, all parts, and of these each of `HELD`."""
+
+
 def objects_of(message: ModelMessage) -> list[object]:
     """Parts of a message and their contents as objects; a change of identity shows an edit in place."""
     held: list[object] = [*message.parts, getattr(message, "instructions", None)]
     for part in message.parts:
-        for name in ("content", "args", "outcome"):
+        for name in HELD:
             content = getattr(part, name, None)
             if content is not None:
                 held.append(content if type(content) is str else _snapshot(content))
     return held
+
+
+def columns_of(messages: Sequence[ModelMessage]) -> Columns:
+    """The objects of all messages as they are: the same as `objects_of`, in a quarter of the time."""
+    lists = [message.parts for message in messages]
+    parts = list(chain.from_iterable(lists))
+    instructions = map(getattr, messages, repeat("instructions"), repeat(None))
+    held = (list(map(getattr, parts, repeat(name), repeat(None))) for name in HELD)
+    return list(map(len, lists)), list(instructions), parts, *held
+
+
+def columns_after(before: Columns | None, shared: int, news: Sequence[ModelMessage]) -> Columns:
+    """The first columns of `before`, of the shared messages, and the objects of the new ones as of now."""
+    counts, instructions, parts, *held = columns_of(news)
+    found = counts, instructions, parts, *([_snapshot(value) for value in column] for column in held)
+    if before is None or not shared:
+        return found
+    size = sum(before[0][:shared])
+    sizes = (shared, shared, *repeat(size, len(found) - 2))
+    return tuple(old[:most] + new for old, most, new in zip(before, sizes, found, strict=True))
+
+
+def are_unedited(messages: Sequence[ModelMessage], before: Columns) -> bool:
+    """True if these messages hold the same objects as the first ones of `before`."""
+    return all(now == old[: len(now)] for now, old in zip(columns_of(messages), before, strict=True))
 
 
 def _snapshot(value: object) -> object:

@@ -24,7 +24,18 @@ from pydantic_core import PydanticSerializationError
 
 from context_compiler.cache import Memo
 from context_compiler.errors import StoreError
-from context_compiler.ids import Split, blob_id, chain_id, exact_id, identity_facts, objects_of, sent_id
+from context_compiler.ids import (
+    Columns,
+    Split,
+    are_unedited,
+    blob_id,
+    chain_id,
+    columns_after,
+    exact_id,
+    identity_facts,
+    objects_of,
+    sent_id,
+)
 from context_compiler.messages.items import Item, Kind, read_items, type_label
 from context_compiler.tokens import TokenCounter, as_counter
 
@@ -92,6 +103,8 @@ class History:
     """Exact names, under which messages are recorded."""
     sums: tuple[int, ...]
     """`sums[i]` is the price of the first `i` messages."""
+    static: int
+    """Leading messages without dynamic parts."""
 
     def __len__(self) -> int:
         return len(self.messages)
@@ -150,9 +163,10 @@ class History:
     @property
     def view_chain(self) -> ExactChain:
         """The history as it is recorded where it is a view: named by the renderings of its dynamic parts, too."""
+        if self.static == len(self):
+            return self.chain
         names = list(self.exact)
-        first = next(compress(count(), map(operator.attrgetter("rendering"), self.readings)), len(names))
-        for at in range(first, len(names)):
+        for at in range(self.static, len(names)):
             reading = self.readings[at]
             names[at] = sent_id(names[at - 1] if at else None, reading.exact, reading.rendering)
         return ExactChain(self, tuple(names))
@@ -216,7 +230,8 @@ class Reader:
         self.counter = counter
         self._seen: dict[int, tuple[weakref.ref[ModelMessage], list[object], Reading]] = {}
         self._known: Memo[str, Reading] = Memo(REMEMBERED, _size)
-        self._recent: deque[History] = deque(maxlen=RECENT)
+        self._recent: deque[tuple[History, Columns | None]] = deque(maxlen=RECENT)
+        """With the objects that the messages held when they were read, where that is known of all."""
         self._uninstructed: dict[int, tuple[weakref.ref[ModelRequest], list[object], ModelRequest]] = {}
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -227,11 +242,16 @@ class Reader:
         """Read a history; `last` is what it was at the previous request of the same run.
 
         The host may stamp or edit the last messages of a request but leaves older ones alone, so what `last`
-        shares with `messages` object for object is taken over without a second look.
+        shares with `messages` object for object is taken over without a second look. What a history of another run
+        shares is taken over if none of it was edited in place.
         """
         kept = _unchanged_prefix(last, messages)
-        readings = (last.readings[:kept] if last else ()) + tuple(map(self.one, messages[kept:]))
-        known, share = (last, kept) if last and kept else self._closest(readings)
+        known, share, held = (last, kept, self._held(last)) if last and kept else self._unedited(messages)
+        news = messages[share:]
+        held = columns_after(held, share, news) if held is not None or not share else None
+        readings = (known.readings[:share] if known else ()) + tuple(map(self.one, news))
+        if not kept and len(news) > CLOSE:
+            known, share = max((known, share), self._closest(readings), key=lambda one: one[1])
         ids = list(known.ids[max(0, share - 1) : share]) if known else []
         exact = list(known.exact[max(0, share - 1) : share]) if known else []
         for reading in readings[share:]:
@@ -244,15 +264,32 @@ class Reader:
             ids=(known.ids[: max(0, share - 1)] if known else ()) + tuple(ids),
             exact=(known.exact[: max(0, share - 1)] if known else ()) + tuple(exact),
             sums=(known.sums[:share] if known else ()) + tuple(sums),
+            static=known.static if known and known.static < share else _first_dynamic(readings, share),
         )
-        self._recent.append(history)
+        self._recent.append((history, held))
         return history
+
+    def _held(self, last: History) -> Columns | None:
+        """The objects that the messages of a recent history held when they were read."""
+        return next((held for history, held in tuple(self._recent) if history is last), None)
+
+    def _unedited(self, messages: Sequence[ModelMessage]) -> tuple[History | None, int, Columns | None]:
+        """The recent history with the longest common prefix of messages, if none of these was edited in place since."""
+        best: tuple[History | None, int, Columns | None] = (None, 0, None)
+        for history, held in reversed(tuple(self._recent)):
+            share = common_prefix(history.messages, messages) if held is not None else 0
+            if share > best[1]:
+                best = history, share, held
+            if best[1] >= len(messages) - CLOSE:
+                break
+        _, share, held = best
+        return best if held is not None and are_unedited(messages[:share], held) else (None, 0, None)
 
     def _closest(self, readings: Sequence[Reading]) -> tuple[History | None, int]:
         """The recent history with the longest common prefix, and the length of that prefix."""
         best: tuple[History | None, int] = (None, 0)
-        for history in reversed(tuple(self._recent)):  # another thread may read meanwhile
-            share = _common_prefix(history.readings, readings)
+        for history, _ in reversed(tuple(self._recent)):  # another thread may read meanwhile
+            share = common_prefix(history.readings, readings)
             if share > best[1]:
                 best = history, share
             if share >= len(readings) - CLOSE:
@@ -273,8 +310,8 @@ class Reader:
     def unread(self, messages: Sequence[ModelMessage]) -> list[ModelMessage]:
         """The messages that were never read as the objects that they are, which takes long."""
         kept = 0
-        for history in reversed(tuple(self._recent)):
-            kept = max(kept, _common_prefix(history.messages, messages))
+        for history, _ in reversed(tuple(self._recent)):
+            kept = max(kept, common_prefix(history.messages, messages))
             if kept >= len(messages) - CLOSE:
                 break
         return [one for one in messages[kept:] if (seen := self._seen.get(id(one))) is None or seen[0]() is not one]
@@ -315,10 +352,15 @@ def _unchanged_prefix(last: History | None, messages: Sequence[ModelMessage]) ->
     """Number of leading messages that are the same objects as last time, minus the two a host may edit."""
     if last is None:
         return 0
-    return max(0, min(_common_prefix(last.messages, messages), len(last) - 2))
+    return max(0, min(common_prefix(last.messages, messages), len(last) - 2))
 
 
-def _common_prefix(one: Sequence[object], other: Sequence[object]) -> int:
+def _first_dynamic(readings: Sequence[Reading], start: int) -> int:
+    """Position of the first message from `start` on that has dynamic parts; the number of all where none has."""
+    return next((at for at in range(start, len(readings)) if readings[at].rendering), len(readings))
+
+
+def common_prefix(one: Sequence[object], other: Sequence[object]) -> int:
     """Number of leading elements that are the same objects."""
     return next(compress(count(), map(operator.is_not, one, other)), min(len(one), len(other)))
 

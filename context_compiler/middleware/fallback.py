@@ -88,7 +88,7 @@ async def _last(read: Read) -> Result | None:
 async def _raw(read: Read) -> Result | None:
     context = read()
     result = assemble_view(context, None, "fallback")
-    cost = max(result.cost, rendered_cost(context, result.view.messages))
+    cost = max(result.cost, rendered_cost(context, result.view.messages, result.sent))
     return replace(result, cost=cost, next_cycle=context.run.cycle)
 
 

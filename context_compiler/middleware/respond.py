@@ -48,7 +48,7 @@ from context_compiler.compiler.view import (
 from context_compiler.errors import CompileError, ContextCompilerError
 from context_compiler.fidelity import Fidelity
 from context_compiler.layers.context import insert_block, with_layer_tokens
-from context_compiler.messages.history import History
+from context_compiler.messages.history import History, common_prefix
 from context_compiler.messages.items import Kind
 from context_compiler.messages.shapes import WHOLE
 from context_compiler.messages.turns import pair, turn_index
@@ -199,7 +199,7 @@ def _raw(context: RequestContext, to_budget: bool = False) -> Result | None:
     result = assemble_view(context, None, "raw")
     if tokens * FRAMED < limits.budget:
         return result
-    result = replace(result, cost=max(result.cost, rendered_cost(context, result.view.messages)))
+    result = replace(result, cost=max(result.cost, rendered_cost(context, result.view.messages, result.sent)))
     return result if result.cost <= limits.budget else None
 
 
@@ -507,7 +507,7 @@ def assemble_view(
         cycle=cycle,
         next_cycle=cycle,
         turn=context.turn,
-        cost=request.overhead + sent.tokens if untouched else rendered_cost(context, messages),
+        cost=request.overhead + sent.tokens if untouched else rendered_cost(context, messages, sent),
         limit=limits.budget,
         ratio=limits.ratio,
         row=done.row if done else None,
@@ -571,14 +571,12 @@ def _messages(
     return [marked_request(LEFT_OUT, {"v": 1}), *messages] if unmarked or unled(messages) else messages
 
 
-def rendered_cost(context: RequestContext, messages: list[ModelMessage]) -> int:
-    """Exact tokens of a request as the host renders it."""
+def rendered_cost(context: RequestContext, messages: list[ModelMessage], sent: History) -> int:
+    """Exact tokens of a request as the host renders its messages, which were read as `sent`."""
     framed = context.host.framing(messages) if context.host is not None else messages
-    one = context.reader.one
-    tokens = sum(one(message).tokens for message in messages)
-    if framed is not messages:
-        tokens = max(tokens, sum(one(message).tokens for message in framed))
-    return context.request.overhead + tokens
+    shared = common_prefix(sent.messages, framed)
+    tokens = sent.sums[shared] + sum(context.reader.one(message).tokens for message in framed[shared:])
+    return context.request.overhead + max(sent.tokens, tokens)
 
 
 def _check(sent: History, raw: History) -> None:

@@ -43,7 +43,7 @@ MANY = 20_000
 PENDING = 256
 """Conversations that may have a compile in the background."""
 
-EMPTY = History(messages=(), readings=(), ids=(), exact=(), sums=(0,))
+EMPTY = History(messages=(), readings=(), ids=(), exact=(), sums=(0,), static=0)
 """Placeholder for a history that could not be read."""
 
 ListedDrops = tuple[tuple[Drop, ...], Sequence[Mapping[str, object]]]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import warnings
+from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import replace
 from typing import Any
@@ -18,11 +19,19 @@ from pydantic_ai.messages import (
     ModelResponse,
     ModelSettingsDeltaPart,
     SystemPromptPart,
+    TextPart,
     UserPromptPart,
 )
 
 from context_compiler.messages import history as module
-from context_compiler.messages.history import Reader, load_messages, message_body, searchable, superseded_parts
+from context_compiler.messages.history import (
+    Reader,
+    Reading,
+    load_messages,
+    message_body,
+    searchable,
+    superseded_parts,
+)
 from context_compiler.messages.items import Kind
 from context_compiler.tokens import TokenCounter
 from tests.support.builders import answer, assistant, call, exchange, snapshot, user
@@ -116,6 +125,84 @@ def test_a_message_edited_in_place_is_read_again() -> None:
     part: Any = message.parts[0]
     part.content = "third"
     assert read.one(message).items[0].text == "third"
+
+
+def longer(count: int = 60) -> list[Any]:
+    """A history with every kind of content that may be edited in place, longer than is compared one by one."""
+    made: list[Any] = []
+    for number in range(count // 4):
+        made += [user(f"question {number}"), *exchange(number), assistant(f"answer {number}")]
+    made[40:40] = [user("a prompt that nobody answered", system="be kind"), user("the next")]
+    made[20].instructions = "be kind"
+    made[21].parts[0].args = {"paths": ["a.py"], "deep": {"depth": 1}}
+    made[22].parts[0].content = {"lines": [1, 2, 3]}
+    return made
+
+
+EDITS: dict[str, Callable[[list[Any]], object]] = {
+    "a text": lambda made: setattr(made[8].parts[0], "content", "another question"),
+    "an item deep in arguments": lambda made: made[21].parts[0].args["deep"].update(depth=2),
+    "an item of a list in arguments": lambda made: made[21].parts[0].args["paths"].append("b.py"),
+    "arguments": lambda made: setattr(made[25].parts[0], "args", {"path": "c.py"}),
+    "a result": lambda made: made[22].parts[0].content["lines"].clear(),
+    "an outcome": lambda made: setattr(made[26].parts[0], "outcome", "failed"),
+    "instructions": lambda made: setattr(made[20], "instructions", "be short"),
+    "new instructions": lambda made: setattr(made[24], "instructions", "be short"),
+    "a part more": lambda made: made[3].parts.append(TextPart("and one more thing")),
+    "a part less": lambda made: made[27].parts.clear(),
+    "a part moved to the next message": lambda made: made[41].parts.insert(0, made[40].parts.pop()),
+    "a part for another": lambda made: made[7].parts.__setitem__(0, TextPart("another answer")),
+    "a list of parts": lambda made: setattr(made[11], "parts", [TextPart("a third answer")]),
+}
+
+
+@pytest.mark.parametrize("more", [0, 1, 30])
+@pytest.mark.parametrize("edit", EDITS)
+def test_an_edit_in_place_is_found_by_the_next_run(edit: str, more: int) -> None:
+    made = longer()
+    read, _ = reader()
+    before = read.read(made)
+    read.read([*made, user("and?")], last=before)
+    EDITS[edit](made)
+    made += [user(f"and {number}?") for number in range(more)]
+    after, fresh = read.read(made), reader()[0].read(deepcopy(made))
+    assert after.exact[: len(before)] != before.exact
+    assert (after.ids, after.exact, after.sums) == (fresh.ids, fresh.exact, fresh.sums)
+    again = read.read([*made])
+    assert (again.exact, again.readings) == (after.exact, after.readings)
+
+
+def test_an_edit_between_two_requests_of_a_run_is_found_by_the_next_run() -> None:
+    made = longer()
+    read, _ = reader()
+    last = read.read(made)
+    EDITS["a text"](made)
+    kept = read.read([*made, user("and?")], last=last)
+    assert kept.exact[:-1] == last.exact
+    assert read.read([*made, user("and?")]).exact == reader()[0].read(deepcopy([*made, user("and?")])).exact
+
+
+class Looking(Reader):
+    """A reader that says how many messages it has looked at one by one."""
+
+    looked = 0
+
+    def one(self, message: ModelMessage) -> Reading:
+        self.looked += 1
+        return super().one(message)
+
+
+@pytest.mark.parametrize("runs", [1, 3])
+def test_the_next_run_looks_only_at_new_messages_one_by_one(runs: int) -> None:
+    made, read = longer(), Looking(TokenCounter())
+    for run in range(runs):
+        first = read.read([*made, user(f"prompt {run}")])
+        read.read([*first.messages, assistant(f"answer {run}")], last=first)
+        made = [*first.messages, assistant(f"last answer {run}")]
+    read.looked = 0
+    after = read.read([*made, user("and?")])
+    assert read.looked <= 2
+    assert after.exact == reader()[0].read(after.messages).exact
 
 
 def test_the_last_messages_of_a_request_may_have_been_edited_by_the_host() -> None:
