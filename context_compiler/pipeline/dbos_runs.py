@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from dbos import DBOS, SetWorkflowID
+from dbos import error as dbos_error
 
 from context_compiler.errors import PipelineError, RunOwnedError
 from context_compiler.middleware.middleware import log_text
@@ -127,6 +128,7 @@ class DBOSRuns:
             PipelineError: it was not submitted, or was deleted.
         """
         while True:
+            await _check_cancelled(run_id)
             try:
                 async with self.runs.own(run_id) as lost:
                     found = await self._try(run_id, lost)
@@ -180,6 +182,8 @@ class DBOSRuns:
                 await asyncio.wait({task}, timeout=self._poll)
                 if not task.done() and (reason := (await self.queue.cancelled([run_id])).get(run_id)):
                     return await self._cancel(task, run_id, reason)
+                if not task.done():
+                    await _check_cancelled(run_id)
             return task.result()
         finally:
             await _end(task)
@@ -190,6 +194,18 @@ class DBOSRuns:
         state = await self.runs.load(run_id)
         assert state is not None
         return state
+
+
+async def _check_cancelled(run_id: str) -> None:
+    """Stop a workflow that DBOS has cancelled or that took longer than its timeout; DBOS itself looks only at steps.
+
+    Raises:
+        DBOSWorkflowCancelledError: it was; its run stays at its last saved state until DBOS resumes the workflow.
+    """
+    look: Any = DBOS.get_workflow_status_async(run_id)
+    found = await asyncio.create_task(look, context=Context())  # not as a step of the workflow
+    if found is not None and found.status == "CANCELLED":
+        raise dbos_error.DBOSWorkflowCancelledError(f"workflow {run_id} was cancelled")
 
 
 async def _as_step(advance: Callable[[], Awaitable[bool]]) -> bool:

@@ -1,7 +1,7 @@
 """Runs in DBOS workflows, in a process of their own; what came of them is printed as JSON.
 
 python -m tests.pipeline.dbos_run FOLDER plain|steps [ADDRESS]    # dies in a stage with status 42, then goes on
-python -m tests.pipeline.dbos_run FOLDER ends|limits [ADDRESS]
+python -m tests.pipeline.dbos_run FOLDER ends|limits|paused [ADDRESS]
 """
 
 from __future__ import annotations
@@ -82,6 +82,29 @@ async def ends(runs: DBOSRuns) -> Any:
     return {"ended": ended, "workflows": workflows, "open": left}
 
 
+async def paused(runs: DBOSRuns) -> Any:
+    """A run at a gate whose workflow is cancelled in DBOS, answered, and resumed."""
+    await runs.submit(GATE, run_id="r")
+    while not await runs.queue.questions("r"):
+        await asyncio.sleep(0.02)
+    await DBOS.cancel_workflow_async("r")
+    said = [await _status(runs, "running")]
+    await runs.queue.answer("r", "y")
+    said.append(await _status(runs, "stopped", tries=10))
+    (FOLDER / "seen").write_text("r/b/1/0")  # so that nothing dies
+    await DBOS.resume_workflow_async("r")
+    return {"said": [*said, (await runs.result("r")).status]}
+
+
+async def _status(runs: DBOSRuns, former: str, tries: int = 500) -> str:
+    """The status of a run, once it is another one, or after these tries."""
+    found = former
+    while found == former and tries:
+        await asyncio.sleep(0.02)
+        found, tries = (await runs.runs.runs())[0].status, tries - 1
+    return found
+
+
 async def limits(runs: DBOSRuns) -> Any:
     """A run of a schedule, and of two others the second, which its queue lets begin in an hour."""
     begun, submitted = asyncio.Event(), asyncio.Event()
@@ -119,7 +142,7 @@ async def main() -> None:
     await DBOS.register_queue_async(
         "context-compiler", polling_interval_sec=0.05, worker_concurrency=3, limiter=limiter
     )
-    said = await {"ends": ends, "limits": limits}.get(HOW, recovered)(runs)
+    said = await {"ends": ends, "limits": limits, "paused": paused}.get(HOW, recovered)(runs)
     await runs.runs.close()
     print(json.dumps(said))
 

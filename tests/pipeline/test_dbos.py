@@ -86,6 +86,12 @@ def test_a_run_that_is_cancelled_or_that_no_process_can_begin_ends_in_failure(pl
     assert said["workflows"] == dict.fromkeys(("gate", "early", "bad", "lost"), "SUCCESS") and said["open"] == []
 
 
+def test_a_run_whose_workflow_is_cancelled_in_dbos_stops_until_it_is_resumed_there(
+    place: tuple[Start, RunQueue],
+) -> None:
+    assert result(place[0]("paused"))["said"] == ["stopped", "stopped", "success"]
+
+
 def test_a_schedule_of_dbos_submits_runs_and_its_queue_limits_their_rate(place: tuple[Start, RunQueue]) -> None:
     said = result(place[0]("limits"))
     assert said["ended"] == ["success", "success"] and said["at"] and said["queued"] == ["third"]
