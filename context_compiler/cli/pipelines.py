@@ -312,9 +312,15 @@ def list_runs(runs: Runs = RUNS, json: Json = False) -> None:
     """List runs, newest first."""
     found = asyncio.run(_load_runs(runs))
     rows = [
-        (one.run_id, one.status, one.completed, one.current_node or "", one.started_at[:19], one.goal) for one in found
+        (one.run_id, one.status, one.completed, one.current_node or "", one.started_at[:19], _about(one))
+        for one in found
     ]
     print_list({"runs": found}, RUN_COLUMNS, rows, json=json, empty=f"no runs in {place_name(runs)}")
+
+
+def _about(info: pipeline.RunInfo) -> str:
+    """The goal of a run, or why it cannot be told."""
+    return info.failure_reason if info.status == "damaged" else info.goal
 
 
 @app.command("delete", epilog=example("pipeline delete login-1a2b3c4d --yes"))

@@ -492,12 +492,14 @@ class Archive:
     async def newest(self, session_id: str) -> Record | None:
         """The newest request of a conversation, with or without its content; one that had a budget, if there is one."""
         for limit in (1, NEWEST):
-            read = partial(lambda limit: self.store.views(session_id, limit=limit), limit)
-            found: list[Record] = await self._tried(read) or []
+            found: list[Record] = await self._tried(partial(self._newest_views, session_id, limit)) or []
             within = next((one for one in found if one.budget is not None), None)
             if within is not None or len(found) < limit:
                 break
         return within or (found[0] if found else None)
+
+    async def _newest_views(self, session_id: str, limit: int) -> list[Record]:
+        return await self.store.views(session_id, limit=limit)
 
     async def transcript(self, session_id: str) -> list[ModelMessage]:
         """The raw history of a conversation, as last seen."""

@@ -21,7 +21,7 @@ from context_compiler.record.database import Database
 from context_compiler.record.queries import OWNED, reseal
 from context_compiler.record.rows import bare, prefix, prefix_of, writer_of
 from context_compiler.record.sessions import commit_id, memory_diff
-from context_compiler.record.values import page_name, page_names, parse_json, parse_tools
+from context_compiler.record.values import list_of, page_name, page_names, parse_json, parse_tools
 
 EXPORTED = (
     *("contents", "nodes", "sessions", "copies", "context_summaries", "cycles", "views", "layer_pages", "layers"),
@@ -402,8 +402,8 @@ def check_conversations(db: Database) -> Iterator[str]:
             yield f"entries {row['id']}: the message is of another owner"
     query = "SELECT c.session, c.head, c.tips, s.owner FROM conversations c JOIN sessions s ON s.id = c.session"
     for row in db.execute(query):
-        tips = parse_json(row["tips"])
-        if not isinstance(tips, list):
+        tips = list_of(row["tips"])
+        if not isinstance(parse_json(row["tips"]), list):
             yield f"conversations {row['session']}: the list of its ends is damaged"
         elif any((row["owner"], tip) not in reached for tip in tips) or row["head"] not in (None, *tips[:1]):
             yield f"conversations {row['session']}: an end of its log is not there"

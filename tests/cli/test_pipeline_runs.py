@@ -30,6 +30,17 @@ def test_an_example_runs_without_a_model_and_can_be_looked_at(cc: Command) -> No
     assert (again.code, again.out) == (0, "first success\n")
 
 
+def test_a_damaged_run_is_listed_with_the_reason_beside_the_others(cc: Command) -> None:
+    for name in ("first", "second"):
+        assert cc("pipeline", "run", EXAMPLE, "--simulate", "--auto-approve", "--id", name, "--runs", "kept").code == 0
+    Path("kept/second/manifest.json").write_text('{"run_id":')
+    listed = cc("pipeline", "runs", "--runs", "kept")
+    assert listed.code == 0 and "manifest.json: it cannot be read" in listed.out
+    assert [line.split()[:2] for line in listed.out.splitlines()[-2:]] == [["first", "success"], ["second", "damaged"]]
+    assert cc("pipeline", "show", "first", "--runs", "kept").code == 0
+    assert "no run 'third'" in cc("pipeline", "show", "third", "--runs", "kept").err
+
+
 def test_events_are_json_lines_and_the_last_is_the_result(cc: Command) -> None:
     done = cc("pipeline", "run", EXAMPLE, "--simulate", "--auto-approve", "--events")
     events = [json.loads(line) for line in done.out.splitlines()]

@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import json
-import sqlite3
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from context_compiler.errors import PipelineError
-from context_compiler.pipeline import FileRuns, SQLiteRuns, in_folder, resume_pipeline, run_pipeline
+from context_compiler.pipeline import (
+    MemoryRuns,
+    SQLRuns,
+    in_folder,
+    resume_pipeline,
+    run_pipeline,
+)
 from context_compiler.pipeline.artifacts import ArtifactStore
+from context_compiler.pipeline.stores.sql import Statement
+from tests.pipeline.conftest import Open
 from tests.pipeline.playing import Heard, Script, graph
 from tests.pipeline.resuming import half
 
@@ -66,26 +73,38 @@ async def test_an_event_that_was_cut_short_is_passed_over_and_those_after_it_are
     assert events[-1].kind == "run_finalized" and "run_resumed" in [event.kind for event in events]
 
 
-NAMELESS = json.dumps({"run_id": "r", "name": "g", "goal": "", "started_at": None, "updated_at": "", "status": ""})
-
-
-@pytest.mark.parametrize("body", ["[" * 200_000, '{"run_id": 5}', NAMELESS, "{}", "[]", "no JSON"])
-async def test_a_list_of_runs_says_which_one_is_damaged(tmp_path: Path, body: str) -> None:
-    files, database = FileRuns(tmp_path / "runs"), SQLiteRuns(tmp_path / "runs.db")
-    for store in (files, database):
-        await run_pipeline(graph("a; start->a->done"), runs=store, run_id="r", simulate=True)
-    (tmp_path / "runs" / "r" / "manifest.json").write_text(body)
-    with sqlite3.connect(tmp_path / "runs.db") as db:
-        db.execute("UPDATE runs SET info = ?", (body,))
-    db.close()
-    for store, where in ((files, "manifest.json"), (database, "runs.db")):
-        with pytest.raises(PipelineError, match=where):
-            await store.runs()
-    await database.close()
-
-
 def test_an_artifact_that_is_nested_without_end_is_refused(tmp_path: Path) -> None:
     (tmp_path / "artifacts").mkdir()
     (tmp_path / "artifacts" / "a.json").write_text("[" * 200_000)
     with pytest.raises(PipelineError, match="a.json"):
         ArtifactStore(tmp_path)
+
+
+NAMELESS = json.dumps({"run_id": "two", "name": "g", "goal": "", "started_at": None, "updated_at": "", "status": ""})
+
+
+@pytest.mark.parametrize("body", ["[" * 200_000, '{"run_id": 5}', NAMELESS, "{}", "[]", "no JSON"])
+async def test_a_run_whose_metadata_is_damaged_is_listed_as_that_beside_the_others(
+    open_store: Open, tmp_path: Path, body: str
+) -> None:
+    store = open_store()
+    if isinstance(store, MemoryRuns):
+        pytest.skip("nothing is written down")
+    for name in ("one", "two", "three"):
+        await run_pipeline(graph("a; start->a->done"), runs=store, run_id=name, simulate=True)
+    if isinstance(store, SQLRuns):
+        await store.database.transact(Statement("UPDATE runs SET info = ? WHERE run = ?", (body, "two")))
+    else:
+        (tmp_path / "runs" / "two" / "manifest.json").write_text(body)
+    again = open_store()
+    found = {one.run_id: one for one in await again.runs()}
+    assert {one.run_id: one.status for one in found.values()} == {
+        "one": "success",
+        "two": "damaged",
+        "three": "success",
+    }
+    assert "damaged" in found["two"].failure_reason or "manifest.json" in found["two"].failure_reason
+    assert await again.delete("one") and await again.delete("two")
+    assert [one.run_id for one in await again.runs()] == ["three"]
+    await again.close()
+    await store.close()

@@ -35,7 +35,8 @@ class RunInfo:
     status: str
     """`running`, `stopped` (nobody runs it, and it can be resumed), `success` or `fail`.
 
-    A submitted run that nobody runs is `queued`, or `waiting` for an answer.
+    A submitted run that nobody runs is `queued`, or `waiting` for an answer. One of which this cannot be read is
+    `damaged`, with `failure_reason` saying why.
     """
     current_node: str | None = None
     next_node: str | None = None
@@ -291,6 +292,13 @@ def parse_info(data: Mapping[str, Any]) -> RunInfo:
         if type(value) is not kind and not (value is None and name in OPTIONAL):
             raise TypeError(f"{name} is of the wrong type")
     return info
+
+
+def damaged_info(run_id: str, why: object) -> RunInfo:
+    """What is known of a run whose metadata cannot be read: its id, and `why`."""
+    return RunInfo(
+        run_id=run_id, name="", goal="", started_at="", updated_at="", status="damaged", failure_reason=str(why)
+    )
 
 
 RUN = ("run_initialized", "run_resumed", "run_finalized")

@@ -8,6 +8,7 @@ import shutil
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from context_compiler.pipeline.stores import (
     Event,
     Lost,
     RunInfo,
+    damaged_info,
     family,
     info_document,
     is_owned,
@@ -31,6 +33,7 @@ from context_compiler.pipeline.stores import (
     stopped_unless,
     update_info,
 )
+from context_compiler.resilience import attempt
 
 MANIFEST, EVENTS, GRAPH, NORMAL, LOCK = "manifest.json", "events.jsonl", "graph.dot", "graph.normal.dot", ".lock"
 
@@ -110,8 +113,14 @@ class FileRuns:
     async def runs(self) -> list[RunInfo]:
         """Metadata of all runs, newest first."""
         paths = (self.root / MANIFEST,) if self._alone else self.root.glob(f"*/{MANIFEST}")
-        found = [self._info(path) for path in paths if path.exists()] if self.root.is_dir() else []
+        found = [self._info_or_why(path) for path in paths if path.exists()] if self.root.is_dir() else []
         return newest_first([stopped_unless(self._is_owned, info) for info in found])
+
+    def _info_or_why(self, manifest: Path) -> RunInfo:
+        try:
+            return self._info(manifest)
+        except PipelineError as error:
+            return damaged_info(manifest.parent.name, error)
 
     def _is_owned(self, run_id: str) -> bool:
         return is_owned(self.folder(run_id) / LOCK)
@@ -131,8 +140,8 @@ class FileRuns:
             return False
         if self._alone:
             raise PipelineError(f"{self.root}: remove the folder yourself; it may hold more than this run")
-        others = [self._manifest(path) for path in self.root.glob(f"*/{MANIFEST}")]
-        names = family(run_id, {info.run_id: info.parent for info in others})
+        others = [attempt(partial(self._manifest, path)).value for path in self.root.glob(f"*/{MANIFEST}")]
+        names = family(run_id, {info.run_id: info.parent for info in others if info is not None})
         try:
             async with AsyncExitStack() as owned:
                 for name in names:

@@ -20,6 +20,7 @@ from context_compiler.pipeline.stores import (
     Event,
     Lost,
     RunInfo,
+    damaged_info,
     family,
     info_document,
     newest_first,
@@ -219,13 +220,19 @@ class SQLRuns(ABC):
 
     async def runs(self) -> list[RunInfo]:
         """Metadata of all runs, newest first."""
-        rows, queued = await self.database.transact(Statement("SELECT info FROM runs"), Statement(_QUEUED))
-        infos = [self._parse(parse_info, body) for (body,) in rows]
+        rows, queued = await self.database.transact(Statement("SELECT run, info FROM runs"), Statement(_QUEUED))
+        infos = [self._info_or_why(str(run_id), body) for run_id, body in rows]
         owned = await self.owned([info.run_id for info in infos if info.status == "running"])
         states = {str(run_id): str(state) for run_id, state in queued}
         stopped = [one for one in infos if stopped_unless(owned.__contains__, one).status == "stopped"]
         renamed = {one.run_id: replace(one, status=states.get(one.run_id, "stopped")) for one in stopped}
         return newest_first([renamed.get(one.run_id, one) for one in infos])
+
+    def _info_or_why(self, run_id: str, body: str) -> RunInfo:
+        try:
+            return self._parse(parse_info, body)
+        except CheckpointError as error:
+            return damaged_info(run_id, error)
 
     async def content(self, hash: str) -> str | None:
         """The text with a hash."""
