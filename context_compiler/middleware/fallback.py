@@ -15,6 +15,7 @@ from pydantic_ai.messages import ModelMessage
 from context_compiler.compiler.cycle import fitting
 from context_compiler.compiler.recall_block import Block, Blocks, holding, prompt_at
 from context_compiler.compiler.view import View, by_reason, token_breakdown
+from context_compiler.errors import ContextCompilerError
 from context_compiler.messages.history import History
 from context_compiler.middleware.request import Host, Request
 from context_compiler.middleware.respond import advance_request, assemble_view, rendered_cost, started
@@ -142,6 +143,14 @@ def _bare(
         limit=0,
         row=run.failed,
     )
+
+
+def unrecorded(request: Request, result: Result) -> ContextCompilerError | None:
+    """Parts of a request that cannot be recorded because they cannot be read, such as a result nested too deep."""
+    given = {"history": (request.messages, result.raw), "view": (result.view.messages, result.sent)}
+    names = [name for name, (messages, history) in given.items() if messages and not len(history)]
+    lost = f"the {' and the '.join(names)} of a request cannot be read: its row is recorded without"
+    return ContextCompilerError(lost) if names else None
 
 
 def _last_drops(raw: History, sent: History, kept: Sequence[int]) -> Iterator[Drop]:

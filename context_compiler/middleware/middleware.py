@@ -41,7 +41,7 @@ from context_compiler.messages.prompts import asking_part, asks
 from context_compiler.middleware.archive import Archive
 from context_compiler.middleware.arguments import Arguments
 from context_compiler.middleware.background import BACKGROUND, unused_row
-from context_compiler.middleware.fallback import fallback
+from context_compiler.middleware.fallback import fallback, unrecorded
 from context_compiler.middleware.manual import Manual, Profile
 from context_compiler.middleware.metrics import count_error, count_response, count_view
 from context_compiler.middleware.off_loop import off_loop
@@ -227,9 +227,10 @@ class Middleware:
                     result = await counts.verify(run, request, host, again, None) if counts else again
                     self._settle(run, request, result)
         else:
-            error = outcome.error or RuntimeError("no view")
-            await self.report(error)
+            await self.report(error := outcome.error or RuntimeError("no view"))
             result = await self._off_loop(run, request, host, partial(fallback, self.state, run, request, error=error))
+            if (lost := unrecorded(request, result)) is not None:
+                await self.report(lost)
             self._settle(run, request, result)
         return request, result
 
@@ -523,7 +524,8 @@ def record_of(
         summary_id=result.cycle.summary_id if result.cycle and result.row is None else None,
         compile=result.row,
     )
-    return with_null_reasons(record, {"budget": "everything is sent"})
+    unread = "it cannot be read" if request.messages else ""
+    return with_null_reasons(record, {"budget": "everything is sent", "raw_tip": unread, "view_tip": unread})
 
 
 def _joined(request: Request) -> str:

@@ -24,6 +24,7 @@ from pydantic_ai.messages import (
 )
 from pydantic_ai.models.test import TestModel
 
+from context_compiler import SQLiteStore
 from context_compiler.errors import CompileError, TemplateError
 from context_compiler.messages.history import load_messages, message_body, reader_of
 from context_compiler.resilience import floor
@@ -297,3 +298,22 @@ async def test_the_log_names_what_failed_and_repeats_nothing_of_what_was_said(ca
     await faulty.ask("my password is hunter2")
     logged = "\n".join(record.getMessage() for record in caplog.records if "context_compiler" in record.name)
     assert "CompileError" in logged and "hunter2" not in logged and "Question 1" not in logged
+
+
+@pytest.mark.parametrize("depth", [300, 900])
+async def test_a_result_nested_too_deep_to_be_read_is_recorded_as_it_was_sent(depth: int, tmp_path: Path) -> None:
+    def nested() -> object:
+        found: object = "leaf"
+        for _ in range(depth):
+            found = [found]
+        return found
+
+    talker, errors = Talker([[("nested", {})], "done"]), list[Exception]()
+    ours = compiler(budget=1_500, store=tmp_path / "context.db", on_error=errors.append)
+    await run(Agent(talker.model, tools=[nested], capabilities=[ours]), "Look.")
+    newest = (await ours.views())[0]
+    assert newest.status.startswith("fallback") and "raw_tip: it cannot be read" in newest.status
+    assert "the history of a request cannot be read: its row is recorded without" in str(errors[-1])
+    kept = load_messages(await SQLiteStore(tmp_path / "context.db").chain(newest.view_tip or ""))
+    sent = [part for message in talker.last.messages for part in message.parts if part.part_kind == "tool-return"]
+    assert [part.content for part in kept[-1].parts] == [sent[-1].content]

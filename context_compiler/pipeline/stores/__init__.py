@@ -295,7 +295,7 @@ def parse_info(data: Mapping[str, Any]) -> RunInfo:
 
 
 def damaged_info(run_id: str, why: object) -> RunInfo:
-    """What is known of a run whose metadata cannot be read: its id, and `why`."""
+    """Metadata of a run that cannot be read: its id, and `why`."""
     return RunInfo(
         run_id=run_id, name="", goal="", started_at="", updated_at="", status="damaged", failure_reason=str(why)
     )
