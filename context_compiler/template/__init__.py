@@ -219,16 +219,17 @@ class TemplateLibrary:
     def __init__(
         self, *, vault: str | Path | None = None, system: str | Path | None = "system", owner: str | None = None
     ) -> None:
-        own, vault = vault is not None and OWNER in str(vault), vault_of(vault, owner)
+        own = vault_of(vault, owner) if vault is not None and OWNER in str(vault) else None
+        vault = own or vault
         folders: dict[Origin, Path | None] = {
             "vault": None if vault is None else Path(vault, "AssistantMD", "ContextTemplates"),
             "system": None if system is None else Path(system, "ContextTemplates"),
             "builtin": shipped_templates(),
         }
         self._system = folders["system"]
-        if own and vault and self._system and vault.absolute().is_relative_to(self._system.absolute()):
+        if own and self._system and own.absolute().is_relative_to(self._system.absolute()):
             raise SettingsError(f"vault={str(vault)!r}: {self._system} is everybody's; give another folder for owners")
-        limits: dict[Origin, Path | None] = {"vault": vault if own else None}
+        limits: dict[Origin, Path | None] = {"vault": own}
         self._roots = tuple(
             Root(source=source, folder=folder, within=limits.get(source))
             for source, folder in folders.items()
