@@ -161,7 +161,7 @@ class Damaged(MemoryStore):
         state = json.loads(found.state) if found else None
         if found is None or not isinstance(state, dict):
             return found
-        return replace(found, state=json.dumps({**state, "kept": [[900, 901, {}]]}))
+        return replace(found, state=json.dumps({**state, "ratio": 0.0}))
 
 
 async def test_a_cycle_that_cannot_be_carried_on_fails_once_in_a_run_and_is_begun_anew() -> None:
