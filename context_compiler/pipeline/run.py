@@ -348,9 +348,11 @@ class ChildRun:
 
     async def stop(self) -> None:
         """Stop it; its last checkpoint remains. One that has ended is waited for, because it lets go of its lease."""
-        if not self.state.ended:
+        if not self.state.ended and not self.task.cancelling():
             self.task.cancel()
-        await asyncio.gather(self.task, return_exceptions=True)
+        await asyncio.wait({self.task})  # unlike `gather`, it does not cancel the task when this is cancelled
+        if not self.task.cancelled():
+            self.task.exception()
         await self._owned.aclose()  # a task that was never begun has not
 
     async def _go(self) -> None:

@@ -171,25 +171,62 @@ async def test_a_child_that_is_no_file_is_not_read(parent: Path) -> None:
     assert result.outcomes["m"].failure_reason.endswith("child.dot is not a file")
 
 
-async def test_a_child_that_has_ended_is_let_go_of_in_full(parent: Path) -> None:
-    """Its stage ends as soon as it has seen the last state, and stops what is left of the child."""
-    last, released = asyncio.Event(), list[str]()
+class Slow(MemoryRuns):
+    """A store whose child run is let go of only when the test says so."""
 
-    class Slow(MemoryRuns):
-        @asynccontextmanager
-        async def own(self, run_id: str) -> AsyncGenerator[Lost]:
-            async with super().own(run_id) as lost:
+    def __init__(self) -> None:
+        super().__init__()
+        self.letting, self.go_on, self.released = asyncio.Event(), asyncio.Event(), list[str]()
+
+    @asynccontextmanager
+    async def own(self, run_id: str) -> AsyncGenerator[Lost]:
+        async with super().own(run_id) as lost:
+            try:
                 yield lost
+            finally:
                 if run_id == "r.m.1":
-                    await last.wait()
-                    for _ in range(100):  # until it is stopped
-                        await asyncio.sleep(0)
-                released.append(run_id)
+                    self.letting.set()
+                    await self.go_on.wait()
+                self.released.append(run_id)
+
+
+async def many_steps() -> None:
+    """As many steps of the event loop as whatever is ready needs to come to its next wait."""
+    for _ in range(100):
+        await asyncio.sleep(0)
+
+
+@pytest.mark.parametrize("cancelled", [False, True])
+async def test_a_child_that_has_ended_is_let_go_of_in_full(parent: Path, cancelled: bool) -> None:
+    """Its stage ends as soon as it has seen the last state, and stops what is left of the child."""
+    seen, store = asyncio.Event(), Slow()
 
     def hear(event: Event) -> None:
         if event.kind == "child_observed" and event.data["status"] == "completed":
-            last.set()
+            seen.set()
 
     options: dict[str, Any] = {"handlers": {"work": Work(at="")}, "run_id": "r", "on_event": hear}
-    assert (await run_pipeline(parent, runs=Slow(), **options)).ok
-    assert released == ["r.m.1", "r"]
+    running = asyncio.create_task(run_pipeline(parent, runs=store, **options))
+    await asyncio.wait_for(seen.wait(), 30)
+    await many_steps()  # until the child is stopped
+    if cancelled:
+        running.cancel()
+        await many_steps()
+    store.go_on.set()
+    await asyncio.wait({running})
+    assert running.cancelled() == cancelled and store.released == ["r.m.1", "r"]
+
+
+async def test_a_child_that_is_stopped_is_let_go_of_in_full_however_often_its_parent_is_cancelled(
+    parent: Path,
+) -> None:
+    work, store = Work(), Slow()
+    running = asyncio.create_task(run_pipeline(parent, handlers={"work": work}, run_id="r", runs=store))
+    await asyncio.wait_for(work.there.wait(), 30)
+    running.cancel()
+    await asyncio.wait_for(store.letting.wait(), 30)
+    running.cancel()
+    await many_steps()
+    store.go_on.set()
+    await asyncio.wait({running})
+    assert running.cancelled() and store.released == ["r.m.1", "r"]
