@@ -10,7 +10,9 @@ import pytest
 
 from context_compiler.errors import PipelineError
 from context_compiler.pipeline import (
+    FileRuns,
     MemoryRuns,
+    SQLiteRuns,
     SQLRuns,
     in_folder,
     resume_pipeline,
@@ -71,6 +73,17 @@ async def test_an_event_that_was_cut_short_is_passed_over_and_those_after_it_are
     events = await in_folder(tmp_path).events("r")
     assert [event.sequence for event in events] == list(range(1, len(events) + 1))
     assert events[-1].kind == "run_finalized" and "run_resumed" in [event.kind for event in events]
+
+
+@pytest.mark.parametrize("name", ["x" * 300, "a\0b"])
+async def test_a_place_that_cannot_be_is_refused_in_plain_words(tmp_path: Path, name: str) -> None:
+    with pytest.raises(PipelineError, match="what was saved before is intact"):
+        await SQLiteRuns(tmp_path / name / "runs.db").runs()
+    if "\0" in name:
+        assert await FileRuns(tmp_path / name).runs() == []
+    else:
+        with pytest.raises(PipelineError, match="give a folder that may be read"):
+            await FileRuns(tmp_path / name).runs()
 
 
 def test_an_artifact_that_is_nested_without_end_is_refused(tmp_path: Path) -> None:

@@ -112,9 +112,12 @@ class FileRuns:
 
     async def runs(self) -> list[RunInfo]:
         """Metadata of all runs, newest first."""
-        paths = (self.root / MANIFEST,) if self._alone else self.root.glob(f"*/{MANIFEST}")
-        found = [self._info_or_why(path) for path in paths if path.exists()] if self.root.is_dir() else []
-        return newest_first([stopped_unless(self._is_owned, info) for info in found])
+        try:
+            paths = (self.root / MANIFEST,) if self._alone else self.root.glob(f"*/{MANIFEST}")
+            found = [self._info_or_why(path) for path in paths if path.exists()] if self.root.is_dir() else []
+            return newest_first([stopped_unless(self._is_owned, info) for info in found])
+        except OSError as error:
+            raise PipelineError(f"{self.root}: {error.strerror or error}; give a folder that may be read") from error
 
     def _info_or_why(self, manifest: Path) -> RunInfo:
         try:

@@ -62,7 +62,7 @@ class SQLiteDatabase:
                 db = self._connect()
                 with transaction(db):
                     return [_execute(db, one) for one in statements]
-            except (sqlite3.Error, OSError, UnicodeEncodeError) as error:
+            except (sqlite3.Error, OSError, ValueError) as error:  # a name may be none that a file can have
                 raise PipelineError(f"{self.path}: {error}; what was saved before is intact") from error
 
     def _connect(self) -> sqlite3.Connection:
