@@ -113,6 +113,8 @@ class RequestMeter:
     """Models that were asked and have no known price."""
     counted: set[str] = field(default_factory=set[str])
     """Runs whose requests are in these figures, those of earlier processes too."""
+    refused: int = 0
+    """Number of requests that a limit kept from being made."""
 
     def add(self, report: Mapping[str, Any]) -> None:
         """Add requests from the facts of an event."""
@@ -141,6 +143,11 @@ class RequestMeter:
         if self.max_cost is not None and self.cost >= self.max_cost.amount:
             return f"the run cost {dollars(self.cost)}, and its limit is {self.max_cost} (max_cost)"
         return ""
+
+    def refuse(self) -> str:
+        """The limit that keeps a request from being made now; empty if it may be made."""
+        self.refused += bool(self.reached)
+        return self.reached
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

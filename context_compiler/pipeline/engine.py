@@ -146,8 +146,8 @@ class Engine:
         if state.visits.get(node.name, 0) >= most:
             return f"{node.name} was visited {most} times, which is the limit (max_visits)"
         asks = node.handler in AGENTS or (node.handler in AGENT_IF_PROMPT and node.prompt)
-        if asks and self.io.requests.reached:
-            return self.io.requests.reached
+        if asks and (limit := self.io.requests.refuse()):
+            return limit
         steps = sum(state.visits.values()) if state.sequence >= self.config.max_steps else 0
         return f"the run took {steps} steps, which is the limit (max_steps)" if steps >= self.config.max_steps else ""
 
@@ -161,7 +161,7 @@ class Engine:
         self._branches = []
         if not self.branch_id:
             self._stage_log.begin(state, self._artifacts)
-        started = self.config.clock()
+        started, refused = self.config.clock(), self.io.requests.refused
         facts = {"index": state.sequence, "visit": stage.visit, "fidelity": str(stage.fidelity)}
         await stage.emit("stage_started", **facts, thread=stage.thread_id, handler=node.handler)
         async with stage.session.lock if stage.session else nullcontext():
@@ -185,6 +185,9 @@ class Engine:
         await stage.emit(kind, **report, reason=outcome.failure_reason, notes=outcome.notes[:200])
         if node.name in self._exits:
             return replace(begun, next_node=None, status="success", edge=None)
+        short = node.handler == "parallel" and outcome.status is not StageStatus.SUCCESS
+        if short and self.io.requests.refused > refused:  # what is missing is no failure that a graph can route
+            return fail_run(begun, self.io.requests.reached)
         ahead = self._router.route(begun, node, outcome)
         return ahead if ahead.how == "restart" or outcome.status.good else await self._pause(ahead, node.name)
 

@@ -234,3 +234,24 @@ async def test_a_submitted_run_has_its_time_over_all_workers_without_the_wait_fo
     assert state is not None and state.status == status and clock.seen == ["a", "b"][: 1 + state.ok]
     await queue.runs.close()
     await runs.close()
+
+
+@pytest.mark.parametrize(
+    ("most", "policy", "status"),
+    [
+        (4, "wait_all", "fail"),
+        (5, "wait_all", "success"),
+        (4, "first_success", "success"),
+        (1, "any_success", "success"),
+    ],
+)
+async def test_branches_that_a_limit_leaves_no_request_for_are_no_partial_success(
+    most: int, policy: str, status: str
+) -> None:
+    paid = Paid()
+    ways = "".join(f"a{number} [prompt=x]; p->a{number}->j;" for number in range(5))
+    text = graph(f"p [shape=component join_policy={policy}]; j [shape=tripleoctagon]; {ways} start->p; j->done")
+    result = await run_pipeline(text, agents=Agent(paid.model), max_requests=most)
+    assert (result.status, paid.made <= most) == (status, True)
+    if status == "fail":
+        assert result.failure_reason == "the run made 4 model requests, which is the limit (max_requests)"

@@ -223,8 +223,8 @@ class CostMeter(AbstractCapability[Any]):
             UsageLimitExceeded: a limit of the run is reached.
         """
         self.catch_up(ctx.usage)
-        if self.run.reached:
-            raise UsageLimitExceeded(self.run.reached)
+        if limit := self.run.refuse():
+            raise UsageLimitExceeded(limit)
         self._count(1)
         return request_context
 
