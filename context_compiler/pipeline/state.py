@@ -15,6 +15,7 @@ from collections.abc import Iterable, Mapping
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from itertools import islice
 from pathlib import Path
 from threading import RLock
 from typing import Any, Literal, TypeAlias, cast
@@ -97,6 +98,8 @@ class Outcome:
         return {key: value for key, value in facts.items() if value not in ("", [], {})}
 
 
+TRIES = 8
+"""Braces of a last line that may begin the object that it ends in."""
 _TEXTS = ("preferred_label", "notes", "failure_reason", "raw", "error")
 
 
@@ -142,21 +145,31 @@ def parse_status(word: str) -> tuple[StageStatus, str]:
 def find_outcome(text: str) -> Outcome | None:
     """The outcome in a text that is, or ends in, a JSON object with a status; None if there is none.
 
-    Only an `outcome` or `status` of type text counts. The object may be in a fenced block.
+    Only an `outcome` or `status` of type text counts, in a last line that has other text before it only an `outcome`.
+    The object may be in a fenced block.
     """
     body = text.strip()
     if body.endswith("```"):
         start = body.rfind("\n```", 0, len(body) - 3)
         fence = body[start + 1 :] if start >= 0 else body
         body = fence.partition("\n")[2].removesuffix("```").strip() if fence.startswith("```") else body
-    if not body.startswith("{"):
-        at = body.rfind("\n{")
-        body = body[at + 1 :] if at >= 0 else ""
+    found = _read_object(body if body.startswith("{") else body[body.rfind("\n{") + 1 :])
+    if found is None:
+        line = body[body.rfind("\n") + 1 :]
+        begun = islice((at for at, sign in enumerate(line) if sign == "{"), TRIES)
+        found = next((one for at in begun if (one := _read_object(line[at:])) and "outcome" in one), None)
     try:
-        found: Any = json.loads(body) if body.endswith("}") else None
-        return parse_outcome(cast("Mapping[str, Any]", found)) if isinstance(found, Mapping) else None
+        return None if found is None else parse_outcome(found)
+    except ValueError:
+        return None
+
+
+def _read_object(text: str) -> Mapping[str, Any] | None:
+    try:
+        found: Any = json.loads(text) if text.startswith("{") and text.endswith("}") else None
     except (ValueError, RecursionError):
         return None
+    return cast("Mapping[str, Any] | None", found)
 
 
 def _ids(value: object) -> tuple[str, ...]:

@@ -179,6 +179,21 @@ async def test_an_agent_may_answer_with_an_outcome_of_its_own() -> None:
     assert result.outcomes["a"].failure_reason == "no"
 
 
+@pytest.mark.parametrize(
+    ("text", "status"),
+    [
+        ('**Verdict**: {"outcome": "fail", "failure_reason": "see {x}", "context_updates": {"a": 1}}', "fail"),
+        ('Read.\nIn {short}: {"outcome": "fail"}', "fail"),
+        ('The service answers {"status": "fail"}', "success"),
+        ('It would be {"a": {"outcome": "fail"}}', "success"),
+    ],
+)
+async def test_the_outcome_at_the_end_of_an_answer_counts_after_other_words_too(text: str, status: str) -> None:
+    agent = Agent(TestModel(custom_output_text=text))
+    result = await run_pipeline(graph("a; start->a->done"), agents=agent)
+    assert (result.status, result.outcomes["a"].status) == (status, status)
+
+
 async def test_a_run_of_an_id_that_is_there_is_refused() -> None:
     runs = MemoryRuns()
     await run_pipeline(graph("start->done"), runs=runs, run_id="r")
