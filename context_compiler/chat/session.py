@@ -34,7 +34,7 @@ from pydantic_ai.usage import RequestUsage
 
 from context_compiler.chat.reconcile import TEXT_BREAK
 from context_compiler.chat.storage import Clock, Notice, SessionStorage, now
-from context_compiler.chat.transcript import transcript_folder
+from context_compiler.chat.transcript import transcript_folder, with_former
 from context_compiler.compiler.steering import Pin
 from context_compiler.compiler.view import View
 from context_compiler.errors import SettingsError, StoreError
@@ -260,7 +260,7 @@ class ChatSession:
         self.vault_name = "" if vault is None else vault.resolve().name
         self.storage = SessionStorage(
             session,
-            folder=Path(folder) if folder is not None else transcript_folder(vault, system, owner),
+            folder=Path(folder) if folder is not None else with_former(transcript_folder(vault, system, owner), owner),
             store=kept,
             private=folder is None and vault is None,
             vault_name=self.vault_name,

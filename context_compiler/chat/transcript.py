@@ -260,11 +260,30 @@ def transcript_folder(vault: str | Path | None, system: str | Path | None, owner
     return Path(system or ".", name) if vault is None else Path(vault, "AssistantMD", name)
 
 
+def with_former(folder: Path, owner: str | None) -> Path:
+    """A folder of transcripts; that of an earlier version, which may have another name, is renamed to it."""
+    former = _former(folder, owner)
+    if former is None or folder.exists():
+        return folder
+    try:
+        return former.rename(folder)
+    except OSError:  # what was said is read where it is
+        return former
+
+
+def _former(folder: Path, owner: str | None) -> Path | None:
+    """Folder of the transcripts that an earlier version kept for an owner, if it is there in just these letters."""
+    former = folder.with_name(f"Chat_Sessions-{safe_id(owner)}") if owner else folder
+    there = former != folder and folder.parent.is_dir() and any(one == former for one in folder.parent.iterdir())
+    return former if there else None
+
+
 def transcript_folders(db: object, vault: Path | None, system: Path, owner: str) -> list[Path]:
     """Folders that a chat of an owner may have written to; a vault of an owner is none of those who have no name."""
     vault = None if not owner and OWNER in str(vault) else vault
     places = (None, db.parent if isinstance(db, Path) else system), (None, system), (vault, system)
-    return list(dict.fromkeys(transcript_folder(*place, owner) for place in places))
+    folders = [transcript_folder(*place, owner) for place in places]
+    return list(dict.fromkeys([*folders, *filter(None, (_former(folder, owner) for folder in folders))]))
 
 
 def safe_id(session: str) -> str:
