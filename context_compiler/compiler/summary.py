@@ -8,7 +8,6 @@ which would count against the limits of a run that passes without us.
 
 from __future__ import annotations
 
-import asyncio
 import re
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -31,6 +30,7 @@ from context_compiler.messages.items import Item, Kind
 from context_compiler.messages.shapes import truncate
 from context_compiler.messages.tool_lines import call_line, outcome_line
 from context_compiler.record.values import Drop
+from context_compiler.resilience import await_within, try_await
 from context_compiler.template import SectionRule, Template, prompt_text
 from context_compiler.tokens import TokenCounter
 from context_compiler.tokens.prices import NANO, NANO_USD
@@ -458,27 +458,31 @@ async def ask(
         instructions: Names the prose that the model is told first.
 
     Raises:
-        CompileError: it could not be reached, its provider's package is not installed, or it took too long. An empty
+        CompileError: it failed in any way, its provider's package is not installed, or it took too long. An empty
             answer is for the caller to judge.
     """
     started = time.perf_counter()
     spent = RunUsage()
+    name, late = model_alias(model), TimeoutError(f"no answer within {timeout:g} s")
+    outcome = await try_await(await_within(timeout, _answer(prompts, model, instructions, spent), late))
+    error = outcome.error
+    if error is late:
+        raise CompileError(str(late), model=name, phase="timeout", **_bill(spent))
+    if error is not None:
+        told = isinstance(error, (AgentRunError, UserError, ImportError))
+        reason = str(error) if told else f"{type(error).__name__}: {error}"
+        raise CompileError(reason, model=name, phase="call", **_bill(spent)) from error
+    return SummaryResponse(text=outcome.value or "", latency_ms=(time.perf_counter() - started) * 1000, **_bill(spent))
+
+
+async def _answer(prompts: Sequence[str], model: Model | str, instructions: str, spent: RunUsage) -> str:
+    agent = Agent(model, instructions=prompt_text(instructions), name="context_compiler", output_type=OUTPUT, retries=0)
     text = ""
-    try:
-        agent = Agent(
-            model, instructions=prompt_text(instructions), name="context_compiler", output_type=OUTPUT, retries=0
-        )
-        async with asyncio.timeout(timeout):
-            for number, prompt in enumerate(prompts):
-                result = await agent.run(fill_slot(prompt, text) if number else prompt)
-                text = (result.output or "").strip()
-                spent.incr(result.usage)
-    except TimeoutError:
-        reason = f"no answer within {timeout:g} s"
-        raise CompileError(reason, model=model_alias(model), phase="timeout", **_bill(spent)) from None
-    except (AgentRunError, UserError, ImportError) as error:
-        raise CompileError(str(error), model=model_alias(model), phase="call", **_bill(spent)) from error
-    return SummaryResponse(text=text, latency_ms=(time.perf_counter() - started) * 1000, **_bill(spent))
+    for number, prompt in enumerate(prompts):
+        result = await agent.run(fill_slot(prompt, text) if number else prompt)
+        text = (result.output or "").strip()
+        spent.incr(result.usage)
+    return text
 
 
 def _bill(spent: RunUsage) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from pydantic_ai.messages import ModelMessage, ModelRequest, ModelResponse, Text
 from context_compiler import Template, TokenCounter, View, compile_view
 from context_compiler.compiler.cycle import Cycle
 from context_compiler.errors import CompileError
-from tests.support.agents import Talker, compiler, run
+from tests.support.agents import Notes, Talker, compiler, run
 from tests.support.builders import prose
 from tests.support.histories import answer, long_history
 
@@ -32,6 +32,13 @@ def template(body: str) -> Template:
 
 async def viewed(body: str, budget: int = 2_000) -> View:
     return await compile_view(ASKED, template(body), budget, system=None)
+
+
+@pytest.mark.parametrize("error", [ValueError("bug"), KeyError("bug"), OSError(5, "bug"), RecursionError("bug")])
+async def test_whatever_a_model_of_ones_own_raises_is_an_error_of_the_compile(error: Exception) -> None:
+    with pytest.raises(CompileError, match="bug") as caught:
+        await compile_view(ASKED, "chat_compiler", 2_000, model=Notes(error).model, system=None)
+    assert caught.value.__cause__ is error and (caught.value.model, caught.value.phase) == ("notes", "call")
 
 
 async def test_a_body_that_is_the_note_holds_what_it_asks_for() -> None:
