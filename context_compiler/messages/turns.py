@@ -135,7 +135,8 @@ def turn_starts(history: History) -> list[int]:
     """Positions at which turns begin; always includes 0.
 
     A request with a user prompt begins one, unless it belongs to the run before it or only carries what a
-    tool returned beside its result.
+    tool returned beside its result. The host joins a prompt with the tool results that the run before ended with, and
+    the joined request has no run.
     """
     readings = history.readings
     starts = [0]
@@ -143,9 +144,18 @@ def turn_starts(history: History) -> list[int]:
         own = readings[index].run_id
         before = readings[max(0, index - NEAR) : index] if own is not None else ()
         joins = own is not None and own == next((one.run_id for one in reversed(before) if one.run_id), None)
-        if not joins and not (readings[index].answers and own is None and not _ended(history, index)):
+        goes_on = readings[index].answers and own is None and not (_ended(history, index) or _between(history, index))
+        if not joins and not goes_on:
             starts.append(index)
     return starts
+
+
+def _between(history: History, index: int) -> bool:
+    """True if a request without a run stands between two runs, or after one: each of its parts is of another."""
+    before = (one.run_id for one in reversed(history.readings[max(0, index - NEAR) : index]))
+    after = (one.run_id for one in history.readings[index + 1 : index + 1 + NEAR])
+    last = next(filter(None, before), None)
+    return last is not None and last != next(filter(None, after), None)
 
 
 def _ended(history: History, index: int) -> bool:

@@ -605,3 +605,23 @@ async def test_a_question_by_the_way_gets_a_small_block_in_tool_work_too() -> No
         talker, _ = await talked(compiler(budget=4_000), ["Go on.", prompt], history=history)
         sizes.append(TokenCounter().text(block_of(talker.last.messages, prompt)))
     assert 0 < sizes[1] <= 500 < sizes[0]
+
+
+async def test_a_prompt_that_the_host_joined_with_a_result_of_the_run_before_had_a_turn_of_its_own() -> None:
+    """A stream ends at its first text, and the call after that is answered at the end of its run."""
+    looks = ModelResponse(parts=[TextPart("Let me look."), ToolCallPart("look", {})])
+    question = "What is the code of the locker in Ghent?"
+    talker = Talker([looks, "Fine.", "Fine."])
+    agent = Agent(talker.model, capabilities=[compiler(budget=BUDGET)])
+
+    @agent.tool_plain
+    def look() -> str:
+        return words(7, 40)
+
+    messages = past()
+    for prompt in ("Have a look.", "What did item 150 cost?", question):
+        async with agent.run_stream(prompt, message_history=messages, conversation_id="c") as streamed:
+            await streamed.get_output()
+        messages = streamed.all_messages()
+    kinds = [[part.part_kind for part in message.parts] for message in messages]
+    assert ["tool-return", "user-prompt"] in kinds and SECRET in block_of(talker.last.messages, question)
