@@ -1,4 +1,4 @@
-"""Places: private folders, folders of owners, addresses of databases, and where this package was installed from."""
+"""Places: private folders, folders of owners, files, addresses of databases, and where this package came from."""
 
 from __future__ import annotations
 
@@ -30,7 +30,19 @@ OWNER = "{owner}"
 _PLAIN = re.compile(r"(?!(con|prn|aux|nul|com\d|lpt\d)\Z|.*-[0-9a-f]{24}\Z)[a-z0-9_][a-z0-9_-]{0,63}", re.ASCII)
 """Owners that are names of folders everywhere, but neither of a device nor with a hash as others have."""
 
+FileIdentity = tuple[int, int]
+"""Device and inode."""
+
 log = logging.getLogger("context_compiler")
+
+
+def file_identity(path: Path) -> FileIdentity | None:
+    """Device and inode of a file; None if there is none."""
+    try:
+        found = os.stat(path)
+    except (OSError, ValueError):  # no file can have that name
+        return None
+    return found.st_dev, found.st_ino
 
 
 def owner_folder(owner: str) -> str:

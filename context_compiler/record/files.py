@@ -21,7 +21,7 @@ from typing import Any, Generic, TypeVar, cast
 import aiosqlite
 
 from context_compiler.errors import StoreError
-from context_compiler.paths import make_private
+from context_compiler.paths import FileIdentity, file_identity, make_private
 from context_compiler.record.background import Background, current, retrieve_error, submit
 from context_compiler.record.rows import BrokenReference
 from context_compiler.record.schema import MIGRATIONS, migrate, version_of
@@ -37,9 +37,6 @@ GRACE_S = 1.0
 """Seconds that opening waits for another process that is creating the same file."""
 FAILURES = (StoreError, sqlite3.Error, OSError, ValueError, OverflowError, zlib.error)
 """Errors of a file, from a full disk to a damaged row."""
-
-FileIdentity = tuple[int, int]
-"""Device and inode."""
 
 REMEDIES = {
     sqlite3.SQLITE_BUSY: "another process is writing to it: try again, or give this process a file of its own",
@@ -57,16 +54,7 @@ REMEDIES = {
 def locate(path: Path) -> Path:
     """The file to use: `path`, or the file under the former name beside it if only that exists."""
     former = path.with_name(FORMER_NAME)
-    return former if path.name == NAME and identity(path) is None and identity(former) is not None else path
-
-
-def identity(path: Path) -> FileIdentity | None:
-    """Device and inode of a file; None if there is none."""
-    try:
-        found = os.stat(path)
-    except (OSError, ValueError):  # no file can have that name
-        return None
-    return found.st_dev, found.st_ino
+    return former if path.name == NAME and file_identity(path) is None and file_identity(former) is not None else path
 
 
 def explain(error: Exception, path: Path | str) -> StoreError:
@@ -170,11 +158,11 @@ class File:
     async def _connected(self, home: Background) -> aiosqlite.Connection:
         """The connection, reopened if the file has been removed or replaced."""
         if self._connection is not None:
-            if self._files[0] == identity(self._opened):
+            if self._files[0] == file_identity(self._opened):
                 return self._connection
             log_file = _log_of(self._opened)
             await self._disconnect(home)
-            if not self.read_only and self._files[1] is not None and self._files[1] == identity(log_file):
+            if not self.read_only and self._files[1] is not None and self._files[1] == file_identity(log_file):
                 log_file.unlink(missing_ok=True)  # a new file would adopt it
         path, failures = locate(self.path), list[Exception]()
         self._connection = await aiosqlite.Connection(partial(self._open, path, failures), 64)
@@ -182,7 +170,7 @@ class File:
         if failures:
             await self._disconnect(home)
             raise failures[0]
-        self._opened, self._files = path, (identity(path), identity(_log_of(path)))
+        self._opened, self._files = path, (file_identity(path), file_identity(_log_of(path)))
         return self._connection
 
     def _open(self, path: Path, failures: list[Exception]) -> FileDatabase:

@@ -15,11 +15,10 @@ from threading import Lock
 from typing import Any
 
 from context_compiler.errors import PipelineError
-from context_compiler.paths import make_private
+from context_compiler.paths import FileIdentity, file_identity, make_private
 from context_compiler.pipeline.stores import Lost, is_owned, own_run
 from context_compiler.pipeline.stores.sql import SCHEMA, SQLRuns, Statement, statements_of
 from context_compiler.record.background import hold_at_fork
-from context_compiler.record.files import FileIdentity, identity
 from context_compiler.record.rows import transaction
 
 log = logging.getLogger("context_compiler.pipeline")
@@ -68,13 +67,13 @@ class SQLiteDatabase:
     def _connect(self) -> sqlite3.Connection:
         """The connection, opened again if the file has been deleted or replaced."""
         files = (self.path, self.path.with_name(f"{self.path.name}-wal"))
-        if self._db is not None and self._files[0] != identity(self.path):
+        if self._db is not None and self._files[0] != file_identity(self.path):
             self._disconnect()
-            if self._files[1] is not None and self._files[1] == identity(files[1]):
+            if self._files[1] is not None and self._files[1] == file_identity(files[1]):
                 files[1].unlink(missing_ok=True)  # a new file would adopt it
         if self._db is None:
             self._db = _open(self.path, self._timeout)
-            self._files = tuple(map(identity, files))
+            self._files = tuple(map(file_identity, files))
         return self._db
 
     async def empty_log(self) -> bool:
