@@ -11,14 +11,15 @@ import operator
 import re
 import weakref
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from copy import copy
 from dataclasses import dataclass, fields, is_dataclass, replace
 from datetime import datetime
 from functools import reduce
-from itertools import accumulate, compress, count, islice
+from itertools import accumulate, chain, compress, count, islice
 from typing import Any, cast
 
+from pydantic import BaseModel
 from pydantic_ai.messages import ModelMessage, ModelMessagesTypeAdapter, ModelRequest
 from pydantic_core import PydanticSerializationError
 
@@ -411,12 +412,25 @@ _STRING_OR_NUMBER = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*(?:"|\\?\Z)|(-?\d{430
 """A complete string, so that digits within it are not taken for a number; or a number too long for JSON parsers."""
 
 
+NESTING = ("content", "args", "metadata")
+"""Attributes of parts that hold values of applications and models."""
+
+DEEPEST = 251
+"""Levels of lists and objects within a part that the host's types can write. Beyond them some versions of Pydantic try
+every kind of value at every level again: 300 levels take them hours."""
+
+
 def message_body(message: ModelMessage) -> bytes:
     """The canonical JSON of one message.
 
     Half of a surrogate pair, which nothing can write or send, becomes a replacement character; a whole number of more
     than 4,300 digits, which nothing could read again, becomes text.
+
+    Raises:
+        PydanticSerializationError: It is nested too deep.
     """
+    if _is_too_deep(message):
+        raise PydanticSerializationError(f"nested more than {DEEPEST} levels deep, which cannot be written")
     try:
         body = ModelMessagesTypeAdapter.dump_json([message], warnings=False, fallback=type_label)[1:-1]
     except PydanticSerializationError:
@@ -425,6 +439,29 @@ def message_body(message: ModelMessage) -> bytes:
         text = json.dumps(loose[0], ensure_ascii=False, separators=(",", ":"))
         body = _HALVES.sub("\ufffd", text).encode()
     return _STRING_OR_NUMBER.sub(_as_text, body) if _has_long_number(body) else body
+
+
+def _is_too_deep(message: ModelMessage) -> bool:
+    level: list[Any] = [getattr(part, name, None) for part in message.parts for name in NESTING]
+    for _ in range(DEEPEST + 1):
+        held = {id(value): inner for value in level if (inner := _held_by(value))}  # one list may be there twice
+        if not held:
+            return False
+        level = list(chain.from_iterable(held.values()))
+    return True
+
+
+def _held_by(value: object) -> Collection[Any]:
+    """Contents of a container or an object; none for other values."""
+    if isinstance(value, dict):
+        return cast("dict[Any, Any]", value).values()
+    if isinstance(value, (list, tuple)):
+        return cast("Collection[Any]", value)
+    if isinstance(value, BaseModel):
+        return vars(value).values()
+    if is_dataclass(value) and not isinstance(value, type):
+        return [getattr(value, one.name, None) for one in fields(value)]
+    return ()
 
 
 def _without_halves(value: Any) -> Any:
