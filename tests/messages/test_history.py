@@ -20,6 +20,7 @@ from pydantic_ai.messages import (
     ModelSettingsDeltaPart,
     SystemPromptPart,
     TextPart,
+    ToolReturnPart,
     UserPromptPart,
 )
 
@@ -321,3 +322,17 @@ def test_a_number_too_long_for_json_is_kept_as_text() -> None:
     (restored,) = load_messages([message_body(message)])
     assert restored.parts[0] == answer("c", {**said, "product": f"-{digits}"})
     assert len(Reader(TokenCounter()).read([message]).ids) == 1
+
+
+@pytest.mark.parametrize("depth", [60, 300])
+def test_a_message_is_refused_at_once_if_it_is_nested_deeper_than_can_be_written(depth: int) -> None:
+    """Old versions of Pydantic would try for hours."""
+    content: object = "leaf"
+    for _ in range(depth):
+        content = {"inner": [content]}
+    message = ModelRequest(parts=[ToolReturnPart(tool_name="look", content=content, tool_call_id="c")])
+    if depth == 60:
+        assert load_messages([message_body(message)]) == [message]
+        return
+    with pytest.raises(ValueError, match="nested more than 251 levels"):
+        message_body(message)
