@@ -7,12 +7,13 @@ import logging
 import os
 import re
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import cache
 from hashlib import sha256
 from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 from urllib.parse import urlsplit
 from urllib.request import url2pathname
 
@@ -43,6 +44,35 @@ def file_identity(path: Path) -> FileIdentity | None:
     except (OSError, ValueError):  # no file can have that name
         return None
     return found.st_dev, found.st_ino
+
+
+@dataclass(frozen=True, slots=True)
+class OpenDatabase:
+    """A SQLite file and its write-ahead log, as they were when it was opened."""
+
+    path: Path
+    file: FileIdentity | None
+    log: FileIdentity | None
+
+    @classmethod
+    def at(cls, path: Path) -> Self:
+        """The file at a path, which has just been opened."""
+        return cls(path, file_identity(path), file_identity(write_ahead_log(path)))
+
+    def gone(self) -> bool:
+        """True if the file has been deleted or replaced since."""
+        return self.file != file_identity(self.path)
+
+    def remove_log(self) -> None:
+        """Remove the log of a file that is gone, if it is still there: a new file would adopt it."""
+        log_file = write_ahead_log(self.path)
+        if self.log is not None and self.log == file_identity(log_file):
+            log_file.unlink(missing_ok=True)
+
+
+def write_ahead_log(path: Path) -> Path:
+    """The file beside a SQLite file that holds its newest changes."""
+    return path.with_name(f"{path.name}-wal")
 
 
 def owner_folder(owner: str) -> str:

@@ -32,7 +32,7 @@ from context_compiler.cli.options import (
 from context_compiler.cli.screen import Screen, print_error, print_note, print_result, progress_bar, step
 from context_compiler.cli.text import json_text, one_line, plural, suggestions
 from context_compiler.errors import SettingsError, StoreError
-from context_compiler.paths import OWNER, vault_of
+from context_compiler.paths import OWNER, vault_of, write_ahead_log
 from context_compiler.record.copying import CopyResult, copy_record
 from context_compiler.record.maintenance import inexact_requests
 from context_compiler.record.values import OwnerInfo
@@ -110,7 +110,7 @@ def _size(db: Place) -> int | None:
     """Bytes of a file; None for a database, whose server sees to that."""
     if isinstance(db, Address):
         return None
-    files = (db, db.with_name(db.name + "-wal"))
+    files = (db, write_ahead_log(db))
     return sum(file.stat().st_size for file in files if file.exists())
 
 

@@ -21,7 +21,7 @@ from typing import Any, Generic, TypeVar, cast
 import aiosqlite
 
 from context_compiler.errors import StoreError
-from context_compiler.paths import FileIdentity, file_identity, make_private
+from context_compiler.paths import OpenDatabase, file_identity, make_private, write_ahead_log
 from context_compiler.record.background import Background, current, retrieve_error, submit
 from context_compiler.record.rows import BrokenReference
 from context_compiler.record.schema import MIGRATIONS, migrate, version_of
@@ -109,8 +109,7 @@ class File:
         self._home: Background | None = None
         self._lock = asyncio.Lock()
         self._connection: aiosqlite.Connection | None = None
-        self._opened: Path = path
-        self._files: tuple[FileIdentity | None, FileIdentity | None] = (None, None)
+        self._opened: OpenDatabase | None = None
 
     async def perform(self, work: Callable[[FileDatabase], T]) -> T:
         """Run a function on the connection; a cancelled caller still waits for its end."""
@@ -157,20 +156,19 @@ class File:
 
     async def _connected(self, home: Background) -> aiosqlite.Connection:
         """The connection, reopened if the file has been removed or replaced."""
-        if self._connection is not None:
-            if self._files[0] == file_identity(self._opened):
+        if self._connection is not None and self._opened is not None:
+            if not self._opened.gone():
                 return self._connection
-            log_file = _log_of(self._opened)
             await self._disconnect(home)
-            if not self.read_only and self._files[1] is not None and self._files[1] == file_identity(log_file):
-                log_file.unlink(missing_ok=True)  # a new file would adopt it
+            if not self.read_only:
+                self._opened.remove_log()
         path, failures = locate(self.path), list[Exception]()
         self._connection = await aiosqlite.Connection(partial(self._open, path, failures), 64)
         home.open.add(self)
         if failures:
             await self._disconnect(home)
             raise failures[0]
-        self._opened, self._files = path, (file_identity(path), file_identity(_log_of(path)))
+        self._opened = OpenDatabase.at(path)
         return self._connection
 
     def _open(self, path: Path, failures: list[Exception]) -> FileDatabase:
@@ -223,7 +221,7 @@ def _reader(path: Path) -> FileDatabase:
     if not path.exists():
         raise StoreError("there is no record here; give the path of one, or run something that is recorded first")
     # SQLite creates -wal and -shm beside a file even to read it; in a folder where it may not, nobody writes either.
-    sealed = not os.access(path.parent, os.W_OK) and not _log_of(path).exists()
+    sealed = not os.access(path.parent, os.W_OK) and not write_ahead_log(path).exists()
     uri = path.as_uri() + ("?mode=ro&immutable=1" if sealed else "?mode=ro")
     return sqlite3.connect(uri, uri=True, isolation_level=None, factory=FileDatabase)
 
@@ -237,10 +235,6 @@ def _writer(path: Path) -> FileDatabase:
     else:
         log.info("recording requests in %s", path)
     return sqlite3.connect(path, isolation_level=None, factory=FileDatabase)
-
-
-def _log_of(path: Path) -> Path:
-    return path.with_name(path.name + "-wal")
 
 
 def _prepare(db: sqlite3.Connection) -> None:

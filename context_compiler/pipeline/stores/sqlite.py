@@ -15,7 +15,7 @@ from threading import Lock
 from typing import Any
 
 from context_compiler.errors import PipelineError
-from context_compiler.paths import FileIdentity, file_identity, make_private
+from context_compiler.paths import OpenDatabase, make_private
 from context_compiler.pipeline.stores import Lost, is_owned, own_run
 from context_compiler.pipeline.stores.sql import SCHEMA, SQLRuns, Statement, statements_of
 from context_compiler.record.background import hold_at_fork
@@ -36,8 +36,7 @@ class SQLiteDatabase:
         self._lock = Lock()
         hold_at_fork(self._lock, self, SQLiteDatabase._disconnect)
         self._db: sqlite3.Connection | None = None
-        self._files: tuple[FileIdentity | None, ...] = ()
-        """The file and its log, as they were when it was opened."""
+        self._opened: OpenDatabase | None = None
 
     @property
     def name(self) -> str:
@@ -66,14 +65,12 @@ class SQLiteDatabase:
 
     def _connect(self) -> sqlite3.Connection:
         """The connection, opened again if the file has been deleted or replaced."""
-        files = (self.path, self.path.with_name(f"{self.path.name}-wal"))
-        if self._db is not None and self._files[0] != file_identity(self.path):
+        if self._db is not None and self._opened is not None and self._opened.gone():
             self._disconnect()
-            if self._files[1] is not None and self._files[1] == file_identity(files[1]):
-                files[1].unlink(missing_ok=True)  # a new file would adopt it
+            self._opened.remove_log()
         if self._db is None:
             self._db = _open(self.path, self._timeout)
-            self._files = tuple(map(file_identity, files))
+            self._opened = OpenDatabase.at(self.path)
         return self._db
 
     async def empty_log(self) -> bool:
