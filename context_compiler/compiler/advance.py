@@ -150,6 +150,21 @@ def _keep_pins(draft: Draft, plan: Plan) -> None:
         draft.put(index, plan.base.get(index, WHOLE))
 
 
+def with_pins(cycle: Cycle, plan: Plan, room: int) -> Cycle:
+    """The cycle with every message whole that was pinned after it was left out or cut, which moves the prefix once.
+
+    One for which there was no room waits for the next turn, or each request of this one would be cut back anew.
+    """
+    kept, why = dict(cycle.kept), cycle.why if cycle.turn == plan.turn else ()
+    waiting = {index for start, stop, reason in why if reason == WAITS for index in range(start, stop)}
+    for index in plan.pinned(room) - waiting:
+        if index < cycle.decided:
+            kept[index] = plan.base.get(index, WHOLE)
+    if kept == dict(cycle.kept):
+        return cycle
+    return replace(cycle, kept=tuple(sorted(kept.items(), key=lambda one: one[0])))
+
+
 def _drop_by_order(draft: Draft, plan: Plan, order: Order, previous: Cycle | None) -> None:
     """Leave out what a user wants summarised: from a position on, else all but the recent turns.
 

@@ -17,7 +17,7 @@ from typing import Any, cast
 from pydantic_ai.messages import ModelMessage, ModelRequest, UserPromptPart
 from pydantic_ai.models import Model
 
-from context_compiler.compiler.advance import Advance, advance, failed_row
+from context_compiler.compiler.advance import Advance, advance, failed_row, with_pins
 from context_compiler.compiler.cycle import Cycle, fitting, mended
 from context_compiler.compiler.steering import (
     PINS,
@@ -41,7 +41,7 @@ from context_compiler.middleware.archive import Archive
 from context_compiler.middleware.arguments import Arguments
 from context_compiler.middleware.off_loop import off_loop
 from context_compiler.middleware.request import Host, Request, is_long, named_scope
-from context_compiler.middleware.respond import assemble_view, with_pins
+from context_compiler.middleware.respond import assemble_view
 from context_compiler.middleware.single_flight import SESSIONS, Summaries
 from context_compiler.middleware.state import CompilerState, RequestContext, Run, read_request
 from context_compiler.record.database import Moment
@@ -176,7 +176,10 @@ class _Session:
             return None
         config = self.context.policy.config
         found = fitting(replace(cycle, config=config), self.raw, config)
-        return found and with_pins(mended(found, self.context.pairing, self.context.base), self.context)
+        if found is None:
+            return None
+        found = mended(found, self.context.pairing, self.context.base)
+        return with_pins(found, self.context, self.context.limits(found).room)
 
     def calibrated(self, exact: int) -> int:
         """Tokens of the model, without those of the prompt at the end."""

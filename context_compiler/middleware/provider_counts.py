@@ -21,8 +21,8 @@ from pydantic_ai.messages import ModelMessage
 from context_compiler.errors import SettingsError
 from context_compiler.middleware.arguments import Arguments
 from context_compiler.middleware.request import Host, Request
-from context_compiler.middleware.respond import GROWN, advance_again, sample
-from context_compiler.middleware.state import CompilerState, Result, Run
+from context_compiler.middleware.respond import GROWN, advance_again, advance_request, assemble_view
+from context_compiler.middleware.state import CompilerState, Result, Run, read_request
 from context_compiler.resilience import Breaker, Report, attempt, try_await
 from context_compiler.tokens import PLAUSIBLE, Ratios
 
@@ -74,7 +74,7 @@ class ProviderCounts:
         if self._settled(run, request):
             return None
         self._begun.add(request.family)
-        found = (await try_await(self._work(run, request, host, partial(sample, self._state, run, request)))).value
+        found = (await try_await(self._work(run, request, host, partial(_sample, self._state, run, request)))).value
         counted = await self._count(request, host, found.view.messages) if found is not None else None
         if found is None or counted is None or not found.cost:
             return None
@@ -196,6 +196,20 @@ class ProviderCounts:
         if counted is None:
             raise NotImplementedError("a history processor does not see the whole request")
         return counted
+
+
+async def _sample(compiler: CompilerState, run: Run, request: Request, host: Host) -> Result:
+    """A request to count: the raw one, or a view without a model where that is too long.
+
+    Raises:
+        ContextCompilerError: the template or anything else failed.
+    """
+    context = read_request(compiler, run, request, host)
+    raw = assemble_view(context, None, "raw")
+    if raw.cost <= context.limits().budget:
+        return raw
+    done = await advance_request(context, None, None)
+    return assemble_view(context, done.cycle, "sample", done)
 
 
 def _at_most(exact: int) -> float:

@@ -5,11 +5,11 @@ Only recall fails open here, because a view does without it; `middleware` wraps 
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from pydantic_ai.messages import ModelMessage
 
-from context_compiler.compiler.advance import Advance, Ask, advance, failed_row
+from context_compiler.compiler.advance import Advance, Ask, advance, failed_row, with_pins
 from context_compiler.compiler.cycle import RAW, Cycle, fitting, mended
 from context_compiler.compiler.recall_block import (
     Block,
@@ -25,7 +25,7 @@ from context_compiler.compiler.recall_block import (
     smaller,
     wanted,
 )
-from context_compiler.compiler.steering import WAITS, Steering
+from context_compiler.compiler.steering import Steering
 from context_compiler.compiler.summary import SummaryRequest, SummaryResponse
 from context_compiler.compiler.view import (
     LEFT_OUT,
@@ -50,7 +50,6 @@ from context_compiler.fidelity import Fidelity
 from context_compiler.layers.context import insert_block, with_layer_tokens
 from context_compiler.messages.history import History, common_prefix
 from context_compiler.messages.items import Kind
-from context_compiler.messages.shapes import WHOLE
 from context_compiler.messages.turns import pair, turn_index
 from context_compiler.middleware.background import discard, finish, pending, start, where_asked
 from context_compiler.middleware.request import Host, Request
@@ -64,6 +63,7 @@ from context_compiler.middleware.state import (
     read_request,
 )
 from context_compiler.recall import question_text
+from context_compiler.record.values import Compile
 from context_compiler.resilience import attempt
 from context_compiler.tokens import TokenCounter
 
@@ -161,26 +161,12 @@ async def _current_cycle(context: RequestContext, host: Host) -> tuple[RequestCo
         if found is not None and adopted:
             found = replace(found, ratio=run.ratios.of(context.request.family))
     cycle = mended(found, context.pairing, context.base) if found is not None else None
-    cycle = with_pins(cycle, context) if cycle is not None and context.steering.pins else cycle
+    if cycle is not None and context.steering.pins:
+        cycle = with_pins(cycle, context, context.limits(cycle).room)
     run.enter(cycle, mended=found)
     if cycle is not None and run.refused and run.tight < cycle.tight:
         cycle = replace(cycle, tight=run.tight)  # what a provider refused holds for the rest of the cycle
     return context, cycle
-
-
-def with_pins(cycle: Cycle, context: RequestContext) -> Cycle:
-    """The cycle with every message whole that was pinned after it was left out or cut, which moves the prefix once.
-
-    One for which there was no room waits for the next turn, or each request of this one would be cut back anew.
-    """
-    kept, why = dict(cycle.kept), cycle.why if cycle.turn == context.turn else ()
-    waiting = {index for start, stop, reason in why if reason == WAITS for index in range(start, stop)}
-    for index in context.pinned(context.limits(cycle).room) - waiting:
-        if index < cycle.decided:
-            kept[index] = context.base.get(index, WHOLE)
-    return (
-        replace(cycle, kept=tuple(sorted(kept.items(), key=lambda one: one[0]))) if kept != dict(cycle.kept) else cycle
-    )
 
 
 def _opens(context: RequestContext, cycle: Cycle | None) -> bool:
@@ -279,61 +265,86 @@ def _fitting(context: RequestContext, cycle: Cycle, result: Result, done: Advanc
     return result if result.cost <= result.limit else None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trial:
+    """One try at a new cycle: an advance, and its view."""
+
+    start: Cycle | None
+    """The cycle that was advanced."""
+    framing: int
+    """Tokens set aside for what the host adds to messages; 0 at the first try."""
+    done: Advance
+    result: Result
+    row: Compile | None
+    """The row of the compile, by this try or one before it."""
+
+    @property
+    def over(self) -> int:
+        """Tokens over the budget; negative where some are left."""
+        return self.result.cost - self.result.limit
+
+
 async def _new_cycle(
     context: RequestContext, previous: Cycle | None, host: Host, first: Advance | None = None
 ) -> Result:
-    """Cut back and freeze; again, with less, where the host's own framing turns out to need room.
-
-    `first` is an advance that has been made already.
-    """
+    """The first view of a new cycle, with what is recalled for its turn; `first` is an advance made already."""
     context.run.relax()
-    more, tries, deeper, row, result = 0, 1, _room_for_block(context, previous), None, None
-    before, block = previous, block_tokens(_known_blocks(context), context, context.limits(previous), previous or RAW)
-    while True:
-        made, first = first, None
-        done = made or await advance_request(context, previous, asking(context, host), more, block=block, deeper=deeper)
-        before, previous, row = previous, done.cycle, row or done.row
-        result = assemble_view(context, previous, "compiled", done, earlier=result)
-        over = result.cost - result.limit
-        if over > 0 and made is not None:
-            continue  # what has come since it was made is too much for it, and no framing
-        if over <= 0 or not done.selection.fits or tries == TRIES:
-            break
-        unused = result.limit - context.request.fixed - more - done.selection.draft.total
-        more, tries = more + over + max(0, unused), tries + 1
-    if over < 0 and tries > 1 and (done.selection.cut_from_prompts or not done.selection.fits):
-        done, result = await _loosened(context, before, done, result, more, block)
-        previous = done.cycle
-    if over > 0:
-        result = replace(result, view=replace(result.view, status="floor_over_budget"))
+    trial = None if first is None else _trial(context, previous, first)
+    if trial is None or trial.over > 0:  # what has come since `first` was made is too much for it
+        trial = await _cut_back(context, previous, host, trial)
+    if trial.over > 0:
+        result = replace(trial.result, view=replace(trial.result.view, status="floor_over_budget"))
     else:
-        result = _recalling(context, previous, result, done)
-    return replace(started(result), row=row)
+        result = _recalling(context, trial.result, trial.done)
+    return replace(started(result), row=trial.row)
 
 
-async def _loosened(
-    context: RequestContext, previous: Cycle | None, done: Advance, result: Result, more: int, block: int
-) -> tuple[Advance, Result]:
-    """The least cut of prompts that fits, between one that set `more` tokens aside for the host's framing and none.
+def _trial(
+    context: RequestContext, start: Cycle | None, done: Advance, framing: int = 0, before: Trial | None = None
+) -> Trial:
+    earlier, row = (before.result, before.row) if before is not None else (None, None)
+    result = assemble_view(context, done.cycle, "compiled", done, earlier=earlier)
+    return Trial(start=start, framing=framing, done=done, result=result, row=row or done.row)
+
+
+async def _cut_back(context: RequestContext, previous: Cycle | None, host: Host, trial: Trial | None) -> Trial:
+    """Cut back and freeze; again, with less, where the host's own framing turns out to need room."""
+    block = block_tokens(_known_blocks(context), context, context.limits(previous), previous or RAW)
+    deeper, framing, tries = _room_for_block(context, previous), 0, 0
+    while True:
+        start, tries = previous if trial is None else trial.done.cycle, tries + 1
+        done = await advance_request(context, start, asking(context, host), framing, block=block, deeper=deeper)
+        trial, selection = _trial(context, start, done, framing, trial), done.selection
+        if trial.over <= 0 or not selection.fits or tries == TRIES:
+            break
+        framing += trial.over + max(0, trial.result.limit - context.request.fixed - framing - selection.draft.total)
+    if trial.over < 0 and framing and (selection.cut_from_prompts or not selection.fits):
+        return await _loosened(context, trial, block)
+    return trial
+
+
+async def _loosened(context: RequestContext, trial: Trial, block: int) -> Trial:
+    """The least cut of prompts that fits, between a try that set tokens aside for the host's framing and none.
 
     The framing goes with the text that it is for, at a length that nobody can tell before.
     """
-    whole = result.limit - context.request.fixed - done.selection.draft.total - done.selection.cut_from_prompts
-    guesses = [more + result.cost - result.limit, whole]
+    selection = trial.done.selection
+    whole = trial.result.limit - context.request.fixed - selection.draft.total - selection.cut_from_prompts
+    guesses = [trial.framing + trial.over, whole]
     loose = min(guesses)
     for _ in range(LOOSER):
-        fewer = guesses.pop(0) if guesses else (more + loose) // 2
-        if not loose <= fewer < more:
+        framing = guesses.pop(0) if guesses else (trial.framing + loose) // 2
+        if not loose <= framing < trial.framing:
             continue
-        less = await advance_request(context, previous, None, fewer, block=block)
-        looser = assemble_view(context, less.cycle, "compiled", less, earlier=result)
-        if looser.cost <= looser.limit:
-            done, result, more = less, looser, fewer
+        done = await advance_request(context, trial.start, None, framing, block=block)
+        looser = replace(_trial(context, trial.start, done, framing, trial), row=trial.row)
+        if looser.over <= 0:
+            trial = looser
             if not done.selection.cut_from_prompts:
                 break
         else:
-            loose = max(loose, fewer)
-    return done, result
+            loose = max(loose, framing)
+    return trial
 
 
 def _room_for_block(context: RequestContext, previous: Cycle | None) -> int:
@@ -347,9 +358,9 @@ def _room_for_block(context: RequestContext, previous: Cycle | None) -> int:
     return limits.room // DEEPER if found else 0
 
 
-def _recalling(context: RequestContext, cycle: Cycle, plain: Result, done: Advance) -> Result:
+def _recalling(context: RequestContext, plain: Result, done: Advance) -> Result:
     """The view of a new cycle with what is recalled for its turn: what was found before, else what is found now."""
-    known = _known_blocks(context)
+    known, cycle = _known_blocks(context), done.cycle
     if known is None or known.own.turn != context.turn:
         return _with_recall(context, cycle, plain, done) if done.selection.out or done.selection.abridged else plain
     known = replace(known, earlier=()) if known.earlier else known
@@ -357,20 +368,6 @@ def _recalling(context: RequestContext, cycle: Cycle, plain: Result, done: Advan
         return replace(plain, blocks=known)
     result = assemble_view(context, cycle, plain.view.status, done, blocks=known, earlier=plain)
     return _fitting(context, cycle, result, done) or replace(plain, blocks=known.without())
-
-
-async def sample(compiler: CompilerState, run: Run, request: Request, host: Host) -> Result:
-    """A request to count: the raw one, or a view without a model where that is too long.
-
-    Raises:
-        ContextCompilerError: the template or anything else failed.
-    """
-    context = read_request(compiler, run, request, host)
-    raw = assemble_view(context, None, "raw")
-    if raw.cost <= context.limits().budget:
-        return raw
-    done = await advance_request(context, None, None)
-    return assemble_view(context, done.cycle, "sample", done)
 
 
 async def advance_again(compiler: CompilerState, run: Run, request: Request, host: Host, *, result: Result) -> Result:
