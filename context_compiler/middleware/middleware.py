@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-import traceback
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -24,7 +23,7 @@ from context_compiler.compiler.cycle import Cycle
 from context_compiler.compiler.steering import MARK, NONE, base_config, steering_of
 from context_compiler.compiler.summary import SummaryRequest, SummaryResponse
 from context_compiler.compiler.view import Quote, View
-from context_compiler.errors import BudgetError, CompileError, ContextCompilerError, SettingsError
+from context_compiler.errors import BudgetError, ContextCompilerError, SettingsError
 from context_compiler.layers.context import (
     NO_LAYERS,
     LayerBlock,
@@ -40,8 +39,9 @@ from context_compiler.messages.printable import safe_line
 from context_compiler.messages.prompts import asking_part, asks
 from context_compiler.middleware.archive import Archive
 from context_compiler.middleware.arguments import Arguments
-from context_compiler.middleware.background import BACKGROUND, unused_row
+from context_compiler.middleware.background import unused_row
 from context_compiler.middleware.fallback import fallback, unrecorded
+from context_compiler.middleware.log_lines import log_compile, log_text, warn_of_fewer_turns
 from context_compiler.middleware.manual import Manual, Profile
 from context_compiler.middleware.metrics import count_error, count_response, count_view
 from context_compiler.middleware.off_loop import off_loop
@@ -53,14 +53,13 @@ from context_compiler.middleware.respond import advance_again, crowded_out, resp
 from context_compiler.middleware.single_flight import SESSIONS, Summaries
 from context_compiler.middleware.state import CompilerState, Result, Run, read_history
 from context_compiler.recall.ranking import question_text
-from context_compiler.record.costs import PRICE, compile_cost, request_cost
+from context_compiler.record.costs import PRICE
 from context_compiler.record.database import Moment
 from context_compiler.record.store import Tenants
-from context_compiler.record.values import Compile, Record, check_owner, now, with_null_reasons
+from context_compiler.record.values import Record, check_owner, now, with_null_reasons
 from context_compiler.resilience import attempt, call_within, try_await
 from context_compiler.settings import Settings
 from context_compiler.tokens import PROVIDER, Ratios
-from context_compiler.tokens.prices import dollars
 
 T = TypeVar("T")
 
@@ -325,9 +324,9 @@ class Middleware:
             if known is not None:
                 self.archive.scoped(request.owner).remember_cycle(known, request.session_id)
         if (result.began or result.row is not None) and LOG.isEnabledFor(logging.INFO):
-            _log(record, result)
-        if result.began and not self._short:
-            self._short = _warn_of_fewer_turns(self.arguments, result)
+            log_compile(record, result)
+        if result.began and self.arguments.recent_turns is not None and not self._short:
+            self._short = warn_of_fewer_turns(self.arguments, result)
         return replace(result.view, record=record)
 
     async def owner_of(self, ctx: RunContext[Any]) -> str | None:
@@ -535,66 +534,3 @@ def _joined(request: Request) -> str:
 def _measured() -> bool:
     """True where an application has set a provider of metrics; those of the interface itself count nothing."""
     return not type(get_meter_provider()).__module__.startswith("opentelemetry.metrics")
-
-
-def log_text(error: Exception) -> str:
-    """Text of an error that is safe to log, on one line: messages of foreign errors may repeat conversation content."""
-    kind = type(error).__name__
-    if isinstance(error, CompileError):
-        return safe_line(f"{kind}: {error.phase} ({error.model})")
-    if isinstance(error, ContextCompilerError):
-        return safe_line(f"{kind}: {error}")
-    place = traceback.extract_tb(error.__traceback__)
-    return f"{kind} in {place[-1].name}, line {place[-1].lineno}" if place else kind
-
-
-def _log(record: Record, result: Result) -> None:
-    """One line a compile: before, after, what stayed, whether a model was asked, how long it took."""
-    kept = sum(reading.prompts for reading in result.sent.readings)
-    recalled, sent = result.view.ledger["tokens"].get("recall", 0) * result.ratio, result.cost * result.ratio
-    LOG.info(
-        "%s → %s tokens%s, %d %s kept, %s, %.1f s, %s",
-        f"{record.tokens_raw:,}",
-        f"{round(sent):,}",
-        f" ({round(recalled):,} recalled, {recalled / sent:.0%})" if recalled else "",
-        kept,
-        "turn" if kept == 1 else "turns",
-        _compile_label(result.row),
-        record.latency_ms / 1000,
-        _cost_text(record, result.row),
-    )
-
-
-def _compile_label(row: Compile | None) -> str:
-    if row is None or not row.compiled_prompt:
-        return "no model asked"
-    if row.status.startswith("refused") and not row.usage:
-        return f"no model asked: {row.error}"
-    return "1 compile, made in the background" if BACKGROUND in row.status else "1 compile"
-
-
-def _cost_text(record: Record, made: Compile | None) -> str:
-    """Costs of the input of a request and of its compile."""
-    cost, spent = request_cost(record), compile_cost(made)
-    parts = ["price unknown"]
-    if cost.sent is not None:
-        parts = [f"{dollars(cost.sent)} sent", f"{dollars(cost.everything)} for everything"]
-    if spent is None or spent:
-        parts.append(f"{dollars(spent)} for the compile")
-    return ", ".join(parts)
-
-
-def _warn_of_fewer_turns(arguments: Arguments, result: Result) -> bool:
-    """Log where fewer turns are kept than the caller counts, and what helps; True if so."""
-    wanted = arguments.recent_turns
-    kept, turns = (sum(reading.asks for reading in one.readings) - 1 for one in (result.sent, result.raw))
-    if not isinstance(wanted, int) or kept >= min(wanted, turns):
-        return False
-    LOG.warning(
-        "context_compiler: recent_turns=%d: %d kept whole or in part, more would take over half of the room that the "
-        "budget of %s tokens leaves; a larger budget or fewer turns would do",
-        wanted,
-        max(0, kept),
-        f"{result.view.budget:,}",
-    )
-    return True

@@ -19,7 +19,7 @@ from uuid import uuid4
 from opentelemetry.metrics import get_meter
 
 from context_compiler.errors import GraphError, PipelineError, RunOwnedError
-from context_compiler.middleware.middleware import log_text
+from context_compiler.middleware.log_lines import log_text
 from context_compiler.paths import is_address, make_private, require_postgres
 from context_compiler.pipeline.check import validate_or_raise
 from context_compiler.pipeline.checkpoint import FILE, CheckpointFolder, read_checkpoint

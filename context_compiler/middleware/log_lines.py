@@ -1,0 +1,80 @@
+"""Lines of the log: one a compile, a warning of fewer turns, and texts of errors that are safe to log."""
+
+from __future__ import annotations
+
+import logging
+import traceback
+
+from context_compiler.errors import CompileError, ContextCompilerError
+from context_compiler.messages.printable import safe_line
+from context_compiler.middleware.arguments import Arguments
+from context_compiler.middleware.background import BACKGROUND
+from context_compiler.middleware.state import Result
+from context_compiler.record.costs import compile_cost, request_cost
+from context_compiler.record.values import Compile, Record
+from context_compiler.tokens.prices import dollars
+
+LOG = logging.getLogger("context_compiler")
+
+
+def log_text(error: Exception) -> str:
+    """Text of an error that is safe to log, on one line: messages of foreign errors may repeat conversation content."""
+    kind = type(error).__name__
+    if isinstance(error, CompileError):
+        return safe_line(f"{kind}: {error.phase} ({error.model})")
+    if isinstance(error, ContextCompilerError):
+        return safe_line(f"{kind}: {error}")
+    place = traceback.extract_tb(error.__traceback__)
+    return f"{kind} in {place[-1].name}, line {place[-1].lineno}" if place else kind
+
+
+def log_compile(record: Record, result: Result) -> None:
+    """One line a compile: before, after, what stayed, whether a model was asked, how long it took."""
+    kept = sum(reading.prompts for reading in result.sent.readings)
+    recalled, sent = result.view.ledger["tokens"].get("recall", 0) * result.ratio, result.cost * result.ratio
+    LOG.info(
+        "%s → %s tokens%s, %d %s kept, %s, %.1f s, %s",
+        f"{record.tokens_raw:,}",
+        f"{round(sent):,}",
+        f" ({round(recalled):,} recalled, {recalled / sent:.0%})" if recalled else "",
+        kept,
+        "turn" if kept == 1 else "turns",
+        _compile_label(result.row),
+        record.latency_ms / 1000,
+        _cost_text(record, result.row),
+    )
+
+
+def _compile_label(row: Compile | None) -> str:
+    if row is None or not row.compiled_prompt:
+        return "no model asked"
+    if row.status.startswith("refused") and not row.usage:
+        return f"no model asked: {row.error}"
+    return "1 compile, made in the background" if BACKGROUND in row.status else "1 compile"
+
+
+def _cost_text(record: Record, made: Compile | None) -> str:
+    """Costs of the input of a request and of its compile."""
+    cost, spent = request_cost(record), compile_cost(made)
+    parts = ["price unknown"]
+    if cost.sent is not None:
+        parts = [f"{dollars(cost.sent)} sent", f"{dollars(cost.everything)} for everything"]
+    if spent is None or spent:
+        parts.append(f"{dollars(spent)} for the compile")
+    return ", ".join(parts)
+
+
+def warn_of_fewer_turns(arguments: Arguments, result: Result) -> bool:
+    """Log where fewer turns are kept than the caller counts, and what helps; True if so."""
+    wanted = arguments.recent_turns
+    kept, turns = (sum(reading.asks for reading in one.readings) - 1 for one in (result.sent, result.raw))
+    if not isinstance(wanted, int) or kept >= min(wanted, turns):
+        return False
+    LOG.warning(
+        "context_compiler: recent_turns=%d: %d kept whole or in part, more would take over half of the room that the "
+        "budget of %s tokens leaves; a larger budget or fewer turns would do",
+        wanted,
+        max(0, kept),
+        f"{result.view.budget:,}",
+    )
+    return True
