@@ -33,7 +33,13 @@ from context_compiler.record import rows
 from context_compiler.record.database import Moment
 from context_compiler.record.files import BUSY_TIMEOUT_MS
 from context_compiler.record.maintenance import RECENT
-from context_compiler.record.redaction import Redactor
+from context_compiler.record.redaction import (
+    METADATA,
+    REDACTED,
+    Redactor,
+    compile_without_content,
+    without_content,
+)
 from context_compiler.record.rows import BrokenReference, Removed
 from context_compiler.record.sessions import claim_compile, hold_claim
 from context_compiler.record.store import SQLStore, Steered, Store, Tenants, open_store
@@ -68,12 +74,6 @@ RECALLED = "+recalled"
 
 OVERLAP = 2
 """Messages that a window and the record have in common, at least."""
-
-CONTENT = tuple("raw_tip view_tip cache_key compiled_prompt raw_output summary summary_json input_payload".split())
-"""Columns that hold or name what was said."""
-
-METADATA, REDACTED = "record is metadata", "content is redacted, and no request has this compile"
-"""Reasons for the same columns to be empty."""
 
 
 class Archive:
@@ -148,23 +148,14 @@ class Archive:
         tried: Moment | None,
     ) -> Record:
         store = self._store_for(tried)
+        view = result.sent.view_chain
+        entry = Entry(record=record, raw=result.raw.chain, view=view, compile=result.row, tools=tools)
         if self._arguments.record == "metadata":
-            entry = _bare(record, result.row)
+            entry = without_content(entry)
         elif self._redactor is not None:
-            entry = _redacted(self._redactor, record, result, tools)
+            entry = self._redactor.entry(entry)
         else:
-            stored = StoredCycle(tip=cycle.tip, config=cycle.config, state=cycle.to_json()) if cycle else None
-            entry = Entry(
-                record=record,
-                raw=result.raw.chain,
-                view=result.sent.view_chain,
-                compile=result.row,
-                cycle=stored,
-                blocks=StoredCycle(tip=blocks.own.name, config=_beside(blocks.config), state=blocks.to_json())
-                if blocks
-                else None,
-                tools=tools,
-            )
+            entry = replace(entry, cycle=_stored(cycle), blocks=_stored_blocks(blocks))
         try:
             return replace(await store.save(entry), compile=result.row)
         except BrokenReference:
@@ -399,7 +390,7 @@ class Archive:
         if row is None or not row.usage or self._arguments.record == "off" or self.owner is None:
             return
         why = METADATA if self._redactor is None else REDACTED
-        kept = row if self.whole else _bare_row(row, why)
+        kept = row if self.whole else compile_without_content(row, why)
         await self._tried(partial(self._kept_unsent, kept, began), writes=True)
 
     async def _kept_unsent(self, row: Compile, began: Moment) -> None:
@@ -550,51 +541,16 @@ def _window_start(known: History, window: History) -> int | None:
     return found
 
 
+def _stored(cycle: Cycle | None) -> StoredCycle | None:
+    return None if cycle is None else StoredCycle(tip=cycle.tip, config=cycle.config, state=cycle.to_json())
+
+
+def _stored_blocks(blocks: Blocks | None) -> StoredCycle | None:
+    if blocks is None:
+        return None
+    return StoredCycle(tip=blocks.own.name, config=_beside(blocks.config), state=blocks.to_json())
+
+
 def _beside(config: str) -> str:
     """The name under which what was recalled is kept beside the cycles of a configuration."""
     return f"{config}{RECALLED}"
-
-
-def _bare(record: Record, row: Compile | None) -> Entry:
-    """A request and its compile without any content: what `record="metadata"` keeps."""
-    kept = replace(record, raw_tip=None, view_tip=None, error=_class_of(record.error))
-    bare = None if row is None else _bare_row(row)
-    return Entry(record=with_null_reasons(kept, dict.fromkeys(CONTENT, METADATA)), raw=None, view=None, compile=bare)
-
-
-def _bare_row(row: Compile, why: str = METADATA) -> Compile:
-    """A compile without any content."""
-    bare = replace(
-        row,
-        covered_tip="",
-        cache_key=None,
-        compiled_prompt=None,
-        raw_output=None,
-        summary=None,
-        summary_json=None,
-        input_payload=None,
-        error=_class_of(row.error),
-    )
-    return with_null_reasons(bare, dict.fromkeys(CONTENT, why))
-
-
-def _class_of(error: str | None) -> str | None:
-    """Of an error only its kind and what was sent: what it says may repeat what somebody said."""
-    if error is None:
-        return None
-    _, sent, what = error.rpartition("; sent:")
-    return error.partition(":")[0].partition("(")[0].strip() + (f"{sent}{what}" if sent else "")
-
-
-def _redacted(redactor: Redactor, record: Record, result: Result, tools: str | None) -> Entry:
-    """A request as `redact` leaves it."""
-    raw, view, row = redactor.chain(result.raw.chain), redactor.chain(result.sent.view_chain), result.row
-    kept = replace(
-        record,
-        raw_tip=raw.ids[-1] if raw.ids else None,
-        view_tip=view.ids[-1] if view.ids else None,
-        error=redactor(record.error) if record.error else None,
-    )
-    if row is not None:
-        row = redactor.compile(row, dict(zip(result.raw.exact, raw.ids, strict=True)))
-    return Entry(record=kept, raw=raw, view=view, compile=row, tools=tools and redactor.tools(tools))

@@ -1,4 +1,7 @@
-"""Redaction: every text of every message goes through `redact`, and nothing else changes."""
+"""Records with redacted content, or with none.
+
+In redaction every text of every message goes through `redact`, and nothing else changes.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ from typing import Any, cast
 
 from context_compiler.cache import Memo
 from context_compiler.ids import RENDERED, identity_facts, sent_id
-from context_compiler.record.values import Chain, Compile, with_null_reasons
+from context_compiler.record.values import Chain, Compile, Entry, with_null_reasons
 
 Redact = Callable[[str], str]
 """A function from a text to the part of it that may be recorded."""
@@ -48,6 +51,12 @@ PIECE_FIELDS = frozenset(
 FIXED = frozenset({"retry-prompt", "retry-feedback"})
 """Parts whose content has fixed keys."""
 
+CONTENT = tuple("raw_tip view_tip cache_key compiled_prompt raw_output summary summary_json input_payload".split())
+"""Columns that hold or name what was said."""
+
+METADATA, REDACTED = "record is metadata", "content is redacted, and no request has this compile"
+"""Reasons for the same columns to be empty."""
+
 
 @dataclass(frozen=True, slots=True)
 class RedactedChain:
@@ -79,6 +88,20 @@ class Redactor:
         """The part of a text that may be recorded."""
         kept = cast(object, self.redact(text))
         return kept if isinstance(kept, str) else ""
+
+    def entry(self, entry: Entry) -> Entry:
+        """A redacted request."""
+        record, row, tools = entry.record, entry.compile, entry.tools
+        raw, view = (None if chain is None else self.chain(chain) for chain in (entry.raw, entry.view))
+        kept = replace(
+            record,
+            raw_tip=raw.ids[-1] if raw and raw.ids else None,
+            view_tip=view.ids[-1] if view and view.ids else None,
+            error=self(record.error) if record.error else None,
+        )
+        if row is not None and raw is not None and entry.raw is not None:
+            row = self.compile(row, dict(zip(entry.raw.ids, raw.ids, strict=True)))
+        return Entry(record=kept, raw=raw, view=view, compile=row, tools=tools and self.tools(tools))
 
     def chain(self, chain: Chain) -> RedactedChain:
         """A chain with redacted messages."""
@@ -170,3 +193,35 @@ class Redactor:
             **redacted,
         )
         return with_null_reasons(kept, {"cache_key": "redacted", "summary_json": "redacted"})
+
+
+def without_content(entry: Entry) -> Entry:
+    """A request and its compile without any content: what `record="metadata"` keeps."""
+    record, row = entry.record, entry.compile
+    kept = replace(record, raw_tip=None, view_tip=None, error=_error_kind(record.error))
+    bare = None if row is None else compile_without_content(row)
+    return Entry(record=with_null_reasons(kept, dict.fromkeys(CONTENT, METADATA)), raw=None, view=None, compile=bare)
+
+
+def compile_without_content(row: Compile, why: str = METADATA) -> Compile:
+    """A compile without any content."""
+    bare = replace(
+        row,
+        covered_tip="",
+        cache_key=None,
+        compiled_prompt=None,
+        raw_output=None,
+        summary=None,
+        summary_json=None,
+        input_payload=None,
+        error=_error_kind(row.error),
+    )
+    return with_null_reasons(bare, dict.fromkeys(CONTENT, why))
+
+
+def _error_kind(error: str | None) -> str | None:
+    """The kind of an error and the part that names what was sent; its text may repeat what somebody said."""
+    if error is None:
+        return None
+    _, sent, what = error.rpartition("; sent:")
+    return error.partition(":")[0].partition("(")[0].strip() + (f"{sent}{what}" if sent else "")
