@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from benchmarks.approaches import HOMES, Approach, load
+from benchmarks.recall import interval
 from benchmarks.results import Result
 from context_compiler.cli.drawing import Line, Panel
 
@@ -31,6 +32,20 @@ def markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """A markdown table."""
     lines = [f"| {' | '.join(head)} |", f"|{'---|' * len(head)}", *(f"| {' | '.join(row)} |" for row in rows)]
     return "\n".join(lines)
+
+
+def part(count: int, whole: int) -> str:
+    """A count, and its share of a whole."""
+    return f"{count:,} ({count / whole:.0%})" if count else "0"
+
+
+def percent(groups: Sequence[Sequence[float]], sign: str = "") -> str:
+    """The mean in per cent, with an interval where there are several sessions or conversations."""
+    there = [group for group in groups if group]
+    if not there:
+        return "–"
+    mean, low, high = (100 * one for one in interval(there))
+    return f"{mean:{sign}.1f} [{low:{sign}.0f}, {high:{sign}.0f}]" if len(there) > 1 else f"{mean:{sign}.1f}"
 
 
 def ranked(results: Sequence[Result], shown: Shown) -> str:

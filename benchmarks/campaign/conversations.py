@@ -652,9 +652,6 @@ async def _steps(agent: Agent[Any, Any], prompt: Any, **given: Any) -> Any:
     return steps.result
 
 
-Way = Callable[..., Awaitable[Any]]
-
-
 def converse(case: Case, *, hostile: float = 0.02, counted: bool = False) -> None:
     """A conversation of some turns; `counted` by a provider."""
 

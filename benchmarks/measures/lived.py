@@ -13,7 +13,7 @@ from benchmarks.lived import a_peer, conversations, ours
 from benchmarks.measures import Measure
 from benchmarks.recall import interval
 from benchmarks.results import Cell, Result
-from benchmarks.tables import RECOUNTS, TOO_LONG, lines_of, markdown, named, reasons, title
+from benchmarks.tables import RECOUNTS, TOO_LONG, lines_of, markdown, named, part, percent, reasons, title
 from context_compiler.cli.drawing import Line, Panel
 from context_compiler.cli.text import plural
 
@@ -131,7 +131,7 @@ def _held(results: Sequence[Result]) -> str:
     for field, names in (("one_shot", (PAIRED,)), ("held", dict.fromkeys(one.cell.approach for one in results))):
         for name in names:
             values = [known.get((name, budget)) for budget in budgets]
-            cells = [_share(value[field]) if value is not None else "–" for value in values]
+            cells = [percent(value[field]) if value is not None else "–" for value in values]
             rows.append(["one view at the same points" if field == "one_shot" else named(name), *cells])
     return markdown(["", *(f"{budget:,} tokens" for budget in budgets)], rows) + reasons(results)
 
@@ -173,14 +173,14 @@ def _rows(results: Sequence[Result]) -> Iterator[list[str]]:
         less = less_one_view(value, paired) if paired is not None else []
         yield [
             name,
-            _share(value["held"]),
-            _share(less, "+") if less else "–",
-            _share(value["unasked"]),
+            percent(value["held"]),
+            percent(less, "+") if less else "–",
+            percent(value["unasked"]),
             f"{value['cost'] / value['whole']:.2f}",
             f"{per_request(value):,.0f}",
             f"{value['pointed'] / value['whole']:.2f}",
-            _part(value["over"], value["requests"]),
-            _part(value["broken"], value["requests"]),
+            part(value["over"], value["requests"]),
+            part(value["broken"], value["requests"]),
             f"{value['compiles']:,}" if one.cell.approach in OURS else "–",
             f"{value['asked']:,}" if one.cell.approach in OURS else "–",
         ]
@@ -199,23 +199,13 @@ def _scenario_rows(results: Sequence[Result]) -> Iterator[list[str]]:
         yield [
             TITLES[scenario],
             f"{one.cell.budget:,}",
-            _share(value["held"]),
+            percent(value["held"]),
             f"{100 * fmean(score for group in value['one_shot'] for score in group):.1f}",
-            _share(less_one_view(value, value), "+"),
-            _share(value["unasked"]),
+            percent(less_one_view(value, value), "+"),
+            percent(value["unasked"]),
             cost,
-            _part(value["over"], value["requests"]),
+            part(value["over"], value["requests"]),
         ]
-
-
-def _part(count: int, whole: int) -> str:
-    return f"{count:,} ({count / whole:.0%})" if count else "0"
-
-
-def _share(groups: Sequence[Sequence[float]], sign: str = "") -> str:
-    """In per cent, with an interval where there are several conversations."""
-    mean, low, high = (100 * one for one in interval(groups))
-    return f"{mean:{sign}.1f} [{low:{sign}.0f}, {high:{sign}.0f}]" if len(groups) > 1 else f"{mean:{sign}.1f}"
 
 
 def panels(results: Sequence[Result]) -> list[Panel]:

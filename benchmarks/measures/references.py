@@ -10,9 +10,8 @@ from benchmarks import references
 from benchmarks.approaches import Approach
 from benchmarks.data import Data
 from benchmarks.measures import Measure
-from benchmarks.recall import interval
 from benchmarks.results import Cell, Result
-from benchmarks.tables import RECOUNTS, TOO_LONG, markdown, named, reasons
+from benchmarks.tables import RECOUNTS, TOO_LONG, markdown, named, percent, reasons
 
 NAME = "references"
 BUDGETS = {"pi": 32_000, "swe": 4_000, "tau": 1_000}
@@ -54,16 +53,7 @@ def _row(result: Result) -> list[str]:
         return [name, "–", "–", "–", "–"]
     value = result.value
     calls = sum(map(len, value["all"]))
-    return [name, _mean(value["all"]), _mean(value["long"]), f"{calls:,}", f"{value['over']:,}"]
-
-
-def _mean(groups: Sequence[Sequence[float]]) -> str:
-    """The mean over calls, and its interval where there are several sessions."""
-    there = [group for group in groups if group]
-    if not there:
-        return "–"
-    mean, low, high = (100 * one for one in interval(there))
-    return f"{mean:.1f} [{low:.0f}, {high:.0f}]" if len(there) > 1 else f"{mean:.1f}"
+    return [name, percent(value["all"]), percent(value["long"]), f"{calls:,}", f"{value['over']:,}"]
 
 
 MEASURES = (

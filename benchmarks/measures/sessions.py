@@ -20,9 +20,8 @@ from benchmarks.approaches import Approach
 from benchmarks.data import Data
 from benchmarks.measures import Measure
 from benchmarks.peers.baselines import READER
-from benchmarks.recall import interval
 from benchmarks.results import Cell, Result
-from benchmarks.tables import RECOUNTS, TOO_LONG, lines_of, markdown, named, ranked, reasons
+from benchmarks.tables import RECOUNTS, TOO_LONG, lines_of, markdown, named, part, percent, ranked, reasons
 from context_compiler.cli.drawing import Panel
 from context_compiler.compiler.metrics import PromptCache, Sent, figures
 from context_compiler.messages.history import Reading
@@ -166,28 +165,15 @@ def _rows(results: Sequence[Result]) -> Iterator[list[str]]:
         yield [
             name,
             f"{value['requests']:,}",
-            _part(value["over"], value["requests"]),
+            part(value["over"], value["requests"]),
             f"{value['worst']:.2f}",
-            _part(value["broken"], value["requests"]),
+            part(value["broken"], value["requests"]),
             f"{value['relative']:.2f}",
-            _recall(value["references"]),
-            _recall(value["references_long"]),
+            percent(value["references"]),
+            percent(value["references_long"]),
             "whole" if value["intact"] else "shortened",
             f"{value['median_ms']:.1f}",
         ]
-
-
-def _part(count: int, whole: int) -> str:
-    return f"{count:,} ({count / whole:.0%})" if count else "0"
-
-
-def _recall(groups: Sequence[Sequence[float]]) -> str:
-    """In per cent, with an interval where there are several sessions."""
-    some = [group for group in groups if group]
-    if not some:
-        return "–"
-    mean, low, high = (100 * one for one in interval(some))
-    return f"{mean:.1f} [{low:.0f}, {high:.0f}]" if len(some) > 1 else f"{mean:.1f}"
 
 
 def panels(results: Sequence[Result]) -> list[Panel]:

@@ -33,7 +33,7 @@ from pydantic_ai.models import Model
 from pydantic_ai.usage import RequestUsage
 
 from context_compiler.chat.reconcile import TEXT_BREAK
-from context_compiler.chat.storage import Clock, Notice, SessionStorage, now
+from context_compiler.chat.storage import Clock, Notice, SessionStorage
 from context_compiler.chat.transcript import transcript_folder, with_former
 from context_compiler.compiler.steering import Pin
 from context_compiler.compiler.view import View
@@ -49,6 +49,7 @@ from context_compiler.recall.index import indexed
 from context_compiler.recall.passages import Passage
 from context_compiler.record.costs import compile_cost, request_cost
 from context_compiler.record.store import Store, Tenants, open_store
+from context_compiler.record.values import now
 from context_compiler.tokens.prices import Budget, Money, price_of
 
 LONG = 2_000

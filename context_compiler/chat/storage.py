@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import asynccontextmanager
-from datetime import UTC, datetime
+from datetime import datetime
 from pathlib import Path
 
 from pydantic_ai.messages import ModelMessage, ModelRequest
@@ -25,11 +25,6 @@ Notice = Callable[[str], None]
 Clock = Callable[[], datetime]
 
 WRITTEN_LATER = "new text stays in memory and is written later"
-
-
-def now() -> datetime:
-    """The current time, in UTC."""
-    return datetime.now(UTC)
 
 
 class SessionStorage:

@@ -318,13 +318,11 @@ def label(text: object, most: int = 200) -> str:
     return _short_label(text, most) if isinstance(text, str) and len(text) <= SHORT else _label(text, most)
 
 
-@lru_cache(maxsize=8192)
-def _short_label(text: str, most: int) -> str:
-    return _label(text, most)
-
-
 def _label(text: object, most: int) -> str:
     return single_line(mask_ids(single_line(text)), most).replace("`", "'")
+
+
+_short_label = lru_cache(maxsize=8192)(_label)
 
 
 def indent_lines(text: str) -> str:

@@ -21,7 +21,7 @@ from pydantic_ai.messages import ModelMessage
 from context_compiler.errors import SettingsError
 from context_compiler.middleware.arguments import Arguments
 from context_compiler.middleware.request import Host, Request
-from context_compiler.middleware.respond import GROWN, advance_again, advance_request, assemble_view
+from context_compiler.middleware.respond import advance_again, advance_request, assemble_view
 from context_compiler.middleware.state import CompilerState, Result, Run, read_request
 from context_compiler.resilience import Breaker, Report, attempt, try_await
 from context_compiler.tokens import PLAUSIBLE, Ratios
@@ -40,6 +40,9 @@ NEAR = 0.9
 
 TRIES = 4
 """Times that a request is cut back because of the provider's count; the last leaves the least that can be sent."""
+
+GROWN = ("raw", "cycle")
+"""Statuses of views that only grow on from the request before."""
 
 SPREAD, MARGIN = 10, 1.05
 """Tokens by which two counts have to differ to tell what a provider adds, and factor of what they say is too much."""

@@ -79,9 +79,6 @@ ROOMY, DEEPER = {False: 0.5, True: 0.6}, 5
 GIVES = 4
 """Divisor of a block that it gives up at most at one request of its turn before a chat is cut back."""
 
-GROWN = ("raw", "cycle")
-"""Statuses of views that only grow on from the request before."""
-
 TRIES, LOOSER = 3, 6
 """Attempts to cut a view that the host's own framing pushes over its budget, and then to cut it less."""
 

@@ -280,9 +280,7 @@ def _item_tokens(item: str) -> int:
     return _count_exact(f"- {item}\n")
 
 
-@lru_cache(maxsize=KNOWN_LABELS)
-def _label_tokens(label: str) -> int:
-    return _count_exact(label)
+_label_tokens = lru_cache(maxsize=KNOWN_LABELS)(_count_exact)
 
 
 def _count_pieces(text: str, encode: Callable[[str], Sequence[int]]) -> int:

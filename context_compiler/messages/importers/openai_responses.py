@@ -8,9 +8,9 @@ from datetime import datetime
 
 from pydantic_ai.messages import ModelResponsePart, TextPart, ThinkingPart
 
-from context_compiler.messages.importers.content import answer, call, prompt, spoken, system
+from context_compiler.messages.importers.content import answer, call, spoken, system
 from context_compiler.messages.importers.draft import Draft, Json, kind, mapping, sequence, text, time_of
-from context_compiler.messages.importers.openai_chat import read_role
+from context_compiler.messages.importers.openai_chat import read_role, user
 
 _CALLS = {"function_call": "arguments", "custom_tool_call": "input", "local_shell_call": "action"}
 """Types of calls, and the key of their arguments."""
@@ -82,16 +82,12 @@ def _reasoning(item: Json) -> list[ModelResponsePart]:
     return [ThinkingPart(content=reasoning, id=text(item.get("id")), signature=signature, provider_name="openai")]
 
 
-def _user(draft: Draft, item: Json) -> None:
-    draft.request([prompt(draft, item.get("content"), item)], time=time_of(item))
-
-
 def _assistant(draft: Draft, item: Json) -> None:
     draft.respond(spoken(draft, item.get("content")), time=time_of(item), joins=True)
 
 
 _ROLES: dict[str, Callable[[Draft, Json], None]] = {
-    "user": _user,
+    "user": user,
     "assistant": _assistant,
     "system": system,
     "developer": system,

@@ -11,9 +11,9 @@ from typing import Literal
 
 from pydantic_ai.usage import RequestUsage
 
-from context_compiler.messages.importers.content import answer, prompt, spoken
+from context_compiler.messages.importers.content import answer, spoken
 from context_compiler.messages.importers.draft import Draft, Json, kind, mapping, text, time_of
-from context_compiler.messages.importers.openai_chat import read_role
+from context_compiler.messages.importers.openai_chat import read_role, user
 
 _FINISH: dict[object, Literal["stop", "length", "tool_call", "error"]] = {
     "stop": "stop",
@@ -64,10 +64,6 @@ def _branch(draft: Draft, entries: Sequence[object]) -> list[int]:
     for at in sorted(left_out):
         draft.note("left out an entry of another branch", at)
     return [at for at in range(len(entries)) if at not in left_out]
-
-
-def _user(draft: Draft, message: Json) -> None:
-    draft.request([prompt(draft, message.get("content"), message)], time=time_of(message))
 
 
 def _assistant(draft: Draft, message: Json) -> None:
@@ -121,13 +117,13 @@ def _command(draft: Draft, message: Json) -> None:
     code = message.get("exitCode")
     content = f"Ran `{text(message.get('command')) or ''}`\n```\n{text(message.get('output')) or ''}\n```"
     ended = f"\nexit code {code}" if isinstance(code, int) and code else ""
-    _user(draft, {**message, "content": content + ended})
+    user(draft, {**message, "content": content + ended})
 
 
 def _inserted(draft: Draft, message: Json) -> None:
     """A message inserted by an extension, or the summary of another branch."""
     draft.note("inserted message kept as a user message")
-    _user(draft, {**message, "content": message.get("content", message.get("summary"))})
+    user(draft, {**message, "content": message.get("content", message.get("summary"))})
 
 
 def _summary(draft: Draft, message: Json) -> None:
@@ -135,7 +131,7 @@ def _summary(draft: Draft, message: Json) -> None:
 
 
 _ROLES: dict[str, Callable[[Draft, Json], None]] = {
-    "user": _user,
+    "user": user,
     "assistant": _assistant,
     "toolResult": _tool_result,
     "bashExecution": _command,
