@@ -51,21 +51,25 @@ SLACK = 20
 """Divisor of the room: a turn is spared only if that share stays free below the high threshold."""
 
 ORDERED = 3
-"""Divisor of what a user has left out by hand that summary and quotes may take."""
+"""Divisor of the tokens that a compile by hand leaves out: summary and quotes may take that share of them."""
 
 INSIDE = 3
 """Newest tool exchanges of the current turn that stay where an agent asks for a compile."""
 
 GROWTH = 8
-"""Divisor of the room that stays free below the high threshold where the beginning of a conversation is to stay."""
+"""Divisor of the room: the share kept free below the high threshold if the beginning of a conversation is to stay."""
 
 RECENT = 16
-"""Divisor of the room that earlier turns have in a one-shot view, unless the caller says how
-many are kept: past text that answers what is asked tells more than what merely stands near it."""
+"""Divisor of the room: the share for earlier turns in a one-shot view, unless the caller says how many are kept.
+
+Passages that answer the question are worth more than turns that merely precede it.
+"""
 
 LAST, LAST_ASKED = 3, 4
-"""Divisors of the room that the turn before the current one is kept in, and where the view is cut deeper for a prompt
-that asks: there a turn of a third of the room costs chats with long answers two points of what is held when asked."""
+"""Divisors of the room: the largest previous turn that is kept, and the same where the view is cut deeper for recall.
+
+The second is smaller: in chats with long answers, keeping a turn of a third of the room cost two points of recall.
+"""
 
 LITTLE = 8
 """Divisor of the room: with less left over, a one-shot view counts as full."""
@@ -151,9 +155,9 @@ def _keep_pins(draft: Draft, plan: Plan) -> None:
 
 
 def with_pins(cycle: Cycle, plan: Plan, room: int) -> Cycle:
-    """The cycle with every message whole that was pinned after it was left out or cut, which moves the prefix once.
+    """The cycle with messages restored that were pinned since it left them out or cut them; the prefix changes once.
 
-    One for which there was no room waits for the next turn, or each request of this one would be cut back anew.
+    A pin for which there was no room waits for the next turn; otherwise every request of this turn would be cut again.
     """
     kept, why = dict(cycle.kept), cycle.why if cycle.turn == plan.turn else ()
     waiting = {index for start, stop, reason in why if reason == WAITS for index in range(start, stop)}
@@ -188,8 +192,8 @@ def _drop_by_order(draft: Draft, plan: Plan, order: Order, previous: Cycle | Non
 def _keep_last_turn(draft: Draft, limits: Limits, target: int) -> bool:
     """Spare the turn before the current one, and the notes' own share, while the budget allows it.
 
-    True if there is such a turn that takes a third of the room at most, or a quarter where the view is cut deeper for
-    what the prompt asks, and all that has to stay with it is below the high threshold.
+    True if that turn takes at most a third of the room (a quarter where the view is cut deeper for recall), and
+    everything that has to stay, this turn included, is below the high threshold.
     """
     draft.notes = min(limits.notes, draft.summary)
     turns = draft.outline.turns[:-1]

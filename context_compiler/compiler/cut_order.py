@@ -81,7 +81,7 @@ class Selection:
 
     @property
     def cut_from_prompts(self) -> int:
-        """Exact tokens by which the last steps have shortened the prompts of this turn, and system text after them."""
+        """Exact tokens that the last steps cut from the prompts of this turn, and from system text after them."""
         active, readings = self.draft.outline.active, self.history.readings
         prompts = {f"message {index}" for index in range(active.start, active.stop) if readings[index].prompts}
         steps = (TRUNCATED, PROMPT_CUT)

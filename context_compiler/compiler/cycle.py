@@ -22,7 +22,7 @@ Span = tuple[int, int]
 
 
 DAMAGED = (ValueError, TypeError, LookupError, AttributeError, RecursionError)
-"""Errors of a text that is damaged, or that another version wrote."""
+"""Errors raised by text that is damaged, or that another version wrote."""
 
 TYPES: Mapping[str, tuple[type, ...]] = {
     "int": (int,),
@@ -31,11 +31,11 @@ TYPES: Mapping[str, tuple[type, ...]] = {
     "float": (int, float),
     "int | None": (int, NoneType),
 }
-"""Types by the annotations of fields that are read as they are."""
+"""Types that a field may hold, by its annotation; other fields are not checked."""
 
 
 def well_typed(value: Any) -> bool:
-    """True if the plain fields of a dataclass hold what they say: a text that is read may be damaged."""
+    """True if the plain fields of a dataclass hold values of their types; stored text may be damaged."""
     return all(isinstance(getattr(value, one.name), TYPES.get(str(one.type), object)) for one in fields(value))
 
 

@@ -60,11 +60,11 @@ class Limits:
     tight: float = 1.0
     """Share of the budget that is left after a provider refused it."""
     notes: int = 0
-    """Tokens that note and quotes of a live view may take together; 0 leaves it to what is below the low threshold."""
+    """Limit in tokens for the note and quotes of a live view together; 0: whatever is free below the low threshold."""
     block: int = 0
-    """Tokens that what is recalled for the prompt may take beside the view."""
+    """Tokens set aside for the recall block of the prompt, beside the view."""
     deeper: int = 0
-    """Tokens that are cut below the low threshold for that, where anything else can go."""
+    """Tokens to cut below the low threshold to make room for that block."""
 
     @property
     def room(self) -> int:

@@ -37,56 +37,56 @@ from context_compiler.tokens import TokenCounter
 TITLE = "RECALLED FROM EARLIER TURNS"
 
 LEAST = 48
-"""Tokens; in less room a block is a fence around nothing."""
+"""Minimum in tokens; a smaller block would be little more than its fence."""
 
 MOST = 6_500
-"""Tokens that a share of the room buys at most: what a block adds beyond them is not worth its price."""
+"""Cap in tokens on a share of the room; a larger block adds less than it costs."""
 
 NARROW, WIDER, FROM = 4_000, 4_800, 0.25
-"""Least room that a share is taken of, in tokens: in a small room every free token is worth its price. A dial beyond a
-quarter wants answers rather than economy, and for each tenth beyond it the least room is 480 tokens more."""
+"""A share is taken of at least this room, in tokens: in a small room every free token is worth its price. A dial above
+`FROM` prefers answers to economy: each 0.1 above it raises the minimum by 480 tokens."""
 
 MENTIONS = 24
-"""Passages that a block for a sequence or for the whole has room for, on average, if it has mentions spread over the
-conversation; where it is for fewer, the best of them hold more."""
+"""Passages, on average, for which a block needs room before mentions are spread over the conversation; with room for
+fewer, the best passages hold more of a sequence or of the whole."""
 
 SMALL = 0.06
-"""The share of what the dial allows for a prompt that asks nothing."""
+"""Share of the dial for a prompt that asks nothing."""
 
 BEARING, NEAREST = 8, 8
-"""For a prompt that asks nothing in words but is about what was said, as "I need the code of the gate" and "write to
-the caterer" are: a divisor of what the dial allows, and the best messages, one of which must hold what it is about."""
+"""For a statement about something said earlier, such as "I need the code of the gate" or "write to the caterer": a
+divisor of the dial, and the number of best messages of which one must hold the subject."""
 
 ABOUT, TERMS = 0.3, 2
-"""Least share of such a prompt that a passage holds, and least of its terms."""
+"""Minimum share of such a prompt that a passage must hold, and minimum number of its terms."""
 
 DUE = 3
-"""Divisor of the room that a prompt which asks should find free."""
+"""Divisor of the room: the share that should be free when a prompt asks for something."""
 
 MOSTLY, ASIDE = 0.6, 8
-"""Least share of a prompt that asks, and divisor of the room for the block of a prompt that asks by the way."""
+"""Share of a prompt above which all of it counts as a question; divisor of the room for one that asks in passing."""
 
 LONG_TURNS = 8
 """Divisor of the room that caps a block in tool work with long turns, beside `FILL`."""
 
 TURNS = 5
-"""The newest turns by which growth is judged."""
+"""Number of newest turns from which growth is estimated."""
 
 RESERVE, LEAST_RESERVE = 20, 64
 """Reserve for the growth of a turn after its first request: a divisor of the room, and a minimum in tokens."""
 
 UNRESERVED = 7_000
-"""Tokens of room; with less, nothing is reserved before the first tool call: most chats make none."""
+"""Room in tokens below which nothing is reserved before the first tool call: most chats make none."""
 
 MOST_RESERVE = 4
-"""Divisor of the room that growth is reserved of at most: a block gives way where a turn grows beyond it."""
+"""Divisor of the room: the cap on that reserve. A block is shortened if the turn outgrows it."""
 
 WIDE, DEEP = 4, 2
 """Tokens of messages ranked, and of passages weighed, as multiples of the room."""
 
 FILL = 2_000
-"""Tokens up to which the block of a prompt that asks is filled with what shares no word with it, the nearest first.
-In a larger block that takes the place of what answers only where it scores higher."""
+"""Tokens up to which the block of a question is filled with passages that share no word with it, nearest first. In a
+larger block such a passage replaces an answering one only if it scores higher."""
 
 FLOORS = (0.15, 0.4)
 """Least share of a question that its best passage holds where tools are used, and of one that is asked by the way;
@@ -246,13 +246,13 @@ def wanted(plan: Plan, limits: Limits, cycle: Cycle, prompt: str) -> int:
 
 
 def _asks(plan: Plan, limits: Limits, prompt: str) -> bool:
-    """True if a prompt may ask for the past, in words that are stricter where tools are used; a large one always."""
+    """True if a prompt may ask for the past, by stricter cues where tools are used; always true of a large one."""
     large = plan.prompt_tokens > limits.room // LARGE
     return large or asks(asking_part(prompt, plan.counter), plan.counter, strict=plan.work > 0)
 
 
 def block_tokens(known: Blocks | None, plan: Plan, limits: Limits, cycle: Cycle) -> int:
-    """Tokens of this turn's block; of one that is still to be found, the most that it may take."""
+    """Tokens of this turn's block; before it has been found, its limit."""
     if known is not None and known.own.turn == plan.turn:
         return known.own.tokens(plan.counter)
     at = prompt_at(plan.history)
@@ -262,7 +262,7 @@ def block_tokens(known: Blocks | None, plan: Plan, limits: Limits, cycle: Cycle)
 
 
 def due(plan: Plan, limits: Limits) -> int:
-    """Tokens of a request from which it is cut back for a prompt that asks: by at least a sixth of the room."""
+    """Tokens above which a request is cut back for a prompt that asks, by at least a sixth of the room."""
     return max(limits.budget - reserve(plan, limits) - limits.room // DUE + 1, limits.low + limits.room // DUE // 2)
 
 
@@ -314,10 +314,10 @@ def carried_on(blocks: Blocks | None, plan: Plan, limits: Limits, cost: int, mos
 
 
 def recalled_first(plan: Plan, limits: Limits, cycle: Cycle, at: int, most: int, room: int, said: Sequence[str]) -> str:
-    """The block for the prompt at `at` where none was found before, of at most `most` tokens within `room`.
+    """The block for the prompt at `at` at its first request, of at most `most` tokens within `room`.
 
-    A short prompt that asks nothing in words may be about what was said all the same, and then has room for that,
-    unless the dial is so low that it would not hold a line.
+    A short prompt that asks nothing may still be about something said earlier. It gets a block of its own size, unless
+    the dial is too low for even one line.
     """
     prompt = question_text(plan.history.readings[at])
     if _asks(plan, limits, prompt):
@@ -346,10 +346,10 @@ def recalled(
         cycle: What of it is in the view.
         at: Position of the prompt.
         room: The most tokens.
-        said: Texts that the view holds, beside those of the cycle.
-        within: Only what this holds may come, if it is not empty.
-        fill: Tokens up to which what answers nothing may fill the room, the nearest first; with 0 it never comes.
-        small: The most tokens where no passage holds what the prompt is about; None for `room`.
+        said: Texts in the view other than those of the cycle.
+        within: Text to which the passages are restricted; empty for no restriction.
+        fill: Tokens up to which passages without an answer may fill the room, nearest first; 0 for none.
+        small: Limit in tokens if no passage holds the subject of the prompt; None for `room`.
     """
     if room < LEAST:
         return ""
@@ -392,7 +392,7 @@ def recalled(
 
 
 def _about(index: Index, prompt: str, candidates: Sequence[Passage]) -> Counter[int]:
-    """The messages that hold most of what a prompt is about, and the tokens of each; none where all hold little."""
+    """Tokens of the messages that hold most of the subject of a prompt, by position; empty if all hold little of it."""
     relevance = Relevance(index, Question.of(prompt), floor=0)
     held = [relevance.held(one.text) for one in candidates]
     shares = [relevance.share(terms) * (len(terms) >= TERMS) for terms in held]
@@ -415,8 +415,8 @@ def _nearest(
 ) -> list[Passage]:
     """The passages of these messages, given best first, that may be weighed for a block of `room` tokens.
 
-    A passage scores like its message, the best `CLOSE` of all somewhat more, and pieces of a tool's result less. What
-    changes a passage comes with it, and those that answer nothing only where there is something to `fill`.
+    A passage scores like its message, the best `CLOSE` of all somewhat more, and pieces of a tool's result less. A
+    later message that changes a passage comes with it; passages that answer nothing come only if there is a `fill`.
     """
     merits = {at: merit(ranking.score(at)) for at in (positions if fill else ranking.answering(positions))}
     ordered = sorted(merits, key=merits.__getitem__, reverse=True)
@@ -438,7 +438,7 @@ def _nearest(
 def _ranked(candidates: Sequence[Passage], scores: Sequence[float], first: Set[int]) -> list[tuple[Passage, float]]:
     """Passages best first, those of the messages `first` before all others.
 
-    Pieces of tool results that say what one before them says are left out.
+    Repeated pieces of tool results are left out.
     """
     raised = ((one, score + BESIDE * (one.position in first)) for one, score in zip(candidates, scores, strict=True))
     ranked, texts = sorted(raised, key=lambda pair: -merit(pair[1])), set[str]()
@@ -480,7 +480,7 @@ def _filled(
     *,
     wide: bool,
 ) -> tuple[Sequence[tuple[Passage, float]], int]:
-    """The passages to choose from, best first, and their room: as much as those that answer take, or `fill`."""
+    """The passages to choose from, best first, and their room: the size of those that answer, or `fill` if larger."""
     enough = sum(one.tokens for one, _ in answering)
     if fill and not (wide and enough >= fill):
         answering, room = ranked, min(room, max(fill, enough))
@@ -563,7 +563,7 @@ def _best(plan: Plan, ranked: list[int], tokens: int) -> list[int]:
 
 
 def _visible_positions(plan: Plan, cycle: Cycle) -> tuple[set[int], list[int]]:
-    """The positions of what a view has whole, but for calls whose answers are not, and of what it has in part."""
+    """Positions of messages that a view has whole, except calls whose answers are cut, and of those it has in part."""
     here = [(at, shape) for at, shape in cycle.kept if not shape.bare]
     abridged = [at for at, shape in here if shape.skeleton or shape.limit is not None]
     partly = set(abridged)
@@ -572,7 +572,7 @@ def _visible_positions(plan: Plan, cycle: Cycle) -> tuple[set[int], list[int]]:
 
 
 def _texts(plan: Plan, cycle: Cycle, abridged: Sequence[int]) -> list[str]:
-    """The texts that a view has of the messages that it has in part."""
+    """The remaining texts of messages that are cut in the view."""
     shapes, history = dict(cycle.kept), plan.history
     messages = (apply_shape(history.messages[at], history.readings[at], shapes[at], plan.counter) for at in abridged)
     return [item.text for message in messages if message is not None for item in plan.reader.one(message).items]

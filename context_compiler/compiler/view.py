@@ -302,7 +302,7 @@ def unfolded(messages: Sequence[ModelMessage], reader: Reader) -> list[ModelMess
 def cycle_drops(cycle: Cycle, plan: Plan) -> tuple[Drop, ...]:
     """Everything that a cycle leaves out or shortens, turn by turn, and why.
 
-    What is pinned would stand there whole if there were room for it, whatever it was left out for before.
+    A pinned message that is missing or cut lacks room, whatever the reason was before it was pinned.
     """
     shapes, readings = dict(cycle.kept), plan.history.readings
     why = {index: reason for start, stop, reason in cycle.why for index in range(start, stop)}

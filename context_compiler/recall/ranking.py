@@ -218,18 +218,18 @@ TYPICAL = 60
 """Terms of a passage."""
 
 NONE = float("-inf")
-"""The score of what is not to be found."""
+"""Score of a message that may not be found."""
 
 BESIDE = 100.0
-"""Below 0 by so much what answers nothing is still ranked: by its day, its speaker and its length."""
+"""Offset below 0 of scores without an answer, which are still ranked by day, speaker and length."""
 
 LATER = 1.0
-"""Score lost by what answers nothing against an equal one that does."""
+"""Score that a passage without an answer loses against an equal one that answers."""
 
 MOST = 48
 """Terms that are looked up; of a longer question the rarest."""
 WORK = 50_000
-"""Occurrences that are looked at; where the next term would exceed them, it says too little to be worth it."""
+"""Limit on the occurrences examined; a term that would exceed it is too common to be worth its cost."""
 CLOSE = 256
 """The best passages, which are also ranked by their own words."""
 
@@ -253,13 +253,13 @@ TELLING = 6
 def rank(index: Index, question: Question, candidates: Sequence[Passage]) -> list[float]:
     """Score of each candidate for the question: higher is better, 0 and below is no answer.
 
-    What stands behind the last candidate, such as the question itself, counts for nothing.
+    Messages after the last candidate, such as the question itself, do not count.
     """
     return Ranking(index, question, 1 + max((one.position for one in candidates), default=-1)).passages(candidates)
 
 
 def merit(score: float) -> float:
-    """A score by which what answers nothing comes in between: late answers are weaker than a good neighbourhood."""
+    """A score that ranks passages without an answer among weak answers: a good neighbour beats a weak answer."""
     return score if score > 0 else score + BESIDE - LATER
 
 
