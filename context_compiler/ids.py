@@ -187,10 +187,10 @@ def sent_id(parent: str | None, content: str, rendering: str) -> str:
 
 
 HELD = ("content", "args", "outcome")
-"""Attributes of a part whose objects show an edit in place."""
+"""Attributes of a part that are compared by identity to detect an edit in place."""
 
 Columns = tuple[list[Any], ...]
-"""Objects of many messages: how many parts each has, their instructions, all parts, and of these each of `HELD`."""
+"""Objects of many messages: the number of parts of each, instructions, all parts, and their `HELD` attributes."""
 
 
 def objects_of(message: ModelMessage) -> list[object]:
@@ -205,7 +205,7 @@ def objects_of(message: ModelMessage) -> list[object]:
 
 
 def columns_of(messages: Sequence[ModelMessage]) -> Columns:
-    """The objects of all messages as they are: the same as `objects_of`, in a quarter of the time."""
+    """The objects of all messages, like `objects_of` but without snapshots, in a quarter of the time."""
     lists = [message.parts for message in messages]
     parts = list(chain.from_iterable(lists))
     instructions = map(getattr, messages, repeat("instructions"), repeat(None))
@@ -214,7 +214,7 @@ def columns_of(messages: Sequence[ModelMessage]) -> Columns:
 
 
 def columns_after(before: Columns | None, shared: int, news: Sequence[ModelMessage]) -> Columns:
-    """The first columns of `before`, of the shared messages, and the objects of the new ones as of now."""
+    """Columns of a history: from `before` for its first `shared` messages, and from `news` for the rest."""
     counts, instructions, parts, *held = columns_of(news)
     found = counts, instructions, parts, *([_snapshot(value) for value in column] for column in held)
     if before is None or not shared:
@@ -225,7 +225,7 @@ def columns_after(before: Columns | None, shared: int, news: Sequence[ModelMessa
 
 
 def are_unedited(messages: Sequence[ModelMessage], before: Columns) -> bool:
-    """True if these messages hold the same objects as the first ones of `before`."""
+    """True if these messages still hold the objects in `before`."""
     return all(now == old[: len(now)] for now, old in zip(columns_of(messages), before, strict=True))
 
 

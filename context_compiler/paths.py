@@ -29,7 +29,7 @@ OWNER = "{owner}"
 """Placeholder in the path of a vault for the folder of an owner."""
 
 _PLAIN = re.compile(r"(?!(con|prn|aux|nul|com\d|lpt\d)\Z|.*-[0-9a-f]{24}\Z)[a-z0-9_][a-z0-9_-]{0,63}", re.ASCII)
-"""Owners that are names of folders everywhere, but neither of a device nor with a hash as others have."""
+"""Owners that can be used as folder names: no device names of Windows, and nothing that looks hashed."""
 
 FileIdentity = tuple[int, int]
 """Device and inode."""
@@ -41,7 +41,7 @@ def file_identity(path: Path) -> FileIdentity | None:
     """Device and inode of a file; None if there is none."""
     try:
         found = os.stat(path)
-    except (OSError, ValueError):  # no file can have that name
+    except (OSError, ValueError):  # not a valid file name
         return None
     return found.st_dev, found.st_ino
 

@@ -64,7 +64,7 @@ async def try_await(work: Awaitable[T]) -> Attempt[T]:
 
 
 async def await_within(seconds: float, work: Awaitable[T], late: Exception) -> T:
-    """Await something for a limited time; if it takes longer, it is cancelled, and `late` is raised."""
+    """Await something for a limited time; if it takes longer, cancel it and raise `late`."""
     limit = asyncio.timeout(seconds)
     try:
         async with limit:

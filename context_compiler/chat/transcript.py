@@ -261,25 +261,25 @@ def transcript_folder(vault: str | Path | None, system: str | Path | None, owner
 
 
 def with_former(folder: Path, owner: str | None) -> Path:
-    """A folder of transcripts; that of an earlier version, which may have another name, is renamed to it."""
+    """A folder of transcripts; a folder under the name of an earlier version is renamed to it."""
     former = _former(folder, owner)
     if former is None or folder.exists():
         return folder
     try:
         return former.rename(folder)
-    except OSError:  # what was said is read where it is
+    except OSError:  # read the transcripts where they are
         return former
 
 
 def _former(folder: Path, owner: str | None) -> Path | None:
-    """Folder of the transcripts that an earlier version kept for an owner, if it is there in just these letters."""
+    """Folder that an earlier version used for an owner, if it exists with the same capital and small letters."""
     former = folder.with_name(f"Chat_Sessions-{safe_id(owner)}") if owner else folder
     there = former != folder and folder.parent.is_dir() and any(one == former for one in folder.parent.iterdir())
     return former if there else None
 
 
 def transcript_folders(db: object, vault: Path | None, system: Path, owner: str) -> list[Path]:
-    """Folders that a chat of an owner may have written to; a vault of an owner is none of those who have no name."""
+    """Folders that a chat of an owner may have written to; without an owner, no vault of an owner is among them."""
     vault = None if not owner and OWNER in str(vault) else vault
     places = (None, db.parent if isinstance(db, Path) else system), (None, system), (vault, system)
     folders = [transcript_folder(*place, owner) for place in places]

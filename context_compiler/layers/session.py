@@ -295,7 +295,7 @@ def _named(_: object, owner: str | None, vault_name: str, session_id: str) -> st
 
 
 def _hint(asked: Place, turn: Place) -> str:
-    """Advice that gives the agent that asked the layers of the turn in progress."""
+    """Advice on how to give the agent the layers of the turn in progress."""
     if asked[3] != turn[3]:
         return f"run the agent with conversation_id={turn[3]!r}"
     if asked[1] != turn[1]:

@@ -66,7 +66,7 @@ class TurnProcessor:
     loaded: bool = False
     """True once the saved session was looked for; until then nothing is saved over it."""
     kept: tuple[SessionTurn, ...] = ()
-    """Turns that were saved or read last, or restored since; one of them that is not saved any more was removed."""
+    """Turns last saved, read or restored; one that is missing from the saved session has been removed."""
     host: History | None = None
     """Last reading of a host's history, so that only new messages are read."""
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -214,13 +214,13 @@ class TurnProcessor:
             return False
         saved, unsaved = self._joined(found.turns)
         prompt = self.session.system_prompt or found.system_prompt
-        taken = (self.session.taken if unsaved else None) or found.taken  # a host's next message follows the last turn
+        taken = (self.session.taken if unsaved else None) or found.taken  # the host's next message follows it
         self.session = replace(found, turns=(*saved, *unsaved), system_prompt=prompt, taken=taken)
         self.kept = saved
         return True
 
     def _joined(self, saved: Sequence[SessionTurn]) -> tuple[tuple[SessionTurn, ...], tuple[SessionTurn, ...]]:
-        """Turns that were read, longer where a response was added here since, and the turns that were never saved."""
+        """Turns as read, with responses added here since, followed by the turns that were never saved."""
         begun = defaultdict[tuple[bytes, ...], list[SessionTurn]](list)
         for turn in self.session.turns:
             begun[_bodies(turn)[:1]].append(turn)

@@ -83,7 +83,7 @@ class Reading:
     answers: tuple[str, ...]
     """Ids of the function calls it answers."""
     asks: bool
-    """A user speaks in it. A file beside a tool result belongs to the result."""
+    """True if it has words of a user; a file beside a tool result belongs to the result."""
     exchanges: bool
     """It calls a tool or answers a call, the provider's own tools included."""
     stays: int
@@ -232,7 +232,7 @@ class Reader:
         self._seen: dict[int, tuple[weakref.ref[ModelMessage], list[object], Reading]] = {}
         self._known: Memo[str, Reading] = Memo(REMEMBERED, _size)
         self._recent: deque[tuple[History, Columns | None]] = deque(maxlen=RECENT)
-        """With the objects that the messages held when they were read, where that is known of all."""
+        """Newest histories, each with the objects that its messages held when read; None if not all are known."""
         self._uninstructed: dict[int, tuple[weakref.ref[ModelRequest], list[object], ModelRequest]] = {}
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -243,8 +243,8 @@ class Reader:
         """Read a history; `last` is what it was at the previous request of the same run.
 
         The host may stamp or edit the last messages of a request but leaves older ones alone, so what `last`
-        shares with `messages` object for object is taken over without a second look. What a history of another run
-        shares is taken over if none of it was edited in place.
+        shares with `messages` object for object is reused unchecked. What a history of another run shares is reused
+        only if none of it was edited in place.
         """
         kept = _unchanged_prefix(last, messages)
         known, share, held = (last, kept, self._held(last)) if last and kept else self._unedited(messages)
@@ -275,7 +275,7 @@ class Reader:
         return next((held for history, held in tuple(self._recent) if history is last), None)
 
     def _unedited(self, messages: Sequence[ModelMessage]) -> tuple[History | None, int, Columns | None]:
-        """The recent history with the longest common prefix of messages, if none of these was edited in place since."""
+        """The recent history with the longest common prefix of messages, if none was edited in place since."""
         best: tuple[History | None, int, Columns | None] = (None, 0, None)
         for history, held in reversed(tuple(self._recent)):
             share = common_prefix(history.messages, messages) if held is not None else 0
@@ -309,7 +309,7 @@ class Reader:
         return reading
 
     def unread(self, messages: Sequence[ModelMessage]) -> list[ModelMessage]:
-        """The messages that were never read as the objects that they are, which takes long."""
+        """Messages whose objects have not been read yet; reading them takes long."""
         kept = 0
         for history, _ in reversed(tuple(self._recent)):
             kept = max(kept, common_prefix(history.messages, messages))
@@ -357,7 +357,7 @@ def _unchanged_prefix(last: History | None, messages: Sequence[ModelMessage]) ->
 
 
 def _first_dynamic(readings: Sequence[Reading], start: int) -> int:
-    """Position of the first message from `start` on that has dynamic parts; the number of all where none has."""
+    """Position of the first message from `start` on that has dynamic parts; the length of the history if none has."""
     return next((at for at in range(start, len(readings)) if readings[at].rendering), len(readings))
 
 
@@ -444,7 +444,7 @@ def message_body(message: ModelMessage) -> bytes:
 def _is_too_deep(message: ModelMessage) -> bool:
     level: list[Any] = [getattr(part, name, None) for part in message.parts for name in NESTING]
     for _ in range(DEEPEST + 1):
-        held = {id(value): inner for value in level if (inner := _held_by(value))}  # one list may be there twice
+        held = {id(value): inner for value in level if (inner := _held_by(value))}  # the same list may occur twice
         if not held:
             return False
         level = list(chain.from_iterable(held.values()))
@@ -465,7 +465,7 @@ def _held_by(value: object) -> Collection[Any]:
 
 
 def _without_halves(value: Any) -> Any:
-    """A value whose texts, keys and addresses of files included, have a replacement character for each half."""
+    """A value with every lone surrogate replaced in its texts, keys and file addresses."""
     if isinstance(value, str):
         return _HALVES.sub("\ufffd", value)
     if isinstance(value, dict):

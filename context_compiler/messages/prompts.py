@@ -6,8 +6,8 @@ and "have you ever" do not match. A question matches only as a polite order. The
 assistants.
 
 A prompt asks if it is short and has a question mark, or begins with a word that asks for something, in English,
-German, French, Spanish, Italian, Portuguese, Russian, Chinese, Japanese or Korean. Of a longer one its last or its
-first paragraph or line counts.
+German, French, Spanish, Italian, Portuguese, Russian, Chinese, Japanese or Korean. Of a longer one, only the first or
+last paragraph or line counts.
 """
 
 from __future__ import annotations
@@ -254,12 +254,12 @@ def standing_instructions(history: History, outline: Outline, positions: Iterabl
 
 
 QUESTION_TOKENS = 120
-"""Tokens; a longer prompt has other business than a question about the past, unless its last or first line asks."""
+"""Limit in tokens for a question; of a longer prompt, only the first or last paragraph or line may be one."""
 
 PARAGRAPH = "\n\n"
 
 QUESTION_CHARACTERS = 1_200
-"""No text with more characters is worth counting."""
+"""Limit in characters; a longer text is over the limit in tokens too, and is not counted."""
 
 _MARK = re.compile(r"[?\uff1f\u061f\u055e\u1367\u2047-\u2049\u203d\u2e2e\ua60f\ua6f7\u037e]|[\u0370-\u03ff];")
 _WORDS = (
@@ -314,14 +314,14 @@ _ASKS_UNSPACED = re.compile(
 
 
 def is_short(text: str, counter: TokenCounter) -> bool:
-    """True if a prompt is short enough to be nothing but a question."""
+    """True if a prompt is short enough to be a question and nothing else."""
     return len(text) <= QUESTION_CHARACTERS and counter.text(text) <= QUESTION_TOKENS
 
 
 def asking_part(text: str, counter: TokenCounter) -> str:
-    """The paragraph or line of a long prompt that asks, its last or its first: what is pasted comes beside a question.
+    """The question in a long prompt, its last or first paragraph or line; the rest is often pasted text.
 
-    The whole text where neither asks, or it is short.
+    The whole text if neither asks, or if it is short.
     """
     plain = text.strip()
     if is_short(plain, counter):
@@ -332,7 +332,7 @@ def asking_part(text: str, counter: TokenCounter) -> str:
 
 
 def asking_share(text: str) -> float:
-    """The share of a prompt that asks, in characters: the rest tells something, and the talk goes on from there."""
+    """Share of the characters of a prompt that are in questions; the rest tells something new."""
     sizes = [(len(one), _asks(one)) for one in _SENTENCE.findall(text.strip())]
     return sum(size for size, asking in sizes if asking) / max(1, sum(size for size, _ in sizes))
 

@@ -134,9 +134,9 @@ def _with_unsigned_thinking(history: History, index: int, parts: set[int]) -> fr
 def turn_starts(history: History) -> list[int]:
     """Positions at which turns begin; always includes 0.
 
-    A request with a user prompt begins one, unless it belongs to the run before it or only carries what a
-    tool returned beside its result. The host joins a prompt with the tool results that the run before ended with, and
-    the joined request has no run.
+    A request with a user prompt begins one, unless it belongs to the run before it, or only carries what a tool
+    returned beside its result. A prompt that the host has joined with the last tool results of the previous run
+    begins one too; the joined request has no run.
     """
     readings = history.readings
     starts = [0]
@@ -151,7 +151,7 @@ def turn_starts(history: History) -> list[int]:
 
 
 def _between(history: History, index: int) -> bool:
-    """True if a request without a run stands between two runs, or after one: each of its parts is of another."""
+    """True if a request without a run follows a run that does not go on after it: its parts are of two runs."""
     before = (one.run_id for one in reversed(history.readings[max(0, index - NEAR) : index]))
     after = (one.run_id for one in history.readings[index + 1 : index + 1 + NEAR])
     last = next(filter(None, before), None)

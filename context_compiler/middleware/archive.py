@@ -54,10 +54,10 @@ CYCLES = 1_000
 """Cycles remembered in memory, of all conversations."""
 
 SESSIONS = 16
-"""Conversations whose raw history is remembered, so that a window of it is known again without reading all of it."""
+"""Conversations whose raw history is remembered, so that a window of it is recognised without reading the record."""
 
 FRESH_S = 86_400.0 * RECENT
-"""Seconds for which it is: a prune of what is older leaves no note."""
+"""Seconds for which it is remembered; a prune of older conversations is not noted on the record."""
 
 T = TypeVar("T")
 
@@ -70,10 +70,10 @@ STEPS = 32
 PACKAGE = f"{__name__.partition('.')[0]}."
 
 RECALLED = "+recalled"
-"""Mark of the configuration under which recall blocks are kept."""
+"""Suffix of the configuration under which recall blocks are kept."""
 
 OVERLAP = 2
-"""Messages that a window and the record have in common, at least."""
+"""Minimum number of messages that a window and the record must share."""
 
 
 class Archive:
@@ -94,9 +94,9 @@ class Archive:
         self._made: Memo[tuple[str | None, str], tuple[Cycle, ...]] = Memo(CYCLES)
         self._actions: Memo[tuple[str | None, str], tuple[Action, ...]] = Memo(CYCLES)
         self._late = LateWrites(report) if arguments.store is not None else None
-        """None for a record in memory: nobody locks it, and no disk is full."""
+        """None for a record in memory, where neither a lock nor a full disk can delay a write."""
         self.owner: str | None = arguments.static_owner
-        """Owner of what is kept; None is not known, so nothing is kept or found."""
+        """Owner of what is kept; None if the owner is not known: then nothing is kept or found."""
 
     def scoped(self, owner: str | None) -> Archive:
         """The record of an owner, with the same memory; for None one that keeps and finds nothing."""
@@ -165,9 +165,9 @@ class Archive:
         return replace(await store.save(replace(entry, record=gone)), compile=result.row)
 
     async def announce_compile(self, session_id: str, model: str, seconds: float) -> tuple[int, datetime] | None:
-        """Let those who look at the record see that a model writes a summary, for at most that long.
+        """Show on the record, for at most this long, that a model is writing a summary.
 
-        Nobody needs it, so it is not tried after a failure of the store, and a failure of its own does not count.
+        This is optional, so it is not tried after a failure of the store, and its own failure does not count.
         """
         shown = self._arguments.record != "off" and (self._arguments.store is not None or self._opened)
         if shown and self.owner is not None and not self._breaker.failures:
@@ -176,7 +176,7 @@ class Archive:
         return None
 
     async def _on_sql(self, work: Callable[[SQLStore], Awaitable[T]]) -> T | None:
-        """Work on a store that keeps its tables in a database; None for any other."""
+        """Do work on a store in SQL; None for any other store."""
 
         async def done() -> T | None:
             store = self.store
@@ -185,7 +185,7 @@ class Archive:
         return cast("T | None", await self._in_time(done))
 
     async def withdraw_compile(self, announced: tuple[int, datetime]) -> None:
-        """Show a call no longer, however it ended."""
+        """Remove the announcement of a call that has ended."""
         await try_await(self._on_sql(lambda store: store.withdraw_compile(*announced)))
 
     async def last_request(self, session_id: str) -> Record | None:
@@ -298,7 +298,7 @@ class Archive:
         return SummaryResponse(text=found[1].raw_output, row=found[0]) if found and found[1].raw_output else None
 
     async def claim_compile(self, key: str, holder: str, seconds: float) -> bool | None:
-        """Claim a call of a model; False while another process has it, None where nobody can tell.
+        """Claim the call of a model; False while another process holds it, None if the record cannot tell.
 
         Like an announcement, it is not tried after a failure of the store, and a failure of its own does not count.
         """
@@ -308,7 +308,7 @@ class Archive:
         return (await try_await(self._on_sql(lambda store: store.perform(work)))).value
 
     async def hold_claim(self, key: str, holder: str, seconds: float) -> None:
-        """Keep a claim for that long from now on; then other processes may call a model for the same."""
+        """Renew a claim for this long; after that, other processes may make the same call."""
         work = partial(hold_claim, cache_key=key, holder=holder, seconds=seconds)
         await try_await(self._on_sql(lambda store: store.perform(work)))
 
@@ -407,7 +407,7 @@ class Archive:
         return [replace(cycle, config=one.config) for one, cycle in cycles if cycle is not None]
 
     def remember_raw(self, session_id: str, history: History, since: Moment) -> None:
-        """Keep the raw history of a named conversation, which was saved since then, in memory."""
+        """Keep the raw history of a named conversation in memory; `since` is the moment before it was saved."""
         self._raws.keep((self.owner, session_id), (history, since))
 
     async def before_window(
@@ -415,7 +415,7 @@ class Archive:
     ) -> Sequence[ModelMessage]:
         """Recorded messages of a conversation before the first message of a window that continues it.
 
-        Of a conversation that nobody `named` only what the host's store keeps of it.
+        If the conversation is not `named`, only messages in the host's store are found.
         """
         if not self.whole or not window.ids:
             return ()
@@ -431,7 +431,7 @@ class Archive:
         return known.messages[: start or 0] if known is not None else ()
 
     async def _is_older(self, since: Moment) -> bool:
-        """True if something was deleted since then, or may have been, as far as the record can be read."""
+        """True if something has been deleted since then, or may have been."""
         return since.age > FRESH_S or bool(await self._tried(partial(self._removed, since)))
 
     async def _removed(self, since: Moment) -> bool:
@@ -445,7 +445,7 @@ class Archive:
         return await self._tried(lambda: other_mentions(self.store, session_id, prompt)) or []
 
     async def _recorded(self, session_id: str, reader: Reader, *, seen: bool) -> History | None:
-        """A conversation of the host's store; one that it does not hold as it was last seen, if `seen`."""
+        """A conversation as the host's store holds it; if it has none and `seen` is set, as it was last seen."""
         bodies = await self._conversation(session_id)
         if bodies is None and seen:
             bodies = await self._bodies(session_id)
@@ -513,7 +513,7 @@ def _scoped(store: Store, owner: str | None) -> Store:
     Raises:
         StoreError: It knows no owners.
     """
-    tenants = cast(Tenants, store)  # looked at by name, because this is asked often and a protocol is slow to check
+    tenants = cast(Tenants, store)  # checked by name: this runs often, and checking a protocol is slow
     if hasattr(store, "scoped") and isinstance(getattr(store, "owner", 0), str | None):
         return store if owner == tenants.owner else tenants.scoped(owner)
     if owner:
@@ -552,5 +552,5 @@ def _stored_blocks(blocks: Blocks | None) -> StoredCycle | None:
 
 
 def _beside(config: str) -> str:
-    """The name under which what was recalled is kept beside the cycles of a configuration."""
+    """The configuration under which recall blocks are kept, beside the cycles of `config`."""
     return f"{config}{RECALLED}"

@@ -284,8 +284,8 @@ class Arguments:
     def check_names(self) -> None:
         """Refuse a template that cannot be found, and a model of a provider that does not exist.
 
-        An edit of a template is seen at the next request, and so is a fault in it; a key may be set later too. Where
-        each owner has a vault, and a function names the owner of each run, nobody knows the templates yet.
+        Faults inside a template and missing API keys are reported at the first request, because both can still change.
+        If each owner has a vault and a function names the owner of each run, templates are not known yet.
 
         Raises:
             TemplateError: There is no template of that name.

@@ -41,7 +41,7 @@ class RecordHistory:
         """Read the record at a path, or the `Store` that a compiler was given.
 
         Raises:
-            SettingsError: The store is of every owner, of whom several may have a conversation of one name.
+            SettingsError: The store is for every owner, and several owners may have a conversation of the same name.
         """
         if isinstance(store, Tenants) and store.owner is None:
             raise SettingsError(f"{store!r}: give the store of one owner, scoped(owner)")

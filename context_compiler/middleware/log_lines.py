@@ -1,4 +1,4 @@
-"""Lines of the log: one a compile, a warning of fewer turns, and texts of errors that are safe to log."""
+"""Lines of the log: one for each compile, a warning if fewer turns are kept, and errors in a form safe to log."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def log_text(error: Exception) -> str:
 
 
 def log_compile(record: Record, result: Result) -> None:
-    """One line a compile: before, after, what stayed, whether a model was asked, how long it took."""
+    """Log one line for a compile: tokens before and after, turns kept, the use of a model, time and cost."""
     kept = sum(reading.prompts for reading in result.sent.readings)
     recalled, sent = result.view.ledger["tokens"].get("recall", 0) * result.ratio, result.cost * result.ratio
     LOG.info(
@@ -65,7 +65,7 @@ def _cost_text(record: Record, made: Compile | None) -> str:
 
 
 def warn_of_fewer_turns(arguments: Arguments, result: Result) -> bool:
-    """Log where fewer turns are kept than the caller counts, and what helps; True if so."""
+    """Warn if fewer turns are kept than the caller asked for, and say what helps; True if so."""
     wanted = arguments.recent_turns
     kept, turns = (sum(reading.asks for reading in one.readings) - 1 for one in (result.sent, result.raw))
     if not isinstance(wanted, int) or kept >= min(wanted, turns):

@@ -133,10 +133,10 @@ async def compile_view(
 
 
 def _check(arguments: Arguments, alias: str) -> None:
-    """Refuse wrong arguments, and those that only a run has a use for.
+    """Refuse wrong arguments, and those that make sense only in a run.
 
     Raises:
-        SettingsError: There is one.
+        SettingsError: an argument is one of them.
     """
     arguments.check()
     if arguments.counter == PROVIDER:

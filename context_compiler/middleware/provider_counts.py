@@ -42,7 +42,7 @@ TRIES = 4
 """Times that a request is cut back because of the provider's count; the last leaves the least that can be sent."""
 
 GROWN = ("raw", "cycle")
-"""Statuses of views that only grow on from the request before."""
+"""Statuses of views that only add to the previous request."""
 
 SPREAD, MARGIN = 10, 1.05
 """Tokens by which two counts have to differ to tell what a provider adds, and factor of what they say is too much."""

@@ -254,9 +254,9 @@ def _instructions(parts: Sequence[Any] | None, messages: Sequence[ModelMessage])
 def _announced(
     model: object, parameters: ModelRequestParameters, messages: list[ModelMessage], instructions: list[str]
 ) -> list[str]:
-    """The instructions with what the host puts before them for some models while it hands a request to their adapter.
+    """The instructions with any text that the host adds before them for some models.
 
-    Only a private method of the host's tells that; without it, or where it fails, they are taken as they are.
+    Only a private method of the host returns that text; without it, or if it fails, the instructions stay as they are.
     """
     parts_of = getattr(model, "_get_instruction_parts", None)
     if parts_of is None:

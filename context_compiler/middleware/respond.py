@@ -68,19 +68,19 @@ from context_compiler.resilience import attempt
 from context_compiler.tokens import TokenCounter
 
 JOURNALLED = 2_000
-"""Newest chain ids that are looked up; a small number, because a durable run journals them."""
+"""Number of newest chain ids to look up; limited because a durable run journals them."""
 
 FRAMED = 4
-"""Share of the budget, as a divisor, from which on raw history is counted as the host renders it, which takes time."""
+"""Divisor of the budget: above that share, raw history is counted as the host renders it, which is slow."""
 
 ROOMY, DEEPER = {False: 0.5, True: 0.6}, 5
-"""Share of the room for a block after a cut, in chats and in tool work (`True`); divisor of what more is cut."""
+"""Shares of the room wanted for a block after a cut, in chats and (`True`) in tool work; divisor of the deeper cut."""
 
 GIVES = 4
-"""Divisor of a block that it gives up at most at one request of its turn before a chat is cut back."""
+"""Divisor of a block: the most that it is shortened by, at one request of its turn, to put off a cut in a chat."""
 
 TRIES, LOOSER = 3, 6
-"""Attempts to cut a view that the host's own framing pushes over its budget, and then to cut it less."""
+"""Tries to cut a view that the host's framing pushes over its budget; tries to cut it less after that."""
 
 
 async def respond(compiler: CompilerState, run: Run, request: Request, host: Host) -> Result:
@@ -189,8 +189,8 @@ def _raw(context: RequestContext, to_budget: bool = False) -> Result | None:
 def _carry_on(context: RequestContext, cycle: Cycle, to_budget: bool = False) -> Result | None:
     """The cycle and everything since, up to the high threshold or the budget, with what is recalled for the turn.
 
-    In a chat a view is not cut back in the middle of a turn while the budget holds, or would hold with a little less of
-    the block: that was found beside what would be left out.
+    In a chat, a view is not cut back in the middle of a turn while it fits the budget, or would fit with a slightly
+    shorter block: the block was chosen beside messages that a cut would remove.
     """
     limits, known = context.limits(cycle), _known_blocks(context)
     most = limits.budget if to_budget else limits.high
@@ -287,7 +287,7 @@ async def _new_cycle(
     """The first view of a new cycle, with what is recalled for its turn; `first` is an advance made already."""
     context.run.relax()
     trial = None if first is None else _trial(context, previous, first)
-    if trial is None or trial.over > 0:  # what has come since `first` was made is too much for it
+    if trial is None or trial.over > 0:  # too many messages have come since `first` was made
         trial = await _cut_back(context, previous, host, trial)
     if trial.over > 0:
         result = replace(trial.result, view=replace(trial.result.view, status="floor_over_budget"))
@@ -321,9 +321,9 @@ async def _cut_back(context: RequestContext, previous: Cycle | None, host: Host,
 
 
 async def _loosened(context: RequestContext, trial: Trial, block: int) -> Trial:
-    """The least cut of prompts that fits, between a try that set tokens aside for the host's framing and none.
+    """The smallest cut of prompts that fits, between the cut of a try that set tokens aside for framing and no cut.
 
-    The framing goes with the text that it is for, at a length that nobody can tell before.
+    The host drops its framing together with the text that it is for, so its length cannot be known in advance.
     """
     selection = trial.done.selection
     whole = trial.result.limit - context.request.fixed - selection.draft.total - selection.cut_from_prompts
@@ -393,7 +393,7 @@ def crowded_out(result: Result) -> bool:
 async def advance_request(
     context: RequestContext, previous: Cycle | None, ask: Ask | None, more: int = 0, *, block: int = 0, deeper: int = 0
 ) -> Advance:
-    """One advance of this request; `more` tokens are needed beside its overhead. See `Limits` for the others."""
+    """One advance of this request, with `more` tokens beside its overhead; for `block` and `deeper` see `Limits`."""
     overhead, limits = context.request.fixed + more, replace(context.limits(), block=block, deeper=deeper)
     return await advance(context, limits, where=context.where, ask=ask, previous=previous, overhead=overhead)
 
@@ -523,7 +523,7 @@ def _drops(context: RequestContext, cycle: Cycle, done: Advance | None) -> Liste
 
 
 def _cycle_drops(context: RequestContext, cycle: Cycle) -> ListedDrops:
-    """Drops of a cycle, worked out once: all its requests leave out the same, unless a user pins anything."""
+    """Drops of a cycle, cached: all its requests leave out the same messages unless a user pins one."""
     name = cycle.tip, cycle.config, context.steering.pins
     known = context.compiler.drops.get(name)
     if known is None or replace(known[0], summary_id=cycle.summary_id) != cycle:

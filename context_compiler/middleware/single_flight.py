@@ -1,8 +1,8 @@
 """The answer to a summary request: an earlier one, one that is under way, or the model's; a failing model rests.
 
-Compilers of one event loop that want the same summary at the same time share one call. So do processes with one record:
-the first claims the call there, and the others look for its answer. No lock is held meanwhile, and who cannot claim it,
-or has waited for long, calls the model.
+Compilers of one event loop that want the same summary at the same time share one call. So do processes that share a
+record: the first claims the call there, and the others poll for its answer. No lock is held; a process that cannot
+claim, or has waited long enough, calls the model itself.
 """
 
 from __future__ import annotations
@@ -33,20 +33,20 @@ from context_compiler.resilience import Breaker, Report, try_await
 from context_compiler.tokens import TokenCounter
 
 PATIENCE_S = 1.0
-"""Grace of a call to end once nobody waits for it any more."""
+"""Seconds that a call may take to end once nobody waits for it."""
 
 GRACE_S = 2.0
-"""For so long a response is shared once it is there: until then it may not be on the record, where others look."""
+"""Seconds for which a finished response is shared; by then it is on the record, where others look first."""
 
 
 STEP_S, RECORDING_S = 0.2, 10.0
-"""Seconds between two looks for the answer of another process, and for which it may be on its way to the record."""
+"""Seconds between two polls for the answer of another process; seconds it may take from its answer to the record."""
 
 CLAIM_S = 6.0
-"""Seconds until others call a model in place of a process that is dead; a claim is renewed three times as often."""
+"""Seconds after which a claim expires if its process is dead; a live one renews it three times as often."""
 
 WAIT = 0.5
-"""Share of the time limit that is spent on waiting for another process; the rest is for a call of our own."""
+"""Share of the time limit spent waiting for another process; the rest is for our own call."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -56,11 +56,11 @@ class _Flight:
     waiting: int = 0
     paid: bool = False
     landed: float | None = None
-    """When a response came that is of use, by the monotonic clock."""
+    """Time of a usable response, by the monotonic clock."""
 
     @property
     def over(self) -> bool:
-        """True if the response is on the record by now, or nowhere."""
+        """True if the response is on the record by now, or lost."""
         late = self.landed is not None and time.monotonic() - self.landed > GRACE_S
         return late or self.task.cancelled() or self.loop is not asyncio.get_running_loop()
 
@@ -75,7 +75,7 @@ class SingleFlight(threading.local):
 
     @property
     def name(self) -> str:
-        """The name of this event loop among all processes, also after a fork."""
+        """A name of this event loop, unique among all processes, forked ones too."""
         return f"{os.getpid()}-{self._name}"
 
     async def join(
@@ -335,7 +335,7 @@ class Summaries:
                 break
         response, renewing = None, asyncio.create_task(_renew(key, name, archive)) if mine else None
         try:
-            left = max(timeout - (time.monotonic() - began), (1 - WAIT) * timeout)  # a locked file is waited for too
+            left = max(timeout - (time.monotonic() - began), (1 - WAIT) * timeout)  # waiting for a lock counts
             response = await self._made(key, prompts, compiler, archive, left)
             return response
         finally:

@@ -36,7 +36,7 @@ class Spending:
         self._limit, self._counter, self._report = limit, counter, report
         self._spent: Memo[Place, Decimal] = Memo(SESSIONS)
         self._recorded: Memo[Place, Decimal] = Memo(SESSIONS)
-        """Sums of the record at the last look."""
+        """Sums on the record when last read."""
         self._under_way: dict[Place, Decimal] = {}
         self._reported: Memo[Place, bool] = Memo(SESSIONS)
 

@@ -38,7 +38,7 @@ DROPS = 64
 """Cycles whose drops, and configurations whose former names, are remembered."""
 
 MANY = 20_000
-"""Messages that take long to look at, though they were read before."""
+"""Number of messages above which even a history that has been read before takes long to compare."""
 
 PENDING = 256
 """Conversations that may have a compile in the background."""
@@ -47,7 +47,7 @@ EMPTY = History(messages=(), readings=(), ids=(), exact=(), sums=(0,), static=0)
 """Placeholder for a history that could not be read."""
 
 ListedDrops = tuple[tuple[Drop, ...], Sequence[Mapping[str, object]]]
-"""Drops, and the lines of the ledger that say how many there are for each reason."""
+"""Drops, and the rows of the token breakdown that count them by reason."""
 
 Named = tuple[str, str, tuple[Pin, ...]]
 """Tip and configuration of a cycle, and the pins of its conversation."""
@@ -146,7 +146,7 @@ class Run:
         self.cycle, self.recorded, self.blocks, self.recorded_blocks, self.begun = found
 
     def read(self, history: History) -> None:
-        """The history has been read: what it shares with the next one is not read again."""
+        """Keep a history that has been read, so that the part it shares with the next one is not read again."""
         self.raw = history
 
     def begin(self) -> None:

@@ -213,7 +213,7 @@ class TemplateLibrary:
         owner: The owner, where each has a vault.
 
     Raises:
-        SettingsError: each owner has a vault, and none is named, or the vaults are among the templates of the system.
+        SettingsError: each owner has a vault but no owner is named, or the vaults are inside the system templates.
     """
 
     def __init__(
@@ -399,7 +399,7 @@ class Root:
     source: Origin
     folder: Path
     within: Path | None = None
-    """The vault of an owner, out of which no link in it leads, not even the folder itself."""
+    """The vault of an owner; neither the folder nor a link in it may lead out of it."""
 
     def leads_out(self) -> bool:
         """True if a link makes it the folder of somebody else."""

@@ -26,7 +26,7 @@ NANO_USD = "nano_usd"
 """Key of a usage on the record: its cost in billionths of a US dollar, as the host knew it."""
 
 FALLBACK = "fallback:"
-"""Beginning of the name of the host's `FallbackModel`, before those of its models."""
+"""Prefix of the name of the host's `FallbackModel`; the names of its models follow."""
 
 MOST_USD = 1_000_000
 
