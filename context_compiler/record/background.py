@@ -25,7 +25,7 @@ EXIT_S, FORK_S = 2.0, 10.0
 
 
 TICK_S = 0.05
-"""Seconds after which a loop that may not have been woken looks for itself."""
+"""Seconds between two wake-ups of a loop whose wake-up pipe may be shared with another process."""
 
 
 class Guest(Protocol):
@@ -126,7 +126,7 @@ async def submit(work: Work[T]) -> T:
 def kept_awake(loop: asyncio.AbstractEventLoop) -> Generator[None]:
     """Wake a loop every `TICK_S` where this process has forked or was forked.
 
-    A loop from before the fork has the pipe that wakes it in common with the other process, which may empty it.
+    A loop from before the fork shares its wake-up pipe with the other process, which may read the wake-up first.
     """
     if not _forked:
         yield

@@ -1,8 +1,8 @@
 """A copy of a record in another store: rows keep names and values, and get numbers and seals of their new place.
 
-Rows are written in pages, each in one transaction, after those that they refer to. A row that never changes is left
-alone where it is there, so a copy that was interrupted is finished by another one. A row that changes, such as the end
-of a conversation, becomes that of the source, unless the target has gone on by itself: that is said, and stays.
+Rows are written in pages, each in one transaction, after the rows that they refer to. A row that never changes is
+skipped if the target has it, so repeating an interrupted copy finishes it. A row that can change, such as the end of a
+conversation, is updated from the source, unless the target has continued on its own: then it stays and is reported.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ ENDS = {
     "sessions": (("raw_tip", "nodes"),),
     "spaces": (("memory_tip", "memories"), ("head", "commits"), ("turns_tip", "nodes")),
 }
-"""Columns that say how far a session has got, and the tables that they name."""
+"""Columns that hold the newest state of a session, and the tables that they refer to."""
 
 NUMERIC = frozenset({"session", "turn_index", "request_index", "number"})
 
@@ -71,7 +71,7 @@ WITH RECURSIVE kept (id) AS (
 )
 SELECT id FROM kept
 """
-"""Entries that any of these lead back to."""
+"""Entries and all their ancestors."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,11 +79,11 @@ class CopyResult:
     """Outcome of a copy."""
 
     copied: Mapping[str, int]
-    """Rows that were added or brought up to date, by table."""
+    """Rows added or updated, by table."""
     present: Mapping[str, int]
     """Rows that were there already, by table."""
     defects: tuple[str, ...]
-    """Defects of the copy, and what the target has otherwise than the source; empty if it is sound and whole."""
+    """Defects of the copy, and rows where the target differs from the source; empty if it is sound and complete."""
 
 
 async def copy_record(source: SQLStore, target: SQLStore, progress: Callable[[str], object]) -> CopyResult:
@@ -142,11 +142,11 @@ async def _pages(found: AsyncIterator[Row]) -> AsyncIterator[tuple[str, list[Row
 
 
 Written = tuple[int, dict[int, int], Sequence[Row]]
-"""Number of added rows with a number, the numbers of all of them, and the rows that are there otherwise."""
+"""Count of added numbered rows, the new numbers of all of them, and rows that the target has with other values."""
 
 
 def _write_page(db: Database, table: str, page: Sequence[Row], numbers: Numbers) -> Written:
-    """Write rows of a table that are not there yet."""
+    """Write the rows of a table that the target does not have."""
     with db.transaction():
         if table in rows.SEALED:
             return _write_sealed(db, table, page, numbers)
@@ -167,7 +167,7 @@ def _write_page(db: Database, table: str, page: Sequence[Row], numbers: Numbers)
 
 
 def _held(db: Database, table: str, row: Row) -> Row:
-    """The row of the copy that has the key of one of the source, with the names of its session."""
+    """The target's row with the key of a source row, and the names of its session."""
     if table == "sessions":
         query, given = "SELECT * FROM sessions WHERE id = ?", [row["id"]]
     else:
@@ -186,7 +186,7 @@ def _is_unlike(row: Row, held: Row, table: str) -> bool:
 
 
 def _has_gone_on(db: Database, table: str, held: Row, row: Row) -> bool:
-    """True if the source never had what the copy has: somebody has gone on with the copy."""
+    """True if the target holds a state that the source never had, because somebody has continued it."""
     if table == "layers":
         return held["version"] >= row["version"]
     if table == "conversations":
@@ -202,14 +202,14 @@ def _has_gone_on(db: Database, table: str, held: Row, row: Row) -> bool:
 
 
 def _update(db: Database, table: str, held: Row, row: Row) -> None:
-    """Make a row of the copy that of the source."""
+    """Update a row of the target from the source."""
     values = {column: row[column] for column in CHANGING[table]}
     if table in rows.SEALED:
         new = {**held, **values}
         values["seal"] = rows.seal(held["id"], [new[column] for column in rows.SEALED[table]])
     key = "rowid" if table in rows.SEALED else "session"
     with db.transaction():
-        if table == "cycles":  # which one is the newest, its number says
+        if table == "cycles":  # written anew: the highest number is the newest cycle
             db.execute("DELETE FROM cycles WHERE rowid = ?", (held["id"],))
             insert(db, "cycles", [row[column] for column in rows.CYCLE])
             return
@@ -225,7 +225,7 @@ def _update(db: Database, table: str, held: Row, row: Row) -> None:
 
 
 def _keep(db: Database, table: str, held: Row, row: Row) -> None:
-    """Leave a row of the copy as it is, and let nothing refer to less than was copied."""
+    """Keep a row of the target as it is, but let everything that was copied be reachable from it."""
     with db.transaction():
         if table == "layers":
             _keep_pages(db, held)
@@ -283,7 +283,7 @@ def _write_sealed(db: Database, table: str, page: Sequence[Row], numbers: Number
 
 
 def _with_free_key(db: Database, row: Row) -> Row:
-    """The row of a compile without its key, if another compile of the copy has that."""
+    """The row of a compile, without its cache key if another compile of the target has that key."""
     found = db.execute("SELECT 1 FROM context_summaries WHERE cache_key = ?", (row["cache_key"],)).fetchone()
     if found is None:
         return row

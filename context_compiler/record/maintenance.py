@@ -30,7 +30,7 @@ EXPORTED = (
 """Every table but the search indexes, each after those it refers to."""
 
 NAMED = {"contents": "hash", "nodes": "id", "memories": "id"}
-"""Tables whose rows belong to an owner by their name, and the column of the name."""
+"""Tables whose rows name their owner by a prefix, and the column with that prefix."""
 
 ORDERS = {
     "nodes": "position, id",
@@ -52,9 +52,9 @@ DELETE FROM nodes WHERE id IN (SELECT id FROM nodes EXCEPT SELECT id FROM kept)
 """
 """Messages that nothing reaches.
 
-What is kept is taken from a list by `EXCEPT`, here and below: both databases sort or hash it once, while PostgreSQL
-reads the whole of what stands in `NOT IN` anew for each row as soon as it takes it to be large. Parents are found one
-by one, by their key; a join may be planned as one that reads every message for each step of a chain.
+`EXCEPT` instead of `NOT IN`, here and below: both databases sort or hash the list once, while PostgreSQL scans the list
+of a `NOT IN` again for each row if it expects it to be large. Parents are looked up one by one by key, because a join
+may be planned as a scan of all messages for each step of a chain.
 """
 DROP_CONTENTS = """
 DELETE FROM contents WHERE hash IN (
@@ -244,7 +244,7 @@ def export(db: Database) -> Generator[Mapping[str, object]]:
 
 
 def _owned(table: str) -> str:
-    """The condition of the rows of an owner, or where rows are `NAMED`, of a prefix; NULL is every one."""
+    """SQL condition for the rows of an owner, or of a prefix in `NAMED` tables; a NULL argument matches every row."""
     if table in NAMED:
         name = NAMED[table]
         return f"?1 IS NULL OR substr({name}, 1, instr({name}, '/')) = ?1"

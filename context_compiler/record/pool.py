@@ -219,7 +219,7 @@ class Postgres:
 
 
 class _OwnPool:
-    """Connections on the background loop, for all who give an address.
+    """Connections on the background loop, shared by all users of one address.
 
     One is lent and given back without a round trip or a task, as asyncpg's pool does it: no work changes its session.
     """
@@ -229,10 +229,10 @@ class _OwnPool:
         self._home: Background | None = None
         self._places = asyncio.Semaphore(size)
         self._idle: list[tuple[Any, float]] = []
-        """Connections and the times when they were given back, the newest last."""
+        """Idle connections and the times of their return, newest last."""
         self._resting: asyncio.TimerHandle | None = None
         self._users = set[object]()
-        """Those who have used it and not closed it since."""
+        """Users that have not closed it since they last used it."""
 
     async def lend(self, user: object, call: Work[T], home: Background) -> T:
         """Run work on a connection."""

@@ -516,8 +516,8 @@ def _has_key(db: Database, cache_key: str) -> bool:
 def compile_row(db: Database, compile: Compile, session: int) -> int:
     """The row of a compile: the one under its cache key if that has its answer, else a new one.
 
-    A new one is without a key that another one has: of two processes that asked a model at the same time, the first
-    lends its answer to all later requests, and that of the second is on the record as what its own request was sent.
+    A key that another row has is left out. If two processes ask a model at the same time, later requests reuse the
+    first answer; the second is recorded for the one request that was sent it.
     """
     own, compile = prefix(writer_of(db)), rows.covering(db, compile)
     row = rows.summary_row(compile, session, own)

@@ -52,10 +52,10 @@ FIXED = frozenset({"retry-prompt", "retry-feedback"})
 """Parts whose content has fixed keys."""
 
 CONTENT = tuple("raw_tip view_tip cache_key compiled_prompt raw_output summary summary_json input_payload".split())
-"""Columns that hold or name what was said."""
+"""Columns that hold content of a conversation, or ids derived from it."""
 
 METADATA, REDACTED = "record is metadata", "content is redacted, and no request has this compile"
-"""Reasons for the same columns to be empty."""
+"""Reasons why those columns are empty."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,7 +220,7 @@ def compile_without_content(row: Compile, why: str = METADATA) -> Compile:
 
 
 def _error_kind(error: str | None) -> str | None:
-    """The kind of an error and the part that names what was sent; its text may repeat what somebody said."""
+    """The type of an error, and what was sent instead; the message may repeat content of the conversation."""
     if error is None:
         return None
     _, sent, what = error.rpartition("; sent:")

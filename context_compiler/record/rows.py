@@ -147,9 +147,9 @@ def note_removal(db: Database) -> None:
 
 
 def removed_since(db: Database) -> bool:
-    """True if something was removed since what is written was first tried.
+    """True if something has been removed since this write was first tried.
 
-    Only ages are compared, one by the clock of the record and one by ours, so these may differ.
+    Ages are compared, not times, because the clock of the record and ours may differ.
     """
     if db.tried is None:
         return False

@@ -215,9 +215,9 @@ def withdraw_compile(db: Database, session: int, started_at: datetime) -> None:
 
 
 def claim_compile(db: Database, cache_key: str, holder: str, seconds: float) -> bool:
-    """Claim the call of a model for a summary, for that long; False while another holder has it.
+    """Claim a model call for a summary, for this many seconds; False while another holder has it.
 
-    It is no lock: nothing is held in the database, and who does not ask may call all the same.
+    The claim is advisory: nothing is locked, and a process that does not ask can call the model anyway.
     """
     name = stored(db, cache_key)
     with db.transaction():
@@ -229,7 +229,7 @@ def claim_compile(db: Database, cache_key: str, holder: str, seconds: float) -> 
 
 
 def hold_claim(db: Database, cache_key: str, holder: str, seconds: float) -> None:
-    """Keep a claim for that long from now on, if it is still there; then others may call a model for the summary."""
+    """Renew a claim for this many seconds, if it still exists; after that, others may make the call."""
     with db.transaction():
         query = "UPDATE claims SET until = ? WHERE name = ? AND holder = ?"
         db.execute(query, (db.clock() + seconds, stored(db, cache_key), holder))

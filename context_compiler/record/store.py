@@ -76,7 +76,7 @@ class Recorder(Protocol):
         request index, raw tip and view tip) saved twice is one row. `summary_id` is the record's own, else the row of
         the entry's compile, or of a compile with the same answer that is stored under the same cache key already. Only
         a compile with status ok keeps its cache key, and only the first one under it. Row numbers rise from save to
-        save, and may leave some out.
+        save, possibly with gaps.
 
         Raises:
             StoreError: It could not be saved; nothing of it was.
