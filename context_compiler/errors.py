@@ -101,7 +101,7 @@ class RunOwnedError(PipelineError):
     def __init__(self, message: str, *, patience: float = 0.0) -> None:
         super().__init__(message)
         self.patience = patience
-        """Seconds within which the run is free if its owner is dead; 0 if that would be known at once."""
+        """Seconds until the run is free if its owner is dead; 0 if a dead owner is detected at once."""
 
 
 class CheckpointError(PipelineError):
@@ -110,7 +110,7 @@ class CheckpointError(PipelineError):
     def __init__(self, message: str, *, newer: bool = False) -> None:
         super().__init__(message)
         self.newer = newer
-        """True if a newer version wrote it, which can read it."""
+        """True if a newer version wrote it; that version can read it."""
 
 
 class GraphError(PipelineError):

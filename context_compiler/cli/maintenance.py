@@ -125,7 +125,7 @@ def delete(
 ) -> None:
     """Delete everything of an owner: conversations, compiles, layers and memory. Nothing of it is left in the file.
 
-    Transcripts of the owner's chats stay, and so does a vault of the owner; their folders are printed.
+    Transcripts of the owner's chats and the owner's vault stay; their folders are printed.
     """
     found = asyncio.run(_load_owners(db))
     info = next((one for one in found if one.owner == owner), None)

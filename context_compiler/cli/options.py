@@ -62,21 +62,17 @@ Vault = Annotated[
     typer.Option(
         "--vault",
         envvar="CONTEXT_COMPILER_VAULT",
-        help="Folder whose AssistantMD/ has templates that come first, and chats; {owner} in it: one for each owner.",
+        help="Folder with templates that come first, and chats, in AssistantMD/; {owner} in it: one for each owner.",
     ),
 ]
 Owner = Annotated[
     str | None,
-    typer.Option(
-        "--owner", envvar="CONTEXT_COMPILER_OWNER", help="Only what belongs to this owner; default: to anybody."
-    ),
+    typer.Option("--owner", envvar="CONTEXT_COMPILER_OWNER", help="Only data of this owner; default: of all owners."),
 ]
 AsOwner = Annotated[
     str | None, typer.Option("--owner", envvar="CONTEXT_COMPILER_OWNER", help="Owner of what is recorded.")
 ]
-VaultOwner = Annotated[
-    str | None, typer.Option("--owner", envvar="CONTEXT_COMPILER_OWNER", help="Owner whose vault it is.")
-]
+VaultOwner = Annotated[str | None, typer.Option("--owner", envvar="CONTEXT_COMPILER_OWNER", help="Owner of the vault.")]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
 ViewId = Annotated[int, typer.Argument(metavar="ID", help="Number of a view, from `views list`.")]
 

@@ -319,7 +319,7 @@ def list_runs(runs: Runs = RUNS, json: Json = False) -> None:
 
 
 def _about(info: pipeline.RunInfo) -> str:
-    """The goal of a run, or why it cannot be told."""
+    """The goal of a run, or the reason why it cannot be read."""
     return info.failure_reason if info.status == "damaged" else info.goal
 
 
@@ -327,7 +327,7 @@ def _about(info: pipeline.RunInfo) -> str:
 def delete(run: StoredRun, yes: Yes = False, runs: Runs = RUNS, json: Json = False) -> None:
     """Delete a run and its children: states, events, questions, answers and graph. Nothing of it is left in the store.
 
-    What its agents were sent is in the record: `sessions delete RUN/STAGE`.
+    The requests of its agents are on the record; `sessions delete RUN/STAGE` deletes them.
     """
     asyncio.run(_find_run(run, runs))
     if not yes and not confirm(f"Delete run {run!r} from {place_name(runs)}?"):
@@ -348,7 +348,7 @@ def prune(
     runs: Runs = RUNS,
     json: Json = False,
 ) -> None:
-    """Delete runs that have ended, with their children; those that wait, or can be resumed, stay."""
+    """Delete runs that have ended, with their children; runs that are waiting or can be resumed stay."""
     days = parse_age(older_than)
     if not has_runs(runs):
         raise _no_runs(runs)

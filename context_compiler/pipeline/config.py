@@ -112,9 +112,9 @@ class RequestMeter:
     unpriced: set[str] = field(default_factory=set[str])
     """Models that were asked and have no known price."""
     counted: set[str] = field(default_factory=set[str])
-    """Runs whose requests are in these figures, those of earlier processes too."""
+    """Runs whose earlier requests have been added, those of other processes included."""
     refused: int = 0
-    """Number of requests that a limit kept from being made."""
+    """Number of requests that a limit prevented."""
 
     def add(self, report: Mapping[str, Any]) -> None:
         """Add requests from the facts of an event."""
@@ -137,7 +137,7 @@ class RequestMeter:
 
     @property
     def reached(self) -> str:
-        """The limit that allows no other request; empty if one may be made."""
+        """The limit that has been reached; empty if another request may be made."""
         if self.limit is not None and self.used >= self.limit:
             return f"the run made {self.used} model requests, which is the limit (max_requests)"
         if self.max_cost is not None and self.cost >= self.max_cost.amount:
@@ -145,7 +145,7 @@ class RequestMeter:
         return ""
 
     def refuse(self) -> str:
-        """The limit that keeps a request from being made now; empty if it may be made."""
+        """The limit that prevents a request, which is counted as refused; empty if it may be made."""
         self.refused += bool(self.reached)
         return self.reached
 
@@ -195,14 +195,14 @@ class RunConfig:
     max_steps: int = 100_000
     max_loop_restarts: int = 16
     max_duration: float | None = None
-    """Limit in seconds of the time that processes work on the run, added up; no time counts between two of them."""
+    """Limit in seconds on the total time that processes work on the run; gaps between processes do not count."""
     max_requests: int | None = None
-    """Limit of the model requests of all agents of the run, over all processes that worked on it.
+    """Limit on the model requests of all agents of the run, over all processes that worked on it.
 
     Those of branches and children are included, and failed ones count.
     """
     max_cost: Money | None = None
-    """Limit of the cost of those requests, such as `Money(0.50)`; any that are under way when it is reached still end.
+    """Limit on the cost of those requests, such as `Money(0.50)`; requests under way when it is reached still finish.
 
     Models without a known price are not counted; a warning and the last event name them.
     """

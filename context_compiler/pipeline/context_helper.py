@@ -58,7 +58,7 @@ class _StageHost(Host):
 
 
 def _owner(middleware: Middleware) -> str | None:
-    """Owner of what is compiled; None, for whom nothing is kept, where a function names that of each agent's run."""
+    """Owner of the compiles; None, so that nothing is kept, if a function names the owner of each run."""
     return None if callable(middleware.arguments.owner) else middleware.archive.owner
 
 

@@ -31,7 +31,7 @@ from context_compiler.resilience import try_await
 
 WORKFLOW, QUEUE, STEP = "context_compiler.run", "context-compiler", "context_compiler.stage"
 AWAY_S = 1.0
-"""Seconds between two tries while the store is away, at least."""
+"""Minimum seconds between two tries while the store cannot be reached."""
 
 log = logging.getLogger("context_compiler.pipeline")
 
@@ -80,7 +80,7 @@ class DBOSRuns:
     ) -> str:
         """Create a run and enqueue its workflow; its id. Arguments as for `RunQueue.submit`.
 
-        A process that dies in between can do it again with the same id: a run that has no workflow is enqueued.
+        If the process dies between the two steps, call it again with the same id: a run without a workflow is enqueued.
 
         Raises:
             GraphError: the graph cannot be read, or has errors.
@@ -134,7 +134,7 @@ class DBOSRuns:
                     found = await self._try(run_id, lost)
             except RunOwnedError:  # DBOS recovered it here while its former process lives
                 found = self._poll
-            except PipelineError as error:  # the store is away
+            except PipelineError as error:  # the store cannot be reached
                 log.warning("run %s: %s", run_id, error)
                 found = max(self._poll, AWAY_S)
             if found is None:
@@ -144,7 +144,7 @@ class DBOSRuns:
             await asyncio.sleep(found)
 
     async def _try(self, run_id: str, lost: Lost) -> dict[str, Any] | float | None:
-        """The result of a run; the seconds until the next try; None if there is no such run."""
+        """The result of a run, or the seconds until the next try; None if there is no such run."""
         taken = await self.queue.take_up(run_id, self._worker, most=self._max_takes, held=True)
         if taken is None:
             return await self._ended(run_id)
@@ -153,7 +153,7 @@ class DBOSRuns:
         done = await try_await(self._carry(taken.submission, lost))
         if isinstance(done.error, RunOwnedError):
             raise done.error
-        if done.error is not None:  # it ends in failure with this reason if that goes on
+        if done.error is not None:  # after too many tries the run fails with this reason
             return await self.queue.put_back_for_now(taken.submission, log_text(done.error))
         assert done.value is not None
         await self.queue.end(run_id)
@@ -197,7 +197,7 @@ class DBOSRuns:
 
 
 async def _check_cancelled(run_id: str) -> None:
-    """Stop a workflow that DBOS has cancelled or that took longer than its timeout; DBOS itself looks only at steps.
+    """Stop a workflow that DBOS has cancelled or that exceeded its timeout; DBOS itself checks only between steps.
 
     Raises:
         DBOSWorkflowCancelledError: it was; its run stays at its last saved state until DBOS resumes the workflow.

@@ -1,7 +1,7 @@
 """The loop of a run: run a stage, apply its outcome, choose the next stage, save the state.
 
 A step reads everything from the state, and returns everything it changes in a new one. While a stage still runs, its
-finished branches are saved, so that a resumed run does not repeat them, and so is the number of each further attempt.
+finished branches are saved, so that a resumed run does not repeat them; so is the number of each further attempt.
 """
 
 from __future__ import annotations
@@ -186,13 +186,13 @@ class Engine:
         if node.name in self._exits:
             return replace(begun, next_node=None, status="success", edge=None)
         short = node.handler == "parallel" and outcome.status is not StageStatus.SUCCESS
-        if short and self.io.requests.refused > refused:  # what is missing is no failure that a graph can route
+        if short and self.io.requests.refused > refused:  # a limit stopped branches: no failure that a graph can route
             return fail_run(begun, self.io.requests.reached)
         ahead = self._router.route(begun, node, outcome)
         return ahead if ahead.how == "restart" or outcome.status.good else await self._pause(ahead, node.name)
 
     async def _pause(self, state: RunState, name: str) -> RunState:
-        """Wait before a way back or a restart after a stage ended in an error, longer after each one in a row."""
+        """Wait before a way back or a restart after an error, longer after each consecutive one."""
         errors = 0 if state.ended else errors_in_a_row(state, name)[1]
         if errors and self._router.leads_back(state):
             earlier = state.lineage.attempt - 1 if state.how == "restart" else 0
@@ -305,7 +305,7 @@ class StageLog:
         self._attempts: dict[str, int] = {}
 
     def begin(self, state: RunState, artifacts: ArtifactStore) -> None:
-        """Start a stage; `state` is the run before it, and holds what it did before an interruption."""
+        """Start a stage; `state` is the run before it, with the progress saved before an interruption."""
         self._state, self._artifacts, self._ended = state, artifacts, dict(state.branches)
         self._attempts = dict(state.attempts)
 
@@ -327,10 +327,10 @@ class StageLog:
         try:
             await self._write()
         except PipelineError as error:
-            log.warning("the branch %s has ended, but that could not be kept: %s", place, error)
+            log.warning("the branch %s has ended, but its end could not be saved: %s", place, error)
 
     def attempt(self, visit_key: str) -> int:
-        """Number of the attempt of a visit that is under way, or comes first."""
+        """Number of the attempt of a visit that is under way; 1 if none is."""
         return self._attempts.get(visit_key, 1)
 
     async def begin_attempt(self, visit_key: str, number: int) -> None:

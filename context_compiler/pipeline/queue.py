@@ -34,7 +34,7 @@ from context_compiler.pipeline.stores.sql import SQLRuns, Statement
 log = logging.getLogger("context_compiler.pipeline")
 
 LONGEST_PAUSE = 60.0
-"""Maximum of seconds before a run that was put back is taken again."""
+"""Maximum seconds before a run that was put back is taken again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,11 +61,11 @@ class Submission:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Taken:
-    """A run that was taken, or what became of it instead."""
+    """Outcome of an attempt to take a run."""
 
     submission: Submission
     state: RunState | None = None
-    """None if it is not to be run now."""
+    """State to continue from; None if the run is not to be executed now."""
     change: str
     """`taken`, `put back`, or the status in which it ended."""
     reason: str = ""
@@ -158,8 +158,8 @@ class RunQueue:
         Args:
             run_id: The run.
             worker: Name of the taker.
-            progress: Number of stages that the run has completed; -1 if nobody knows.
-            held: Take it also if it is held, which it stays.
+            progress: Number of stages that the run has completed; -1 if unknown.
+            held: Take the run even if it is held; it stays held.
         """
         given = (worker, progress, progress, progress, run_id, int(held))
         *_, rows = await self._transact(run_id, Statement(_TAKE, given))
@@ -168,8 +168,8 @@ class RunQueue:
     async def take_up(self, run_id: str, worker: str, *, most: int, held: bool = False) -> Taken | None:
         """Take a run that the caller owns, with its state; None if there is nothing to do for it now.
 
-        One that was cancelled, that was taken `most` times without completing a stage, or whose state is damaged is
-        given up. One that a newer version has saved is put back.
+        A run is given up if it was cancelled, was taken `most` times without completing a stage, or has a damaged
+        state. A run saved by a newer version is put back.
         """
         state, unreadable = None, None
         try:
@@ -198,13 +198,13 @@ class RunQueue:
         await self._transact(run_id, Statement(_PUT_BACK, (delay, trouble, run_id)))
 
     async def put_back_for_now(self, taken: Submission, trouble: str) -> float:
-        """Give back a run that the caller owns, for longer each time; the seconds until it may be taken again."""
+        """Put back a run that the caller owns, for longer each time; return the seconds until it may be taken again."""
         delay = min(LONGEST_PAUSE, 2.0 ** min(taken.takes, 10) / 2)
         await self.put_back(taken.run_id, trouble, delay)
         return delay
 
     async def give_up(self, run_id: str, reason: str) -> str:
-        """End a run that the caller owns in failure, also one whose state cannot be read; its status."""
+        """End a run that the caller owns in failure, even if its state cannot be read; return its status."""
         status = "fail"
         try:
             state = await self.runs.load(run_id)

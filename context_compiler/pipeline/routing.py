@@ -112,7 +112,7 @@ def _first(graph: Graph, names: Iterable[str]) -> str | None:
 
 UNSATISFIED = "goal gate {} unsatisfied and no retry target"
 MOST_ERRORS = 5
-"""Errors in a row of one stage after which no way back is taken."""
+"""Consecutive errors of one stage after which no way back is taken."""
 GOOD = frozenset(status.value for status in StageStatus if status.good)
 OUTPUTS = ("last_response_ref", "tool.output_ref")
 """Context keys under which a stage leaves a reference to its complete output."""
@@ -240,9 +240,9 @@ class Router:
         return any(_asks_outcome(other) for other in self._graph.outgoing(node.name))
 
     def _joins_failure(self, join: str, outcome: Outcome) -> bool:
-        """True if the stage where branches join decides what comes after none of them succeeded.
+        """True if the stage where branches join decides what happens after all of them failed.
 
-        A fan-in and a junction do, except under a policy that demands successes: that has decided.
+        A fan-in and a junction do, except under a policy that demands successes, which has decided already.
         """
         if outcome.context_updates.get("parallel.join_policy") != "wait_all":
             return False
@@ -290,7 +290,7 @@ class Router:
     def leads_back(self, state: RunState) -> bool:
         """True if the way taken to the next stage is a jump, or an edge that is part of a cycle.
 
-        A cycle in which a person decides on another round does not count, nor a junction, to which a way back led.
+        A cycle in which a person decides on another round does not count; nor does an edge that leaves a junction.
         """
         if state.edge is None or state.how != "edge":
             return state.how in ("jump", "restart")
@@ -301,7 +301,7 @@ class Router:
 
 
 def _fail_repeated(state: RunState, name: str) -> RunState | None:
-    """The failed run, if a stage keeps ending in an error, which another round does not mend; else None."""
+    """The failed run, if a stage keeps ending in an error that another round would not fix; else None."""
     name, errors = errors_in_a_row(state, name)
     if errors < MOST_ERRORS:
         return None
@@ -317,9 +317,9 @@ def _asks_outcome(edge: Edge) -> bool:
 
 
 def errors_in_a_row(state: RunState, name: str) -> tuple[str, int]:
-    """The stage to blame for a way back, and how many of its latest visits in a row ended in an exception.
+    """The stage responsible for a way back, and the number of its latest visits that all ended in an exception.
 
-    It is the stage that is left, or one that has raised since any stage succeeded: another may report its errors.
+    It is the stage being left, or one that has raised since the last success, whose errors another stage may report.
     """
     own = (entry for entry in reversed(state.logs) if entry.get("node") == name)
     mine = sum(1 for _ in takewhile(lambda entry: entry.get("error"), own))

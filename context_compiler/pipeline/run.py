@@ -42,11 +42,11 @@ from context_compiler.resilience import attempt, try_await
 T = TypeVar("T")
 
 DEEPEST = 16
-"""Runs around a child pipeline, at most."""
+"""Maximum nesting of child pipelines."""
 PAUSE_S = 0.2
 """Seconds between two tries to own a child."""
 TIMED = ("checkpoint_saved", "run_finalized")
-"""Events with the time worked on a run."""
+"""Kinds of events that hold the time worked on a run."""
 
 _METER = get_meter("context_compiler")
 _RUNS = _METER.create_counter("context_compiler.runs", "{run}", "Pipeline runs that ended, by status")
@@ -153,7 +153,7 @@ class ActiveRun:
         requests: RequestMeter | None = None,
         depth: int = 0,
     ) -> None:
-        """`requests` is the meter of the parent, and `depth` the number of runs around this one."""
+        """`requests` is the meter of the parent, and `depth` the number of runs that enclose this one."""
         self._depth = depth
         self.requests = requests or RequestMeter(limit=config.max_requests, max_cost=config.max_cost)
         self.config, self.store, self.state = config, store, state
@@ -185,7 +185,7 @@ class ActiveRun:
         await self._count_requests(self.store, self.state.lineage.root_run_id, events)
 
     async def _count_requests(self, store: RunStore, run_id: str, events: Sequence[Event]) -> None:
-        """Add the requests that former processes made for a run and its children, each run once."""
+        """Add the requests that earlier processes made for a run and its children, each run once."""
         if run_id in self.requests.counted:
             return
         self.requests.counted.add(run_id)
@@ -275,10 +275,10 @@ class ActiveRun:
 
 
 async def _own_child(store: RunStore, run_id: str, owned: AsyncExitStack) -> Lost:
-    """Own a child until `owned` ends. A lease of the parent's former owner, if that is dead, is waited for.
+    """Own a child until `owned` ends; wait for the lease of a dead owner to expire.
 
     Raises:
-        RunOwnedError: somebody else owns it and goes on to do so.
+        RunOwnedError: another process owns it and keeps it.
     """
     end: float | None = None
     while True:
@@ -292,7 +292,7 @@ async def _own_child(store: RunStore, run_id: str, owned: AsyncExitStack) -> Los
 
 
 def _requests(events: Sequence[Event]) -> Iterator[Mapping[str, Any]]:
-    """The facts of events that count requests: an answer has those of its stage again, or alone in older runs."""
+    """Facts of the events that count requests, each once: an answer repeats those of its stage, except in old runs."""
     counted: set[tuple[str, str, str | None]] = set()
     for event in events:
         place = (event.run_id, event.branch, event.node)
@@ -347,7 +347,7 @@ class ChildRun:
         await asyncio.wait({self.task, sleeping}, return_when=asyncio.FIRST_COMPLETED)
 
     async def stop(self) -> None:
-        """Stop it; its last checkpoint remains. One that has ended is waited for, because it lets go of its lease."""
+        """Stop it; its last checkpoint remains. If it has ended, wait until it has released its lease."""
         if not self.state.ended and not self.task.cancelling():
             self.task.cancel()
         await asyncio.wait({self.task})  # unlike `gather`, it does not cancel the task when this is cancelled

@@ -133,7 +133,7 @@ def _kill(process: asyncio.subprocess.Process) -> None:
 
 def _close_pipes(process: asyncio.subprocess.Process) -> None:
     """Close our ends of the pipes, which `wait` waits for; a process that left the group may keep the others open."""
-    transport: asyncio.SubprocessTransport | None = getattr(process, "_transport", None)  # there is no public way
+    transport: asyncio.SubprocessTransport | None = getattr(process, "_transport", None)  # there is no public access
     pipes = [] if transport is None else [transport.get_pipe_transport(number) for number in range(3)]
     for pipe in pipes:
         if pipe is not None:

@@ -273,13 +273,13 @@ def stage_input(
 async def run_attempts(
     handler: HandlerLike, stage: Stage, *, first: int, begin: Callable[[int], Awaitable[None]]
 ) -> tuple[Outcome, int]:
-    """Run a stage, with retries; its outcome and the number of retries.
+    """Run a stage, with retries; return its outcome and the number of retries.
 
     Args:
         handler: Its handler.
         stage: The visit.
         first: Number of the attempt that was under way when the process before this one died.
-        begin: Records the number of an attempt before it begins, so that no other process gives it to another one.
+        begin: Records the number of an attempt before it begins, so that no other process reuses it.
     """
     has = traits(handler)
     most = max_attempts(stage.node, stage.graph) if has.retries else 1

@@ -99,7 +99,7 @@ class Outcome:
 
 
 TRIES = 8
-"""Braces of a last line that may begin the object that it ends in."""
+"""Number of opening braces in the last line at which the final JSON object is looked for."""
 _TEXTS = ("preferred_label", "notes", "failure_reason", "raw", "error")
 
 
@@ -145,8 +145,8 @@ def parse_status(word: str) -> tuple[StageStatus, str]:
 def find_outcome(text: str) -> Outcome | None:
     """The outcome in a text that is, or ends in, a JSON object with a status; None if there is none.
 
-    Only an `outcome` or `status` of type text counts, in a last line that has other text before it only an `outcome`.
-    The object may be in a fenced block.
+    Only an `outcome` or `status` of type text counts; if the last line has other text before the object, only an
+    `outcome`. The object may be in a fenced block.
     """
     body = text.strip()
     if body.endswith("```"):
@@ -410,7 +410,7 @@ class RunState:
     branches: Mapping[str, Any] = field(default_factory=dict[str, Any])
     """Finished branches by place, while the parallel stage `next_node` is unfinished."""
     attempts: Mapping[str, int] = field(default_factory=dict[str, int])
-    """Attempts under way in the unfinished stage, from the second one on, by their keys without the number."""
+    """Numbers of attempts under way in the unfinished stage, by visit; first attempts are not listed."""
     status: str = ""
     """Empty while it runs; `success` or `fail` after the end; `restarted` before the next attempt."""
     failure_reason: str = ""

@@ -139,7 +139,7 @@ class Worker:
             log.info("%s: %s", self.name, error)
         except PipelineError as error:
             log.warning("%s, run %s: %s", self.name, run_id, error)
-            await asyncio.sleep(self.poll)  # before the next try, which may come to the same
+            await asyncio.sleep(self.poll)  # the next try may fail in the same way
 
     async def tell(self, run_id: str, change: str, reason: str = "") -> None:
         """Notify the listener."""

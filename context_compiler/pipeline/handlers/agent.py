@@ -94,7 +94,7 @@ class AgentHandler:
             )
         finally:
             spent.catch_up(usage)
-            await try_await(spent.record())  # what ended the run of the agent comes first
+            await try_await(spent.record())  # an error of the agent's run goes before one of this
         used, messages = result.usage, result.new_messages()
         facts = {"input_tokens": used.input_tokens, "output_tokens": used.output_tokens, "requests": used.requests}
         await stage.emit("agent_answered", **facts, **spent.stage.report(), tools=list(tool_names(messages)))
@@ -206,10 +206,10 @@ class CostMeter(AbstractCapability[Any]):
     emit: Emit
     stage: RequestMeter = field(default_factory=RequestMeter)
     _new: RequestMeter = field(default_factory=RequestMeter)
-    """Those that are not among the events of the run."""
+    """Requests that are not in the events of the run yet."""
 
     async def record(self) -> None:
-        """Add an event for the latest requests, so that another process that goes on with the run counts them too."""
+        """Add an event for the latest requests, so that a process that continues the run counts them too."""
         new, self._new = self._new, RequestMeter()
         if new.used:
             await self.emit("model_requested", requests=new.used, **new.report())
@@ -217,7 +217,7 @@ class CostMeter(AbstractCapability[Any]):
     async def before_model_request(
         self, ctx: RunContext[Any], request_context: ModelRequestContext
     ) -> ModelRequestContext:
-        """Count a request before it is made, since branches make theirs at the same time.
+        """Count a request before it is made, because branches make requests at the same time.
 
         Raises:
             UsageLimitExceeded: a limit of the run is reached.

@@ -153,7 +153,7 @@ def _limit_size(stage: Stage, way: Branch, key: str, value: Any) -> Any:
 
 
 def succeeded(row: Mapping[str, Any]) -> bool:
-    """True if a branch did; one that was skipped because another failed did not."""
+    """True if a branch succeeded; one that was skipped because another failed did not."""
     return row.get("status") in ("success", "partial_success")
 
 

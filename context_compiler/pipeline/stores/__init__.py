@@ -35,8 +35,8 @@ class RunInfo:
     status: str
     """`running`, `stopped` (nobody runs it, and it can be resumed), `success` or `fail`.
 
-    A submitted run that nobody runs is `queued`, or `waiting` for an answer. One of which this cannot be read is
-    `damaged`, with `failure_reason` saying why.
+    A submitted run that no worker has taken is `queued`, or `waiting` for an answer. If the metadata cannot be read it
+    is `damaged`, and `failure_reason` says why.
     """
     current_node: str | None = None
     next_node: str | None = None
@@ -51,11 +51,11 @@ class RunInfo:
     """In bytes."""
     snapshot_size: int | None = None
     parent: str | None = None
-    """The run of which a stage started it, as a child."""
+    """The run that started this one as a child."""
 
 
 Lost: TypeAlias = "asyncio.Future[str] | None"
-"""Future of the reason why a run is owned no more; None if ownership lasts as long as the process."""
+"""Future of the reason why ownership of a run was lost; None if it lasts as long as the process."""
 
 
 @runtime_checkable
@@ -126,14 +126,14 @@ class RunStore(Protocol):
 
 @runtime_checkable
 class Overwriting(Protocol):
-    """A store that writes its file anew once something was deleted: once for all that is deleted at a time."""
+    """A store that rewrites its file after deletions; runs deleted together need only one rewrite."""
 
     async def remove(self, run_id: str) -> bool:
         """Delete a run and its children; copies of their bytes may stay in the file until `overwrite`."""
         ...
 
     async def overwrite(self) -> None:
-        """Write the file anew, without what was deleted."""
+        """Rewrite the file without the deleted runs."""
         ...
 
 
@@ -170,7 +170,7 @@ def newest_first(infos: Sequence[RunInfo]) -> list[RunInfo]:
 
 
 def family(run_id: str, parents: Mapping[str, str | None]) -> list[str]:
-    """A run and its children, and theirs, given the parent of each run."""
+    """A run and all its descendants, given the parent of each run."""
     found = [run_id]
     for one in found:
         found += [name for name, parent in parents.items() if parent == one and name not in found]
@@ -178,7 +178,7 @@ def family(run_id: str, parents: Mapping[str, str | None]) -> list[str]:
 
 
 async def prune_runs(store: RunStore, *, older_than_days: float) -> list[str]:
-    """Delete runs that ended longer ago than this, with their children; their ids. Others can still go on, and stay."""
+    """Delete runs that ended longer ago than this, with their children; return their ids. Unfinished runs stay."""
     before = (datetime.now(UTC) - timedelta(days=older_than_days)).isoformat(timespec="milliseconds")
     infos = await store.runs()
     known = {info.run_id for info in infos}
@@ -188,7 +188,7 @@ async def prune_runs(store: RunStore, *, older_than_days: float) -> list[str]:
     removed: list[str] = []
     try:
         for name in [one.run_id for one in old if one.parent not in known]:
-            with suppress(RunOwnedError):  # somebody is ending it just now
+            with suppress(RunOwnedError):  # a process is just ending it
                 removed += [name] if await delete(name) else []
     finally:
         if removed and overwriting is not None:

@@ -1,8 +1,8 @@
 """Runs in PostgreSQL, for many machines: a run is owned by a lease, and every write of its owner is fenced.
 
-The lease has a number that no other owner of the run gets: microseconds since 1970, or more. A write checks it in its
-own transaction, so that an owner that was taken for dead writes nothing more. All times are those of the database,
-whatever the clocks of the workers say.
+Each lease has a number that no other lease of the run gets: microseconds since 1970, or more. Every write checks it in
+its own transaction, so an owner that was presumed dead cannot write. All times are those of the database; the clocks of
+the workers do not matter.
 """
 
 from __future__ import annotations
@@ -312,7 +312,7 @@ class PostgresRuns(SQLRuns):
         return {str(row[0]) for row in rows}
 
     async def _write_all(self, run_id: str) -> None:
-        """Write the events of a run that wait, and see to the end of what is being written."""
+        """Write the waiting events of a run, and wait for writes under way."""
         here = asyncio.get_running_loop()
         under_way = {task for task in self._begun - {self._writing} if task.get_loop() is here}
         if under_way:

@@ -131,7 +131,7 @@ class SQLRuns(ABC):
         return ()
 
     def repeats(self, run_id: str) -> bool:
-        """True if a run that is there already may be one that this store has just begun."""
+        """True if an existing run may be one that this store has just created."""
         return False
 
     async def begin(self, info: RunInfo, contents: Mapping[str, str]) -> None:
@@ -179,7 +179,7 @@ class SQLRuns(ABC):
         return self._parse(parse_info, row[0])
 
     async def mark_failed(self, run_id: str, reason: str) -> None:
-        """Mark a run that the caller owns as failed in its metadata alone; its state stays as it is."""
+        """Mark a run that the caller owns as failed in its metadata; its state does not change."""
         (rows,) = await self.database.transact(Statement("SELECT info FROM runs WHERE run = ?", (run_id,)))
         at = datetime.now(UTC).isoformat(timespec="milliseconds")
         for (body,) in rows:

@@ -60,7 +60,7 @@ class SQLiteDatabase:
                 db = self._connect()
                 with transaction(db):
                     return [_execute(db, one) for one in statements]
-            except (sqlite3.Error, OSError, ValueError) as error:  # a name may be none that a file can have
+            except (sqlite3.Error, OSError, ValueError) as error:  # ValueError: not a valid file name
                 raise PipelineError(f"{self.path}: {error}; what was saved before is intact") from error
 
     def _connect(self) -> sqlite3.Connection:
@@ -74,9 +74,9 @@ class SQLiteDatabase:
         return self._db
 
     async def empty_log(self) -> bool:
-        """Write the file anew without what was deleted, and empty the log of SQLite; False while others read.
+        """Rewrite the file without deleted rows, and empty SQLite's log; False while another process uses the file.
 
-        Secure deletion overwrites what is removed, but not the copies that stay in a page from which it was moved.
+        Secure deletion overwrites deleted rows, but not copies that SQLite left in a page when it moved a row.
         """
         return await asyncio.to_thread(self._empty_log)
 
@@ -130,7 +130,7 @@ class SQLiteRuns(SQLRuns):
                 self.forget(run_id)
 
     async def delete(self, run_id: str) -> bool:
-        """Delete a run and its children; what they took in the file is overwritten."""
+        """Delete a run and its children, and overwrite their bytes in the file."""
         removed = await self.remove(run_id)
         if removed:
             await self.overwrite()
@@ -141,7 +141,7 @@ class SQLiteRuns(SQLRuns):
         return await super().delete(run_id)
 
     async def overwrite(self) -> None:
-        """Write the file anew, without what was deleted."""
+        """Rewrite the file without the deleted runs."""
         if not await self._file.empty_log():
             log.warning("what was deleted is overwritten once no other process reads %s, or writes to it", self.path)
 
