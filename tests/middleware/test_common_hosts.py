@@ -147,17 +147,23 @@ def from_front_end(history: list[ModelMessage]) -> list[ModelMessage]:
     return fresh
 
 
-_plain: list[Life] = []
+_plain: dict[str, Life] = {}
 
 
 @pytest.fixture
 async def plain() -> Life:
     """The plain session, which is lived once."""
-    if not _plain:
-        life = Life()
-        await life.live(whole)
-        _plain.append(life)
-    return _plain[0]
+    if "talk" not in _plain:
+        await Life.live(_plain.setdefault("talk", Life()), whole)
+    return _plain["talk"]
+
+
+@pytest.fixture
+async def plain_with_tools() -> Life:
+    """The plain session with a tool that is called in every turn, which is lived once."""
+    if "tools" not in _plain:
+        await Life.live(_plain.setdefault("tools", with_tool_calls(Life())), whole)
+    return _plain["tools"]
 
 
 async def test_a_dynamic_system_prompt_is_no_other_conversation(plain: Life) -> None:
@@ -372,11 +378,12 @@ def _as_typed(part: Any) -> Any:
 
 
 @pytest.mark.parametrize("carry", [rebuilt, from_front_end])
-async def test_histories_with_tool_calls_that_a_front_end_rebuilds_keep_their_cycle(carry: Carry) -> None:
-    plain, life = with_tool_calls(Life()), with_tool_calls(Life())
-    await plain.live(whole)
+async def test_histories_with_tool_calls_that_a_front_end_rebuilds_keep_their_cycle(
+    carry: Carry, plain_with_tools: Life
+) -> None:
+    life = with_tool_calls(Life())
     await life.live(carry)
-    life.assert_few_compiles(plain)
+    life.assert_few_compiles(plain_with_tools)
 
 
 async def test_histories_of_roles_and_texts_keep_their_cycle(plain: Life) -> None:
