@@ -226,7 +226,9 @@ class Engine:
             folder=self._folder_of(state, node, visit),
             fidelity=here.fidelity,
             thread_id=here.thread,
-            session=self._get_or_create_session(here.thread) if here.thread is not None and needs_preamble else None,
+            session=self._get_or_create_session(here.thread, node)
+            if here.thread is not None and needs_preamble
+            else None,
             preamble=here.preamble,
             previous=state.last,
             visit=visit,
@@ -245,7 +247,7 @@ class Engine:
         parts += [folder_name(f"branch-{self.branch_id}")] if node.name in self._shared else []
         return folder.joinpath(*parts, *([f"visit-{visit}"] if visit > 1 else []))
 
-    def _get_or_create_session(self, thread_id: str) -> Session:
+    def _get_or_create_session(self, thread_id: str, node: Node) -> Session:
         """The conversation with a key, shared by all stages until the run ends or restarts."""
         return self._thread_sessions.setdefault(thread_id, Session(key=thread_id))
 
