@@ -72,18 +72,18 @@ def worker(
     model: Annotated[str | None, typer.Option("--model", help="Model of runs that were submitted without one.")] = None,
     simulate: Annotated[bool, typer.Option("--simulate", help="Ask no models. Tool commands run for real.")] = False,
     concurrency: Annotated[int, typer.Option("--concurrency", "-n", min=1, help="Runs at a time.")] = 4,
-    poll: Annotated[float, typer.Option("--poll", min=0.01, help="Seconds between two looks at the store.")] = 1.0,
+    poll: Annotated[float, typer.Option("--poll", min=0.01, help="Seconds between polls of the store.")] = 1.0,
     name: Annotated[str | None, typer.Option("--name", help="Name in `pipeline status`; default: HOST:PID.")] = None,
     until_empty: Annotated[
-        bool, typer.Option("--until-empty", help="End when all runs that are left wait for people, or for another try.")
+        bool, typer.Option("--until-empty", help="End when all remaining runs wait for people or for another try.")
     ] = False,
     json: Annotated[bool, typer.Option("--json", help="Print each change as a JSON line.")] = False,
 ) -> None:
     """Take submitted runs and run them, several at a time, until Ctrl-C or SIGTERM.
 
     Start as many workers as you like, on one machine (runs in a .db file) or on many (PostgreSQL). Each run has one
-    worker at a time. If a worker dies, another one takes its runs over at their last saved states: at once on one
-    machine, within 30 s on many. A run that waits for a person takes no place; `pipeline answer` wakes it. A worker
+    worker at a time. If a worker dies, another one takes over its runs at their last saved states: at once on one
+    machine, within 30 s on many. A run that waits for a person occupies no slot; `pipeline answer` wakes it. A worker
     that is stopped gives its runs back. A worker runs the commands of the graphs that are submitted to it.
     """
     default = RunOptions(model=model, simulate=simulate, db=db, vault=vault_of(vault, None), system=system)

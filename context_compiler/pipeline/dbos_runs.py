@@ -45,7 +45,7 @@ class DBOSRuns:
         runs: Store of the runs; PostgreSQL for several machines.
         configure: Configuration of a submitted run.
         queue: Name of the DBOS queue, which has the limits of concurrency and rate.
-        poll: Seconds between two looks at the store for answers and cancellations.
+        poll: Seconds between polls of the store for answers and cancellations.
         max_takes: Times a run is taken without completing a stage before it is given up.
         steps: Make each stage a step of its workflow, which DBOS shows and counts; it costs a write to its database.
     """

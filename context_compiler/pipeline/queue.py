@@ -409,7 +409,7 @@ class RemoteInterviewer(Interviewer):
     queue: RunQueue
     run_id: str
     poll: float = 1.0
-    """Seconds between two looks at the store."""
+    """Seconds between polls of the store."""
     on_wait: OnWait | None = field(default=None)
 
     async def ask(self, question: Question) -> Reply:

@@ -57,7 +57,7 @@ class Worker:
     concurrency: int = 4
     """Runs at a time."""
     poll: float = 1.0
-    """Seconds between two looks at the store."""
+    """Seconds between polls of the store."""
     patience: float = 1.0
     """Seconds that a run keeps its place while all it does is wait for people."""
     max_takes: int = 10

@@ -51,7 +51,7 @@ Row = Mapping[str, Any]
 """A row by column name."""
 
 STEP_S = 0.003
-"""Seconds between two looks whether another process still writes."""
+"""Seconds between checks for another process that is still writing."""
 
 SESSION = ("session_id", "vault_name", "raw_tip", "created_at", "owner")
 CYCLE = ("session", "raw_tip", "config", "state")

@@ -51,7 +51,7 @@ BACKLOG = 1_000
 """Events that a page may be behind; one that is further behind loads the chat again."""
 
 LOOK = 1.0
-"""Seconds between two looks at whether the server ends, or a terminal has added a turn."""
+"""Seconds between checks for the end of the server and for turns added by a terminal."""
 
 HEARTBEAT = 15
 """Looks without an event after which a comment keeps the connection open."""

@@ -19,7 +19,7 @@ from context_compiler.record.browse import RequestRow, UnderWay
 from context_compiler.record.database import Database
 
 PAUSE = 0.7
-"""Seconds between two looks at the record."""
+"""Seconds between polls of the record."""
 
 QUIET = 20
 """Looks without news after which a comment keeps the connection open."""
