@@ -14,8 +14,9 @@ Each sign below adds to its logarithm; the weights were fitted (Poisson regressi
 labelled conversations, where they predict what later questions need. Signs differ between a chat with an
 assistant, where the user's own messages and standing instructions matter, and a talk between two people, where
 answers, openings and names do; a conversation may lie between the two. Worth grows far less than length, so
-that short messages come first where it is held against the price. Words are those of spaced scripts and pairs
-of characters of the others; the words for times and questions are English.
+that short messages come first where it is held against the price. Where nothing is asked of a talk, more signs
+count: what is past, what is new, numbers, and no mere reactions. Beside a question they say nothing. Words are
+those of spaced scripts and pairs of characters of the others; the words for times, questions and the like are English.
 """
 
 from __future__ import annotations
@@ -64,6 +65,8 @@ ASKED = {"user": 2.4, "standing": 1.7}
 """Weights in a chat with an assistant."""
 TALK = {"answers": 0.7, "opens": 0.7, "names": 0.3, "rare": 0.4, "asks": -1.2, "you": -0.8}
 """Weights in a talk between two people."""
+UNASKED = {"past": 0.1, "new": 0.1, "number": 0.4, "reacts": -0.2}
+"""Further weights in a talk where nothing is asked."""
 BOTH = {"mass": 0.4, "times": 0.4, "slight": -1.5}
 
 RARE = 2.0
@@ -82,6 +85,14 @@ _TIMES = frozenset(
     " spring monday tuesday wednesday thursday friday saturday sunday january february march april may june july august"
     " september october november december jan feb mar apr jun jul aug sep oct nov dec".split()
 ).union(map(str, range(1900, 2100)))
+_PAST = re.compile(
+    r"(?i)\b(?:was|were|went|got|had|did|made|took|saw|found|bought|gave|came|met|won|lost|[a-z]{3,}ed)\b"
+)
+_NUMBER = re.compile(r"(?i)\d|\b(?:two|three|four|five|six|seven|eight|nine|ten|dozen)\b")
+_REACTS = re.compile(
+    r"(?i)\W*(?:wow|thanks?|that'?s|that is|sounds|congrat\w*|cool|awesome|yeah|glad|nice|great|good|absolutely"
+    r"|definitely|sure|no problem|you'?re|hey|hi|bye|take care)\b"
+)
 _YOU = ("you", "your", "yours", "you're", "you've", "you'll")
 
 
@@ -105,8 +116,9 @@ def choose(
     order = sorted(range(len(candidates)), key=lambda at: (candidates[at].position, candidates[at].order))
     quotation = Quotation([candidates[at] for at in order], room)
     parts = parts_of(quotation.candidates)
-    worth, prices = worths(quotation.candidates, parts), _prices(quotation.candidates, parts)
     answers = max(ranks, default=0.0) > 0
+    worth = worths(quotation.candidates, parts, asked=answers)
+    prices = _prices(quotation.candidates, parts)
     leaning = [LEANING * log(one / max(USUAL, price)) for one, price in zip(worth, prices, strict=True)]
     keys = [-merit(ranks[index]) - leaning[at] for at, index in enumerate(order)] if answers else []
     places = {one.place: at for at, one in enumerate(quotation.candidates)} if newer else {}
@@ -209,11 +221,13 @@ def _novelty(pairs: frozenset[tuple[str, str]], taken: set[tuple[str, str]]) -> 
     return min(1.0, (1 - len(pairs & taken) / len(pairs)) / REPEATED)
 
 
-def worths(candidates: Sequence[Passage], parts: Sequence[Part]) -> list[float]:
-    """Worth of each passage's message; candidates are in order, and messages complete."""
+def worths(candidates: Sequence[Passage], parts: Sequence[Part], *, asked: bool = False) -> list[float]:
+    """Worth of each passage's message, beside a question or alone; candidates are in order, and messages complete."""
     pieces = [_said((passage.text,)) for passage in candidates]
-    messages = _messages(candidates, parts, pieces, _idf(pieces))
+    idf = _idf(pieces)
+    messages = _messages(candidates, parts, pieces, idf)
     talk = _talk(candidates, messages)
+    unsaid = {} if asked else dict(idf)
     found: dict[Part, float] = {}
     for part, message in messages.items():
         said = message.said
@@ -223,6 +237,7 @@ def worths(candidates: Sequence[Passage], parts: Sequence[Part]) -> list[float]:
             sign += (1 - talk) * (ASKED["user"] + (ASKED["standing"] if _lays_down(message.texts) else 0))
         if talk > 0:
             sign += talk * _talk_signs(message, messages.get((part[0] - 1, -1)))
+            sign += 0 if asked else talk * _unasked_signs(message, unsaid)
         found[part] = exp(sign)
     return [*map(found.__getitem__, parts)]
 
@@ -333,4 +348,21 @@ def _talk_signs(message: _Message, before: _Message | None) -> float:
         + said.names
         + said.questions
         + said.you
+    )
+
+
+def _unasked_signs(message: _Message, unsaid: dict[str, float]) -> float:
+    """Signs of what later questions are about; words that the message is the first to say are taken out of `unsaid`."""
+    news = sum([unsaid.pop(word, 0.0) for word in message.said.words])
+    return UNASKED["new"] * log(1 + news) + _telling(message.texts)
+
+
+@lru_cache(maxsize=4_096)
+def _telling(texts: Sequence[str]) -> float:
+    """Signs in the wording of a message."""
+    text = " ".join(texts)
+    return (
+        UNASKED["past"] * min(3, len(_PAST.findall(text)))
+        + UNASKED["number"] * bool(_NUMBER.search(text))
+        + UNASKED["reacts"] * bool(_REACTS.match(text))
     )
