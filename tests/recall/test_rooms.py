@@ -17,7 +17,7 @@ async def test_a_question_in_a_room_of_a_hundred_thousand_tokens_gets_all_that_a
     """Where a share of the room for prompts that ask nothing would be more than the most that a block may take."""
     history: list[ModelMessage] = []
     for turn in range(1_000):
-        history.append(ModelRequest(parts=[Prompt(f"Item {turn}: the locker {words(turn, 12)}?")]))
+        history.append(ModelRequest(parts=[Prompt(f"The locker {words(turn, 14)}?")]))
         history.append(ModelResponse(parts=[TextPart(f"The locker {words(turn + 900, 30)}.")]))
     talker, _ = await talked(compiler(budget=112_000, recall=1.0), ["Hello.", ASK], history=history)
     assert count(block_of(talker.last.messages, ASK)) > 5_000
