@@ -305,7 +305,7 @@ def carried_on(blocks: Blocks | None, plan: Plan, limits: Limits, cost: int, mos
     tokens = sum(block.tokens(plan.counter) for block in standing)
     if tokens > STANDING * limits.room or tokens > free(plan, limits, cost) - most:
         return ()
-    history, starts = plan.history, [turn.start for turn in plan.outline.turns]
+    history, starts = plan.history, plan.outline.starts
     first = starts[max(0, len(starts) - 1 - TURNS)]
     growth = (history.sums[starts[-1]] - history.sums[first]) / max(1, min(TURNS, len(starts) - 1))
     turns = (limits.high - cost) / max(1, growth)

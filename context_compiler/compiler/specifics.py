@@ -235,7 +235,7 @@ def mentions(history: History, outline: Outline, positions: Iterable[int], *, ru
 
     Without `rules`, sentences that forbid or bind are left out.
     """
-    starts = [turn.start for turn in outline.turns]
+    starts = outline.starts
     found: list[Mention] = []
     for position in _newest(history, positions):
         turn = outline.turns[bisect_right(starts, position) - 1].index

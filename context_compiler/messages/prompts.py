@@ -239,7 +239,7 @@ def standing_instructions(history: History, outline: Outline, positions: Iterabl
     Only what users said themselves counts: no tool result, no answer, nothing this package wrote, and within
     a prompt no code and no quotation. Of repetitions the last one counts.
     """
-    starts = [turn.start for turn in outline.turns]
+    starts = outline.starts
     found: dict[str, Instruction] = {}
     for position in sorted(set(positions)):
         for item in history.readings[position].items:

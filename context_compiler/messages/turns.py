@@ -10,10 +10,12 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from itertools import accumulate, pairwise
+from operator import itemgetter
 
-from context_compiler.messages.history import History
+from context_compiler.messages.history import History, Reading
 from context_compiler.messages.items import Kind
 
 OUTPUT = "final_result"
@@ -44,7 +46,7 @@ class Pairing:
 NOTHING = Pairing(pairs=(), broken={}, unpaired=None, length=0, tip=None, waiting=False)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Group:
     """Messages `start` to before `stop`, which stay together."""
 
@@ -52,7 +54,7 @@ class Group:
     stop: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Turn:
     """Messages from one user prompt up to the next."""
 
@@ -69,9 +71,13 @@ class Outline:
     """Turns of a history, and ties between messages of different groups."""
 
     turns: tuple[Turn, ...]
+    starts: tuple[int, ...]
+    """Start of each turn."""
     ties: Mapping[int, tuple[int, ...]]
     """For a message with a call that is answered late, or with such an answer: all messages that go only
     when it goes, itself among them."""
+    readings: tuple[Reading, ...] = field(repr=False)
+    """The messages that were outlined."""
 
     @property
     def active(self) -> Turn:
@@ -131,16 +137,16 @@ def _with_unsigned_thinking(history: History, index: int, parts: set[int]) -> fr
     return frozenset(parts)
 
 
-def turn_starts(history: History) -> list[int]:
-    """Positions at which turns begin; always includes 0.
+def turn_starts(history: History, first: int = 0) -> list[int]:
+    """Positions from `first` on at which turns begin; always includes `first`.
 
     A request with a user prompt begins one, unless it belongs to the run before it, or only carries what a tool
     returned beside its result. A prompt that the host has joined with the last tool results of the previous run
     begins one too; the joined request has no run.
     """
     readings = history.readings
-    starts = [0]
-    for index in [index for index, reading in enumerate(readings) if reading.prompts and index]:
+    starts = [first]
+    for index in [at for at, reading in enumerate(readings[first + 1 :], first + 1) if reading.prompts]:
         own = readings[index].run_id
         before = readings[max(0, index - NEAR) : index] if own is not None else ()
         joins = own is not None and own == next((one.run_id for one in reversed(before) if one.run_id), None)
@@ -170,58 +176,54 @@ def turn_index(history: History) -> int:
     return max(0, len(starts) - 1 if history.readings and history.readings[0].prompts else len(starts) - 2)
 
 
-Rule = Callable[[History, Pairing, list[int]], Iterable[int]]
-"""The cuts that a rule does not tolerate."""
+Rule = Callable[[History, Sequence[tuple[int, int]], list[int]], Iterable[int]]
+"""Positions at which a rule forbids a cut, given a history, pairs of call and answer, and the turn starts; positions
+before the first start are not looked at."""
 
 
-def keeps_pairs(history: History, pairing: Pairing, starts: list[int]) -> Iterable[int]:
+def keeps_pairs(history: History, pairs: Sequence[tuple[int, int]], starts: list[int]) -> Iterable[int]:
     """A call and its answer stay on the same side, unless the answer is so late that a tie must do."""
-    steps = _steps(history)
-    for call, answer in pairing.pairs:
-        if not _is_late(call, answer, steps, starts):
+    late = _late(history, pairs, starts)
+    for call, answer in pairs:
+        if (call, answer) not in late:
             yield from range(call + 1, answer + 1)
 
 
-def keeps_continuations(history: History, pairing: Pairing, starts: list[int]) -> Iterable[int]:
+def keeps_continuations(history: History, pairs: Sequence[tuple[int, int]], starts: list[int]) -> Iterable[int]:
     """A request that nobody prompted (results, retries) stays with the response it reacts to."""
-    for index in range(1, len(history)):
-        reading = history.readings[index]
-        if reading.request and not reading.prompts and not history.readings[index - 1].request:
+    for before, (index, reading) in pairwise(enumerate(history.readings[starts[0] :], starts[0])):
+        if reading.request and not reading.prompts and not before[1].request:
             yield index
 
 
-def keeps_one_voice(history: History, pairing: Pairing, starts: list[int]) -> Iterable[int]:
+def keeps_one_voice(history: History, pairs: Sequence[tuple[int, int]], starts: list[int]) -> Iterable[int]:
     """Two responses in a row are one message to a provider, and stay together."""
-    for index in range(1, len(history)):
-        if not history.readings[index].request and not history.readings[index - 1].request:
+    for before, (index, reading) in pairwise(enumerate(history.readings[starts[0] :], starts[0])):
+        if not reading.request and not before[1].request:
             yield index
 
 
 RULES: tuple[Rule, ...] = (keeps_pairs, keeps_continuations, keeps_one_voice)
 
 
-def _steps(history: History) -> list[int]:
-    """Number of request-response alternations up to each message."""
-    before = (True, *(reading.request for reading in history.readings))
-    return list(accumulate(was and not reading.request for was, reading in zip(before, history.readings, strict=False)))
+def _late(history: History, pairs: Sequence[tuple[int, int]], starts: list[int]) -> frozenset[tuple[int, int]]:
+    """Pairs whose answer comes in another turn than the call, or after another response."""
+    if not pairs:
+        return frozenset()
+    requests = [True, *(reading.request for reading in history.readings[starts[0] :])]
+    steps = [*accumulate(was and not request for was, request in pairwise(requests))]
+    return frozenset(
+        (call, answer)
+        for call, answer in pairs
+        if steps[call - starts[0]] != steps[answer - starts[0]]
+        or bisect_right(starts, call) != bisect_right(starts, answer)
+    )
 
 
-def _is_late(call: int, answer: int, steps: list[int], starts: list[int]) -> bool:
-    """True if an answer comes in another turn, or after another response."""
-    return steps[call] != steps[answer] or bisect_right(starts, call) != bisect_right(starts, answer)
-
-
-def cut_points(history: History, pairing: Pairing, starts: list[int]) -> frozenset[int]:
-    """Positions where all rules tolerate a cut; always includes 0."""
-    everywhere = frozenset(range(len(history)))
-    return everywhere.difference(*(rule(history, pairing, starts) for rule in RULES)) | {0}
-
-
-def ties(history: History, pairing: Pairing, starts: list[int]) -> dict[int, tuple[int, ...]]:
-    """Messages tied together by late answers: their calls, and all other calls and answers of these messages."""
-    steps = _steps(history)
-    late = [call for call, answer in pairing.pairs if _is_late(call, answer, steps, starts)]
-    return paired_with(late, pairing)
+def cut_points(history: History, pairs: Sequence[tuple[int, int]], starts: list[int]) -> list[int]:
+    """Positions from the first turn start on where all rules tolerate a cut; always includes the turn starts."""
+    everywhere = frozenset(range(starts[0], len(history)))
+    return sorted(everywhere.difference(*(rule(history, pairs, starts) for rule in RULES)).union(starts))
 
 
 def paired_with(given: Iterable[int], pairing: Pairing) -> dict[int, tuple[int, ...]]:
@@ -249,16 +251,47 @@ def _reachable(start: int, partners: Mapping[int, Sequence[int]]) -> tuple[int, 
     return tuple(sorted(reached))
 
 
-def outline(history: History, pairing: Pairing) -> Outline:
-    """A history as turns and groups. An empty history has no turns."""
+def outline(history: History, pairing: Pairing, before: Outline | None = None) -> Outline:
+    """A history as turns and groups. An empty history has no turns.
+
+    `before` is the outline of a history that this one may continue; its settled turns are then taken over.
+    """
     if not len(history):
-        return Outline(turns=(), ties={})
-    starts = turn_starts(history)
-    cuts = sorted(cut_points(history, pairing, starts) | set(starts))
-    first = 0 if history.readings[0].prompts else -1
-    turns: list[Turn] = []
-    for ordinal, (start, stop) in enumerate(pairwise([*starts, len(history)]), first):
-        edges = [*cuts[bisect_left(cuts, start) : bisect_left(cuts, stop)], stop]
-        groups = tuple(Group(start=a, stop=b) for a, b in pairwise(edges))
-        turns.append(Turn(index=ordinal, start=start, stop=stop, groups=groups))
-    return Outline(turns=tuple(turns), ties=ties(history, pairing, starts))
+        return Outline(turns=(), starts=(), ties={}, readings=())
+    kept, pairs = _settled(history, pairing, before)
+    turns = before.turns[:kept] if before is not None else ()
+    begin = turns[-1].stop if turns else 0
+    starts = turn_starts(history, begin)
+    cuts = cut_points(history, pairs, starts)
+    groups = list(map(Group, cuts, [*cuts[1:], len(history)]))
+    places = [*map(partial(bisect_left, cuts), starts), len(groups)]
+    ordinal = turns[-1].index + 1 if turns else 0 if history.readings[0].prompts else -1
+    edges = zip(pairwise([*starts, len(history)]), pairwise(places), strict=True)
+    turns += tuple(
+        Turn(ordinal + at, start, stop, tuple(groups[first:last]))
+        for at, ((start, stop), (first, last)) in enumerate(edges)
+    )
+    tied = {at: tie for at, tie in before.ties.items() if at < begin} if before is not None else {}
+    tied |= paired_with(sorted(call for call, _ in _late(history, pairs, starts)), pairing)
+    earlier = before.starts[:kept] if before is not None else ()
+    return Outline(turns=turns, starts=(*earlier, *starts), ties=tied, readings=history.readings)
+
+
+def _settled(history: History, pairing: Pairing, before: Outline | None) -> tuple[int, Sequence[tuple[int, int]]]:
+    """The number of leading turns that are as they were before, and the pairs of all messages after them.
+
+    A turn is settled if `NEAR` messages followed its end, because these can decide where it ends, and if no call in it
+    is answered after it.
+    """
+    pairs = pairing.pairs  # sorted by answer
+    if before is None or history.readings[: len(before.readings)] != before.readings:
+        return 0, pairs
+    kept = bisect_right(before.starts, len(before.readings) - 1 - NEAR) - 1
+    while kept > 0:
+        start = before.starts[kept]
+        new = pairs[bisect_left(pairs, start, key=itemgetter(1)) :]
+        first = min((call for call, _ in new), default=start)
+        if first >= start:
+            return kept, new
+        kept = bisect_right(before.starts, first) - 1
+    return 0, pairs

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 from pydantic_ai.messages import ModelMessage
@@ -23,7 +23,7 @@ from context_compiler.compiler.summary import SummaryRequest, SummaryResponse
 from context_compiler.compiler.view import View
 from context_compiler.layers.context import LayerBlock
 from context_compiler.messages.history import History, Reader, reader_of
-from context_compiler.messages.turns import Pairing, pair
+from context_compiler.messages.turns import Outline, Pairing, outline, pair
 from context_compiler.middleware.arguments import SHIPPED, Arguments
 from context_compiler.middleware.request import Host, Request, is_long
 from context_compiler.record.database import Moment
@@ -326,6 +326,8 @@ class CompilerState:
     """Compiles in the background."""
     pairing: Pairing | None = None
     """The pairing of the last history without open calls: the next one often continues it."""
+    outline: Outline | None = None
+    """The outline of the last history that was outlined, for the same reason."""
 
     @classmethod
     def of(cls, arguments: Arguments) -> CompilerState:
@@ -349,6 +351,12 @@ class RequestContext(Plan):
     request: Request
     host: Host | None
     """None for a one-shot view, which no request carries."""
+
+    @cached_property
+    def outline(self) -> Outline:
+        """The history as turns and groups; the outline of the request before is continued where possible."""
+        self.compiler.outline = found = outline(self.history, self.pairing, self.compiler.outline)
+        return found
 
     def limits(self, cycle: Cycle | None = None) -> Limits:
         """Budget and thresholds by the ratio that a cycle froze; without one, by what was learnt until now.

@@ -347,7 +347,7 @@ def mark_changes(
     changes.extend(history)
     if not any(one.position in changes.later for one, _ in ranked):
         return [*ranked], {}
-    starts = [turn.start for turn in outline.turns]
+    starts = outline.starts
     newer: dict[Place, Place] = {}
     found: dict[Place, tuple[Passage, float]] = {}
     for passage, score in ranked:

@@ -116,7 +116,7 @@ def passages(
     With `bears`, the pieces of what tools returned come too that weigh most, if they weigh anything.
     """
     wanted = sorted(set(positions))
-    starts = [turn.start for turn in outline.turns]
+    starts = outline.starts
     exchanges = _exchanges(history, set(wanted), results=bears is not None)
     price, names, readings = _Price(counter), history.ids, history.readings
     found: list[Passage] = []

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from hypothesis import given
+from hypothesis import strategies as st
 from pydantic_ai.messages import ModelMessage, ModelRequest, ModelResponse, SystemPromptPart
 
 from context_compiler.messages.turns import Outline, cut_points, outline, pair, turn_index, turn_starts
@@ -145,7 +146,7 @@ def test_a_native_exchange_over_two_responses_is_one_group() -> None:
 
 
 def test_an_empty_history_has_no_turns() -> None:
-    assert outlined() == Outline(turns=(), ties={})
+    assert outlined() == Outline(turns=(), starts=(), ties={}, readings=())
 
 
 @given(histories())
@@ -160,6 +161,38 @@ def test_turns_and_groups_cover_a_history_without_gaps(history: list[ModelMessag
         assert spans[0][0] == turn.start
         assert spans[-1][1] == turn.stop
         assert all(one[1] == other[0] for one, other in zip(spans, spans[1:], strict=False))
+
+
+@given(histories(max_turns=8), st.data())
+def test_an_outline_carried_on_is_that_of_the_whole_history(history: list[ModelMessage], data: st.DataObject) -> None:
+    whole, before = read(history), None
+    for stop in sorted(data.draw(st.sets(st.integers(1, len(history)), max_size=4))):
+        part = read(history[:stop])
+        before = outline(part, pair(part), before)
+    assert outline(whole, pair(whole), before) == outline(whole, pair(whole))
+
+
+def test_a_settled_turn_is_taken_over_and_one_whose_call_is_answered_later_is_not() -> None:
+    late = [user("a"), assistant(call("look", "late")), *long_history(8)]
+    before = outline(read(late), pair(read(late)))
+    for more, kept in ([user("c")], True), ([user(answer("late"), "d")], False):
+        whole = read([*late, *more])
+        found = outline(whole, pair(whole), before)
+        assert found == outline(whole, pair(whole))
+        assert (found.turns[0] is before.turns[0]) is kept
+
+
+def test_an_outline_is_not_carried_on_where_the_same_text_is_of_other_runs() -> None:
+    one_run = [user("a", run_id="r"), *[assistant("b"), user("c", run_id="r")] * 8]
+    before = outline(read(one_run), pair(read(one_run)))
+    runs = read(
+        [
+            user("a", run_id="r"),
+            *[message for at in range(8) for message in (assistant("b"), user("c", run_id=f"{at}"))],
+        ]
+    )
+    assert len(before.turns) == 1
+    assert len(outline(runs, pair(runs), before).turns) == 9
 
 
 @given(histories())
@@ -177,8 +210,8 @@ def test_no_group_and_no_tie_is_split_by_any_pair(history: list[ModelMessage]) -
 @given(histories())
 def test_zero_is_always_a_cut_and_no_cut_opens_a_response_by_a_result(history: list[ModelMessage]) -> None:
     found = read(history)
-    cuts = cut_points(found, pair(found), turn_starts(found))
-    assert 0 in cuts
-    for index in cuts - {0}:
+    cuts = cut_points(found, pair(found).pairs, turn_starts(found))
+    assert cuts[0] == 0
+    for index in cuts[1:]:
         opened = isinstance(history[index], ModelResponse) and isinstance(history[index - 1], ModelResponse)
         assert not opened
