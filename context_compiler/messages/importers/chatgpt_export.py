@@ -1,4 +1,4 @@
-"""Exports of ChatGPT: a conversation is a tree of nodes, of which the branch to the current one is read."""
+"""ChatGPT exports: a conversation is a tree of nodes; only the branch that leads to the current node is read."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from context_compiler.messages.importers.content import call
 from context_compiler.messages.importers.draft import UNDATED, Draft, Json, kind, mapping, moment, sequence, text
 
 _HIDDEN = ("reasoning_recap",)
-"""Types of content that repeat other messages."""
+"""Content types that only repeat other messages."""
 
 
 def matches(entry: Json) -> bool:
@@ -23,7 +23,7 @@ def read(draft: Draft, entries: Sequence[object], head: Json) -> None:
     """Read the nodes from the root to the current one.
 
     Raises:
-        TranscriptError: a message has no author of a known role.
+        TranscriptError: The author of a message has no known role.
     """
     for given in draft.each(entries, _branch(draft, entries, head)):
         message = mapping((mapping(given) or {}).get("message"))
@@ -60,7 +60,7 @@ def _read_message(draft: Draft, message: Json) -> None:
 
 
 def _text(draft: Draft, content: Json) -> str:
-    """Content as text; media are kept as their kind."""
+    """Render content as text; media become a label with their kind."""
     type_ = content.get("content_type")
     if type_ == "user_editable_context":
         return "\n\n".join(filter(None, (text(content.get(key)) for key in ("user_profile", "user_instructions"))))
@@ -76,11 +76,11 @@ def _text(draft: Draft, content: Json) -> str:
 def _part(draft: Draft, part: object) -> str:
     if isinstance(part, str):
         return part
-    held = mapping(part) or {}
-    prose = text(held.get("text"))
+    fields = mapping(part) or {}
+    prose = text(fields.get("text"))
     if prose:
         return prose
-    type_ = text(held.get("content_type")) or kind(part)
+    type_ = text(fields.get("content_type")) or kind(part)
     draft.note(f"part of type {type_[:40]!r} kept as its name")
     return f"[{type_.removesuffix('_asset_pointer')[:40]}]"
 
@@ -104,7 +104,7 @@ def _user(draft: Draft, message: Json, prose: str) -> None:
 
 
 def _assistant(draft: Draft, message: Json, prose: str) -> None:
-    """Text, reasoning or, where it is addressed to a tool, a call."""
+    """Add an assistant message: text, reasoning or, if it is addressed to a tool, a call."""
     recipient = text(message.get("recipient")) or "all"
     content = mapping(message.get("content")) or {}
     part: ModelResponsePart

@@ -1,8 +1,8 @@
-"""Claude Code sessions as JSONL: a tree of entries, of which the last branch is the conversation.
+"""Claude Code sessions as JSONL: a tree of entries whose last branch is the conversation.
 
-A response with several blocks is written as several entries of one message id. Results of parallel calls hang on the
-entry of their call, beside the last branch, and belong to it. Summaries of a compaction and entries of subagents are
-left out: the conversation is read as it was.
+A response with several blocks is written as several entries with the same message id. Results of parallel calls are
+children of the entry with their call; they lie beside the last branch but belong to it. Compaction summaries and
+entries of subagents are left out, because they are not part of the original conversation.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def matches(entry: Json) -> bool:
 
 
 def read(draft: Draft, entries: Sequence[object], head: Json) -> None:
-    """Read the entries of the branch that the session ends on, oldest first."""
+    """Read the entries of the last branch, oldest first."""
     last_id: str | None = None
 
     def assistant(draft: Draft, message: Json) -> None:
@@ -47,7 +47,7 @@ def read(draft: Draft, entries: Sequence[object], head: Json) -> None:
 
 
 def _branch(draft: Draft, entries: Sequence[object]) -> list[int]:
-    """Positions of the entries to read: those from the root to the last one, and results that hang on them."""
+    """Positions of the entries to read: those from the root to the last one, and results that are children of these."""
     found = [mapping(entry) for entry in entries]
     ids = {id: at for at, entry in enumerate(found) if entry and (id := text(entry.get("uuid"))) is not None}
     parents = [

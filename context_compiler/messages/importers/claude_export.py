@@ -1,4 +1,4 @@
-"""Exports of Claude's apps: conversations whose messages have a sender; results of tools stand inside an answer."""
+"""Exports of Claude's apps: conversations whose messages have a sender; an answer contains its tool results."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from context_compiler.messages.importers.draft import Draft, Json, kind, mapping
 
 _SENDERS = ("human", "assistant")
 
-_UNSEEN = ("token_budget", "flag")
-"""Types of blocks that neither side reads."""
+_INTERNAL = ("token_budget", "flag")
+"""Types of blocks that neither the user nor the model sees."""
 
 
 def matches(entry: Json) -> bool:
@@ -25,7 +25,7 @@ def read(draft: Draft, entries: Sequence[object], head: Json) -> None:
     """Read messages, oldest first.
 
     Raises:
-        TranscriptError: a message is not an object, or its sender is unknown.
+        TranscriptError: A message is not an object, or its sender is unknown.
     """
     for given in draft.each(entries):
         entry = mapping(given)
@@ -39,9 +39,9 @@ def read(draft: Draft, entries: Sequence[object], head: Json) -> None:
 
 
 def _content(draft: Draft, entry: Json) -> list[object]:
-    """Blocks of a message; the plain text of an older export, where there are none."""
+    """Blocks of a message; its plain text if it has none, as in older exports."""
     found = [
-        block for block in blocks(draft, entry.get("content")) if (mapping(block) or {}).get("type") not in _UNSEEN
+        block for block in blocks(draft, entry.get("content")) if (mapping(block) or {}).get("type") not in _INTERNAL
     ]
     plain = text(entry.get("text"))
     return found or ([plain] if plain else [])
@@ -50,9 +50,9 @@ def _content(draft: Draft, entry: Json) -> list[object]:
 def _attachments(draft: Draft, entry: Json) -> list[object]:
     found: list[object] = []
     for one in [*(sequence(entry.get("attachments")) or []), *(sequence(entry.get("files")) or [])]:
-        held = mapping(one) or {}
-        name = text(held.get("file_name")) or "unnamed"
-        extracted = text(held.get("extracted_content"))
+        fields = mapping(one) or {}
+        name = text(fields.get("file_name")) or "unnamed"
+        extracted = text(fields.get("extracted_content"))
         draft.note("text of an attachment kept in the prompt" if extracted else "file without content kept as its name")
         found.append(f"[file: {name}]\n{extracted}" if extracted else f"[file: {name}]")
     return found

@@ -1,4 +1,4 @@
-"""LangChain messages, as `dumps`, `messages_to_dict` or `model_dump` write them."""
+"""LangChain messages as written by `dumps`, `messages_to_dict` or `model_dump`."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ _TYPES = {
     "HumanMessageChunk": "user",
     "AIMessageChunk": "assistant",
 }
-"""Types of messages by either name, and their roles."""
+"""Message types by type name and by class name, with their roles."""
 
 
 def matches(entry: Json) -> bool:
-    """True for a message that was dumped."""
+    """True for a dumped LangChain message."""
     return _body(entry) is not None
 
 
 def _body(entry: Json) -> tuple[str, Json] | None:
-    """Type and fields of a message; None if it is none."""
+    """Type and fields of a message; None if the entry is not a message."""
     if entry.get("lc") == 1 and entry.get("type") == "constructor":
         path, fields = sequence(entry.get("id")) or [""], mapping(entry.get("kwargs"))
         return (
@@ -59,7 +59,7 @@ def read(draft: Draft, entries: Sequence[object], head: Json) -> None:
 
 
 def _assistant(draft: Draft, message: Json) -> None:
-    """Text, and the calls that LangChain parsed; blocks of the provider that repeat them are left out."""
+    """Add text and the calls that LangChain parsed; the provider's blocks that repeat the calls are left out."""
     listed = [
         mapping(one) or {} for key in ("tool_calls", "invalid_tool_calls") for one in sequence(message.get(key)) or []
     ]

@@ -1,4 +1,4 @@
-"""OpenAI chat messages: roles system, developer, user, assistant, tool, and the older function."""
+"""OpenAI chat messages with the roles system, developer, user, assistant, tool, and the older function."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ _OWN_KEYS = ("tool_calls", "function_call", "tool_call_id", "refusal")
 
 
 def is_message(entry: Json) -> bool:
-    """True for a message with a role or content, and nothing under the keys that hold conversations."""
+    """True for an object with a role or content and without a list under a key that may contain a conversation."""
     return ("role" in entry or "content" in entry) and not any(isinstance(entry.get(key), list) for key in HOLDERS)
 
 
 def matches(entry: Json) -> bool:
-    """True for what only this format has."""
+    """True for a message with a role or key that only this format has."""
     return entry.get("role") in _OWN_ROLES or any(key in entry for key in _OWN_KEYS)
 
 
@@ -34,7 +34,7 @@ def read_role(draft: Draft, entry: object, roles: dict[str, Callable[[Draft, Jso
     """Read one message by its role.
 
     Raises:
-        TranscriptError: it is not an object, or its role is missing or unknown.
+        TranscriptError: The message is not an object, or its role is missing or unknown.
     """
     given = mapping(entry)
     if given is None:
@@ -49,12 +49,12 @@ def read_role(draft: Draft, entry: object, roles: dict[str, Callable[[Draft, Jso
 
 
 def user(draft: Draft, entry: Json) -> None:
-    """A user message begins a request, or ends the one that system messages lead."""
+    """Add a user message to a new request, or to the one that system messages before it began."""
     draft.request([prompt(draft, entry.get("content"), entry)], time=time_of(entry))
 
 
 def assistant(draft: Draft, entry: Json) -> None:
-    """An assistant message is a response: reasoning, text, refusal and calls."""
+    """Add an assistant message as a response: reasoning, text, refusal and calls."""
     thought = text(entry.get("reasoning_content"))
     parts: list[ModelResponsePart] = [ThinkingPart(content=thought)] if thought else []
     parts += spoken(draft, entry.get("content"))
@@ -84,7 +84,7 @@ def _calls(draft: Draft, entry: Json, first: int) -> list[ToolCallPart]:
 
 
 def tool(draft: Draft, entry: Json) -> None:
-    """A tool message answers a call; consecutive ones share a request."""
+    """Add a tool message as the answer to a call; consecutive ones share a request."""
     when = time_of(entry)
     name = text(entry.get("name")) or text(entry.get("tool_name"))
     result = answer(draft, entry.get("content"))
