@@ -192,7 +192,7 @@ HELD = ("content", "args", "outcome")
 """Attributes of a part that are compared to detect an edit in place."""
 
 Columns = tuple[list[Any], ...]
-"""Objects of many messages: the number of parts of each, their instructions, all parts, and the parts' `HELD` values."""
+"""Objects of many messages: the number of parts of each, instructions, all parts, and their `HELD` attributes."""
 
 
 def objects_of(message: ModelMessage) -> list[object]:

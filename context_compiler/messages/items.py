@@ -110,7 +110,7 @@ def read_items(message: ModelMessage, counter: TokenCounter) -> tuple[Item, ...]
 
 
 def read_part(part: Any, counter: TokenCounter) -> Item:
-    """Read one part into an item; a part of an unknown kind becomes `OTHER`."""
+    """Read a single part into an item; a part of an unknown kind becomes `OTHER`."""
     kind = getattr(part, "part_kind", "")
     if kind in CONTROL_KINDS:
         text = plain_text(getattr(part, CONTROL_KINDS[kind], None))
