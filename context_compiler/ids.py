@@ -211,13 +211,13 @@ def columns_of(messages: Sequence[ModelMessage]) -> Columns:
     lists = [message.parts for message in messages]
     parts = list(chain.from_iterable(lists))
     instructions = map(getattr, messages, repeat("instructions"), repeat(None))
-    held = (list(map(getattr, parts, repeat(name), repeat(None))) for name in HELD)
-    return list(map(len, lists)), list(instructions), parts, *held
+    attributes = (list(map(getattr, parts, repeat(name), repeat(None))) for name in HELD)
+    return list(map(len, lists)), list(instructions), parts, *attributes
 
 
 def columns_after(before: Columns | None, shared: int, news: Sequence[ModelMessage]) -> Columns:
     """Columns of a history whose first `shared` messages are those of `before`, followed by the messages `news`."""
-    counts, instructions, parts, *held = columns_of(news)
+    counts, instructions, parts, *attributes = columns_of(news)
     found = counts, instructions, parts, *([_snapshot(value) for value in column] for column in held)
     if before is None or not shared:
         return found

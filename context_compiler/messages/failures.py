@@ -146,9 +146,9 @@ def failures(history: History, positions: Sequence[int]) -> Iterator[Failure]:
             calls[item.call_id] = item
         elif item.kind in (Kind.RETURN, Kind.FEEDBACK):
             results.append((turn, item))
-    named = sorted(enumerate(results), key=lambda one: (one[1][1].tool or "", one[0]))
+    by_tool = sorted(enumerate(results), key=lambda one: (one[1][1].tool or "", one[0]))
     found: list[tuple[int, Failure]] = []
-    for tool, group in groupby(named, key=lambda one: one[1][1].tool or ""):
+    for tool, group in groupby(by_tool, key=lambda one: one[1][1].tool or ""):
         found += _failures_of_tool(tool, list(group), calls)
     yield from (failure for _, failure in sorted(found, key=lambda one: one[0]))
 

@@ -259,9 +259,9 @@ class Reader:
             last: The history at the previous request of the same run.
         """
         kept = _unchanged_prefix(last, messages)
-        known, share, held = (last, kept, self._objects_in(last)) if last and kept else self._find_unedited(messages)
+        known, share, objects = (last, kept, self._objects_in(last)) if last and kept else self._find_unedited(messages)
         news = messages[share:]
-        held = columns_after(held, share, news) if held is not None or not share else None
+        objects = columns_after(objects, share, news) if objects is not None or not share else None
         readings = (known.readings[:share] if known else ()) + tuple(map(self.one, news))
         if not kept and len(news) > CLOSE:
             known, share = max((known, share), self._find_closest(readings), key=lambda one: one[1])
@@ -279,12 +279,12 @@ class Reader:
             sums=(known.sums[:share] if known else ()) + tuple(sums),
             static=known.static if known and known.static < share else _first_dynamic(readings, share),
         )
-        self._recent.append((history, held))
+        self._recent.append((history, objects))
         return history
 
     def _objects_in(self, last: History) -> Columns | None:
         """Objects that the messages of a recent history contained when they were read; None if unknown."""
-        return next((held for history, held in tuple(self._recent) if history is last), None)
+        return next((objects for history, objects in tuple(self._recent) if history is last), None)
 
     def _find_unedited(self, messages: Sequence[ModelMessage]) -> tuple[History | None, int, Columns | None]:
         """Recent history with the longest common prefix of messages, if none of these was edited in place since.
@@ -294,14 +294,14 @@ class Reader:
             there is no such history.
         """
         best: tuple[History | None, int, Columns | None] = (None, 0, None)
-        for history, held in reversed(tuple(self._recent)):
-            share = common_prefix(history.messages, messages) if held is not None else 0
+        for history, objects in reversed(tuple(self._recent)):
+            share = common_prefix(history.messages, messages) if objects is not None else 0
             if share > best[1]:
-                best = history, share, held
+                best = history, share, objects
             if best[1] >= len(messages) - CLOSE:
                 break
-        _, share, held = best
-        return best if held is not None and are_unedited(messages[:share], held) else (None, 0, None)
+        _, share, objects = best
+        return best if objects is not None and are_unedited(messages[:share], objects) else (None, 0, None)
 
     def _find_closest(self, readings: Sequence[Reading]) -> tuple[History | None, int]:
         """Recent history with the longest common prefix of readings, and the length of that prefix."""

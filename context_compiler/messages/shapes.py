@@ -120,7 +120,7 @@ def _truncate_part(part: Any, item: Item, limit: int, truncator: Truncator) -> A
 
 
 def _with_text(part: Any, text: str) -> Any:
-    """Replace the text of a part; speech and retry parts become plain ones, because theirs cannot be replaced."""
+    """Replace the text of a part; speech and retry parts become plain text or result parts."""
     if part.part_kind == "speech":
         return UserPromptPart(content=text) if part.speaker == "user" else TextPart(content=text)
     if part.part_kind != "retry-prompt":
@@ -176,17 +176,17 @@ def _write_call(part: Any, item: Item, limit: int, truncator: Truncator) -> Any:
 
 def _shorten_arguments(text: str, limit: int, truncator: Truncator) -> dict[str, object]:
     """Truncate the values of arguments to fit `limit` tokens; if that is not enough, drop the last arguments."""
-    given = parse_arguments(text)
-    if given is None:
-        given = {"arguments": text}
+    arguments = parse_arguments(text)
+    if arguments is None:
+        arguments = {"arguments": text}
     width = limit
     while width >= 4:
-        short = {key: _shorten_value(value, width, truncator) for key, value in given.items()}
+        short = {key: _shorten_value(value, width, truncator) for key, value in arguments.items()}
         if truncator.text(plain_text(short)) <= limit:
             return short
         width //= 2
     short = dict[str, object]()
-    for key, value in given.items():
+    for key, value in arguments.items():
         longer = {**short, key: _shorten_value(value, 4, truncator)}
         if truncator.text(plain_text(longer)) > limit:
             break

@@ -60,14 +60,16 @@ def call_line(tool: str, args_text: str, *, width: int = WIDTH) -> str:
         width: Maximum characters of the line.
     """
     name = one_line(tool, 64) or "tool"
-    given = parse_arguments(args_text) if len(args_text) <= PARSED else None
-    if given is None:
+    arguments = parse_arguments(args_text) if len(args_text) <= PARSED else None
+    if arguments is None:
         bare = one_line(args_text, max(width - len(name) - 2, 1))
         return clip(f"{name}({bare})", width)
-    alone = len(given) == 1
+    alone = len(arguments) == 1
     room = width - len(name) - 2
-    shown = (_field(key, given[key], room if alone else _width(key, given[key])) for key in _rank_keys(given))
-    return clip(f"{name}({_join_fields(shown, len(given), room)})", width)
+    shown = (
+        _field(key, arguments[key], room if alone else _width(key, arguments[key])) for key in _rank_keys(arguments)
+    )
+    return clip(f"{name}({_join_fields(shown, len(arguments), room)})", width)
 
 
 def _join_fields(fields: Iterable[str], total: int, room: int) -> str:
@@ -91,10 +93,10 @@ def _rank_keys(fields: Mapping[str, object]) -> list[str]:
 
 def _rank(key: str, value: object) -> tuple[bool, int, bool]:
     lowered = key.lower()
-    named = _INFORMATIVE.index(lowered) if lowered in _INFORMATIVE else len(_INFORMATIVE)
-    if named == len(_INFORMATIVE) and lowered.endswith(_INFORMATIVE_ENDS):
-        named -= 1
-    return _is_nested(value), named, isinstance(value, str) and len(value) > 400
+    position = _INFORMATIVE.index(lowered) if lowered in _INFORMATIVE else len(_INFORMATIVE)
+    if position == len(_INFORMATIVE) and lowered.endswith(_INFORMATIVE_ENDS):
+        position -= 1
+    return _is_nested(value), position, isinstance(value, str) and len(value) > 400
 
 
 def _is_nested(value: object) -> bool:
@@ -158,10 +160,10 @@ def _describe_value(value: object, width: int) -> str:
     shown = _value_text(value)
     if not isinstance(value, dict) or not value:
         return one_line(shown, width)
-    given = cast(dict[str, object], value)
-    keys = sorted(_rank_keys(given), key=lambda key: _urgency(key, given[key]))
+    fields = cast(dict[str, object], value)
+    keys = sorted(_rank_keys(fields), key=lambda key: _urgency(key, fields[key]))
     return _join_fields(
-        (_field(key, _summarize_nested(given[key]), _width(key, given[key])) for key in keys), len(keys), width
+        (_field(key, _summarize_nested(fields[key]), _width(key, fields[key])) for key in keys), len(keys), width
     )
 
 
@@ -186,9 +188,9 @@ def _summarize_nested(value: object) -> object:
 
 def _describe_lines(text: str, failed: bool) -> str:
     lines = [line for line in _scan_lines(text) if line.strip()]
-    wrong = _error_line(lines, failed)
-    if wrong:
-        return wrong
+    error = _error_line(lines, failed)
+    if error:
+        return error
     shown = next((line for line in lines if sum(map(str.isalnum, line[:200])) >= 3), lines[0] if lines else text)
     return f"{clip(shown.strip(), WIDTH)} (+{len(lines) - 1} lines)" if len(lines) > 1 else shown
 
@@ -201,11 +203,11 @@ def _scan_lines(text: str) -> Iterator[str]:
 def _error_line(lines: Sequence[str], failed: bool) -> str:
     """Find the error line: the exception at the end of a traceback, else the first error; empty if there is none."""
     heads = [line.strip()[:400] for line in lines]
-    wrong = [line for line in heads if _FAILURE.search(line)]
-    if wrong and wrong[0].lower().startswith("traceback"):
-        return next((line for line in reversed(wrong) if _EXCEPTION.match(line)), wrong[0])
-    if wrong:
-        return wrong[0]
+    errors = [line for line in heads if _FAILURE.search(line)]
+    if errors and errors[0].lower().startswith("traceback"):
+        return next((line for line in reversed(errors) if _EXCEPTION.match(line)), errors[0])
+    if errors:
+        return errors[0]
     return next((line for line in heads if _MENTION.search(line)), "") if failed else ""
 
 

@@ -144,8 +144,8 @@ class Price:
             output: Tokens of the answer.
         """
         rates, fresh = self.at(tokens), max(0, tokens - cached - written)
-        given = rates.input * fresh + rates.cached * cached + rates.written * written
-        return (given + rates.output * output) / MILLION
+        input_cost = rates.input * fresh + rates.cached * cached + rates.written * written
+        return (input_cost + rates.output * output) / MILLION
 
     def affordable(self, usd: Decimal, *, cache: str = "") -> int | None:
         """Maximum input tokens that cost at most `usd` without any cache hit; None if the model is free.
@@ -167,9 +167,9 @@ class Price:
 @lru_cache(maxsize=256)
 def price_of(model: str, provider: str | None = None) -> Price | None:
     """Look up the price of a model by its name, such as `gpt-5` or `openai:gpt-5`; None if it is unknown."""
-    named, _, rest = model.partition(":")
+    prefix, _, rest = model.partition(":")
     if rest and provider is None:
-        provider, model = named, rest
+        provider, model = prefix, rest
     if not model:
         return None
     try:
@@ -178,12 +178,12 @@ def price_of(model: str, provider: str | None = None) -> Price | None:
         return None if provider is None else price_of(model)
     tiers = {tier.start for price in vars(found).values() for tier in getattr(price, "tiers", ())}
 
-    def rate(above: int, **of: int) -> Decimal:
+    def rate(above: int, **kinds: int) -> Decimal:
         tokens = above + PROBE
-        named = {name: tokens for name, wanted in of.items() if wanted}
-        if "output_tokens" in named:
-            return found.calc_price(Usage(input_tokens=tokens, **named))["output_price"] * MILLION / tokens
-        return found.calc_price(Usage(input_tokens=tokens, **named))["input_price"] * MILLION / tokens
+        usage = {name: tokens for name, wanted in kinds.items() if wanted}
+        if "output_tokens" in usage:
+            return found.calc_price(Usage(input_tokens=tokens, **usage))["output_price"] * MILLION / tokens
+        return found.calc_price(Usage(input_tokens=tokens, **usage))["input_price"] * MILLION / tokens
 
     return Price(
         tuple(
@@ -209,8 +209,8 @@ def highest_price(model: str, provider: str | None = None) -> Price | None:
     if not model.startswith(FALLBACK):
         return price_of(model, provider)
     names, providers = (text.replace(FALLBACK, "").split(",") for text in (model, provider or ""))
-    of: list[str | None] = [*providers] if len(providers) == len(names) else [None] * len(names)
-    found = [price_of(name, one) for name, one in zip(names, of, strict=True)]
+    providers_of: list[str | None] = [*providers] if len(providers) == len(names) else [None] * len(names)
+    found = [price_of(name, one) for name, one in zip(names, providers_of, strict=True)]
     known = [price for price in found if price is not None]
     if len(known) < len(found):
         return None

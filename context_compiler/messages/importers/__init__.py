@@ -28,7 +28,13 @@ from context_compiler.messages.importers import (
     pydantic_json,
     swe_agent,
 )
-from context_compiler.messages.importers.document import Conversation, conversations, decode, load, names
+from context_compiler.messages.importers.document import (
+    Conversation,
+    conversation_names,
+    conversations,
+    decode,
+    load,
+)
 from context_compiler.messages.importers.draft import Draft, Json, Transcript, kind, mapping
 
 __all__ = ["FORMATS", "Transcript", "parse_transcripts", "read_transcripts"]
@@ -107,11 +113,11 @@ def parse_transcripts(data: bytes, *, file: str, format: str | None = None) -> l
     value = load(text, file=file)
     found = conversations(value, _is_message, trusted=format is not None)
     if not found:
-        raise TranscriptError(_unknown(value), file=file)
-    called = names(found, stem)
+        raise TranscriptError(_explain_unknown(value), file=file)
+    found_names = conversation_names(found, stem)
     read = [
         _read(one, file=file, name=name, label=name if len(found) > 1 else "", format=format)
-        for one, name in zip(found, called, strict=True)
+        for one, name in zip(found, found_names, strict=True)
     ]
     if not any(transcript.messages for transcript in read):
         raise TranscriptError("contains no messages; name a file with at least one", file=file)
@@ -129,7 +135,7 @@ def _read(one: Conversation, *, file: str, name: str, label: str, format: str | 
         _BY_NAME[format].read(draft, one.entries, one.head)
         return draft.transcript(name=name, format=format)
     except RecursionError:
-        raise draft.wrong("is nested too deeply to be read; no transcript needs that") from None
+        raise draft.error("is nested too deeply to be read; no transcript needs that") from None
 
 
 def _is_message(entry: Json) -> bool:
@@ -147,7 +153,7 @@ def _detect(conversation: Conversation) -> str:
     return "openai"
 
 
-def _unknown(value: object) -> str:
+def _explain_unknown(value: object) -> str:
     found = mapping(value)
     keys = f" with the keys {', '.join(repr(key[:40]) for key in list(found)[:5])}" if found else ""
     return (

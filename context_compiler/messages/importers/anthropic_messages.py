@@ -7,7 +7,7 @@ from itertools import groupby
 
 from pydantic_ai.messages import ModelRequestPart
 
-from context_compiler.messages.importers.content import answer, blocks, prompt, spoken, system
+from context_compiler.messages.importers.content import blocks, prompt, response_parts, result_content, system
 from context_compiler.messages.importers.draft import Draft, Json, mapping, sequence, text, time_of
 from context_compiler.messages.importers.openai_chat import read_role
 
@@ -55,7 +55,7 @@ def _is_result(block: object) -> bool:
 
 def _result(draft: Draft, block: Json, entry: Json) -> ModelRequestPart:
     return draft.result(
-        answer(draft, block.get("content")),
+        result_content(draft, block.get("content")),
         call_id=text(block.get("tool_use_id")),
         name=None,
         failed=block.get("is_error") is True,
@@ -65,7 +65,7 @@ def _result(draft: Draft, block: Json, entry: Json) -> ModelRequestPart:
 
 def assistant(draft: Draft, entry: Json) -> None:
     """Add an assistant message as a response."""
-    draft.respond(spoken(draft, entry.get("content"), provider="anthropic"), time=time_of(entry))
+    draft.respond(response_parts(draft, entry.get("content"), provider="anthropic"), time=time_of(entry))
 
 
 ROLES: dict[str, Callable[[Draft, Json], None]] = {"user": user, "assistant": assistant, "system": system}

@@ -8,7 +8,7 @@ from datetime import datetime
 from pydantic_ai.messages import ModelResponsePart, SystemPromptPart, TextPart, ThinkingPart, UserPromptPart
 
 from context_compiler.messages.importers.content import call
-from context_compiler.messages.importers.draft import UNDATED, Draft, Json, kind, mapping, moment, sequence, text
+from context_compiler.messages.importers.draft import UNDATED, Draft, Json, kind, mapping, parse_time, sequence, text
 
 _HIDDEN = ("reasoning_recap",)
 """Content types that only repeat other messages."""
@@ -53,7 +53,7 @@ def _read_message(draft: Draft, message: Json) -> None:
     role, content = author.get("role"), mapping(message.get("content")) or {}
     reader = _ROLES.get(role) if isinstance(role, str) else None
     if reader is None:
-        raise draft.wrong(f"the author of a message is {kind(role)}; its role must be one of {', '.join(_ROLES)}")
+        raise draft.error(f"the author of a message is {kind(role)}; its role must be one of {', '.join(_ROLES)}")
     prose = _text(draft, content)
     if prose and content.get("content_type") not in _HIDDEN:
         reader(draft, message, prose)
@@ -86,7 +86,7 @@ def _part(draft: Draft, part: object) -> str:
 
 
 def _time(message: Json) -> datetime | None:
-    return moment(message.get("create_time"))
+    return parse_time(message.get("create_time"))
 
 
 def _system(draft: Draft, message: Json, prose: str) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from context_compiler.messages.importers.anthropic_messages import user
-from context_compiler.messages.importers.content import spoken
+from context_compiler.messages.importers.content import response_parts
 from context_compiler.messages.importers.draft import Draft, Json, kind, mapping, sequence, text, time_of
 from context_compiler.messages.importers.openai_chat import read_role
 
@@ -30,7 +30,7 @@ def read(draft: Draft, entries: Sequence[object], head: Json) -> None:
     def assistant(draft: Draft, message: Json) -> None:
         nonlocal last_id
         id = text(message.get("id"))
-        parts = spoken(draft, message.get("content"), provider="anthropic")
+        parts = response_parts(draft, message.get("content"), provider="anthropic")
         response = draft.respond(parts, time=time_of(message), joins=id is not None and id == last_id)
         last_id = id
         response.model_name = text(message.get("model"))
@@ -40,7 +40,7 @@ def read(draft: Draft, entries: Sequence[object], head: Json) -> None:
     for given in draft.each(entries, _branch(draft, entries)):
         entry = mapping(given)
         if entry is None:
-            raise draft.wrong(f"an entry is {kind(given)}; it must be an object with a type")
+            raise draft.error(f"an entry is {kind(given)}; it must be an object with a type")
         message = mapping(entry.get("message"))
         if entry.get("type") in _SPEAKERS and message is not None:
             read_role(draft, {"timestamp": entry.get("timestamp"), **message}, roles)

@@ -7,7 +7,7 @@ from itertools import groupby
 
 from pydantic_ai.messages import ModelRequestPart
 
-from context_compiler.messages.importers.content import answer, blocks, prompt, spoken
+from context_compiler.messages.importers.content import blocks, prompt, response_parts, result_content
 from context_compiler.messages.importers.draft import Draft, Json, kind, mapping, sequence, text, time_of
 
 _SENDERS = ("human", "assistant")
@@ -30,7 +30,7 @@ def read(draft: Draft, entries: Sequence[object], head: Json) -> None:
     for given in draft.each(entries):
         entry = mapping(given)
         if entry is None or entry.get("sender") not in _SENDERS:
-            raise draft.wrong(f"a message is {kind(given)} without a sender; it must be from human or assistant")
+            raise draft.error(f"a message is {kind(given)} without a sender; it must be from human or assistant")
         content = _content(draft, entry)
         if entry["sender"] == "human":
             draft.request([prompt(draft, content + _attachments(draft, entry), entry)], time=time_of(entry))
@@ -66,12 +66,12 @@ def _answer(draft: Draft, content: Sequence[object], entry: Json) -> None:
         if results:
             draft.request([_result(draft, mapping(block) or {}, entry) for block in group], time=when)
         else:
-            draft.respond(spoken(draft, list(group), provider="anthropic"), time=when)
+            draft.respond(response_parts(draft, list(group), provider="anthropic"), time=when)
 
 
 def _result(draft: Draft, block: Json, entry: Json) -> ModelRequestPart:
     return draft.result(
-        answer(draft, block.get("content")),
+        result_content(draft, block.get("content")),
         call_id=text(block.get("tool_use_id")),
         name=text(block.get("name")),
         failed=block.get("is_error") is True,

@@ -13,7 +13,7 @@ from datetime import datetime
 from pydantic_ai.messages import ModelRequestPart, ModelResponsePart, TextPart, ToolCallPart
 
 from context_compiler.messages.importers import anthropic_messages
-from context_compiler.messages.importers.content import blocks, call, prompt, spoken, system
+from context_compiler.messages.importers.content import blocks, call, prompt, response_parts, system
 from context_compiler.messages.importers.draft import Draft, Json, mapping, sequence, text, time_of
 from context_compiler.messages.importers.openai_chat import read_role
 
@@ -48,7 +48,7 @@ def read(draft: Draft, entries: Sequence[object], head: Json) -> None:
 def _assistant(draft: Draft, entry: Json) -> None:
     """Add a response; tags of a tool in its text become a tool call."""
     parts: list[ModelResponsePart] = []
-    for part in spoken(draft, entry.get("content"), provider="anthropic"):
+    for part in response_parts(draft, entry.get("content"), provider="anthropic"):
         if isinstance(part, TextPart):
             parts += _calls(draft, part.content, len(parts))
         else:

@@ -24,7 +24,7 @@ def read(draft: Draft, entries: Sequence[object], head: Json) -> None:
     for given in draft.each(entries):
         entry = mapping(given)
         if entry is None:
-            raise draft.wrong(f"a line is {kind(given)}; it must be an object with a type and a payload")
+            raise draft.error(f"a line is {kind(given)}; it must be an object with a type and a payload")
         payload, time = mapping(entry.get("payload")) or {}, time_of(entry)
         if entry.get("type") == "session_meta":
             base = mapping(payload.get("base_instructions")) or {}

@@ -28,7 +28,7 @@ from pydantic_ai.messages import (
 )
 from pydantic_core import to_json
 
-from context_compiler.messages.importers.document import strict
+from context_compiler.messages.importers.document import parse_json
 from context_compiler.messages.importers.draft import UNDATED, Draft, Json, kind, mapping, sequence, text, time_of
 
 Medium = BinaryContent | ImageUrl | DocumentUrl | UploadedFile
@@ -50,10 +50,10 @@ def blocks(draft: Draft, content: object) -> list[object]:
         return [content]
     given = sequence(content)
     if given is None:
-        raise draft.wrong(f"content is {kind(content)}; it must be a string, null or a list of blocks")
+        raise draft.error(f"content is {kind(content)}; it must be a string, null or a list of blocks")
     for place, block in enumerate(given):
         if not isinstance(block, str | dict):
-            raise draft.wrong(f"block {place} of the content is {kind(block)}; it must be an object or a string")
+            raise draft.error(f"block {place} of the content is {kind(block)}; it must be an object or a string")
     return given
 
 
@@ -104,13 +104,13 @@ def prompt(draft: Draft, content: object, entry: Json) -> UserPromptPart:
     return UserPromptPart(content=alone if isinstance(alone, str) else parts, timestamp=time_of(entry) or UNDATED)
 
 
-def answer(draft: Draft, content: object) -> object:
+def result_content(draft: Draft, content: object) -> object:
     """Content of a tool result: one joined text, or a list of pieces if it contains media."""
     parts = pieces(draft, content)
     return "\n".join(cast("list[str]", parts)) if all(isinstance(piece, str) for piece in parts) else parts
 
 
-def spoken(draft: Draft, content: object, *, provider: str | None = None) -> list[ModelResponsePart]:
+def response_parts(draft: Draft, content: object, *, provider: str | None = None) -> list[ModelResponsePart]:
     """Parts of a response: text, files, thinking and tool calls, in order; empty texts are left out."""
     parts: list[ModelResponsePart] = []
     for block in blocks(draft, content):
@@ -158,7 +158,7 @@ def call(draft: Draft, name: object, given: object, *, call_id: object, place: i
         TranscriptError: The call has no name.
     """
     if not isinstance(name, str) or not name:
-        raise draft.wrong("a tool call has no name; give it the name of its tool")
+        raise draft.error("a tool call has no name; give it the name of its tool")
     return ToolCallPart(
         tool_name=name,
         args=arguments(given),
@@ -174,7 +174,7 @@ def arguments(given: object) -> Json | str | None:
         whole = mapping(given)
         return whole if whole is not None else json.dumps(given, ensure_ascii=False)
     try:
-        read = mapping(strict(given))
+        read = mapping(parse_json(given))
         if read is None or not _is_shallow(read, DEEP):
             return given
         to_json(read)

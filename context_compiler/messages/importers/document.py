@@ -36,7 +36,7 @@ def _finite(literal: str) -> float:
 _STRICT = json.JSONDecoder(parse_constant=_refuse, parse_float=_finite)
 
 
-def strict(text: str) -> object:
+def parse_json(text: str) -> object:
     """Parse one JSON value; refuse NaN, infinities and numbers that overflow.
 
     Raises:
@@ -53,12 +53,12 @@ def load(text: str, *, file: str) -> object:
         TranscriptError: The text is neither JSON nor JSONL.
     """
     try:
-        return strict(text)
+        return parse_json(text)
     except (ValueError, RecursionError) as error:
         lines = [(number, line) for number, line in enumerate(text.split("\n"), 1) if line.strip()]
         if len(lines) > 1 and _is_value(lines[0][1]):
             return [_parse_line(line, number, index, file) for index, (number, line) in enumerate(lines)]
-        raise TranscriptError(_why(error, text), file=file) from None
+        raise TranscriptError(_explain(error, text), file=file) from None
 
 
 def decode(data: bytes, *, file: str) -> str:
@@ -80,7 +80,7 @@ def decode(data: bytes, *, file: str) -> str:
 
 def _is_value(line: str) -> bool:
     try:
-        strict(line)
+        parse_json(line)
     except (ValueError, RecursionError):
         return False
     return True
@@ -88,12 +88,12 @@ def _is_value(line: str) -> bool:
 
 def _parse_line(line: str, number: int, index: int, file: str) -> object:
     try:
-        return strict(line)
+        return parse_json(line)
     except (ValueError, RecursionError) as error:
-        raise TranscriptError(_why(error, line, number), file=file, index=index) from None
+        raise TranscriptError(_explain(error, line, number), file=file, index=index) from None
 
 
-def _why(error: Exception, text: str, line: int = 1) -> str:
+def _explain(error: Exception, text: str, line: int = 1) -> str:
     """Explain, with line and column, why a text that starts at `line` is not JSON."""
     if isinstance(error, RecursionError):
         return f"is nested too deeply to be read (line {line}); no transcript needs that"
@@ -206,7 +206,7 @@ def _find_in_elements(listed: Sequence[object], is_message: Callable[[Json], boo
     return [replace(whole[0], skipped=skipped), *whole[1:]] if whole else []
 
 
-def names(found: Sequence[Conversation], stem: str) -> list[str]:
+def conversation_names(found: Sequence[Conversation], stem: str) -> list[str]:
     """Name each conversation: the stem of the file, followed by an id or index if there are several."""
     if len(found) == 1:
         return [stem]

@@ -48,7 +48,7 @@ class Draft:
         self._parts: list[ModelRequestPart] | None = None
         self._leads = self._answers = False
 
-    def wrong(self, message: str) -> TranscriptError:
+    def error(self, message: str) -> TranscriptError:
         """Build an error about the message that is being read."""
         return TranscriptError(
             f"in conversation {self.label}: {message}" if self.label else message, file=self.file, index=self.at
@@ -136,7 +136,7 @@ class Draft:
             for at, message in zip(self._starts, self.messages, strict=True):
                 if why := _storage_problem([message]):
                     self.at = at
-                    raise self.wrong(why)
+                    raise self.error(why)
         notes = tuple(f"{what} (at {_indexes(where)})" for what, where in self._notes.items())
         return Transcript(name=name, format=format, messages=tuple(self.messages), notes=notes)
 
@@ -205,7 +205,7 @@ def kind(value: object) -> str:
     return next((name for name, shape in names if isinstance(value, shape)), "a number")
 
 
-def moment(value: object) -> datetime | None:
+def parse_time(value: object) -> datetime | None:
     """Parse a time from ISO 8601 text, or from seconds or milliseconds since 1970, in UTC; None if it is neither."""
     try:
         if isinstance(value, str):
@@ -220,4 +220,4 @@ def moment(value: object) -> datetime | None:
 
 def time_of(entry: Json) -> datetime | None:
     """Time of a message; None if its entry gives none."""
-    return moment(entry.get("timestamp")) or moment(entry.get("created_at"))
+    return parse_time(entry.get("timestamp")) or parse_time(entry.get("created_at"))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from context_compiler.messages.importers import openai_chat
-from context_compiler.messages.importers.content import answer, call, spoken, system
+from context_compiler.messages.importers.content import call, response_parts, result_content, system
 from context_compiler.messages.importers.draft import Draft, Json, kind, mapping, sequence, text, time_of
 
 _TYPES = {
@@ -52,7 +52,7 @@ def read(draft: Draft, entries: Sequence[object], head: Json) -> None:
     for given in draft.each(entries):
         body = _body(mapping(given) or {})
         if body is None:
-            raise draft.wrong(f"a message is {kind(given)}; it must be an object with a type and its fields")
+            raise draft.error(f"a message is {kind(given)}; it must be an object with a type and its fields")
         name, fields = body
         role = _TYPES.get(name) or text(fields.get("role")) or name
         openai_chat.read_role(draft, {**fields, "role": _TYPES.get(role, role)}, _ROLES)
@@ -70,7 +70,7 @@ def _assistant(draft: Draft, message: Json) -> None:
     blocks = sequence(content)
     if blocks is not None:
         content = [block for block in blocks if (mapping(block) or {}).get("type") not in ("tool_use", "function_call")]
-    parts = spoken(draft, content)
+    parts = response_parts(draft, content)
     for one in listed:
         parts.append(call(draft, one.get("name"), one.get("args"), call_id=one.get("id"), place=len(parts)))
     draft.respond(parts, time=time_of(message))
@@ -83,7 +83,7 @@ def _without_calls(message: Json) -> Json:
 def _tool(draft: Draft, message: Json) -> None:
     when = time_of(message)
     part = draft.result(
-        answer(draft, message.get("content")),
+        result_content(draft, message.get("content")),
         call_id=text(message.get("tool_call_id")),
         name=text(message.get("name")),
         failed=message.get("status") == "error",

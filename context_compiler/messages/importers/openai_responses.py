@@ -8,7 +8,7 @@ from datetime import datetime
 
 from pydantic_ai.messages import ModelResponsePart, TextPart, ThinkingPart
 
-from context_compiler.messages.importers.content import answer, call, spoken, system
+from context_compiler.messages.importers.content import call, response_parts, result_content, system
 from context_compiler.messages.importers.draft import Draft, Json, kind, mapping, sequence, text, time_of
 from context_compiler.messages.importers.openai_chat import read_role, user
 
@@ -38,7 +38,7 @@ def read(draft: Draft, entries: Sequence[object], head: Json) -> None:
     for given in draft.each(entries):
         item = mapping(given)
         if item is None:
-            raise draft.wrong(f"an item is {kind(given)}; it must be an object with a type or a role")
+            raise draft.error(f"an item is {kind(given)}; it must be an object with a type or a role")
         read_item(draft, item, time=time_of(item))
 
 
@@ -54,15 +54,15 @@ def read_item(draft: Draft, item: Json, *, time: datetime | None) -> None:
     elif type_ in _RESULTS:
         content = item.get("output")
         structured = content is not None and not isinstance(content, str) and sequence(content) is None
-        result = answer(draft, json.dumps(content, ensure_ascii=False) if structured else content)
+        result = result_content(draft, json.dumps(content, ensure_ascii=False) if structured else content)
         draft.request([draft.result(result, call_id=text(item.get("call_id")), name=None, time=time)], time=time)
     else:
-        parts = _response_parts(draft, item, type_)
+        parts = _item_parts(draft, item, type_)
         if parts:
             draft.respond(parts, time=time, joins=True)
 
 
-def _response_parts(draft: Draft, item: Json, type_: object) -> list[ModelResponsePart]:
+def _item_parts(draft: Draft, item: Json, type_: object) -> list[ModelResponsePart]:
     """Parts for an item of the model that is not a message; a call to a provider's own tool is kept as text."""
     if isinstance(type_, str) and type_ in _CALLS:
         name = _SHELL if type_ == "local_shell_call" else item.get("name")
@@ -83,7 +83,7 @@ def _reasoning(item: Json) -> list[ModelResponsePart]:
 
 
 def _assistant(draft: Draft, item: Json) -> None:
-    draft.respond(spoken(draft, item.get("content")), time=time_of(item), joins=True)
+    draft.respond(response_parts(draft, item.get("content")), time=time_of(item), joins=True)
 
 
 _ROLES: dict[str, Callable[[Draft, Json], None]] = {

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 
 from pydantic_ai.messages import ModelResponsePart, TextPart, ThinkingPart, UserPromptPart
 
-from context_compiler.messages.importers.content import answer, call, system
+from context_compiler.messages.importers.content import call, result_content, system
 from context_compiler.messages.importers.draft import (
     UNDATED,
     Draft,
@@ -53,7 +53,7 @@ def read(draft: Draft, entries: Sequence[object], head: Json) -> None:
     for given in draft.each(entries):
         event = mapping(given)
         if event is None:
-            raise draft.wrong(
+            raise draft.error(
                 f"an event is {kind(given)}; it must be an object with an action, an observation or a kind"
             )
         joins = reply is not None and reply == _reply_id(event)
@@ -97,8 +97,8 @@ def _action(draft: Draft, event: Json, joins: bool) -> None:
             content = f"Ran {name}: {text(given.get('command')) or content}"
         _prompt(draft, event, content)
     elif name in ("message", "finish"):
-        answer = text(given.get("final_thought")) or content
-        draft.respond([TextPart(content=answer)] if answer else [], time=time_of(event), joins=joins)
+        final = text(given.get("final_thought")) or content
+        draft.respond([TextPart(content=final)] if final else [], time=time_of(event), joins=joins)
     else:
         thought = text(given.get("thought"))
         parts: list[ModelResponsePart] = [TextPart(content=thought)] if thought else []
@@ -174,7 +174,7 @@ def _newer_result(draft: Draft, event: Json, joins: bool) -> None:
     if observation is not None:
         blocks = observation.get("content", observation.get("output"))
         if isinstance(blocks, str) or sequence(blocks) is not None:
-            content = answer(draft, blocks)
+            content = result_content(draft, blocks)
         else:
             content = json.dumps(observation, ensure_ascii=False)
     part = draft.result(

@@ -11,7 +11,7 @@ from typing import Literal
 
 from pydantic_ai.usage import RequestUsage
 
-from context_compiler.messages.importers.content import answer, spoken
+from context_compiler.messages.importers.content import response_parts, result_content
 from context_compiler.messages.importers.draft import Draft, Json, kind, mapping, text, time_of
 from context_compiler.messages.importers.openai_chat import read_role, user
 
@@ -36,11 +36,11 @@ def read(draft: Draft, entries: Sequence[object], head: Json) -> None:
     for given in draft.each(entries, _branch(draft, entries)):
         entry = mapping(given)
         if entry is None:
-            raise draft.wrong(f"an entry is {kind(given)}; it must be an object with a type")
+            raise draft.error(f"an entry is {kind(given)}; it must be an object with a type")
         if entry.get("type") == "message":
             message = mapping(entry.get("message"))
             if message is None:
-                raise draft.wrong(f"the message of an entry is {kind(entry.get('message'))}; it must be an object")
+                raise draft.error(f"the message of an entry is {kind(entry.get('message'))}; it must be an object")
             read_role(draft, {"timestamp": entry.get("timestamp"), **message}, _ROLES)
         elif entry.get("type") in _INSERTS:
             _add_inserted(draft, entry)
@@ -69,7 +69,7 @@ def _branch(draft: Draft, entries: Sequence[object]) -> list[int]:
 def _assistant(draft: Draft, message: Json) -> None:
     """Add a response with its usage, model and finish reason; one that was cut off is kept as far as it got."""
     provider, stop = text(message.get("provider")), message.get("stopReason")
-    response = draft.respond(spoken(draft, message.get("content"), provider=provider), time=time_of(message))
+    response = draft.respond(response_parts(draft, message.get("content"), provider=provider), time=time_of(message))
     response.usage = _usage(mapping(message.get("usage")) or {})
     response.provider_name = provider
     response.model_name = text(message.get("model"))
@@ -99,7 +99,7 @@ def _count(given: Json, key: str) -> int:
 def _tool_result(draft: Draft, message: Json) -> None:
     when = time_of(message)
     part = draft.result(
-        answer(draft, message.get("content")),
+        result_content(draft, message.get("content")),
         call_id=text(message.get("toolCallId")),
         name=text(message.get("toolName")),
         failed=message.get("isError") is True,

@@ -12,7 +12,7 @@ from datetime import datetime
 
 from pydantic_ai.messages import ModelResponsePart, SystemPromptPart, TextPart, UserPromptPart
 
-from context_compiler.messages.importers.draft import UNDATED, Draft, moment
+from context_compiler.messages.importers.draft import UNDATED, Draft, parse_time
 
 _NAMES = {
     **dict.fromkeys(("user", "human", "you", "me", "you said"), "user"),
@@ -64,7 +64,7 @@ def read(draft: Draft, prose: str) -> None:
         speaker = None if fence else _speaker(line)
         if stamp is not None:
             _add(draft, role, lines, when)
-            role, lines, when = None, [], moment(f"{stamp[1]}+00:00")
+            role, lines, when = None, [], parse_time(f"{stamp[1]}+00:00")
         elif speaker is not None:
             _add(draft, role, lines, when)
             (role, rest), found = speaker, True
@@ -75,7 +75,7 @@ def read(draft: Draft, prose: str) -> None:
         fence = _fence(line, fence) if not own else ""
     _add(draft, role, lines, when)
     if not found:
-        raise draft.wrong("no line names a speaker; begin each message with a line such as **User:** or **Assistant:**")
+        raise draft.error("no line names a speaker; begin each message with a line such as **User:** or **Assistant:**")
 
 
 def _fence(line: str, fence: str) -> str:

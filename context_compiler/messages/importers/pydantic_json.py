@@ -26,11 +26,11 @@ def read(draft: Draft, entries: Sequence[object], head: Json) -> None:
         try:
             (message,) = ModelMessagesTypeAdapter.validate_json(json.dumps([entry]))
         except ValidationError as error:
-            raise draft.wrong(_why(error)) from None
+            raise draft.error(_explain(error)) from None
         draft.add(message)
 
 
-def _why(error: ValidationError) -> str:
+def _explain(error: ValidationError) -> str:
     first = error.errors(include_url=False, include_input=False, include_context=False)[0]
     if first["type"] == "json_invalid" and "hex escape" in first["msg"]:
         return "contains half a character (a lone surrogate such as \\ud83d); replace it, for example with \\ufffd"
