@@ -218,7 +218,7 @@ def columns_of(messages: Sequence[ModelMessage]) -> Columns:
 def columns_after(before: Columns | None, shared: int, news: Sequence[ModelMessage]) -> Columns:
     """Columns of a history whose first `shared` messages are those of `before`, followed by the messages `news`."""
     counts, instructions, parts, *attributes = columns_of(news)
-    found = counts, instructions, parts, *([_snapshot(value) for value in column] for column in held)
+    found = counts, instructions, parts, *([_snapshot(value) for value in column] for column in attributes)
     if before is None or not shared:
         return found
     size = sum(before[0][:shared])
