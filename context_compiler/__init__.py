@@ -1,4 +1,4 @@
-"""Context middleware for Pydantic AI: what a model sees of a long conversation, budgeted, recorded, fail-open."""
+"""Context middleware for Pydantic AI: fits long conversations into a token budget, records every view, fails open."""
 
 from __future__ import annotations
 

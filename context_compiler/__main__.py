@@ -1,4 +1,4 @@
-"""`python -m context_compiler` is the command line."""
+"""Entry point of `python -m context_compiler`: the command line."""
 
 from __future__ import annotations
 

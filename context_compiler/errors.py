@@ -1,4 +1,4 @@
-"""Errors that this package raises on purpose, in one tree.
+"""Hierarchy of the errors that this package raises deliberately.
 
 ContextCompilerError
 ├── TemplateError      a template is missing, unreadable or wrong (name, path, line)
@@ -6,17 +6,17 @@ ContextCompilerError
 ├── TranscriptError    a transcript could not be read (file, index)
 ├── StoreError         the record could not be opened, read or written
 ├── ContextMemoryError a memory could not be read, written or rolled back
-├── BudgetError        a strict call could not be kept within its budget
+├── BudgetError        a strict call could not be fitted into its budget
 ├── FidelityError      a fidelity is not one of the known modes (where, value)
-├── LayersError        what a session knows of entities, conversation or reasoning is wrong, or asked for wrongly
-├── PipelineError      a pipeline cannot be run, or went wrong beyond its own handling
+├── LayersError        the state of entities, conversation or reasoning is invalid, or was requested wrongly
+├── PipelineError      a pipeline cannot be run, or failed in a way that it does not handle itself
 │   ├── CheckpointError  a saved state of a run cannot be read (newer)
 │   ├── GraphError     its graph cannot be read, or has errors (path, line, column, snippet, diagnostics)
 │   └── RunOwnedError  another process owns the run, or has taken it over
 └── SettingsError      an argument or environment variable has a wrong value
 
-A message says what is wrong, where, and what to do about it. The capability raises none of these: it
-falls back and reports them through `on_error`.
+Each message says what is wrong, where, and what to do about it. The capability raises none of these: it falls back and
+reports them through `on_error`.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from collections.abc import Sequence
 
 
 class ContextCompilerError(Exception):
-    """The root: catching it catches everything this package raises on purpose."""
+    """Base class of all errors that this package raises deliberately."""
 
 
 class TemplateError(ContextCompilerError):
     """A template is missing, unreadable, outside its roots, or wrong."""
 
     def __init__(self, message: str, *, name: str, path: str | None = None, line: int | None = None) -> None:
-        """Keep the place beside the message: `name`, the file's `path` and the 1-based `line`, where known."""
+        """Store the place with the message: `name`, the file's `path` and the 1-based `line`, if known."""
         place = f"{path or name}:{line}" if line else (path or name)
         super().__init__(f"{place}: {message}")
         self.name, self.path, self.line = name, path, line
@@ -44,9 +44,9 @@ class CompileError(ContextCompilerError):
     def __init__(
         self, message: str, *, model: str, phase: str, usage: dict[str, int] | None = None, cost: str | None = None
     ) -> None:
-        """Say which `model` failed in which `phase`: prompt, call, timeout, usage, or answer.
+        """Name the `model` that failed and the `phase`: prompt, call, timeout, usage, or answer.
 
-        `usage` (tokens and requests) and `cost` (US dollars) are what was spent until then.
+        `usage` (tokens and requests) and `cost` (US dollars) are the amounts spent before the failure.
         """
         super().__init__(f"{phase} ({model}): {message}")
         self.model, self.phase, self.usage, self.cost = model, phase, usage or {}, cost
@@ -56,7 +56,7 @@ class TranscriptError(ContextCompilerError):
     """A transcript could not be read."""
 
     def __init__(self, message: str, *, file: str, index: int | None = None) -> None:
-        """Name the `file` and, where one message is at fault, its 0-based `index`."""
+        """Name the `file` and, if a single message is at fault, its 0-based `index`."""
         place = file if index is None else f"{file}[{index}]"
         super().__init__(f"{place}: {message}")
         self.file, self.index = file, index
@@ -67,18 +67,18 @@ class StoreError(ContextCompilerError):
 
 
 class ContextMemoryError(ContextCompilerError):
-    """A memory could not be read or written, or there is nothing that it could be rolled back to."""
+    """A memory could not be read or written, or there is no earlier state to roll it back to."""
 
 
 class BudgetError(ContextCompilerError):
-    """A strict call could not be kept within its budget."""
+    """A strict call could not be fitted into its budget."""
 
 
 class FidelityError(ContextCompilerError, ValueError):
     """A fidelity is not one of the known modes."""
 
     def __init__(self, message: str, *, where: str, value: object) -> None:
-        """Name the place (`where`) that gave the unknown `value`."""
+        """Name the place (`where`) that the unknown `value` came from."""
         super().__init__(f"{where}: {message}")
         self.where, self.value = where, value
 
@@ -92,7 +92,7 @@ class SettingsError(ContextCompilerError, ValueError):
 
 
 class PipelineError(ContextCompilerError):
-    """A pipeline cannot be run, or went wrong in a way that it does not handle itself."""
+    """A pipeline cannot be run, or failed in a way that it does not handle itself."""
 
 
 class RunOwnedError(PipelineError):
@@ -101,7 +101,7 @@ class RunOwnedError(PipelineError):
     def __init__(self, message: str, *, patience: float = 0.0) -> None:
         super().__init__(message)
         self.patience = patience
-        """Seconds until the run is free if its owner is dead; 0 if a dead owner is detected at once."""
+        """Seconds until the run becomes free if its owner is dead; 0 if a dead owner is detected at once."""
 
 
 class CheckpointError(PipelineError):
@@ -110,11 +110,11 @@ class CheckpointError(PipelineError):
     def __init__(self, message: str, *, newer: bool = False) -> None:
         super().__init__(message)
         self.newer = newer
-        """True if a newer version wrote it; that version can read it."""
+        """True if a newer version of this package wrote the state; that version can read it."""
 
 
 class GraphError(PipelineError):
-    """A graph cannot be read, or has errors that keep it from being run."""
+    """A graph cannot be read, or has errors that prevent it from running."""
 
     def __init__(
         self,
@@ -126,10 +126,10 @@ class GraphError(PipelineError):
         snippet: str = "",
         diagnostics: Sequence[object] = (),
     ) -> None:
-        """Keep the place beside the message, which is one line; `line` and `column` are 1-based.
+        """Store the place with the one-line message; `line` and `column` are 1-based.
 
-        The `snippet` is the line of the source with a caret under the column; a traceback shows it too.
-        `diagnostics` are the findings of a lint, where it was one.
+        `snippet` is the source line with a caret under the column; a traceback shows it too. `diagnostics` are the
+        findings of the linter, if it raised the error.
         """
         place = ":".join(str(part) for part in (path or "graph", line, column) if part)
         super().__init__(f"{place}: {message}")

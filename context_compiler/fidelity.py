@@ -1,6 +1,7 @@
-"""Fidelity: six modes of how much of the past is carried, each with a cap for the summary.
+"""Fidelity modes: the amount of the past that a view contains, each with a token cap for the summary.
 
-A fidelity says how much, a template says how it is written, a budget says what everything may cost.
+The fidelity decides how much of the past is summarized, the template how the summary is written, and the budget how
+many tokens the whole view may have.
 """
 
 from __future__ import annotations
@@ -17,12 +18,12 @@ _logger = logging.getLogger(__name__)
 
 
 class Fidelity(StrEnum):
-    """Amount of the conversation beyond the recent turns that a view carries."""
+    """Amount of the conversation before the recent turns that a view contains."""
 
     FULL = "full"
-    """Everything, while it fits; past the budget as `summary:high`."""
+    """Everything, as long as it fits the budget; beyond that, like `summary:high`."""
     TRUNCATE = "truncate"
-    """No summary at all: recent turns only."""
+    """No summary, only recent turns."""
     COMPACT = "compact"
     SUMMARY_LOW = "summary:low"
     SUMMARY_MEDIUM = "summary:medium"
@@ -30,10 +31,14 @@ class Fidelity(StrEnum):
 
     @classmethod
     def parse(cls, value: object, *, where: str) -> Self:
-        """Turn outside text into a mode, or say exactly what is wrong with it.
+        """Parse a mode.
+
+        Args:
+            value: The text of the mode; spaces around it are ignored.
+            where: Name of the place that the value comes from, for the error message.
 
         Raises:
-            FidelityError: `value` is not one of the six modes; the message names `where` it came from.
+            FidelityError: The value is not one of the six modes.
         """
         try:
             return cls(value if isinstance(value, cls) else str(value).strip())
@@ -43,7 +48,7 @@ class Fidelity(StrEnum):
 
     @property
     def cap(self) -> int:
-        """The most tokens a summary may have in this mode, before the budget has its say."""
+        """Maximum tokens of a summary in this mode; the budget may reduce it further."""
         return CAPS[self]
 
 
@@ -60,8 +65,8 @@ CAPS: dict[Fidelity, int] = {
 def resolve_fidelity(edge: object, node: object, pipeline: object) -> Fidelity:
     """Fidelity of a stage: the edge's, else the stage's, else the pipeline's, else `compact`.
 
-    Anything with the attributes `fidelity` and, for a pipeline, `default_fidelity` will do; None and blank are
-    nothing said. What is not a mode is passed over, with a warning in the log.
+    The arguments may be any objects with the attribute `fidelity` or, for a pipeline, `default_fidelity`. None and
+    blank values count as unset. An unknown mode is skipped, with a warning in the log.
     """
     for thing, name in ((edge, "fidelity"), (node, "fidelity"), (pipeline, "default_fidelity")):
         value = _attribute_text(thing, name)
@@ -69,42 +74,44 @@ def resolve_fidelity(edge: object, node: object, pipeline: object) -> Fidelity:
             try:
                 return Fidelity.parse(value, where=name)
             except FidelityError as error:
-                _logger.warning("%s; the next level decides", error)
+                _logger.warning("%s; the next level is used instead", error)
     return Fidelity.COMPACT
 
 
 def resolve_thread_id(edge: object, node: object, pipeline: object, prev_node_name: str | None) -> str:
-    """Thread that a stage continues at `full`.
+    """Id of the thread that a stage continues at `full`.
 
-    The first that says something: the stage, the edge, the pipeline (`default_thread_id`, `thread_id`), the
-    first class of the stage, the stage before it. The very first stage has a thread of its own.
+    It is the first of these that is set: the stage's, the edge's, the pipeline's (`default_thread_id`, `thread_id`),
+    the first class of the stage, the name of the previous stage, and the stage's own name.
     """
     classes = getattr(node, "classes", None)
     several = isinstance(classes, Sequence) and not isinstance(classes, str | bytes)
     first = next(iter(cast("Sequence[object]", classes)), "") if several else ""
-    names = (
+    ids = (
         *(_attribute_text(node, "thread_id"), _attribute_text(edge, "thread_id")),
         *(_attribute_text(pipeline, name) for name in ("default_thread_id", "thread_id", "default_thread")),
         *(first.strip() if isinstance(first, str) else "", prev_node_name, _attribute_text(node, "name")),
     )
-    return next((one for one in names if one), "")
+    return next((one for one in ids if one), "")
 
 
 def fidelity_on_resume(resolved: str, is_first: bool) -> Fidelity:
-    """The mode of a stage after a resume: the first one gets `summary:high` where `full` has nothing to continue.
+    """Mode of a stage after a resume: the first stage gets `summary:high` instead of `full`.
+
+    After a resume, the first stage has no thread that `full` could continue.
 
     Raises:
-        FidelityError: `resolved` is none of the modes.
+        FidelityError: `resolved` is not one of the modes.
     """
     mode = Fidelity.parse(resolved, where="resolved")
     return Fidelity.SUMMARY_HIGH if is_first and mode is Fidelity.FULL else mode
 
 
 def _attribute_text(thing: object, name: str) -> str:
-    """Text of an attribute, trimmed; empty if there is none."""
+    """Text of an attribute without surrounding spaces; empty if it is missing or not a text or integer."""
     value = getattr(thing, name, None)
     return str(value).strip() if isinstance(value, str | int) and not isinstance(value, bool) else ""
 
 
-# They belong here by name, but need templates and rooms, which a mode does not.
+# Public here for compatibility, but defined elsewhere and loaded on use, because they import much more than a mode.
 __getattr__, _ = public(__name__, {"build_fidelity_preamble": "pipeline.preamble", "summary_cap": "compiler.policy"})

@@ -1,11 +1,12 @@
 """Content-based ids: the id of a message depends on its content and on everything before it.
 
-Equal prefixes therefore share ids, a fork stores only what is new, and a file can be verified. The idea is git's.
+As in git, histories with equal prefixes share ids, a fork stores only its new messages, and a record can be verified.
 
-A message has two names. The chain id finds cycles and compiles: it is the same for a history that was built again from
-its texts. The exact name is that of the recorded message: it also depends on what such a history may lack, on
-instructions and on the outcome of a tool. A view is named by the rendering of its dynamic system prompts, too; a raw
-history is not, since each rendering would name all of it anew. A prefix says by which rule a name was made.
+A message has two names. Cycles and compiles are found by its chain id, which stays the same when a history is rebuilt
+from its texts. Recorded messages have exact names, which also depend on instructions and tool outcomes, because a
+rebuilt history may lack them. The exact names of a view also depend on the renderings of its dynamic system prompts;
+those of a raw history do not, because each new rendering would rename the whole history. The prefix of a name tells
+which kind it is.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from hashlib import blake2b, sha256
 from itertools import chain, repeat
 from typing import TYPE_CHECKING, Any, cast
 
-if TYPE_CHECKING:  # looking at a record does not wait for the host
+if TYPE_CHECKING:  # importing Pydantic AI is slow, and reading the record does not need it
     from pydantic_ai.messages import ModelMessage
 
 VERSION = "c1:"
@@ -28,41 +29,41 @@ RECORDED = (EXACT, RENDERED)
 
 
 def blob_id(body: bytes) -> str:
-    """Name a blob by its bytes."""
+    """Hash of a blob, in hex."""
     return blake2b(body, digest_size=16).hexdigest()
 
 
 def text_hash(text: str) -> str:
-    """SHA-256 of a text, in hex: the form in which people compare files."""
+    """SHA-256 of a text, in hex, comparable with the output of `sha256sum`."""
     return sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
 
 
 def identity(body: bytes) -> str:
-    """Hash of one message by what its parts say to a model.
+    """Hash of a message by the content that a model sees.
 
-    `body` is the message's JSON. Two messages that differ only in times, run ids or usage are one, and so are two
-    renderings of the same dynamic part: the host renders it anew at every run.
+    `body` is the message's JSON. Messages that differ only in times, run ids or usage have the same identity, and so do
+    messages that differ only in the rendering of a dynamic part, which the host renders anew in every run.
     """
     return _identity(json.loads(body))
 
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """A place in a message at which the host may have joined two."""
+    """A place in a message at which the host may have joined two messages."""
 
     count: int
-    """Parts before it."""
+    """Number of parts before it."""
     first: str
-    """The `identity` of these alone."""
+    """The `identity` of the parts before it."""
     rest: str
-    """The `identity` of what follows them."""
+    """The `identity` of the parts after it."""
     last: str = ""
-    """The `identity` of the part before it alone, which may have been a message between two others."""
+    """The `identity` of the one part before it, which may have been a message of its own between two others."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IdentityFacts:
-    """Parts of the names of a message."""
+    """Everything in a message on which its names depend."""
 
     identity: str
     instructions: str | None
@@ -79,7 +80,7 @@ class IdentityFacts:
 
 
 def identity_facts(body: bytes) -> IdentityFacts:
-    """The facts that name a message, of its JSON."""
+    """Read the facts on which the names of a message depend from its JSON."""
     data = json.loads(body)
     parts = cast("list[object]", data.get("parts", []))
     return IdentityFacts(
@@ -92,10 +93,11 @@ def identity_facts(body: bytes) -> IdentityFacts:
 
 
 def _splits(data: Mapping[str, Any], parts: Sequence[object]) -> Iterator[Split]:
-    """After the last tool result; after each of the first parts too, where a message belongs to no run.
+    """Find the places at which the host may have joined two messages.
 
-    The host joins results at the end of a run with the prompt of the next, results of some calls with those of others
-    that were put off, and a prompt that nobody answered with the next. What it joined belongs to no run.
+    They are after the tool results at the beginning and, if the message has no run id, after each of the first parts.
+    The host joins tool results at the end of a run with the next prompt, tool results with those of deferred calls, and
+    an unanswered prompt with the next one. A joined message has no run id.
     """
     kinds = [cast(dict[str, object], part).get("part_kind") if isinstance(part, dict) else None for part in parts]
     results = next((at for at, kind in enumerate(kinds) if kind not in ANSWERS), len(kinds))
@@ -113,7 +115,7 @@ def _rendering(parts: Sequence[object]) -> str:
 
 
 def exact_identity(plain: str, instructions: str | None, outcomes: Mapping[int, str]) -> str:
-    """Hash of one message by its `identity`, its instructions and the outcomes of its tools."""
+    """Hash of a message's `identity`, its instructions and the outcomes of its tool results."""
     if instructions is None and not outcomes:
         return plain
     canonical = json.dumps([plain, instructions, sorted(outcomes.items())], separators=(",", ":"), ensure_ascii=True)
@@ -121,7 +123,7 @@ def exact_identity(plain: str, instructions: str | None, outcomes: Mapping[int, 
 
 
 def outcomes(parts: Sequence[object]) -> dict[int, str]:
-    """The outcomes of tool results by position, without those that succeeded."""
+    """Outcomes of tool results by position, except successes."""
     found: dict[int, str] = {}
     for at, part in enumerate(parts):
         given = cast(dict[str, object], part) if isinstance(part, dict) else {}
@@ -142,7 +144,7 @@ def _without_stamps(part: object) -> object:
     if not isinstance(part, dict):
         return part
     given = cast(dict[str, object], part)
-    kept = {key: value for key, value in given.items() if key not in STAMPS and value not in _UNSAID}
+    kept = {key: value for key, value in given.items() if key not in STAMPS and value not in _OMITTED}
     if kept.get("dynamic_ref"):
         kept.pop("content", None)
     if kept.get("part_kind") == "retry-prompt":
@@ -157,66 +159,66 @@ ANSWERS = ("tool-return", "retry-prompt")
 """Kinds of part with which the host answers a call."""
 
 MOST_SPLITS = 16
-"""Parts of one message after which it may have been joined; each place is named twice."""
+"""Number of first parts of a message that are checked for joins; each place costs two hashes."""
 
 STAMPS = frozenset({"timestamp", "metadata", "outcome", "retry"})
-"""Fields of a part that are not content: times, counts, and a host's rewriting of old retry prompts."""
+"""Fields of a part that are not content: times, counts, and fields that the host adds to converted retry prompts."""
 
 RETRIED = "retried"
-"""Outcome with which the host loads a retry prompt that answers a call."""
+"""Outcome that the host gives to a retry prompt that answers a call, when it loads one."""
 
-_UNSAID: tuple[object, ...] = (None, [], {})
-"""Values that one version of the host writes out and another omits."""
+_OMITTED: tuple[object, ...] = (None, [], {})
+"""Values that some versions of the host write out and others omit."""
 
 
 def chain_id(parent: str | None, content: str) -> str:
-    """Name a message reached by way of `parent`; `content` is its `identity`."""
+    """Chain id of the message that follows `parent`, a chain id; `content` is its `identity`."""
     return VERSION + blake2b(f"{parent or ''}\x00{content}".encode(), digest_size=16).hexdigest()
 
 
 def exact_id(parent: str | None, content: str) -> str:
-    """The exact name of a message reached by way of the exact name `parent`; `content` is its `exact_identity`."""
+    """Exact name of the message that follows `parent`, an exact name; `content` is its `exact_identity`."""
     return EXACT + chain_id(parent, content).removeprefix(VERSION)
 
 
 def sent_id(parent: str | None, content: str, rendering: str) -> str:
-    """The exact name of a message of a view, whose dynamic parts have the given `rendering`."""
+    """Exact name of a message in a view; it also depends on the `rendering` of its dynamic parts."""
     if not rendering:
         return exact_id(parent, content)
     return RENDERED + chain_id(parent, f"{content}\x00{rendering}").removeprefix(VERSION)
 
 
 HELD = ("content", "args", "outcome")
-"""Attributes of a part that are compared by identity to detect an edit in place."""
+"""Attributes of a part that are compared to detect an edit in place."""
 
 Columns = tuple[list[Any], ...]
 """Objects of many messages: the number of parts of each, instructions, all parts, and their `HELD` attributes."""
 
 
 def objects_of(message: ModelMessage) -> list[object]:
-    """Parts of a message and their contents as objects; a change of identity shows an edit in place."""
-    held: list[object] = [*message.parts, getattr(message, "instructions", None)]
+    """Collect the parts of a message and their contents; if the result changes, the message was edited in place."""
+    found: list[object] = [*message.parts, getattr(message, "instructions", None)]
     for part in message.parts:
         for name in HELD:
             content = getattr(part, name, None)
             if content is not None:
-                held.append(content if type(content) is str else _snapshot(content))
-    return held
+                found.append(content if type(content) is str else _snapshot(content))
+    return found
 
 
 def columns_of(messages: Sequence[ModelMessage]) -> Columns:
-    """The objects of all messages, like `objects_of` but without snapshots, in a quarter of the time."""
+    """Collect the objects of many messages like `objects_of`, but without snapshots, in a quarter of the time."""
     lists = [message.parts for message in messages]
     parts = list(chain.from_iterable(lists))
     instructions = map(getattr, messages, repeat("instructions"), repeat(None))
-    held = (list(map(getattr, parts, repeat(name), repeat(None))) for name in HELD)
-    return list(map(len, lists)), list(instructions), parts, *held
+    attributes = (list(map(getattr, parts, repeat(name), repeat(None))) for name in HELD)
+    return list(map(len, lists)), list(instructions), parts, *attributes
 
 
 def columns_after(before: Columns | None, shared: int, news: Sequence[ModelMessage]) -> Columns:
-    """Columns of a history: from `before` for its first `shared` messages, and from `news` for the rest."""
-    counts, instructions, parts, *held = columns_of(news)
-    found = counts, instructions, parts, *([_snapshot(value) for value in column] for column in held)
+    """Columns of a history whose first `shared` messages are those of `before`, followed by the messages `news`."""
+    counts, instructions, parts, *attributes = columns_of(news)
+    found = counts, instructions, parts, *([_snapshot(value) for value in column] for column in attributes)
     if before is None or not shared:
         return found
     size = sum(before[0][:shared])
@@ -225,12 +227,12 @@ def columns_after(before: Columns | None, shared: int, news: Sequence[ModelMessa
 
 
 def are_unedited(messages: Sequence[ModelMessage], before: Columns) -> bool:
-    """True if these messages still hold the objects in `before`."""
+    """True if these messages still contain the objects in `before`."""
     return all(now == old[: len(now)] for now, old in zip(columns_of(messages), before, strict=True))
 
 
 def _snapshot(value: object) -> object:
-    """Copy of a value's containers, so that a change within them shows; other values as they are."""
+    """Copy dicts and lists at any depth, so that later changes in them can be detected; return other values as is."""
     if isinstance(value, dict):
         return {key: _snapshot(inner) for key, inner in cast(dict[object, object], value).items()}
     if isinstance(value, list):

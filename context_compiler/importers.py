@@ -1,4 +1,4 @@
-"""An earlier path of `context_compiler.messages.importers`."""
+"""Former import path of `context_compiler.messages.importers`, kept for compatibility."""
 
 from __future__ import annotations
 

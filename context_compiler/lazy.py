@@ -1,4 +1,4 @@
-"""Public names that load on first use, so that importing a package costs next to nothing."""
+"""Load public names on first use, so that importing a package takes almost no time."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ from importlib import import_module
 from typing import Any
 
 EXTRAS = {"asyncpg": "postgres", "greenlet": "postgres", "dbos": "dbos"}
-"""The extra of this package that installs a module."""
+"""Extra of this package that installs each of these modules."""
 
 
 def public(package: str, homes: Mapping[str, str]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """`__getattr__` and `__dir__` of a package from the homes of its public names.
+    """Build `__getattr__` and `__dir__` of a package that exports names defined elsewhere.
 
     Args:
-        package: Its `__name__`.
-        homes: The module of each name, within `context_compiler`; `module:name` where it is another name there.
+        package: The `__name__` of the package.
+        homes: Module of each public name, relative to `context_compiler`; `module:name` if it has another name there.
     """
 
     def load(name: str) -> Any:
-        """A public name, loaded now and found directly from then on.
+        """Load a public name and set it on the package, so that it is found directly from then on.
 
         Raises:
-            ImportError: It needs an extra that is not installed; the message has the command that installs it.
+            ImportError: The name needs an extra that is not installed; the message contains the command to install it.
         """
         if name not in homes:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
@@ -39,7 +39,7 @@ def public(package: str, homes: Mapping[str, str]) -> tuple[Callable[[str], Any]
         return value
 
     def names() -> list[str]:
-        """The public names, loaded or not."""
+        """List the public names, loaded or not."""
         return sorted(homes)
 
     return load, names

@@ -1,4 +1,4 @@
-"""An earlier path of `context_compiler.compiler.policy`; `limits` takes `Asked` too, as it did."""
+"""Former import path of `context_compiler.compiler.policy`, with the former signature of `limits`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["Asked", "Limits", "limits"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
-    """The caller's budget; None is the default."""
+    """The caller's budget settings; None means the default."""
 
     budget: Amount | None = None
     trigger: Amount | None = None
@@ -33,17 +33,17 @@ def limits(
     ratio: float = 1.0,
     tight: float = 1.0,
 ) -> Limits:
-    """Budget and thresholds of one request, as `ContextCompiler` has them.
+    """Compute the budget and thresholds of one request, as `ContextCompiler` does.
 
     Args:
-        asked: The caller's budget; a share of a trigger is one of the budget.
-        fixed: Tokens that the view carries whatever it leaves out.
-        window: The model's context window, where it is known.
-        max_tokens: The most tokens of an answer that the request's settings allow.
-        threshold: The template's default trigger; 0 is none.
-        fidelity: `full` waits until the budget is passed, whatever the trigger is.
-        ratio: The model's tokens to one of ours; the caller's budget is in the model's.
-        tight: Share of the budget that is left after a provider refused it.
+        asked: The caller's budget settings; a trigger given as a share is a share of the budget.
+        fixed: Tokens that are in the view no matter what is left out.
+        window: The model's context window, if known.
+        max_tokens: Maximum tokens of the answer, by the request's settings.
+        threshold: The template's default trigger; 0 means none.
+        fidelity: `full` ignores the trigger and waits until the budget is exceeded.
+        ratio: Tokens of the model per token of o200k; the caller's budget is in tokens of the model.
+        tight: Fraction of the budget to use, below 1 after a provider has rejected a request as too long.
     """
     budget, _ = policy.whole_budget(
         asked.budget, reserve=asked.reserve, window=asked.window or window, max_tokens=max_tokens

@@ -1,4 +1,4 @@
-"""Places: private folders, folders of owners, files, addresses of databases, and where this package came from."""
+"""Paths and addresses: private folders, owners' folders, SQLite files, PostgreSQL URLs, and this package's origin."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from context_compiler.errors import SettingsError
 
 NAME, EVERYTHING = ".gitignore", b"*\n"
 NAMESAKE = "context_compiler-*.dist-info/RECORD"
-"""The file list of a distribution named `context-compiler`, beside this package."""
+"""Pattern of the file list of a distribution named `context-compiler`, beside this package."""
 
 DISTRIBUTION = "pydantic-ai-context-compiler"
 
 OWNER = "{owner}"
-"""Placeholder in the path of a vault for the folder of an owner."""
+"""Placeholder for an owner's folder in the path of a vault."""
 
 _PLAIN = re.compile(r"(?!(con|prn|aux|nul|com\d|lpt\d)\Z|.*-[0-9a-f]{24}\Z)[a-z0-9_][a-z0-9_-]{0,63}", re.ASCII)
-"""Owners that can be used as folder names: no device names of Windows, and nothing that looks hashed."""
+"""Owners whose names can be used as folder names: no Windows device names, and no names that look hashed."""
 
 FileIdentity = tuple[int, int]
 """Device and inode."""
@@ -38,7 +38,7 @@ log = logging.getLogger("context_compiler")
 
 
 def file_identity(path: Path) -> FileIdentity | None:
-    """Device and inode of a file; None if there is none."""
+    """Device and inode of a file; None if it does not exist."""
     try:
         found = os.stat(path)
     except (OSError, ValueError):  # not a valid file name
@@ -48,7 +48,7 @@ def file_identity(path: Path) -> FileIdentity | None:
 
 @dataclass(frozen=True, slots=True)
 class OpenDatabase:
-    """A SQLite file and its write-ahead log, as they were when it was opened."""
+    """Identity of a SQLite file and its write-ahead log at the time when it was opened."""
 
     path: Path
     file: FileIdentity | None
@@ -56,27 +56,27 @@ class OpenDatabase:
 
     @classmethod
     def at(cls, path: Path) -> Self:
-        """The file at a path, which has just been opened."""
+        """Record the identity of a file that has just been opened."""
         return cls(path, file_identity(path), file_identity(write_ahead_log(path)))
 
     def gone(self) -> bool:
-        """True if the file has been deleted or replaced since."""
+        """True if the file has been deleted or replaced since it was opened."""
         return self.file != file_identity(self.path)
 
     def remove_log(self) -> None:
-        """Remove the log of a file that is gone, if it is still there: a new file would adopt it."""
+        """Remove the log if it is still the one of the file that is gone, because a new file would adopt it."""
         log_file = write_ahead_log(self.path)
         if self.log is not None and self.log == file_identity(log_file):
             log_file.unlink(missing_ok=True)
 
 
 def write_ahead_log(path: Path) -> Path:
-    """The file beside a SQLite file that holds its newest changes."""
+    """Path of the write-ahead log of a SQLite file, which contains its newest changes."""
     return path.with_name(f"{path.name}-wal")
 
 
 def owner_folder(owner: str) -> str:
-    """A name for the folder of an owner, of `a-z`, digits, `_` and `-`; no two owners have the same one."""
+    """Name of an owner's folder, made of `a-z`, digits, `_` and `-`; unique for each owner."""
     if _PLAIN.fullmatch(owner):
         return owner
     plain = re.sub(r"[^a-z0-9_]+", "-", owner.lower())[:32].strip("-") or "owner"
@@ -84,10 +84,10 @@ def owner_folder(owner: str) -> str:
 
 
 def vault_of(vault: str | Path | None, owner: str | None) -> Path | None:
-    """The vault of an owner: the path with the name of their folder in place of `{owner}`.
+    """Path of an owner's vault, with `{owner}` replaced by the name of the owner's folder; None without a vault.
 
     Raises:
-        SettingsError: each owner has a folder, and no owner is named.
+        SettingsError: The path contains `{owner}`, but no owner is given.
     """
     if vault is None or OWNER not in str(vault):
         return None if vault is None else Path(vault)
@@ -97,10 +97,10 @@ def vault_of(vault: str | Path | None, owner: str | None) -> Path | None:
 
 
 def make_private(folder: Path) -> None:
-    """Make a folder if it does not exist; the outermost new one is private and ignored by git.
+    """Create a folder if it does not exist; the outermost new folder is private and ignored by git.
 
     Raises:
-        OSError: it cannot be made.
+        OSError: The folder cannot be created.
     """
     if folder.is_dir():
         return
@@ -117,7 +117,7 @@ def make_private(folder: Path) -> None:
 
 
 def _is_ignored(folder: Path) -> bool:
-    """True if a parent folder ignores everything in it; version control looks no further up than its own root."""
+    """True if a parent folder, up to the root of its git repository, ignores everything in it."""
     for above in folder.absolute().parents:
         with suppress(OSError):
             if (above / NAME).read_bytes() == EVERYTHING:
@@ -131,8 +131,8 @@ def _is_ignored(folder: Path) -> bool:
 def warn_of_namesake() -> None:
     """Log a warning, once, if the distribution `context-compiler` has put its own files into this package's folder.
 
-    That distribution is another project with the same import name and command. It is told from an earlier
-    installation of this one, which had that name too, by owning `context_compiler/__init__.py`.
+    That distribution is another project with the same import name and command. Old installations of this package have
+    that name too, but do not own `context_compiler/__init__.py`.
     """
     package = Path(__file__).parent
     with suppress(OSError):
@@ -146,7 +146,7 @@ def warn_of_namesake() -> None:
 
 
 def install_command(extra: str) -> str:
-    """The command that installs an extra of this package from where the package came from: a folder, or an index."""
+    """Command that installs an extra of this package from the package's own source: a local folder or an index."""
     direct = None
     with suppress(metadata.PackageNotFoundError):
         direct = metadata.distribution(DISTRIBUTION).read_text("direct_url.json")
@@ -162,19 +162,19 @@ def require_postgres() -> None:
     """Check that the packages for PostgreSQL are installed.
 
     Raises:
-        SettingsError: they are not; the message has the command that installs them.
+        SettingsError: They are not; the message contains the command to install them.
     """
     if missing := [name for name in ("asyncpg", "greenlet") if find_spec(name) is None]:
         raise SettingsError(f"{' and '.join(missing)} not installed: {install_command('postgres')}")
 
 
 def is_address(place: object) -> bool:
-    """True for the address of a PostgreSQL database."""
+    """True for the URL of a PostgreSQL database."""
     return isinstance(place, str) and place.startswith(("postgresql://", "postgres://"))
 
 
 def place_name(place: str | Path) -> str:
-    """A place for messages: a path, or an address without password and options."""
+    """Name of a store for messages: its path, or its URL without password and options."""
     if not isinstance(place, str) or not is_address(place):
         return str(place)
     parts = urlsplit(place)

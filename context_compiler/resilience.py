@@ -1,7 +1,7 @@
-"""Failing open: whatever goes wrong here, the conversation goes on.
+"""Failing open: no error in this package ends a conversation.
 
-Cancellation is not a failure and passes through, and so does the control flow of a durable execution engine,
-which stops and resumes runs by exceptions of its own.
+Cancellation is not a failure and passes through. So do the exceptions by which a durable execution engine stops and
+resumes runs.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from pydantic_ai.messages import ModelMessage, ModelRequest, TextPart
 T = TypeVar("T")
 
 Report = Callable[[Exception], Awaitable[None]]
-"""Callback that is given each failure."""
+"""Callback that receives each failure."""
 
 ENGINES = ("dbos", "temporalio", "prefect")
-"""Packages whose exceptions are control flow."""
+"""Packages whose exceptions are control flow rather than failures."""
 
 GONE = "[left out]"
 """Placeholder for content without text in the last fallback."""
 
 DOUBLINGS = 30
-"""Cap on the exponent; the pause has already reached `longest`, and `2 ** n` would overflow."""
+"""Maximum exponent of a pause: it has long reached `longest` by then, and `2 ** n` would overflow."""
 
 
 def is_control_flow(error: Exception) -> bool:
@@ -37,14 +37,14 @@ def is_control_flow(error: Exception) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Attempt(Generic[T]):
-    """Outcome of an attempt: a value, or the error."""
+    """Outcome of an attempt: a value or an error."""
 
     value: T | None = None
     error: Exception | None = None
 
 
 def attempt(work: Callable[[], T]) -> Attempt[T]:
-    """Call something that may fail in any way."""
+    """Call `work` and catch any error except control flow."""
     try:
         return Attempt(value=work())
     except Exception as error:
@@ -54,7 +54,7 @@ def attempt(work: Callable[[], T]) -> Attempt[T]:
 
 
 async def try_await(work: Awaitable[T]) -> Attempt[T]:
-    """Await something that may fail in any way."""
+    """Await `work` and catch any error except control flow."""
     try:
         return Attempt(value=await work)
     except Exception as error:
@@ -64,7 +64,7 @@ async def try_await(work: Awaitable[T]) -> Attempt[T]:
 
 
 async def await_within(seconds: float, work: Awaitable[T], late: Exception) -> T:
-    """Await something for a limited time; if it takes longer, cancel it and raise `late`."""
+    """Await `work`; after `seconds`, cancel it and raise `late`."""
     limit = asyncio.timeout(seconds)
     try:
         async with limit:
@@ -76,36 +76,39 @@ async def await_within(seconds: float, work: Awaitable[T], late: Exception) -> T
 
 
 async def call_within(seconds: float, callback: Callable[[Any], Any], what: Any, late: Exception) -> None:
-    """Call a callback, plain or async; an async one for a limited time."""
-    given = callback(what)
-    if isawaitable(given):
-        await await_within(seconds, given, late)
+    """Call a plain or async callback with `what`; cancel an async one after `seconds` and raise `late`."""
+    result = callback(what)
+    if isawaitable(result):
+        await await_within(seconds, result, late)
 
 
 class Breaker:
-    """Circuit breaker: a pause after three failures in a row, doubled by each further one, ended by a success."""
+    """Circuit breaker: opens for a pause after `limit` failures in a row, and twice as long after each further one.
+
+    A success resets it.
+    """
 
     def __init__(self, *, limit: int = 3, pause: float = 15.0, longest: float = 600.0) -> None:
-        """Pauses in seconds."""
+        """Set the number of failures that open the breaker, and the first and the longest pause in seconds."""
         self.limit, self.pause, self.longest = limit, pause, longest
         self.failures = 0
         self._until = 0.0
 
     @property
     def open(self) -> bool:
-        """True while the breaker is open."""
+        """True while nothing should be attempted."""
         return time.monotonic() < self._until
 
     def succeeded(self) -> None:
-        """Forget all failures."""
+        """Record a success, which resets the breaker."""
         self.failures, self._until = 0, 0.0
 
     def rest(self) -> None:
-        """Stay open for good: another attempt would fail too."""
+        """Stay open until `succeeded` is called, because every further attempt would fail too."""
         self._until = float("inf")
 
     def failed(self) -> None:
-        """Count a failure."""
+        """Record a failure."""
         self.failures += 1
         if self.failures >= self.limit:
             wait = min(self.longest, self.pause * 2 ** min(self.failures - self.limit, DOUBLINGS))
@@ -113,50 +116,50 @@ class Breaker:
 
 
 def floor(messages: Sequence[ModelMessage], limit: int | None) -> dict[int, ModelMessage]:
-    """The last exchange alone, every text cut to fit, without any of the usual machinery.
+    """Last fallback: only the last exchange, with texts cut to fit, built without the rest of this package.
 
     Args:
         messages: The raw history, not empty.
-        limit: Tokens; None leaves texts as they are.
+        limit: Maximum tokens of the result; None leaves texts unchanged.
 
     Returns:
-        Messages to send, in order, by their positions in the history; those that are cut are copies.
+        Messages to send, in order, by their positions in the history; messages that were cut are copies.
     """
-    kept = _exchange(messages)
+    kept = _last_exchange(messages)
     first = min(kept)
-    if not _prompts(messages[first]):
-        kept.add(next((index for index in range(first - 1, -1, -1) if _prompts(messages[index])), first))
+    if not _has_prompt(messages[first]):
+        kept.add(next((index for index in range(first - 1, -1, -1) if _has_prompt(messages[index])), first))
     chosen = {index: messages[index] for index in sorted(kept)}
     if limit is None:
         return chosen
     texts = sum(len(message.parts) for message in chosen.values()) or 1
     each = max(1, limit // (2 * texts))
-    return {at: replace(one, parts=[_short(part, each) for part in one.parts]) for at, one in chosen.items()}
+    return {at: replace(one, parts=[_shorten(part, each) for part in one.parts]) for at, one in chosen.items()}
 
 
-def _exchange(messages: Sequence[ModelMessage]) -> set[int]:
-    """Positions of the last message, the calls that it answers, and all other answers to those responses.
+def _last_exchange(messages: Sequence[ModelMessage]) -> set[int]:
+    """Positions of the last message, the responses whose calls it answers, and all other answers to those responses.
 
-    The answers to one response may be in several requests, and far from it: some calls are answered later than others.
+    The answers to one response may be in several requests and far from it, because some calls are answered late.
     """
     kept: set[int] = set()
     last = len(messages) - 1
-    bare = last and not _prompts(messages[last]) and not _ids(messages[last])
+    bare = last and not _has_prompt(messages[last]) and not _call_ids(messages[last])
     waiting = [last, last - 1] if bare else [last]
     while waiting:
         at = waiting.pop()
         kept.add(at)
-        ids, request = _ids(messages[at]), isinstance(messages[at], ModelRequest)
+        ids, request = _call_ids(messages[at]), isinstance(messages[at], ModelRequest)
         for index in range(at - 1, -1, -1) if request else range(at + 1, last + 1):
             if not ids:
                 break
-            if isinstance(messages[index], ModelRequest) != request and (found := ids & _ids(messages[index])):
+            if isinstance(messages[index], ModelRequest) != request and (found := ids & _call_ids(messages[index])):
                 ids -= found
                 waiting += [index] if index not in kept else []
     return kept
 
 
-def _ids(message: ModelMessage) -> set[str]:
+def _call_ids(message: ModelMessage) -> set[str]:
     """Ids of the function calls that a message makes or answers."""
     parts: list[Any] = [
         part for part in message.parts if part.part_kind in ("tool-call", "tool-return", "retry-prompt")
@@ -164,11 +167,11 @@ def _ids(message: ModelMessage) -> set[str]:
     return {part.tool_call_id for part in parts if part.tool_name}
 
 
-def _prompts(message: ModelMessage) -> bool:
+def _has_prompt(message: ModelMessage) -> bool:
     return any(part.part_kind == "user-prompt" for part in message.parts)
 
 
-def _short(part: Any, limit: int) -> Any:
+def _shorten(part: Any, limit: int) -> Any:
     """Cut the text of a part to `limit` characters; non-text content becomes a short label."""
     if part.part_kind == "file":
         return TextPart(content=GONE[:limit])

@@ -1,4 +1,4 @@
-"""Defaults, their environment variables and the configuration file, read on demand and never at import.
+"""Default settings, their environment variables and the configuration file; read on demand, never at import.
 
 | variable | default | allowed |
 |---|---|---|
@@ -26,13 +26,17 @@ from typing import Any, Literal, Self, TypeAlias
 from context_compiler.errors import SettingsError
 
 Count: TypeAlias = int | Literal["all"]
-"""A count: a number from 0 up, or all."""
+"""A whole number from 0, or "all"."""
 
 COUNT_RULE = "a whole number from 0, or all"
 
 
 def parse_count(value: object) -> Count:
-    """Parse a count from a number or from text; ValueError, which says what is allowed, for anything else."""
+    """Parse a count from a number or a text.
+
+    Raises:
+        ValueError: It is not a count; the message is the allowed values.
+    """
     text = value.strip() if isinstance(value, str) else value
     if text == "all":
         return "all"
@@ -44,15 +48,19 @@ def parse_count(value: object) -> Count:
 
 
 Amount: TypeAlias = int | float
-"""An `int` is tokens; a `float` in (0, 1] is a share."""
+"""Tokens as an `int`, or a share of a whole as a `float` in (0, 1]."""
 
 
 MOST = 10**12
-"""More tokens than any window has."""
+"""Maximum tokens that can be given; more than any window has."""
 
 
 def check_amount(amount: object, *, name: str) -> Amount | None:
-    """An amount a user gave, or SettingsError: tokens as an `int` above 0, or a share as a `float` in (0, 1]."""
+    """Check an amount that a user gave, and return it.
+
+    Raises:
+        SettingsError: It is neither an `int` above 0, nor a `float` in (0, 1], nor None; the message names `name`.
+    """
     if amount is None:
         return None
     if isinstance(amount, bool) or not isinstance(amount, int | float):
@@ -65,7 +73,7 @@ def check_amount(amount: object, *, name: str) -> Amount | None:
 
 
 def amount_tokens(amount: Amount | None, *, of: int) -> int | None:
-    """An amount as tokens, a share taken `of` a whole."""
+    """Convert an amount to tokens; a share is a share `of` these tokens."""
     return int(amount * of) if isinstance(amount, float) else amount
 
 
@@ -91,22 +99,22 @@ def _seconds(value: object) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """Defaults for what neither the caller nor the template sets.
+    """Default settings, used if neither the caller nor the template sets a value.
 
     Raises:
-        SettingsError: a value is not allowed; the message names the variable, the value and what is.
+        SettingsError: A value is not allowed; the message names the variable, the value and the allowed values.
     """
 
     context_compiler_recent_turns: Count = 3
-    """Turns kept as they are."""
+    """Number of recent turns to keep unchanged."""
     context_compiler_recent_tool_results: Count = 3
-    """Tool results that a compile is shown whole."""
+    """Number of recent tool results that are shown in full when a summary is written."""
     context_compiler_template: str = "chat_compiler"
     context_compiler_db: str = "system/context.db"
     context_compiler_system: str = "system"
     context_compiler_vault: str | None = None
     context_compiler_timeout: float = 60.0
-    """Seconds that all model calls of one compile may take together; for an application to pass on as `timeout=`."""
+    """Maximum seconds of all model calls of one compile together; an application passes it on as `timeout=`."""
 
     def __post_init__(self) -> None:
         for name, read in _RULES.items():
@@ -114,10 +122,10 @@ class Settings:
 
     @classmethod
     def from_environment(cls, env: Mapping[str, str] | None = None) -> Self:
-        """Read the environment as it is now; a variable that is unset or blank keeps its default.
+        """Read the current environment; a variable that is unset or blank keeps its default.
 
         Args:
-            env: What to read instead of `os.environ`.
+            env: Variables to read instead of `os.environ`.
         """
         given = os.environ if env is None else env
         names = {field.name: field.name.upper() for field in fields(cls)}
@@ -171,13 +179,13 @@ KEYS = (
     "runs",
     "chat_model",
 )
-"""Keys of a configuration file: the plain arguments of `ContextCompiler`, then those of the command line alone."""
+"""Keys of a configuration file: arguments of `ContextCompiler`, then those that only the command line uses."""
 
 COMMAND_LINE = ("runs", "chat_model")
-"""Keys that no argument of `ContextCompiler` has; `db` is its `store`."""
+"""Keys that are not arguments of `ContextCompiler`. The key `db` is its argument `store`."""
 
 FOLDERS = ("vault", "system", "db", "runs")
-"""Keys whose values are paths, relative to the file."""
+"""Keys whose values are paths, relative to the folder of the configuration file."""
 
 FILE, PROJECT, TABLE = "context_compiler.toml", "pyproject.toml", "context_compiler"
 Value: TypeAlias = str | int | float | bool
@@ -185,10 +193,10 @@ Value: TypeAlias = str | int | float | bool
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Config:
-    """A configuration file; without one, no values.
+    """Values of a configuration file; empty if there is no file.
 
     Raises:
-        SettingsError: a key is unknown, or a value is not a string, number or boolean.
+        SettingsError: A key is unknown, or a value is not a string, number or boolean.
     """
 
     path: Path | None = None
@@ -205,12 +213,14 @@ class Config:
 
     @classmethod
     def load(cls, path: str | Path | None = None) -> Self:
-        """Read a file; without a path `context_compiler.toml`, else `[tool.context_compiler]` in `pyproject.toml`.
+        """Read a configuration file.
 
-        Both are looked for in the working directory. CONTEXT_COMPILER_CONFIG names another file.
+        Args:
+            path: The file; None reads the file that CONTEXT_COMPILER_CONFIG names, else `context_compiler.toml` or
+                `[tool.context_compiler]` of `pyproject.toml` in the working directory.
 
         Raises:
-            SettingsError: the file is missing, is not valid TOML, or holds a wrong key.
+            SettingsError: The file is missing, is not valid TOML, or contains a wrong key or value.
         """
         named = path or os.environ.get(variable("config"), "").strip()
         if named:
@@ -232,15 +242,15 @@ class Config:
                 raise SettingsError(f"{path}: {name} is not a table")
         if path.name == PROJECT and not document:
             return cls(values={})
-        return cls(path=path, values={key: _beside(path, key, value) for key, value in document.items()})
+        return cls(path=path, values={key: _resolve(path, key, value) for key, value in document.items()})
 
     def arguments(self) -> dict[str, Value]:
-        """Arguments of `ContextCompiler`."""
+        """Values to pass to `ContextCompiler`, by argument name."""
         return {"store" if key == "db" else key: one for key, one in self.values.items() if key not in COMMAND_LINE}
 
     @contextmanager
     def in_environment(self) -> Generator[frozenset[str]]:
-        """Set the variable of each key that the environment has not, and give those keys, for as long as this lasts."""
+        """Set the environment variable of each key temporarily, unless it is set; yield the keys that were applied."""
         keys = frozenset(key for key in self.values if not os.environ.get(variable(key), "").strip())
         before = {variable(key): os.environ.get(variable(key)) for key in keys}
         for key in keys:
@@ -256,12 +266,12 @@ class Config:
 
 
 def variable(key: str) -> str:
-    """The environment variable of a key."""
+    """Environment variable of a key."""
     return f"CONTEXT_COMPILER_{key.upper()}"
 
 
-def _beside(path: Path, key: str, value: Value) -> Value:
-    """A value of a file; a relative path is relative to the file."""
+def _resolve(path: Path, key: str, value: Value) -> Value:
+    """Resolve a value of a file: a relative path is relative to the folder of that file."""
     if key not in FOLDERS or not isinstance(value, str) or "://" in value:
         return value
     return str(path.parent / value)

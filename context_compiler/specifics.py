@@ -1,4 +1,4 @@
-"""An earlier path of `context_compiler.compiler.specifics`."""
+"""Former import path of `context_compiler.compiler.specifics`, kept for compatibility."""
 
 from __future__ import annotations
 

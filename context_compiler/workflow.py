@@ -1,4 +1,4 @@
-"""A workflow is a markdown file whose steps run one after another as a pipeline; directives stand at their tops."""
+"""Workflows: markdown files whose steps run one after another as a pipeline, with directives at the top of a step."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Messages of a host, read: items, turns, standing instructions, and the smaller forms they take in a view."""
+"""Parse the host's messages into items and turns, and build the shortened forms that a view uses."""

@@ -1,6 +1,6 @@
-"""Messages as people look at them, in HTML: on the pages, in a notebook, and in a file to send to somebody.
+"""HTML display of messages, for the web pages, for notebooks and for standalone files.
 
-All markup is in `data/html/messages.html`, with every text escaped, and all colours in `data/html/messages.css`.
+All markup is in `data/html/messages.html`, which escapes every text. All colours are in `data/html/messages.css`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from jinja2 import Environment, FunctionLoader, StrictUndefined, select_autoesca
 
 from context_compiler.messages.printable import safe
 
-if TYPE_CHECKING:  # a look at the record does not wait for the host
+if TYPE_CHECKING:  # importing Pydantic AI is slow, and reading the record does not need it
     from pydantic_ai.messages import ModelMessage
 
     from context_compiler.messages.history import Reading
@@ -43,20 +43,20 @@ FORMS: Mapping[str, str] = {
     TOLD: "perhaps in the summary",
     ABSENT: "not in the request",
 }
-"""Forms in which a text can be in a request, and their names, the fullest first."""
+"""Forms in which a text can appear in a request, with their display names, most complete first."""
 
 _REASONS: Mapping[str, str] = {
     "recent turn, over budget": "recent turn, no room left",
     "tool exchange of this turn, over budget": "tool exchange of this turn, no room left",
 }
-"""Reasons as the record has them, and as they are shown: a compile cuts to the low threshold, not to the budget."""
+"""Display texts for recorded reasons that would mislead: a compile cuts to the low threshold, not to the budget."""
 
 FENCES: Mapping[str, str] = {
     "QUOTED FROM EARLIER TURNS": QUOTED,
     "RECALLED FROM EARLIER TURNS": RECALLED,
     "CONTEXT LAYERS": LAYERS,
 }
-"""Fences that a view writes, by title."""
+"""Form of the text inside each fence that a view writes, by the fence's title."""
 
 SECTIONS: Mapping[str, str] = {
     "instructions and schemas": "instructions and schemas",
@@ -66,7 +66,7 @@ SECTIONS: Mapping[str, str] = {
     "layers": "layers before the prompt",
     "messages": "kept messages",
 }
-"""Sections of a token breakdown, and their names."""
+"""Sections of a token breakdown, with their display names."""
 
 _FENCE = re.compile(r"^=== BEGIN ([\w -]+) ===\n(.*?)(?:\n=== END \1 ===$|\Z)", re.MULTILINE | re.DOTALL)
 _LISTED = re.compile(r"\[turn \d+ · \D")
@@ -75,13 +75,16 @@ _HEADS = {"Standing instructions the user gave earlier:": INSTRUCTION, "What was
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Segment:
-    """A stretch of text that is in a view for one reason."""
+    """A stretch of text in one form."""
 
     form: str
     """One of `FORMS`."""
     text: str
     runs: tuple[tuple[str, str], ...] = ()
-    """The same text in pieces, each after its form where it is in a request elsewhere too; empty where none is."""
+    """The same text as `(form, piece)` pairs, if some words of it also appear elsewhere in the request; else empty.
+
+    A piece that appears nowhere else has an empty form.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,15 +97,15 @@ class ShownPart:
     tool: str | None = None
     failed: bool = False
     cut: int = 0
-    """Characters that are not shown."""
+    """Number of characters that are not shown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShownMessage:
-    """One message with its origin and the reason why it is there."""
+    """One message with its origin and the reason why it is in the view."""
 
     index: int
-    """Position in its list."""
+    """Position in the displayed list."""
     role: str
     tokens: int
     form: str
@@ -115,23 +118,24 @@ class ShownMessage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bar:
-    """A section of a budget bar."""
+    """One section of a budget bar."""
 
     name: str
     form: str
     tokens: int
     start: float
-    """Per mille of the bar."""
+    """Left edge, in per mille of the bar."""
     width: float
+    """In per mille of the bar."""
 
 
 def reason_text(reason: str) -> str:
-    """A recorded reason as it is shown."""
+    """Display text for a recorded reason."""
     return _REASONS.get(reason, reason)
 
 
 def role(one: Reading) -> str:
-    """Role of a message: system, user, assistant, tool, or notes, which are wholly ours."""
+    """Role of a message: system, user, assistant or tool; `notes` if this package wrote all of it."""
     if not one.request:
         return "assistant"
     kinds = {str(item.kind) for item in one.items if item.mark is None}
@@ -143,19 +147,19 @@ def role(one: Reading) -> str:
 
 
 def has_recall(one: Reading) -> bool:
-    """True for a message of the conversation that carries a text of ours too: its recall block."""
+    """True for a message of the conversation to which this package added a recall block."""
     return role(one) != "notes" and any(item.mark is not None for item in one.items)
 
 
 def time_of(message: ModelMessage) -> str:
-    """The time of a message to the second, in UTC; empty for none or an undated transcript's."""
+    """Time of a message in UTC, to the second; empty if it has none or comes from an undated transcript."""
     stamps = (getattr(part, "timestamp", None) for part in message.parts)
     when = getattr(message, "timestamp", None) or next(filter(None, stamps), None)
     return f"{when:%Y-%m-%d %H:%M:%S}" if when is not None and when.year > 1970 else ""
 
 
 def show_parts(one: Reading, form: str, *, longest: int | None = None) -> tuple[ShownPart, ...]:
-    """Parts of a message; texts longer than `longest` characters are cut."""
+    """Parts of a message for display; texts longer than `longest` characters are cut."""
     return tuple(_show_part(item, form, longest) for item in one.items)
 
 
@@ -174,7 +178,12 @@ def _show_part(item: Item, form: str, longest: int | None) -> ShownPart:
 
 
 def mark_words(part: ShownPart, found: Iterable[tuple[str, str]]) -> ShownPart:
-    """A part in which these words are marked, given after their forms; of words that overlap the first count."""
+    """Mark words in a part.
+
+    Args:
+        part: A part with a single segment.
+        found: Pairs of form and words. Words that overlap words earlier in the list are ignored.
+    """
     (segment,) = part.segments
     taken: list[tuple[int, int, str]] = []
     for form, words in found:
@@ -195,20 +204,23 @@ def mark_words(part: ShownPart, found: Iterable[tuple[str, str]]) -> ShownPart:
 
 
 def segments(text: str) -> Iterator[Segment]:
-    """A text that was written for a view, by what it is made of."""
+    """Split a text that this package wrote for a view into segments by form."""
     at = 0
     for fence in _FENCE.finditer(text):
         if before := text[at : fence.start()].strip("\n"):
             yield Segment(form=SUMMARY, text=before)
         form = FENCES.get(fence[1], QUOTED)
-        yield from _quoted(fence[2]) if form == QUOTED else [Segment(form=form, text=fence[2])]
+        yield from _split_quotes(fence[2]) if form == QUOTED else [Segment(form=form, text=fence[2])]
         at = fence.end()
     if rest := text[at:].strip("\n"):
         yield Segment(form=SUMMARY, text=rest)
 
 
-def _quoted(text: str) -> Iterator[Segment]:
-    """Standing instructions, outline, identifiers and passages, in this order; each may be missing."""
+def _split_quotes(text: str) -> Iterator[Segment]:
+    """Split the fence of quotes into instructions, outline, identifiers and passages.
+
+    They come in this order, and each may be missing.
+    """
     rest = text
     while rest:
         block, _, after = rest.partition("\n\n")
@@ -224,7 +236,7 @@ def _quoted(text: str) -> Iterator[Segment]:
 
 
 def bars(sections: Mapping[str, int], whole: int) -> list[Bar]:
-    """A token breakdown as stretches of a bar that is `whole` tokens long, or as long as they are together."""
+    """Lay out a token breakdown as a bar of `whole` tokens, or longer if the sections exceed that."""
     total = max(whole, sum(sections.values()), 1)
     found: list[Bar] = []
     start = 0.0
@@ -232,43 +244,43 @@ def bars(sections: Mapping[str, int], whole: int) -> list[Bar]:
         if tokens > 0:
             width = 1000 * tokens / total
             found.append(
-                Bar(name=SECTIONS.get(name, name), form=_form_of(name), tokens=tokens, start=start, width=width)
+                Bar(name=SECTIONS.get(name, name), form=_section_form(name), tokens=tokens, start=start, width=width)
             )
             start += width
     return found
 
 
-def _form_of(section: str) -> str:
+def _section_form(section: str) -> str:
     forms = {"summary": SUMMARY, "quotes": QUOTED, "recall": RECALLED, "layers": LAYERS, "messages": VERBATIM}
     return forms.get(section, CARRIED)
 
 
 def asset(name: str) -> str:
-    """A template or style sheet of the displays."""
+    """Text of a template or style sheet in `data/html`."""
     return files("context_compiler").joinpath(f"data/html/{name}").read_text(encoding="utf-8")
 
 
 @cache
 def environment() -> Environment:
-    """Templates of the displays; every value is escaped."""
-    made = Environment(
+    """Jinja environment for the display templates; it escapes every value."""
+    jinja = Environment(
         loader=FunctionLoader(asset),
         autoescape=select_autoescape(default=True, default_for_string=True),
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    made.filters["number"] = lambda value: f"{value:,.0f}"
-    return made
+    jinja.filters["number"] = lambda value: f"{value:,.0f}"
+    return jinja
 
 
 def fragment(title: str, facts: Sequence[tuple[str, str]], messages: Sequence[ShownMessage], bar: Sequence[Bar]) -> str:
-    """Messages and their budget bar as one piece of HTML with its style."""
+    """Render messages and their budget bar as an HTML fragment that includes its style sheet."""
     return _render("fragment.html", title=title, facts=facts, messages=messages, bar=bar)
 
 
 def document(title: str, facts: Sequence[tuple[str, str]], messages: Sequence[ShownMessage], bar: Sequence[Bar]) -> str:
-    """The same as a document that needs no other file."""
+    """Render messages and their budget bar as a self-contained HTML document."""
     return _render("document.html", title=title, facts=facts, messages=messages, bar=bar)
 
 

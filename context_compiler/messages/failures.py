@@ -1,7 +1,7 @@
-"""Reflections: one line on what failed and what worked instead, so that a mistake is not repeated.
+"""Reflections: one line on what failed and what worked instead, so that the model does not repeat a mistake.
 
-The policy says when one is written, and it is written from what the conversation itself shows: a failed call, how
-often it was tried again, and the call that then worked. No model is asked; a `reflector` may say it better.
+The policy decides when to write a reflection. By default its text comes from the conversation itself (the failed call,
+the number of attempts, the call that then worked), without a model call. A custom `reflector` can replace it.
 """
 
 from __future__ import annotations
@@ -17,29 +17,29 @@ from context_compiler.messages.items import Item, Kind
 from context_compiler.messages.tool_lines import call_line, outcome_line
 
 WIDTH = 200
-"""Characters of an observation, and of an adjustment."""
+"""Maximum characters of an observation, and of an adjustment."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failure:
-    """A call that failed, however often in a row, and what came after it."""
+    """A call that failed one or more times in a row, and the call that followed."""
 
     turn: int
-    """The ordinal of its user turn, from 1."""
+    """Ordinal of its user turn, from 1."""
     tool: str
-    """Empty where an answer was sent back instead of a call."""
+    """Empty if the host rejected an answer rather than a call."""
     call: str
     """The call on one line."""
     outcome: str
     """Last result of the call, on one line."""
     times: int = 1
     worked: str = ""
-    """The next call of the same tool that did not fail, on one line."""
+    """The next successful call of the same tool, on one line; empty if there is none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Occasion:
-    """Occasion of a reflection: one failure, or a period of turns with all its failures."""
+    """Subject of a reflection: one failure, or all failures in a range of turns."""
 
     first_turn: int
     last_turn: int
@@ -58,11 +58,11 @@ class Reflection:
 
 
 Reflector = Callable[[Occasion], Reflection | None]
-"""Writes a reflection in its own words; None writes none."""
+"""Callback that writes a reflection; it returns None to write none."""
 
 
 def describe_failures(occasion: Occasion) -> Reflection | None:
-    """Reflection in the words of the conversation; None without a failure."""
+    """Write a reflection from the conversation alone; None if nothing failed."""
     if not occasion.failures:
         return None
     if occasion.first_turn == occasion.last_turn and len(occasion.failures) == 1:
@@ -92,20 +92,20 @@ def _describe_one(failure: Failure) -> Reflection:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReflectionPolicy:
-    """Rules for writing reflections, and the number a template gets.
+    """Rules for when to write reflections, and how many of them a template receives.
 
     Raises:
         SettingsError: a number is below 0.
     """
 
     every_n_turns: int = 0
-    """Write one after every n turns, about all failures in them; 0: never."""
+    """Write one after every n turns, about all failures in them; 0 means never."""
     on_tool_failure: bool = True
-    """One for each call that failed."""
+    """Write one for each failed call."""
     keep: int = 3
-    """The newest that are kept; 0 keeps none."""
+    """Number of newest reflections to keep; 0 keeps none."""
     reflector: Reflector = describe_failures
-    """Writes each; the default asks no model."""
+    """Writes each reflection; the default calls no model."""
 
     def __post_init__(self) -> None:
         for name in ("every_n_turns", "keep"):
@@ -138,7 +138,7 @@ def reflection_section(history: History, positions: Sequence[int], policy: Refle
 
 
 def failures(history: History, positions: Sequence[int]) -> Iterator[Failure]:
-    """Failures in these messages; consecutive failures of one tool count as one."""
+    """Failures in these messages; consecutive failures of one tool are merged into one."""
     calls: dict[str, Item] = {}
     results: list[tuple[int, Item]] = []
     for turn, item in _items_by_turn(history, set(positions)):
@@ -146,9 +146,9 @@ def failures(history: History, positions: Sequence[int]) -> Iterator[Failure]:
             calls[item.call_id] = item
         elif item.kind in (Kind.RETURN, Kind.FEEDBACK):
             results.append((turn, item))
-    named = sorted(enumerate(results), key=lambda one: (one[1][1].tool or "", one[0]))
+    by_tool = sorted(enumerate(results), key=lambda one: (one[1][1].tool or "", one[0]))
     found: list[tuple[int, Failure]] = []
-    for tool, group in groupby(named, key=lambda one: one[1][1].tool or ""):
+    for tool, group in groupby(by_tool, key=lambda one: one[1][1].tool or ""):
         found += _failures_of_tool(tool, list(group), calls)
     yield from (failure for _, failure in sorted(found, key=lambda one: one[0]))
 
@@ -156,7 +156,7 @@ def failures(history: History, positions: Sequence[int]) -> Iterator[Failure]:
 def _failures_of_tool(
     tool: str, results: Sequence[tuple[int, tuple[int, Item]]], calls: dict[str, Item]
 ) -> Iterator[tuple[int, Failure]]:
-    """The failures of one tool, each with its place among all results."""
+    """Failures of one tool, each with its position among all results."""
     at = 0
     while at < len(results):
         start = at
@@ -171,21 +171,21 @@ def _failures_of_tool(
             Failure(
                 turn=turn,
                 tool=tool,
-                call=_call(calls, item),
+                call=_describe_call(calls, item),
                 outcome=outcome_line(item.text, failed=True),
                 times=at - start,
-                worked=_call(calls, results[at][1][1]) if at < len(results) else "",
+                worked=_describe_call(calls, results[at][1][1]) if at < len(results) else "",
             ),
         )
 
 
-def _call(calls: dict[str, Item], result: Item) -> str:
+def _describe_call(calls: dict[str, Item], result: Item) -> str:
     made = calls.get(result.call_id or "")
     return call_line(result.tool or "", made.text if made else "{}", width=WIDTH // 2) if result.tool else ""
 
 
 def _items_by_turn(history: History, wanted: set[int]) -> Iterator[tuple[int, Item]]:
-    """Every item of the wanted messages with the ordinal of its user turn, from 1."""
+    """Items of the wanted messages, each with the ordinal of its user turn, from 1."""
     turn = 0
     for index, reading in enumerate(history.readings):
         turn += reading.asks

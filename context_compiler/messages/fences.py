@@ -1,9 +1,8 @@
-"""Untrusted text made safe to quote: fenced, neutralized, or on one line of limited width.
+"""Make untrusted text safe to quote: fence it, neutralize it, or put it on one line of limited width.
 
-Text inside a fence can neither close it, nor open another, nor pass for one of our own notes.
-
-What looks like one of our lines gets a backslash in front: seen by a reader, taken off by a reader. Nothing
-else is changed but what no model should be sent: control characters and halves of surrogate pairs.
+Text inside a fence cannot close that fence, open another, or pass for a note of this package, because a backslash is
+put in front of everything that looks like one of our markers. Otherwise, only characters that no model should receive
+are changed: control characters and lone surrogates.
 """
 
 from __future__ import annotations
@@ -17,39 +16,39 @@ SUMMARY_PREFIX = "Context summary (compiled):"
 """First line of the note that replaces earlier turns."""
 
 INVISIBLE = "\u200b"
-"""Placeholder in the folded text for every invisible character."""
+"""Character that replaces every invisible character in the folded text."""
 
 WIDE = "\u2a76"
-"""Placeholder in the folded text for the two signs that are several equals signs in one."""
+"""Character that replaces, in the folded text, the two characters that look like several equals signs."""
 
 
 def fence(name: str, text: str) -> str:
-    """Put `text` between a BEGIN and an END line that carry `name`, so that it cannot end the block itself."""
+    """Put `text` between BEGIN and END lines with `name`, neutralized so that it cannot close the fence."""
     title = re.sub(r"[^\w -]", "_", name).upper()
     return f"=== BEGIN {title} ===\n{neutralize(text)}\n=== END {title} ==="
 
 
 def neutralize(text: str) -> str:
-    r"""Disarm every line of `text` that could pass for a fence or for `SUMMARY_PREFIX`.
+    r"""Put a backslash before everything in `text` that could pass for a fence or for `SUMMARY_PREFIX`.
 
-    Case, spacing, look-alike letters and signs, and characters that show nothing are seen through. All line
-    breaks become `\n`; other control characters but the tab are taken out. Doing it twice changes nothing more.
+    The search ignores case, spacing and invisible characters, and recognizes look-alike characters. All line breaks
+    become `\n`; other control characters except the tab are removed. The function is idempotent.
     """
     clean = text
-    if not text.replace("\n", "").isprintable():  # most text is, and this is fast
-        clean = _HALVES.sub("\ufffd", _UNSEEN.sub("", _BREAKS.sub("\n", text)))
-    seen = clean if clean.isascii() else _LOOKING.sub(lambda run: run[0].translate(_LOOKS_LIKE), clean)
-    edges = [0, *sorted(_forgeries(seen)), len(clean)]
+    if not text.replace("\n", "").isprintable():  # a fast check that spares most texts the three substitutions
+        clean = _SURROGATES.sub("\ufffd", _CONTROLS.sub("", _BREAKS.sub("\n", text)))
+    folded = clean if clean.isascii() else _FOLDABLE.sub(lambda run: run[0].translate(_FOLDING), clean)
+    edges = [0, *sorted(_forgeries(folded)), len(clean)]
     return "\\".join(clean[start:stop] for start, stop in pairwise(edges))
 
 
 _BREAKS = re.compile("\r\n?|[\x0b\x0c\x1c-\x1e\x85\u2028\u2029]")
-_UNSEEN = re.compile("[\x00-\x08\x0e-\x1b\x1f\x7f-\x84\x86-\x9f]")
-_HALVES = re.compile("[\ud800-\udfff]")
+_CONTROLS = re.compile("[\x00-\x08\x0e-\x1b\x1f\x7f-\x84\x86-\x9f]")
+_SURROGATES = re.compile("[\ud800-\udfff]")
 
 
 def _folding_table() -> dict[int, str]:
-    """Characters that resemble those of our markers, mapped one to one so that positions are kept."""
+    """Map characters that resemble those of our markers to them, one to one so that positions do not shift."""
     ours = set("=():" + "begindcontexsumarypld")
     blocks = (
         (0xFF01, 0xFF5F),
@@ -67,18 +66,18 @@ def _folding_table() -> dict[int, str]:
         for code in range(start, stop)
         if len(folded := normalize("NFKC", chr(code)).casefold()) == 1 and folded in ours
     }
-    for latin, others in _CONFUSED.items():
+    for latin, others in _LOOK_ALIKES.items():
         table |= {ord(other): latin for other in others}
-    for code in (code for start, stop in _WITH_ACCENTS for code in range(start, stop)):
+    for code in (code for start, stop in _ACCENTED for code in range(start, stop)):
         bare, *accents = normalize("NFD", chr(code))
         if accents and (folded := table.get(ord(bare), bare.casefold())) in ours:
             table.setdefault(code, folded)
-    for start, stop in _SHOWING_NOTHING:
+    for start, stop in _INVISIBLE:
         table |= {code: INVISIBLE for code in range(start, stop)}
     return table
 
 
-_CONFUSED = {
+_LOOK_ALIKES = {
     "=": "\ua78a\u1400\u2e40\u30a0\u2550\u2261\u2248\u2243\u225f\u224c\u22cd\u2263\U0001f7f0",
     WIDE: "\u2a75\u2a76",
     ":": "\u02d0\u0589\u05c3\u2236\ua789\ufe30\u02f8",
@@ -104,10 +103,10 @@ _CONFUSED = {
     "y": "\u0443\u0423\u04af\u04ae\u03a5\u03b3\u028f",
 }
 
-_WITH_ACCENTS = ((0xC0, 0x250), (0x370, 0x530), (0x1E00, 0x2000))
-"""Letters that may be one of ours below an accent."""
+_ACCENTED = ((0xC0, 0x250), (0x370, 0x530), (0x1E00, 0x2000))
+"""Ranges in which a letter may be one of our markers' letters with an accent."""
 
-_SHOWING_NOTHING = (
+_INVISIBLE = (
     (0xAD, 0xAE),
     (0x300, 0x370),
     (0x61C, 0x61D),
@@ -126,9 +125,9 @@ _SHOWING_NOTHING = (
     (0xE0000, 0xE0200),
 )
 
-_LOOKS_LIKE = _folding_table()
-_LOOKING = re.compile("[|\x80-\U0010ffff]+")
-"""Runs that `_LOOKS_LIKE` may translate; most text has none, and `translate` is slow."""
+_FOLDING = _folding_table()
+_FOLDABLE = re.compile("[|\x80-\U0010ffff]+")
+"""Runs of characters that `_FOLDING` may change. Only these are translated, because `translate` is slow."""
 
 
 def _spaced_pattern(letters: str) -> str:
@@ -139,41 +138,41 @@ _BLANK = rf"[ \t\xa0\u1680\u2000-{INVISIBLE}\u3000]"
 _GAP = f"{_BLANK}{{0,40}}"
 _SIGNS = f"(?:=(?={_BLANK}{{0,3}}[={WIDE}])|{WIDE})[={WIDE}]*+(?:{_BLANK}{{1,3}}+[={WIDE}]++)*"
 _RUN = re.compile(_SIGNS)
-_NAMED = re.compile(rf"{_GAP}(?:{_spaced_pattern('begin')}|{_spaced_pattern('end')})(?![^\W_])", re.IGNORECASE)
-_CLOSED = re.compile(rf"[\w {INVISIBLE}-]{{1,60}}?{_SIGNS}")
+_KEYWORD = re.compile(rf"{_GAP}(?:{_spaced_pattern('begin')}|{_spaced_pattern('end')})(?![^\W_])", re.IGNORECASE)
+_TITLE = re.compile(rf"[\w {INVISIBLE}-]{{1,60}}?{_SIGNS}")
 _LEAD = re.compile(rf"[\s{INVISIBLE}>#*_~`|.+-]{{0,40}}")
 _MARKER = re.compile(_GAP.join(map(_spaced_pattern, ("context", "summary", "(", "compiled", ")", ":"))), re.IGNORECASE)
 
 
-def _forgeries(seen: str) -> Iterator[int]:
-    """Positions that need a backslash: lines that begin like a fence, fences inside a line, and our marker."""
-    for run in _RUN.finditer(seen) if "=" in seen or WIDE in seen else ():
+def _forgeries(folded: str) -> Iterator[int]:
+    """Positions that need a backslash: lines that begin like a fence, fences inside a line, and `SUMMARY_PREFIX`."""
+    for run in _RUN.finditer(folded) if "=" in folded or WIDE in folded else ():
         start = run.start()
-        named = _NAMED.match(seen, run.end())
-        if named and not _disarmed(seen, start):
-            line = seen.rfind("\n", max(0, start - 41), start) + 1
-            opens = (line or start <= 40) and _LEAD.fullmatch(seen, line, start)
+        keyword = _KEYWORD.match(folded, run.end())
+        if keyword and not _is_escaped(folded, start):
+            line = folded.rfind("\n", max(0, start - 41), start) + 1
+            opens = (line or start <= 40) and _LEAD.fullmatch(folded, line, start)
             signs = 3 if WIDE in run[0] else run[0].count("=")
-            if opens or (signs > 2 and _CLOSED.match(seen, named.end())):
+            if opens or (signs > 2 and _TITLE.match(folded, keyword.end())):
                 yield start
-    said = "context" in seen.replace(INVISIBLE, "").lower()
-    for marker in _MARKER.finditer(seen) if said else ():
-        if not _disarmed(seen, marker.start()):
+    possible = "context" in folded.replace(INVISIBLE, "").lower()
+    for marker in _MARKER.finditer(folded) if possible else ():
+        if not _is_escaped(folded, marker.start()):
             yield marker.start()
 
 
-def _disarmed(seen: str, start: int) -> bool:
-    return start > 0 and seen[start - 1] == "\\"
+def _is_escaped(folded: str, start: int) -> bool:
+    return start > 0 and folded[start - 1] == "\\"
 
 
 WIDTH = 160
-"""Default characters of a line."""
+"""Default maximum characters of a line."""
 
 NAME = 24
-"""Characters of a word that is left out whole rather than cut."""
+"""Maximum characters of a word that `clip` drops whole; longer words are cut."""
 
 SCANNED = 20_000
-"""Characters looked at from each end of a result."""
+"""Characters read from each end of a long result."""
 
 TERMINAL = re.compile(r"\x1b(?:\[[0-9;?]{0,32}[ -/]{0,8}[@-~]|\][^\x07\x1b]{0,256}(?:\x07|\x1b\\))")
 _HIDDEN = re.compile(
@@ -194,33 +193,34 @@ def clip(text: str, width: int) -> str:
 
 
 def _before_word(text: str, at: int) -> int:
-    """Last position up to `at` that cuts no word; words longer than `NAME` are cut."""
+    """Last position up to `at` that is not inside a word; words longer than `NAME` are cut at `at`."""
     start = at
-    while start > max(0, at - NAME) and _joins(text, start):
+    while start > max(0, at - NAME) and _is_inside_word(text, start):
         start -= 1
-    return start if start and not _joins(text, start) else at
+    return start if start and not _is_inside_word(text, start) else at
 
 
 def _after_word(text: str, at: int) -> int:
+    """First position from `at` on that is not inside a word; words longer than `NAME` are cut at `at`."""
     end = at
-    while end < min(len(text), at + NAME) and _joins(text, end):
+    while end < min(len(text), at + NAME) and _is_inside_word(text, end):
         end += 1
-    return end if end < len(text) and not _joins(text, end) else at
+    return end if end < len(text) and not _is_inside_word(text, end) else at
 
 
-def _joins(text: str, at: int) -> bool:
+def _is_inside_word(text: str, at: int) -> bool:
     """True if the characters on both sides of a position belong to one word."""
     sides = text[max(0, at - 1) : at + 1]
     return len(sides) == 2 and all(side.isalnum() or side in "_-" for side in sides)
 
 
 def one_line(text: str, width: int = WIDTH) -> str:
-    """The text on one line, without control characters, terminal colours and marks that turn its direction."""
+    """Put a text on one line, clipped to `width` characters and cleaned as by `visible`."""
     if len(text) > SCANNED * 2:
         text = f"{text[:SCANNED]}…{text[-SCANNED:]}"
     return clip(_SPACE.sub(" ", visible(text)).strip(), width)
 
 
 def visible(text: str) -> str:
-    """The text without control characters, terminal colours and marks that turn its direction."""
+    """Remove control characters, terminal escape sequences and direction marks from a text."""
     return _HIDDEN.sub("", TERMINAL.sub("", text))

@@ -1,7 +1,7 @@
-"""Message histories: each message read once into items, token count and content-based id.
+"""Read message histories: each message into its items, its token count and its content-based id.
 
-Reading costs only what is new: a known message is found by object identity, a deserialised one by its content.
-The module also has the canonical JSON of a message, which the record keeps.
+Only new messages cost time: a known message object is found by its identity, a deserialised copy by its content.
+The module also defines the canonical JSON of a message, which is what the record stores.
 """
 
 from __future__ import annotations
@@ -43,96 +43,100 @@ from context_compiler.tokens import TokenCounter, as_counter
 __all__ = ["PROMPT", "History", "Reader", "Reading", "day", "load_messages", "message_body", "reader_of", "searchable"]
 
 REMEMBERED = 50_000_000
-"""Characters of the readings that are remembered by content."""
+"""Maximum characters of text in the readings that are cached by content."""
 
 ENTRY = 1_000
-"""Overhead of one remembered reading, in characters."""
+"""Overhead of one cached reading, in characters."""
 
 PROMPT = "prompt "
-"""Mark of the chain id of a prompt that is one message with the tool results before it now."""
+"""Prefix, in `History.tips`, of the id of a prompt that the host has since joined with the tool results before it."""
 
 JOINS = 4
-"""Newest messages that are tried where the host may have joined two."""
+"""Number of newest possibly joined messages that `History.joined_at` tries."""
 
 RECENT = 8
-"""Recently read histories whose ids may be reused by the next."""
+"""Number of recently read histories that the next reading may continue."""
 
 CLOSE = 16
-"""With at most this many new messages the search for a closer history stops."""
+"""The search for a history to continue stops at one that leaves at most this many messages to read."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reading:
-    """One message as it was read."""
+    """Everything that reading one message yields."""
 
     items: tuple[Item, ...]
     tokens: int
     name: str
-    """Its `identity`: named by content alone, without what came before."""
+    """Its `identity`: a hash of its content alone, independent of the messages before it."""
     exact: str
-    """Its `exact_identity`, with instructions and outcomes."""
+    """Its `exact_identity`, which also covers instructions and tool outcomes."""
     rendering: str
     """Hash of the texts of its dynamic parts; empty if it has none."""
     splits: tuple[Split, ...]
     """Places at which the host may have joined two messages."""
     request: bool
     prompts: bool
-    """It holds a user prompt that this package did not write."""
+    """True if it contains a user prompt that this package did not write."""
     calls: tuple[str, ...]
     """Ids of the function calls it makes."""
     answers: tuple[str, ...]
     """Ids of the function calls it answers."""
     asks: bool
-    """True if it has words of a user; a file beside a tool result belongs to the result."""
+    """True if a user wrote something in it; a file beside a tool result belongs to the result and does not count."""
     exchanges: bool
-    """It calls a tool or answers a call, the provider's own tools included."""
+    """True if it calls a tool or answers a call, including the provider's own tools."""
     stays: int
-    """Tokens that remain when the message is dropped: foreign system text and host bookkeeping."""
+    """Tokens that remain when the message is dropped: pins, host bookkeeping, and system text of others."""
     day: str
-    """The day it was made, as YYYY-MM-DD; empty where it does not say."""
+    """Date of the message as YYYY-MM-DD; empty if it has no timestamp."""
     run_id: str | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class History:
-    """A whole history, read. Position `i` means the same in every tuple."""
+    """A whole history with the reading of each message. Index `i` refers to the same message in every tuple."""
 
     messages: tuple[ModelMessage, ...]
     readings: tuple[Reading, ...]
     ids: tuple[str, ...]
     exact: tuple[str, ...]
-    """Exact names, under which messages are recorded."""
+    """Exact names, under which the messages are recorded."""
     sums: tuple[int, ...]
-    """`sums[i]` is the price of the first `i` messages."""
+    """`sums[i]` is the number of tokens of the first `i` messages."""
     static: int
-    """Leading messages without dynamic parts."""
+    """Number of leading messages without dynamic parts."""
 
     def __len__(self) -> int:
         return len(self.messages)
 
     @property
     def tip(self) -> str | None:
-        """The name of the whole history; None when it is empty."""
+        """Chain id of the whole history; None if it is empty."""
         return self.ids[-1] if self.ids else None
 
     def splits(self, index: int) -> list[Split]:
-        """Chain ids of the two messages that message `index` may have been, for each place where it may be split.
+        """Chain ids of the two messages that the host may have joined into message `index`, for each possible place.
 
-        The host puts a request and the next one into one when a stored history is given back. So results at the end of
-        a run and the prompt of the next, the results of calls that were put off, or a prompt that nobody answered and
-        the next, are one message from the run after that on.
+        The host joins consecutive requests when it receives a stored history. So the tool results that end a run and
+        the next prompt, the results of deferred calls, or an unanswered prompt and the next one become one message
+        from the next run on.
         """
         before = self.ids[index - 1] if index else None
         firsts = [(split, chain_id(before, split.first)) for split in self.readings[index].splits]
         return [Split(split.count, first, chain_id(first, split.rest)) for split, first in firsts]
 
     def joined_at(self, index: int, tip: str) -> tuple[int, int] | None:
-        """The message up to `index` that was two when `tip` was the chain id of `index`, and the parts of the first.
+        """Find the message up to `index` that was still two messages when `tip` was the chain id of `index`.
 
-        Of several only the newest few can be it: what was decided before was found again since.
+        Only the newest candidates are tried, because decisions older than those have been recorded again since.
+
+        Returns:
+            The position of the message and the number of parts that came from the first of the two; None if no
+            message fits.
         """
-        joined = (at for at in range(index, -1, -1) if self.readings[at].splits)
-        for at in islice(joined, JOINS):
+        candidates = (at for at in range(index, -1, -1) if self.readings[at].splits)
+        for at in islice(candidates, JOINS):
             names = [reading.name for reading in self.readings[at + 1 : index + 1]]
             for split in self.splits(at):
                 if tip == reduce(chain_id, names, split.rest):
@@ -140,9 +144,13 @@ class History:
         return None
 
     def tips(self, last: int | None = None) -> list[str]:
-        """Chain ids of the histories that this one continues, itself last; of those that end in its last messages.
+        """Chain ids of all histories that this one continues, its own last.
 
-        Those of prompts that were joined with the results before them are there with a mark too, for their blocks.
+        If the host joined a prompt with the tool results before it, the prompt's own id is included too, prefixed with
+        `PROMPT`, so that its recall block can be found.
+
+        Args:
+            last: Return only the ids of histories that end within this many last messages; None returns all.
         """
         start, found, apart = 0 if last is None else max(0, len(self) - last), list[str](), list[str]()
         for index in range(start, len(self)):
@@ -158,12 +166,12 @@ class History:
 
     @property
     def chain(self) -> ExactChain:
-        """The history as it is recorded."""
+        """The history in the form in which it is recorded."""
         return ExactChain(self, self.exact)
 
     @property
     def view_chain(self) -> ExactChain:
-        """The history as it is recorded where it is a view: named by the renderings of its dynamic parts, too."""
+        """The history in the form in which it is recorded as a view: names also cover renderings of dynamic parts."""
         if self.static == len(self):
             return self.chain
         names = list(self.exact)
@@ -174,7 +182,7 @@ class History:
 
     @property
     def tokens(self) -> int:
-        """Exact tokens of all its messages."""
+        """Exact tokens of all messages together."""
         return self.sums[-1]
 
     def body(self, index: int) -> bytes:
@@ -186,7 +194,7 @@ class History:
         return searchable(self.readings[index])
 
     def items(self, start: int = 0, stop: int | None = None) -> Iterator[tuple[int, Item]]:
-        """Every item between two positions, each with the position of its message."""
+        """Items of the messages from `start` to before `stop`, each with the position of its message."""
         for index in range(start, len(self.messages) if stop is None else stop):
             for item in self.readings[index].items:
                 yield index, item
@@ -202,7 +210,7 @@ class ExactChain:
 
     @property
     def tip(self) -> str | None:
-        """The exact name of the whole history; None when it is empty."""
+        """Exact name of the whole history; None if it is empty."""
         return self.ids[-1] if self.ids else None
 
     def body(self, index: int) -> bytes:
@@ -218,41 +226,45 @@ SPOKEN = frozenset({Kind.USER, Kind.PIN, Kind.TEXT, Kind.CALL, Kind.RETURN, Kind
 
 
 def searchable(reading: Reading) -> str:
-    """Searchable text of a message: speech, calls and results."""
+    """Searchable text of a message: the words of users and models, tool calls and tool results."""
     texts = (f"{item.tool} {item.text}" if item.tool else item.text for item in reading.items if item.kind in SPOKEN)
     return "\n".join(text for text in texts if text)
 
 
 class Reader:
-    """Reads histories, and remembers what it read by identity and by content. Shared by concurrent runs."""
+    """Reads histories and caches the readings, by object identity and by content. Concurrent runs may share it."""
 
     def __init__(self, counter: TokenCounter) -> None:
-        """Price messages with `counter`."""
+        """Count tokens with `counter`."""
         self.counter = counter
         self._seen: dict[int, tuple[weakref.ref[ModelMessage], list[object], Reading]] = {}
-        self._known: Memo[str, Reading] = Memo(REMEMBERED, _size)
+        self._known: Memo[str, Reading] = Memo(REMEMBERED, _weight)
         self._recent: deque[tuple[History, Columns | None]] = deque(maxlen=RECENT)
-        """Newest histories, each with the objects that its messages held when read; None if not all are known."""
+        """Newest histories, each with the objects that its messages contained when read; None if some are unknown."""
         self._uninstructed: dict[int, tuple[weakref.ref[ModelRequest], list[object], ModelRequest]] = {}
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """A reader that has read nothing yet: what was read is a cache."""
+        """Pickle without the caches: the copy is a reader that has read nothing yet."""
         return Reader, (self.counter,)
 
     def read(self, messages: Sequence[ModelMessage], *, last: History | None = None) -> History:
-        """Read a history; `last` is what it was at the previous request of the same run.
+        """Read a history, reusing what is known of its beginning.
 
-        The host may stamp or edit the last messages of a request but leaves older ones alone, so what `last`
-        shares with `messages` object for object is reused unchecked. What a history of another run shares is reused
-        only if none of it was edited in place.
+        The host may stamp or edit the last messages of a request but leaves older ones alone. So messages that are the
+        same objects as in `last`, except its last two, are reused unchecked. Messages shared with a history of another
+        run are reused only if none of them was edited in place.
+
+        Args:
+            messages: The whole history.
+            last: The history at the previous request of the same run.
         """
         kept = _unchanged_prefix(last, messages)
-        known, share, held = (last, kept, self._held(last)) if last and kept else self._unedited(messages)
+        known, share, objects = (last, kept, self._objects_in(last)) if last and kept else self._find_unedited(messages)
         news = messages[share:]
-        held = columns_after(held, share, news) if held is not None or not share else None
+        objects = columns_after(objects, share, news) if objects is not None or not share else None
         readings = (known.readings[:share] if known else ()) + tuple(map(self.one, news))
         if not kept and len(news) > CLOSE:
-            known, share = max((known, share), self._closest(readings), key=lambda one: one[1])
+            known, share = max((known, share), self._find_closest(readings), key=lambda one: one[1])
         ids = list(known.ids[max(0, share - 1) : share]) if known else []
         exact = list(known.exact[max(0, share - 1) : share]) if known else []
         for reading in readings[share:]:
@@ -267,29 +279,34 @@ class Reader:
             sums=(known.sums[:share] if known else ()) + tuple(sums),
             static=known.static if known and known.static < share else _first_dynamic(readings, share),
         )
-        self._recent.append((history, held))
+        self._recent.append((history, objects))
         return history
 
-    def _held(self, last: History) -> Columns | None:
-        """The objects that the messages of a recent history held when they were read."""
-        return next((held for history, held in tuple(self._recent) if history is last), None)
+    def _objects_in(self, last: History) -> Columns | None:
+        """Objects that the messages of a recent history contained when they were read; None if unknown."""
+        return next((objects for history, objects in tuple(self._recent) if history is last), None)
 
-    def _unedited(self, messages: Sequence[ModelMessage]) -> tuple[History | None, int, Columns | None]:
-        """The recent history with the longest common prefix of messages, if none was edited in place since."""
+    def _find_unedited(self, messages: Sequence[ModelMessage]) -> tuple[History | None, int, Columns | None]:
+        """Recent history with the longest common prefix of messages, if none of these was edited in place since.
+
+        Returns:
+            The history, the length of the prefix, and the objects in the history's messages; `(None, 0, None)` if
+            there is no such history.
+        """
         best: tuple[History | None, int, Columns | None] = (None, 0, None)
-        for history, held in reversed(tuple(self._recent)):
-            share = common_prefix(history.messages, messages) if held is not None else 0
+        for history, objects in reversed(tuple(self._recent)):
+            share = common_prefix(history.messages, messages) if objects is not None else 0
             if share > best[1]:
-                best = history, share, held
+                best = history, share, objects
             if best[1] >= len(messages) - CLOSE:
                 break
-        _, share, held = best
-        return best if held is not None and are_unedited(messages[:share], held) else (None, 0, None)
+        _, share, objects = best
+        return best if objects is not None and are_unedited(messages[:share], objects) else (None, 0, None)
 
-    def _closest(self, readings: Sequence[Reading]) -> tuple[History | None, int]:
-        """The recent history with the longest common prefix, and the length of that prefix."""
+    def _find_closest(self, readings: Sequence[Reading]) -> tuple[History | None, int]:
+        """Recent history with the longest common prefix of readings, and the length of that prefix."""
         best: tuple[History | None, int] = (None, 0)
-        for history, _ in reversed(tuple(self._recent)):  # another thread may read meanwhile
+        for history, _ in reversed(tuple(self._recent)):  # a copy, because another thread may append
             share = common_prefix(history.readings, readings)
             if share > best[1]:
                 best = history, share
@@ -298,7 +315,7 @@ class Reader:
         return best
 
     def one(self, message: ModelMessage) -> Reading:
-        """Read one message, from memory where it is known."""
+        """Read one message, from the cache if it is known."""
         seen = self._seen.get(id(message))
         look = objects_of(message)
         if seen and seen[0]() is message and seen[1] == look:
@@ -309,7 +326,7 @@ class Reader:
         return reading
 
     def unread(self, messages: Sequence[ModelMessage]) -> list[ModelMessage]:
-        """Messages whose objects have not been read yet; reading them takes long."""
+        """Messages whose objects are not in the cache, so that reading them takes time."""
         kept = 0
         for history, _ in reversed(tuple(self._recent)):
             kept = max(kept, common_prefix(history.messages, messages))
@@ -318,7 +335,7 @@ class Reader:
         return [one for one in messages[kept:] if (seen := self._seen.get(id(one))) is None or seen[0]() is not one]
 
     def without_instructions(self, request: ModelRequest) -> ModelRequest:
-        """A copy of a request without its instructions; the same one for as long as the request does not change."""
+        """Copy a request without its instructions; return the same copy until the request changes."""
         key, look = id(request), objects_of(request)
         known = self._uninstructed.get(key)
         if known and known[0]() is request and known[1] == look:
@@ -337,20 +354,20 @@ class Reader:
         return known
 
 
-def _size(reading: Reading) -> int:
+def _weight(reading: Reading) -> int:
     return ENTRY + sum(len(item.text) for item in reading.items)
 
 
-_common = Reader(as_counter(None))
+_shared = Reader(as_counter(None))
 
 
 def reader_of(counter: TokenCounter) -> Reader:
-    """Reader for a counter; the shared counter has a shared reader, so that nothing is read twice."""
-    return _common if counter is _common.counter else Reader(counter)
+    """Reader for a counter; the default counter has one shared reader, so that nothing is read twice."""
+    return _shared if counter is _shared.counter else Reader(counter)
 
 
 def _unchanged_prefix(last: History | None, messages: Sequence[ModelMessage]) -> int:
-    """Number of leading messages that are the same objects as last time, minus the two a host may edit."""
+    """Number of leading messages that are the same objects as in `last`, except its last two, which a host may edit."""
     if last is None:
         return 0
     return max(0, min(common_prefix(last.messages, messages), len(last) - 2))
@@ -400,59 +417,59 @@ def _day_of(message: ModelMessage) -> str:
 
 
 def day(when: object) -> str:
-    """A time as YYYY-MM-DD; empty if there is none, or only the zero of an undated transcript."""
+    """Format a time as YYYY-MM-DD; empty for no time and for the placeholder of undated transcripts."""
     return when.date().isoformat() if isinstance(when, datetime) and when.year > 1970 else ""
 
 
-_HALVES = re.compile("[\ud800-\udfff]")
-_NUMBER = 4_301
-"""Digits of a whole number that is too long for JSON parsers."""
+_SURROGATES = re.compile("[\ud800-\udfff]")
+_LONG_NUMBER = 4_301
+"""Number of digits from which on JSON parsers reject an integer."""
 _DIGITS = re.compile(rb"\d*")
 _STRING_OR_NUMBER = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*(?:"|\\?\Z)|(-?\d{4301,}+)')
-"""A complete string, so that digits within it are not taken for a number; or a number too long for JSON parsers."""
+"""A complete string, matched so that digits in it are skipped, or an integer too long for JSON parsers."""
 
 
 NESTING = ("content", "args", "metadata")
-"""Attributes of parts that hold values of applications and models."""
+"""Attributes of parts that contain values of applications and models."""
 
 DEEPEST = 251
-"""Levels of lists and objects within a part that the host's types can write. Beyond them some versions of Pydantic try
-every kind of value at every level again: 300 levels take them hours."""
+"""Maximum nesting of lists and objects in a part. Pydantic cannot serialize deeper values, and some of its versions
+retry every type at every level: 300 levels take them hours."""
 
 
 def message_body(message: ModelMessage) -> bytes:
-    """The canonical JSON of one message.
+    """Serialize one message to canonical JSON.
 
-    Half of a surrogate pair, which nothing can write or send, becomes a replacement character; a whole number of more
-    than 4,300 digits, which nothing could read again, becomes text.
+    A lone surrogate, which cannot be encoded, becomes a replacement character. An integer of more than 4,300 digits,
+    which JSON parsers reject, becomes a string.
 
     Raises:
-        PydanticSerializationError: It is nested too deep.
+        PydanticSerializationError: The message is nested too deeply.
     """
     if _is_too_deep(message):
-        raise PydanticSerializationError(f"nested more than {DEEPEST} levels deep, which cannot be written")
+        raise PydanticSerializationError(f"nested more than {DEEPEST} levels deep, which cannot be serialized")
     try:
         body = ModelMessagesTypeAdapter.dump_json([message], warnings=False, fallback=type_label)[1:-1]
     except PydanticSerializationError:
-        whole = _without_halves(message)
-        loose = ModelMessagesTypeAdapter.dump_python([whole], mode="json", warnings=False, fallback=type_label)
-        text = json.dumps(loose[0], ensure_ascii=False, separators=(",", ":"))
-        body = _HALVES.sub("\ufffd", text).encode()
-    return _STRING_OR_NUMBER.sub(_as_text, body) if _has_long_number(body) else body
+        valid = _replace_surrogates(message)
+        plain = ModelMessagesTypeAdapter.dump_python([valid], mode="json", warnings=False, fallback=type_label)
+        text = json.dumps(plain[0], ensure_ascii=False, separators=(",", ":"))
+        body = _SURROGATES.sub("\ufffd", text).encode()
+    return _STRING_OR_NUMBER.sub(_quote_number, body) if _has_long_number(body) else body
 
 
 def _is_too_deep(message: ModelMessage) -> bool:
     level: list[Any] = [getattr(part, name, None) for part in message.parts for name in NESTING]
     for _ in range(DEEPEST + 1):
-        held = {id(value): inner for value in level if (inner := _held_by(value))}  # the same list may occur twice
-        if not held:
+        inner = {id(value): found for value in level if (found := _children(value))}  # by id: a list may occur twice
+        if not inner:
             return False
-        level = list(chain.from_iterable(held.values()))
+        level = list(chain.from_iterable(inner.values()))
     return True
 
 
-def _held_by(value: object) -> Collection[Any]:
-    """Contents of a container or an object; none for other values."""
+def _children(value: object) -> Collection[Any]:
+    """Values directly inside a container or an object; empty for other values."""
     if isinstance(value, dict):
         return cast("dict[Any, Any]", value).values()
     if isinstance(value, (list, tuple)):
@@ -464,44 +481,44 @@ def _held_by(value: object) -> Collection[Any]:
     return ()
 
 
-def _without_halves(value: Any) -> Any:
-    """A value with every lone surrogate replaced in its texts, keys and file addresses."""
+def _replace_surrogates(value: Any) -> Any:
+    """Copy a value with every lone surrogate in its texts, keys and attributes replaced."""
     if isinstance(value, str):
-        return _HALVES.sub("\ufffd", value)
+        return _SURROGATES.sub("\ufffd", value)
     if isinstance(value, dict):
         pairs = cast(dict[Any, Any], value).items()
-        return {_without_halves(key): _without_halves(inner) for key, inner in pairs}
+        return {_replace_surrogates(key): _replace_surrogates(inner) for key, inner in pairs}
     if isinstance(value, list):
-        return [_without_halves(inner) for inner in cast(list[Any], value)]
+        return [_replace_surrogates(inner) for inner in cast(list[Any], value)]
     if not is_dataclass(value):
         return value
     other = copy(value)
     for each in fields(value):
         if hasattr(value, each.name):
-            object.__setattr__(other, each.name, _without_halves(getattr(value, each.name)))
+            object.__setattr__(other, each.name, _replace_surrogates(getattr(value, each.name)))
     return other
 
 
 def _has_long_number(body: bytes) -> bool:
-    """True if `_NUMBER` digits follow one another: then one byte at that distance, which are looked at, is a digit."""
-    for at in range(0, len(body), _NUMBER):
+    """True if there are `_LONG_NUMBER` digits in a row. Any such run covers one of the bytes that are checked."""
+    for at in range(0, len(body), _LONG_NUMBER):
         if 48 <= body[at] <= 57:
-            before = body[max(0, at - _NUMBER) : at]
-            after = _DIGITS.match(body, at, at + _NUMBER)
-            if len(before) - len(before.rstrip(b"0123456789")) + (after.end() - at if after else 0) >= _NUMBER:
+            before = body[max(0, at - _LONG_NUMBER) : at]
+            after = _DIGITS.match(body, at, at + _LONG_NUMBER)
+            if len(before) - len(before.rstrip(b"0123456789")) + (after.end() - at if after else 0) >= _LONG_NUMBER:
                 return True
     return False
 
 
-def _as_text(found: re.Match[bytes]) -> bytes:
+def _quote_number(found: re.Match[bytes]) -> bytes:
     return b'"%s"' % found[1] if found[1] else found[0]
 
 
 def load_messages(bodies: Sequence[bytes]) -> list[ModelMessage]:
-    """Messages from their canonical JSON.
+    """Parse messages from their canonical JSON.
 
     Raises:
-        StoreError: It is damaged.
+        StoreError: The JSON is damaged.
     """
     try:
         return ModelMessagesTypeAdapter.validate_json(b"[" + b",".join(bodies) + b"]")
@@ -510,10 +527,10 @@ def load_messages(bodies: Sequence[bytes]) -> list[ModelMessage]:
 
 
 def superseded_parts(history: History) -> dict[int, frozenset[int]]:
-    """Positions of superseded parts by message: they may be dropped together with it.
+    """Positions of superseded parts by message; they may be dropped together with their message.
 
-    Host bookkeeping parts survive when their message is dropped, unless a later part supersedes them: system text that
-    repeats an earlier message, and host notes from before the last compaction, which the host no longer reads.
+    System text and host bookkeeping survive when their message is dropped, unless they are superseded: system text by
+    an earlier part with the same text, bookkeeping by a later compaction, because the host reads nothing before it.
     """
     staying = [index for index, reading in enumerate(history.readings) if reading.stays]
     noted = any(item.kind is Kind.CONTROL for index in staying for item in history.readings[index].items)
@@ -523,17 +540,17 @@ def superseded_parts(history: History) -> dict[int, frozenset[int]]:
     for index in staying:
         for at, item in enumerate(history.readings[index].items):
             if item.kind is not Kind.SYSTEM:
-                gone = item.kind is Kind.CONTROL and (index, at) < window
+                superseded = item.kind is Kind.CONTROL and (index, at) < window
             else:
-                gone = item.text in seen
+                superseded = item.text in seen
                 seen.add(item.text)
-            if gone:
+            if superseded:
                 found.setdefault(index, set()).add(at)
     return {index: frozenset(parts) for index, parts in found.items()}
 
 
 def _window_start(history: History) -> tuple[int, int]:
-    """Message and part at which the host's window opens: the last compaction, or the very first."""
+    """Message and part from which on the host reads: the last compaction, or the very first part."""
     for index in range(len(history) - 1, -1, -1):
         reading = history.readings[index]
         ends = [at for at, item in enumerate(reading.items) if item.kind is Kind.COMPACTION and item.mark is None]

@@ -1,7 +1,7 @@
-"""Message parts read into `Item`s; the only module that knows the part classes of Pydantic AI.
+"""Read message parts into `Item`s; the only module that knows the part types of Pydantic AI.
 
-Parts are told apart by `part_kind`, so that a part the installed host does not have yet needs no class
-here; a kind nobody knows becomes an `OTHER` item, is priced by its text, and passes through untouched.
+Parts are distinguished by `part_kind` rather than by class, so that newer kinds work with an older host. A part of an
+unknown kind becomes an `OTHER` item, is counted by its text, and passes through unchanged.
 """
 
 from __future__ import annotations
@@ -19,27 +19,27 @@ from pydantic_core import to_json
 from context_compiler.tokens import TokenCounter, character_boundary, media_tokens
 
 MARK = "context_compiler"
-"""The metadata key that says a part was written by this package. Users cannot set it through text."""
+"""Metadata key of parts that this package wrote. Users cannot set it through text."""
 
 PIN = "pydantic-ai-harness.compaction.pin.v1"
-"""Metadata of what `pin` of the Pydantic AI harness makes, which every compaction is to keep."""
+"""Metadata of content that `pin` of the Pydantic AI harness created, which every compaction has to keep."""
 
 MESSAGE_OVERHEAD = 4
-"""Tokens that a provider's framing costs for every part that becomes a message of its own."""
+"""Tokens of a provider's framing for each part that becomes a message of its own."""
 
 RETRY_OVERHEAD = 12
 """Tokens of the host's wrapping around the text of a retry."""
 
 CALL_OVERHEAD = 8
-"""Tokens that the framing of one tool call costs: its id, type and name fields."""
+"""Tokens of the framing of one tool call: its id, type and name fields."""
 
 
 LARGEST = 500_000
-"""Characters of a part that are searched, quoted and truncated; of a larger one, those of its beginning and end."""
+"""Maximum characters of an item's text; of a larger part, only the beginning and the end are read."""
 
 
 class Kind(StrEnum):
-    """Purpose of a part, across hosts and providers."""
+    """Purpose of a part, independent of host and provider."""
 
     SYSTEM = "system"
     USER = "user"
@@ -51,9 +51,9 @@ class Kind(StrEnum):
     """A retry prompt that answers no call."""
     MEDIA = "media"
     CONTROL = "control"
-    """Host bookkeeping in a history: instruction baselines, deltas, availability."""
+    """Bookkeeping of the host: instruction baselines, deltas, tool availability."""
     PIN = "pin"
-    """Content that its application has pinned: it is in every view, word for word."""
+    """Content that the application has pinned: every view contains it verbatim."""
     COMPACTION = "compaction"
     OTHER = "other"
 
@@ -64,33 +64,33 @@ class Item:
 
     kind: Kind
     text: str
-    """Bounded: see `LARGEST`."""
+    """At most about `LARGEST` characters."""
     tokens: int
-    """Exact tokens as sent, framing included."""
+    """Exact tokens of the whole part as sent, including framing."""
     call_id: str | None = None
     tool: str | None = None
     native: bool = False
-    """The provider runs this tool itself; call and return share a response."""
+    """True if the provider runs this tool itself; call and return are then in the same response."""
     loads: bool = False
-    """A capability load or tool search: the host forgets what was loaded if this goes."""
+    """True for a capability load or tool search; the host forgets what was loaded if this part is dropped."""
     failed: bool = False
     media: int = 0
-    """Tokens of pictures, sound and documents, already within `tokens`."""
+    """Tokens of images, audio, video and documents, included in `tokens`."""
     files: bool = False
-    """A user part without a word but the labels that hosts write before files."""
+    """True for a user part that contains no text except the labels that hosts put before files."""
     mark: dict[str, Any] | None = None
-    """Our own metadata, when this package wrote the part."""
+    """Our own metadata, if this package wrote the part."""
 
     @property
     def stays(self) -> bool:
-        """True if it survives when its message is dropped: pins, foreign system text or host bookkeeping."""
+        """True if it survives when its message is dropped: pins, host bookkeeping, and system text of others."""
         return self.loads or self.kind in (Kind.CONTROL, Kind.PIN) or (self.kind is Kind.SYSTEM and self.mark is None)
 
 
 _LABEL = re.compile(r"This is file [^\n]{1,200}:")
 
 ERRORS = ("failed", "retried")
-"""Outcomes that a host wraps in JSON, where every quotation mark and line end costs more."""
+"""Outcomes whose text the host wraps in JSON, which adds tokens for every escaped character."""
 
 LOADS = ("capability-load", "tool-search")
 
@@ -101,26 +101,26 @@ CONTROL_KINDS = {
     "model-settings-delta": "settings",
     "capability-load-delta": "loaded",
 }
-"""Bookkeeping parts of the host, and the field of each that a model may read."""
+"""Bookkeeping parts of the host, each with the field that a model may read."""
 
 
 def read_items(message: ModelMessage, counter: TokenCounter) -> tuple[Item, ...]:
-    """Every part of a message as an item, in order."""
+    """Read every part of a message into an item, in order."""
     return tuple(read_part(part, counter) for part in message.parts)
 
 
 def read_part(part: Any, counter: TokenCounter) -> Item:
-    """One part as an item; a kind that nobody knows is `OTHER`."""
+    """Read a single part into an item; a part of an unknown kind becomes `OTHER`."""
     kind = getattr(part, "part_kind", "")
     if kind in CONTROL_KINDS:
         text = plain_text(getattr(part, CONTROL_KINDS[kind], None))
         return Item(kind=Kind.CONTROL, text=text, tokens=counter.text(text) + MESSAGE_OVERHEAD)
     item = _READERS.get(kind, _other)(part, counter)
-    return item if len(item.text) <= LARGEST else replace(item, text=_shortened(item.text))
+    return item if len(item.text) <= LARGEST else replace(item, text=_head_and_tail(item.text))
 
 
-def _shortened(text: str) -> str:
-    """Beginning and end of a text that nobody can read whole."""
+def _head_and_tail(text: str) -> str:
+    """Beginning and end of a text longer than `LARGEST` characters."""
     tail = LARGEST * 2 // 5
     head = LARGEST - tail
     gap = f"\n[… {len(text) - LARGEST:,} characters are left out here …]\n"
@@ -146,7 +146,7 @@ def _user(part: Any, counter: TokenCounter) -> Item:
 
 
 def _piece(piece: object) -> tuple[str, int]:
-    """The text and the media tokens of one piece of content."""
+    """Text and media tokens of one piece of content."""
     if isinstance(piece, str):
         return piece, 0
     kind = getattr(piece, "kind", None)
@@ -159,7 +159,7 @@ def _piece(piece: object) -> tuple[str, int]:
 
 
 def mark_of(thing: Any) -> dict[str, Any] | None:
-    """Our own metadata on a part or a piece of content, if this package wrote it."""
+    """Our own metadata on a part or a piece of content; None if this package did not write it."""
     metadata = getattr(thing, "metadata", None)
     mark: object = cast(dict[str, object], metadata).get(MARK) if isinstance(metadata, dict) else None
     return cast(dict[str, Any], mark) if isinstance(mark, dict) else None
@@ -234,7 +234,7 @@ def _file(part: Any, counter: TokenCounter) -> Item:
 
 
 def _speech(part: Any, counter: TokenCounter) -> Item:
-    """Speech: its transcript, and the sound of user speech where the host keeps it."""
+    """Read a speech part: its transcript, and the audio of a user if the host keeps it."""
     by_user = part.speaker == "user"
     sound = media_cost(part.audio) if by_user and part.audio is not None else 0
     text = part.transcript or (placeholder(part.audio) if sound else "")
@@ -266,7 +266,7 @@ _READERS: dict[str, Callable[[Any, TokenCounter], Item]] = {
 
 
 def parse_arguments(text: str) -> dict[str, object] | None:
-    """Tool arguments as a mapping, when their text is one."""
+    """Parse tool arguments from JSON text; None if they are not a JSON object."""
     try:
         value: object = json.loads(text)
     except (ValueError, RecursionError):
@@ -275,7 +275,7 @@ def parse_arguments(text: str) -> dict[str, object] | None:
 
 
 def user_content(content: object) -> Sequence[object]:
-    """The pieces of a user prompt, a lone string as one piece."""
+    """Pieces of a user prompt; a plain string is one piece."""
     if isinstance(content, str) or not isinstance(content, Sequence):
         return (content,)
     return cast(Sequence[object], content)
@@ -292,12 +292,12 @@ _MEDIA_KINDS = {
 
 
 def is_media(thing: object) -> bool:
-    """A picture, sound, film, document or other file, given as bytes, URL or upload."""
+    """True for an image, audio, video, document or other file, given as bytes, URL or upload."""
     return getattr(thing, "kind", None) in _MEDIA_KINDS
 
 
 def media_type(thing: Any) -> str:
-    """The MIME type of a medium, or the best that its kind says."""
+    """MIME type of a medium, or a guess from its kind."""
     kind = str(getattr(thing, "kind", ""))
     if kind != "binary" and not getattr(thing, "_media_type", None):
         return _MEDIA_KINDS.get(kind) or "application/octet-stream"
@@ -318,7 +318,7 @@ def placeholder(thing: Any) -> str:
 
 
 def media_in(content: object) -> Iterator[object]:
-    """Every medium anywhere in a tool's result."""
+    """All media in the result of a tool, at any depth."""
     if is_media(content):
         yield content
     elif isinstance(content, dict):
@@ -330,7 +330,7 @@ def media_in(content: object) -> Iterator[object]:
 
 
 def without_media(content: object) -> object:
-    """The same content with every medium replaced by its placeholder."""
+    """Copy content with every medium replaced by its placeholder."""
     if is_media(content):
         return placeholder(content)
     if isinstance(content, dict):
@@ -341,14 +341,14 @@ def without_media(content: object) -> object:
 
 
 def plain_text(content: object) -> str:
-    """Any content as the text a model would read; values without a text form become a type label."""
+    """Render any content as the text that a model would read; values without a text form become a type label."""
     if content is None:
         return ""
     if isinstance(content, str):
         return content
     try:
         return to_json(content, fallback=type_label, bytes_mode="base64", inf_nan_mode="constants").decode()
-    except (ValueError, TypeError, RecursionError):  # half a surrogate pair, a circle, or far too deep
+    except (ValueError, TypeError, RecursionError):  # a lone surrogate, a reference cycle, or deep nesting
         return _fallback_json(content)
 
 

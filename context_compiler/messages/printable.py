@@ -1,4 +1,4 @@
-"""Values as a person is shown them; untrusted text without control characters, escape sequences or direction marks."""
+"""Format values for people; remove control characters, escape sequences and direction marks from untrusted text."""
 
 from __future__ import annotations
 
@@ -12,31 +12,31 @@ _SEQUENCES = re.compile(
     "|(?:\x1b\\[|\x9b)[0-?]*[ -/]*[@-~]"  # colours, cursor
     "|\x1b[ -/]*[0-~]"
 )
-_UNSEEN = re.compile("[\x00-\x08\x0e-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069\ufeff]")
-_HALVES = re.compile("[\ud800-\udfff]")
+_CONTROLS = re.compile("[\x00-\x08\x0e-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069\ufeff]")
+_SURROGATES = re.compile("[\ud800-\udfff]")
 
 
 def safe(text: str) -> str:
-    """The text without control characters, escape sequences and direction marks; line breaks and tabs stay."""
+    """Remove control characters, escape sequences and direction marks; keep line breaks and expand tabs."""
     clean = _SEQUENCES.sub("", _BREAKS.sub("\n", text))
-    return _HALVES.sub("\ufffd", _UNSEEN.sub("", clean)).expandtabs(4)
+    return _SURROGATES.sub("\ufffd", _CONTROLS.sub("", clean)).expandtabs(4)
 
 
 def safe_line(text: str) -> str:
-    """The same on one line, with single spaces."""
+    """Clean a text with `safe`, then put it on one line with single spaces."""
     return " ".join(safe(text).split())
 
 
 def number(value: float) -> str:
-    """A number with thousands separators: 12,345."""
+    """Format a number with thousands separators: 12,345."""
     return f"{value:,.0f}"
 
 
 def share(part: float, whole: float) -> str:
-    """A percentage; empty if the whole is 0."""
+    """Format `part` of `whole` as a percentage; empty if the whole is 0."""
     return f"{part / whole:.0%}" if whole else ""
 
 
 def timestamp(when: datetime | None) -> str:
-    """A time in UTC to the second."""
+    """Format a time to the second; empty for None."""
     return f"{when:%Y-%m-%d %H:%M:%S}" if when else ""

@@ -1,13 +1,13 @@
-"""Prompts of users: the standing instructions in them, and whether they ask for something.
+"""Find the standing instructions in users' prompts, and decide if a prompt asks for something.
 
 Instructions are found by cues such as "from now on", "never push …", "unless I say so". Each cue is a pattern in a
-table, and the tables differ in where a cue counts: `ORDERS` only at the beginning of a clause, so that "I never went"
-and "have you ever" do not match. A question matches only as a polite order. The tables were tuned on real messages to
-assistants.
+table, and each table has its own rule for where a cue counts: `ORDERS` only at the beginning of a clause, so that "I
+never went" and "have you ever" do not match. A question only matches if it is a polite order. The tables were tuned on
+real messages to assistants.
 
-A prompt asks if it is short and has a question mark, or begins with a word that asks for something, in English,
-German, French, Spanish, Italian, Portuguese, Russian, Chinese, Japanese or Korean. Of a longer one, only the first or
-last paragraph or line counts.
+A prompt asks for something if it is short and either contains a question mark or begins with a word such as "what" or
+"list", in English, German, French, Spanish, Italian, Portuguese, Russian, Chinese, Japanese or Korean. In a longer
+prompt, only the first or last paragraph or line can be the question.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from context_compiler.messages.turns import Outline
 from context_compiler.tokens import TokenCounter
 
 LONGEST = 2_000
-"""Longest sentence, in characters; anything longer is data."""
+"""Maximum characters of a sentence; anything longer is taken for data."""
 
 REMEMBERED = 1_024
-"""Texts whose instructions are cached; the same prompts recur at every compile."""
+"""Number of texts whose instructions are cached; the same prompts recur at every compile."""
 
 _ENDS = re.compile(
     r"""(?x)
@@ -95,7 +95,7 @@ UNSPACED = (
     r"從現在(?:起|開始)|請(?:始終|不要|勿)|務必|今後は|これからは|必ず|絶対に|決して|ないでください",
     r"(?:앞으로는?|지금부터|항상|반드시|절대로?)\s|من الآن فصاعد|מעכשיו|अब से",
 )
-"""The same, in scripts where words have no edges or take endings."""
+"""Cues that count anywhere, in languages without spaces between words, or with endings attached to them."""
 
 OPENINGS = (
     r"(?:going|moving) forward(?:,|\.?$)|in (?:the )?future,|in future [a-z]+, |(?:in particular, )?prefer [a-z]",
@@ -114,7 +114,7 @@ OPENINGS = (
 """Cues at the beginning of a sentence."""
 
 ORDERS = (
-    # "don't" and "never" before a verb; what follows here is not a verb, or not an order
+    # "don't" and "never" before a verb; the words excluded here are no verbs, or do not make an order
     r"(?:do not|don't|dont|never),? (?:you |ever,? |under any circumstances,? ){0,2}(?!(?:you|i|we|they|worry|mind"
     r"|hesitate|know|think|have|want|need|like|care|see|understand|recall|remember|believe|get|feel|really|even|seem|expect|bother"
     r"|been|was|had|went|got|did|saw|heard|knew|thought|made|felt|done|gone|seen|a|the|again|once|before|in|on|too|quite"
@@ -143,7 +143,7 @@ FRIENDLY = (
     r"let (?:it|that|this|them|anyone|anything|fear)\b",
     r"\b(?:yourself|stress|panic|sweat|dreams?|your (?:heart|passions?|best|goals?))\b",
 )
-"""Good wishes in the form of an order."""
+"""Good wishes in the form of an order, which are no instructions."""
 
 POLITE = (
     r"\bfrom now on\b",
@@ -172,20 +172,20 @@ _CODE = re.compile(r"[{}<>=;|\\\[\]$^~]")
 _PASTED = (">", "+ ", "@", "//", "/*", "$ ", "\u279c")
 
 
-_known: Memo[str, tuple[str, ...]] = Memo(REMEMBERED)
-"""Keyed by the hash of the text: a prompt may be megabytes."""
+_instructions: Memo[str, tuple[str, ...]] = Memo(REMEMBERED)
+"""Cached instructions by the hash of the text, because a prompt may have megabytes."""
 
 
 def instruction_sentences(text: str) -> tuple[str, ...]:
-    """Sentences of a user's text that are standing instructions, verbatim, each on one line.
+    """Standing instructions in a user's text: whole sentences, verbatim, each on one line.
 
-    Fenced code, quoted lines and what looks like code are passed over.
+    Fenced code, quoted lines and sentences that look like code are skipped.
     """
     name = text_hash(text)
-    found = _known.get(name)
+    found = _instructions.get(name)
     if found is None:
         found = _find_sentences(text)
-        _known.keep(name, found)
+        _instructions.keep(name, found)
     return found
 
 
@@ -219,7 +219,7 @@ def is_instruction(sentence: str) -> bool:
 
 
 INSTRUCTION_WIDTH = 400
-"""Most characters of an instruction."""
+"""Maximum characters of an instruction; longer ones are clipped."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -227,17 +227,17 @@ class Instruction:
     """A sentence with a standing instruction or prohibition."""
 
     position: int
-    """Of its message."""
+    """Position of its message."""
     turn: int
-    """0-based; -1 before the first prompt."""
+    """0-based ordinal of its turn; -1 before the first prompt."""
     text: str
 
 
 def standing_instructions(history: History, outline: Outline, positions: Iterable[int]) -> tuple[Instruction, ...]:
     """Standing instructions and prohibitions that users gave in these messages, oldest first.
 
-    Only what users said themselves counts: no tool result, no answer, nothing this package wrote, and within
-    a prompt no code and no quotation. Of repetitions the last one counts.
+    Only the users' own words count: no tool results, no answers, nothing this package wrote, and no code or quotations
+    in a prompt. If an instruction is repeated, only its last occurrence is returned.
     """
     starts = outline.starts
     found: dict[str, Instruction] = {}
@@ -254,12 +254,12 @@ def standing_instructions(history: History, outline: Outline, positions: Iterabl
 
 
 QUESTION_TOKENS = 120
-"""Limit in tokens for a question; of a longer prompt, only the first or last paragraph or line may be one."""
+"""Maximum tokens of a question; in a longer prompt, only the first or last paragraph or line can be one."""
 
 PARAGRAPH = "\n\n"
 
 QUESTION_CHARACTERS = 1_200
-"""Limit in characters; a longer text is over the limit in tokens too, and is not counted."""
+"""Maximum characters of a question; a longer text exceeds the token limit anyway, so its tokens are not counted."""
 
 _MARK = re.compile(r"[?\uff1f\u061f\u055e\u1367\u2047-\u2049\u203d\u2e2e\ua60f\ua6f7\u037e]|[\u0370-\u03ff];")
 _WORDS = (
@@ -300,7 +300,7 @@ _QUESTION_UNSPACED = re.compile(
     "|何(?!か)|いつ(?!も)|どこ|なぜ|どの|どれ|教えて|(?:です|でした|ました)か[。\\s]*$|っけ[。\\s]*$"
     "|무엇|무슨|누구|언제|어디|얼마|알려"
 )
-"""Chinese, Japanese and Korean; "can you do that" ends otherwise, with ますか and 能…吗."""
+"""Questions in Chinese, Japanese and Korean; orders like "can you do that" end in ますか or 能…吗 and do not match."""
 _ORDER_ASKED = re.compile(
     rf"(?i)\W*(?:(?:{_LEADS})\W+)*(?:(?:can|could|would|will|may) (?:you|we|i)|let'?s|shall we)"
     r"(?! (?:please )?(?:remind|recall|remember|repeat|tell me (?:again|what|which|who|when|where|how)))(?!\w)"
@@ -314,14 +314,14 @@ _ASKS_UNSPACED = re.compile(
 
 
 def is_short(text: str, counter: TokenCounter) -> bool:
-    """True if a prompt is short enough to be a question and nothing else."""
+    """True if a prompt is short enough to be only a question."""
     return len(text) <= QUESTION_CHARACTERS and counter.text(text) <= QUESTION_TOKENS
 
 
 def asking_part(text: str, counter: TokenCounter) -> str:
-    """The question in a long prompt, its last or first paragraph or line; the rest is often pasted text.
+    """Question in a long prompt: its last or first paragraph or line, because the rest is often pasted text.
 
-    The whole text if neither asks, or if it is short.
+    Returns the whole text if it is short or if none of these asks for something.
     """
     plain = text.strip()
     if is_short(plain, counter):
@@ -332,17 +332,17 @@ def asking_part(text: str, counter: TokenCounter) -> str:
 
 
 def asking_share(text: str) -> float:
-    """Share of the characters of a prompt that are in questions; the rest tells something new."""
-    sizes = [(len(one), _asks(one)) for one in _SENTENCE.findall(text.strip())]
+    """Fraction of a prompt's characters that are in questions; the rest is new information."""
+    sizes = [(len(one), _is_request(one)) for one in _SENTENCE.findall(text.strip())]
     return sum(size for size, asking in sizes if asking) / max(1, sum(size for size, _ in sizes))
 
 
-def _asks(text: str) -> bool:
+def _is_request(text: str) -> bool:
     return bool(_MARK.search(text) or _ASKS.match(text) or _ASKS_UNSPACED.search(text))
 
 
 def asks(text: str, counter: TokenCounter, *, strict: bool = False) -> bool:
-    """True if a prompt asks for something; with `strict`, orders such as "can you fix that?" do not count."""
+    """True if a prompt is short and asks for something; with `strict`, orders like "can you fix that?" do not count."""
     plain = text.strip()
     if not plain or not is_short(plain, counter):
         return False
@@ -350,4 +350,4 @@ def asks(text: str, counter: TokenCounter, *, strict: bool = False) -> bool:
         questions = [one for one in _SENTENCE.findall(plain) if _MARK.search(one)]
         asked = any(not _ORDER_ASKED.match(one) for one in questions)
         return asked or bool(_QUESTION.match(plain) or _QUESTION_UNSPACED.search(plain))
-    return _asks(plain)
+    return _is_request(plain)

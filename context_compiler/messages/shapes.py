@@ -1,8 +1,8 @@
-"""Smaller forms of a message: truncated texts, tool-call stubs, exchanges rendered as text.
+"""Smaller forms of a message: truncated texts, tool-call stubs, tool exchanges rendered as text.
 
-A shape never mutates a message; it builds new parts, and only those that change. Pairs stay valid: a call keeps its
-id and name, an answer its id. Exchanges of a provider's own tools cannot be shortened in place, so that one which
-is too long becomes text.
+Messages are never mutated; only the parts that change are rebuilt. Calls and answers stay paired, because a call keeps
+its id and name, and an answer its id. Exchanges of a provider's own tools cannot be shortened in place, so they become
+text if they are too long.
 """
 
 from __future__ import annotations
@@ -32,48 +32,48 @@ from context_compiler.messages.tool_lines import call_line, outcome_line
 from context_compiler.tokens import TokenCounter
 
 STUB_LIMITS = {Kind.CALL: 64, Kind.RETURN: 48, Kind.TEXT: 60}
-"""Parts with more tokens than this are shortened in a tool-call stub."""
+"""Maximum tokens of a part in a stub, by kind; longer parts are shortened."""
 
 STUB_ARGUMENTS = 96
-"""Tokens of a call's arguments in a stub."""
+"""Maximum tokens of the shortened arguments of a call in a stub."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
-    """Form of a message in a view; the default is unchanged."""
+    """Form of a message in a view; the default leaves it unchanged."""
 
     skip: frozenset[int] = frozenset()
-    """Positions of parts left out: broken ones, and repetitions."""
+    """Positions of parts to leave out: broken ones and repetitions."""
     without: frozenset[str] = frozenset()
-    """Kinds of part left out that nothing can shorten; what stays for others is never among them."""
+    """Kinds of part to leave out because they cannot be shortened. Parts with `Item.stays` are kept regardless."""
     limit: int | None = None
-    """The most tokens one part may have; longer ones keep head and tail."""
+    """Maximum tokens of one part; longer parts keep head and tail."""
     prompt: int | None = None
-    """The same for a user's own parts, where they may be longer than what they came with."""
+    """Maximum tokens of a user's own part, if different from `limit`."""
     system: int | None = None
-    """The same for system text of others, which no other limit touches."""
+    """Maximum tokens of system text of others, to which no other limit applies."""
     skeleton: bool = False
-    """Tool exchanges become stubs: name, key arguments and an outcome line."""
+    """Reduce tool exchanges to stubs: name, key arguments and an outcome line."""
     bare: bool = False
-    """Only what the host would forget remains: foreign system parts, control parts, loads."""
+    """Keep only parts with `Item.stays`: pins, system text of others, host bookkeeping and loads."""
     ref: str = ""
-    """Reference under which an agent can read the full message; empty if it cannot."""
+    """Reference by which an agent can read the full message; empty if it cannot."""
     tools: str = "paired"
-    """paired: tool exchanges are kept; drop: they are dropped; render: they become text."""
+    """`paired` keeps tool exchanges, `drop` drops them, `render` turns them into text."""
 
 
 WHOLE = Shape()
 
 
 def apply_shape(message: ModelMessage, reading: Reading, shape: Shape, counter: TokenCounter) -> ModelMessage | None:
-    """Apply a shape to a message; None if nothing is left of it."""
+    """Apply a shape to a message; return None if nothing is left of it."""
     if shape == WHOLE:
         return message
     oversized = _oversized_native_ids(reading.items, shape)
     truncator = Truncator(counter, shape.ref)
     parts: list[Any] = []
     for position, (part, item) in enumerate(zip(message.parts, reading.items, strict=True)):
-        kept = None if position in shape.skip else _part(part, item, shape, oversized, truncator)
+        kept = None if position in shape.skip else _shape_part(part, item, shape, oversized, truncator)
         if kept is not None:
             parts.append(kept)
     return replace(message, parts=parts) if parts else None
@@ -88,7 +88,7 @@ def price(message: ModelMessage, reading: Reading, shape: Shape, counter: TokenC
 
 
 def _oversized_native_ids(items: Sequence[Item], shape: Shape) -> frozenset[str | None]:
-    """Call ids of the provider's own exchanges in this message that exceed the limit of the shape."""
+    """Call ids of exchanges with the provider's own tools in this message that exceed the limit of the shape."""
     limit = shape.limit if shape.limit is not None else STUB_LIMITS[Kind.RETURN] if shape.skeleton else None
     own = [item.call_id for item in items if item.native]
     if limit is None or not own:
@@ -96,14 +96,16 @@ def _oversized_native_ids(items: Sequence[Item], shape: Shape) -> frozenset[str 
     return frozenset(item.call_id for item in items if item.tokens > limit and own.count(item.call_id) > 1)
 
 
-def _part(part: Any, item: Item, shape: Shape, oversized: frozenset[str | None], truncator: Truncator) -> Any | None:
+def _shape_part(
+    part: Any, item: Item, shape: Shape, oversized: frozenset[str | None], truncator: Truncator
+) -> Any | None:
     if item.stays:
         long = item.kind is Kind.SYSTEM and shape.system is not None and item.tokens > shape.system
         return _truncate_part(part, item, shape.system or 0, truncator) if long else part
     if shape.bare or item.kind in shape.without or (item.call_id is not None and shape.tools == "drop"):
         return None
     if item.call_id is not None and (shape.tools == "render" or (item.native and item.call_id in oversized)):
-        return _as_text(part, item, shape.limit, truncator)
+        return _render_exchange(part, item, shape.limit, truncator)
     if item.native:
         return part
     if shape.skeleton:
@@ -118,7 +120,7 @@ def _truncate_part(part: Any, item: Item, limit: int, truncator: Truncator) -> A
 
 
 def _with_text(part: Any, text: str) -> Any:
-    """The same part with another text; speech and retry parts become plain ones."""
+    """Replace the text of a part; speech and retry parts become plain text or result parts."""
     if part.part_kind == "speech":
         return UserPromptPart(content=text) if part.speaker == "user" else TextPart(content=text)
     if part.part_kind != "retry-prompt":
@@ -138,7 +140,7 @@ def _write_user(part: Any, item: Item, limit: int, truncator: Truncator) -> Any:
     pieces: list[Any] = []
     left = limit
     for piece in user_content(part.content):
-        short, cost = _piece(piece, left, truncator)
+        short, cost = _truncate_piece(piece, left, truncator)
         pieces.append(short)
         left -= cost
         if left <= 0:
@@ -146,8 +148,8 @@ def _write_user(part: Any, item: Item, limit: int, truncator: Truncator) -> Any:
     return replace(part, content=pieces)
 
 
-def _piece(piece: Any, left: int, truncator: Truncator) -> tuple[Any, int]:
-    """A piece of a prompt truncated to the tokens left, and its cost."""
+def _truncate_piece(piece: Any, left: int, truncator: Truncator) -> tuple[Any, int]:
+    """Truncate a piece of a prompt to the tokens left; return it with its tokens."""
     if is_media(piece):
         cost = media_cost(piece)
         if cost <= left:
@@ -169,30 +171,30 @@ def _write_answer(part: Any, item: Item, limit: int, truncator: Truncator) -> An
 
 def _write_call(part: Any, item: Item, limit: int, truncator: Truncator) -> Any:
     room = limit - (CALL_OVERHEAD - MESSAGE_OVERHEAD) - truncator.text(item.tool or "")
-    return replace(part, args=_short_arguments(item.text, room, truncator))
+    return replace(part, args=_shorten_arguments(item.text, room, truncator))
 
 
-def _short_arguments(text: str, limit: int, truncator: Truncator) -> dict[str, object]:
-    """Arguments with long values cut, all of them where that fits, else as many as fit, in their order."""
-    given = parse_arguments(text)
-    if given is None:
-        given = {"arguments": text}
+def _shorten_arguments(text: str, limit: int, truncator: Truncator) -> dict[str, object]:
+    """Truncate the values of arguments to fit `limit` tokens; if that is not enough, drop the last arguments."""
+    arguments = parse_arguments(text)
+    if arguments is None:
+        arguments = {"arguments": text}
     width = limit
     while width >= 4:
-        short = {key: _short_value(value, width, truncator) for key, value in given.items()}
+        short = {key: _shorten_value(value, width, truncator) for key, value in arguments.items()}
         if truncator.text(plain_text(short)) <= limit:
             return short
         width //= 2
     short = dict[str, object]()
-    for key, value in given.items():
-        longer = {**short, key: _short_value(value, 4, truncator)}
+    for key, value in arguments.items():
+        longer = {**short, key: _shorten_value(value, 4, truncator)}
         if truncator.text(plain_text(longer)) > limit:
             break
         short = longer
     return short
 
 
-def _short_value(value: object, width: int, truncator: Truncator) -> object:
+def _shorten_value(value: object, width: int, truncator: Truncator) -> object:
     text = plain_text(value)
     return value if truncator.text(text) <= width else truncator.truncate(text, width)
 
@@ -202,7 +204,7 @@ def _write_file(part: Any, item: Item, limit: int, truncator: Truncator) -> Any:
 
 
 def _write_summary(part: Any, item: Item, limit: int, truncator: Truncator) -> Any:
-    """An application's own summary is text; a provider's is only good whole."""
+    """Truncate an application's own summary; a provider's is kept, because it is only valid as a whole."""
     return part if part.provider_name else _write_text(part, item, limit, truncator)
 
 
@@ -216,11 +218,11 @@ _WRITERS: dict[Kind, Callable[[Any, Item, int, Truncator], Any]] = {
     Kind.MEDIA: _write_file,
     Kind.COMPACTION: _write_summary,
 }
-"""Truncation by kind; other kinds (thinking, unknown parts) are kept unchanged or dropped."""
+"""Truncation by kind of part; other kinds (such as thinking and unknown parts) are kept unchanged or dropped."""
 
 
-def _as_text(part: Any, item: Item, limit: int | None, truncator: Truncator) -> Any:
-    """A call or an answer as a line of text, each on its own side of the conversation."""
+def _render_exchange(part: Any, item: Item, limit: int | None, truncator: Truncator) -> Any:
+    """Render a call or an answer as one line of text, on the side of the conversation that it is on."""
     name = item.tool or "tool"
     line = call_line(name, item.text) if item.kind is Kind.CALL else outcome_line(item.text, failed=item.failed)
     text = f"[tool] {line}" if item.kind is Kind.CALL else f"[tool] {name}: {line}"
@@ -232,14 +234,14 @@ def _as_text(part: Any, item: Item, limit: int | None, truncator: Truncator) -> 
 
 
 def _tool_call_stub(part: Any, item: Item, truncator: Truncator) -> tuple[Any, Item]:
-    """The part as a stub, read again."""
+    """Reduce a part to a stub; return the stub and its item."""
     if item.kind is Kind.USER and item.media:
         shown = [placeholder(piece) if is_media(piece) else piece for piece in user_content(part.content)]
         part = replace(part, content=shown) if part.part_kind == "user-prompt" else _with_text(part, item.text)
     elif item.tokens <= STUB_LIMITS.get(item.kind, item.tokens):
         return part, item
     elif item.kind is Kind.CALL:
-        part = replace(part, args=_short_arguments(item.text, STUB_ARGUMENTS, truncator))
+        part = replace(part, args=_shorten_arguments(item.text, STUB_ARGUMENTS, truncator))
     elif item.kind is Kind.RETURN:
         line = outcome_line(item.text, failed=item.failed)
         part = _with_text(part, f"{line}\n[outcome only; {item.tokens:,} tokens in full{truncator.reading}]")
@@ -249,7 +251,7 @@ def _tool_call_stub(part: Any, item: Item, truncator: Truncator) -> tuple[Any, I
 
 
 def largest(items: Sequence[Item]) -> int:
-    """The price of the largest part."""
+    """Tokens of the largest part; 0 if there is none."""
     return max((item.tokens for item in items), default=0)
 
 
@@ -259,19 +261,19 @@ class Truncator:
 
     counter: TokenCounter
     ref: str = ""
-    """Reference under which an agent can read the full text; empty if it cannot."""
+    """Reference by which an agent can read the full text; empty if it cannot."""
 
     @property
     def reading(self) -> str:
-        """Hint for the marker on how to read the full text."""
+        """Hint, for use in a marker, on how to read the full text; empty without a reference."""
         return f'; recall_read("{self.ref}") shows it' if self.ref else ""
 
     def text(self, text: str) -> int:
-        """The tokens of a text."""
+        """Number of tokens of a text."""
         return self.counter.text(text)
 
     def truncate(self, text: str, limit: int) -> str:
-        """Keep head and tail of a text around a marker, in at most `limit` tokens."""
+        """Shorten a text to at most `limit` tokens: its head and tail around a marker."""
         counter = self.counter
         size = counter.text(text)
         if size <= limit:
@@ -284,5 +286,5 @@ class Truncator:
 
 
 def truncate(text: str, limit: int, counter: TokenCounter) -> str:
-    """Keep head and tail of a text that cannot be recalled, in at most `limit` tokens."""
+    """Shorten a text to at most `limit` tokens, as `Truncator.truncate` does, without a reference to the full text."""
     return Truncator(counter).truncate(text, limit)

@@ -1,7 +1,4 @@
-"""Tool exchanges as two lines of text: one for the call, one for its outcome.
-
-Pure text.
-"""
+"""Describe a tool exchange in two lines of text: one for the call, one for its outcome."""
 
 from __future__ import annotations
 
@@ -15,20 +12,20 @@ from context_compiler.messages.fences import SCANNED, TERMINAL, WIDTH, clip, one
 from context_compiler.messages.items import parse_arguments
 
 PARSED = 200_000
-"""Longer JSON is read as text."""
+"""Maximum characters of JSON to parse; longer JSON is treated as plain text."""
 
 NAMED, OTHER = 96, 40
-"""Most characters of an informative argument, and of any other, on a line with several."""
+"""Maximum characters of an informative argument, and of any other, on a line with several arguments."""
 
 SLIVER = 24
-"""Least characters to which a field is clipped."""
+"""Minimum characters to which a field is clipped; with less space it is left out."""
 
-_TELLING = (
+_INFORMATIVE = (
     "command", "cmd", "file_path", "filepath", "path", "file", "filename", "id", "name", "query", "pattern", "url",
     "question", "expression", "code",
 )  # fmt: skip
-"""Most informative argument names, best first."""
-_TELLING_ENDS = ("_id", "_ids", "path", "file", "number", "name")
+"""Informative argument names, most informative first."""
+_INFORMATIVE_ENDS = ("_id", "_ids", "path", "file", "number", "name")
 
 _FAILURE = re.compile(
     r"""(?ix)
@@ -50,31 +47,33 @@ _FAILURE = re.compile(
 
 _MENTION = re.compile(r"(?i)\b(?:error|exception|failed|failure|denied|invalid|not found|refused|aborted|timeout)\b")
 _EXCEPTION = re.compile(r"^\W{0,4}[A-Za-z_][\w.]{0,80}(?:Error|Exception|Interrupt|Exit|Warning)\b\s*(?::|$)")
-_FAILING = ("error", "errors", "exception", "message", "detail", "reason", "stderr", "exit_code", "status")
-"""Keys under which a result reports its status."""
+_STATUS_KEYS = ("error", "errors", "exception", "message", "detail", "reason", "stderr", "exit_code", "status")
+"""Keys under which a result reports errors or its status, most important first."""
 
 
 def call_line(tool: str, args_text: str, *, width: int = WIDTH) -> str:
-    """A call as `name(key=value, …)`: most informative arguments first, long values clipped in the middle.
+    """Describe a call as `name(key=value, …)`: most informative arguments first, long values clipped in the middle.
 
     Args:
-        tool: The tool's name.
-        args_text: Its arguments as JSON; anything but a JSON object is shown as it is.
-        width: The most characters of the line.
+        tool: Name of the tool.
+        args_text: Its arguments as JSON; anything but a JSON object is shown unchanged.
+        width: Maximum characters of the line.
     """
     name = one_line(tool, 64) or "tool"
-    given = parse_arguments(args_text) if len(args_text) <= PARSED else None
-    if given is None:
+    arguments = parse_arguments(args_text) if len(args_text) <= PARSED else None
+    if arguments is None:
         bare = one_line(args_text, max(width - len(name) - 2, 1))
         return clip(f"{name}({bare})", width)
-    alone = len(given) == 1
+    alone = len(arguments) == 1
     room = width - len(name) - 2
-    shown = (_field(key, given[key], room if alone else _width(key, given[key])) for key in _rank_keys(given))
-    return clip(f"{name}({_join_fields(shown, len(given), room)})", width)
+    shown = (
+        _field(key, arguments[key], room if alone else _width(key, arguments[key])) for key in _rank_keys(arguments)
+    )
+    return clip(f"{name}({_join_fields(shown, len(arguments), room)})", width)
 
 
 def _join_fields(fields: Iterable[str], total: int, room: int) -> str:
-    """As many of `total` fields as fit, in order, the last one clipped; a `…` says that there were more."""
+    """Join the first of `total` fields that fit, the last of them clipped; a `…` shows that more were left out."""
     shown: list[str] = []
     for at, field in enumerate(fields, 1):
         left = room - (2 if shown else 0) - (3 if at < total else 0)
@@ -88,20 +87,20 @@ def _join_fields(fields: Iterable[str], total: int, room: int) -> str:
 
 
 def _rank_keys(fields: Mapping[str, object]) -> list[str]:
-    """Keys by informativeness: scalars first, among them telling names; ties keep their order."""
+    """Sort keys: scalars before nested values, informative names first; ties keep their order."""
     return sorted(fields, key=lambda key: _rank(key, fields[key]))
 
 
 def _rank(key: str, value: object) -> tuple[bool, int, bool]:
     lowered = key.lower()
-    named = _TELLING.index(lowered) if lowered in _TELLING else len(_TELLING)
-    if named == len(_TELLING) and lowered.endswith(_TELLING_ENDS):
-        named -= 1
-    return _is_nested(value), named, isinstance(value, str) and len(value) > 400
+    position = _INFORMATIVE.index(lowered) if lowered in _INFORMATIVE else len(_INFORMATIVE)
+    if position == len(_INFORMATIVE) and lowered.endswith(_INFORMATIVE_ENDS):
+        position -= 1
+    return _is_nested(value), position, isinstance(value, str) and len(value) > 400
 
 
 def _is_nested(value: object) -> bool:
-    """True for anything beyond a scalar or a short list of scalars."""
+    """True unless the value is a scalar or a short list of scalars."""
     if isinstance(value, list):
         entries = cast(list[object], value)
         return len(entries) > 8 or any(isinstance(entry, dict | list) for entry in entries)
@@ -112,7 +111,7 @@ def _width(key: str, value: object) -> int:
     lowered = key.lower()
     if isinstance(value, dict | list):
         return NAMED
-    return NAMED if lowered in _TELLING or lowered in _FAILING or lowered.endswith(_TELLING_ENDS) else OTHER
+    return NAMED if lowered in _INFORMATIVE or lowered in _STATUS_KEYS or lowered.endswith(_INFORMATIVE_ENDS) else OTHER
 
 
 def _field(key: str, value: object, width: int) -> str:
@@ -127,21 +126,21 @@ def _value_text(value: object) -> str:
 
 
 def outcome_line(text: str, *, failed: bool, width: int = WIDTH) -> str:
-    """Outcome of a call: the error if there is one, else the first informative line.
+    """Describe the outcome of a call: the error if there is one, else the first informative line.
 
     Args:
         text: The result, as the model would read it.
-        failed: The host says that the call failed; then a line that only mentions an error is enough.
-        width: The most characters of the line.
+        failed: True if the host reports a failure; then any line that mentions an error counts as the error.
+        width: Maximum characters of the line.
     """
     if not text.strip():
         return clip("(empty)", width)
-    shown = _from_json(text, width) or _from_lines(text, failed)
+    shown = _describe_json(text, width) or _describe_lines(text, failed)
     return one_line(shown, width) or clip("(empty)", width)
 
 
-def _from_json(text: str, width: int) -> str:
-    """The key scalars of a JSON result; empty where it is none."""
+def _describe_json(text: str, width: int) -> str:
+    """Describe a JSON result by its most important values; empty if the text is not JSON."""
     if len(text) > PARSED or text.lstrip()[:1] not in ("{", "["):
         return ""
     try:
@@ -151,49 +150,49 @@ def _from_json(text: str, width: int) -> str:
     if isinstance(value, list):
         entries = cast(list[object], value)
         count = f"[{len(entries)} entries]"
-        if held := nested_ids(entries):
-            return one_line(f"{count} {held}", width)
-        return f"{count} {_from_value(entries[0], width - len(count) - 1)}" if entries else count
-    return _from_value(value, width)
+        if ids := nested_ids(entries):
+            return one_line(f"{count} {ids}", width)
+        return f"{count} {_describe_value(entries[0], width - len(count) - 1)}" if entries else count
+    return _describe_value(value, width)
 
 
-def _from_value(value: object, width: int) -> str:
+def _describe_value(value: object, width: int) -> str:
     shown = _value_text(value)
     if not isinstance(value, dict) or not value:
         return one_line(shown, width)
-    given = cast(dict[str, object], value)
-    keys = sorted(_rank_keys(given), key=lambda key: _urgency(key, given[key]))
+    fields = cast(dict[str, object], value)
+    keys = sorted(_rank_keys(fields), key=lambda key: _urgency(key, fields[key]))
     return _join_fields(
-        (_field(key, _summarize_nested(given[key]), _width(key, given[key])) for key in keys), len(keys), width
+        (_field(key, _summarize_nested(fields[key]), _width(key, fields[key])) for key in keys), len(keys), width
     )
 
 
 def _urgency(key: str, value: object) -> int:
     """Sort key: errors first, then identifiers, then values that contain identifiers."""
-    if key in _FAILING:
-        return _FAILING.index(key)
-    return len(_FAILING) + (
+    if key in _STATUS_KEYS:
+        return _STATUS_KEYS.index(key)
+    return len(_STATUS_KEYS) + (
         2 if not is_id_field(key) and not (_is_nested(value) and nested_ids(value)) else int(_is_nested(value))
     )
 
 
 def _summarize_nested(value: object) -> object:
-    """Size of a nested value, with the identifiers in it."""
+    """Replace a nested value by its size and the identifiers in it; return other values unchanged."""
     if not _is_nested(value):
         return value
     size = len(cast(Sequence[object], value))
-    if held := nested_ids(value):
-        return f"{{{size} keys: {held}}}" if isinstance(value, dict) else f"[{size}: {held}]"
+    if ids := nested_ids(value):
+        return f"{{{size} keys: {ids}}}" if isinstance(value, dict) else f"[{size}: {ids}]"
     return f"{{{size} keys}}" if isinstance(value, dict) else f"[{size} entries]"
 
 
-def _from_lines(text: str, failed: bool) -> str:
+def _describe_lines(text: str, failed: bool) -> str:
     lines = [line for line in _scan_lines(text) if line.strip()]
-    wrong = _failure(lines, failed)
-    if wrong:
-        return wrong
-    telling = next((line for line in lines if sum(map(str.isalnum, line[:200])) >= 3), lines[0] if lines else text)
-    return f"{clip(telling.strip(), WIDTH)} (+{len(lines) - 1} lines)" if len(lines) > 1 else telling
+    error = _error_line(lines, failed)
+    if error:
+        return error
+    shown = next((line for line in lines if sum(map(str.isalnum, line[:200])) >= 3), lines[0] if lines else text)
+    return f"{clip(shown.strip(), WIDTH)} (+{len(lines) - 1} lines)" if len(lines) > 1 else shown
 
 
 def _scan_lines(text: str) -> Iterator[str]:
@@ -201,26 +200,26 @@ def _scan_lines(text: str) -> Iterator[str]:
         yield from TERMINAL.sub("", part).splitlines()
 
 
-def _failure(lines: Sequence[str], failed: bool) -> str:
-    """The error line: the last of a traceback, else the first; empty if there is none."""
+def _error_line(lines: Sequence[str], failed: bool) -> str:
+    """Find the error line: the exception at the end of a traceback, else the first error; empty if there is none."""
     heads = [line.strip()[:400] for line in lines]
-    wrong = [line for line in heads if _FAILURE.search(line)]
-    if wrong and wrong[0].lower().startswith("traceback"):
-        return next((line for line in reversed(wrong) if _EXCEPTION.match(line)), wrong[0])
-    if wrong:
-        return wrong[0]
+    errors = [line for line in heads if _FAILURE.search(line)]
+    if errors and errors[0].lower().startswith("traceback"):
+        return next((line for line in reversed(errors) if _EXCEPTION.match(line)), errors[0])
+    if errors:
+        return errors[0]
     return next((line for line in heads if _MENTION.search(line)), "") if failed else ""
 
 
 IDS = ("id", "path", "file", "file_path", "filename", "key", "sha", "url")
 ID_ENDS = ("_id", "number")
-"""Fields whose values a later call may need."""
+"""Names, and ends of names, of fields whose values a later call may need."""
 
 VALUES_SEARCHED = 400
-"""Most nested values searched."""
+"""Maximum nested values to search."""
 
 LONGEST_ID, IDS_WIDTH = 80, 76
-"""Characters of one identifier, and of all of them together."""
+"""Maximum characters of one identifier, and of all identifiers together."""
 
 
 def is_id_field(key: str) -> bool:
@@ -230,7 +229,7 @@ def is_id_field(key: str) -> bool:
 
 
 def nested_ids(value: object) -> str:
-    """Identifiers within a nested value as `field=value, …`, outer ones first; empty if there are none."""
+    """List the identifiers in a nested value as `field=value, …`, outer ones first; empty if there are none."""
     found: dict[str, None] = {}
     waiting = deque([value])
     for _ in range(VALUES_SEARCHED):

@@ -1,8 +1,8 @@
-"""Turns and groups of a history; a group is kept, dropped or rendered as a unit.
+"""Divide a history into turns and groups; a group is kept, dropped or rendered as a unit.
 
-A cut is safe where every rule in `RULES` tolerates it; the messages between two safe cuts are a group. A call
-that is answered late (deferred tools, approvals) ties the two messages together across any distance instead
-of making one giant group of all between.
+A cut between two messages is safe if every rule in `RULES` permits it. The messages between two safe cuts form a group.
+If a call is answered late (deferred tools, approvals), its message and that of the answer are tied together, so that
+the messages between them do not all become one group.
 """
 
 from __future__ import annotations
@@ -19,28 +19,29 @@ from context_compiler.messages.history import History, Reading
 from context_compiler.messages.items import Kind
 
 OUTPUT = "final_result"
-"""Prefix of the tools by which a run returns its output."""
+"""Prefix of the names of tools through which a run returns its output."""
 
 NEAR = 8
-"""Messages searched backwards for a run id; hosts stamp nearly every message."""
+"""Maximum messages to search for a run id; hosts stamp nearly every message."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pairing:
-    """Calls paired with answers, and parts without a partner."""
+    """Calls paired with answers, and the parts without a partner."""
 
     pairs: tuple[tuple[int, int], ...]
-    """Position of a call, position of its answer."""
+    """Message positions of each call and its answer."""
     broken: Mapping[int, frozenset[int]]
     """Parts without a partner, by position of their message: orphaned and repeated answers, unanswered calls,
-    and thinking that signs nothing else."""
+    and thinking parts left alone without them."""
     unpaired: int | None
-    """The last message if none of its parts has a partner: a view must end with it, so it is rendered as text."""
+    """The last message, if none of its parts has a partner. It becomes text, because a view has to end with it."""
     length: int
+    """Number of messages that were paired."""
     tip: str | None
-    """Id of the last message that was paired."""
+    """Chain id of the last message that was paired."""
     waiting: bool
-    """True if a later message may change this: a call is open, or the last message is rendered as text."""
+    """True if later messages may change this pairing: a call is open, or the last message is rendered as text."""
 
 
 NOTHING = Pairing(pairs=(), broken={}, unpaired=None, length=0, tip=None, waiting=False)
@@ -48,7 +49,7 @@ NOTHING = Pairing(pairs=(), broken={}, unpaired=None, length=0, tip=None, waitin
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Messages `start` to before `stop`, which stay together."""
+    """Messages from `start` to before `stop`, which stay together."""
 
     start: int
     stop: int
@@ -63,7 +64,7 @@ class Turn:
     start: int
     stop: int
     groups: tuple[Group, ...]
-    """In order; the first is the prompt."""
+    """Oldest first; the first one is the prompt."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,21 +75,23 @@ class Outline:
     starts: tuple[int, ...]
     """Start of each turn."""
     ties: Mapping[int, tuple[int, ...]]
-    """For a message with a call that is answered late, or with such an answer: all messages that go only
-    when it goes, itself among them."""
+    """For each message with a late answer or its call: all messages that can only be dropped together with it,
+    including itself."""
     readings: tuple[Reading, ...] = field(repr=False)
     """The messages that were outlined."""
 
     @property
     def active(self) -> Turn:
-        """The turn that the next answer belongs to."""
+        """The turn to which the next answer belongs."""
         return self.turns[-1]
 
 
 def pair(history: History, before: Pairing | None = None) -> Pairing:
-    """Pair calls with answers by id, across any distance. An id that is called again gives up its open call.
+    """Pair calls with answers by id, across any distance; if an id is called again, its open call counts as unanswered.
 
-    `before` is the pairing of a history that this one may continue; only what is new is then looked at.
+    Args:
+        history: The history.
+        before: The pairing of an earlier history. If this history continues that one, only new messages are examined.
     """
     if before is None or before.waiting or not continues(history, before):
         before = NOTHING
@@ -124,12 +127,12 @@ def pair(history: History, before: Pairing | None = None) -> Pairing:
 
 
 def continues(history: History, before: Pairing) -> bool:
-    """True if a history begins with the one paired before."""
+    """True if a history begins with the one of an earlier pairing."""
     return 0 < before.length <= len(history) and history.ids[before.length - 1] == before.tip
 
 
 def _with_unsigned_thinking(history: History, index: int, parts: set[int]) -> frozenset[int]:
-    """Broken parts, with the thinking beside them when nothing else is left for it to sign."""
+    """Add the thinking beside broken parts if nothing else is left in the message."""
     items = history.readings[index].items
     rest = [position for position in range(len(items)) if position not in parts]
     if all(items[position].kind is Kind.THINKING for position in rest):
@@ -140,49 +143,53 @@ def _with_unsigned_thinking(history: History, index: int, parts: set[int]) -> fr
 def turn_starts(history: History, first: int = 0) -> list[int]:
     """Positions from `first` on at which turns begin; always includes `first`.
 
-    A request with a user prompt begins one, unless it belongs to the run before it, or only carries what a tool
-    returned beside its result. A prompt that the host has joined with the last tool results of the previous run
-    begins one too; the joined request has no run.
+    A request with a user prompt begins a turn, unless it belongs to the same run as the messages before it, or its user
+    parts only accompany a tool result. A prompt that the host has joined with the last tool results of the previous run
+    also begins a turn; such a joined request has no run id.
     """
     readings = history.readings
     starts = [first]
     for index in [at for at, reading in enumerate(readings[first + 1 :], first + 1) if reading.prompts]:
         own = readings[index].run_id
         before = readings[max(0, index - NEAR) : index] if own is not None else ()
-        joins = own is not None and own == next((one.run_id for one in reversed(before) if one.run_id), None)
-        goes_on = readings[index].answers and own is None and not (_ended(history, index) or _between(history, index))
-        if not joins and not goes_on:
+        same_run = own is not None and own == next((one.run_id for one in reversed(before) if one.run_id), None)
+        continues_run = (
+            readings[index].answers
+            and own is None
+            and not (_ends_run(history, index) or _is_between_runs(history, index))
+        )
+        if not same_run and not continues_run:
             starts.append(index)
     return starts
 
 
-def _between(history: History, index: int) -> bool:
-    """True if a request without a run follows a run that does not go on after it: its parts are of two runs."""
+def _is_between_runs(history: History, index: int) -> bool:
+    """True if the run before a request without a run id does not continue after it, so its parts are from two runs."""
     before = (one.run_id for one in reversed(history.readings[max(0, index - NEAR) : index]))
     after = (one.run_id for one in history.readings[index + 1 : index + 1 + NEAR])
     last = next(filter(None, before), None)
     return last is not None and last != next(filter(None, after), None)
 
 
-def _ended(history: History, index: int) -> bool:
-    """True if a request answers the call that gave the answer of a run: the prompt beside it begins another."""
+def _ends_run(history: History, index: int) -> bool:
+    """True if a request answers the call that returned a run's output, so the prompt in it begins another run."""
     items = history.readings[index].items
     return any(item.kind is Kind.RETURN and (item.tool or "").startswith(OUTPUT) for item in items)
 
 
 def turn_index(history: History) -> int:
-    """The 0-based ordinal of the current user turn."""
+    """0-based ordinal of the current user turn."""
     starts = turn_starts(history)
     return max(0, len(starts) - 1 if history.readings and history.readings[0].prompts else len(starts) - 2)
 
 
 Rule = Callable[[History, Sequence[tuple[int, int]], list[int]], Iterable[int]]
-"""Positions at which a rule forbids a cut, given a history, pairs of call and answer, and the turn starts; positions
-before the first start are not looked at."""
+"""Rule that yields the positions at which a cut is not safe, given a history, its call-answer pairs and turn starts.
+Positions before the first of these starts are not examined."""
 
 
 def keeps_pairs(history: History, pairs: Sequence[tuple[int, int]], starts: list[int]) -> Iterable[int]:
-    """A call and its answer stay on the same side, unless the answer is so late that a tie must do."""
+    """Keep a call and its answer together, unless the answer is so late that they are tied instead."""
     late = _late(history, pairs, starts)
     for call, answer in pairs:
         if (call, answer) not in late:
@@ -190,14 +197,14 @@ def keeps_pairs(history: History, pairs: Sequence[tuple[int, int]], starts: list
 
 
 def keeps_continuations(history: History, pairs: Sequence[tuple[int, int]], starts: list[int]) -> Iterable[int]:
-    """A request that nobody prompted (results, retries) stays with the response it reacts to."""
+    """Keep a request without a prompt (results, retries) together with the response that it reacts to."""
     for before, (index, reading) in pairwise(enumerate(history.readings[starts[0] :], starts[0])):
         if reading.request and not reading.prompts and not before[1].request:
             yield index
 
 
 def keeps_one_voice(history: History, pairs: Sequence[tuple[int, int]], starts: list[int]) -> Iterable[int]:
-    """Two responses in a row are one message to a provider, and stay together."""
+    """Keep consecutive responses together, because they are one message to a provider."""
     for before, (index, reading) in pairwise(enumerate(history.readings[starts[0] :], starts[0])):
         if not reading.request and not before[1].request:
             yield index
@@ -207,7 +214,7 @@ RULES: tuple[Rule, ...] = (keeps_pairs, keeps_continuations, keeps_one_voice)
 
 
 def _late(history: History, pairs: Sequence[tuple[int, int]], starts: list[int]) -> frozenset[tuple[int, int]]:
-    """Pairs whose answer comes in another turn than the call, or after another response."""
+    """Pairs whose answer is in a different turn from the call, or after another response."""
     if not pairs:
         return frozenset()
     requests = [True, *(reading.request for reading in history.readings[starts[0] :])]
@@ -221,13 +228,13 @@ def _late(history: History, pairs: Sequence[tuple[int, int]], starts: list[int])
 
 
 def cut_points(history: History, pairs: Sequence[tuple[int, int]], starts: list[int]) -> list[int]:
-    """Positions from the first turn start on where all rules tolerate a cut; always includes the turn starts."""
+    """Positions from the first turn start on at which all rules permit a cut; always includes the turn starts."""
     everywhere = frozenset(range(starts[0], len(history)))
     return sorted(everywhere.difference(*(rule(history, pairs, starts) for rule in RULES)).union(starts))
 
 
 def paired_with(given: Iterable[int], pairing: Pairing) -> dict[int, tuple[int, ...]]:
-    """For each of the messages given, and all that calls and answers connect with it: these messages."""
+    """Map each given message, and every message connected with it through calls and answers, to all of these."""
     found: dict[int, tuple[int, ...]] = {}
     partners: defaultdict[int, list[int]] = defaultdict(list)
     for start in given:
@@ -252,9 +259,9 @@ def _reachable(start: int, partners: Mapping[int, Sequence[int]]) -> tuple[int, 
 
 
 def outline(history: History, pairing: Pairing, before: Outline | None = None) -> Outline:
-    """A history as turns and groups. An empty history has no turns.
+    """Divide a history into turns and groups; an empty history has no turns.
 
-    `before` is the outline of a history that this one may continue; its settled turns are then taken over.
+    If the history continues the one outlined in `before`, the settled turns of that outline are reused.
     """
     if not len(history):
         return Outline(turns=(), starts=(), ties={}, readings=())
@@ -278,10 +285,10 @@ def outline(history: History, pairing: Pairing, before: Outline | None = None) -
 
 
 def _settled(history: History, pairing: Pairing, before: Outline | None) -> tuple[int, Sequence[tuple[int, int]]]:
-    """The number of leading turns that are as they were before, and the pairs of all messages after them.
+    """Number of leading turns that can be reused from `before`, and the pairs in the messages after them.
 
-    A turn is settled if `NEAR` messages followed its end, because these can decide where it ends, and if no call in it
-    is answered after it.
+    A turn can be reused once `NEAR` messages follow it, because those may still change where it ends, and if none of
+    its calls is answered after it.
     """
     pairs = pairing.pairs  # sorted by answer
     if before is None or history.readings[: len(before.readings)] != before.readings:

@@ -1,4 +1,4 @@
-"""An earlier path of the stores in `context_compiler.record`."""
+"""Former import path of the stores in `context_compiler.record.store`, kept for compatibility."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An earlier path of `MemoryStore` in `context_compiler.record.store`."""
+"""Former import path of `context_compiler.record.store.MemoryStore`, kept for compatibility."""
 
 from __future__ import annotations
 

@@ -1,12 +1,11 @@
-"""Templates: markdown files that define what a view tells of the past, how much, and its cut order.
+"""Templates: markdown files that define the content, the amount and the cut order of the past in a view.
 
-Plain markdown is a template. Front matter may say more. The body is rendered with Jinja, in a sandbox, from
-values that are data and are never rendered again.
+Any markdown file is a template; front matter is optional. The body is rendered with Jinja in a sandbox, from values
+that are plain data and are never rendered themselves.
 
-A name is looked up in the vault first, then in the system folder, then among the shipped ones. A file is read again
-when its size or times change, so that an edit counts from the next request on. Links are followed as long as they stay
-inside the folder; any name leads to a plain file in the folder or to an error, and no pipe is waited for and no device
-opened.
+A name is looked up in the vault, then in the system folder, then among the shipped templates. A file is read again when
+its size or times change, so that an edit takes effect with the next request. Links are followed if they stay inside the
+folder. Only regular files are read; pipes and devices are never opened.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ log = logging.getLogger(__name__)
 Origin = Literal["vault", "system", "builtin", "inline"]
 
 LARGEST = 256 * 1024
-"""Bytes of a template file."""
+"""Maximum bytes of a template file."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -57,33 +56,33 @@ class Template:
     source: Origin
     path: str | None
     sha256: str
-    """Of the file's bytes, in hex."""
+    """Hash of the file's bytes, in hex."""
     body: str
     description: str = ""
     compiler: Compiler = "agent"
-    """`agent`: the body asks a model for the summary; `none`: it is the summary; `extractive`: it heads quotes."""
+    """Use of the body: `agent`: as the prompt for a summary; `none`: as the summary; `extractive`: above quotes."""
     fidelity: Fidelity | None = None
     recent_turns: Count | None = None
     recent_tool_results: Count | None = None
     token_threshold: Amount | None = None
-    """Threshold, as `trigger`: tokens, or a share of the budget; 0: the budget; None: by kind of session."""
+    """Compile threshold in tokens or as a share of the budget; 0 is the budget, None depends on the kind of session."""
     sections: Mapping[str, SectionRule] = field(default_factory=dict[str, SectionRule], hash=False)
     contract: str | None = None
-    """The fenced yaml and json blocks of the body, as text. Nothing enforces them."""
+    """Text of the fenced yaml and json blocks in the body; None without any. Nothing enforces them."""
     warnings: tuple[str, ...] = ()
     offset: int = 0
-    """Lines of the file above the body."""
+    """Number of lines above the body in the file."""
 
     def __repr__(self) -> str:
-        """Name, origin and compiler; the body is long."""
+        """Show name, origin and compiler, because the body is long."""
         return f"Template({self.name!r}, {self.source}, compiler={self.compiler!r}, {len(self.body):,} characters)"
 
     @classmethod
     def parse(cls, text: str, *, name: str, source: Origin = "inline", path: str | None = None) -> Self:
-        """Read a template from the text of its file.
+        """Parse a template from the text of its file.
 
         Raises:
-            TemplateError: it is not one; the message says where and why.
+            TemplateError: The text is not a valid template; the message says where and why.
         """
         try:
             parts = split_front_matter(_normalize(text))
@@ -107,41 +106,43 @@ class Template:
         return template
 
     def wants(self) -> frozenset[str]:
-        """The names that the body asks for.
+        """Names of the values that the body uses.
 
         Raises:
-            TemplateError: the body is not one that can be rendered.
+            TemplateError: The body is not a valid Jinja template.
         """
         try:
             return compile_body(self.body).names
         except RenderError as error:
-            raise self._wrong(error) from None
+            raise self._located(error) from None
 
     def render(self, values: Mapping[str, object]) -> str:
-        """Fill in the body. Values are texts, numbers, lists and mappings; one that is missing or None is empty.
+        """Render the body with values: texts, numbers, lists and mappings.
 
-        A rendering takes 2 s at most, and has at most 1,000,000 characters more than the texts it is given.
+        A value that is missing or None renders as nothing. A rendering may take 2 s of CPU time, and may be 1,000,000
+        characters longer than the texts among the values.
 
         Raises:
-            TemplateError: the body trips over a value, or asks for more than that.
+            TemplateError: A value causes an error in the body, or the rendering exceeds a limit.
         """
         try:
             return run_program(compile_body(self.body), values).strip("\n")
         except RenderError as error:
-            raise self._wrong(error) from None
+            raise self._located(error) from None
 
-    def _wrong(self, error: RenderError) -> TemplateError:
+    def _located(self, error: RenderError) -> TemplateError:
+        """Convert an error of the body to one with the line in the file."""
         line = error.line + self.offset if error.line else None
         return TemplateError(str(error), name=self.name, path=self.path, line=line)
 
 
 def _normalize(text: str) -> str:
-    """Normalize line ends and strip the byte order mark; refuse text that is empty, binary or too large."""
+    """Normalize line ends and remove the byte order mark; reject text that is empty, binary or too large."""
     if len(text) > LARGEST:
         raise FrontMatterError(f"the template is larger than {LARGEST // 1024} kB", 1)
     if "\0" in text:
         raise FrontMatterError(
-            "the template holds a NUL character; is it a text file?", text.count("\n", 0, text.index("\0")) + 1
+            "the template contains a NUL character; is it a text file?", text.count("\n", 0, text.index("\0")) + 1
         )
     if not text.strip("\ufeff \t\r\n"):
         raise FrontMatterError("the template is empty", 1)
@@ -155,7 +156,7 @@ def _warn_once(warning: str) -> None:
 
 @cache
 def shipped_templates() -> Path:
-    """The folder of the shipped templates: inside the package when installed, beside it in a checkout."""
+    """Folder of the shipped templates: inside the package if it is installed, beside it in a checkout."""
     package = Path(__file__).parent.parent
     inside = package / "_templates"
     return inside if inside.is_dir() else package.parent / "templates"
@@ -163,25 +164,25 @@ def shipped_templates() -> Path:
 
 @cache
 def prompt_text(name: str) -> str:
-    """A shipped prompt of `templates/parts/` by name, without surrounding blank lines."""
+    """Text of a shipped prompt in `templates/parts/`, without surrounding blank lines."""
     return (shipped_templates() / "parts" / f"{name}.md").read_text(encoding="utf-8").strip()
 
 
 DEFAULT = "chat_compiler"
-"""The template that is put into a system folder which lacks it."""
+"""Template that `TemplateLibrary.seed` copies to the system folder if it is missing there."""
 
 
 SETTLED_NS = 2_000_000_000
-"""Age from which a file's times tell one edit from the next; clocks of file systems are coarse."""
+"""Minimum age of a file's times before they are trusted to reveal an edit: file systems have coarse clocks."""
 
 Stamp: TypeAlias = tuple[int, int, int, int]
 
 _LOADED: Memo[tuple[Origin, str, str], tuple[Stamp | None, Template]] = Memo(1_000)
-"""Cache of parsed templates for all libraries, by origin, folder and path."""
+"""Parsed templates of all libraries, by origin, folder and path."""
 
 
 def _stamp(file: Path) -> Stamp | None:
-    """Inode, size and times of a file; None if it changed too recently for them to be reliable."""
+    """Inode, size and times of a file; None if it changed so recently that another edit might not alter them."""
     found = os.stat(file)
     changed = max(found.st_mtime_ns, found.st_ctime_ns)
     recent = time.time_ns() - changed < SETTLED_NS
@@ -190,7 +191,7 @@ def _stamp(file: Path) -> Stamp | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TemplateInfo:
-    """One line of a list of templates."""
+    """Entry of a list of templates."""
 
     name: str
     source: Origin
@@ -204,16 +205,16 @@ Listing: TypeAlias = list[TemplateInfo]
 
 
 class TemplateLibrary:
-    """The templates of one vault and one system folder, and the ones that come with the package.
+    """Templates of one vault, of one system folder, and of this package.
 
     Args:
-        vault: The user's vault; its templates are in `AssistantMD/ContextTemplates/`. None: no vault. `{owner}` in it
-            stands for the folder of the owner.
-        system: The application's folder; its templates are in `ContextTemplates/`. None: no such folder.
-        owner: The owner, where each has a vault.
+        vault: Path of the user's vault, whose templates are in `AssistantMD/ContextTemplates/`; None for no vault.
+            `{owner}` in it is replaced by the name of the owner's folder.
+        system: Path of the application's folder, whose templates are in `ContextTemplates/`; None for no such folder.
+        owner: The owner, if each owner has a vault.
 
     Raises:
-        SettingsError: each owner has a vault but no owner is named, or the vaults are inside the system templates.
+        SettingsError: Each owner has a vault but no owner is given, or the vaults are inside the system templates.
     """
 
     def __init__(
@@ -237,25 +238,26 @@ class TemplateLibrary:
         )
 
     def __repr__(self) -> str:
-        """Its folders, in the order in which they are looked into."""
+        """Show the folders, in search order."""
         return f"TemplateLibrary({', '.join(str(root.folder) for root in self._roots)})"
 
     def find(self, name: str | Template) -> Template:
-        """The template of that name; one that is a template already is given back as it is.
+        """Return the template with a name.
 
         Args:
-            name: Such as `chat_compiler`, `team/notes` or `notes.md`; or the path of a file in one of the folders.
+            name: A name such as `chat_compiler`, `team/notes` or `notes.md`, or the path of a file in one of the
+                folders. A `Template` is returned unchanged.
 
         Raises:
-            TemplateError: there is none, it cannot be read, it is wrong, or the name leads elsewhere.
+            TemplateError: There is no such template, it cannot be read or parsed, or it lies outside the folders.
         """
         return name if isinstance(name, Template) else self._load(*self._locate(name))
 
     def check(self, name: str) -> None:
-        """Check that there is a file of that name, without reading it.
+        """Check that there is a template file with a name, without reading it.
 
         Raises:
-            TemplateError: there is none, or the name leads elsewhere.
+            TemplateError: There is no such file, or the name cannot be that of a template.
         """
         self._locate(name)
 
@@ -265,13 +267,13 @@ class TemplateLibrary:
         except UnusableTemplate as error:
             raise TemplateError(str(error), name=repr(name[:200])) from None
         for root in self._roots:
-            for file in root.where(name):
+            for file in root.candidates(name):
                 if path_exists(file):
                     return root, file
-        raise self._unknown(name)
+        raise self._unknown_name(name)
 
     def list(self) -> Listing:
-        """Every readable template, the vault's first; one that is not is left out, with a warning in the log."""
+        """List every readable template, the vault's first; others are left out, with a warning in the log."""
         found: Listing = []
         for root in self._roots:
             before = {info.name for info in found}
@@ -285,7 +287,7 @@ class TemplateLibrary:
         return found
 
     def defects(self) -> tuple[TemplateError, ...]:
-        """Errors of the files that `list` leaves out."""
+        """Errors in the files that `list` leaves out."""
         found: list[TemplateError] = []
         for root in self._roots:
             for file in root.files():
@@ -297,14 +299,14 @@ class TemplateLibrary:
 
     @property
     def roots(self) -> tuple[tuple[Origin, Path], ...]:
-        """Folders in the order in which they are looked in, with the source of their templates."""
+        """Folders with the source of their templates, in search order."""
         return tuple((root.source, root.folder) for root in self._roots)
 
     def seed(self) -> Path | None:
-        """Put the default template into the system folder if that file is not there; its path if it was put.
+        """Copy the default template to the system folder if it is missing there; return its path if it was copied.
 
         Raises:
-            TemplateError: it could not be written.
+            TemplateError: The file could not be written.
         """
         if self._system is None:
             return None
@@ -314,10 +316,10 @@ class TemplateLibrary:
             file.parent.mkdir(exist_ok=True)
             return file if write_new(file, (shipped_templates() / file.name).read_bytes()) else None
         except OSError as error:
-            raise TemplateError(f"could not be put there: {error.strerror}", name=DEFAULT, path=str(file)) from error
+            raise TemplateError(f"could not be written: {error.strerror}", name=DEFAULT, path=str(file)) from error
 
     def _load(self, root: Root, file: Path) -> Template:
-        """The template in a file, read again only where the file has changed, as far as its size and times tell."""
+        """Load the template in a file; read the file again only if its size or times have changed."""
         key = root.source, os.path.abspath(root.folder), os.path.abspath(file)
         try:
             known, stamp = _LOADED.get(key), _stamp(file)
@@ -330,14 +332,14 @@ class TemplateLibrary:
             _LOADED.keep(key, (stamp, template))
         except UnicodeDecodeError as error:
             line = error.object.count(b"\n", 0, error.start) + 1
-            raise _wrong(root, file, "this is not UTF-8 text", line) from None
+            raise _file_error(root, file, "this is not UTF-8 text", line) from None
         except UnusableTemplate as error:
-            raise _wrong(root, file, str(error)) from None
+            raise _file_error(root, file, str(error)) from None
         except OSError as error:
-            raise _wrong(root, file, f"cannot be read: {error.strerror}") from error
+            raise _file_error(root, file, f"cannot be read: {error.strerror}") from error
         return template
 
-    def _unknown(self, name: str) -> TemplateError:
+    def _unknown_name(self, name: str) -> TemplateError:
         names = {root.name(file) for root in self._roots for file in root.files()}
         near = get_close_matches(name.removesuffix(".md"), names, n=3, cutoff=0.5)
         hint = f"did you mean {' or '.join(near)}?" if near else f"there are {', '.join(sorted(names)[:10])}."
@@ -345,7 +347,7 @@ class TemplateLibrary:
         return TemplateError(f"there is no template of that name; {hint} Looked in {looked}", name=name)
 
 
-def _wrong(root: Root, file: Path, message: str, line: int | None = None) -> TemplateError:
+def _file_error(root: Root, file: Path, message: str, line: int | None = None) -> TemplateError:
     return TemplateError(message, name=root.name(file), path=os.path.abspath(file), line=line)
 
 
@@ -360,31 +362,35 @@ def _info(template: Template, file: Path, before: set[str]) -> TemplateInfo:
 
 
 def list_templates(vault: str | Path | None, system: str | Path | None) -> list[TemplateInfo]:
-    """Every readable template: the vault's, then the system's, then the ones that come with the package."""
+    """List every readable template: first the vault's, then the system's, then those of this package."""
     return TemplateLibrary(vault=vault, system=system).list()
 
 
 MOST_FILES = 1_000
-"""Templates of one folder that are listed."""
+"""Maximum templates of one folder that are listed."""
 
 UNFIT_NAMES = (
     (re.compile(r"\Z"), "it is empty"),
-    (re.compile(r"(?s:.*)[\x00-\x1f\x7f]"), "it holds control characters"),
-    (re.compile(r".*\\"), "it holds a backslash"),
+    (re.compile(r"(?s:.*)[\x00-\x1f\x7f]"), "it contains control characters"),
+    (re.compile(r".*\\"), "it contains a backslash"),
     (re.compile(r"~"), "it begins with ~"),
-    (re.compile(r"[A-Za-z]:"), "it begins with a drive"),
-    (re.compile(r"(.*/)?\.\.?(/|\Z)"), "it holds . or .. as a folder"),
+    (re.compile(r"[A-Za-z]:"), "it begins with a drive letter"),
+    (re.compile(r"(.*/)?\.\.?(/|\Z)"), "it contains . or .. as a folder"),
     (re.compile(r".*(.//|/\Z)"), "a folder or file in it has no name"),
 )
-"""Names that no template has, and why."""
+"""Patterns of names that no template can have, with the reason."""
 
 
 class UnusableTemplate(Exception):
-    """A name or a file that no template can have."""
+    """The name or file cannot be that of a template; the message is the reason."""
 
 
 def check_name(name: str) -> str:
-    """Strip a name and check that a template can have it; UnusableTemplate gives the reason if not."""
+    """Strip a name and check that it can be that of a template.
+
+    Raises:
+        UnusableTemplate: It cannot; the message gives the reason.
+    """
     name = name.strip(" ")
     for pattern, reason in UNFIT_NAMES:
         if pattern.match(name):
@@ -394,20 +400,20 @@ def check_name(name: str) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Root:
-    """One folder of templates, which need not exist."""
+    """A folder of templates, which need not exist."""
 
     source: Origin
     folder: Path
     within: Path | None = None
-    """The vault of an owner; neither the folder nor a link in it may lead out of it."""
+    """Vault of the owner, if each owner has one; neither the folder nor a link in it may lead out of that vault."""
 
     def leads_out(self) -> bool:
-        """True if a link makes it the folder of somebody else."""
+        """True if the folder is a link that leads out of the owner's vault."""
         folder = Path(os.path.realpath(self.folder))
         return self.within is not None and not folder.is_relative_to(os.path.realpath(self.within))
 
     def files(self) -> Iterator[Path]:
-        """Its templates, sorted; hidden ones are left out, and the folders of the package that hold other prose."""
+        """Template files, sorted by name, except hidden files; subfolders of this package's own folder are skipped."""
         found: list[Path] = []
         for folder, inner, files in os.walk(self.folder) if not self.leads_out() else ():
             inner[:] = [] if self.source == "builtin" else [one for one in inner if not one.startswith(".")]
@@ -417,11 +423,11 @@ class Root:
         yield from sorted(found, key=self.name)[:MOST_FILES]
 
     def name(self, file: Path) -> str:
-        """Template name of a file: its relative path with `/`, without `.md`."""
+        """Name of the template in a file: its relative path with `/`, without `.md`."""
         return Path(os.path.relpath(file, self.folder)).with_suffix("").as_posix()
 
-    def where(self, name: str) -> Iterator[Path]:
-        """Candidate files for a name; a path counts if it lies in this folder."""
+    def candidates(self, name: str) -> Iterator[Path]:
+        """Files that a name may refer to; a name that is a path refers to that file if it lies in this folder."""
         file = name if name.endswith(".md") else f"{name}.md"
         if not os.path.isabs(file):
             yield self.folder / file
@@ -431,26 +437,26 @@ class Root:
                 yield path
 
     def read(self, file: Path) -> bytes:
-        """Content of a file in this folder.
+        """Read a file in this folder.
 
         Raises:
-            UnusableTemplate: it lies elsewhere, is not a plain file, or is far too large.
-            OSError: it cannot be read.
+            UnusableTemplate: The file lies outside the folder, is not a regular file, or is too large.
+            OSError: The file cannot be read.
         """
         real = os.path.realpath(file, strict=True)
         if self.leads_out() or not Path(real).is_relative_to(os.path.realpath(self.folder)):
             raise UnusableTemplate(f"it leads out of {self.within or self.folder}")
-        _plain(os.stat(real))
-        with open(os.open(real, _CAREFULLY), "rb") as opened:
-            _plain(os.fstat(opened.fileno()))
+        _check_regular(os.stat(real))
+        with open(os.open(real, _SAFE_FLAGS), "rb") as opened:
+            _check_regular(os.fstat(opened.fileno()))
             return opened.read(LARGEST + 1)
 
 
-_CAREFULLY = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
-"""Not through a link that was put there a moment ago, and without waiting for the other end of a pipe."""
+_SAFE_FLAGS = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
+"""Flags for opening a file: follow no link that replaced it in the meantime, and do not block on a pipe."""
 
 
-def _plain(found: os.stat_result) -> None:
+def _check_regular(found: os.stat_result) -> None:
     if not stat.S_ISREG(found.st_mode):
         raise UnusableTemplate("it is not a file")
     if found.st_size > LARGEST:
@@ -461,7 +467,7 @@ def path_exists(file: Path) -> bool:
     """True if the path exists, even as a dangling link.
 
     Raises:
-        TemplateError: nobody can tell, because a folder may not be looked into.
+        TemplateError: The path cannot be checked, because a folder in it may not be searched.
     """
     try:
         file.lstat()
@@ -469,13 +475,13 @@ def path_exists(file: Path) -> bool:
         if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG):
             return False
         raise TemplateError(f"cannot be read: {error.strerror}", name=file.stem, path=str(file)) from error
-    except ValueError:  # half a surrogate pair, which no file system has
+    except ValueError:  # a lone surrogate, which no file name can contain
         return False
     return True
 
 
 def write_new(file: Path, data: bytes) -> bool:
-    """Write a file unless the path exists; an unfinished file is removed."""
+    """Write a file unless the path exists; return True if it was written. An unfinished file is removed."""
     try:
         opened = file.open("xb")
     except FileExistsError:

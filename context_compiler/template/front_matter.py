@@ -1,8 +1,8 @@
-"""Front matter of a template file, with the line of every entry, and the choices it makes.
+"""Parse the front matter of a template file: its entries with their lines, and the choices that they make.
 
-The front matter is a YAML mapping between two `---` lines at the very top. A file without one is all body. Keys are
-spelt with `_` or `-`. Unknown keys only cause a warning, because note-taking tools add their own; a wrong value is an
-error on its line.
+The front matter is a YAML mapping between two `---` lines at the top of the file; without it, the whole file is the
+body. Keys may be spelled with `_` or `-`. An unknown key only causes a warning, because note-taking tools add their
+own. A wrong value is an error that names the line.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from context_compiler.fidelity import Fidelity
 from context_compiler.settings import Amount, Count, check_amount, parse_count
 
 MOST_FRONT_MATTER = 16_000
-"""Most characters of front matter; parsed in well under a second."""
+"""Maximum characters of front matter, which takes well under a second to parse."""
 DEEPEST = 10
-"""Deepest nesting of lists and mappings."""
+"""Maximum nesting of lists and mappings."""
 
 
 class FrontMatterError(Exception):
-    """Front matter that cannot be read; `line` is 1-based, in the file."""
+    """The front matter cannot be read; `line` is the 1-based line in the file."""
 
     def __init__(self, message: str, line: int) -> None:
         super().__init__(message)
@@ -37,11 +37,11 @@ class FrontMatterError(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
-    """One value of the front matter, the line of its key, and its inner entries if it is a mapping."""
+    """Value of a key in the front matter, with its line and, if it is a mapping, its inner entries."""
 
     value: object
     line: int
-    """1-based, in the file."""
+    """1-based line of the key in the file."""
     inner: Mapping[str, Entry] = field(default_factory=dict[str, "Entry"])
 
 
@@ -52,25 +52,25 @@ class ParsedFile:
     entries: Mapping[str, Entry]
     body: str
     offset: int
-    """Lines of the file above the body."""
+    """Number of lines above the body in the file."""
 
 
 @lru_cache(maxsize=32)
 def split_front_matter(text: str) -> ParsedFile:
-    """Split a file into front matter and body; cached by text.
+    """Split a file into front matter and body; results are cached by text.
 
     Raises:
-        FrontMatterError: there is front matter that is not a plain YAML mapping, never ends, or is far too long.
+        FrontMatterError: The front matter is not a plain YAML mapping, is never closed, or is too long.
     """
     lines = text.split("\n")
-    end = _end(lines) if _is_rule(lines[0]) else 0
+    end = _closing_line(lines) if _is_rule(lines[0]) else 0
     matter, body = lines[1:end], "\n".join(lines[end + 1 if end else 0 :])
     above = len(lines) - body.lstrip("\n").count("\n") - 1
-    return ParsedFile(entries=_entries("\n".join(matter)) if end else {}, body=body.strip("\n"), offset=above)
+    return ParsedFile(entries=_parse_yaml("\n".join(matter)) if end else {}, body=body.strip("\n"), offset=above)
 
 
-def _end(lines: list[str]) -> int:
-    """Line index at which front matter ends; 0 if the first line is only a markdown rule."""
+def _closing_line(lines: list[str]) -> int:
+    """Index of the line that closes the front matter; 0 if the first line is just a horizontal rule of markdown."""
     end = next((number for number, line in enumerate(lines) if number and _is_rule(line)), 0)
     if not end and len(lines) > 1 and re.match(r"[\w-]+\s*:", lines[1]):
         raise FrontMatterError("the front matter is never closed; end it with a line ---", 1)
@@ -81,7 +81,7 @@ def _is_rule(line: str) -> bool:
     return line.rstrip() == "---"
 
 
-def _entries(text: str) -> Mapping[str, Entry]:
+def _parse_yaml(text: str) -> Mapping[str, Entry]:
     if len(text) > MOST_FRONT_MATTER:
         raise FrontMatterError(f"the front matter is longer than {MOST_FRONT_MATTER:,} characters", 1)
     try:
@@ -96,24 +96,24 @@ def _entries(text: str) -> Mapping[str, Entry]:
         raise FrontMatterError(f"this is not YAML: {error.problem}", mark.line + 2 if mark else 1) from None
     except (yaml.YAMLError, ValueError, OverflowError) as error:
         raise FrontMatterError(f"this is not YAML: {error}", 1) from None
-    except (LookupError, AttributeError):  # what the reader trips over where a tag does not fit its value
-        raise FrontMatterError("this is not YAML: a value is not of the kind that its tag (!!name) says", 1) from None
+    except (LookupError, AttributeError):  # raised by the YAML reader if a tag does not fit its value
+        raise FrontMatterError("this is not YAML: a value does not fit its tag (!!name)", 1) from None
 
 
 def _refuse_bombs(text: str) -> None:
-    """Refuse aliases and deep nesting, by which a kilobyte can expand to gigabytes."""
+    """Reject aliases and deep nesting, because they can make a kilobyte expand to gigabytes."""
     events = cast(Iterable[yaml.Event], yaml.parse(text, Loader=yaml.SafeLoader))  # pyright: ignore[reportUnknownMemberType] # untyped stub
     depth = 0
     for event in events:
         depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
         if depth > DEEPEST:
-            raise FrontMatterError(f"this is nested more than {DEEPEST} deep", event.start_mark.line + 2)
+            raise FrontMatterError(f"this is nested more than {DEEPEST} levels deep", event.start_mark.line + 2)
         if isinstance(event, yaml.AliasEvent):
             raise FrontMatterError("aliases (*name) cannot be used in front matter", event.start_mark.line + 2)
 
 
 def _mapping_entries(reader: yaml.SafeLoader, mapping: yaml.MappingNode) -> Mapping[str, Entry]:
-    """The entries of a mapping by name; of two with the same name the last one counts, as in YAML."""
+    """Entries of a mapping by name; if a name occurs twice, the last one counts, as in YAML."""
     found: dict[str, Entry] = {}
     for key, value in mapping.value:
         if not isinstance(key, yaml.ScalarNode):
@@ -139,13 +139,13 @@ class SectionRule:
     """Priority and budget of one section of a compile prompt."""
 
     priority: int = 0
-    """The higher, the longer the section is kept."""
+    """Sections with a lower priority are cut first."""
     budget: int | None = None
-    """Tokens it may have; None sets no limit of its own."""
+    """Maximum tokens of the section; None sets no limit of its own."""
 
 
 class Choices(TypedDict, total=False):
-    """Parsed choices of a template."""
+    """Parsed values of the front matter, by field of `Template`."""
 
     description: str
     compiler: Compiler
@@ -157,13 +157,13 @@ class Choices(TypedDict, total=False):
 
 
 def read_choices(entries: Mapping[str, Entry]) -> tuple[Choices, tuple[str, ...]]:
-    """Every choice, and a warning for each key that is not ours.
+    """Parse the known entries of the front matter; return them with a warning for each unknown key.
 
     Raises:
-        FrontMatterError: a choice is not allowed, or made twice.
+        FrontMatterError: A value is not allowed, or a key is given twice.
     """
     found, warnings = _known_entries(entries, tuple(READERS), "")
-    choices = {key: _value(key, entry, READERS[key]) for key, entry in found.items()}
+    choices = {key: _read_value(key, entry, READERS[key]) for key, entry in found.items()}
     return cast(Choices, choices), warnings
 
 
@@ -185,7 +185,7 @@ def _known_entries(
     return found, tuple(warnings)
 
 
-def _value(key: str, entry: Entry, reader: Callable[[Entry], Value]) -> Value:
+def _read_value(key: str, entry: Entry, reader: Callable[[Entry], Value]) -> Value:
     try:
         return reader(entry)
     except (FidelityError, SettingsError) as error:
@@ -231,7 +231,7 @@ def _section(entry: Entry) -> SectionRule:
     found, unknown = _known_entries(entry.inner, ("priority", "budget"), "")
     if unknown:
         raise ValueError("priority, budget, or both, and nothing else")
-    given = {key: _value(key, one, _WHOLE[key]) for key, one in found.items()}
+    given = {key: _read_value(key, one, _WHOLE[key]) for key, one in found.items()}
     return SectionRule(priority=given.get("priority") or 0, budget=given.get("budget"))
 
 
@@ -239,7 +239,8 @@ def _sections(entry: Entry) -> Mapping[str, SectionRule]:
     if not isinstance(entry.value, Mapping):
         raise ValueError("a mapping of section names, each with {priority: ..., budget: ...}")
     return {
-        name.strip().replace("-", "_"): _value(f"section {name}", one, _section) for name, one in entry.inner.items()
+        name.strip().replace("-", "_"): _read_value(f"section {name}", one, _section)
+        for name, one in entry.inner.items()
     }
 
 
@@ -266,19 +267,19 @@ READERS: Mapping[str, Callable[[Entry], object]] = {
 
 
 def contract(body: str) -> str | None:
-    """Content of the fenced blocks of `body` marked yaml, yml or json; None without any."""
+    """Content of the fenced blocks in `body` that are marked yaml, yml or json; None if there are none."""
     blocks: list[str] = []
-    mark, kept = "", False
+    fence, kept = "", False
     for line in body.split("\n"):
         bare = line.strip() if len(line) - len(line.lstrip(" ")) < 4 else ""
-        if mark:
-            if bare.startswith(mark) and not bare.strip(mark[0]):
-                mark = ""
+        if fence:
+            if bare.startswith(fence) and not bare.strip(fence[0]):
+                fence = ""
             elif kept:
                 blocks[-1] += line + "\n"
         elif bare.startswith(("```", "~~~")):
-            mark = bare[: len(bare) - len(bare.lstrip(bare[0]))]
-            info = bare[len(mark) :].split()
+            fence = bare[: len(bare) - len(bare.lstrip(bare[0]))]
+            info = bare[len(fence) :].split()
             kept = bool(info) and info[0].lower() in ("yaml", "yml", "json")
             blocks += [""] if kept else []
     return "\n".join(blocks).rstrip("\n") or None

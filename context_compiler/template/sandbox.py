@@ -1,8 +1,9 @@
 """Sandboxed rendering of templates: data in, bounded text out.
 
-A template is compiled once and rendered in a fresh sandbox each time. It may use only what is listed here. A checked
-tree is rewritten so that every turn of a loop, every piece of text and every intermediate value is charged to the
-budget of the rendering; an exhausted budget or a passed deadline ends it, without threads or signals.
+A template is compiled once and rendered in a fresh sandbox each time. It may use only the node types, filters and
+methods listed here. Its checked syntax tree is rewritten so that every loop iteration, every piece of text and every
+intermediate value is charged to the budget of the rendering. So an exhausted budget or a passed deadline can end a
+rendering without threads or signals.
 """
 
 from __future__ import annotations
@@ -24,10 +25,11 @@ from jinja2.sandbox import SandboxedEnvironment
 from jinja2.visitor import NodeTransformer
 
 DEEPEST_CALL = 30
-"""Calls within calls."""
+"""Maximum depth of nested calls."""
 LONGEST_RANGE = 100_000
+"""Maximum numbers of a range."""
 FINEST = 20
-"""Digits to round to."""
+"""Maximum digits to round to."""
 
 
 class Missing(ChainableUndefined):
@@ -35,17 +37,17 @@ class Missing(ChainableUndefined):
 
     __slots__ = ()
 
-    def _no(self, other: object) -> bool:
+    def _compare(self, other: object) -> bool:
         return False
 
-    __lt__ = __le__ = __gt__ = __ge__ = _no  # pyright: ignore[reportAssignmentType] # upstream's always raise
+    __lt__ = __le__ = __gt__ = __ge__ = _compare  # pyright: ignore[reportAssignmentType] # upstream's always raise
 
 
 METHODS: Mapping[type, frozenset[str]] = {
     str: frozenset("lower upper title capitalize strip lstrip rstrip startswith endswith split splitlines".split()),
     dict: frozenset(("items", "keys", "values", "get")),
 }
-"""Every method of data that a template may call."""
+"""Methods that a template may call, by type of the value."""
 
 
 def _methods(value: object) -> frozenset[str]:
@@ -62,7 +64,7 @@ def _range(*edges: int) -> range:
 
 @pass_context
 def _finalize(context: Context, value: object) -> object:
-    """Charge an output value; `pass_context` keeps jinja from evaluating it at compile time."""
+    """Charge an output value to the budget; `pass_context` keeps Jinja from evaluating it at compile time."""
     if value is None or isinstance(value, Undefined):
         return ""
     return cast(Sandbox, context.environment).budget.charge(value)
@@ -90,7 +92,7 @@ class Sandbox(SandboxedEnvironment):
         self.filters = {name: filters.FILTERS[name] for name in FILTERS} | SAFER | own | hooks
 
     def getattr(self, obj: object, attribute: str) -> object:
-        """An entry of a mapping, a method that is allowed, or nothing."""
+        """Return an entry of a mapping or an allowed method; else an undefined value."""
         if isinstance(obj, Undefined):
             return obj
         if isinstance(obj, Mapping):
@@ -104,7 +106,7 @@ class Sandbox(SandboxedEnvironment):
         return self.undefined(obj=obj, name=attribute)
 
     def getitem(self, obj: object, argument: object) -> object:
-        """An entry or element, else what `getattr` has for a name."""
+        """Return an entry or element; else, if `argument` is a name, the result of `getattr`."""
         try:
             return cast(Mapping[object, object], obj)[argument]
         except (TypeError, LookupError):
@@ -113,7 +115,7 @@ class Sandbox(SandboxedEnvironment):
         return self.undefined(obj=obj, name=str(argument))
 
     def is_safe_callable(self, obj: object) -> bool:
-        """True for what a template may call: range, its own macros and loops, allowed methods of data."""
+        """True if a template may call `obj`: `range`, its own macros and loops, and allowed methods of data."""
         if isinstance(obj, BuiltinMethodType):
             return obj.__name__ in _methods(obj.__self__)
         if isinstance(obj, MethodType):
@@ -121,7 +123,7 @@ class Sandbox(SandboxedEnvironment):
         return obj is _range or isinstance(obj, Macro | LoopContext)
 
     def call(self, context: Context, obj: object, /, *args: object, **kwargs: object) -> object:
-        """Call what may be called, a bounded number of levels deep."""
+        """Call a callable, up to the maximum depth; an undefined one returns an undefined value."""
         if isinstance(obj, Undefined):
             return obj()
         self.depth += 1
@@ -134,7 +136,7 @@ class Sandbox(SandboxedEnvironment):
             self.depth -= 1
 
     def call_binop(self, context: Context, operator: str, left: object, right: object) -> object:
-        """Apply an operator to numbers, or add and repeat texts; undefined operands are neutral."""
+        """Apply an operator to numbers, or add and repeat texts; an undefined operand of `+` is ignored."""
         self.budget.spend(STEP)
         if isinstance(left, Undefined) or isinstance(right, Undefined):
             present = right if isinstance(left, Undefined) else left
@@ -248,7 +250,7 @@ FILTERS = (
 )
 
 TICK, WEIGH, JOINED, PART, LINE = " tick", " weigh", " joined", " part", " line"
-"""Names of the sandbox's hooks, called like filters; with their blank no template can spell them."""
+"""Names of the sandbox's hooks, which are called as filters. A template cannot name them because of the space."""
 
 STATEMENTS = (nodes.Output, nodes.For, nodes.If, nodes.Assign, nodes.AssignBlock, nodes.With, nodes.Scope, nodes.Macro)
 
@@ -269,11 +271,15 @@ CALLED: dict[type[nodes.Node], str] = {
     nodes.FromImport: "import",
     nodes.ScopedEvalContextModifier: "autoescape",
 }
-"""Readable names of node types, for error messages."""
+"""Readable names of forbidden node types, for error messages."""
 
 
 def check_allowed(tree: nodes.Template) -> nodes.Template:
-    """Check that everything in a tree is allowed; TemplateSyntaxError gives the line if not."""
+    """Check that every node and filter in a tree is allowed, and return the tree.
+
+    Raises:
+        TemplateSyntaxError: Something is not allowed; the error has its line.
+    """
     for node in tree.find_all(nodes.Node):
         kind = type(node)
         if kind not in ALLOWED:
@@ -286,8 +292,8 @@ def check_allowed(tree: nodes.Template) -> nodes.Template:
 
 
 def add_meters(tree: nodes.Template) -> nodes.Template:
-    """Rewrite a checked tree so that everything it produces goes through the hooks."""
-    return _Metering().visit(tree)
+    """Rewrite a checked tree so that all values it produces pass through the hooks."""
+    return _MeterInserter().visit(tree)
 
 
 def _hook(name: str, node: nodes.Expr, *others: nodes.Expr) -> nodes.Filter:
@@ -298,8 +304,8 @@ def _tick(size: int, lineno: int) -> nodes.ExprStmt:
     return nodes.ExprStmt(_hook(TICK, nodes.Const(size, lineno=lineno)), lineno=lineno)
 
 
-def _give_line(output: nodes.Output, at: int, static: list[str]) -> None:
-    """Let a placeholder on a line of its own take the line break with it, so that an empty one leaves no gap."""
+def _absorb_line_break(output: nodes.Output, at: int, static: list[str]) -> None:
+    """Make a placeholder on a line of its own include the line break, so that an empty value leaves no gap."""
     apart = static[at - 1].endswith("\n\n") or (at == 1 and static[0] == "\n")
     end = "\n\n" if apart and static[at + 1].startswith("\n\n") else "\n"
     lineno = output.nodes[at].lineno
@@ -307,13 +313,13 @@ def _give_line(output: nodes.Output, at: int, static: list[str]) -> None:
     output.nodes[at + 1] = nodes.TemplateData(static[at + 1][len(end) :], lineno=lineno)
 
 
-class _Metering(NodeTransformer):
+class _MeterInserter(NodeTransformer):
     def visit_Output(self, node: nodes.Output) -> list[nodes.Node]:
         self.generic_visit(node)
         static = [child.data if isinstance(child, nodes.TemplateData) else "" for child in node.nodes]
         for at in range(1, len(static) - 1):
             if not static[at] and static[at - 1].endswith("\n") and static[at + 1].startswith("\n"):
-                _give_line(node, at, static)
+                _absorb_line_break(node, at, static)
         return [_tick(sum(map(len, static)), node.lineno), node]
 
     def visit_For(self, node: nodes.For) -> nodes.Node:
@@ -347,17 +353,18 @@ class _Metering(NodeTransformer):
 
 
 ROOM = 1_000_000
-"""Characters a rendering may have beyond those of the values it was given."""
+"""Maximum characters of a rendering beyond those of the given values."""
 EFFORT = 8
-"""Units for intermediate values, as a multiple of the output; a character is one unit."""
+"""Units of a rendering's budget for each character that its output may have; a character costs one unit."""
 STEP = 64
-"""Units of a loop turn, and of a piece of text or a sum besides its size; a call costs four times that."""
+"""Units for a loop iteration, and for a piece of text or an operation in addition to its size; a call costs four times
+that."""
 ELEMENT = 32
-"""Units of a number, or of a container besides its contents."""
+"""Units for a number, and for a container in addition to its contents."""
 SECONDS = 2.0
-"""CPU time of a rendering, which is on one thread: on a busy machine the clock would stop harmless templates."""
+"""Maximum CPU time of a rendering. Not wall-clock time, because a busy machine would then stop harmless templates."""
 MOST_BITS = 256
-"""Bits of a number."""
+"""Maximum bits of an integer."""
 
 
 class RenderBudget:
@@ -367,7 +374,11 @@ class RenderBudget:
         self.units, self.deadline = units, thread_time() + SECONDS
 
     def spend(self, units: int) -> None:
-        """Spend units; SecurityError if there are too few, or the deadline has passed."""
+        """Spend units.
+
+        Raises:
+            SecurityError: The budget is exhausted, or the deadline has passed.
+        """
         self.units -= max(0, units)
         if self.units < 0:
             raise SecurityError("it makes far more text, or takes far more steps, than a template should")
@@ -375,7 +386,7 @@ class RenderBudget:
             raise SecurityError(f"it takes more than {SECONDS:g} s of CPU time")
 
     def charge(self, value: object) -> object:
-        """Charge everything in `value`, at any depth, and return it; an iterator becomes a list."""
+        """Charge everything in `value`, at any depth, and return the value; an iterator becomes a list."""
         if isinstance(value, Iterator):
             value = list(self._charge_each(cast(Iterator[object], value)))
         waiting = [value]
@@ -400,9 +411,9 @@ class RenderBudget:
 
 
 MOST_SYMBOLS = 20_000
-"""Words, signs and blanks inside the tags of one template."""
+"""Maximum tokens (words, signs and spaces) inside the tags of one template."""
 
-TRIPS = (
+TEMPLATE_ERRORS = (
     *(jinja2.TemplateError, ArithmeticError, AssertionError, AttributeError, LookupError, MemoryError, NameError),
     *(RuntimeError, SyntaxError, TypeError, ValueError),
 )
@@ -410,7 +421,7 @@ TRIPS = (
 
 
 class RenderError(Exception):
-    """A template that is wrong or exceeds its budget; `line` is 1-based, in the text of the template."""
+    """A template is invalid or exceeds its budget; `line` is the 1-based line in the body, if known."""
 
     def __init__(self, message: str, line: int | None) -> None:
         super().__init__(message)
@@ -419,7 +430,7 @@ class RenderError(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Program:
-    """A compiled template, and the names it uses."""
+    """A compiled template with the names that it uses."""
 
     code: CodeType
     names: frozenset[str]
@@ -427,10 +438,10 @@ class Program:
 
 @lru_cache(maxsize=64)
 def compile_body(body: str) -> Program:
-    """Compile a template's text.
+    """Compile the body of a template.
 
     Raises:
-        RenderError: it is not a template, says what no template may say, or is far too long.
+        RenderError: The body is not valid Jinja, uses something that is not allowed, or is too long.
     """
     box = Sandbox(RenderBudget())
     try:
@@ -438,16 +449,16 @@ def compile_body(body: str) -> Program:
             raise SecurityError(f"there are more than {MOST_SYMBOLS:,} words and signs inside tags")
         tree = add_meters(check_allowed(box.parse(body)))
         return Program(code=box.compile(tree), names=frozenset(find_undeclared_variables(tree)))
-    except TRIPS as error:
+    except TEMPLATE_ERRORS as error:
         line = error.lineno if isinstance(error, jinja2.TemplateSyntaxError) else None
         raise RenderError(_reason(error), line) from error
 
 
 def run_program(program: Program, values: Mapping[str, object]) -> str:
-    """Render; a value that is None counts as missing.
+    """Render a program with values; a value that is None counts as missing.
 
     Raises:
-        RenderError: it tripped over something, or was about to take too long or grow too large.
+        RenderError: The template caused an error, took too long, or grew too large.
     """
     most = ROOM + sum(len(value) for value in values.values() if isinstance(value, str))
     box = Sandbox(RenderBudget(EFFORT * most))
@@ -460,7 +471,7 @@ def run_program(program: Program, values: Mapping[str, object]) -> str:
             most -= len(chunk)
             if most < 0:
                 raise SecurityError("the rendering is too long")
-    except TRIPS as error:
+    except TEMPLATE_ERRORS as error:
         raise RenderError(_reason(error), _line(template, error.__traceback__)) from error
     return "".join(chunks)
 
@@ -472,7 +483,7 @@ def _reason(error: BaseException) -> str:
 
 
 def _line(template: jinja2.Template, trace: TracebackType | None) -> int | None:
-    """Template line of the innermost frame in a traceback."""
+    """Line of the template in the innermost frame of a traceback; None if there is no such frame."""
     line = None
     while trace is not None:
         if trace.tb_frame.f_globals.get("__jinja_template__") is template:

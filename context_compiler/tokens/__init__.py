@@ -1,16 +1,16 @@
-"""Exact offline token counts in o200k; counting never raises and never reaches the network.
+"""Count tokens exactly and offline in o200k; counting never raises and never accesses the network.
 
-The encoding is built from our own packed ranks when something is first counted (about 0.3 s), and tiktoken is imported
-only then. If it is missing or fails, a text counts half its UTF-8 bytes, with one warning: too many for ordinary text,
-so that budgets hold. The packed file is xz over one byte per token (its length) and then the tokens, both in the order
-of their ranks, which are contiguous. The unpacked ranks are checked against `DIGEST`.
+The encoding is built on the first count (about 0.3 s) from ranks packed with this package; tiktoken is imported only
+then. If it is missing or fails, a text counts as half its UTF-8 bytes, with one warning. This overestimates ordinary
+text, so budgets are kept. The packed file is an xz archive of one byte per token (its length) followed by all tokens,
+both in the order of their ranks, which are contiguous. The unpacked ranks are checked against `DIGEST`.
 
-tiktoken panics on a million spaces and the like, so long texts are counted in pieces. The split pattern of o200k never
-matches across three places: before a space that follows a sign or word, after a line's end, and between a word and a
-sign after it. A cut there leaves every token as it was.
+tiktoken panics on inputs such as a million spaces, so long texts are counted in pieces. The split pattern of o200k
+never matches across three kinds of place: before a space that follows a sign or word, after a line end, and between a
+word and the sign after it. Cutting a text there does not change its tokens.
 
-Other model families have tokenizers of their own: `Ratios` learns the ratio of their tokens to ours from the usage that
-providers report. A ratio also covers overhead that cannot be derived offline, such as the rendering of tools.
+Other model families have their own tokenizers. `Ratios` learns the ratio of their tokens to o200k tokens from the usage
+that providers report; it also covers overhead that cannot be known offline, such as the rendering of tools.
 """
 
 from __future__ import annotations
@@ -51,30 +51,30 @@ __all__ = [
 ]
 
 Count = Callable[[str], int]
-"""A custom counter: the number of tokens of a text."""
+"""Custom counter: a function from a text to its number of tokens."""
 
 REMEMBERED = 8_000_000
-"""Default characters of counted text that a counter caches."""
+"""Default size of a counter's cache, in characters of counted text."""
 ENTRY = 128
 """Overhead of one cached text, in characters."""
 SHORT = 32
-"""Shorter texts are not cached: counting them is as fast."""
+"""Minimum characters of a cached text; counting a shorter one is as fast as a lookup."""
 
 LABEL = "\n["
-"""Beginning of a line with a label: no token reaches across its line break, nor from the closing bracket to a space."""
+"""Beginning of a line with a label. No token spans its line break, or the closing bracket and the space after it."""
 
 ITEM = "\n- "
-"""Beginning of an item of a list: no token reaches across its line break."""
+"""Beginning of a list item; no token spans its line break."""
 ITEM_LENGTH = 256
-"""Longest item whose tokens are remembered, in characters."""
+"""Maximum characters of a list item that is cached."""
 FEWEST_ITEMS, KNOWN_ITEMS = 16, 32_768
-"""Items from which on a list is counted item by item, and those whose tokens are remembered."""
+"""Minimum items of a list that is counted item by item, and number of items that are cached."""
 
 KNOWN_LABELS, LONGEST_LABEL = 4_096, 128
-"""Labels of lines whose tokens are remembered, and the longest of them, in characters."""
+"""Number of line labels that are cached, and maximum characters of one."""
 
 PROBES = 24
-"""Most counts in the search for the longest prefix."""
+"""Maximum counts in a search for the longest prefix that fits."""
 
 _logger = logging.getLogger(__name__)
 _loading = RLock()
@@ -85,19 +85,20 @@ _Made = TypeVar("_Made")
 
 
 class TokenCounter:
-    """Counts tokens of text exactly and offline (o200k), and remembers what it counted.
+    """Counts tokens of text exactly and offline (o200k), with a cache.
 
-    Counting never raises and never reaches the network. Texts over 50,000 characters are counted in pieces;
-    `pieces` says what that costs. Texts over 2,000,000 are estimated from pieces at even distances.
+    Counting never raises and never accesses the network. Texts over 50,000 characters are counted in pieces; see
+    `pieces` for the accuracy. Texts over 2,000,000 characters are estimated from evenly spaced pieces.
     """
 
     def __init__(self, count: Count | None = None, *, remember: int = REMEMBERED) -> None:
-        """Count with `count` where given; texts for which it fails or answers no number are counted by o200k.
+        """Create a counter with an empty cache.
 
         Args:
-            count: A function from text to its number of tokens.
-            remember: How many characters of counted text to keep, and 128 for each text; the least recently
-                counted goes first.
+            count: Function from a text to its number of tokens. If it fails or returns no number, the text is counted
+                in o200k, which is also the default.
+            remember: Size of the cache in characters of counted text, plus 128 for each text. The least recently used
+                texts are evicted first.
 
         Raises:
             SettingsError: `count` cannot be called.
@@ -105,81 +106,84 @@ class TokenCounter:
         if count is not None and not callable(count):
             raise SettingsError(f"counter={count!r}: give a function from a text to its number of tokens")
         self._count = count
-        self._ask = None if count is None else _check_counts(count)
+        self._custom = None if count is None else _check_counts(count)
         self._failure = f"the counter {getattr(count, '__qualname__', count)} failed, o200k counts instead"
         self._room = remember
         self._known: OrderedDict[str, int] = OrderedDict()
-        self._held = 0
+        self._weight = 0
         self._lock = RLock()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """A counter that has counted nothing yet: what was counted is a cache."""
+        """Pickle without the cache."""
         return _rebuild, (type(self), self._count, self._room)
 
     @property
     def is_ready(self) -> bool:
-        """True if nothing is left to load."""
-        return self._ask is not None or _cached_encoder.cache_info().currsize > 0
+        """True if the next count does not have to load the encoding."""
+        return self._custom is not None or _cached_encoder.cache_info().currsize > 0
 
     def load(self) -> None:
-        """Load the encoding, which the first count does otherwise."""
+        """Load the encoding now rather than at the first count."""
         _encoder()
 
     def text(self, text: str) -> int:
-        """The number of tokens in `text`; whatever looks like a special token is ordinary text."""
-        if type(text) is not str:  # a subclass may compare and hash as it likes
+        """Count the tokens of `text`; anything that looks like a special token counts as ordinary text."""
+        if type(text) is not str:  # a subclass may override comparison and hashing
             text = str(text)
-        if len(text) < SHORT and self._ask is None:
-            return self._fresh(text)
+        if len(text) < SHORT and self._custom is None:
+            return self._count_uncached(text)
         with self._lock:
             known = self._known.get(text)
             if known is not None:
                 self._known.move_to_end(text)
                 return known
-        tokens = self._fresh(text)
+        tokens = self._count_uncached(text)
         self._keep(text, tokens)
         return tokens
 
     def labelled(self, text: str) -> int:
-        """The same as `text`, for lines that begin with a label in brackets: what follows a label is counted once."""
-        if self._ask is not None or len(text) > PIECE:
+        """Count like `text`, but with labels in brackets and the texts after them cached separately.
+
+        This is faster than `text` if lines recur with different labels.
+        """
+        if self._custom is not None or len(text) > PIECE:
             return self.text(text)
         *others, last = text.split(LABEL)
         first, *lines = [*(f"{one}\n" for one in others), last]
-        tokens = self._fresh(first)
+        tokens = self._count_uncached(first)
         for line in lines:
-            label, closed, said = line.partition("] ")
+            label, closed, rest = line.partition("] ")
             if closed and len(label) <= LONGEST_LABEL:
-                tokens += _label_tokens(f"[{label}]") + self.text(f" {said}")
+                tokens += _label_tokens(f"[{label}]") + self.text(f" {rest}")
             else:
-                tokens += self._fresh(f"[{line}")
+                tokens += self._count_uncached(f"[{line}")
         self._keep(text, tokens)
         return tokens
 
     def __call__(self, text: str) -> int:
-        """The same as `text`."""
+        """Count like `text`."""
         return self.text(text)
 
     def head(self, text: str, tokens: int) -> str:
-        """The longest beginning of `text`, give or take one in a hundred, that has at most `tokens` tokens.
+        """Longest prefix of `text` with at most `tokens` tokens, to within one percent.
 
-        Never ends inside a character: not between two surrogates, nor before a combining mark.
+        It never ends inside a character, that is, between two surrogates or before a combining mark.
         """
         return self._longest(len(text), tokens, lambda size: text[: character_boundary(text, size, -1)])
 
     def tail(self, text: str, tokens: int) -> str:
-        """The longest end of `text`, give or take one in a hundred, that has at most `tokens` tokens."""
+        """Longest suffix of `text` with at most `tokens` tokens, to within one percent."""
         return self._longest(len(text), tokens, lambda size: text[character_boundary(text, len(text) - size, 1) :])
 
     def _longest(self, size: int, tokens: int, part: Callable[[int], str]) -> str:
-        """The largest of `part(0)` to `part(size)` that fits, found by the density of tokens, then by halving."""
+        """Largest of `part(0)` to `part(size)` that fits, searched by token density first and then by bisection."""
         best, low, high = "", 0, size + 1
         guess = min(size, 4 * tokens)
         for probe in range(PROBES):
             if tokens < 1 or not low < guess < high:
                 break
             piece = part(guess)
-            cost = self._fresh(piece)
+            cost = self._count_uncached(piece)
             if cost <= tokens:
                 best, low = piece, guess
                 if cost >= tokens - tokens // 100 and tokens >= 100:
@@ -191,8 +195,8 @@ class TokenCounter:
             guess = min(size, nearer if low < nearer < high else halfway)
         return best
 
-    def _fresh(self, text: str) -> int:
-        counted = _try_or_warn(self._ask, text, self._failure) if self._ask else None
+    def _count_uncached(self, text: str) -> int:
+        counted = _try_or_warn(self._custom, text, self._failure) if self._custom else None
         return _count_exact(text) if counted is None else counted
 
     def _keep(self, text: str, tokens: int) -> None:
@@ -200,11 +204,11 @@ class TokenCounter:
             return
         with self._lock:
             if text not in self._known:
-                self._held += len(text) + ENTRY
+                self._weight += len(text) + ENTRY
             self._known[text] = tokens
-            while self._held > self._room:
-                forgotten, _ = self._known.popitem(last=False)
-                self._held -= len(forgotten) + ENTRY
+            while self._weight > self._room:
+                evicted, _ = self._known.popitem(last=False)
+                self._weight -= len(evicted) + ENTRY
 
 
 def _rebuild(kind: type[TokenCounter], count: Count | None, remember: int) -> TokenCounter:
@@ -215,14 +219,16 @@ _shared = TokenCounter()
 
 
 PROVIDER = "provider"
-"""The counter that asks the model's provider, and counts as usual between."""
+"""Name of the counter that asks the model's provider, and uses o200k between those calls."""
 
 
 def as_counter(counter: TokenCounter | Count | str | None) -> TokenCounter:
-    """Counter for an argument: itself, one around a function, or the shared one for None and the provider's.
+    """Return a counter for an argument: a counter itself, a wrapped function, or the shared o200k counter.
+
+    The shared counter is used for None and for "provider".
 
     Raises:
-        SettingsError: It is none of these.
+        SettingsError: The argument is none of these.
     """
     if counter is None or counter == PROVIDER:
         return _shared
@@ -240,26 +246,26 @@ _TEXT = re.compile(r"text(/|$)|[^;]*[/+](json|xml|yaml|x-yaml|toml|javascript|cs
 
 
 def media_tokens(media_type: str, data: bytes | None = None) -> int:
-    """Cost of a medium: plain text by its tokens, the rest by the public rules (the table in `media`).
+    """Count the tokens of a medium: plain text exactly, other media by the providers' rules (see `tokens.media`).
 
     Args:
-        media_type: MIME type, or its first half; what is neither image, sound, film nor text is a document.
-        data: The bytes, or None where there is only a URL or an upload.
+        media_type: MIME type, or its first half. Anything but images, audio, video and text counts as a document.
+        data: The bytes; None if there is only a URL or an uploaded file.
     """
-    named = media_type.strip().lower()
-    if data and _TEXT.match(named):
+    kind = media_type.strip().lower()
+    if data and _TEXT.match(kind):
         return _shared.text(data.decode("utf-8", "replace"))
-    return _BY_KIND.get(named.partition("/")[0], document_tokens)(data)
+    return _BY_KIND.get(kind.partition("/")[0], document_tokens)(data)
 
 
 def _check_counts(count: Count) -> Count:
-    def ask(text: str) -> int:
+    def checked(text: str) -> int:
         tokens = cast(object, count(text))
         if not isinstance(tokens, int) or isinstance(tokens, bool) or tokens < 0:
             raise ValueError(f"{tokens!r:.80} is not a number of tokens")
         return tokens
 
-    return ask
+    return checked
 
 
 def _count_exact(text: str) -> int:
@@ -276,7 +282,7 @@ def _count_exact(text: str) -> int:
 
 @lru_cache(maxsize=KNOWN_ITEMS)
 def _item_tokens(item: str) -> int:
-    """Tokens of an item of a list; a list of which little changes is counted again and again."""
+    """Tokens of a list item, cached because long lists are counted again and again with few changes."""
     return _count_exact(f"- {item}\n")
 
 
@@ -285,12 +291,12 @@ _label_tokens = lru_cache(maxsize=KNOWN_LABELS)(_count_exact)
 
 def _count_pieces(text: str, encode: Callable[[str], Sequence[int]]) -> int:
     every = list(pieces(text))
-    some = every[:: -(-len(every) // COUNTED)]
+    sample = every[:: -(-len(every) // COUNTED)]
     total = 0
-    for piece in some:
+    for piece in sample:
         tokens = _try_or_warn(encode, piece, "the o200k encoder failed on a text, which is counted by its size instead")
         total += _estimate(piece) if tokens is None else len(tokens)
-    return total if len(some) == len(every) else round(total * len(text) / sum(map(len, some)))
+    return total if len(sample) == len(every) else round(total * len(text) / sum(map(len, sample)))
 
 
 def _encoder() -> Callable[[str], Sequence[int]] | None:
@@ -308,15 +314,15 @@ def _load_encoder(_: None) -> Callable[[str], Sequence[int]]:
 
 
 def _try_or_warn(work: Callable[[_Given], _Made], given: _Given, failure: str) -> _Made | None:
-    """Result of `work(given)`, or None with one warning per kind of `failure`."""
+    """Return `work(given)`; if it fails, log a warning once for each `failure` text and return None."""
     try:
         return work(given)
-    except BaseException as error:  # tiktoken's panic is not an Exception; cancellation and exit are not ours
+    except BaseException as error:  # tiktoken's panic is no Exception; cancellation and exit must pass
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
             raise
         if failure not in _reported:
             _reported.add(failure)
-            _logger.warning("%s (%s)", failure, type(error).__name__)  # what it says may repeat the text
+            _logger.warning("%s (%s)", failure, type(error).__name__)  # not its message, which may quote the text
         return None
 
 
@@ -325,23 +331,23 @@ def _estimate(text: str) -> int:
 
 
 PIECE = 50_000
-"""The most characters counted at once."""
+"""Maximum characters counted at once."""
 COUNTED = 40
-"""The most pieces of a text that are counted; of a longer one, above any window, those at even distances are."""
+"""Maximum pieces of a text that are counted. A longer text, which exceeds any window, is estimated from a sample."""
 REACH = 4_096
 """Characters before the end of a piece that are searched for a place to cut."""
 
 MARKS = 32
-"""Most combining marks that a position is moved past; no script has more."""
+"""Maximum combining marks that a position is moved past; no script has more in a row."""
 
 _SAFE = re.compile(r"[\s\S]*(?:(?<=\S)(?=[ \t])|(?<=\n)(?=[^\s/])|(?<=[^\W_])(?=[-.,:;()\[\]{}<>=\"。、，；：？！]))")
 
 
 def pieces(text: str) -> Iterator[str]:
-    """`text` in order, in pieces of at most 50,000 characters whose tokens add up to its own.
+    """Split a text into pieces of at most 50,000 characters whose token counts add up to that of the text.
 
-    Where 4,096 characters have no place to cut (base64 without line ends, a run of spaces), the piece ends
-    in the middle, and the sum may be off by a token or two.
+    If 4,096 characters contain no place to cut (base64 without line ends, a run of spaces), the piece ends in the
+    middle of them, and the sum may be off by one or two tokens.
     """
     start = 0
     while len(text) - start > PIECE:
@@ -354,9 +360,9 @@ def pieces(text: str) -> Iterator[str]:
 
 
 def character_boundary(text: str, at: int, step: int) -> int:
-    """Nearest position from `at` on, in steps of `step`, that splits no grapheme.
+    """Nearest position from `at` on, in steps of `step` (1 or -1), that does not split a character.
 
-    Surrogates stay together, and so do a letter with its combining marks and what a joiner joins.
+    Surrogate pairs, letters with combining marks, and characters linked by a zero-width joiner stay together.
     """
     for _ in range(MARKS):
         if not 0 < at < len(text) or not _same_character(text[at - 1], text[at]):
@@ -375,7 +381,7 @@ PUBLISHED = "446a9538cb6c348e3516120d7c08b09f57c36495e2acfffe59a5bf8b0cfb1a2d"
 """SHA-256 of OpenAI's `o200k_base.tiktoken`, as in tiktoken's own source."""
 
 DIGEST = "440741350e7cfa1c0f4869ce742d1b043550adbda5187adcac9e787edac6fba9"
-"""SHA-256 of the same ranks as they are after unpacking."""
+"""SHA-256 of the same ranks in the unpacked format of this package."""
 
 RANKS = 199_998
 
@@ -394,11 +400,11 @@ SPLIT_PATTERN = "|".join(
 
 
 def unpack_ranks(packed: bytes) -> dict[bytes, int]:
-    """Every token of o200k with its rank.
+    """Unpack the tokens of o200k with their ranks.
 
     Raises:
         lzma.LZMAError: `packed` is not an xz file, or is damaged.
-        ValueError: it holds something other than the published ranks.
+        ValueError: The content is not the published ranks.
     """
     payload: bytes = importlib.import_module("lzma").decompress(packed)
     if sha256(payload).hexdigest() != DIGEST:
@@ -408,12 +414,12 @@ def unpack_ranks(packed: bytes) -> dict[bytes, int]:
 
 
 def _load_encoding() -> tiktoken.Encoding:
-    """The o200k encoding, built anew (about 0.3 s); special tokens are ordinary text to it.
+    """Build the o200k encoding (about 0.3 s), without special tokens.
 
     Raises:
-        OSError: the file of ranks is missing.
-        lzma.LZMAError: it is damaged.
-        ValueError: it holds something else.
+        OSError: The file with the ranks is missing.
+        lzma.LZMAError: The file is damaged.
+        ValueError: The file contains something else.
     """
     tiktoken = importlib.import_module("tiktoken")
     packed = files("context_compiler").joinpath("data/o200k.xz").read_bytes()
@@ -421,22 +427,22 @@ def _load_encoding() -> tiktoken.Encoding:
 
 
 START = {"anthropic": 1.25}
-"""Claude's tokenizers gave 1.23 to 1.27 times our count on real sessions."""
+"""Initial ratios. Claude's tokenizers gave 1.23 to 1.27 times the o200k count on real sessions."""
 
 EXACT = frozenset({"openai", "exact"})
-"""Families that count as we do: their ratio is 1.0 and stays so."""
+"""Families that use o200k: their ratio is always 1.0."""
 
 SHARE = 0.3
-"""Weight of the newest report against all before it."""
+"""Weight of the newest report in the moving average of a ratio."""
 
 FEWEST = 200
-"""Reports on fewer tokens than this teach nothing: framing outweighs text."""
+"""Minimum tokens of a report from which a ratio is learnt; below it, framing outweighs text."""
 
 ENOUGH = 1_000
-"""Least tokens of a count ahead of a request that decides on a ratio by itself."""
+"""Minimum tokens of a provider's count before a request that sets a ratio by itself."""
 
 PLAUSIBLE = (0.5, 3.0)
-"""Ratios that are believed."""
+"""Minimum and maximum ratio that is accepted."""
 
 _NAMES = {
     r"claude|anthropic": "anthropic",
@@ -454,7 +460,7 @@ _NAMES = {
     r"\bgpt-?3|\bgpt-?4(?![\d.o])|davinci|babbage": "openai-legacy",
     r"\bgpt-?(\d|oss|audio|realtime)|chatgpt|(^|[/:])o\d\b|\bcodex|computer-use": "openai",
 }
-"""Tokenizer family by model name, first match, whatever the provider."""
+"""Tokenizer families by pattern of the model name, independent of the provider; the first match counts."""
 
 _SYSTEMS = {
     "function": "exact",
@@ -470,9 +476,8 @@ _SYSTEMS = {
 def model_family(system: str | None, model_name: str | None) -> str:
     """Tokenizer family of a model, by its name or else by its provider.
 
-    "openai" means o200k; "openai-legacy" OpenAI's tokenizers before it; "exact" the host's own models
-    for tests. A model of another name behind the OpenAI protocol is "openai-compatible": it may be
-    anything, so its ratio is learnt.
+    "openai" means o200k, "openai-legacy" OpenAI's earlier tokenizers, and "exact" the host's test models. A model with
+    an unknown name behind the OpenAI protocol is "openai-compatible"; it may use any tokenizer, so its ratio is learnt.
     """
     served = (system or "").strip().lower()
     if _SYSTEMS.get(served) == "exact":
@@ -487,28 +492,28 @@ def model_family(system: str | None, model_name: str | None) -> str:
 
 
 class Ratios:
-    """Ratios of reported tokens to o200k tokens per model family, learnt from usage."""
+    """Ratios of a provider's tokens to o200k tokens by model family, learnt from reported usage."""
 
     def __init__(self) -> None:
         self._learnt: dict[str, float] = {}
         self._measured: set[str] = set()
 
     def of(self, family: str) -> float:
-        """Factor for our count; never below 1.0, so that budgets err on the safe side."""
+        """Ratio of a family, the factor for o200k counts; never below 1.0, so that budgets err on the safe side."""
         return self._learnt.get(family, 1.0 if family in EXACT else START.get(family, 1.0))
 
     def measured(self, family: str) -> bool:
-        """True if a count has decided on the ratio; what usage teaches takes several reports to be right."""
+        """True if a provider's own count has set the ratio; learning it from usage takes several reports."""
         return family in self._measured
 
     def measure(self, family: str, *, exact: int, counted: int) -> None:
-        """Take the ratio of one count by the provider, ahead of a request, as it is.
+        """Set a ratio from a provider's count of a request before it is sent.
 
         Args:
             family: Family of the model that counted.
-            exact: Our count of the same request, in o200k tokens; under 1,000 the count is ignored, because what a
-                provider adds to every request would outweigh its text.
-            counted: The provider's; ignored where it is less than half or more than three times ours.
+            exact: Count of the same request in o200k tokens. Below 1,000 the call is ignored, because the provider's
+                fixed overhead would outweigh the text.
+            counted: The provider's count; ignored if it is less than half or more than three times `exact`.
         """
         low, high = PLAUSIBLE
         if exact >= ENOUGH and low <= counted / exact <= high:
@@ -516,17 +521,17 @@ class Ratios:
             self._measured.add(family)
 
     def hold(self, family: str, ratio: float) -> None:
-        """Go on by this ratio, which a count of a request has told, whatever its size."""
+        """Set a ratio that comes from a provider's count of a request of any size."""
         self._learnt[family] = max(1.0, ratio)
 
     def learn(self, family: str, *, exact: int, reported: int) -> float:
-        """Take in one report and give the ratio from now on.
+        """Update a ratio from reported usage, and return the new ratio.
 
         Args:
-            family: Who reported; the families that count as we do are not learnt.
-            exact: Our count of what was sent, in o200k tokens; under 200 the report is ignored.
-            reported: The provider's count of the same, in its own tokens; ignored where it is less than
-                half or more than three times ours.
+            family: Family of the model; reports on families that use o200k are ignored.
+            exact: Count of the request in o200k tokens; below 200 the report is ignored.
+            reported: The provider's count of the same request in its own tokens; ignored if it is less than half or
+                more than three times `exact`.
         """
         low, high = PLAUSIBLE
         if family in EXACT or exact < FEWEST or not low <= reported / exact <= high:
@@ -540,7 +545,7 @@ class Ratios:
         return dict(self._learnt)
 
     def restore(self, state: Mapping[str, object]) -> None:
-        """Restore ratios from `state()` beside those that are known here; implausible entries are ignored."""
+        """Restore ratios from `state()`, except for families that are known already; implausible ratios are ignored."""
         given = {
             family: float(ratio)
             for family, ratio in state.items()

@@ -1,7 +1,7 @@
-"""Token cost of images, sound, films and documents, by the providers' public rules.
+"""Token cost of images, audio, video and documents, by the providers' public rules.
 
-One message may be sent to any provider, so each kind has one price: the dearest of the rules for a request
-that sets no level of detail. Tokens; (a) to (c) name the pages below.
+A message may be sent to any provider, so each kind of medium has a single cost: the highest that any provider's rule
+gives for a request without a level of detail. The table is in tokens; (a) to (c) refer to the pages below.
 
 | kind     | OpenAI (a)                                | Anthropic (b)                | Google (c)              |
 |----------|-------------------------------------------|------------------------------|-------------------------|
@@ -13,16 +13,16 @@ that sets no level of detail. Tokens; (a) to (c) name the pages below.
 | video    | not accepted                              | not accepted                 | about 300 a second      |
 | document | its text, and an image of each page       | 1,500 to 3,000 a page        | 258 to 560 a page       |
 
-So an image costs what its size says, at least 1,120, and 1,600 where its size cannot be read; a second of
-sound 32, a second of film 300, a page of a document 3,000.
+So an image costs at least 1,120 and more by its size, or 1,600 if its size cannot be read. A second of audio costs 32,
+a second of video 300, and a page of a document 3,000.
 
 (a) https://platform.openai.com/docs/guides/images-vision, /guides/pdf-files, /guides/realtime-costs
 (b) https://platform.claude.com/docs/en/build-with-claude/vision, /pdf-support
 (c) https://ai.google.dev/gemini-api/docs/tokens, /media-resolution, /video-understanding
 
-Left out on purpose: the 2.46 tokens a patch of OpenAI's nano models, and levels of detail that a caller asks for.
-Sizes and durations are read from headers; where there is none, from the number of bytes. A header is a
-stranger's claim: nothing here raises, loops for long or returns more than a provider would accept.
+The 2.46 tokens per patch of OpenAI's nano models and levels of detail set by the caller are ignored deliberately. Sizes
+and durations are read from headers, or else estimated from the number of bytes. Because headers cannot be trusted,
+nothing here raises, loops for long or returns more than a provider would accept.
 """
 
 from __future__ import annotations
@@ -33,29 +33,30 @@ from math import ceil, sqrt
 from typing import Literal
 
 UNREAD_IMAGE = 1_600
-"""Tokens of an image whose size is unknown: about 1.2 megapixels."""
+"""Tokens of an image of unknown size, which is taken to have about 1.2 megapixels."""
 GOOGLE_IMAGE = 1_120
+"""Maximum tokens of an image at Google."""
 
 SOUND_A_SECOND, FILM_A_SECOND, PAGE = 32, 300, 3_000
 UNREAD_SECONDS = 60.0
 MOST_SECONDS = 9.5 * 3600
-"""The longest recording that any of the three accepts."""
+"""Seconds of the longest recording that any of the three providers accepts."""
 UNREAD_PAGES, MOST_PAGES = 1, 1_000
 
 BYTES_A_PAGE = 30_000
 SOUND_BYTES_A_SECOND = 8_000.0
-"""64 kbit/s: less than music has, so that a length guessed from bytes is rather too long."""
+"""64 kbit/s, less than music has, so that a duration estimated from bytes is too long rather than too short."""
 FILM_BYTES_A_SECOND = 100_000.0
 
 MOST_SEGMENTS = 1_000
-"""Most segments of a JPEG searched for its size."""
+"""Maximum segments of a JPEG that are searched for its size."""
 
 _PAGE_OBJECT = re.compile(rb"/Type\s{0,8}/Page(?![A-Za-z])")
 _LINEARIZED = re.compile(rb"/Linearized\b[^>]*/N\s{1,8}(\d{1,6})\b")
 
 
 def image_tokens(data: bytes | None) -> int:
-    """Tokens of one image (PNG, JPEG, GIF or WebP); `data` is None for one that is only referred to."""
+    """Tokens of an image (PNG, JPEG, GIF or WebP); `data` is None if there is only a URL or an uploaded file."""
     width, height = image_size(data or b"")
     if width < 1 or height < 1:
         return UNREAD_IMAGE
@@ -63,22 +64,22 @@ def image_tokens(data: bytes | None) -> int:
 
 
 def audio_tokens(data: bytes | None) -> int:
-    """Tokens of one recording of sound; a minute's worth where there is no data."""
+    """Tokens of an audio recording; those of one minute if there is no data."""
     return ceil(_seconds(data, SOUND_BYTES_A_SECOND) * SOUND_A_SECOND)
 
 
 def video_tokens(data: bytes | None) -> int:
-    """Tokens of one film with its sound; a minute's worth where there is no data."""
+    """Tokens of a video including its sound; those of one minute if there is no data."""
     return ceil(_seconds(data, FILM_BYTES_A_SECOND) * FILM_A_SECOND)
 
 
 def document_tokens(data: bytes | None) -> int:
-    """Tokens of one PDF or other document that is not plain text; one page's where there is no data."""
+    """Tokens of a PDF or other document that is not plain text; those of one page if there is no data."""
     return PAGE * (_pages(data) if data else UNREAD_PAGES)
 
 
 def image_size(data: bytes) -> tuple[int, int]:
-    """Width and height in pixels by the file's header; (0, 0) where it cannot be read."""
+    """Width and height in pixels from the file's header; (0, 0) if it cannot be read."""
     for magic, read in _SIZES.items():
         if data.startswith(magic):
             return read(data)
@@ -115,7 +116,7 @@ def _jpeg(data: bytes) -> tuple[int, int]:
         if marker == b"\xff":  # padding
             at += 1
             continue
-        if 0xC0 <= marker[0] <= 0xCF and marker[0] not in (0xC4, 0xC8, 0xCC):  # a frame, not a table
+        if 0xC0 <= marker[0] <= 0xCF and marker[0] not in (0xC4, 0xC8, 0xCC):  # a frame header, not a table
             return _number(data[at + 7 : at + 9], "big"), _number(data[at + 5 : at + 7], "big")
         at += 2 + _number(data[at + 2 : at + 4], "big")
     return 0, 0
@@ -167,9 +168,9 @@ def _mp4_seconds(data: bytes) -> float:
 
 def _pages(data: bytes) -> int:
     pages = 0
-    if data.startswith(b"%PDF"):  # whose page objects may lie in compressed streams, out of sight
-        first_part = _LINEARIZED.search(data, 0, 1_024)
-        pages = max(sum(1 for _ in _PAGE_OBJECT.finditer(data)), int(first_part[1]) if first_part else 0)
+    if data.startswith(b"%PDF"):  # page objects may be hidden in compressed streams, so the header counts too
+        header = _LINEARIZED.search(data, 0, 1_024)
+        pages = max(sum(1 for _ in _PAGE_OBJECT.finditer(data)), int(header[1]) if header else 0)
     return min(MOST_PAGES, pages or ceil(len(data) / BYTES_A_PAGE))
 
 

@@ -1,7 +1,7 @@
-"""Prices of tokens, by `genai-prices`, offline, and amounts of money; a model that it does not know has no price.
+"""Token prices, looked up offline in `genai-prices`, and amounts of money.
 
-Many models ask more for a token of a long request: a `Price` has the rates of every size. Nothing that has no known
-price is ever counted as free.
+Many models charge more per token for long requests, so a `Price` has rates by size of the request. A model that
+`genai-prices` does not know has no price (None); it is never treated as free.
 """
 
 from __future__ import annotations
@@ -19,16 +19,17 @@ from context_compiler.settings import MOST, Amount, check_amount
 
 MILLION = 1_000_000
 PROBE = 1_000
-"""Tokens of the requests by which rates are read."""
+"""Tokens of the sample requests by which rates are determined."""
 
 NANO = 10**9
 NANO_USD = "nano_usd"
-"""Key of a usage on the record: its cost in billionths of a US dollar, as the host knew it."""
+"""Key in a recorded usage: its cost as reported by the host, in billionths of a US dollar."""
 
 FALLBACK = "fallback:"
-"""Prefix of the name of the host's `FallbackModel`; the names of its models follow."""
+"""Prefix of the name of the host's `FallbackModel`; the names of its models follow, separated by commas."""
 
 MOST_USD = 1_000_000
+"""Maximum amount of money that can be given, in US dollars."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,13 +39,13 @@ class Money:
     usd: Decimal | float | str
     _: KW_ONLY
     fallback: Amount | None = None
-    """As a budget: tokens, or a share of the window, where the model's price is unknown; None is the default budget."""
+    """Budget to use if the model's price is unknown: tokens or a share of the window; None is the default budget."""
 
     def __post_init__(self) -> None:
-        """Check the amount.
+        """Check the amount and the fallback.
 
         Raises:
-            SettingsError: It is not a number above 0, or the fallback is wrong.
+            SettingsError: The amount is not a number above 0, or the fallback is wrong.
         """
         given: object = self.usd
         try:
@@ -61,15 +62,15 @@ class Money:
 
     @property
     def amount(self) -> Decimal:
-        """US dollars."""
+        """Amount in US dollars."""
         return Decimal(self.usd)
 
     @classmethod
     def parse(cls, given: Money | str, *, name: str) -> Self | Money:
-        """An amount of money, or of a text such as "$0.02".
+        """Parse a text such as "$0.02"; an amount of money is returned unchanged.
 
         Raises:
-            SettingsError: It is neither.
+            SettingsError: The value is neither; the message names `name`.
         """
         if isinstance(given, Money):
             return given
@@ -79,14 +80,14 @@ class Money:
 
 
 Budget: TypeAlias = Amount | Money | str
-"""A budget: tokens, a share of the window, or money; a text is money, such as "$0.02"."""
+"""Tokens, a share of the window, or money; a text such as "$0.02" is money."""
 
 
 def check_budget(budget: Budget | None, *, name: str) -> None:
-    """Refuse a budget that is neither tokens, nor a share, nor money.
+    """Check that a budget is tokens, a share, or money; None is accepted.
 
     Raises:
-        SettingsError: It is none of these.
+        SettingsError: It is none of these; the message names `name`.
     """
     if isinstance(budget, str):
         if not budget.strip().startswith("$"):
@@ -98,7 +99,7 @@ def check_budget(budget: Budget | None, *, name: str) -> None:
 
 
 def dollars(amount: Decimal | None) -> str:
-    """An amount as text; "unknown" for None, and never "$0" for anything above it."""
+    """Format an amount of US dollars; "unknown" for None, and "<$0.0001" for a smaller amount above 0."""
     if amount is None:
         return "unknown"
     if 0 < amount < Decimal("0.0001"):
@@ -108,49 +109,50 @@ def dollars(amount: Decimal | None) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rates:
-    """Prices of a model for requests from a size on, in US dollars a million tokens."""
+    """Prices of a model for requests above a size, in US dollars per million tokens."""
 
     above: int
-    """Input tokens of a request above which they hold."""
+    """The rates apply to requests with more input tokens than this."""
     input: Decimal
     cached: Decimal
-    """Input tokens that come from the provider's prompt cache."""
+    """Price of input tokens read from the provider's prompt cache."""
     written: Decimal
-    """Input tokens that are written to it."""
+    """Price of input tokens written to the prompt cache."""
     written_1h: Decimal
-    """The same for an hour."""
+    """Price of input tokens written to the prompt cache for an hour."""
     output: Decimal
 
 
 @dataclass(frozen=True, slots=True)
 class Price:
-    """Prices of a model for requests of all sizes, the smallest first."""
+    """Prices of a model for requests of all sizes."""
 
     rates: tuple[Rates, ...]
+    """Rates by size of the request, smallest first."""
 
     def at(self, tokens: int) -> Rates:
-        """Rates of a request with `tokens` of input."""
+        """Rates for a request with `tokens` of input."""
         return next(rates for rates in reversed(self.rates) if tokens > rates.above or not rates.above)
 
     def cost(self, tokens: int, *, cached: int = 0, written: int = 0, output: int = 0) -> Decimal:
         """Cost of a request in US dollars.
 
         Args:
-            tokens: All of its input.
-            cached: Part of it that comes from a prompt cache.
-            written: Part of it that is written to one.
+            tokens: All tokens of its input.
+            cached: Input tokens that are read from a prompt cache.
+            written: Input tokens that are written to a prompt cache.
             output: Tokens of the answer.
         """
         rates, fresh = self.at(tokens), max(0, tokens - cached - written)
-        given = rates.input * fresh + rates.cached * cached + rates.written * written
-        return (given + rates.output * output) / MILLION
+        input_cost = rates.input * fresh + rates.cached * cached + rates.written * written
+        return (input_cost + rates.output * output) / MILLION
 
     def affordable(self, usd: Decimal, *, cache: str = "") -> int | None:
-        """The most input tokens that cost at most `usd` without any cache hit; None for a model that is free.
+        """Maximum input tokens that cost at most `usd` without any cache hit; None if the model is free.
 
         Args:
             usd: US dollars.
-            cache: "5m" or "1h" where the request is written to a prompt cache, which may cost more.
+            cache: "5m" or "1h" if the request is written to a prompt cache, which may cost more; else empty.
         """
         best = 0
         for rates, above in zip(self.rates, (*(one.above for one in self.rates[1:]), MOST), strict=True):
@@ -164,10 +166,10 @@ class Price:
 
 @lru_cache(maxsize=256)
 def price_of(model: str, provider: str | None = None) -> Price | None:
-    """Price of a model by its name, `gpt-5` or `openai:gpt-5`; None if it is unknown."""
-    named, _, rest = model.partition(":")
+    """Look up the price of a model by its name, such as `gpt-5` or `openai:gpt-5`; None if it is unknown."""
+    prefix, _, rest = model.partition(":")
     if rest and provider is None:
-        provider, model = named, rest
+        provider, model = prefix, rest
     if not model:
         return None
     try:
@@ -176,12 +178,12 @@ def price_of(model: str, provider: str | None = None) -> Price | None:
         return None if provider is None else price_of(model)
     tiers = {tier.start for price in vars(found).values() for tier in getattr(price, "tiers", ())}
 
-    def rate(above: int, **of: int) -> Decimal:
+    def rate(above: int, **kinds: int) -> Decimal:
         tokens = above + PROBE
-        named = {name: tokens for name, wanted in of.items() if wanted}
-        if "output_tokens" in named:
-            return found.calc_price(Usage(input_tokens=tokens, **named))["output_price"] * MILLION / tokens
-        return found.calc_price(Usage(input_tokens=tokens, **named))["input_price"] * MILLION / tokens
+        usage = {name: tokens for name, wanted in kinds.items() if wanted}
+        if "output_tokens" in usage:
+            return found.calc_price(Usage(input_tokens=tokens, **usage))["output_price"] * MILLION / tokens
+        return found.calc_price(Usage(input_tokens=tokens, **usage))["input_price"] * MILLION / tokens
 
     return Price(
         tuple(
@@ -200,15 +202,15 @@ def price_of(model: str, provider: str | None = None) -> Price | None:
 
 @lru_cache(maxsize=256)
 def highest_price(model: str, provider: str | None = None) -> Price | None:
-    """Price of a model; of a chain of fallbacks the highest of each rate, because it is not known who will answer.
+    """Look up the price of a model; for a `FallbackModel`, the highest of each rate, because any model may answer.
 
-    None if the price of one of them is unknown.
+    None if the price of one of the models is unknown.
     """
     if not model.startswith(FALLBACK):
         return price_of(model, provider)
     names, providers = (text.replace(FALLBACK, "").split(",") for text in (model, provider or ""))
-    of: list[str | None] = [*providers] if len(providers) == len(names) else [None] * len(names)
-    found = [price_of(name, one) for name, one in zip(names, of, strict=True)]
+    providers_of: list[str | None] = [*providers] if len(providers) == len(names) else [None] * len(names)
+    found = [price_of(name, one) for name, one in zip(names, providers_of, strict=True)]
     known = [price for price in found if price is not None]
     if len(known) < len(found):
         return None
@@ -230,7 +232,7 @@ def highest_price(model: str, provider: str | None = None) -> Price | None:
 
 
 def cost_of(model: str, usage: Mapping[str, int], provider: str | None = None) -> Decimal | None:
-    """Cost of a usage in US dollars: what the host knew, else by the model's price; None if that is unknown."""
+    """Cost of a usage in US dollars: as reported by the host, else by the model's price; None if that is unknown."""
     if NANO_USD in usage:
         return Decimal(usage[NANO_USD]) / NANO
     price = price_of(model, provider)

@@ -147,7 +147,7 @@ def test_a_wrong_value_is_named_with_what_is_right(cc: Command, option: str, val
         (b"{", "is not JSON"),
         (b'{"a": 1}', "no transcript was found"),
         (b"\xff\xfe[\x00]\x00", "is not UTF-8"),
-        (b"[]", "holds no messages"),
+        (b"[]", "contains no messages"),
     ],
 )
 def test_a_file_that_is_no_transcript_is_said_to_be_none(cc: Command, tmp_path: Path, content: bytes, why: str) -> None:

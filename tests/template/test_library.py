@@ -149,7 +149,7 @@ def test_without_a_system_nothing_is_seeded():
 
 def test_a_folder_that_cannot_be_made_is_our_error(tmp_path: Path):
     (tmp_path / "system").write_text("a file")
-    with pytest.raises(TemplateError, match="could not be put there"):
+    with pytest.raises(TemplateError, match="could not be written"):
         TemplateLibrary(system=tmp_path / "system").seed()
 
 

@@ -1,7 +1,8 @@
 """Import transcripts of other tools as Pydantic AI messages: one file in, its conversations out.
 
-The format is detected from the content or given by name. A broken transcript is imported as it is (the view repairs);
-a file that is not a transcript is an error that names the file, the message and the remedy.
+The format is detected from the content or given by name. Broken conversations (such as calls without answers) are
+imported as they are, because the view repairs them. A file that is not a transcript is an error that names the file,
+the message and the remedy.
 """
 
 from __future__ import annotations
@@ -27,7 +28,13 @@ from context_compiler.messages.importers import (
     pydantic_json,
     swe_agent,
 )
-from context_compiler.messages.importers.document import Conversation, conversations, decode, load, names
+from context_compiler.messages.importers.document import (
+    Conversation,
+    conversation_names,
+    conversations,
+    decode,
+    load,
+)
 from context_compiler.messages.importers.draft import Draft, Json, Transcript, kind, mapping
 
 __all__ = ["FORMATS", "Transcript", "parse_transcripts", "read_transcripts"]
@@ -35,7 +42,7 @@ __all__ = ["FORMATS", "Transcript", "parse_transcripts", "read_transcripts"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Format:
-    """A format of JSON, with the test that detects it from one message."""
+    """A JSON format, with a predicate that detects it from a single message."""
 
     name: str
     matches: Callable[[Json], bool]
@@ -57,25 +64,25 @@ _SPECIFIC = (
     _Format(name="swe-agent", matches=swe_agent.matches, read=swe_agent.read),
     _Format(name="openai", matches=openai_chat.matches, read=openai_chat.read),
 )
-"""Formats in the order in which they are tried: the first that a message of the conversation matches."""
+"""Formats in the order in which they are tried; the first one that matches any message of a conversation is used."""
 
 _BY_NAME = {format.name: format for format in _SPECIFIC}
 
 TEXT = "text"
 
 FORMATS: tuple[str, ...] = (*_BY_NAME, TEXT)
-"""The transcript formats that can be read, by name."""
+"""Names of the transcript formats that can be read."""
 
 
 def read_transcripts(path: str | Path, *, format: str | None = None) -> list[Transcript]:
-    """Every conversation in a file, in its order; at least one.
+    """Read every conversation in a file, in order; at least one.
 
     Args:
         path: A JSON, JSONL, markdown or text file in UTF-8.
-        format: One of `FORMATS`; None reads it off the content.
+        format: One of `FORMATS`; None detects it from the content.
 
     Raises:
-        TranscriptError: the file cannot be read, or is not a transcript.
+        TranscriptError: The file cannot be read, or is not a transcript.
     """
     file = str(path)
     try:
@@ -90,10 +97,10 @@ def read_transcripts(path: str | Path, *, format: str | None = None) -> list[Tra
 
 
 def parse_transcripts(data: bytes, *, file: str, format: str | None = None) -> list[Transcript]:
-    """Every conversation in the bytes of a file named `file`; at least one.
+    """Read every conversation in the content of a file named `file`, in order; at least one.
 
     Raises:
-        TranscriptError: the bytes are not a transcript, or `format` is none of `FORMATS`.
+        TranscriptError: The data is not a transcript, or `format` is not one of `FORMATS`.
     """
     if format is not None and format not in FORMATS:
         raise TranscriptError(f"unknown format {format!r}; use one of {', '.join(FORMATS)}", file=file)
@@ -106,14 +113,14 @@ def parse_transcripts(data: bytes, *, file: str, format: str | None = None) -> l
     value = load(text, file=file)
     found = conversations(value, _is_message, trusted=format is not None)
     if not found:
-        raise TranscriptError(_unknown(value), file=file)
-    called = names(found, stem)
+        raise TranscriptError(_explain_unknown(value), file=file)
+    found_names = conversation_names(found, stem)
     read = [
         _read(one, file=file, name=name, label=name if len(found) > 1 else "", format=format)
-        for one, name in zip(found, called, strict=True)
+        for one, name in zip(found, found_names, strict=True)
     ]
     if not any(transcript.messages for transcript in read):
-        raise TranscriptError("holds no messages; name a file with at least one", file=file)
+        raise TranscriptError("contains no messages; name a file with at least one", file=file)
     return read
 
 
@@ -128,7 +135,7 @@ def _read(one: Conversation, *, file: str, name: str, label: str, format: str | 
         _BY_NAME[format].read(draft, one.entries, one.head)
         return draft.transcript(name=name, format=format)
     except RecursionError:
-        raise draft.wrong("is nested too deeply to be read; no transcript needs that") from None
+        raise draft.error("is nested too deeply to be read; no transcript needs that") from None
 
 
 def _is_message(entry: Json) -> bool:
@@ -136,7 +143,7 @@ def _is_message(entry: Json) -> bool:
 
 
 def _detect(conversation: Conversation) -> str:
-    """The format of a conversation; plain roles and texts, which two formats share, are `openai`."""
+    """Detect the format of a conversation; it is `openai` if the messages have only roles and texts."""
     entries = [entry for entry in map(mapping, conversation.entries) if entry is not None]
     for format in _SPECIFIC:
         if any(map(format.matches, entries)):
@@ -146,10 +153,10 @@ def _detect(conversation: Conversation) -> str:
     return "openai"
 
 
-def _unknown(value: object) -> str:
-    held = mapping(value)
-    keys = f" with the keys {', '.join(repr(key[:40]) for key in list(held)[:5])}" if held else ""
+def _explain_unknown(value: object) -> str:
+    found = mapping(value)
+    keys = f" with the keys {', '.join(repr(key[:40]) for key in list(found)[:5])}" if found else ""
     return (
-        f"holds {kind(value)}{keys} in which no transcript was found; known formats are {', '.join(FORMATS)}. "
+        f"contains {kind(value)}{keys} in which no transcript was found; known formats are {', '.join(FORMATS)}. "
         f"If it is one of these, say which with --from (format=...)"
     )

@@ -1,4 +1,4 @@
-"""Anthropic messages: a system text beside messages of users and assistants, whose blocks hold the tools."""
+"""Anthropic messages: a system text, and user and assistant messages whose blocks include tool calls and results."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from itertools import groupby
 
 from pydantic_ai.messages import ModelRequestPart
 
-from context_compiler.messages.importers.content import answer, blocks, prompt, spoken, system
+from context_compiler.messages.importers.content import blocks, prompt, response_parts, result_content, system
 from context_compiler.messages.importers.draft import Draft, Json, mapping, sequence, text, time_of
 from context_compiler.messages.importers.openai_chat import read_role
 
@@ -16,12 +16,12 @@ _BLOCKS = ("thinking", "redacted_thinking", "image", "document")
 
 
 def matches(entry: Json) -> bool:
-    """True for a message with a block of a tool."""
+    """True for a message with a tool call or a tool result."""
     return "role" in entry and _has_block(entry, _TOOLS)
 
 
 def may_match(entry: Json) -> bool:
-    """True for a message with a block of thinking or media, which other formats could hold too."""
+    """True for a message with a thinking or media block, which other formats may contain too."""
     return _has_block(entry, _BLOCKS)
 
 
@@ -30,7 +30,7 @@ def _has_block(entry: Json, types: tuple[str, ...]) -> bool:
 
 
 def read(draft: Draft, entries: Sequence[object], head: Json) -> None:
-    """Read messages, oldest first, after the system text of the object that holds them."""
+    """Read the system text of the object that contains the messages, then the messages, oldest first."""
     if head.get("system"):
         system(draft, {"content": head["system"]})
     for entry in draft.each(entries):
@@ -38,7 +38,7 @@ def read(draft: Draft, entries: Sequence[object], head: Json) -> None:
 
 
 def user(draft: Draft, entry: Json) -> None:
-    """Tool results and text beside them are parts of one request, in their order."""
+    """Add a user message: its tool results and texts become parts of one request, in order."""
     content = blocks(draft, entry.get("content"))
     parts: list[ModelRequestPart] = []
     for results, group in groupby(content or [""], key=_is_result):
@@ -55,7 +55,7 @@ def _is_result(block: object) -> bool:
 
 def _result(draft: Draft, block: Json, entry: Json) -> ModelRequestPart:
     return draft.result(
-        answer(draft, block.get("content")),
+        result_content(draft, block.get("content")),
         call_id=text(block.get("tool_use_id")),
         name=None,
         failed=block.get("is_error") is True,
@@ -64,8 +64,8 @@ def _result(draft: Draft, block: Json, entry: Json) -> ModelRequestPart:
 
 
 def assistant(draft: Draft, entry: Json) -> None:
-    """An assistant message is a response."""
-    draft.respond(spoken(draft, entry.get("content"), provider="anthropic"), time=time_of(entry))
+    """Add an assistant message as a response."""
+    draft.respond(response_parts(draft, entry.get("content"), provider="anthropic"), time=time_of(entry))
 
 
 ROLES: dict[str, Callable[[Draft, Json], None]] = {"user": user, "assistant": assistant, "system": system}

@@ -1,4 +1,4 @@
-"""Exports of ChatGPT: a conversation is a tree of nodes, of which the branch to the current one is read."""
+"""ChatGPT exports: a conversation is a tree of nodes; only the branch that leads to the current node is read."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from datetime import datetime
 from pydantic_ai.messages import ModelResponsePart, SystemPromptPart, TextPart, ThinkingPart, UserPromptPart
 
 from context_compiler.messages.importers.content import call
-from context_compiler.messages.importers.draft import UNDATED, Draft, Json, kind, mapping, moment, sequence, text
+from context_compiler.messages.importers.draft import UNDATED, Draft, Json, kind, mapping, parse_time, sequence, text
 
 _HIDDEN = ("reasoning_recap",)
-"""Types of content that repeat other messages."""
+"""Content types that only repeat other messages."""
 
 
 def matches(entry: Json) -> bool:
@@ -23,7 +23,7 @@ def read(draft: Draft, entries: Sequence[object], head: Json) -> None:
     """Read the nodes from the root to the current one.
 
     Raises:
-        TranscriptError: a message has no author of a known role.
+        TranscriptError: The author of a message has no known role.
     """
     for given in draft.each(entries, _branch(draft, entries, head)):
         message = mapping((mapping(given) or {}).get("message"))
@@ -53,14 +53,14 @@ def _read_message(draft: Draft, message: Json) -> None:
     role, content = author.get("role"), mapping(message.get("content")) or {}
     reader = _ROLES.get(role) if isinstance(role, str) else None
     if reader is None:
-        raise draft.wrong(f"the author of a message is {kind(role)}; its role must be one of {', '.join(_ROLES)}")
+        raise draft.error(f"the author of a message is {kind(role)}; its role must be one of {', '.join(_ROLES)}")
     prose = _text(draft, content)
     if prose and content.get("content_type") not in _HIDDEN:
         reader(draft, message, prose)
 
 
 def _text(draft: Draft, content: Json) -> str:
-    """Content as text; media are kept as their kind."""
+    """Render content as text; media become a label with their kind."""
     type_ = content.get("content_type")
     if type_ == "user_editable_context":
         return "\n\n".join(filter(None, (text(content.get(key)) for key in ("user_profile", "user_instructions"))))
@@ -76,17 +76,17 @@ def _text(draft: Draft, content: Json) -> str:
 def _part(draft: Draft, part: object) -> str:
     if isinstance(part, str):
         return part
-    held = mapping(part) or {}
-    prose = text(held.get("text"))
+    fields = mapping(part) or {}
+    prose = text(fields.get("text"))
     if prose:
         return prose
-    type_ = text(held.get("content_type")) or kind(part)
+    type_ = text(fields.get("content_type")) or kind(part)
     draft.note(f"part of type {type_[:40]!r} kept as its name")
     return f"[{type_.removesuffix('_asset_pointer')[:40]}]"
 
 
 def _time(message: Json) -> datetime | None:
-    return moment(message.get("create_time"))
+    return parse_time(message.get("create_time"))
 
 
 def _system(draft: Draft, message: Json, prose: str) -> None:
@@ -104,7 +104,7 @@ def _user(draft: Draft, message: Json, prose: str) -> None:
 
 
 def _assistant(draft: Draft, message: Json, prose: str) -> None:
-    """Text, reasoning or, where it is addressed to a tool, a call."""
+    """Add an assistant message: text, reasoning or, if it is addressed to a tool, a call."""
     recipient = text(message.get("recipient")) or "all"
     content = mapping(message.get("content")) or {}
     part: ModelResponsePart

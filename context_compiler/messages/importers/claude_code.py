@@ -1,8 +1,8 @@
-"""Claude Code sessions as JSONL: a tree of entries, of which the last branch is the conversation.
+"""Claude Code sessions as JSONL: a tree of entries whose last branch is the conversation.
 
-A response with several blocks is written as several entries of one message id. Results of parallel calls hang on the
-entry of their call, beside the last branch, and belong to it. Summaries of a compaction and entries of subagents are
-left out: the conversation is read as it was.
+A response with several blocks is written as several entries with the same message id. Results of parallel calls are
+children of the entry with their call; they lie beside the last branch but belong to it. Compaction summaries and
+entries of subagents are left out, because they are not part of the original conversation.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from context_compiler.messages.importers.anthropic_messages import user
-from context_compiler.messages.importers.content import spoken
+from context_compiler.messages.importers.content import response_parts
 from context_compiler.messages.importers.draft import Draft, Json, kind, mapping, sequence, text, time_of
 from context_compiler.messages.importers.openai_chat import read_role
 
@@ -24,13 +24,13 @@ def matches(entry: Json) -> bool:
 
 
 def read(draft: Draft, entries: Sequence[object], head: Json) -> None:
-    """Read the entries of the branch that the session ends on, oldest first."""
+    """Read the entries of the last branch, oldest first."""
     last_id: str | None = None
 
     def assistant(draft: Draft, message: Json) -> None:
         nonlocal last_id
         id = text(message.get("id"))
-        parts = spoken(draft, message.get("content"), provider="anthropic")
+        parts = response_parts(draft, message.get("content"), provider="anthropic")
         response = draft.respond(parts, time=time_of(message), joins=id is not None and id == last_id)
         last_id = id
         response.model_name = text(message.get("model"))
@@ -40,14 +40,14 @@ def read(draft: Draft, entries: Sequence[object], head: Json) -> None:
     for given in draft.each(entries, _branch(draft, entries)):
         entry = mapping(given)
         if entry is None:
-            raise draft.wrong(f"an entry is {kind(given)}; it must be an object with a type")
+            raise draft.error(f"an entry is {kind(given)}; it must be an object with a type")
         message = mapping(entry.get("message"))
         if entry.get("type") in _SPEAKERS and message is not None:
             read_role(draft, {"timestamp": entry.get("timestamp"), **message}, roles)
 
 
 def _branch(draft: Draft, entries: Sequence[object]) -> list[int]:
-    """Positions of the entries to read: those from the root to the last one, and results that hang on them."""
+    """Positions of the entries to read: those from the root to the last one, and results that are children of these."""
     found = [mapping(entry) for entry in entries]
     ids = {id: at for at, entry in enumerate(found) if entry and (id := text(entry.get("uuid"))) is not None}
     parents = [

@@ -1,4 +1,4 @@
-"""Exports of Claude's apps: conversations whose messages have a sender; results of tools stand inside an answer."""
+"""Exports of Claude's apps: conversations whose messages have a sender; an answer contains its tool results."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from itertools import groupby
 
 from pydantic_ai.messages import ModelRequestPart
 
-from context_compiler.messages.importers.content import answer, blocks, prompt, spoken
+from context_compiler.messages.importers.content import blocks, prompt, response_parts, result_content
 from context_compiler.messages.importers.draft import Draft, Json, kind, mapping, sequence, text, time_of
 
 _SENDERS = ("human", "assistant")
 
-_UNSEEN = ("token_budget", "flag")
-"""Types of blocks that neither side reads."""
+_INTERNAL = ("token_budget", "flag")
+"""Types of blocks that neither the user nor the model sees."""
 
 
 def matches(entry: Json) -> bool:
@@ -25,12 +25,12 @@ def read(draft: Draft, entries: Sequence[object], head: Json) -> None:
     """Read messages, oldest first.
 
     Raises:
-        TranscriptError: a message is not an object, or its sender is unknown.
+        TranscriptError: A message is not an object, or its sender is unknown.
     """
     for given in draft.each(entries):
         entry = mapping(given)
         if entry is None or entry.get("sender") not in _SENDERS:
-            raise draft.wrong(f"a message is {kind(given)} without a sender; it must be from human or assistant")
+            raise draft.error(f"a message is {kind(given)} without a sender; it must be from human or assistant")
         content = _content(draft, entry)
         if entry["sender"] == "human":
             draft.request([prompt(draft, content + _attachments(draft, entry), entry)], time=time_of(entry))
@@ -39,9 +39,9 @@ def read(draft: Draft, entries: Sequence[object], head: Json) -> None:
 
 
 def _content(draft: Draft, entry: Json) -> list[object]:
-    """Blocks of a message; the plain text of an older export, where there are none."""
+    """Blocks of a message; its plain text if it has none, as in older exports."""
     found = [
-        block for block in blocks(draft, entry.get("content")) if (mapping(block) or {}).get("type") not in _UNSEEN
+        block for block in blocks(draft, entry.get("content")) if (mapping(block) or {}).get("type") not in _INTERNAL
     ]
     plain = text(entry.get("text"))
     return found or ([plain] if plain else [])
@@ -50,9 +50,9 @@ def _content(draft: Draft, entry: Json) -> list[object]:
 def _attachments(draft: Draft, entry: Json) -> list[object]:
     found: list[object] = []
     for one in [*(sequence(entry.get("attachments")) or []), *(sequence(entry.get("files")) or [])]:
-        held = mapping(one) or {}
-        name = text(held.get("file_name")) or "unnamed"
-        extracted = text(held.get("extracted_content"))
+        fields = mapping(one) or {}
+        name = text(fields.get("file_name")) or "unnamed"
+        extracted = text(fields.get("extracted_content"))
         draft.note("text of an attachment kept in the prompt" if extracted else "file without content kept as its name")
         found.append(f"[file: {name}]\n{extracted}" if extracted else f"[file: {name}]")
     return found
@@ -66,12 +66,12 @@ def _answer(draft: Draft, content: Sequence[object], entry: Json) -> None:
         if results:
             draft.request([_result(draft, mapping(block) or {}, entry) for block in group], time=when)
         else:
-            draft.respond(spoken(draft, list(group), provider="anthropic"), time=when)
+            draft.respond(response_parts(draft, list(group), provider="anthropic"), time=when)
 
 
 def _result(draft: Draft, block: Json, entry: Json) -> ModelRequestPart:
     return draft.result(
-        answer(draft, block.get("content")),
+        result_content(draft, block.get("content")),
         call_id=text(block.get("tool_use_id")),
         name=text(block.get("name")),
         failed=block.get("is_error") is True,

@@ -1,7 +1,7 @@
-"""Cline histories: Anthropic messages in which calls are tags in a text and results are texts of the user.
+"""Cline histories: Anthropic messages in which tool calls are tags in a text, and tool results are texts of the user.
 
-A file that a prompt brings along (`<file_content path="…">`) becomes the result of a `read_file` call, so that a later
-version of the file supersedes it.
+A file that is attached to a prompt (`<file_content path="…">`) becomes the result of a `read_file` call, so that a
+later version of the file supersedes it.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from datetime import datetime
 from pydantic_ai.messages import ModelRequestPart, ModelResponsePart, TextPart, ToolCallPart
 
 from context_compiler.messages.importers import anthropic_messages
-from context_compiler.messages.importers.content import blocks, call, prompt, spoken, system
+from context_compiler.messages.importers.content import blocks, call, prompt, response_parts, system
 from context_compiler.messages.importers.draft import Draft, Json, mapping, sequence, text, time_of
 from context_compiler.messages.importers.openai_chat import read_role
 
@@ -32,7 +32,7 @@ _DETAILS = "<environment_details>"
 
 
 def matches(entry: Json) -> bool:
-    """True for a message of the user with the details that Cline adds, or with a result in a text."""
+    """True for a user message that contains Cline's environment details, its task tag, or a tool result as text."""
     if entry.get("role") != "user":
         return False
     texts = (text((mapping(block) or {}).get("text")) for block in sequence(entry.get("content")) or [])
@@ -46,9 +46,9 @@ def read(draft: Draft, entries: Sequence[object], head: Json) -> None:
 
 
 def _assistant(draft: Draft, entry: Json) -> None:
-    """A response; the tags of a call in its text become the call."""
+    """Add a response; tags of a tool in its text become a tool call."""
     parts: list[ModelResponsePart] = []
-    for part in spoken(draft, entry.get("content"), provider="anthropic"):
+    for part in response_parts(draft, entry.get("content"), provider="anthropic"):
         if isinstance(part, TextPart):
             parts += _calls(draft, part.content, len(parts))
         else:
@@ -57,7 +57,7 @@ def _assistant(draft: Draft, entry: Json) -> None:
 
 
 def _calls(draft: Draft, prose: str, place: int) -> list[ModelResponsePart]:
-    """A text as itself and, from the first tag of a tool that is closed, the call."""
+    """Split a text at its first tool tag, if that is closed, into the text before, the call, and the text after."""
     tag = _TAG.search(prose)
     end = prose.find(f"</{tag[1]}>", tag.end()) if tag else -1
     if tag is None or end < 0:
@@ -79,7 +79,7 @@ def _parameters(inner: str) -> Iterator[tuple[str, object]]:
 
 
 def _user(draft: Draft, entry: Json) -> None:
-    """Results first, then what the user wrote; files that it brings along follow as results of their own."""
+    """Add a user message: its tool results and then the user's own text, or a prompt with attached files."""
     when = time_of(entry)
     content = blocks(draft, entry.get("content"))
     texts = [prose if isinstance(prose, str) else text((mapping(prose) or {}).get("text")) for prose in content]
@@ -103,14 +103,14 @@ def _user(draft: Draft, entry: Json) -> None:
 
 
 def _prompt(draft: Draft, entry: Json, content: Sequence[object], texts: Sequence[str | None]) -> None:
-    """A prompt, without the files in it, and an exchange for each file."""
+    """Add a prompt without the files attached to it, then a `read_file` exchange for each file."""
     files: list[tuple[str, str]] = []
     kept: list[object] = []
     for block, prose in zip(content, texts, strict=True):
         if prose is None:
             kept.append(block)
             continue
-        left, found = _without_files(prose)
+        left, found = _extract_files(prose)
         files += found
         if left:
             kept.append(left)
@@ -118,11 +118,11 @@ def _prompt(draft: Draft, entry: Json, content: Sequence[object], texts: Sequenc
     when = time_of(entry)
     for place, (path, body) in enumerate(files):
         draft.note("file in a prompt taken as the result of a read_file call")
-        _exchange(draft, path, body, place, when)
+        _add_exchange(draft, path, body, place, when)
 
 
-def _without_files(prose: str) -> tuple[str, list[tuple[str, str]]]:
-    """A text without its file blocks, and their paths and bodies."""
+def _extract_files(prose: str) -> tuple[str, list[tuple[str, str]]]:
+    """Replace the file blocks in a text by labels; return the text, and the path and body of each file."""
     files: list[tuple[str, str]] = []
     left: list[str] = []
     at = 0
@@ -136,7 +136,7 @@ def _without_files(prose: str) -> tuple[str, list[tuple[str, str]]]:
     return "".join([*left, prose[at:]]), files
 
 
-def _exchange(draft: Draft, path: str, body: str, place: int, when: datetime | None) -> None:
+def _add_exchange(draft: Draft, path: str, body: str, place: int, when: datetime | None) -> None:
     id = f"file-{draft.at}-{place}"
     draft.respond([ToolCallPart(tool_name="read_file", args={"path": path}, tool_call_id=id)], time=when)
     draft.request([draft.result(body, call_id=id, name="read_file", time=when)], time=when)

@@ -1,4 +1,4 @@
-"""Codex sessions as JSONL: lines of a type and a payload, of which the response items are the conversation."""
+"""Codex sessions as JSONL: lines with a type and a payload; the response items are the conversation."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ def matches(entry: Json) -> bool:
 
 
 def read(draft: Draft, entries: Sequence[object], head: Json) -> None:
-    """Read the response items, oldest first. Events repeat them, and are skipped without a note."""
+    """Read the response items, oldest first; events are skipped without a note, because they only repeat the items."""
     model: str | None = None
     for given in draft.each(entries):
         entry = mapping(given)
         if entry is None:
-            raise draft.wrong(f"a line is {kind(given)}; it must be an object with a type and a payload")
+            raise draft.error(f"a line is {kind(given)}; it must be an object with a type and a payload")
         payload, time = mapping(entry.get("payload")) or {}, time_of(entry)
         if entry.get("type") == "session_meta":
             base = mapping(payload.get("base_instructions")) or {}

@@ -1,6 +1,6 @@
-"""Message content of all transcript formats: a string, null, or a list of typed blocks.
+"""Read message content, which is a string, null, or a list of typed blocks in all transcript formats.
 
-A block type means the same in every format; one of unknown type is kept as the text of its JSON, with a note.
+A block type means the same in every format. A block of an unknown type is kept as its JSON text, with a note.
 """
 
 from __future__ import annotations
@@ -28,21 +28,21 @@ from pydantic_ai.messages import (
 )
 from pydantic_core import to_json
 
-from context_compiler.messages.importers.document import strict
+from context_compiler.messages.importers.document import parse_json
 from context_compiler.messages.importers.draft import UNDATED, Draft, Json, kind, mapping, sequence, text, time_of
 
 Medium = BinaryContent | ImageUrl | DocumentUrl | UploadedFile
 Piece = str | Medium
 
 DEEP = 100
-"""Levels of nesting beyond which arguments stay a string."""
+"""Maximum nesting of arguments that are parsed; deeper ones stay a string."""
 
 
 def blocks(draft: Draft, content: object) -> list[object]:
-    """Content as a list of blocks: strings and objects.
+    """Content as a list of blocks, which are strings or objects.
 
     Raises:
-        TranscriptError: it is neither a string nor null nor a list of these.
+        TranscriptError: The content is not a string, null, or a list of strings and objects.
     """
     if content is None:
         return []
@@ -50,10 +50,10 @@ def blocks(draft: Draft, content: object) -> list[object]:
         return [content]
     given = sequence(content)
     if given is None:
-        raise draft.wrong(f"content is {kind(content)}; it must be a string, null or a list of blocks")
+        raise draft.error(f"content is {kind(content)}; it must be a string, null or a list of blocks")
     for place, block in enumerate(given):
         if not isinstance(block, str | dict):
-            raise draft.wrong(f"block {place} of the content is {kind(block)}; it must be an object or a string")
+            raise draft.error(f"block {place} of the content is {kind(block)}; it must be an object or a string")
     return given
 
 
@@ -62,7 +62,7 @@ def _text_of(block: Json) -> str | None:
 
 
 def pieces(draft: Draft, content: object) -> list[Piece]:
-    """Content as texts and media, in order."""
+    """Content as a list of texts and media, in order."""
     return [_piece(draft, block) for block in blocks(draft, content)]
 
 
@@ -80,7 +80,7 @@ def _piece(draft: Draft, block: object) -> Piece:
 
 
 def system(draft: Draft, entry: Json) -> None:
-    """A system message leads the request that follows it."""
+    """Add a system message, at the beginning of the request that follows."""
     texts = [_as_text(draft, piece) for piece in pieces(draft, entry.get("content"))]
     if not texts:
         draft.note("system message without content")
@@ -91,12 +91,12 @@ def system(draft: Draft, entry: Json) -> None:
 def _as_text(draft: Draft, piece: Piece) -> str:
     if isinstance(piece, str):
         return piece
-    draft.note("medium kept as its name where only text can stand")
+    draft.note("medium replaced by its name where only text is possible")
     return f"[{medium_name(piece)}]"
 
 
 def prompt(draft: Draft, content: object, entry: Json) -> UserPromptPart:
-    """User content as one part."""
+    """Build a user prompt from content."""
     parts = pieces(draft, content)
     if not parts:
         draft.note("user message without content")
@@ -104,14 +104,14 @@ def prompt(draft: Draft, content: object, entry: Json) -> UserPromptPart:
     return UserPromptPart(content=alone if isinstance(alone, str) else parts, timestamp=time_of(entry) or UNDATED)
 
 
-def answer(draft: Draft, content: object) -> object:
-    """Tool result: texts joined into one, or a list if there are media among them."""
+def result_content(draft: Draft, content: object) -> object:
+    """Content of a tool result: one joined text, or a list of pieces if it contains media."""
     parts = pieces(draft, content)
     return "\n".join(cast("list[str]", parts)) if all(isinstance(piece, str) for piece in parts) else parts
 
 
-def spoken(draft: Draft, content: object, *, provider: str | None = None) -> list[ModelResponsePart]:
-    """Parts of a response: text, thinking and tool calls, in order; empty texts are left out."""
+def response_parts(draft: Draft, content: object, *, provider: str | None = None) -> list[ModelResponsePart]:
+    """Parts of a response: text, files, thinking and tool calls, in order; empty texts are left out."""
     parts: list[ModelResponsePart] = []
     for block in blocks(draft, content):
         given = mapping(block) or {}
@@ -152,13 +152,13 @@ _SPOKEN: dict[str, Callable[[Draft, Json, int, str | None], ModelResponsePart]] 
 
 
 def call(draft: Draft, name: object, given: object, *, call_id: object, place: int) -> ToolCallPart:
-    """A tool call; one without an id gets one that depends only on its position.
+    """Build a tool call; without an id, it gets one that depends only on its position.
 
     Raises:
-        TranscriptError: it has no name.
+        TranscriptError: The call has no name.
     """
     if not isinstance(name, str) or not name:
-        raise draft.wrong("a tool call has no name; give it the name of its tool")
+        raise draft.error("a tool call has no name; give it the name of its tool")
     return ToolCallPart(
         tool_name=name,
         args=arguments(given),
@@ -167,15 +167,15 @@ def call(draft: Draft, name: object, given: object, *, call_id: object, place: i
 
 
 def arguments(given: object) -> Json | str | None:
-    """Arguments as an object; unchanged if they are something else, or broken."""
+    """Parse the arguments of a call into an object; return them as text if they are something else, or broken."""
     if given is None:
         return None
     if not isinstance(given, str):
         whole = mapping(given)
         return whole if whole is not None else json.dumps(given, ensure_ascii=False)
     try:
-        read = mapping(strict(given))
-        if read is None or not _shallow(read, DEEP):
+        read = mapping(parse_json(given))
+        if read is None or not _is_shallow(read, DEEP):
             return given
         to_json(read)
     except (ValueError, RecursionError):
@@ -183,9 +183,9 @@ def arguments(given: object) -> Json | str | None:
     return read
 
 
-def _shallow(value: object, levels: int) -> bool:
+def _is_shallow(value: object, levels: int) -> bool:
     inner: Sequence[object] = list((mapping(value) or {}).values()) or sequence(value) or ()
-    return not inner or (levels > 0 and all(_shallow(one, levels - 1) for one in inner))
+    return not inner or (levels > 0 and all(_is_shallow(one, levels - 1) for one in inner))
 
 
 _DATA_URL = re.compile(r"data:([^;,]*)((?:;[^;,]*)*),(.*)", re.DOTALL | re.IGNORECASE)
@@ -194,14 +194,14 @@ _SOUNDS = {"mp3": "audio/mpeg", "wav": "audio/wav"}
 
 
 def medium_name(medium: Medium) -> str:
-    """Name for a medium: its type, its address, or its id."""
+    """Name of a medium: its type, its URL, or its file id."""
     if isinstance(medium, BinaryContent):
         return medium.media_type
     return medium.file_id if isinstance(medium, UploadedFile) else medium.url
 
 
 def binary(data: object, media_type: object) -> BinaryContent | None:
-    """Base64 text as bytes; None if it is not Base64, or its type is not a string."""
+    """Decode Base64 text; None if it is not Base64, or the media type is not a string."""
     if not isinstance(data, str) or not isinstance(media_type, str):
         return None
     try:
@@ -216,7 +216,7 @@ def _bytes(raw: bytes, media_type: str) -> BinaryContent:
 
 
 def data_url(url: str) -> BinaryContent | None:
-    """The bytes of a `data:` URL; None when it is none, or a broken one."""
+    """Decode a `data:` URL; None if it is not one, or is broken."""
     match = _DATA_URL.fullmatch(url)
     if match is None:
         return None
@@ -230,7 +230,7 @@ def data_url(url: str) -> BinaryContent | None:
 
 
 def image_url(block: Json) -> Piece | None:
-    """OpenAI: `{"image_url": {"url", "detail"}}`, or the URL alone."""
+    """Read an OpenAI image: `{"image_url": {"url", "detail"}}`, or `image_url` as a plain URL."""
     given = mapping(block.get("image_url")) or {"url": block.get("image_url")}
     url, detail = text(given.get("url")), text(given.get("detail"))
     if url is None or url[:5].lower() == "data:":
@@ -239,14 +239,14 @@ def image_url(block: Json) -> Piece | None:
 
 
 def input_audio(block: Json) -> Piece | None:
-    """OpenAI: `{"input_audio": {"data", "format"}}`."""
+    """Read OpenAI audio: `{"input_audio": {"data", "format"}}`."""
     given = mapping(block.get("input_audio")) or {}
     form = text(given.get("format")) or "wav"
     return binary(given.get("data"), _SOUNDS.get(form, f"audio/{form}"))
 
 
 def file(block: Json) -> Piece | None:
-    """OpenAI: `{"file": {"file_data" or "file_id", "filename"}}`."""
+    """Read an OpenAI file: `{"file": {"file_data" or "file_id", "filename"}}`."""
     given = mapping(block.get("file")) or {}
     data, file_id = text(given.get("file_data")), text(given.get("file_id"))
     if data is not None:
@@ -255,13 +255,13 @@ def file(block: Json) -> Piece | None:
 
 
 def input_file(block: Json) -> Piece | None:
-    """OpenAI Responses: `{"file_data", "file_id" or "file_url", "filename"}`."""
+    """Read an OpenAI Responses file: `{"file_data", "file_id" or "file_url", "filename"}`."""
     url = text(block.get("file_url"))
     return DocumentUrl(url=url) if url else file({"file": block})
 
 
 def image(block: Json) -> Piece | None:
-    """Anthropic: `{"source": …}`. A coding-agent session: `{"data", "mimeType"}`."""
+    """Read an image: `{"source": …}` of Anthropic, or `{"data", "mimeType"}` of a pi session."""
     if "source" not in block:
         return binary(block.get("data"), block.get("mimeType"))
     source = mapping(block["source"]) or {}
@@ -270,7 +270,7 @@ def image(block: Json) -> Piece | None:
 
 
 def document(block: Json) -> Piece | None:
-    """Anthropic: a document with a base64, text, URL or file source."""
+    """Read an Anthropic document with a base64, text, URL or file source."""
     source = mapping(block.get("source")) or {}
     url = text(source.get("url"))
     return DocumentUrl(url=url) if url is not None else _source(source)

@@ -1,4 +1,4 @@
-"""Files as JSON or JSONL, and the lists of messages in them. Errors give line and column."""
+"""Parse JSON and JSONL files, and find the lists of messages in them. Errors give line and column."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from context_compiler.errors import TranscriptError
 from context_compiler.messages.importers.draft import Json, mapping, sequence
 
 
-class _Unkeepable(ValueError):
-    """A literal that no JSON can keep."""
+class _NotFinite(ValueError):
+    """A number literal that standard JSON cannot represent: NaN, an infinity, or a number that overflows."""
 
     def __init__(self, literal: str) -> None:
         super().__init__(literal)
@@ -23,49 +23,49 @@ class _Unkeepable(ValueError):
 
 
 def _refuse(literal: str) -> object:
-    raise _Unkeepable(literal)
+    raise _NotFinite(literal)
 
 
 def _finite(literal: str) -> float:
     value = float(literal)
     if isinf(value):
-        raise _Unkeepable(literal)
+        raise _NotFinite(literal)
     return value
 
 
 _STRICT = json.JSONDecoder(parse_constant=_refuse, parse_float=_finite)
 
 
-def strict(text: str) -> object:
-    """One JSON value, without NaN, infinities or numbers beyond what can be kept.
+def parse_json(text: str) -> object:
+    """Parse one JSON value; refuse NaN, infinities and numbers that overflow.
 
     Raises:
-        ValueError: it is not such a value.
-        RecursionError: it is nested too deeply.
+        ValueError: The text is not such a value.
+        RecursionError: The value is nested too deeply.
     """
     return _STRICT.decode(text)
 
 
 def load(text: str, *, file: str) -> object:
-    """The value of a JSON file, or the list of the values of a JSONL file.
+    """Parse a JSON file into its value, or a JSONL file into the list of its values.
 
     Raises:
-        TranscriptError: `text` is not JSON.
+        TranscriptError: The text is neither JSON nor JSONL.
     """
     try:
-        return strict(text)
+        return parse_json(text)
     except (ValueError, RecursionError) as error:
         lines = [(number, line) for number, line in enumerate(text.split("\n"), 1) if line.strip()]
         if len(lines) > 1 and _is_value(lines[0][1]):
-            return [_line(line, number, index, file) for index, (number, line) in enumerate(lines)]
-        raise TranscriptError(_why(error, text), file=file) from None
+            return [_parse_line(line, number, index, file) for index, (number, line) in enumerate(lines)]
+        raise TranscriptError(_explain(error, text), file=file) from None
 
 
 def decode(data: bytes, *, file: str) -> str:
-    """Text of a file.
+    """Decode the content of a file as UTF-8.
 
     Raises:
-        TranscriptError: it is empty or not UTF-8.
+        TranscriptError: The file is empty or not UTF-8.
     """
     try:
         text = data.decode("utf-8-sig")
@@ -74,38 +74,38 @@ def decode(data: bytes, *, file: str) -> str:
         found = "it looks like UTF-16" if wide else f"byte {error.start} is not UTF-8"
         raise TranscriptError(f"is not UTF-8 text ({found}); save it as UTF-8", file=file) from None
     if not text.strip():
-        raise TranscriptError("is empty; name a file that holds a transcript", file=file)
+        raise TranscriptError("is empty; name a file that contains a transcript", file=file)
     return text
 
 
 def _is_value(line: str) -> bool:
     try:
-        strict(line)
+        parse_json(line)
     except (ValueError, RecursionError):
         return False
     return True
 
 
-def _line(line: str, number: int, index: int, file: str) -> object:
+def _parse_line(line: str, number: int, index: int, file: str) -> object:
     try:
-        return strict(line)
+        return parse_json(line)
     except (ValueError, RecursionError) as error:
-        raise TranscriptError(_why(error, line, number), file=file, index=index) from None
+        raise TranscriptError(_explain(error, line, number), file=file, index=index) from None
 
 
-def _why(error: Exception, text: str, line: int = 1) -> str:
-    """Error message with line and column for a text that starts at `line`."""
+def _explain(error: Exception, text: str, line: int = 1) -> str:
+    """Explain, with line and column, why a text that starts at `line` is not JSON."""
     if isinstance(error, RecursionError):
         return f"is nested too deeply to be read (line {line}); no transcript needs that"
-    if isinstance(error, _Unkeepable):
+    if isinstance(error, _NotFinite):
         place = _place(text, _position(text, error.literal), line)
         return f"is not JSON: {error.literal[:40]} at {place} is not a finite number; write null or a string instead"
     if isinstance(error, json.JSONDecodeError):
-        nul = "; the file holds NUL bytes, is it UTF-16 or binary?" if "\0" in text else ""
+        nul = "; the file contains NUL bytes, is it UTF-16 or binary?" if "\0" in text else ""
         if not nul and line == 1 and text.lstrip()[:1] not in ("{", "["):
             return "is neither JSON nor a text in which lines such as `User:` and `Assistant:` name the speakers"
         return f"is not JSON: {error.msg.removesuffix(' at')} at {_place(text, error.pos, line)}{nul}"
-    return f"is not JSON that can be kept (from line {line}): a number has too many digits; write it as a string"
+    return f"is not JSON that can be stored (from line {line}): a number has too many digits; write it as a string"
 
 
 def _place(text: str, position: int, line: int) -> str:
@@ -114,7 +114,7 @@ def _place(text: str, position: int, line: int) -> str:
 
 
 def _position(text: str, literal: str) -> int:
-    """Position of a literal outside of strings."""
+    """Position of the first occurrence of a literal outside strings; 0 if there is none."""
     for match in re.finditer(rf'"(?:[^"\\]|\\.)*(?:"|\\?\Z)|({re.escape(literal)})', text, re.DOTALL):
         if match.group(1) is not None:
             return match.start(1)
@@ -139,34 +139,35 @@ HOLDERS = (
     "output",
     "data",
 )
-"""Keys under which an object holds its messages, or objects that hold theirs; the first that fits counts."""
+"""Keys under which an object contains messages, or objects with messages; the first key that fits is used."""
 
 NAMES = ("id", "conversation_id", "session_id", "instance_id", "task_id", "uuid")
-"""Keys that name one of several conversations, where each has its own."""
+"""Keys that may name a conversation; a key is used if its values differ for all conversations of a file."""
 
 _LEVELS = 4
+"""Maximum levels of nesting to search for messages."""
 
 NODES = "mapping"
-"""Key of an object whose messages are nodes of a tree, by id."""
+"""Key under which an object contains its messages as nodes of a tree, by id."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Conversation:
-    """Raw messages of one conversation, and the object that holds them."""
+    """Raw messages of one conversation, and the object that contains them."""
 
     entries: Sequence[object]
     head: Json = field(default_factory=dict[str, object])
     skipped: tuple[int, ...] = ()
-    """Elements of the file beside it in which no conversation was found."""
+    """Indexes of other elements of the file in which no conversation was found."""
 
 
 def conversations(value: object, is_message: Callable[[Json], bool], *, trusted: bool = False) -> list[Conversation]:
-    """Every conversation in a file's value; none if its shape is unknown.
+    """Find every conversation in the value of a file; none if its structure is unknown.
 
     Args:
         value: The value of the file.
-        is_message: True for an entry of a conversation in any known format.
-        trusted: Take a list for a conversation even when nothing in it looks like a message.
+        is_message: Predicate that is true for a message in any known format.
+        trusted: Accept a list as a conversation even if nothing in it looks like a message.
     """
     found = _find(value, {}, is_message, _LEVELS)
     if found or not trusted:
@@ -177,45 +178,46 @@ def conversations(value: object, is_message: Callable[[Json], bool], *, trusted:
 
 
 def _find(value: object, head: Json, is_message: Callable[[Json], bool], levels: int) -> list[Conversation]:
-    listed, held = sequence(value), mapping(value) or {}
+    listed, fields = sequence(value), mapping(value) or {}
     if listed is not None:
         if not listed or any(is_message(entry) for entry in map(mapping, listed) if entry is not None):
             return [Conversation(entries=listed, head=head)]
-        return _each(listed, is_message, levels - 1) if levels else []
-    nodes = mapping(held.get(NODES))
+        return _find_in_elements(listed, is_message, levels - 1) if levels else []
+    nodes = mapping(fields.get(NODES))
     if nodes is not None:
-        return [Conversation(entries=list(nodes.values()), head=held)]
-    if is_message(held):
-        return [Conversation(entries=[held])]
+        return [Conversation(entries=list(nodes.values()), head=fields)]
+    if is_message(fields):
+        return [Conversation(entries=[fields])]
     found = [
         some
         for key in HOLDERS
-        if levels and key in held
-        for some in [_find(held[key], held, is_message, levels - 1)]
+        if levels and key in fields
+        for some in [_find(fields[key], fields, is_message, levels - 1)]
         if some
     ]
     return next((some for some in found if any(one.entries for one in some)), found[0] if found else [])
 
 
-def _each(listed: Sequence[object], is_message: Callable[[Json], bool], levels: int) -> list[Conversation]:
-    """The conversations in the elements of a list; the first one knows which elements hold none."""
+def _find_in_elements(listed: Sequence[object], is_message: Callable[[Json], bool], levels: int) -> list[Conversation]:
+    """Find the conversations in the elements of a list; the first one has the elements without any as `skipped`."""
     found = [_find(inner, {}, is_message, levels) for inner in listed]
     skipped = tuple(index for index, some in enumerate(found) if not some)
     whole = list(chain.from_iterable(found))
     return [replace(whole[0], skipped=skipped), *whole[1:]] if whole else []
 
 
-def names(found: Sequence[Conversation], stem: str) -> list[str]:
-    """A name for each conversation: the stem, or the stem and what tells them apart."""
+def conversation_names(found: Sequence[Conversation], stem: str) -> list[str]:
+    """Name each conversation: the stem of the file, followed by an id or index if there are several."""
     if len(found) == 1:
         return [stem]
     for key in NAMES:
-        ids = [_id(conversation.head.get(key)) for conversation in found]
+        ids = [_name_from(conversation.head.get(key)) for conversation in found]
         if all(ids) and len(set(ids)) == len(ids):
             return [f"{stem}#{id}" for id in ids]
     return [f"{stem}#{index}" for index in range(len(found))]
 
 
-def _id(value: object) -> str:
+def _name_from(value: object) -> str:
+    """Text of an id that can be part of a name; empty if it cannot."""
     name = str(value) if isinstance(value, str | int) and not isinstance(value, bool) else ""
     return name if len(name) <= 80 and name.isprintable() else ""

@@ -1,7 +1,7 @@
-"""A transcript under construction: messages so far, reading position, and notes on lenient reading.
+"""Transcript under construction: the messages so far, the reading position, and notes on lenient reading.
 
-Parts become messages here and nowhere else. Consecutive tool results share a request, a system message leads
-the request that follows it, and nothing is repaired: what is broken in the file stays broken.
+Only this module builds messages from parts. Consecutive tool results share a request, a system message begins the
+request that follows it, and nothing is repaired: a conversation that is broken in the file stays broken.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ from pydantic_ai.messages import (
 from context_compiler.errors import TranscriptError
 
 NAMELESS = "unknown"
-"""The tool of a result that names none and answers no call."""
+"""Tool name of a result that has no name and answers no call."""
 
 
 class Draft:
-    """One conversation on its way to a `Transcript`."""
+    """Builder of a `Transcript` from one conversation."""
 
     def __init__(self, *, file: str, label: str = "") -> None:
-        """Read from `file`; `label` says which of its conversations, where it holds several."""
+        """Read from `file`; `label` names the conversation if the file contains several."""
         self.file, self.label = file, label
         self.at = 0
-        """The 0-based index of the message that is being read."""
+        """0-based index of the message that is being read."""
         self.messages: list[ModelMessage] = []
         self._starts: list[int] = []
         self._notes: dict[str, list[int]] = {}
@@ -48,30 +48,33 @@ class Draft:
         self._parts: list[ModelRequestPart] | None = None
         self._leads = self._answers = False
 
-    def wrong(self, message: str) -> TranscriptError:
-        """Error about the message being read."""
+    def error(self, message: str) -> TranscriptError:
+        """Build an error about the message that is being read."""
         return TranscriptError(
             f"in conversation {self.label}: {message}" if self.label else message, file=self.file, index=self.at
         )
 
     def each(self, entries: Sequence[object], positions: Iterable[int] | None = None) -> Iterator[object]:
-        """Every entry, or those at `positions`, keeping track of the position."""
+        """Iterate over all entries, or those at `positions`, and keep `at` up to date."""
         for at in range(len(entries)) if positions is None else positions:
             self.at = at
             yield entries[at]
 
     def note(self, what: str, at: int | None = None) -> None:
-        """Note a lenient reading at index `at`, or at the current position."""
+        """Record a note on lenient reading at index `at`, by default at the current position."""
         self._notes.setdefault(what, []).append(self.at if at is None else at)
 
     def add(self, message: ModelMessage) -> None:
-        """Take over a whole message."""
+        """Add a complete message."""
         self._parts = None
         self.messages.append(message)
         self._starts.append(self.at)
 
     def request(self, parts: Sequence[ModelRequestPart], *, time: datetime | None) -> None:
-        """Add parts to the request they continue: one that only leads so far, or answers as they do."""
+        """Add parts to a request: to the last one if they continue it, else to a new one.
+
+        Any parts continue a request that has only system prompts so far; tool results continue tool results.
+        """
         answers = all(isinstance(part, ToolReturnPart) for part in parts)
         if self._parts is not None and (self._leads or (answers and self._answers)):
             self._parts.extend(parts)
@@ -85,7 +88,10 @@ class Draft:
     def respond(
         self, parts: Sequence[ModelResponsePart], *, time: datetime | None, joins: bool = False
     ) -> ModelResponse:
-        """Add a response, or extend the one before if it `joins`; results without an id answer its calls in order."""
+        """Add a response, or extend the last message if `joins` and that is a response.
+
+        Later tool results without an id are assigned to its calls in order.
+        """
         last = self.messages[-1] if joins and self.messages else None
         extends = isinstance(last, ModelResponse)
         if not parts and not extends:
@@ -103,9 +109,9 @@ class Draft:
     def result(
         self, content: object, *, call_id: str | None, name: str | None, failed: bool = False, time: datetime | None
     ) -> ToolReturnPart:
-        """The answer to a call; its name is the call's when it has none of its own."""
+        """Build the result of a call; without a name, it gets the one of its call."""
         if not call_id:
-            self.note("tool result without an id, taken for the oldest call that still waits")
+            self.note("tool result without an id, assigned to the oldest open call")
             waiting = (id for id, tool in self._waiting.items() if not name or name == tool)
             call_id = next(waiting, f"result-{self.at}")
         if not name and call_id not in self._names:
@@ -120,30 +126,31 @@ class Draft:
         )
 
     def transcript(self, *, name: str, format: str) -> Transcript:
-        """The finished transcript, which is certain to survive being stored as JSON.
+        """Finish the transcript, after a check that it can be stored as JSON and loaded again.
 
         Raises:
-            TranscriptError: a message holds what JSON cannot: a lone surrogate, endless nesting, a number too long.
+            TranscriptError: A message cannot be stored: it contains a lone surrogate, endless nesting, or a number that
+                is too long.
         """
-        if _harm(self.messages):
+        if _storage_problem(self.messages):
             for at, message in zip(self._starts, self.messages, strict=True):
-                if why := _harm([message]):
+                if why := _storage_problem([message]):
                     self.at = at
-                    raise self.wrong(why)
+                    raise self.error(why)
         notes = tuple(f"{what} (at {_indexes(where)})" for what, where in self._notes.items())
         return Transcript(name=name, format=format, messages=tuple(self.messages), notes=notes)
 
 
-def _harm(messages: list[ModelMessage]) -> str | None:
+def _storage_problem(messages: list[ModelMessage]) -> str | None:
     """Reason why messages cannot be stored as JSON and loaded again; None if they can."""
     try:
         ModelMessagesTypeAdapter.validate_json(ModelMessagesTypeAdapter.dump_json(messages, warnings=False))
     except ValidationError as error:
-        return f"cannot be kept as JSON: {error.errors(include_url=False, include_input=False)[0]['msg']}"
+        return f"cannot be stored as JSON: {error.errors(include_url=False, include_input=False)[0]['msg']}"
     except ValueError as error:
         if "surrogates" in str(error):
-            return "holds half a character (a lone surrogate such as \\ud83d); replace it, for example by \\ufffd"
-        return f"cannot be kept as JSON: {str(error)[:200]}"
+            return "contains half a character (a lone surrogate such as \\ud83d); replace it, for example with \\ufffd"
+        return f"cannot be stored as JSON: {str(error)[:200]}"
     return None
 
 
@@ -153,22 +160,22 @@ def _indexes(where: list[int]) -> str:
 
 
 UNDATED = datetime(1970, 1, 1, tzinfo=UTC)
-"""The time of a message whose file gives none: the same file always reads as the same messages."""
+"""Time of a message whose file gives none; constant, so that reading a file twice gives equal messages."""
 
 Json = dict[str, object]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Transcript:
-    """One conversation, read."""
+    """One imported conversation."""
 
     name: str
-    """The file's stem; `stem#id` or `stem#index` for one of several conversations in a file."""
+    """Stem of the file; `stem#id` or `stem#index` for one of several conversations in a file."""
     format: str
     """One of `importers.FORMATS`."""
     messages: tuple[ModelMessage, ...]
     notes: tuple[str, ...] = ()
-    """Notes on lenient reading: entries skipped, calls cut off, blocks of unknown type kept as text."""
+    """Notes on lenient reading, such as entries skipped, responses cut off, blocks of unknown type kept as text."""
 
     def __repr__(self) -> str:
         """Name, format and size; the messages are long."""
@@ -176,30 +183,30 @@ class Transcript:
 
 
 def mapping(value: object) -> Json | None:
-    """A JSON object, or None."""
+    """Value as a JSON object; None if it is none."""
     return cast(Json, value) if isinstance(value, dict) else None
 
 
 def sequence(value: object) -> list[object] | None:
-    """A JSON array, or None."""
+    """Value as a JSON array; None if it is none."""
     return cast("list[object]", value) if isinstance(value, list) else None
 
 
 def text(value: object) -> str | None:
-    """A JSON string, or None."""
+    """Value as a JSON string; None if it is none."""
     return value if isinstance(value, str) else None
 
 
 def kind(value: object) -> str:
-    """Kind of a JSON value, in words."""
+    """Kind of a JSON value in words, such as `an object`."""
     if value is None or isinstance(value, bool):
         return json.dumps(value)
     names = (("an object", dict), ("a list", list), ("a string", str))
     return next((name for name, shape in names if isinstance(value, shape)), "a number")
 
 
-def moment(value: object) -> datetime | None:
-    """A time from ISO 8601 text or from seconds or milliseconds since 1970, in UTC; None when it is neither."""
+def parse_time(value: object) -> datetime | None:
+    """Parse a time from ISO 8601 text, or from seconds or milliseconds since 1970, in UTC; None if it is neither."""
     try:
         if isinstance(value, str):
             read = datetime.fromisoformat(value)
@@ -212,5 +219,5 @@ def moment(value: object) -> datetime | None:
 
 
 def time_of(entry: Json) -> datetime | None:
-    """Time of a message, if its entry gives one."""
-    return moment(entry.get("timestamp")) or moment(entry.get("created_at"))
+    """Time of a message; None if its entry gives none."""
+    return parse_time(entry.get("timestamp")) or parse_time(entry.get("created_at"))

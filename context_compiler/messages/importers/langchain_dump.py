@@ -1,11 +1,11 @@
-"""LangChain messages, as `dumps`, `messages_to_dict` or `model_dump` write them."""
+"""LangChain messages as written by `dumps`, `messages_to_dict` or `model_dump`."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
 from context_compiler.messages.importers import openai_chat
-from context_compiler.messages.importers.content import answer, call, spoken, system
+from context_compiler.messages.importers.content import call, response_parts, result_content, system
 from context_compiler.messages.importers.draft import Draft, Json, kind, mapping, sequence, text, time_of
 
 _TYPES = {
@@ -22,16 +22,16 @@ _TYPES = {
     "HumanMessageChunk": "user",
     "AIMessageChunk": "assistant",
 }
-"""Types of messages by either name, and their roles."""
+"""Message types by type name and by class name, with their roles."""
 
 
 def matches(entry: Json) -> bool:
-    """True for a message that was dumped."""
+    """True for a dumped LangChain message."""
     return _body(entry) is not None
 
 
 def _body(entry: Json) -> tuple[str, Json] | None:
-    """Type and fields of a message; None if it is none."""
+    """Type and fields of a message; None if the entry is not a message."""
     if entry.get("lc") == 1 and entry.get("type") == "constructor":
         path, fields = sequence(entry.get("id")) or [""], mapping(entry.get("kwargs"))
         return (
@@ -52,14 +52,14 @@ def read(draft: Draft, entries: Sequence[object], head: Json) -> None:
     for given in draft.each(entries):
         body = _body(mapping(given) or {})
         if body is None:
-            raise draft.wrong(f"a message is {kind(given)}; it must be an object with a type and its fields")
+            raise draft.error(f"a message is {kind(given)}; it must be an object with a type and its fields")
         name, fields = body
         role = _TYPES.get(name) or text(fields.get("role")) or name
         openai_chat.read_role(draft, {**fields, "role": _TYPES.get(role, role)}, _ROLES)
 
 
 def _assistant(draft: Draft, message: Json) -> None:
-    """Text, and the calls that LangChain parsed; blocks of the provider that repeat them are left out."""
+    """Add text and the calls that LangChain parsed; the provider's blocks that repeat the calls are left out."""
     listed = [
         mapping(one) or {} for key in ("tool_calls", "invalid_tool_calls") for one in sequence(message.get(key)) or []
     ]
@@ -70,7 +70,7 @@ def _assistant(draft: Draft, message: Json) -> None:
     blocks = sequence(content)
     if blocks is not None:
         content = [block for block in blocks if (mapping(block) or {}).get("type") not in ("tool_use", "function_call")]
-    parts = spoken(draft, content)
+    parts = response_parts(draft, content)
     for one in listed:
         parts.append(call(draft, one.get("name"), one.get("args"), call_id=one.get("id"), place=len(parts)))
     draft.respond(parts, time=time_of(message))
@@ -83,7 +83,7 @@ def _without_calls(message: Json) -> Json:
 def _tool(draft: Draft, message: Json) -> None:
     when = time_of(message)
     part = draft.result(
-        answer(draft, message.get("content")),
+        result_content(draft, message.get("content")),
         call_id=text(message.get("tool_call_id")),
         name=text(message.get("name")),
         failed=message.get("status") == "error",

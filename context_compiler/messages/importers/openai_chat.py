@@ -1,4 +1,4 @@
-"""OpenAI chat messages: roles system, developer, user, assistant, tool, and the older function."""
+"""OpenAI chat messages with the roles system, developer, user, assistant, tool, and the older function."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from pydantic_ai.messages import ModelResponsePart, TextPart, ThinkingPart, ToolCallPart
 
-from context_compiler.messages.importers.content import answer, call, prompt, spoken, system
+from context_compiler.messages.importers.content import call, prompt, response_parts, result_content, system
 from context_compiler.messages.importers.document import HOLDERS
 from context_compiler.messages.importers.draft import Draft, Json, kind, mapping, sequence, text, time_of
 
@@ -15,12 +15,12 @@ _OWN_KEYS = ("tool_calls", "function_call", "tool_call_id", "refusal")
 
 
 def is_message(entry: Json) -> bool:
-    """True for a message with a role or content, and nothing under the keys that hold conversations."""
+    """True for an object with a role or content and without a list under a key that may contain a conversation."""
     return ("role" in entry or "content" in entry) and not any(isinstance(entry.get(key), list) for key in HOLDERS)
 
 
 def matches(entry: Json) -> bool:
-    """True for what only this format has."""
+    """True for a message with a role or key that only this format has."""
     return entry.get("role") in _OWN_ROLES or any(key in entry for key in _OWN_KEYS)
 
 
@@ -34,30 +34,30 @@ def read_role(draft: Draft, entry: object, roles: dict[str, Callable[[Draft, Jso
     """Read one message by its role.
 
     Raises:
-        TranscriptError: it is not an object, or its role is missing or unknown.
+        TranscriptError: The message is not an object, or its role is missing or unknown.
     """
     given = mapping(entry)
     if given is None:
-        raise draft.wrong(f"a message is {kind(entry)}; it must be an object with a role")
+        raise draft.error(f"a message is {kind(entry)}; it must be an object with a role")
     role = given.get("role")
     if role is None:
-        raise draft.wrong(f"a message has no role; use one of {', '.join(roles)}")
+        raise draft.error(f"a message has no role; use one of {', '.join(roles)}")
     reader = roles.get(role) if isinstance(role, str) else None
     if reader is None:
-        raise draft.wrong(f"unknown role {str(role)[:40]!r}; use one of {', '.join(roles)}")
+        raise draft.error(f"unknown role {str(role)[:40]!r}; use one of {', '.join(roles)}")
     reader(draft, given)
 
 
 def user(draft: Draft, entry: Json) -> None:
-    """A user message begins a request, or ends the one that system messages lead."""
+    """Add a user message to a new request, or to the one that system messages before it began."""
     draft.request([prompt(draft, entry.get("content"), entry)], time=time_of(entry))
 
 
 def assistant(draft: Draft, entry: Json) -> None:
-    """An assistant message is a response: reasoning, text, refusal and calls."""
+    """Add an assistant message as a response: reasoning, text, refusal and calls."""
     thought = text(entry.get("reasoning_content"))
     parts: list[ModelResponsePart] = [ThinkingPart(content=thought)] if thought else []
-    parts += spoken(draft, entry.get("content"))
+    parts += response_parts(draft, entry.get("content"))
     refusal = text(entry.get("refusal"))
     if refusal:
         draft.note("refusal kept as text")
@@ -70,7 +70,7 @@ def _calls(draft: Draft, entry: Json, first: int) -> list[ToolCallPart]:
     given = entry.get("tool_calls")
     listed = [] if given is None else sequence(given)
     if listed is None:
-        raise draft.wrong(f"tool_calls is {kind(given)}; it must be a list")
+        raise draft.error(f"tool_calls is {kind(given)}; it must be a list")
     calls: list[ToolCallPart] = []
     for one in listed:
         wrapper = mapping(one) or {}
@@ -84,10 +84,10 @@ def _calls(draft: Draft, entry: Json, first: int) -> list[ToolCallPart]:
 
 
 def tool(draft: Draft, entry: Json) -> None:
-    """A tool message answers a call; consecutive ones share a request."""
+    """Add a tool message as the answer to a call; consecutive ones share a request."""
     when = time_of(entry)
     name = text(entry.get("name")) or text(entry.get("tool_name"))
-    result = answer(draft, entry.get("content"))
+    result = result_content(draft, entry.get("content"))
     draft.request([draft.result(result, call_id=text(entry.get("tool_call_id")), name=name, time=when)], time=when)
 
 

@@ -1,4 +1,4 @@
-"""OpenAI Responses: input and output items, of which those in a row that a model wrote are one response."""
+"""OpenAI Responses: input and output items; consecutive items written by the model form one response."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from datetime import datetime
 
 from pydantic_ai.messages import ModelResponsePart, TextPart, ThinkingPart
 
-from context_compiler.messages.importers.content import answer, call, spoken, system
+from context_compiler.messages.importers.content import call, response_parts, result_content, system
 from context_compiler.messages.importers.draft import Draft, Json, kind, mapping, sequence, text, time_of
 from context_compiler.messages.importers.openai_chat import read_role, user
 
 _CALLS = {"function_call": "arguments", "custom_tool_call": "input", "local_shell_call": "action"}
-"""Types of calls, and the key of their arguments."""
+"""Types of calls, with the key of their arguments."""
 
 _RESULTS = ("function_call_output", "custom_tool_call_output", "local_shell_call_output")
 
@@ -23,7 +23,7 @@ _SHELL = "local_shell"
 
 
 def matches(entry: Json) -> bool:
-    """True for an item."""
+    """True for an item that only this format has."""
     type_ = text(entry.get("type"))
     if type_ in _CALLS or type_ in _RESULTS or (type_ == "reasoning" and "summary" in entry):
         return True
@@ -32,13 +32,13 @@ def matches(entry: Json) -> bool:
 
 
 def read(draft: Draft, entries: Sequence[object], head: Json) -> None:
-    """Read items, oldest first, after the instructions of the object that holds them."""
+    """Read the instructions of the object that contains the items, then the items, oldest first."""
     if isinstance(head.get("instructions"), str) and head["instructions"]:
         system(draft, {"content": head["instructions"]})
     for given in draft.each(entries):
         item = mapping(given)
         if item is None:
-            raise draft.wrong(f"an item is {kind(given)}; it must be an object with a type or a role")
+            raise draft.error(f"an item is {kind(given)}; it must be an object with a type or a role")
         read_item(draft, item, time=time_of(item))
 
 
@@ -46,7 +46,7 @@ def read_item(draft: Draft, item: Json, *, time: datetime | None) -> None:
     """Read one item.
 
     Raises:
-        TranscriptError: it has neither a type nor a role, or a call has no name.
+        TranscriptError: The item has neither a type nor a role, or a call has no name.
     """
     type_ = item.get("type")
     if type_ in ("message", None):
@@ -54,16 +54,16 @@ def read_item(draft: Draft, item: Json, *, time: datetime | None) -> None:
     elif type_ in _RESULTS:
         content = item.get("output")
         structured = content is not None and not isinstance(content, str) and sequence(content) is None
-        result = answer(draft, json.dumps(content, ensure_ascii=False) if structured else content)
+        result = result_content(draft, json.dumps(content, ensure_ascii=False) if structured else content)
         draft.request([draft.result(result, call_id=text(item.get("call_id")), name=None, time=time)], time=time)
     else:
-        parts = _written(draft, item, type_)
+        parts = _item_parts(draft, item, type_)
         if parts:
             draft.respond(parts, time=time, joins=True)
 
 
-def _written(draft: Draft, item: Json, type_: object) -> list[ModelResponsePart]:
-    """Parts of what a model wrote beside messages; a call to a provider's own tool is kept as text."""
+def _item_parts(draft: Draft, item: Json, type_: object) -> list[ModelResponsePart]:
+    """Parts for an item of the model that is not a message; a call to a provider's own tool is kept as text."""
     if isinstance(type_, str) and type_ in _CALLS:
         name = _SHELL if type_ == "local_shell_call" else item.get("name")
         return [call(draft, name, item.get(_CALLS[type_]), call_id=item.get("call_id") or item.get("id"), place=0)]
@@ -83,7 +83,7 @@ def _reasoning(item: Json) -> list[ModelResponsePart]:
 
 
 def _assistant(draft: Draft, item: Json) -> None:
-    draft.respond(spoken(draft, item.get("content")), time=time_of(item), joins=True)
+    draft.respond(response_parts(draft, item.get("content")), time=time_of(item), joins=True)
 
 
 _ROLES: dict[str, Callable[[Draft, Json], None]] = {

@@ -1,4 +1,4 @@
-"""OpenHands trajectories: events of an agent, its user and its environment, of the older and the newer kind.
+"""OpenHands trajectories: events of an agent, its user and its environment, in the older and the newer format.
 
 Older events have an `action` or an `observation`, newer ones a `kind` that ends with `Event`.
 """
@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 
 from pydantic_ai.messages import ModelResponsePart, TextPart, ThinkingPart, UserPromptPart
 
-from context_compiler.messages.importers.content import answer, call, system
+from context_compiler.messages.importers.content import call, result_content, system
 from context_compiler.messages.importers.draft import (
     UNDATED,
     Draft,
@@ -25,7 +25,7 @@ from context_compiler.messages.importers.openai_chat import ROLES, read_role
 
 _SOURCES = ("user", "agent", "environment")
 
-_UNSEEN = ("change_agent_state", "agent_state_changed", "null", "recall")
+_INTERNAL = ("change_agent_state", "agent_state_changed", "null", "recall")
 """Events that are not part of the conversation."""
 
 _OWN_ARGUMENTS = (
@@ -37,11 +37,11 @@ _OWN_ARGUMENTS = (
     "is_static",
     "wait_for_response",
 )
-"""Arguments of an action that the model did not write."""
+"""Arguments of an action that OpenHands added; the model did not write them."""
 
 
 def matches(entry: Json) -> bool:
-    """True for an event."""
+    """True for an event of a trajectory."""
     if entry.get("source") not in _SOURCES:
         return False
     return "action" in entry or "observation" in entry or str(entry.get("kind")).endswith("Event")
@@ -53,7 +53,7 @@ def read(draft: Draft, entries: Sequence[object], head: Json) -> None:
     for given in draft.each(entries):
         event = mapping(given)
         if event is None:
-            raise draft.wrong(
+            raise draft.error(
                 f"an event is {kind(given)}; it must be an object with an action, an observation or a kind"
             )
         joins = reply is not None and reply == _reply_id(event)
@@ -69,7 +69,7 @@ def read(draft: Draft, entries: Sequence[object], head: Json) -> None:
 
 
 def _reply_id(event: Json) -> object:
-    """Id of the model's response that an action comes from."""
+    """Id of the model's response from which an action comes."""
     metadata = mapping(event.get("tool_call_metadata")) or {}
     return event.get("llm_response_id") or (mapping(metadata.get("model_response")) or {}).get("id")
 
@@ -84,30 +84,30 @@ def _prompt(draft: Draft, event: Json, content: str) -> None:
 
 
 def _action(draft: Draft, event: Json, joins: bool) -> None:
-    """An older event: a message, or the call of a tool with the thought before it."""
-    name, held = text(event.get("action")) or "", mapping(event.get("args")) or {}
-    content = text(held.get("content")) or text(event.get("message")) or ""
-    if name in _UNSEEN:
+    """Add an older action: a message, or a tool call with the thought before it."""
+    name, given = text(event.get("action")) or "", mapping(event.get("args")) or {}
+    content = text(given.get("content")) or text(event.get("message")) or ""
+    if name in _INTERNAL:
         return
     if name == "system":
         system(draft, {"content": content, "timestamp": event.get("timestamp")})
     elif event.get("source") == "user":
         if name != "message":
             draft.note("action of the user kept as a prompt")
-            content = f"Ran {name}: {text(held.get('command')) or content}"
+            content = f"Ran {name}: {text(given.get('command')) or content}"
         _prompt(draft, event, content)
     elif name in ("message", "finish"):
-        answer = text(held.get("final_thought")) or content
-        draft.respond([TextPart(content=answer)] if answer else [], time=time_of(event), joins=joins)
+        final = text(given.get("final_thought")) or content
+        draft.respond([TextPart(content=final)] if final else [], time=time_of(event), joins=joins)
     else:
-        thought = text(held.get("thought"))
+        thought = text(given.get("thought"))
         parts: list[ModelResponsePart] = [TextPart(content=thought)] if thought else []
-        parts.append(_older_call(draft, event, name, held))
+        parts.append(_older_call(draft, event, name, given))
         draft.respond(parts, time=time_of(event), joins=joins)
 
 
-def _older_call(draft: Draft, event: Json, name: str, held: Json) -> ModelResponsePart:
-    """Call of a tool as the model wrote it; else the action and its arguments."""
+def _older_call(draft: Draft, event: Json, name: str, action: Json) -> ModelResponsePart:
+    """Build the tool call as the model wrote it; if that is not recorded, from the action and its arguments."""
     metadata = mapping(event.get("tool_call_metadata")) or {}
     call_id = metadata.get("tool_call_id")
     response = mapping(metadata.get("model_response")) or {}
@@ -118,14 +118,14 @@ def _older_call(draft: Draft, event: Json, name: str, held: Json) -> ModelRespon
             function = mapping(given.get("function")) or {}
             if given.get("id") == call_id and call_id is not None:
                 return call(draft, function.get("name"), function.get("arguments"), call_id=call_id, place=0)
-    own = {key: value for key, value in held.items() if key not in _OWN_ARGUMENTS}
+    arguments = {key: value for key, value in action.items() if key not in _OWN_ARGUMENTS}
     id = call_id or f"event-{event.get('id', draft.at)}"
-    return call(draft, metadata.get("function_name") or name, own, call_id=id, place=0)
+    return call(draft, metadata.get("function_name") or name, arguments, call_id=id, place=0)
 
 
 def _observation(draft: Draft, event: Json) -> None:
-    """An older event: the result of an action."""
-    if event.get("observation") in _UNSEEN:
+    """Add an older observation, which is the result of an action."""
+    if event.get("observation") in _INTERNAL:
         return
     metadata = mapping(event.get("tool_call_metadata")) or {}
     content, when = text(event.get("content")) or "", time_of(event)
@@ -141,8 +141,8 @@ def _observation(draft: Draft, event: Json) -> None:
 
 
 def _system_prompt(draft: Draft, event: Json, joins: bool) -> None:
-    held = mapping(event.get("system_prompt")) or {}
-    system(draft, {"content": text(held.get("text")) or "", "timestamp": event.get("timestamp")})
+    content = mapping(event.get("system_prompt")) or {}
+    system(draft, {"content": text(content.get("text")) or "", "timestamp": event.get("timestamp")})
 
 
 def _message(draft: Draft, event: Json, joins: bool) -> None:
@@ -167,14 +167,14 @@ def _newer_action(draft: Draft, event: Json, joins: bool) -> None:
 
 
 def _newer_result(draft: Draft, event: Json, joins: bool) -> None:
-    """Result of a call, or the reason why there is none."""
+    """Add the result of a call, or the reason why it has none."""
     observation = mapping(event.get("observation"))
     content: object = event.get("error") or event.get("rejection_reason")
     failed = observation is None or observation.get("is_error") is True
     if observation is not None:
         blocks = observation.get("content", observation.get("output"))
         if isinstance(blocks, str) or sequence(blocks) is not None:
-            content = answer(draft, blocks)
+            content = result_content(draft, blocks)
         else:
             content = json.dumps(observation, ensure_ascii=False)
     part = draft.result(

@@ -1,7 +1,7 @@
-"""Coding-agent sessions as JSONL: a header, then entries, of which those of type `message` are the conversation.
+"""Sessions of the coding agent pi as JSONL: a header, then entries; those of type `message` are the conversation.
 
-Newer sessions are trees, whose last entry is the end of the branch that counts. Compaction entries are skipped:
-the conversation is read as it was before them.
+Newer sessions are trees; only the branch that leads to the last entry is read. Compaction entries are skipped, because
+they are not part of the original conversation.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Literal
 
 from pydantic_ai.usage import RequestUsage
 
-from context_compiler.messages.importers.content import answer, spoken
+from context_compiler.messages.importers.content import response_parts, result_content
 from context_compiler.messages.importers.draft import Draft, Json, kind, mapping, text, time_of
 from context_compiler.messages.importers.openai_chat import read_role, user
 
@@ -32,24 +32,24 @@ def matches(entry: Json) -> bool:
 
 
 def read(draft: Draft, entries: Sequence[object], head: Json) -> None:
-    """Read the entries of the branch that the session ends on, oldest first."""
+    """Read the entries of the last branch, oldest first."""
     for given in draft.each(entries, _branch(draft, entries)):
         entry = mapping(given)
         if entry is None:
-            raise draft.wrong(f"an entry is {kind(given)}; it must be an object with a type")
+            raise draft.error(f"an entry is {kind(given)}; it must be an object with a type")
         if entry.get("type") == "message":
             message = mapping(entry.get("message"))
             if message is None:
-                raise draft.wrong(f"the message of an entry is {kind(entry.get('message'))}; it must be an object")
+                raise draft.error(f"the message of an entry is {kind(entry.get('message'))}; it must be an object")
             read_role(draft, {"timestamp": entry.get("timestamp"), **message}, _ROLES)
         elif entry.get("type") in _INSERTS:
-            _inserted(draft, entry)
+            _add_inserted(draft, entry)
         elif entry.get("type") != "session":
             draft.note(f"skipped entry of type {str(entry.get('type'))[:40]!r}")
 
 
 def _branch(draft: Draft, entries: Sequence[object]) -> list[int]:
-    """Positions of the entries to read: all of a plain session; of a tree those from its root to its last entry."""
+    """Positions of the entries to read: in a tree, from its root to its last entry; in a plain session, all of them."""
     ids = {str(id): at for at, entry in enumerate(entries) if (id := (mapping(entry) or {}).get("id")) is not None}
     tree = [at for at, entry in enumerate(entries) if "parentId" in (mapping(entry) or {})]
     if not tree:
@@ -67,9 +67,9 @@ def _branch(draft: Draft, entries: Sequence[object]) -> list[int]:
 
 
 def _assistant(draft: Draft, message: Json) -> None:
-    """A response with what its provider reported; one that was cut off is kept as it stood."""
+    """Add a response with its usage, model and finish reason; one that was cut off is kept as far as it got."""
     provider, stop = text(message.get("provider")), message.get("stopReason")
-    response = draft.respond(spoken(draft, message.get("content"), provider=provider), time=time_of(message))
+    response = draft.respond(response_parts(draft, message.get("content"), provider=provider), time=time_of(message))
     response.usage = _usage(mapping(message.get("usage")) or {})
     response.provider_name = provider
     response.model_name = text(message.get("model"))
@@ -81,7 +81,7 @@ def _assistant(draft: Draft, message: Json) -> None:
 
 
 def _usage(given: Json) -> RequestUsage:
-    """Tokens as the host counts them: what was read from or written to a cache is part of the input."""
+    """Usage as the host counts it: tokens read from or written to a cache are part of the input."""
     read, written = _count(given, "cacheRead"), _count(given, "cacheWrite")
     return RequestUsage(
         input_tokens=_count(given, "input") + read + written,
@@ -99,7 +99,7 @@ def _count(given: Json, key: str) -> int:
 def _tool_result(draft: Draft, message: Json) -> None:
     when = time_of(message)
     part = draft.result(
-        answer(draft, message.get("content")),
+        result_content(draft, message.get("content")),
         call_id=text(message.get("toolCallId")),
         name=text(message.get("toolName")),
         failed=message.get("isError") is True,
@@ -109,7 +109,7 @@ def _tool_result(draft: Draft, message: Json) -> None:
 
 
 def _command(draft: Draft, message: Json) -> None:
-    """A command run by the user; the model saw it as a user message."""
+    """Add a command that the user ran; the model saw it as a user message."""
     if message.get("excludeFromContext") is True:
         draft.note("skipped a command kept from the model")
         return
@@ -120,13 +120,13 @@ def _command(draft: Draft, message: Json) -> None:
     user(draft, {**message, "content": content + ended})
 
 
-def _inserted(draft: Draft, message: Json) -> None:
-    """A message inserted by an extension, or the summary of another branch."""
+def _add_inserted(draft: Draft, message: Json) -> None:
+    """Add a message inserted by an extension, or the summary of another branch."""
     draft.note("inserted message kept as a user message")
     user(draft, {**message, "content": message.get("content", message.get("summary"))})
 
 
-def _summary(draft: Draft, message: Json) -> None:
+def _skip_summary(draft: Draft, message: Json) -> None:
     draft.note("skipped entry of type 'compactionSummary'")
 
 
@@ -135,11 +135,11 @@ _ROLES: dict[str, Callable[[Draft, Json], None]] = {
     "assistant": _assistant,
     "toolResult": _tool_result,
     "bashExecution": _command,
-    "custom": _inserted,
-    "hookMessage": _inserted,
-    "branchSummary": _inserted,
-    "compactionSummary": _summary,
+    "custom": _add_inserted,
+    "hookMessage": _add_inserted,
+    "branchSummary": _add_inserted,
+    "compactionSummary": _skip_summary,
 }
 
 _INSERTS = ("custom_message", "branch_summary")
-"""Entries beside messages that the model saw."""
+"""Types of other entries that the model saw."""

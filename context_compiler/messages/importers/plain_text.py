@@ -1,8 +1,8 @@
-"""Conversations as markdown or text: a line names who speaks, and what follows is theirs.
+"""Conversations as markdown or plain text: a line names the speaker, and the lines after it are the message.
 
-Read are `**User:**`, `## Assistant`, `[Human]` and the like on a line of their own, and `User: Hello` where the text
-begins on the same line. Lines inside a code fence are never taken for a speaker. The transcripts of this project's own
-chat are such files; there a line that looks like a speaker ends with a backslash.
+A speaker is `**User:**`, `## Assistant`, `[Human]` and the like on a line of its own, or `User: Hello` with the text on
+the same line. Lines inside a code fence never name a speaker. The transcripts of this project's own chat have this
+format; a line of a message that looks like a speaker ends with a backslash there.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from datetime import datetime
 
 from pydantic_ai.messages import ModelResponsePart, SystemPromptPart, TextPart, UserPromptPart
 
-from context_compiler.messages.importers.draft import UNDATED, Draft, moment
+from context_compiler.messages.importers.draft import UNDATED, Draft, parse_time
 
 _NAMES = {
     **dict.fromkeys(("user", "human", "you", "me", "you said"), "user"),
     **dict.fromkeys(("assistant", "ai", "bot", "model", "chatgpt", "claude", "gemini", "chatgpt said"), "assistant"),
     "system": "system",
 }
-"""Speakers in lower case, and their roles."""
+"""Names of speakers in lower case, with their roles."""
 
 _NAME = rf"({'|'.join(sorted(map(re.escape, _NAMES), key=len, reverse=True))})"
 _MARKED = re.compile(
@@ -32,17 +32,17 @@ _ESCAPED = re.compile(r"(?:\*\*(?:User|Assistant):\*\*|\*\d{4}-\d\d-\d\d \d\d:\d
 _FENCES = ("```", "~~~")
 
 LONGEST_LINE = 200
-"""Characters after which a line is not looked at for a speaker on its own."""
+"""Maximum characters of a line that can name a speaker on its own; also those searched for `User: …`."""
 
 
 def looks_like_text(prose: str) -> bool:
-    """True if the first lines name a speaker, maybe after a title."""
+    """True if one of the first lines, such as the one after a title, names a speaker."""
     lines = [line for line in prose.split("\n", 20)[:20] if line.strip()]
     return any(_speaker(line) is not None for line in lines[:6])
 
 
 def _speaker(line: str) -> tuple[str, str] | None:
-    """Role that a line begins, and the rest of the line; None if it begins none."""
+    """Role of the speaker that a line names, and the rest of the line; None if it names none."""
     marked = _MARKED.match(line) if len(line) <= LONGEST_LINE else None
     if marked and len(marked[0].strip()) > len(marked[1]):
         return _NAMES[marked[1].lower()], ""
@@ -51,10 +51,10 @@ def _speaker(line: str) -> tuple[str, str] | None:
 
 
 def read(draft: Draft, prose: str) -> None:
-    """Read a text, first line first.
+    """Read a text line by line.
 
     Raises:
-        TranscriptError: no line names a speaker.
+        TranscriptError: No line names a speaker.
     """
     own = prose.lstrip().startswith(_OWN)
     role, lines, fence, when = None, list[str](), "", None
@@ -64,7 +64,7 @@ def read(draft: Draft, prose: str) -> None:
         speaker = None if fence else _speaker(line)
         if stamp is not None:
             _add(draft, role, lines, when)
-            role, lines, when = None, [], moment(f"{stamp[1]}+00:00")
+            role, lines, when = None, [], parse_time(f"{stamp[1]}+00:00")
         elif speaker is not None:
             _add(draft, role, lines, when)
             (role, rest), found = speaker, True
@@ -75,11 +75,11 @@ def read(draft: Draft, prose: str) -> None:
         fence = _fence(line, fence) if not own else ""
     _add(draft, role, lines, when)
     if not found:
-        raise draft.wrong("no line names a speaker; begin each message with a line such as **User:** or **Assistant:**")
+        raise draft.error("no line names a speaker; begin each message with a line such as **User:** or **Assistant:**")
 
 
 def _fence(line: str, fence: str) -> str:
-    """The fence that is open after a line."""
+    """Mark of the code fence that is open after a line; empty if none is open."""
     mark = next((mark for mark in _FENCES if line.lstrip().startswith(mark)), "")
     if fence:
         return "" if mark == fence else fence

@@ -1,4 +1,4 @@
-"""Pydantic AI's own JSON: what `all_messages_json()` writes, read by the host that is installed."""
+"""Pydantic AI's own JSON, as written by `all_messages_json()` and read by the installed version."""
 
 from __future__ import annotations
 
@@ -17,23 +17,25 @@ def matches(entry: Json) -> bool:
 
 
 def read(draft: Draft, entries: Sequence[object], head: Json) -> None:
-    """Read messages one by one, so that the one at fault is known.
+    """Read messages one by one, so that an error can name the message.
 
     Raises:
-        TranscriptError: the installed host does not know the message.
+        TranscriptError: The installed Pydantic AI cannot read a message.
     """
     for entry in draft.each(entries):
         try:
             (message,) = ModelMessagesTypeAdapter.validate_json(json.dumps([entry]))
         except ValidationError as error:
-            raise draft.wrong(_why(error)) from None
+            raise draft.error(_explain(error)) from None
         draft.add(message)
 
 
-def _why(error: ValidationError) -> str:
+def _explain(error: ValidationError) -> str:
     first = error.errors(include_url=False, include_input=False, include_context=False)[0]
     if first["type"] == "json_invalid" and "hex escape" in first["msg"]:
-        return "holds half a character (a lone surrogate such as \\ud83d); replace it, for example by \\ufffd"
+        return "contains half a character (a lone surrogate such as \\ud83d); replace it, for example with \\ufffd"
     place = ".".join(str(step) for step in first["loc"][2:5])
     newer = "; was it written by a newer Pydantic AI?" if first["type"] == "union_tag_invalid" else ""
-    return f"is not a message that the installed Pydantic AI reads ({place or 'message'}: {first['msg'][:160]}){newer}"
+    return (
+        f"is not a message that the installed Pydantic AI can read ({place or 'message'}: {first['msg'][:160]}){newer}"
+    )

@@ -28,7 +28,7 @@ def _user(draft: Draft, entry: Json) -> None:
 
 
 def _assistant(draft: Draft, entry: Json) -> None:
-    """Response content; thought and action, which are parsed from it, replace it if it is missing."""
+    """Add a response; if its content is missing, thought and action, which were parsed from it, replace it."""
     content = entry.get("content")
     if content in (None, "", []):
         content, action = text(entry.get("thought")) or "", text(entry.get("action"))

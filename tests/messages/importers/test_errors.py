@@ -96,7 +96,7 @@ def test_arguments_nested_beyond_what_can_be_stored_are_refused_where_they_are()
         deep = [deep]
     error = refused([HELLO, says(tool_calls=[{"function": {"name": "f", "arguments": {"a": deep}}}])])
     assert error.index == 1
-    assert "cannot be kept as JSON" in str(error)
+    assert "cannot be stored as JSON" in str(error)
 
 
 def test_every_depth_of_nesting_is_read_or_refused():
@@ -121,7 +121,7 @@ def test_the_keys_that_were_found_are_named():
 
 @pytest.mark.parametrize("value", [[], {"messages": []}, [{"messages": []}, {"messages": []}]])
 def test_a_file_without_messages_is_refused(value: object):
-    assert "holds no messages" in str(refused(value))
+    assert "contains no messages" in str(refused(value))
 
 
 def test_an_unknown_format_is_refused():

@@ -142,7 +142,7 @@ def test_media_where_only_text_can_stand_are_kept_by_name():
         "[file-1]",
     ]
     assert kinds(transcript.messages)[1] == ["text", "file", "text"]
-    assert "medium kept as its name where only text can stand (at 0, 0, 0, 2, 2)" in transcript.notes
+    assert "medium replaced by its name where only text is possible (at 0, 0, 0, 2, 2)" in transcript.notes
 
 
 def test_refusal_and_reasoning_are_kept():
