@@ -176,7 +176,7 @@ class ArtifactStore:
         """Load artifacts that `in_memory` returned.
 
         Raises:
-            PipelineError: an entry has no data.
+            PipelineError: an id is invalid, or an entry has no data.
         """
         with self._lock:
             for id, entry in held.items():

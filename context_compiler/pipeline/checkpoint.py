@@ -23,7 +23,7 @@ from context_compiler.pipeline.state import SCHEMA_VERSION, Hashes, Lineage, Out
 FILE, STEPS = "checkpoint.json", "steps"
 STEPS_NAME = re.compile(r"steps-[0-9a-f]{1,32}\.jsonl")
 SMALL = 64 * 1024
-"""Maximum size in bytes of a checkpoint that is rewritten at each step; of a larger one only changes are appended."""
+"""Maximum size in bytes of a checkpoint that is rewritten at each step; a larger one gets a file of changes."""
 HOW_VALUES = ("start", "edge", "jump", "join", "restart")
 _NONE = type(None)
 _FIELD_TYPES: Mapping[str, tuple[type, ...]] = {

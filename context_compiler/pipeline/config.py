@@ -30,12 +30,12 @@ Random = Callable[[], float]
 """Function that returns a random number in [0, 1)."""
 
 TRANSIENT = (408, 425, 429)
-"""HTTP status codes below 500 that are worth a retry; every code from 500 on is, too."""
+"""HTTP status codes below 500 that are worth a retry; all codes from 500 on are retried as well."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Backoff:
-    """Exponential pauses between attempts."""
+    """Pauses between attempts, which grow by a factor."""
 
     initial: float = 0.2
     """Seconds before the second attempt."""
@@ -196,7 +196,7 @@ class RunConfig:
     max_steps: int = 100_000
     max_loop_restarts: int = 16
     max_duration: float | None = None
-    """Maximum seconds that processes spend working on the run in total; time between two processes does not count."""
+    """Maximum total time in seconds that processes work on the run; time between two processes does not count."""
     max_requests: int | None = None
     """Maximum model requests of the run, over all processes that work on it.
 

@@ -45,7 +45,7 @@ class DotSyntaxError(Exception):
 
 
 class _SymbolLimits(PostLex):
-    """Limiter of the number of symbols and of their nesting."""
+    """Filter that limits the number of symbols and their nesting."""
 
     always_accept: Iterable[str] = ()
 

@@ -108,9 +108,9 @@ def _box_lines(node: Node | None, name: str) -> list[tuple[str, str]]:
     model = f" · {node.llm_model}" if node.llm_model else ""
     named = f"{name} · " if node.label != name else ""
     lines.append(("small", _shorten(f"{named}{node.handler}{model}", LONGEST)))
-    past = _fidelity_text(node.fidelity, node.thread_id)
-    if past:
-        lines.append(("past", past))
+    caption = _fidelity_text(node.fidelity, node.thread_id)
+    if caption:
+        lines.append(("past", caption))
     if node.goal_gate:
         lines.append(("small", "goal gate"))
     return lines
@@ -157,8 +157,8 @@ def _label_rows(edges: Iterable[Edge]) -> list[tuple[str, str]]:
     for edge in edges:
         texts = (edge.label, edge.condition, "restart" if edge.loop_restart else "")
         rows += [("small", _shorten(one, LONGEST)) for one in texts if one]
-        past = _fidelity_text(edge.fidelity, edge.thread_id)
-        rows += [("past", past)] if past else []
+        caption = _fidelity_text(edge.fidelity, edge.thread_id)
+        rows += [("past", caption)] if caption else []
     return rows
 
 
@@ -176,8 +176,8 @@ def _line_points(ends: Link, layout: Layout) -> Sequence[Point]:
 
 def _draw_edges(edges: Sequence[Edge], points: Sequence[Point], layout: Layout, ends: Link) -> Iterator[str]:
     """Draw the line and the label of all edges between two boxes."""
-    marked, shut = any(edge.fidelity or edge.thread_id for edge in edges), all(edge.condition for edge in edges)
-    kind = f"{'past-edge' if marked else ''} {'shut' if shut else ''}".strip()
+    marked, conditional = any(edge.fidelity or edge.thread_id for edge in edges), all(edge.condition for edge in edges)
+    kind = f"{'past-edge' if marked else ''} {'shut' if conditional else ''}".strip()
     if points:
         line = _path_data(points, layout.curved or ends[0] == ends[1])
         yield f'<path class="{kind}" d="{line}" marker-end="url(#tip)"/>'

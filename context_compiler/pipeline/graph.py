@@ -365,7 +365,7 @@ class Graph(Attributed):
 
 
 Pipeline: TypeAlias = Graph
-"""Alias of `Graph`, under the usual name for a graph of stages."""
+"""Alias of `Graph`, because other engines call such a graph a pipeline."""
 
 
 def join_stage(graph: Graph, name: str) -> str | None:
@@ -411,7 +411,10 @@ def _stages_before(graph: Graph, starts: Sequence[str], stop: str) -> set[str]:
 
 
 def distances(graph: Graph, start: str, *, without: str = "") -> dict[str, int]:
-    """Return the distance in edges to each reachable stage, including `start`; paths end at the handler `without`."""
+    """Return the distance in edges from `start` to each reachable stage, including itself.
+
+    Paths do not continue beyond a stage with the handler `without`.
+    """
     found = {start: 0}
     waiting = deque([start])
     while waiting:

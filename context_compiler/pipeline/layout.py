@@ -79,10 +79,10 @@ def compute_layout(
     most = MOST if program else MOST_PURE
     if len(sizes) + len(links) > most:
         raise PipelineError(f"{len(sizes):,} stages and {len(links):,} edges are too many to draw")
-    return _by_graphviz(program, sizes, links, labels) if program else _by_ranks(sizes, links, labels)
+    return _layout_by_graphviz(program, sizes, links, labels) if program else _layout_by_ranks(sizes, links, labels)
 
 
-def _by_graphviz(
+def _layout_by_graphviz(
     program: str,
     sizes: Sequence[Size],
     links: Sequence[Link],
@@ -136,7 +136,7 @@ def _read_plain(text: str, count: int) -> Layout:
     return Layout(width=width, height=height, centres=centres, lines=links, curved=True, labels=labels)
 
 
-def _by_ranks(sizes: Sequence[Size], links: Sequence[Link], labels: Mapping[Link, Size]) -> Layout:
+def _layout_by_ranks(sizes: Sequence[Size], links: Sequence[Link], labels: Mapping[Link, Size]) -> Layout:
     """Compute a layered layout: ranks by longest path, order by barycentre, x by least squares."""
     upward = _back_links(len(sizes), links)
     steps = [

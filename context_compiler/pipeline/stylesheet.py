@@ -1,7 +1,7 @@
 """Stylesheets, which assign models to stages by id, class or shape, or to all stages.
 
-`* { llm_model: small; } .review { llm_model: large; } #plan { reasoning_effort: high; }`. The most specific rule wins,
-and an attribute of the stage itself wins over every rule.
+For example: `* { llm_model: small; } .review { llm_model: large; } #plan { reasoning_effort: high; }`. The most
+specific rule wins, and an attribute of the stage itself wins over every rule.
 """
 
 from __future__ import annotations
