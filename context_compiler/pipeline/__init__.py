@@ -1,6 +1,6 @@
-"""Pipelines: DOT graphs whose stages are agents, validated, drawn, run, and resumed.
+"""Pipelines: validate, draw, run and resume DOT graphs whose stages are agents.
 
-Names load at first use, so that checking and drawing a graph does not import the host.
+Names are imported on first use, so that validating or drawing a graph does not import Pydantic AI.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Data too large for the context, stored under an id: small artifacts in memory, large ones in files.
+"""Store for data that is too large for a run's context: small artifacts in memory, large ones in files.
 
-A reference `artifact://id` stays the same wherever the bytes are.
+The context refers to an artifact as `artifact://id`, wherever its data is stored.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from context_compiler.errors import PipelineError
 from context_compiler.pipeline.state import to_json
 
 THRESHOLD = 100 * 1024
-"""Bytes of JSON above which an artifact goes to a file."""
+"""Maximum size in bytes of an artifact in memory, as JSON; a larger one is written to a file."""
 PREFIX = "artifact://"
 
 _ID = re.compile(r"[A-Za-z0-9_.-]{1,200}")
-_UNFIT = re.compile(r"[^A-Za-z0-9_.-]")
+_INVALID = re.compile(r"[^A-Za-z0-9_.-]")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,32 +36,40 @@ class ArtifactInfo:
     id: str
     name: str
     size_bytes: int
-    """Of the JSON."""
+    """Size of the data as JSON."""
     stored_at: str
-    """ISO 8601, UTC."""
+    """Time of the last `store`, in ISO 8601 and UTC."""
     is_file_backed: bool
 
     @property
     def reference(self) -> str:
-        """The value that refers to it from the context."""
+        """Context value that refers to this artifact: `artifact://id`."""
         return f"{PREFIX}{self.id}"
 
 
 def artifact_id(*parts: object) -> str:
-    """Join texts into an id; a hash keeps it unique where characters had to be replaced."""
-    names = [str(part) for part in parts]
-    plain_id = ".".join(names)
-    if _ID.fullmatch(plain_id) and not any("." in part for part in names[:-1]):
+    """Join parts with dots into an artifact id.
+
+    If the result is invalid or ambiguous, append a hash, because ids of different parts must differ.
+    """
+    texts = [str(part) for part in parts]
+    plain_id = ".".join(texts)
+    if _ID.fullmatch(plain_id) and not any("." in text for text in texts[:-1]):
         return plain_id
-    mark = blake2b("\0".join(names).encode("utf-8", "surrogatepass"), digest_size=4).hexdigest()
-    return f"{_UNFIT.sub('_', plain_id)[:150]}-{mark}"
+    digest = blake2b("\0".join(texts).encode("utf-8", "surrogatepass"), digest_size=4).hexdigest()
+    return f"{_INVALID.sub('_', plain_id)[:150]}-{digest}"
 
 
 def write_atomically(path: Path, body: bytes, *, durable: bool = False) -> None:
-    """Write a file completely or not at all; `durable` waits for the disk.
+    """Write a file completely or not at all.
+
+    Args:
+        path: The file; missing folders above it are created.
+        body: Its new content.
+        durable: Wait until the content is on disk.
 
     Raises:
-        OSError: the file could not be written; its former content is intact.
+        OSError: the file could not be written; its previous content is intact.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=".", suffix=".part")
@@ -78,13 +86,14 @@ def write_atomically(path: Path, body: bytes, *, durable: bool = False) -> None:
 
 
 class ArtifactStore:
-    """Artifacts of one run; thread-safe.
+    """Artifacts of one run. Thread-safe.
 
-    Every method raises `PipelineError` for an invalid id; `retrieve`, `info` and `remove` also for an unknown one.
+    Every method that takes an id raises `PipelineError` if it is invalid; `retrieve`, `info` and `remove` also raise
+    it if there is no such artifact.
 
     Args:
-        base_dir: Artifacts above the threshold are files in its `artifacts/`; None keeps all of them in memory.
-        threshold: Size in bytes of JSON up to which an artifact stays in memory; 0 means 100 KiB.
+        base_dir: Folder for artifacts above the threshold, in its subfolder `artifacts`; None keeps all in memory.
+        threshold: Maximum size in bytes of an artifact in memory, as JSON; 0 means 100 KiB.
     """
 
     def __init__(self, base_dir: str | Path | None = None, threshold: int = THRESHOLD) -> None:
@@ -96,59 +105,59 @@ class ArtifactStore:
         self._scan()
 
     def store(self, id: str, name: str, data: Any) -> ArtifactInfo:
-        """Store data under an id, replacing what was there.
+        """Store data under an id, replacing any earlier data.
 
         Raises:
             PipelineError: the name is blank, the data is not JSON, or the file cannot be written.
         """
         _check_id(id)
         if not name.strip():
-            raise PipelineError(f"artifact {id!r}: give it a name")
+            raise PipelineError(f"artifact {id!r}: the name is blank")
         try:
-            kept = to_json(data)
+            plain = to_json(data)
         except ValueError as error:
             raise PipelineError(f"artifact {id!r}: {error}") from None
-        body = json.dumps(kept, ensure_ascii=False).encode("utf-8", "surrogatepass")
-        when = datetime.now(UTC).isoformat(timespec="milliseconds")
+        body = json.dumps(plain, ensure_ascii=False).encode("utf-8", "surrogatepass")
+        now = datetime.now(UTC).isoformat(timespec="milliseconds")
         in_file = self._folder is not None and len(body) > self._threshold
-        info = ArtifactInfo(id=id, name=name, size_bytes=len(body), stored_at=when, is_file_backed=in_file)
+        info = ArtifactInfo(id=id, name=name, size_bytes=len(body), stored_at=now, is_file_backed=in_file)
         with self._lock:
             if in_file:
-                self._write(info, kept)
+                self._write(info, plain)
                 self._memory.pop(id, None)
             else:
-                self._memory[id] = _entry(info, kept)
+                self._memory[id] = _entry(info, plain)
                 self._unlink(id)
             self._infos[id] = info
         return info
 
     def retrieve(self, reference: str) -> Any:
-        """Data of an artifact, by id or reference. Do not modify it."""
-        id = _id_of(reference)
+        """Return the data of an artifact, by id or reference. The caller must not modify it."""
+        id = _parse_reference(reference)
         with self._lock:
-            info = self._known(id)
+            info = self._require(id)
             return (self._read(id) if info.is_file_backed else self._memory[id])["data"]
 
     def info(self, reference: str) -> ArtifactInfo:
-        """Metadata of an artifact."""
+        """Return the metadata of an artifact, by id or reference."""
         with self._lock:
-            return self._known(_id_of(reference))
+            return self._require(_parse_reference(reference))
 
     def has(self, reference: str) -> bool:
         """True if the artifact exists."""
         with self._lock:
-            return _id_of(reference) in self._infos
+            return _parse_reference(reference) in self._infos
 
     def list(self) -> list[ArtifactInfo]:
-        """All artifacts, sorted by id."""
+        """Return the metadata of all artifacts, sorted by id."""
         with self._lock:
             return [self._infos[id] for id in sorted(self._infos)]
 
     def remove(self, reference: str) -> None:
         """Delete an artifact and its file."""
-        id = _id_of(reference)
+        id = _parse_reference(reference)
         with self._lock:
-            self._known(id)
+            self._require(id)
             self._unlink(id)
             self._memory.pop(id, None)
             del self._infos[id]
@@ -159,12 +168,16 @@ class ArtifactStore:
             self.remove(info.id)
 
     def in_memory(self) -> dict[str, Any]:
-        """Artifacts held in memory, as plain data by id, for a checkpoint. Do not modify it."""
+        """Return the artifacts in memory as plain data by id, for a checkpoint. The caller must not modify them."""
         with self._lock:
             return dict(self._memory)
 
     def restore(self, held: Mapping[str, Any]) -> None:
-        """Load what `in_memory` returned."""
+        """Load artifacts that `in_memory` returned.
+
+        Raises:
+            PipelineError: an id is invalid, or an entry has no data.
+        """
         with self._lock:
             for id, entry in held.items():
                 if "data" not in entry:
@@ -172,7 +185,7 @@ class ArtifactStore:
                 self._memory[_check_id(id)] = entry
                 self._infos[id] = _info(id, entry, in_file=False)
 
-    def _known(self, id: str) -> ArtifactInfo:
+    def _require(self, id: str) -> ArtifactInfo:
         if id not in self._infos:
             raise PipelineError(f"artifact {id!r} not found")
         return self._infos[id]
@@ -186,7 +199,9 @@ class ArtifactStore:
         try:
             write_atomically(self._path(info.id), body)
         except OSError as error:
-            raise PipelineError(f"{self._path(info.id)}: {error.strerror or error}; make room, or free it") from error
+            raise PipelineError(
+                f"{self._path(info.id)}: {error.strerror or error}; check free space and permissions"
+            ) from error
 
     def _read(self, id: str) -> dict[str, Any]:
         try:
@@ -194,7 +209,7 @@ class ArtifactStore:
         except (OSError, ValueError, RecursionError) as error:
             raise PipelineError(f"{self._path(id)}: the artifact cannot be read: {error}") from error
         if not isinstance(found, dict) or "data" not in found:
-            raise PipelineError(f"{self._path(id)}: it is not an artifact")
+            raise PipelineError(f"{self._path(id)}: the file does not contain an artifact")
         return cast("dict[str, Any]", found)
 
     def _unlink(self, id: str) -> None:
@@ -202,7 +217,7 @@ class ArtifactStore:
             self._path(id).unlink(missing_ok=True)
 
     def _scan(self) -> None:
-        """Register the files that an earlier process left."""
+        """Register the artifact files that earlier processes wrote."""
         for path in sorted(self._folder.glob("*.json")) if self._folder and self._folder.is_dir() else ():
             if _ID.fullmatch(path.stem):
                 self._infos[path.stem] = _info(path.stem, self._read(path.stem), in_file=True)
@@ -224,7 +239,7 @@ def _check_id(id: str) -> str:
     return id
 
 
-def _id_of(reference: str) -> str:
+def _parse_reference(reference: str) -> str:
     if "://" in reference and not reference.startswith(PREFIX):
-        raise PipelineError(f"{reference!r} is not a reference to an artifact; those begin with {PREFIX}")
+        raise PipelineError(f"{reference!r} is not a reference to an artifact, which would begin with {PREFIX}")
     return _check_id(reference.removeprefix(PREFIX))

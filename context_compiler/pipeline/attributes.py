@@ -1,6 +1,6 @@
-"""Typed access to attributes: `"3"` is a number where a number is expected, quoted or not.
+"""Typed access to the attributes of graphs, stages and edges; `3` and `"3"` are the same number.
 
-Nothing here raises. A value that cannot be converted counts as not set, and the lint reports it.
+Reading never raises. A value that cannot be converted counts as not set, and validation reports it.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from types import MappingProxyType
 from typing import TypeAlias
 
 Value: TypeAlias = str | int | float | bool
-"""Value of an attribute. A duration stays text, such as `900s`."""
+"""An attribute value. A duration is text, such as `900s`."""
 
 UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3_600.0, "d": 86_400.0}
 """Seconds per unit of a duration."""
@@ -27,20 +27,20 @@ FALSE = frozenset({"false", "no", "off", "0"})
 
 
 def as_text(value: Value | None) -> str:
-    """A value as DOT writes it; empty for None."""
+    """Convert a value to text as in DOT; None becomes the empty text."""
     if isinstance(value, bool):
         return "true" if value else "false"
     return "" if value is None else str(value)
 
 
 def as_flag(value: Value | None) -> bool | None:
-    """True or false, quoted or not; None for anything else."""
+    """Convert a value to a boolean, quoted or not; None if it is not one."""
     text = as_text(value).strip().lower()
     return True if text in TRUE else False if text in FALSE else None
 
 
 def as_whole(value: Value | None) -> int | None:
-    """A whole number, quoted or not; None for anything else."""
+    """Convert a value to a whole number, quoted or not; None if it is not one."""
     if isinstance(value, bool):
         return None
     if isinstance(value, float):
@@ -50,7 +50,7 @@ def as_whole(value: Value | None) -> int | None:
 
 
 def as_number(value: Value | None) -> float | None:
-    """A number, quoted or not; None for anything else."""
+    """Convert a value to a number, quoted or not; None if it is not one."""
     if isinstance(value, bool):
         return None
     text = as_text(value).strip()
@@ -58,7 +58,7 @@ def as_number(value: Value | None) -> float | None:
 
 
 def as_seconds(value: Value | None) -> float | None:
-    """Seconds of a duration: `900s`, `15m`, `250ms`, or a bare number of seconds; None for anything else."""
+    """Convert `900s`, `15m`, `250ms` or a bare number of seconds to seconds; None if it is not a duration."""
     if isinstance(value, bool):
         return None
     found = _DURATION.fullmatch(as_text(value).strip())
@@ -118,7 +118,7 @@ GRAPH_SPELLINGS = MappingProxyType(
         "default_thread_id": ("thread_id", "default_thread", "context_thread_default"),
     }
 )
-"""Other spellings of graph attributes, old ones and those of other engines; the first that is set counts."""
+"""Other spellings of graph attributes, from older versions and other engines; the first one that is set counts."""
 
 NODE_SPELLINGS = MappingProxyType(
     {
@@ -143,22 +143,22 @@ DRAWING = frozenset(
     "style stylesheet taillabel tailport target tooltip truecolor URL href viewport width xlabel arrowhead arrowtail "
     "arrowsize decorate".split()
 )
-"""Attributes that only affect a drawing: known, and ignored here."""
+"""Attributes that only affect a drawing by Graphviz: accepted without a finding, and ignored."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attributed:
-    """Something with attributes, read by type under any of their spellings; reading never raises."""
+    """Base of graphs, stages and edges: reads attributes by type, under any of their spellings, and never raises."""
 
     attrs: Mapping[str, Value] = field(default_factory=dict[str, Value], hash=False)
-    """As written: explicit values merged over defaults."""
+    """Attributes as written; explicit values override defaults."""
 
     def spellings(self, name: str) -> tuple[str, ...]:
-        """Other spellings of `name` for this kind of thing."""
+        """Other spellings of an attribute; subclasses define them."""
         return ()
 
     def raw(self, name: str) -> Value | None:
-        """The value as written; None if it is not set, or blank."""
+        """The value as written; None if it is not set or blank."""
         value = self.attrs.get(name)
         if value is not None and value != "" and not (isinstance(value, str) and value.isspace()):
             return value
@@ -169,24 +169,24 @@ class Attributed:
         return None
 
     def text(self, name: str, default: str = "") -> str:
-        """The value as text."""
+        """The value as text; `default` if it is not set."""
         value = self.raw(name)
         return default if value is None else value if isinstance(value, str) else as_text(value)
 
     def flag(self, name: str, default: bool = False) -> bool:
-        """The value as true or false."""
+        """The value as a boolean; `default` if it is not set or not a boolean."""
         value = as_flag(self.raw(name))
         return default if value is None else value
 
     def whole(self, name: str) -> int | None:
-        """The value as a whole number; None if it is not set, or not one."""
+        """The value as a whole number; None if it is not set or not a whole number."""
         return as_whole(self.raw(name))
 
     def number(self, name: str) -> float | None:
-        """The value as a number; None if it is not set, or not one."""
+        """The value as a number; None if it is not set or not a finite number."""
         value = as_number(self.raw(name))
         return value if value is not None and math.isfinite(value) else None
 
     def seconds(self, name: str) -> float | None:
-        """The value as seconds, a bare number being seconds; None if it is not set, or not a duration."""
+        """The value in seconds; None if it is not set or not a duration."""
         return as_seconds(self.raw(name))

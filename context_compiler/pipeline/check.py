@@ -1,6 +1,6 @@
-"""Rules for graphs, and their validation: each rule is a function from a graph to its findings.
+"""Validation of graphs. Each rule is a function that takes a graph and yields its findings.
 
-An error prevents a run, a warning marks a probable mistake, an info something that may surprise.
+An error prevents a run, a warning marks a probable mistake, and an info marks something that may surprise.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ ERROR, WARNING, INFO = Severity.ERROR, Severity.WARNING, Severity.INFO
 
 
 def node_diagnostic(node: Node, rule: str, severity: Severity, message: str, fix: str) -> Diagnostic:
-    """A finding about a stage."""
+    """Build a finding about a stage."""
     return Diagnostic(
         rule=rule,
         severity=severity,
@@ -53,7 +53,7 @@ def node_diagnostic(node: Node, rule: str, severity: Severity, message: str, fix
 
 
 def edge_diagnostic(edge: Edge, rule: str, severity: Severity, message: str, fix: str) -> Diagnostic:
-    """A finding about an edge."""
+    """Build a finding about an edge."""
     return Diagnostic(
         rule=rule,
         severity=severity,
@@ -66,43 +66,43 @@ def edge_diagnostic(edge: Edge, rule: str, severity: Severity, message: str, fix
 
 
 def start_node(graph: Graph) -> Iterator[Diagnostic]:
-    """A pipeline begins at exactly one stage."""
+    """Report a missing start, and every start beyond the first."""
     starts = graph.starts
     if not starts:
         fix = "add one: start [shape=Mdiamond]"
-        yield Diagnostic(rule="start_node", severity=ERROR, message="there is no stage to start at", fix=fix)
+        yield Diagnostic(rule="start_node", severity=ERROR, message="there is no start stage", fix=fix)
     for node in starts[1:]:
-        yield node_diagnostic(node, "start_node", ERROR, f"{starts[0].name!r} is the start already", "keep one start")
+        yield node_diagnostic(node, "start_node", ERROR, f"{starts[0].name!r} is already the start", "keep one start")
 
 
 def terminal_node(graph: Graph) -> Iterator[Diagnostic]:
-    """A pipeline ends at exactly one stage."""
+    """Report a missing exit, and every exit beyond the first."""
     exits = graph.exits
     if not exits:
         fix = "add one: done [shape=Msquare]"
-        yield Diagnostic(rule="terminal_node", severity=ERROR, message="there is no stage to end at", fix=fix)
+        yield Diagnostic(rule="terminal_node", severity=ERROR, message="there is no exit stage", fix=fix)
     for node in exits[1:]:
-        yield node_diagnostic(node, "terminal_node", ERROR, f"{exits[0].name!r} is the exit already", "keep one exit")
+        yield node_diagnostic(node, "terminal_node", ERROR, f"{exits[0].name!r} is already the exit", "keep one exit")
 
 
 def start_no_incoming(graph: Graph) -> Iterator[Diagnostic]:
-    """No edge leads back to the start."""
+    """Report edges to the start."""
     for start in graph.starts:
         for edge in graph.incoming(start.name):
-            fix = f"lead it to the stage after {start.name!r}"
+            fix = f"make it lead to a stage after {start.name!r}"
             yield edge_diagnostic(edge, "start_no_incoming", ERROR, "an edge leads to the start", fix)
 
 
 def exit_no_outgoing(graph: Graph) -> Iterator[Diagnostic]:
-    """No edge leaves the exit."""
+    """Report edges from the exit."""
     for node in graph.exits:
         for edge in graph.outgoing(node.name):
-            fix = f"let it leave a stage before {node.name!r}"
+            fix = f"make it leave a stage before {node.name!r}"
             yield edge_diagnostic(edge, "exit_no_outgoing", ERROR, "an edge leaves the exit", fix)
 
 
 def edge_target_exists(graph: Graph) -> Iterator[Diagnostic]:
-    """Both ends of an edge are declared."""
+    """Report edges whose source or target is not declared."""
     for edge in graph.edges:
         for name in dict.fromkeys((edge.source, edge.target)):
             if name not in graph.nodes:
@@ -111,7 +111,7 @@ def edge_target_exists(graph: Graph) -> Iterator[Diagnostic]:
 
 
 def reachability(graph: Graph) -> Iterator[Diagnostic]:
-    """Every stage can be reached from the start, along edges or by a jump to a retry target."""
+    """Report stages that cannot be reached from the start, along edges or by a jump to a retry target."""
     if not graph.starts:
         return
     reached = {node.name for node in graph.starts}
@@ -130,53 +130,53 @@ def reachability(graph: Graph) -> Iterator[Diagnostic]:
     for name, node in graph.nodes.items():
         if name not in reached:
             message = "an orphan: it is unreachable from the start"
-            yield node_diagnostic(node, "reachability", ERROR, message, "lead an edge to it, or take it out")
+            yield node_diagnostic(node, "reachability", ERROR, message, "add an edge to it, or remove it")
 
 
 def retry_target_exists(graph: Graph) -> Iterator[Diagnostic]:
-    """A retry target is a stage."""
+    """Report retry targets that are not stages."""
     for key in ("retry_target", "fallback_retry_target"):
         if graph.text(key) and graph.text(key) not in graph.nodes:
-            message = f"{key} of the graph names no stage: {graph.text(key)!r}"
+            message = f"{key} of the graph is not a stage: {graph.text(key)!r}"
             fix = "name a stage that is declared"
             yield Diagnostic(rule="retry_target_exists", severity=WARNING, message=message, fix=fix)
     for node in graph.nodes.values():
         for key, target in (("retry_target", node.retry_target), ("fallback_retry_target", node.fallback_retry_target)):
             if target and target not in graph.nodes:
-                message = f"{key} names no stage: {target!r}"
+                message = f"{key} is not a stage: {target!r}"
                 yield node_diagnostic(node, "retry_target_exists", WARNING, message, "name a stage that is declared")
 
 
 def dead_end(graph: Graph) -> Iterator[Diagnostic]:
-    """Some edge leaves every stage but the exit."""
+    """Report stages that no edge leaves, except the exit."""
     ends = {node.name for node in graph.exits}
     for name, node in graph.nodes.items():
         if ends and name not in ends and not graph.outgoing(name) and node.handler != "parallel":
             message = "a dead end: no edge leaves it, and it is not the exit"
-            yield node_diagnostic(node, "dead_end", WARNING, message, "lead an edge on, or to the exit")
+            yield node_diagnostic(node, "dead_end", WARNING, message, "add an edge to the next stage or to the exit")
 
 
 def exit_reachable(graph: Graph) -> Iterator[Diagnostic]:
-    """The exit can be reached from every stage; reported is where a run leaves all ways to it."""
+    """Report where a run enters stages from which the exit cannot be reached."""
     ends = {node.name for node in graph.exits}
-    stuck = graph.nodes.keys() - _reaching(graph, ends) if ends else frozenset[str]()
+    stuck = graph.nodes.keys() - _stages_reaching(graph, ends) if ends else frozenset[str]()
     dead = {name for name in stuck if not graph.outgoing(name)}
-    looping = stuck - _reaching(graph, dead)
+    looping = stuck - _stages_reaching(graph, dead)
     for name, node in graph.nodes.items():
         region = looping if name in looping else stuck
         before = [edge.source for edge in graph.incoming(name) if edge.source != name]
         if name not in stuck or name in dead or (before and all(one in region for one in before)):
             continue
         if name in looping:
-            message = "a cycle without a way out: the exit cannot be reached from here"
-            yield node_diagnostic(node, "cycle_without_exit", WARNING, message, "lead an edge out of the cycle")
+            message = "a cycle that no edge leaves: the exit cannot be reached from here"
+            yield node_diagnostic(node, "cycle_without_exit", WARNING, message, "add an edge out of the cycle")
         else:
             message = "the exit cannot be reached from here"
-            yield node_diagnostic(node, "exit_reachable", WARNING, message, "lead an edge to the exit")
+            yield node_diagnostic(node, "exit_reachable", WARNING, message, "add an edge to the exit")
 
 
-def _reaching(graph: Graph, targets: Collection[str]) -> set[str]:
-    """Stages with a way to one of the targets, by edges or retry targets."""
+def _stages_reaching(graph: Graph, targets: Collection[str]) -> set[str]:
+    """Return the stages from which a target can be reached, along edges or by a jump to a retry target."""
     before: dict[str, list[str]] = {}
     for edge in graph.edges:
         before.setdefault(edge.target, []).append(edge.source)
@@ -200,14 +200,15 @@ STRUCTURE = (
 
 
 POLICIES = frozenset({"wait_all", "first_success", "k_of_n", "quorum", "all_success", "any_success", "ignore"})
-"""Ways to join the branches of a parallel stage."""
+"""Policies for joining the branches of a parallel stage."""
 
 MOST_SUGGESTIONS = 1_000
-"""Maximum number of unknown attributes for which a similar name is suggested."""
+"""Maximum number of unknown attributes for which a similar name is searched, because a search is slow."""
 ERROR_POLICIES = frozenset({"continue", "fail_fast", "ignore"})
 RETRY_POLICIES = frozenset({"none", "standard", "aggressive", "linear", "patient"})
 
 NOT_RETRIED = ("start", "exit", "conditional", "parallel")
+"""Handlers whose stages are not retried."""
 
 EXPECTED = {
     "flag": "true or false",
@@ -215,58 +216,59 @@ EXPECTED = {
     "number": "a number, not below 0",
     "duration": "a duration such as 900s, 15m or 250ms",
 }
+"""Descriptions of the valid values, by attribute type."""
 
-_Report = Callable[[str, Severity, str, str], Diagnostic]
+_Builder = Callable[[str, Severity, str, str], Diagnostic]
 
 
-def _attributed(graph: Graph) -> Iterator[tuple[Attributed, Mapping[str, str], Mapping[str, tuple[str, ...]], _Report]]:
-    """Everything with attributes: known ones, other spellings, and the function that makes its findings."""
+def _elements(graph: Graph) -> Iterator[tuple[Attributed, Mapping[str, str], Mapping[str, tuple[str, ...]], _Builder]]:
+    """The graph, its stages and its edges, each with known attributes, other spellings, and a function for findings."""
     yield graph, GRAPH_ATTRIBUTES, GRAPH_SPELLINGS, _graph_diagnostic
     for node in graph.nodes.values():
-        yield node, NODE_ATTRIBUTES, NODE_SPELLINGS, _diagnostic_of(node)
+        yield node, NODE_ATTRIBUTES, NODE_SPELLINGS, _finding_builder(node)
     for edge in graph.edges:
-        yield edge, EDGE_ATTRIBUTES, {}, _diagnostic_of(edge)
+        yield edge, EDGE_ATTRIBUTES, {}, _finding_builder(edge)
 
 
 def _graph_diagnostic(rule: str, severity: Severity, message: str, fix: str) -> Diagnostic:
     return Diagnostic(rule=rule, severity=severity, message=message, fix=fix)
 
 
-def _diagnostic_of(thing: Node | Edge) -> _Report:
-    def say(rule: str, severity: Severity, message: str, fix: str) -> Diagnostic:
+def _finding_builder(thing: Node | Edge) -> _Builder:
+    def finding(rule: str, severity: Severity, message: str, fix: str) -> Diagnostic:
         if isinstance(thing, Node):
             return node_diagnostic(thing, rule, severity, message, fix)
         return edge_diagnostic(thing, rule, severity, message, fix)
 
-    return say
+    return finding
 
 
 def attributes_known(graph: Graph) -> Iterator[Diagnostic]:
-    """Attributes are known; an old spelling is reported as such."""
-    looked = 0
-    for thing, known, spellings, say in _attributed(graph):
+    """Report unknown attributes and old spellings."""
+    unknown = 0
+    for thing, known, spellings, finding in _elements(graph):
         for name in thing.attrs:
             if name in known or name in DRAWING:
                 continue
-            looked += 1
-            meant = next((one for one, others in spellings.items() if name in others), "")
-            if meant:
-                yield say("old_spelling", INFO, f"{name!r} is read as {meant!r}", f"write {meant}")
+            unknown += 1
+            standard = next((one for one, others in spellings.items() if name in others), "")
+            if standard:
+                yield finding("old_spelling", INFO, f"{name!r} is read as {standard!r}", f"write {standard}")
             else:
-                near = _closest(name, tuple(known)) if looked <= MOST_SUGGESTIONS else ""
+                near = _closest_name(name, tuple(known)) if unknown <= MOST_SUGGESTIONS else ""
                 severity = WARNING if near else INFO
-                fix = f"did you mean {near}?" if near else "nothing here reads it; handlers of your own can"
-                yield say("unknown_attribute", severity, f"unknown attribute {name!r}", fix)
+                fix = f"did you mean {near}?" if near else "the engine ignores it; your own handlers can read it"
+                yield finding("unknown_attribute", severity, f"unknown attribute {name!r}", fix)
 
 
 @lru_cache(maxsize=4096)
-def _closest(name: str, known: tuple[str, ...]) -> str:
+def _closest_name(name: str, known: tuple[str, ...]) -> str:
     return next(iter(get_close_matches(name[:100], known, n=1, cutoff=0.75)), "")
 
 
 def value_type(graph: Graph) -> Iterator[Diagnostic]:
-    """Values have the type of their attribute."""
-    for thing, known, _, say in _attributed(graph):
+    """Report values that do not have the type of their attribute."""
+    for thing, known, _, finding in _elements(graph):
         for name in thing.attrs:
             kind = known.get(name, "text")
             raw = thing.raw(name) if kind != "text" else None
@@ -275,12 +277,12 @@ def value_type(graph: Graph) -> Iterator[Diagnostic]:
             value = READERS[kind](raw)
             negative = isinstance(value, int | float) and kind != "flag" and name != "weight" and value < 0
             if value is None or negative:
-                yield say("value_type", WARNING, f"{name}={raw!r} is not read", f"give {EXPECTED[kind]}")
+                yield finding("value_type", WARNING, f"{name}={raw!r} is not valid", f"give {EXPECTED[kind]}")
 
 
 def fidelity_valid(graph: Graph) -> Iterator[Diagnostic]:
-    """A fidelity is one of the six modes; any other is ignored at run time."""
-    for thing, _, _, say in _attributed(graph):
+    """Report fidelities other than the six modes; a run ignores them."""
+    for thing, _, _, finding in _elements(graph):
         name = "default_fidelity" if thing is graph else "fidelity"
         value = thing.text(name)
         if not value:
@@ -289,11 +291,11 @@ def fidelity_valid(graph: Graph) -> Iterator[Diagnostic]:
             Fidelity.parse(value, where=name)
         except FidelityError:
             fix = f"use one of {', '.join(Fidelity)}"
-            yield say("fidelity_valid", WARNING, f"unknown fidelity {value!r}", fix)
+            yield finding("fidelity_valid", WARNING, f"unknown fidelity {value!r}", fix)
 
 
 def reasoning_effort_known(graph: Graph) -> Iterator[Diagnostic]:
-    """A reasoning effort is low, medium or high."""
+    """Report reasoning efforts other than low, medium and high."""
     for node in graph.nodes.values():
         if node.reasoning_effort and node.reasoning_effort not in EFFORTS:
             message = f"unknown reasoning_effort {node.reasoning_effort!r}"
@@ -301,7 +303,7 @@ def reasoning_effort_known(graph: Graph) -> Iterator[Diagnostic]:
 
 
 def condition_syntax(graph: Graph) -> Iterator[Diagnostic]:
-    """Conditions are valid."""
+    """Report invalid conditions, and deviations that the parser tolerates."""
     for edge in graph.edges:
         try:
             condition = parse_condition(edge.condition)
@@ -316,7 +318,7 @@ def condition_syntax(graph: Graph) -> Iterator[Diagnostic]:
 
 
 def stylesheet_syntax(graph: Graph) -> Iterator[Diagnostic]:
-    """The stylesheet is valid, and sets only properties of stages."""
+    """Report an invalid stylesheet, and unknown properties in a valid one."""
     if not graph.model_stylesheet:
         return
     try:
@@ -334,27 +336,27 @@ def stylesheet_syntax(graph: Graph) -> Iterator[Diagnostic]:
 
 
 def shape_known(graph: Graph) -> Iterator[Diagnostic]:
-    """A shape has a handler; a stage of any other shape is run by an agent."""
+    """Report shapes that select no handler; an agent runs such a stage."""
     for node in graph.nodes.values():
         if not node.type and node.shape not in HANDLERS:
-            message = f"shape {node.shape!r} stands for no handler, so an agent runs the stage"
+            message = f"shape {node.shape!r} selects no handler, so an agent runs the stage"
             yield node_diagnostic(
                 node, "shape_known", INFO, message, f"use one of {', '.join(HANDLERS)}, or give a type"
             )
 
 
 def join_policy_known(graph: Graph) -> Iterator[Diagnostic]:
-    """A join policy is known."""
+    """Report unknown join policies."""
     yield from _check_choice(graph, "join_policy", POLICIES, ERROR)
 
 
 def error_policy_known(graph: Graph) -> Iterator[Diagnostic]:
-    """An error policy is known."""
+    """Report unknown error policies."""
     yield from _check_choice(graph, "error_policy", ERROR_POLICIES, WARNING)
 
 
 def retry_policy_known(graph: Graph) -> Iterator[Diagnostic]:
-    """A retry policy is known."""
+    """Report unknown retry policies."""
     yield from _check_choice(graph, "retry_policy", RETRY_POLICIES, WARNING)
 
 
@@ -374,35 +376,35 @@ CONTENT = (
 
 
 def goal_gate_has_retry(graph: Graph) -> Iterator[Diagnostic]:
-    """A goal gate has a place to go back to."""
+    """Report goal gates that give no stage to retry from."""
     if graph.text("retry_target") or graph.text("fallback_retry_target"):
         return
     for node in graph.nodes.values():
         again = any(edge.loop_restart for edge in graph.outgoing(node.name))
         if node.goal_gate and not (node.retry_target or node.fallback_retry_target or again):
-            message = "a goal gate without a retry_target: the run fails when it is not met"
+            message = "a goal gate without a retry_target: the run fails if the goal is not met"
             yield node_diagnostic(node, "goal_gate_has_retry", WARNING, message, "give it a retry_target")
 
 
 def prompt_on_llm_nodes(graph: Graph) -> Iterator[Diagnostic]:
-    """A stage run by a model has an instruction."""
+    """Report agent stages with neither prompt nor label."""
     for node in graph.with_ends().nodes.values():
         if node.handler == DEFAULT_HANDLER and not node.prompt and node.raw("label") is None:
-            message = "an agent's stage with neither prompt nor label"
+            message = "an agent stage with neither prompt nor label"
             yield node_diagnostic(node, "prompt_on_llm_nodes", WARNING, message, "give it a prompt")
 
 
 def tool_command_required(graph: Graph) -> Iterator[Diagnostic]:
-    """A tool stage has a command."""
+    """Report tool stages without a command."""
     for node in graph.nodes.values():
         if node.handler == "tool" and not node.text("tool_command"):
             yield node_diagnostic(
-                node, "tool_command_required", WARNING, "a tool's stage without tool_command", "give it one"
+                node, "tool_command_required", WARNING, "a tool stage without tool_command", "give it one"
             )
 
 
 def tool_command_used(graph: Graph) -> Iterator[Diagnostic]:
-    """Only a tool stage has a command."""
+    """Report commands at stages that are not tool stages."""
     for node in graph.nodes.values():
         if node.handler in HANDLERS.values() and node.handler != "tool" and node.text("tool_command"):
             message = f"tool_command has no effect: the stage is run by {node.handler!r}"
@@ -410,7 +412,7 @@ def tool_command_used(graph: Graph) -> Iterator[Diagnostic]:
 
 
 def max_retries_used(graph: Graph) -> Iterator[Diagnostic]:
-    """Only a stage that can be retried has max_retries."""
+    """Report `max_retries` at stages that are not retried."""
     for node in graph.nodes.values():
         if node.max_retries and node.handler in NOT_RETRIED:
             message = f"max_retries has no effect: {node.handler!r} is not retried"
@@ -418,14 +420,14 @@ def max_retries_used(graph: Graph) -> Iterator[Diagnostic]:
 
 
 def full_without_thread(graph: Graph) -> Iterator[Diagnostic]:
-    """A stage at `full` names its conversation."""
+    """Report stages at `full` that name no thread."""
     if graph.default_thread_id:
         return
     for node in graph.nodes.values():
         if node.handler != DEFAULT_HANDLER or node.thread_id or node.classes:
             continue
         edges = graph.incoming(node.name)
-        if any(_fidelity_of(edge, node, graph) == "full" and not edge.thread_id for edge in edges):
+        if any(_edge_fidelity(edge, node, graph) == "full" and not edge.thread_id for edge in edges):
             message = "full without a thread: it continues a thread named after the stage before it"
             yield node_diagnostic(
                 node, "full_without_thread", INFO, message, "give the stages that belong together a thread_id"
@@ -433,32 +435,32 @@ def full_without_thread(graph: Graph) -> Iterator[Diagnostic]:
 
 
 def thread_without_full(graph: Graph) -> Iterator[Diagnostic]:
-    """A thread is named only where a conversation is continued."""
+    """Report threads that have no effect because the stage does not run at `full`."""
     for node in graph.nodes.values():
-        modes = {_fidelity_of(edge, node, graph) for edge in graph.incoming(node.name)} or {
-            _fidelity_of(None, node, graph)
+        modes = {_edge_fidelity(edge, node, graph) for edge in graph.incoming(node.name)} or {
+            _edge_fidelity(None, node, graph)
         }
         if node.thread_id and "full" not in modes:
-            message = f"thread_id {node.thread_id!r} has no effect: it begins afresh every time"
+            message = f"thread_id {node.thread_id!r} has no effect: the stage always starts a new conversation"
             yield node_diagnostic(
                 node, "thread_without_full", WARNING, message, "set fidelity=full, or leave thread_id out"
             )
     for edge in graph.edges:
         node = graph.nodes.get(edge.target)
-        if edge.thread_id and node is not None and _fidelity_of(edge, node, graph) != "full":
-            message = f"thread_id {edge.thread_id!r} has no effect: the target begins afresh"
+        if edge.thread_id and node is not None and _edge_fidelity(edge, node, graph) != "full":
+            message = f"thread_id {edge.thread_id!r} has no effect: the target starts a new conversation"
             yield edge_diagnostic(
                 edge, "thread_without_full", WARNING, message, "set fidelity=full, or leave thread_id out"
             )
 
 
-def _fidelity_of(edge: Edge | None, node: Node, graph: Graph) -> str:
+def _edge_fidelity(edge: Edge | None, node: Node, graph: Graph) -> str:
     values = (edge.fidelity if edge else "", node.fidelity, graph.default_fidelity)
     return next((one.strip() for one in values if one.strip()), "")
 
 
 def all_conditional_edges(graph: Graph) -> Iterator[Diagnostic]:
-    """Some edge out of a stage is always open."""
+    """Report stages whose outgoing edges all have conditions, unless one of them always holds."""
     for node in graph.nodes.values():
         edges = graph.outgoing(node.name)
         if not edges or node.handler in ("parallel", "exit") or not all(edge.condition for edge in edges):
@@ -466,13 +468,13 @@ def all_conditional_edges(graph: Graph) -> Iterator[Diagnostic]:
         covered = _coverage(edges)
         if covered == "all":
             continue
-        message = "every edge that leaves it has a condition; the run ends here when none holds"
+        message = "every edge that leaves it has a condition; the run ends here if none holds"
         severity = INFO if covered == "success and fail" else WARNING
         yield node_diagnostic(node, "all_conditional_edges", severity, message, "add an edge without a condition")
 
 
 def _coverage(edges: tuple[Edge, ...]) -> str:
-    """Coverage of the conditions of some edges: `all`, `success and fail`, or empty."""
+    """Return the outcomes that the conditions cover: `all`, `success and fail`, or empty for neither."""
     single = [clause for edge in edges if (clause := _only_clause(edge)) is not None]
     equal = {(clause.key, status_word(clause.value)) for clause in single if clause.operator == "="}
     if any((clause.key, status_word(clause.value)) in equal for clause in single if clause.operator == "!="):
@@ -489,27 +491,27 @@ def _only_clause(edge: Edge) -> Clause | None:
 
 
 def condition_on_human_gate(graph: Graph) -> Iterator[Diagnostic]:
-    """Edges of a human gate have no conditions."""
+    """Report conditions on the edges of human gates."""
     for node in graph.nodes.values():
         for edge in graph.outgoing(node.name) if node.handler == "wait.human" else ():
             if edge.condition:
-                message = "a condition on an edge that a person chooses: when it holds, the choice is not looked at"
+                message = "a condition on an edge that a person chooses: if it holds, the choice is ignored"
                 yield edge_diagnostic(edge, "condition_on_human_gate", WARNING, message, "use labels only")
 
 
 def default_choice_exists(graph: Graph) -> Iterator[Diagnostic]:
-    """The default choice of a human gate is one of its choices."""
+    """Report default choices that are not a choice of their human gate."""
     for node in graph.nodes.values():
         choice = node.text("human.default_choice")
         if choice and choice not in {edge.target for edge in graph.outgoing(node.name)}:
-            message = f"human.default_choice {choice!r} is not a stage that an edge leads to from here"
+            message = f"human.default_choice {choice!r} is not the target of an edge from here"
             yield node_diagnostic(
                 node, "default_choice_exists", WARNING, message, "name the target of one of its edges"
             )
 
 
 def thread_across_branches(graph: Graph) -> Iterator[Diagnostic]:
-    """Concurrent branches use different threads."""
+    """Report threads that several branches of a parallel stage use."""
     if not any(thing.thread_id for things in (graph.nodes.values(), graph.edges) for thing in things):
         return
     for node in graph.nodes.values():
@@ -518,22 +520,22 @@ def thread_across_branches(graph: Graph) -> Iterator[Diagnostic]:
         seen: dict[str, str] = {}
         join = join_stage(graph, node.name)
         for edge in graph.outgoing(node.name):
-            for thread in dict.fromkeys(_threads(graph, edge, join)):
+            for thread in dict.fromkeys(_branch_threads(graph, edge, join)):
                 if seen.setdefault(thread, edge.target) != edge.target:
                     message = f"the branches {seen[thread]!r} and {edge.target!r} both use the thread {thread!r}"
-                    fix = "give each branch a thread_id of its own: what one adds, the other does not see"
+                    fix = "give each branch its own thread_id: a branch does not see what another adds"
                     yield node_diagnostic(node, "thread_across_branches", WARNING, message, fix)
 
 
-def _threads(graph: Graph, first: Edge, join: str | None) -> Iterator[str]:
-    """Threads named by the stages of a branch, up to the join."""
+def _branch_threads(graph: Graph, first: Edge, join: str | None) -> Iterator[str]:
+    """Yield the threads that the stages of a branch name, up to the join."""
     waiting, reached = [first], {first.target}
     while waiting:
         edge = waiting.pop()
         node = graph.nodes.get(edge.target)
         if node is None or node.name == join or node.handler == "exit":
             continue
-        if _fidelity_of(edge, node, graph) == "full" and (node.thread_id or edge.thread_id):
+        if _edge_fidelity(edge, node, graph) == "full" and (node.thread_id or edge.thread_id):
             yield node.thread_id or edge.thread_id
         onward = [one for one in graph.outgoing(node.name) if one.target not in reached]
         reached |= {one.target for one in onward}
@@ -553,7 +555,7 @@ RULES: tuple[Rule, ...] = (*STRUCTURE, *CONTENT, *ADVICE, directives_known)
 
 
 def type_known(graph: Graph, handlers: Collection[str] = ()) -> Iterator[Diagnostic]:
-    """A `type` names a known handler."""
+    """Report every `type` that names no known handler."""
     for node in graph.nodes.values():
         if node.type and node.type not in HANDLERS.values() and node.type not in handlers:
             fix = f"use one of {', '.join(HANDLERS.values())}, or register a handler of that name"
@@ -563,11 +565,11 @@ def type_known(graph: Graph, handlers: Collection[str] = ()) -> Iterator[Diagnos
 def validate(
     graph: Graph, extra_rules: Iterable[Rule] = (), *, handlers: Collection[str] = ()
 ) -> tuple[Diagnostic, ...]:
-    """All findings about a graph, errors first, then in the order of the rules.
+    """Return all findings about a graph: errors first, and each severity in the order of the rules.
 
     Args:
-        graph: The graph; findings of the parser are included.
-        extra_rules: Rules of your own.
+        graph: The graph. Its findings from the parser are included.
+        extra_rules: Rules to apply after the built-in ones.
         handlers: Registered handler types beyond the built-in ones.
     """
     found = list(graph.diagnostics)
@@ -580,10 +582,10 @@ def validate(
 def validate_or_raise(
     graph: Graph, extra_rules: Iterable[Rule] = (), *, handlers: Collection[str] = ()
 ) -> tuple[Diagnostic, ...]:
-    """Validate a graph before it runs; all findings if none is an error.
+    """Validate a graph before a run; return all findings if none of them is an error.
 
     Raises:
-        GraphError: it has errors; `diagnostics` holds all findings.
+        GraphError: a finding is an error; `diagnostics` contains all findings.
     """
     found = validate(graph, extra_rules, handlers=handlers)
     errors = [one for one in found if one.severity is Severity.ERROR]

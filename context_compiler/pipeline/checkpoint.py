@@ -1,4 +1,7 @@
-"""Checkpoints: the state of a run as JSON, written atomically, read back unchanged, and compared piece by piece."""
+"""Checkpoints: write the state of a run as JSON, read it back, and compute what changed between two states.
+
+Changes are expressed in cells: the plain data of one entry of the state, addressed by its section and name.
+"""
 
 from __future__ import annotations
 
@@ -20,10 +23,10 @@ from context_compiler.pipeline.state import SCHEMA_VERSION, Hashes, Lineage, Out
 FILE, STEPS = "checkpoint.json", "steps"
 STEPS_NAME = re.compile(r"steps-[0-9a-f]{1,32}\.jsonl")
 SMALL = 64 * 1024
-"""Maximum size in bytes of a checkpoint that is written at each step."""
-HOWS = ("start", "edge", "jump", "join", "restart")
+"""Maximum size in bytes of a checkpoint that is rewritten at each step; a larger one gets a file of changes."""
+HOW_VALUES = ("start", "edge", "jump", "join", "restart")
 _NONE = type(None)
-_KINDS: Mapping[str, tuple[type, ...]] = {
+_FIELD_TYPES: Mapping[str, tuple[type, ...]] = {
     **dict.fromkeys(("next_node", "current_node", "current_node_fidelity", "current_node_thread"), (str, _NONE)),
     **dict.fromkeys(("terminal_failure_reason", "pending_restart", "graph_dot_source_hash"), (str, _NONE)),
     **dict.fromkeys(("context", "given", "lineage", "node_outcomes", "threads"), (dict,)),
@@ -32,16 +35,16 @@ _KINDS: Mapping[str, tuple[type, ...]] = {
     "graph_snapshot_hash": (str,),
     "edge": (int, _NONE),
 }
-"""Types of the fields of a document."""
-_MEMBERS: Mapping[str, type] = {
+"""Allowed types of each field of a document."""
+_ELEMENT_TYPES: Mapping[str, type] = {
     **{"node_retries": int, "node_visits": int, "completed_nodes": str, "recheck": str},
     **{"artifacts": dict, "node_outcomes": dict, "threads": dict},
 }
-"""Element types of those fields."""
+"""Element types of the fields that are collections."""
 
 
 def head(state: RunState) -> dict[str, Any]:
-    """The part of a state that does not grow with the run."""
+    """Serialize the part of a state that does not grow with the run."""
     now = datetime.now(UTC).isoformat(timespec="milliseconds")
     return {
         "metadata": {
@@ -69,16 +72,16 @@ def head(state: RunState) -> dict[str, Any]:
             "parent_run_id": state.lineage.parent_run_id,
         },
         "graph_dot_source_hash": state.graph.source,
-        "graph_dot_source_ref": _ref(state.graph.source),
+        "graph_dot_source_ref": _hash_reference(state.graph.source),
         "graph_dot_source_size": state.graph.source_size,
         "graph_snapshot_hash": state.graph.snapshot,
-        "graph_snapshot_ref": _ref(state.graph.snapshot),
+        "graph_snapshot_ref": _hash_reference(state.graph.snapshot),
         "graph_snapshot_size": state.graph.snapshot_size,
     }
 
 
 def checkpoint_document(state: RunState) -> dict[str, Any]:
-    """The complete state as plain data."""
+    """Serialize the complete state to plain data."""
     outcomes = {name: outcome.document() for name, outcome in state.outcomes.items()}
     threads = {key: thread_document(thread) for key, thread in state.threads.items()}
     return {
@@ -97,28 +100,28 @@ def checkpoint_document(state: RunState) -> dict[str, Any]:
 
 
 def parse_checkpoint(found: object, *, where: str) -> RunState:
-    """Parse the state from a document.
+    """Parse a state from plain data; `where` names it in errors.
 
     Raises:
-        CheckpointError: it is not a checkpoint, is damaged, or has a newer version.
+        CheckpointError: the data is not a checkpoint, is damaged, or has a newer version.
     """
     if not isinstance(found, Mapping):
-        raise CheckpointError(f"{where}: it is not a checkpoint")
+        raise CheckpointError(f"{where}: this is not a checkpoint")
     data = cast("Mapping[str, Any]", found)
     try:
         version = data["metadata"]["schema_version"]
         if version != SCHEMA_VERSION:
             newer = isinstance(version, int) and version > SCHEMA_VERSION
             what = "was written by a newer version; upgrade context-compiler" if newer else "has an unknown version"
-            known = f"(schema {version!r}, this one knows {SCHEMA_VERSION})"
+            known = f"(schema {version!r}; this version reads schema {SCHEMA_VERSION})"
             raise CheckpointError(f"{where}: the checkpoint {what} {known}", newer=newer)
-        return _state(data)
+        return _build_state(data)
     except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
         raise CheckpointError(f"{where}: the checkpoint is damaged ({type(error).__name__}: {error})") from error
 
 
-def _state(data: Mapping[str, Any]) -> RunState:
-    """Build the state; fields of the wrong type raise one of the errors that `parse_checkpoint` catches."""
+def _build_state(data: Mapping[str, Any]) -> RunState:
+    """Build the state; invalid fields raise one of the exceptions that `parse_checkpoint` catches."""
     _check_types(data)
     restart = data["pending_restart"]
     return RunState(
@@ -159,37 +162,41 @@ def _check_types(data: Mapping[str, Any]) -> None:
     Raises:
         ValueError: a field has the wrong type.
     """
-    wrong = {name for name, kinds in _KINDS.items() if type(data[name]) not in kinds}
-    wrong |= {"how"} if data["how"] not in HOWS else set()
+    wrong = {name for name, kinds in _FIELD_TYPES.items() if type(data[name]) not in kinds}
+    wrong |= {"how"} if data["how"] not in HOW_VALUES else set()
     wrong |= {"terminal_status"} if data["terminal_status"] not in (None, "success", "fail") else set()
-    for name in _MEMBERS.keys() - wrong:
+    for name in _ELEMENT_TYPES.keys() - wrong:
         found = data[name]
         members: list[object] = list(found.values() if isinstance(found, dict) else found)  # pyright: ignore[reportUnknownMemberType, reportUnknownArgumentType]  # plain data
-        wrong |= {name} if any(type(one) is not _MEMBERS[name] for one in members) else set()
+        wrong |= {name} if any(type(one) is not _ELEMENT_TYPES[name] for one in members) else set()
     if "lineage" not in wrong and [type(data["lineage"].get(one)) for one in ("root_run_id", "attempt")] != [str, int]:
         wrong.add("lineage")
     if wrong:
-        raise ValueError(f"of the wrong type: {', '.join(sorted(wrong))}")
+        raise ValueError(f"fields of the wrong type: {', '.join(sorted(wrong))}")
 
 
 def thread_document(thread: Thread) -> dict[str, Any]:
-    """A conversation as plain data."""
+    """Serialize a conversation to plain data."""
     return {"messages": list(thread.messages), "marks": [list(mark) for mark in thread.marks]}
 
 
 def parse_thread(data: Mapping[str, Any]) -> Thread:
-    """A conversation from plain data."""
+    """Parse a conversation from plain data.
+
+    Raises:
+        ValueError: a part of it has the wrong type.
+    """
     messages, marks = data["messages"], tuple((str(name), int(at)) for name, at in data["marks"])
     if type(messages) is not list or not all(0 <= at <= len(cast("list[Any]", messages)) for _, at in marks):
-        raise ValueError("a conversation is of the wrong type")
+        raise ValueError("a conversation has the wrong type")
     return Thread(messages=tuple(cast("list[Any]", messages)), marks=marks)
 
 
 class CheckpointFolder:
-    """Writes the states of one run to `checkpoint.json`, in time proportional to what changes.
+    """Writer of the states of one run to `checkpoint.json`, in time proportional to what changes.
 
-    A checkpoint of up to `SMALL` bytes is written at each step. Beyond that the changes of each step are appended to a
-    file that the checkpoint names, and the checkpoint is written anew when that file has outgrown it.
+    A checkpoint of up to `SMALL` bytes is rewritten at each step. A larger one names a steps file, to which the changes
+    of each step are appended; the checkpoint is rewritten once that file is larger than the checkpoint itself.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -199,12 +206,12 @@ class CheckpointFolder:
         self._size = self._appended = 0
 
     def save(self, state: RunState) -> None:
-        """Save a state; after a crash, or on a full disk, the former one remains.
+        """Save a state; if that fails or the process crashes, the previous state remains.
 
         Raises:
-            PipelineError: it could not be written.
+            PipelineError: the state could not be written.
         """
-        former, self._saved = self._saved, None  # unknown until this has succeeded
+        former, self._saved = self._saved, None  # unknown until this save has succeeded
         try:
             if former is None or self._size <= SMALL or self._appended > self._size:
                 self._write(state)
@@ -212,7 +219,7 @@ class CheckpointFolder:
                 self._append(former, state)
         except OSError as error:
             path = self.folder / FILE
-            raise PipelineError(f"{path}: {error.strerror or error}; the checkpoint before it is intact") from error
+            raise PipelineError(f"{path}: {error.strerror or error}; the previous checkpoint is intact") from error
         self._saved = state
 
     def _write(self, state: RunState) -> None:
@@ -228,7 +235,7 @@ class CheckpointFolder:
         grown = self._size <= SMALL < len(body)
         self._size = len(body)
         if grown:
-            self._write(state)  # now with the name of a file for the steps to come
+            self._write(state)  # again, because the next steps need the name of a steps file
 
     def _append(self, former: RunState, state: RunState) -> None:
         line = json.dumps(state_changes(former, state)).encode() + b"\n"
@@ -240,11 +247,11 @@ class CheckpointFolder:
 
 
 def read_checkpoint(folder: Path) -> RunState | None:
-    """Read the last state from a folder; None if there is none.
+    """Read the last saved state from a folder; None if there is none.
 
     Raises:
-        CheckpointError: it is damaged, or has a newer version.
-        PipelineError: it cannot be read.
+        CheckpointError: the checkpoint is damaged or has a newer version.
+        PipelineError: a file cannot be read.
     """
     path = folder / FILE
     try:
@@ -252,17 +259,17 @@ def read_checkpoint(folder: Path) -> RunState | None:
         state = parse_checkpoint(found, where=str(path))
         steps: object = found["metadata"].get("steps")
         file = folder / steps if isinstance(steps, str) and STEPS_NAME.fullmatch(steps) else None
-        return state if file is None or not file.exists() else _apply(state, file, str(path))
+        return state if file is None or not file.exists() else _apply_steps(state, file, str(path))
     except FileNotFoundError:
         return None
     except OSError as error:
         raise PipelineError(f"{path}: {error.strerror or error}") from error
     except (ValueError, RecursionError) as error:
-        raise CheckpointError(f"{path}: the checkpoint is damaged ({error}); it cannot be resumed from") from error
+        raise CheckpointError(f"{path}: the checkpoint is damaged ({error}); the run cannot be resumed") from error
 
 
-def _apply(state: RunState, steps: Path, where: str) -> RunState:
-    """Apply the steps appended since a checkpoint; a line cut short by a crash is the last one, and ignored."""
+def _apply_steps(state: RunState, steps: Path, where: str) -> RunState:
+    """Apply the steps appended since a checkpoint, without a last line that a crash cut short."""
     cells = {(section, name): body for section, name, body in state_changes(None, state)[1]}
     for line in steps.read_bytes().split(b"\n")[:-1]:
         gone, new = json.loads(line)
@@ -274,7 +281,7 @@ def _apply(state: RunState, steps: Path, where: str) -> RunState:
 
 
 def open_private(path: str, flags: int) -> int:
-    """Opener for files that only the owner may read."""
+    """Open a file that only its owner may read and write; an `opener` for `open`."""
     return os.open(path, flags, 0o600)
 
 
@@ -283,14 +290,14 @@ def _size(data: Mapping[str, Any], key: str) -> int | None:
     return size if type(size) is int else None
 
 
-def _ref(hash: str | None) -> str | None:
+def _hash_reference(hash: str | None) -> str | None:
     return None if hash is None else f"store://{hash}"
 
 
 Name: TypeAlias = tuple[str, str]
-"""A section, and a name in it."""
+"""Address of a cell: its section, and its name in that section."""
 Cell: TypeAlias = tuple[str, str, Any]
-"""Section, name, plain data."""
+"""A cell: section, name, plain data."""
 
 HEAD = "head"
 MAPPINGS = {
@@ -302,41 +309,41 @@ MAPPINGS = {
     "branches": "branches",
     "attempts": "attempts",
 }
-"""Sections that are mappings, by the state field they come from."""
+"""Sections that are mappings, with the field of `RunState` that each contains."""
 UNTRACKED = ("artifacts", "branches", "attempts")
-"""Mappings whose changes are not tracked by stages."""
+"""Fields whose changes the stages do not track, so that all their entries are compared."""
 SEQUENCES = {"completed_nodes": "completed", "logs": "logs"}
 THREADS, MARKS = "threads", "marks"
 
 
 def state_changes(former: RunState | None, state: RunState) -> tuple[list[Name], list[Cell]]:
-    """Cells deleted and cells added or changed between two states; all cells if there is no former one."""
+    """Return the cells deleted, and those added or changed, between two states; without a former one, all cells."""
     gone: list[Name] = []
     new: list[Cell] = [(HEAD, "", head(state))]
     names, keys = _changed_names(former, state)
     for section, field in MAPPINGS.items():
         known = keys if field == "context" else None if field in UNTRACKED else names
-        _mapping(section, getattr(former, field, {}), getattr(state, field), known, gone, new)
+        _compare_mappings(section, getattr(former, field, {}), getattr(state, field), known, gone, new)
     for section, field in SEQUENCES.items():
-        _sequence(section, getattr(former, field, ()), getattr(state, field), gone, new)
+        _compare_sequences(section, getattr(former, field, ()), getattr(state, field), gone, new)
     before: Mapping[str, Thread] = former.threads if former is not None else {}
     for key in before.keys() | state.threads.keys():
         old, now = before.get(key, Thread()), state.threads.get(key, Thread())
         if old is not now:
-            _sequence(f"{THREADS}:{key}", old.messages, now.messages, gone, new)
-            _sequence(f"{MARKS}:{key}", old.marks, now.marks, gone, new)
+            _compare_sequences(f"{THREADS}:{key}", old.messages, now.messages, gone, new)
+            _compare_sequences(f"{MARKS}:{key}", old.marks, now.marks, gone, new)
     return gone, new
 
 
 def _changed_names(former: RunState | None, state: RunState) -> tuple[Collection[str] | None, Collection[str] | None]:
-    """Names of stages and context keys that may have changed, as tracked by the last stage; None means any."""
+    """Return the stages and context keys that the last stage may have changed; None means any."""
     touched = state.changes
     if former is None or touched is None or former.lineage != state.lineage or former.sequence < touched.since:
         return None, None
     return touched.names, touched.keys
 
 
-def _mapping(
+def _compare_mappings(
     section: str,
     old: Mapping[str, Any],
     now: Mapping[str, Any],
@@ -349,7 +356,7 @@ def _mapping(
     if known is not None:
         gone += [(section, name) for name in sorted(known) if name in old and name not in now]
         changed = [(name, now[name]) for name in sorted(known) if name in now and old.get(name) is not now[name]]
-    elif len(old) <= len(now) and all(map(is_, old, now)):  # the usual case, at the speed of C: nothing was removed
+    elif len(old) <= len(now) and all(map(is_, old, now)):  # the usual case, fast: nothing was removed
         other = compress(now.items(), map(is_not, old.values(), now.values()))
         changed = [*other, *islice(now.items(), len(old), None)]
     else:
@@ -359,15 +366,15 @@ def _mapping(
         new.append((section, name, value.document() if isinstance(value, Outcome) else value))
 
 
-def _sequence(section: str, old: Sequence[Any], now: Sequence[Any], gone: list[Name], new: list[Cell]) -> None:
+def _compare_sequences(section: str, old: Sequence[Any], now: Sequence[Any], gone: list[Name], new: list[Cell]) -> None:
     same = min(len(old), len(now))
-    while same and old[same - 1] is not now[same - 1]:  # they only grow at their end, or are cut there
+    while same and old[same - 1] is not now[same - 1]:  # sequences change only at their end
         same -= 1
-    gone += [(section, _number(at)) for at in range(len(now), len(old))]
-    new += [(section, _number(at), now[at]) for at in range(same, len(now))]
+    gone += [(section, _position_name(at)) for at in range(len(now), len(old))]
+    new += [(section, _position_name(at), now[at]) for at in range(same, len(now))]
 
 
-def _number(at: int) -> str:
+def _position_name(at: int) -> str:
     return f"{at:09d}"
 
 
@@ -375,7 +382,7 @@ def assemble(cells: Iterable[Cell]) -> dict[str, Any]:
     """Assemble a document from cells sorted by section and name.
 
     Raises:
-        LookupError: the head is missing.
+        LookupError: the head cell is missing.
     """
     sections: dict[str, list[tuple[str, Any]]] = {}
     for section, name, body in cells:
@@ -383,11 +390,13 @@ def assemble(cells: Iterable[Cell]) -> dict[str, Any]:
     document: dict[str, Any] = dict(sections[HEAD][0][1])
     document |= {section: dict(sections.get(section, ())) for section in MAPPINGS}
     document |= {section: [body for _, body in sections.get(section, ())] for section in SEQUENCES}
-    document[THREADS] = {key: {"messages": messages, MARKS: marks} for key, messages, marks in _threads(sections)}
+    document[THREADS] = {
+        key: {"messages": messages, MARKS: marks} for key, messages, marks in _thread_sections(sections)
+    }
     return document
 
 
-def _threads(sections: Mapping[str, list[tuple[str, Any]]]) -> Iterator[tuple[str, list[Any], list[Any]]]:
+def _thread_sections(sections: Mapping[str, list[tuple[str, Any]]]) -> Iterator[tuple[str, list[Any], list[Any]]]:
     for section, rows in sections.items():
         if section.startswith(f"{THREADS}:"):
             key = section.removeprefix(f"{THREADS}:")

@@ -1,7 +1,7 @@
-"""Conditions on edges: comparisons joined by `&&`, parsed once and never executed as code.
+"""Conditions on edges: comparisons joined by `&&`, such as `outcome=success && context.tests != "red"`.
 
-`outcome=success && context.tests != "red"`: keys are looked up and compared as exact text. A missing key is the
-empty text. A clause without an operator holds if its value is neither empty nor `false`.
+A condition is parsed once and never executed as code. Values are compared as exact text, and a missing value is the
+empty text. A key without an operator holds if its value is neither empty nor `false`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ STATUSES = {
     **{"ok": "success", "succeeded": "success", "failure": "fail", "failed": "fail", "error": "fail"},
     **{"skip": "skipped", "partialsuccess": "partial_success", "partial-success": "partial_success"},
 }
-"""Synonyms of statuses, as other engines write them."""
+"""Statuses by their synonyms in other engines."""
 
 _KEY = r"[A-Za-z_][A-Za-z0-9_-]*(?:\.[A-Za-z_][A-Za-z0-9_-]*)*"
 _CLAUSE = re.compile(
@@ -32,7 +32,7 @@ _ESCAPES = {"n": "\n", "t": "\t", '"': '"', "\\": "\\"}
 
 
 class ConditionError(ValueError):
-    """An invalid condition; `at` is the offset of the error, from 0."""
+    """Error in a condition; `at` is its offset, from 0."""
 
     def __init__(self, message: str, at: int) -> None:
         super().__init__(message)
@@ -41,21 +41,21 @@ class ConditionError(ValueError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Clause:
-    """One comparison."""
+    """One comparison of a condition."""
 
     key: str
     operator: Literal["=", "!=", ""]
-    """Empty tests for the presence of a value."""
+    """Empty if the clause only tests that the value is neither empty nor `false`."""
     value: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Condition:
-    """Clauses that must all hold; an empty condition always holds."""
+    """A condition: clauses that must all hold. Without clauses it always holds."""
 
     clauses: tuple[Clause, ...] = ()
     warnings: tuple[str, ...] = ()
-    """Tolerated deviations from the syntax."""
+    """Messages about tolerated deviations from the syntax."""
 
     def holds(
         self, values: Mapping[str, object], *, outcome: str = "", preferred_label: str = "", raw: str = ""
@@ -65,18 +65,18 @@ class Condition:
         Args:
             values: The context of the run.
             outcome: Status of the stage that just ended, such as `success`.
-            preferred_label: The label that stage asked for.
-            raw: The stage's own word for its outcome, where that is not a status.
+            preferred_label: Label of the edge that this stage asked for.
+            raw: The outcome in the words of the stage, if they differ from a status.
         """
-        return all(_holds(clause, values, outcome, preferred_label, raw) for clause in self.clauses)
+        return all(_clause_holds(clause, values, outcome, preferred_label, raw) for clause in self.clauses)
 
 
 @lru_cache(maxsize=4096)
 def parse_condition(text: str) -> Condition:
-    """Parse a condition; an empty one always holds.
+    """Parse a condition; an empty text becomes a condition that always holds.
 
     Raises:
-        ConditionError: it is invalid.
+        ConditionError: the condition is invalid.
     """
     if len(text) > LONGEST:
         raise ConditionError(f"a condition has at most {LONGEST:,} characters", LONGEST)
@@ -93,7 +93,7 @@ def parse_condition(text: str) -> Condition:
         if operator == "==":
             operator, warning = "=", "== is read as ="
             warnings += [] if warning in warnings else [warning]
-        clauses.append(Clause(key=found["key"], operator=_known(operator), value=_literal(found["value"] or "")))
+        clauses.append(Clause(key=found["key"], operator=_as_operator(operator), value=_unquote(found["value"] or "")))
         at = found.end()
         if at == len(text):
             return Condition(clauses=tuple(clauses), warnings=tuple(warnings))
@@ -103,7 +103,7 @@ def parse_condition(text: str) -> Condition:
 
 
 def context_value(key: str, values: Mapping[str, object]) -> str:
-    """A context value as text; `context.x` is looked up as written first, then as `x`."""
+    """Return a context value as text; `context.x` is first looked up as written, then as `x`."""
     value = values.get(key)
     if value is None and key.startswith("context."):
         value = values.get(key.removeprefix("context."))
@@ -112,28 +112,28 @@ def context_value(key: str, values: Mapping[str, object]) -> str:
     return "" if value is None else str(value)
 
 
-def _holds(clause: Clause, values: Mapping[str, object], outcome: str, preferred_label: str, raw: str) -> bool:
+def _clause_holds(clause: Clause, values: Mapping[str, object], outcome: str, preferred_label: str, raw: str) -> bool:
     if clause.key == "outcome":
         same = status_word(clause.value) == status_word(outcome) or bool(raw and clause.value == raw)
-        there = outcome
+        value = outcome
     else:
-        there = preferred_label if clause.key == "preferred_label" else context_value(clause.key, values)
-        same = there == clause.value
+        value = preferred_label if clause.key == "preferred_label" else context_value(clause.key, values)
+        same = value == clause.value
     if not clause.operator:
-        return there.lower() not in ("", "false")
+        return value.lower() not in ("", "false")
     return same == (clause.operator == "=")
 
 
 def status_word(word: str) -> str:
-    """The standard word for a status; any other word is returned as it is."""
+    """Replace a synonym of a status by the status; any other word stays unchanged."""
     return STATUSES.get(word.lower(), word)
 
 
-def _known(operator: str) -> Literal["=", "!=", ""]:
+def _as_operator(operator: str) -> Literal["=", "!=", ""]:
     return "=" if operator == "=" else "!=" if operator == "!=" else ""
 
 
-def _literal(text: str) -> str:
+def _unquote(text: str) -> str:
     if not text.startswith('"'):
         return text
     return _ESCAPE.sub(lambda found: _ESCAPES.get(found[1], found[0]), text[1:-1])
@@ -148,5 +148,5 @@ def _syntax_error(text: str, at: int) -> ConditionError:
     if unknown:
         return ConditionError(f"there is no operator {unknown[0]!r}; use =, != and &&", at)
     if rest.startswith('"'):
-        return ConditionError("a string stands where a key is wanted, or is not closed", at)
+        return ConditionError("a string is not a key, or is not closed", at)
     return ConditionError(f"{rest[:20]!r} cannot be read; write key=value && key!=value", at)

@@ -1,4 +1,4 @@
-"""Configuration of a run: agents, people, limits, places, retries, and stand-ins for the outside world."""
+"""Configuration of a run: agents, interviewers, limits, storage, retries, and replaceable time and randomness."""
 
 from __future__ import annotations
 
@@ -25,26 +25,27 @@ from context_compiler.record.store import Store
 from context_compiler.tokens.prices import Money, cost_of, dollars
 
 Sleep = Callable[[float], Awaitable[None]]
-"""Waits for a number of seconds."""
+"""Function that waits for a number of seconds."""
 Random = Callable[[], float]
-"""A random number in [0, 1)."""
+"""Function that returns a random number in [0, 1)."""
 
 TRANSIENT = (408, 425, 429)
-"""HTTP status codes worth a retry, beside all from 500 on."""
+"""HTTP status codes below 500 that are worth a retry; all codes from 500 on are retried as well."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Backoff:
-    """Pauses between attempts."""
+    """Pauses between attempts, which grow by a factor."""
 
     initial: float = 0.2
     """Seconds before the second attempt."""
     factor: float = 2.0
     longest: float = 60.0
+    """Maximum pause in seconds."""
     jitter: bool = True
 
     def delay(self, attempt: int, draw: Random = random.random) -> float:
-        """Seconds to wait after an attempt, counted from 1; jitter scales them by 0.5 to 1.5."""
+        """Return the seconds to wait after an attempt, counted from 1; jitter multiplies them by 0.5 to 1.5."""
         exponent = min(attempt - 1, 64)
         try:
             wait = min(self.initial * self.factor**exponent, self.longest)
@@ -60,11 +61,11 @@ PRESETS = {
     "linear": (3, Backoff(initial=0.5, factor=1.0)),
     "patient": (3, Backoff(initial=2.0, factor=3.0)),
 }
-"""Attempts and pauses by the names that pipelines use for them (`retry_policy`)."""
+"""Maximum attempts and pauses by `retry_policy`."""
 
 
 def max_attempts(node: Node, graph: Graph) -> int:
-    """Attempts allowed per visit: from `max_retries`, else the stage's policy, else the graph's default."""
+    """Maximum attempts of a stage per visit: from its `max_retries`, else its policy, else the graph's default."""
     if node.max_retries is not None:
         return max(0, node.max_retries) + 1
     preset = PRESETS.get(node.text("retry_policy"))
@@ -72,27 +73,27 @@ def max_attempts(node: Node, graph: Graph) -> int:
 
 
 def backoff_of(node: Node, usual: Backoff) -> Backoff:
-    """The pauses of a stage: from its policy, else `usual`."""
+    """Pauses between the attempts of a stage: from its policy, else `usual`."""
     preset = PRESETS.get(node.text("retry_policy"))
     return preset[1] if preset else usual
 
 
 def is_transient(error: BaseException) -> bool:
-    """True for errors worth a retry: a busy or unreachable provider, a broken connection, a time-out."""
+    """True if an error is worth a retry: a busy or unreachable provider, a broken connection, or a timeout."""
     if isinstance(error, ModelHTTPError):
         return error.status_code in TRANSIENT or error.status_code >= 500
     return isinstance(error, ModelAPIError | ConnectionError | TimeoutError | asyncio.IncompleteReadError)
 
 
 Agents = Agent[Any, Any] | Mapping[str, Agent[Any, Any]] | Callable[[Node], "Agent[Any, Any] | None"]
-"""One agent for all stages, agents by name, class or `*`, or a function from a stage to its agent."""
+"""One agent for all stages; agents by stage name, class or `*`; or a function from a stage to its agent."""
 
 Steer = Callable[[Any], "str | None"]
-"""From the state of a child pipeline to a message for it; None sends none."""
+"""Function from the state of a child pipeline to a message for it; None sends no message."""
 
 
 Journal = Callable[[Callable[[], Awaitable[bool]]], Awaitable[bool]]
-"""Calls a function that advances a run by one stage; True once the run has ended."""
+"""Function that calls its argument to advance a run by one stage; True once the run has ended."""
 
 
 async def advance_plainly(advance: Callable[[], Awaitable[bool]]) -> bool:
@@ -102,28 +103,28 @@ async def advance_plainly(advance: Callable[[], Awaitable[bool]]) -> bool:
 
 @dataclass(slots=True, kw_only=True)
 class RequestMeter:
-    """Counts the model requests of a run, and what they cost."""
+    """Counter of the model requests of a run and of their cost."""
 
     limit: int | None = None
     used: int = 0
     max_cost: Money | None = None
     cost: Decimal = Decimal(0)
-    """In US dollars, of the requests to models whose prices are known."""
+    """Cost in US dollars of the requests to models with a known price."""
     unpriced: set[str] = field(default_factory=set[str])
-    """Models that were asked and have no known price."""
+    """Models that received requests and have no known price."""
     counted: set[str] = field(default_factory=set[str])
-    """Runs whose earlier requests have been added, those of other processes included."""
+    """Ids of runs whose earlier requests, including those of other processes, have been added."""
     refused: int = 0
     """Number of requests that a limit prevented."""
 
     def add(self, report: Mapping[str, Any]) -> None:
-        """Add requests from the facts of an event."""
+        """Add the requests and the cost that an event reports."""
         self.used += int(report.get("requests", 0))
         self.cost += Decimal(str(report.get("cost", 0)))
         self.unpriced.update(report.get("unpriced", ()))
 
     def charge(self, model: str, usage: Mapping[str, int], provider: str | None = None) -> None:
-        """Add the cost of a request; a model without a known price is noted."""
+        """Add the cost of a request, or note that the price of its model is unknown."""
         cost = cost_of(model, usage, provider)
         if cost is None:
             self.unpriced.add(model)
@@ -131,13 +132,13 @@ class RequestMeter:
             self.cost += cost
 
     def report(self) -> dict[str, Any]:
-        """Facts for an event: the cost in US dollars, and models without a known price."""
+        """Return the data for an event: the cost in US dollars, and models without a known price."""
         spent = {"cost": float(self.cost)} if self.cost else {}
         return {**spent, "unpriced": sorted(self.unpriced)} if self.unpriced else spent
 
     @property
     def reached(self) -> str:
-        """The limit that has been reached; empty if another request may be made."""
+        """Message about the limit that has been reached; empty if another request is allowed."""
         if self.limit is not None and self.used >= self.limit:
             return f"the run made {self.used} model requests, which is the limit (max_requests)"
         if self.max_cost is not None and self.cost >= self.max_cost.amount:
@@ -145,7 +146,7 @@ class RequestMeter:
         return ""
 
     def refuse(self) -> str:
-        """The limit that prevents a request, which is counted as refused; empty if it may be made."""
+        """Check the limits before a request and count it if it is refused; return the message as in `reached`."""
         self.refused += bool(self.reached)
         return self.reached
 
@@ -156,69 +157,69 @@ class RunConfig:
 
     agents: Agents | None = None
     model: Model | str | None = None
-    """For stages that name no model."""
+    """Model for stages that name none."""
     simulate: bool = False
-    """Never call a model."""
+    """True to simulate all agent stages, so that no model is called."""
     deps: Any = None
-    """Passed to every agent."""
+    """Dependencies passed to every agent."""
     model_settings: ModelSettings | None = None
     handlers: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    """Handlers by type; they add to or replace the built-in ones."""
+    """Handlers by type, which add to or replace the built-in ones."""
     interviewer: Interviewer = field(default_factory=AutoApprove)
-    """Answers human gates."""
+    """Interviewer that answers the questions of human gates."""
     run_id: str | None = None
-    """None generates one."""
+    """Id of the run; None generates one."""
     logs_root: str | Path | None = None
     """Folder for the run's files; None writes none."""
     runs: Any = None
     """Storage of runs: a `RunStore`, a `.db` file, a folder of runs, or the address of a PostgreSQL database.
 
-    None means `logs_root`, else memory.
+    None uses `logs_root` if that is set, else memory.
     """
     store: str | Path | Store | None = None
-    """Record of what each stage was sent; None records in memory."""
+    """Record of the requests of each stage; None records in memory."""
     compiler: Mapping[str, Any] | None = field(default_factory=dict[str, Any])
     """Arguments of each stage's `ContextCompiler`; None attaches none."""
     context: Mapping[str, Any] = field(default_factory=dict[str, Any])
     """Initial values of the context."""
     workdir: str | Path | None = None
-    """Working folder of tools."""
+    """Working directory of tool stages."""
     transforms: tuple[Callable[[Graph], Graph], ...] = ()
-    """Applied in order after the stylesheet and before the check."""
+    """Functions applied to the graph, in order, after the stylesheet and before validation."""
     rules: tuple[Rule, ...] = ()
     """Additional validation rules."""
     backoff: Backoff = field(default_factory=Backoff)
     retryable: Callable[[BaseException], bool] = is_transient
-    """True for errors after which a stage may run again."""
+    """Predicate for errors after which a stage may run again."""
     max_visits: int = 100
-    """Default limit of visits to one stage in one attempt."""
+    """Maximum visits to a stage between two restarts of the run, unless the stage sets its own."""
     max_steps: int = 100_000
     max_loop_restarts: int = 16
     max_duration: float | None = None
-    """Limit in seconds on the total time that processes work on the run; gaps between processes do not count."""
+    """Maximum total time in seconds that processes work on the run; time between two processes does not count."""
     max_requests: int | None = None
-    """Limit on the model requests of all agents of the run, over all processes that worked on it.
+    """Maximum model requests of the run, over all processes that work on it.
 
-    Those of branches and children are included, and failed ones count.
+    Requests of branches and child pipelines count, and so do failed requests.
     """
     max_cost: Money | None = None
-    """Limit on the cost of those requests, such as `Money(0.50)`; requests under way when it is reached still finish.
+    """Maximum cost of those requests, such as `Money(0.50)`; requests in flight when it is reached still finish.
 
-    Models without a known price are not counted; a warning and the last event name them.
+    Requests to models without a known price do not count; a warning and the last event name these models.
     """
     strict_failure_edges: bool | None = None
-    """Edges a failure may take: with True only those with a condition, with False any.
+    """True if a failure may take only edges with a condition, False if it may take any edge.
 
-    None leaves it to the graph; if that does not say, a failure takes only edges that route by outcome.
+    None uses the setting of the graph; without one, a failure takes only edges that route by outcome.
     """
     unvisited_gates: bool = False
-    """A goal gate that never ran counts as unsatisfied."""
+    """True if a goal gate that never ran counts as unsatisfied."""
     resume_threads: Literal["degrade", "restore"] = "degrade"
-    """Resuming at `full`: `summary:high` for one stage, or the former conversation."""
+    """Resuming at `full`: `degrade` runs the next stage at `summary:high`, `restore` keeps the conversation."""
     steer: Steer | None = None
     on_event: OnEvent | None = None
     journal: Journal = advance_plainly
-    """Advances the run by one stage; a durable engine makes that a step of its own."""
+    """Function that advances the run by one stage; a durable engine records each call as a step."""
     sleep: Sleep = asyncio.sleep
     clock: Callable[[], float] = time.monotonic
     draw: Random = random.random

@@ -1,6 +1,6 @@
-"""Summaries of earlier outputs for a stage that names a template (`context_helper`); none if compiling fails.
+"""Summaries of earlier outputs for stages that name a template in `context_helper`.
 
-A compile like any other: capped, recorded, cached, and never the reason that a stage does not run.
+Such a compile is capped, recorded and cached like any other. If it fails, the stage runs without a summary.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ log = logging.getLogger("context_compiler.pipeline")
 CONVERSATION = "context-helper"
 """Suffix of the conversation under which these compiles are recorded, after the stage's name."""
 INSTEAD = "the step ran as written"
-"""Recorded where a compile failed."""
+"""Text recorded after the error of a failed compile."""
 USED = ("compiled", "cycle")
-"""Statuses of a view that is passed on to the stage."""
+"""Statuses of views whose text is passed on to the stage."""
 
 
 class _StageHost(Host):
-    """A stage with its model, if it has one."""
+    """Host that asks the model of a stage, if it has one."""
 
     def __init__(self, middleware: Middleware, session: str, model: Model | None) -> None:
         self._middleware, self._session, self._model = middleware, session, model
@@ -58,23 +58,25 @@ class _StageHost(Host):
 
 
 def _owner(middleware: Middleware) -> str | None:
-    """Owner of the compiles; None, so that nothing is kept, if a function names the owner of each run."""
+    """Owner of the compiles; None, so that nothing is stored, if a function determines the owner of each run."""
     return None if callable(middleware.arguments.owner) else middleware.archive.owner
 
 
 @dataclass(frozen=True, slots=True)
 class OutputCompiler:
-    """The compiles of one run, one compiler per template."""
+    """Compiler of earlier outputs in one run, with one middleware per template."""
 
     _config: RunConfig
     _middlewares: dict[str, Middleware] = field(default_factory=dict[str, Middleware])
 
     async def compile_outputs(self, stage: Stage, model: Model | str | None) -> str:
-        """Compile the outputs before a stage; empty if it names no template, nothing was output, or compiling failed.
+        """Compile the outputs of earlier stages into a text for a stage.
+
+        The text is empty if the stage names no template, there are no outputs yet, or the compile failed.
 
         Args:
-            stage: Names the template as its `context_helper`.
-            model: The stage's model; it writes the summary unless the run's compiler has its own.
+            stage: The stage, which names the template in `context_helper`.
+            model: The model of the stage. It writes the summary unless the run's compiler has a model of its own.
         """
         template = stage.node.context_helper
         messages = list(exchanges(stage)) if template else []
@@ -83,10 +85,12 @@ class OutputCompiler:
         done = await try_await(self._view(template, stage, messages, model))
         view = done.value
         if view is None:
-            why = log_text(done.error) if done.error else "no view"
-            log.warning("%s: @context-helper %s failed, the stage runs as written: %s", stage.node.name, template, why)
+            reason = log_text(done.error) if done.error else "no view"
+            log.warning(
+                "%s: @context-helper %s failed, the stage runs as written: %s", stage.node.name, template, reason
+            )
         text = view_text(view) if view is not None and view.status in USED else ""
-        await stage.emit("context_compiled", template=template, **_facts(view, done.error))
+        await stage.emit("context_compiled", template=template, **_event_data(view, done.error))
         return text
 
     async def _view(
@@ -95,7 +99,7 @@ class OutputCompiler:
         """Compile a recorded view of the earlier outputs and the stage's prompt."""
         middleware = self._middlewares.get(template) or Middleware(self._arguments(template))
         self._middlewares[template] = middleware
-        asked = infer_model(model) if model is not None and not self._config.simulated else None
+        stage_model = infer_model(model) if model is not None and not self._config.simulated else None
         session = f"{stage.run_id}/{stage.node.name}/{CONVERSATION}"
 
         request = Request(
@@ -106,20 +110,20 @@ class OutputCompiler:
             instead=INSTEAD,
             owner=_owner(middleware),
         )
-        if asked is not None:
-            family = model_family(asked.system, asked.model_name)
-            request = replace(request, model=asked.model_name, family=family)
+        if stage_model is not None:
+            family = model_family(stage_model.system, stage_model.model_name)
+            request = replace(request, model=stage_model.model_name, family=family)
         limit = stage.node.timeout
         middleware.runs += 1
         try:
-            async with asyncio.timeout(limit / 2 if limit else None):  # the rest of its time is the stage's own
-                return await middleware.view(Run(), request, _StageHost(middleware, session, asked))
+            async with asyncio.timeout(limit / 2 if limit else None):  # the other half is for the stage itself
+                return await middleware.view(Run(), request, _StageHost(middleware, session, stage_model))
         finally:
             middleware.runs -= 1
             await middleware.rest()
 
     def _arguments(self, template: str) -> Arguments:
-        """Arguments of the run's compiler, with this template, over all earlier outputs."""
+        """Arguments of the run's compiler, changed to compile all earlier outputs with a template."""
         given: dict[str, Any] = {"store": self._config.store, **(self._config.compiler or {})}
         given |= {"every_turn": True, "recent_turns": 0, "inject": "user", "dry_run": False}
         given |= {"model": "none"} if self._config.simulated else {}
@@ -127,8 +131,8 @@ class OutputCompiler:
         return Arguments(**given)
 
 
-def _facts(view: View | None, error: Exception | None) -> dict[str, Any]:
-    """Facts of a compile for its event: status, cost, and id in the record."""
+def _event_data(view: View | None, error: Exception | None) -> dict[str, Any]:
+    """Return the data of a compile for its event: status, tokens, and id of the view in the record."""
     if view is None:
         return {"status": "failed", "error": f"{type(error).__name__}: {error}"}
     facts: dict[str, Any] = {"status": view.status, "error": (view.error or "").removesuffix(f"; {INSTEAD}")}
@@ -141,20 +145,20 @@ def _facts(view: View | None, error: Exception | None) -> dict[str, Any]:
 
 
 def exchanges(stage: Stage) -> Iterator[ModelMessage]:
-    """Prompts and outputs of the stages before one, in order; stages without output are skipped."""
+    """Yield the prompts and outputs of the stages before a stage, in order; stages without output are skipped."""
     for entry in stage.context.logs():
         found: Mapping[str, Any] = cast("Mapping[str, Any]", entry) if isinstance(entry, Mapping) else {}
         name, ref = str(found.get("node", "")), str(found.get("ref", ""))
-        kept: object = stage.artifacts.retrieve(ref) if ref and stage.artifacts.has(ref) else found.get("notes", "")
+        output: object = stage.artifacts.retrieve(ref) if ref and stage.artifacts.has(ref) else found.get("notes", "")
         node = stage.graph.nodes.get(name)
-        if node is None or not isinstance(kept, str) or not kept.strip():
+        if node is None or not isinstance(output, str) or not output.strip():
             continue
         yield _request(stage.graph.with_goal(f"{node.label}: {node.prompt}" if node.prompt else node.label))
-        yield ModelResponse(parts=[TextPart(kept)])
+        yield ModelResponse(parts=[TextPart(output)])
 
 
 def view_text(view: View) -> str:
-    """The compiled text of a view, without the messages it passes through."""
+    """Return the compiled text of a view, without the raw messages in it."""
     parts = [part for message in view.messages for part in message.parts]
     things = [thing for part in parts for thing in user_content(getattr(part, "content", None))]
     return "\n\n".join(thing.content for thing in things if isinstance(thing, TextContent) and mark_of(thing)).strip()

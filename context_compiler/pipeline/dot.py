@@ -1,8 +1,8 @@
-"""DOT, read and written: strict about meaning, lenient about punctuation.
+"""Parser and writer for graphs in DOT, strict about meaning and lenient about punctuation.
 
-A text becomes a syntax tree by the grammar in `dot.lark`, and then a graph. Tolerated deviations become warnings of the
-graph; anything else is a `GraphError` with the reason and its file, line and column. Reading takes time in proportion
-to the text, and memory of a few times its size.
+The grammar in `dot.lark` turns a text into a syntax tree, which becomes a graph. Tolerated deviations become warnings
+of the graph; any other is a `GraphError` with the reason, file, line and column. Parsing takes time proportional to
+the text, and a few times its size in memory.
 """
 
 from __future__ import annotations
@@ -26,31 +26,31 @@ from context_compiler.pipeline.graph import Diagnostic, Edge, Graph, Node, Sever
 LARGEST = 16_000_000
 """Maximum length of a source, in characters."""
 MOST_SYMBOLS = 400_000
-"""Maximum number of ids, hops and blocks; some 80,000 stages with their edges."""
+"""Maximum number of ids, hops and blocks in a source, enough for about 80,000 stages with their edges."""
 DEEPEST = 100
 """Maximum nesting of subgraphs."""
 NEAR = 10_000
 """Characters before an error that are examined to explain it."""
 
-
-LOOSE = "a block of attributes follows the stage or edge that it is about"
+MISPLACED_BLOCK = "a block of attributes must directly follow its stage or edge"
+"""Message about a block of attributes without a stage or edge."""
 
 
 class DotSyntaxError(Exception):
-    """An error in a source; `at` is its offset."""
+    """Error in a source; `at` is its offset, from 0."""
 
     def __init__(self, message: str, at: int) -> None:
         super().__init__(message)
         self.message, self.at = message, at
 
 
-class _Bounds(PostLex):
-    """Limits the number of symbols and their nesting."""
+class _SymbolLimits(PostLex):
+    """Filter that limits the number of symbols and their nesting."""
 
     always_accept: Iterable[str] = ()
 
     def process(self, stream: Iterator[Token]) -> Iterator[Token]:
-        """Pass every symbol on."""
+        """Yield every symbol; raise `DotSyntaxError` beyond a limit."""
         depth = 0
         for count, token in enumerate(stream):
             depth += (token.type == "OPEN") - (token.type == "CLOSE")
@@ -64,12 +64,12 @@ class _Bounds(PostLex):
 @cache
 def _parser() -> Lark:
     grammar = Path(__file__).with_name("dot.lark").read_text(encoding="utf-8")
-    return Lark(grammar, parser="lalr", lexer="contextual", maybe_placeholders=True, postlex=_Bounds())
+    return Lark(grammar, parser="lalr", lexer="contextual", maybe_placeholders=True, postlex=_SymbolLimits())
 
 
 @cache
-def attribute() -> re.Pattern[str]:
-    """Pattern of one `key=value` with the separator after it, from the grammar."""
+def attribute_pattern() -> re.Pattern[str]:
+    """Pattern of one `key=value` and the separator after it, from the grammar."""
     named = {terminal.name: terminal.pattern for terminal in _parser().terminals}
     return re.compile(named["ATTRIBUTE"].to_regexp())
 
@@ -79,43 +79,43 @@ KEY = re.compile(r'[A-Za-z_][\w.]*+|"[^"\\]*+(?:\\[\s\S][^"\\]*+)*"', re.ASCII)
 
 
 def skip_gap(text: str, at: int) -> int:
-    """Offset of the next character that is neither blank nor comment."""
+    """Offset of the next character, at or after `at`, that is neither blank nor part of a comment."""
     gap = GAP.match(text, at)
     return gap.end() if gap else at
 
 
 def parse_statements(text: str) -> Tree[Token]:
-    """Parse a source into its statements.
+    """Parse a source into a syntax tree of its statements.
 
     Raises:
-        DotSyntaxError: the text is not a graph in this dialect.
+        DotSyntaxError: the source is not a graph in this dialect.
     """
     if len(text) > LARGEST:
         raise DotSyntaxError(f"the source has more than {LARGEST:,} characters", 0)
     if "\0" in text:
         raise DotSyntaxError("there is a NUL character; is this a text file?", text.index("\0"))
     try:
-        return _parser().parse(text)  # pyright: ignore[reportUnknownMemberType]  # of Lark, half typed
+        return _parser().parse(text)  # pyright: ignore[reportUnknownMemberType]  # Lark is only partly typed
     except UnexpectedInput as error:
         ended = getattr(getattr(error, "token", None), "type", "") == "$END"
         raise explain(text, len(text) if ended or error.pos_in_stream is None else error.pos_in_stream) from None
 
 
 def explain(text: str, at: int) -> DotSyntaxError:
-    """The error for a source that cannot be parsed beyond an offset."""
+    """Build the error for a source that cannot be parsed beyond an offset."""
     if text[at : at + 1] == "[":
         start, at = at, skip_gap(text, at + 1)
-        while found := attribute().match(text, at):
+        while found := attribute_pattern().match(text, at):
             at = skip_gap(text, found.end())
         if text[at : at + 1] == "]":
-            return DotSyntaxError(LOOSE, start)
+            return DotSyntaxError(MISPLACED_BLOCK, start)
     if text.startswith("->", at):
         at = skip_gap(text, at + 2)
-    return _in_attribute(text, at) or DotSyntaxError(_reason(text, at), at)
+    return _attribute_error(text, at) or DotSyntaxError(_explanation(text, at), at)
 
 
-def _in_attribute(text: str, at: int) -> DotSyntaxError | None:
-    """The error in an attribute that starts here; None if none does."""
+def _attribute_error(text: str, at: int) -> DotSyntaxError | None:
+    """Build the error for an attribute that starts at an offset; None if there is no attribute."""
     key = KEY.match(text, at)
     if key is None:
         return None
@@ -123,46 +123,46 @@ def _in_attribute(text: str, at: int) -> DotSyntaxError | None:
     if text[end : end + 1] != "=":
         return None if text[end : end + 1] not in ("]", ",", ";") else DotSyntaxError("this attribute has no value", at)
     end = skip_gap(text, end + 1)
-    return DotSyntaxError(_reason(text, end, "a value"), end)
+    return DotSyntaxError(_explanation(text, end, "value"), end)
 
 
 _REASONS = (
-    ("\\", "a backslash outside of a string; was the quote before it meant to be plain?"),
+    ("\\", "a backslash outside a string; check the quotes before and after it"),
     ('"', "this string is not closed"),
     ("/*", "this comment is not closed"),
     ("<", "HTML labels are not part of this dialect; write a string in quotes"),
     ("--", "edges have a direction here: write -> instead of --"),
-    ("-", "the id of a stage has letters, digits and _ only"),
+    ("-", "the id of a stage contains only letters, digits and _"),
     (":", "ports are not part of this dialect; leave out the colon and what follows"),
-    ("{", "groups in braces cannot be joined; write one edge for each"),
+    ("{", "an edge cannot connect a group in braces; write one edge for each stage"),
     ("#", "comments begin with //"),
 )
 
 
-_AGAIN = re.compile(r"(?:strict\b|(?:di)?graph\b|\})")
+_SECOND_GRAPH = re.compile(r"(?:strict\b|(?:di)?graph\b|\})")
 
 
-def _reason(text: str, at: int, wanted: str = "") -> str:
+def _explanation(text: str, at: int, wanted: str = "") -> str:
     before = text[max(0, at - NEAR) : at]
     if at < NEAR and not GAP.sub("", before) and not text.startswith(("/*", "#"), at):
-        return _no_digraph(text[at : at + 20])
+        return _header_error(text[at : at + 20])
     for sign, reason in _REASONS:
         if text.startswith(sign, at):
             return reason
     if at >= len(text.rstrip()):
         return "the source ends too early; is a } missing?"
-    if before.rstrip().endswith("}") and _AGAIN.match(text, at):
-        return "there is more after the end of the graph; one graph a file"
+    if before.rstrip().endswith("}") and _SECOND_GRAPH.match(text, at):
+        return "there is text after the end of the graph; write one graph per file"
     if before.rstrip().endswith("->"):
-        return "an edge leads to one stage: a name is missing after ->"
+        return "an edge needs a target; the id of a stage is missing after ->"
     shown = re.match(r"[\w.]{1,40}|.", text[at : at + 40])
     there = shown[0] if shown else text[at : at + 1]
     if wanted:
-        return f"{there!r} is no {wanted.removeprefix('a ')}; put it in quotes"
-    return f"{there!r} cannot stand here; a statement is a stage, an edge, a setting or a subgraph"
+        return f"{there!r} is not a {wanted}; put it in quotes"
+    return f"{there!r} is not allowed here; a statement is a stage, an edge, a setting or a subgraph"
 
 
-def _no_digraph(beginning: str) -> str:
+def _header_error(beginning: str) -> str:
     if beginning.startswith("strict"):
         return "strict graphs are not part of this dialect; begin with digraph"
     if beginning.startswith("graph"):
@@ -171,26 +171,26 @@ def _no_digraph(beginning: str) -> str:
 
 
 LONGEST_NUMBER = 15
-"""Maximum digits of a number; a longer one stays text, so that no digit is lost."""
+"""Maximum characters of a number; a longer one stays text, because a float would lose digits."""
 
 TOLERATED = {
-    "missing_separator": ("there is no comma between two attributes", "put one"),
-    "semicolon_separator": ("attributes are separated with a semicolon", "use a comma"),
+    "missing_separator": ("there is no comma between two attributes", "add one"),
+    "semicolon_separator": ("attributes are separated by a semicolon", "use a comma"),
     "trailing_separator": ("there is a comma after the last attribute", "leave it out"),
     "line_continuation": ("a backslash at the end of a line joins it with the next", "leave the backslash out"),
     "quoted_id": ("a name is in quotes", "use letters, digits and _ without quotes"),
-    "dotted_id": ("the id of a stage has a dot in it", "use letters, digits and _ only"),
+    "dotted_id": ("the id of a stage contains a dot", "use only letters, digits and _"),
     "anonymous_graph": ("the graph has no name", "write digraph name {"),
-    "several_blocks": ("a statement has more than one block of attributes", "put them into one"),
+    "several_blocks": ("a statement has more than one block of attributes", "merge them"),
 }
-"""Tolerated deviations by rule: message and remedy."""
+"""Messages about tolerated deviations, with their remedies, by rule."""
 
 _ESCAPE = re.compile(r"\\([\s\S])")
 _ESCAPES = {'"': '"', "\\": "\\", "n": "\n", "t": "\t", "\n": ""}
 
 
 class Leniencies:
-    """Tolerated deviations in a source: each kind once, with its first place and number."""
+    """Collector of tolerated deviations in a source: the first place and the number of each kind."""
 
     def __init__(self, text: str) -> None:
         self.text = text
@@ -202,7 +202,7 @@ class Leniencies:
         self._found[rule] = (first, times + 1)
 
     def diagnostics(self) -> tuple[Diagnostic, ...]:
-        """One warning per kind, in the order of the source."""
+        """Return one warning per kind, in the order of the source."""
         return tuple(self._warning(rule, *found) for rule, found in sorted(self._found.items(), key=lambda one: one[1]))
 
     def _warning(self, rule: str, first: int, times: int) -> Diagnostic:
@@ -218,7 +218,7 @@ class Leniencies:
 
 
 def identifier(token: Token, lenient: Leniencies, *, offset: int = 0) -> str:
-    """The name of a stage, graph or subgraph, from a token or the end of a hop."""
+    """Parse the name of a stage, graph or subgraph, from the part of a token after an offset."""
     start = (token.start_pos or 0) + offset
     word = token[offset:]
     if word.startswith('"'):
@@ -230,35 +230,35 @@ def identifier(token: Token, lenient: Leniencies, *, offset: int = 0) -> str:
 
 
 def hop_target(token: Token, lenient: Leniencies) -> str:
-    """The target of a hop."""
+    """Parse the target of a hop, such as `-> name`."""
     return identifier(token, lenient, offset=skip_gap(token, 2))
 
 
 def read_setting(token: Token, lenient: Leniencies) -> tuple[str, Value]:
-    """Key and value of a `key=value` statement."""
-    key, value, separator = _split(token, token.start_pos or 0, lenient)
+    """Parse the key and the value of a `key=value` statement."""
+    key, value, separator = _split_attribute(token, token.start_pos or 0, lenient)
     if separator == ",":
         lenient.add("trailing_separator", (token.end_pos or 1) - 1)
     return key, value
 
 
 def read_block(token: Token, lenient: Leniencies) -> dict[str, Value]:
-    """Attributes of a block in brackets; of a repeated key, the last counts.
+    """Parse the attributes of a block in brackets; the last value of a repeated key counts.
 
     Raises:
-        DotSyntaxError: the block holds anything else.
+        DotSyntaxError: the block contains anything else.
     """
     text, start = lenient.text, token.start_pos or 0
     at, end = skip_gap(text, start + 1), start + token.rindex("]")
     attributes: dict[str, Value] = {}
-    pattern, separator = attribute(), ","
+    pattern, separator = attribute_pattern(), ","
     while at < end:
         found = pattern.match(text, at, end)
         if found is None:
             raise explain(text, start)
         if not separator:
             lenient.add("missing_separator", at)
-        key, value, separator = _split(found[0], at, lenient)
+        key, value, separator = _split_attribute(found[0], at, lenient)
         attributes[key] = value
         at = skip_gap(text, found.end())
         if separator == ";":
@@ -268,8 +268,8 @@ def read_block(token: Token, lenient: Leniencies) -> dict[str, Value]:
     return attributes
 
 
-def _split(text: str, start: int, lenient: Leniencies) -> tuple[str, Value, str]:
-    """Key, value and separator of an attribute that the grammar has accepted at `start`."""
+def _split_attribute(text: str, start: int, lenient: Leniencies) -> tuple[str, Value, str]:
+    """Split an attribute, which the grammar has accepted at `start`, into key, value and separator."""
     found = KEY.match(text)
     if found is None:
         raise DotSyntaxError("an attribute begins with a name", start)
@@ -300,7 +300,7 @@ def _unescape(quoted: str, start: int, lenient: Leniencies) -> str:
 
 
 def _bare_value(word: str) -> Value:
-    """A value without quotes: true, false, a number, or the word itself (also for a duration)."""
+    """Parse a value without quotes: true, false, a number, or else the word itself, such as a duration."""
     if word in ("true", "false"):
         return word == "true"
     if word[:1].isalpha() or word[:1] == "_" or word[-1:].isalpha() or len(word) > LONGEST_NUMBER:
@@ -309,14 +309,14 @@ def _bare_value(word: str) -> Value:
 
 
 WIDTH = 100
-"""Characters of a source line shown in an error."""
+"""Maximum characters of a source line shown in an error."""
 
 
 def parse_dot(text: str, path: str | None = None) -> Graph:
-    """Parse a graph from DOT; `path` only appears in errors.
+    """Parse a graph from DOT; `path` names the file in errors and in the graph.
 
     Raises:
-        GraphError: the text is not a graph; the message has the place and the reason, `snippet` shows the line.
+        GraphError: the text is not a graph. The message has the place and the reason; `snippet` shows the line.
     """
     source = text.removeprefix("\ufeff").replace("\r\n", "\n")
     try:
@@ -328,7 +328,7 @@ def parse_dot(text: str, path: str | None = None) -> Graph:
 
 
 def load_dot(path: Path) -> Graph:
-    """Parse the graph in a file, reading no more than the maximum size of a source.
+    """Parse the graph in a file. A file that is too large is not read completely.
 
     Raises:
         OSError: the file cannot be read.
@@ -340,7 +340,7 @@ def load_dot(path: Path) -> Graph:
 
 
 def source_position(text: str, at: int) -> tuple[int, int, str]:
-    """Line and column of an offset, from 1, and the line with a caret under it."""
+    """Return the line and column of an offset, from 1, and the text of the line with a caret below the place."""
     start = text.rfind("\n", 0, at) + 1
     stop = text.find("\n", at)
     line, column = text.count("\n", 0, at) + 1, at - start + 1
@@ -356,22 +356,25 @@ class _Draft:
 
     attrs: dict[str, Value]
     at: Token
+    """Its first declaration."""
     inside: list[int] = field(default_factory=list[int])
+    """Indices of the subgraphs that declare it."""
 
 
 @dataclass(slots=True)
 class _Scope:
-    """Scope of statements, the graph or a subgraph, with its defaults."""
+    """Scope of the statements of the graph or a subgraph, with its defaults."""
 
     attrs: dict[str, Value]
     nodes: dict[str, Value]
     edges: dict[str, Value]
     place: int | None = None
+    """Index of the subgraph; None for the graph."""
     members: list[str] = field(default_factory=list[str])
 
 
 class _Reader:
-    """Builds the graph in one pass; subgraphs wait on a stack, so nesting costs no recursion."""
+    """Builder of a graph in one pass; it keeps open subgraphs on a stack, so that nesting needs no recursion."""
 
     def __init__(self, *, text: str) -> None:
         self._lenient = Leniencies(text)
@@ -380,7 +383,7 @@ class _Reader:
         self._scopes: list[tuple[str, int | None, _Scope]] = []
 
     def graph(self, tree: Tree[Token]) -> Graph:
-        """The graph of a whole source."""
+        """Build the graph of a whole source."""
         title = tree.children[0]
         if isinstance(title, Token) and title.type != "OPEN":
             name = identifier(title, self._lenient)
@@ -423,25 +426,25 @@ class _Reader:
                 key, value = read_setting(child, self._lenient)
                 scope.attrs[key] = value
             elif child.data == "subgraph":
-                waiting.append((iter(_inside(child)), self._inner(child, scope)))
+                waiting.append((iter(_inside(child)), self._open_scope(child, scope)))
             else:
                 _STATEMENTS[child.data](self, child.children, scope)
 
-    def _inner(self, tree: Tree[Token], around: _Scope) -> _Scope:
-        """The scope of a subgraph, with a copy of the defaults around it."""
+    def _open_scope(self, tree: Tree[Token], around: _Scope) -> _Scope:
+        """Open the scope of a subgraph, with a copy of the defaults of the scope around it."""
         scope = _Scope(attrs={}, nodes=dict(around.nodes), edges=dict(around.edges), place=len(self._scopes))
         title = tree.children[1]
         name = identifier(title, self._lenient) if isinstance(title, Token) and title.type != "OPEN" else ""
         self._scopes.append((name, around.place, scope))
         return scope
 
-    def _defaults(self, children: _Children, scope: _Scope) -> None:
+    def _add_defaults(self, children: _Children, scope: _Scope) -> None:
         kinds = {"GRAPH": scope.attrs, "NODE": scope.nodes, "EDGE": scope.edges}
-        kinds[_token(children[0]).type].update(self._attributes(children[1:]))
+        kinds[_token(children[0]).type].update(self._read_attributes(children[1:]))
 
-    def _node(self, children: _Children, scope: _Scope) -> None:
+    def _add_node(self, children: _Children, scope: _Scope) -> None:
         token = _token(children[0])
-        name, attrs = identifier(token, self._lenient), self._attributes(children[1:])
+        name, attrs = identifier(token, self._lenient), self._read_attributes(children[1:])
         draft = self._drafts.get(name)
         if draft is None:
             self._drafts[name] = draft = _Draft(attrs={**scope.nodes, **attrs}, at=token)
@@ -451,24 +454,22 @@ class _Reader:
         if scope.place is not None and scope.place not in draft.inside:
             draft.inside.append(scope.place)
 
-    def _edge(self, children: _Children, scope: _Scope) -> None:
+    def _add_edges(self, children: _Children, scope: _Scope) -> None:
         first = _token(children[0])
         hops = [_token(one) for one in children[1:] if _token(one).type == "HOP"]
-        attrs = {**scope.edges, **self._attributes(children[1 + len(hops) :])}
+        attrs = {**scope.edges, **self._read_attributes(children[1 + len(hops) :])}
         source = identifier(first, self._lenient)
         for one in hops:
             target, at = hop_target(one, self._lenient), first if one is hops[0] else one
             self._edges.append(Edge(source=source, target=target, attrs=attrs, line=at.line, column=at.column))
             source = target
 
-    def _attributes(self, blocks: _Children) -> dict[str, Value]:
+    def _read_attributes(self, blocks: _Children) -> dict[str, Value]:
         attrs: dict[str, Value] = {}
         for at, one in enumerate(blocks):
             token = _token(one)
             if at and _token(blocks[at - 1]).endswith(";"):
-                raise DotSyntaxError(
-                    "a block of attributes follows the stage or edge that it is about", token.start_pos or 0
-                )
+                raise DotSyntaxError(MISPLACED_BLOCK, token.start_pos or 0)
             attrs.update(read_block(token, self._lenient))
             if at == 1:
                 self._lenient.add("several_blocks", token.start_pos or 0)
@@ -476,7 +477,7 @@ class _Reader:
 
 
 _Children: TypeAlias = Sequence[Token | Tree[Token]]
-_STATEMENTS = {"defaults": _Reader._defaults, "node": _Reader._node, "edge": _Reader._edge}  # pyright: ignore[reportPrivateUsage]  # of this module
+_STATEMENTS = {"defaults": _Reader._add_defaults, "node": _Reader._add_node, "edge": _Reader._add_edges}  # pyright: ignore[reportPrivateUsage]  # of this module
 
 
 def _token(child: Token | Tree[Token]) -> Token:
@@ -491,17 +492,17 @@ def _inside(tree: Tree[Token]) -> _Children:
 
 
 def subgraph_classes(subgraphs: Sequence[Subgraph], inside: Sequence[int]) -> tuple[str, ...]:
-    """Classes given to a stage by the labels of the subgraphs around it, innermost first."""
+    """Classes that a stage gets from the labels of the subgraphs around it, innermost first."""
     classes: list[str] = []
     for place in inside:
         around: int | None = place
         while around is not None:
-            classes.append(_UNFIT.sub("", subgraphs[around].label.strip().lower().replace(" ", "-")))
+            classes.append(_NOT_IN_CLASS.sub("", subgraphs[around].label.strip().lower().replace(" ", "-")))
             around = subgraphs[around].parent
     return tuple(dict.fromkeys(one for one in classes if one))
 
 
-_UNFIT = re.compile(r"[^a-z0-9-]")
+_NOT_IN_CLASS = re.compile(r"[^a-z0-9-]")
 
 
 _BARE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -511,21 +512,22 @@ _QUOTING = str.maketrans({"\\": "\\\\", '"': '\\"', "\n": "\\n", "\t": "\\t"})
 
 
 def to_dot(graph: Graph) -> str:
-    """A graph as DOT: settings, stages, subgraphs with their members, edges; `parse_dot(to_dot(graph)) == graph`.
+    """Serialize a graph to DOT, so that `parse_dot(to_dot(graph)) == graph`.
 
-    Defaults are written out. Classes that no subgraph gives are part of `class` already.
+    Settings come first, then stages, subgraphs with their members, and edges. Defaults are part of the attributes of
+    each stage and edge. Classes from subgraphs are not written, because parsing derives them again.
     """
-    lines = [f"digraph {_name(graph.name)} {{" if graph.name else "digraph {"]
-    lines += [f"  {_key(key)}={_value(value)}" for key, value in graph.attrs.items()]
-    lines += [f"  {_name(node.name)}{_block(node.attrs)}" for node in graph.nodes.values()]
-    lines += _subgraphs(graph)
+    lines = [f"digraph {_format_name(graph.name)} {{" if graph.name else "digraph {"]
+    lines += [f"  {_format_key(key)}={_format_value(value)}" for key, value in graph.attrs.items()]
+    lines += [f"  {_format_name(node.name)}{_format_block(node.attrs)}" for node in graph.nodes.values()]
+    lines += _subgraph_lines(graph)
     for edge in graph.edges:
-        lines.append(f"  {_name(edge.source)} -> {_name(edge.target)}{_block(edge.attrs)}")
+        lines.append(f"  {_format_name(edge.source)} -> {_format_name(edge.target)}{_format_block(edge.attrs)}")
     return "\n".join([*lines, "}", ""])
 
 
-def _subgraphs(graph: Graph) -> Iterable[str]:
-    """Lines of nested subgraphs, in order; a stack instead of recursion."""
+def _subgraph_lines(graph: Graph) -> Iterable[str]:
+    """Yield the lines of nested subgraphs, in order, with a stack instead of recursion."""
     inner: dict[int | None, list[int]] = {}
     for place, one in enumerate(graph.subgraphs):
         inner.setdefault(one.parent, []).append(place)
@@ -537,27 +539,27 @@ def _subgraphs(graph: Graph) -> Iterable[str]:
             yield f"{indent}}}"
             continue
         one = graph.subgraphs[place]
-        yield f"{indent}subgraph {_name(one.name)} {{" if one.name else f"{indent}subgraph {{"
-        yield from (f"{indent}  {_key(key)}={_value(value)}" for key, value in one.attrs.items())
-        yield from (f"{indent}  {_name(name)}" for name in one.nodes)
+        yield f"{indent}subgraph {_format_name(one.name)} {{" if one.name else f"{indent}subgraph {{"
+        yield from (f"{indent}  {_format_key(key)}={_format_value(value)}" for key, value in one.attrs.items())
+        yield from (f"{indent}  {_format_name(name)}" for name in one.nodes)
         waiting.append((None, depth))
         waiting += [(child, depth + 1) for child in reversed(inner.get(place, ()))]
 
 
-def _block(attrs: Mapping[str, Value]) -> str:
-    inner = ", ".join(f"{_key(key)}={_value(value)}" for key, value in attrs.items())
+def _format_block(attrs: Mapping[str, Value]) -> str:
+    inner = ", ".join(f"{_format_key(key)}={_format_value(value)}" for key, value in attrs.items())
     return f" [{inner}]" if inner else ""
 
 
-def _name(name: str) -> str:
+def _format_name(name: str) -> str:
     return name if _BARE.fullmatch(name) and name not in _WORDS else _quote(name)
 
 
-def _key(key: str) -> str:
+def _format_key(key: str) -> str:
     return key if _KEY.fullmatch(key) and key not in _WORDS else _quote(key)
 
 
-def _value(value: Value) -> str:
+def _format_value(value: Value) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, int):

@@ -1,6 +1,6 @@
-"""Drawings of graphs as SVG: stages, edges, fidelity and thread.
+"""Drawings of graphs as SVG, with the stages, the edges, and their fidelities and threads.
 
-All text of the graph is escaped; the file contains no script and loads nothing.
+All text from the graph is escaped. A drawing contains no script and loads no other file.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ COLUMN = 7.2
 """Width of one column of text, in points."""
 LINE = 16.0
 LONGEST = 34
-"""Columns of one line of text."""
+"""Maximum columns in a line of text."""
 MARGIN = 24.0
 ROW = 13.0
-"""Height of a line of small text."""
+"""Height of a line of small text, in points."""
 BEND = 26.0
-"""Distance from a corner at which a line begins to bend."""
+"""Distance from a corner at which a line starts to bend, in points."""
 
 FILLS = {
     **{"start": "#e8f5e9", "exit": "#e8f5e9", "codergen": "#e3f2fd", "tool": "#eeeeee", "conditional": "#fff8e1"},
     **{"wait.human": "#fce4ec", "parallel": "#ede7f6", "parallel.fan_in": "#ede7f6", "stack.manager_loop": "#e0f2f1"},
 }
 STROKES = {"full": "#1565c0", "truncate": "#9e9e9e"}
-_UNSEEN = re.compile("[^\t\n\r -\x7e\xa0-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+_UNPRINTABLE = re.compile("[^\t\n\r -\x7e\xa0-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 STYLE = (
     "text{font:12px ui-sans-serif,system-ui,sans-serif;fill:#212121}"
@@ -46,8 +46,8 @@ def to_svg(graph: Graph, *, graphviz: str | None = "dot") -> str:
     """Draw a graph as an SVG document.
 
     Args:
-        graph: A graph; a stage that only an edge names gets a dashed outline.
-        graphviz: Layout program; without it, or with None, the layout is computed here.
+        graph: The graph. A stage that is named by an edge but not declared gets a dashed outline.
+        graphviz: The Graphviz program. If it is None or not installed, the layout is computed in Python.
 
     Raises:
         PipelineError: the graph is too large, or Graphviz failed.
@@ -56,16 +56,16 @@ def to_svg(graph: Graph, *, graphviz: str | None = "dot") -> str:
     first = [node.name for node in graph.starts]
     names = list(dict.fromkeys((*first, *graph.nodes, *ends)))
     place = {name: at for at, name in enumerate(names)}
-    boxes = [_lines(graph.nodes.get(name), name) for name in names]
+    boxes = [_box_lines(graph.nodes.get(name), name) for name in names]
     sizes = [(2 * LINE + COLUMN * max(cell_len(text) for _, text in box), LINE * (len(box) + 1)) for box in boxes]
     links = [(place[edge.source], place[edge.target]) for edge in graph.edges if edge.source != edge.target]
-    together = _group_edges(graph, place)
-    labels = {ends: _label_size(rows) for ends, some in together.items() if (rows := _labels(some))}
+    groups = _group_edges(graph, place)
+    labels = {ends: _label_size(rows) for ends, some in groups.items() if (rows := _label_rows(some))}
     layout = compute_layout(sizes, list(dict.fromkeys(links)), labels=labels, graphviz=graphviz)
-    lines = {ends: _line(ends, layout) for ends in together}
-    drawn = [one for ends, some in together.items() for one in _edge(some, lines[ends], layout, ends)]
+    lines = {ends: _line_points(ends, layout) for ends in groups}
+    drawn = [one for ends, some in groups.items() for one in _draw_edges(some, lines[ends], layout, ends)]
     for at, name in enumerate(names):
-        drawn += _box(graph.nodes.get(name), boxes[at], layout.centres[at], sizes[at])
+        drawn += _draw_box(graph.nodes.get(name), boxes[at], layout.centres[at], sizes[at])
     return _document(graph, layout, drawn)
 
 
@@ -100,28 +100,28 @@ def _document(graph: Graph, layout: Layout, drawn: Iterable[str]) -> str:
     )
 
 
-def _lines(node: Node | None, name: str) -> list[tuple[str, str]]:
-    """Lines in a box: CSS class and text."""
+def _box_lines(node: Node | None, name: str) -> list[tuple[str, str]]:
+    """Lines of text in a stage's box, as `(CSS class, text)`."""
     if node is None:
         return [("name", _shorten(name, LONGEST)), ("small", "not declared")]
     lines = [("name", _shorten(node.label.splitlines()[0] if node.label.strip() else name, LONGEST))]
     model = f" · {node.llm_model}" if node.llm_model else ""
     named = f"{name} · " if node.label != name else ""
     lines.append(("small", _shorten(f"{named}{node.handler}{model}", LONGEST)))
-    past = _fidelity_text(node.fidelity, node.thread_id)
-    if past:
-        lines.append(("past", past))
+    caption = _fidelity_text(node.fidelity, node.thread_id)
+    if caption:
+        lines.append(("past", caption))
     if node.goal_gate:
         lines.append(("small", "goal gate"))
     return lines
 
 
 def _fidelity_text(fidelity: str, thread: str) -> str:
-    """Caption for fidelity and thread."""
+    """Text for a fidelity and a thread; empty if neither is set."""
     return _shorten(" ".join(one for one in (fidelity, f"#{thread}" if thread else "") if one), LONGEST)
 
 
-def _box(node: Node | None, lines: Sequence[tuple[str, str]], centre: Point, size: Point) -> Iterator[str]:
+def _draw_box(node: Node | None, lines: Sequence[tuple[str, str]], centre: Point, size: Point) -> Iterator[str]:
     (x, y), (w, h) = centre, size
     fill = FILLS.get(node.handler, "#f5f5f5") if node else "#ffffff"
     stroke = STROKES.get(node.fidelity, "#616161") if node else "#c62828"
@@ -144,21 +144,21 @@ def _box(node: Node | None, lines: Sequence[tuple[str, str]], centre: Point, siz
 
 
 def _group_edges(graph: Graph, place: Mapping[str, int]) -> dict[Link, list[Edge]]:
-    """Edges by their pair of boxes; they share a line."""
+    """Group the edges by the boxes they connect; each group shares a line."""
     found: dict[Link, list[Edge]] = {}
     for edge in graph.edges:
         found.setdefault((place[edge.source], place[edge.target]), []).append(edge)
     return found
 
 
-def _labels(edges: Iterable[Edge]) -> list[tuple[str, str]]:
-    """Rows of a line's label: CSS class and text."""
+def _label_rows(edges: Iterable[Edge]) -> list[tuple[str, str]]:
+    """Rows of the label of a line, as `(CSS class, text)`."""
     rows: list[tuple[str, str]] = []
     for edge in edges:
         texts = (edge.label, edge.condition, "restart" if edge.loop_restart else "")
         rows += [("small", _shorten(one, LONGEST)) for one in texts if one]
-        past = _fidelity_text(edge.fidelity, edge.thread_id)
-        rows += [("past", past)] if past else []
+        caption = _fidelity_text(edge.fidelity, edge.thread_id)
+        rows += [("past", caption)] if caption else []
     return rows
 
 
@@ -166,22 +166,22 @@ def _label_size(rows: Sequence[tuple[str, str]]) -> Point:
     return 10 + COLUMN * 0.88 * max(cell_len(text) for _, text in rows), ROW * len(rows) + 4
 
 
-def _line(ends: Link, layout: Layout) -> Sequence[Point]:
-    """Points of a line; a stage that leads to itself has a loop above its box."""
+def _line_points(ends: Link, layout: Layout) -> Sequence[Point]:
+    """Points of a line; an edge from a stage to itself becomes a loop above its box."""
     if ends[0] == ends[1]:
         x, y = layout.centres[ends[0]]
         return ((x - 14, y - 20), (x - 40, y - 62), (x + 40, y - 62), (x + 14, y - 20))
     return layout.lines.get(ends, ())
 
 
-def _edge(edges: Sequence[Edge], points: Sequence[Point], layout: Layout, ends: Link) -> Iterator[str]:
-    """A line with its label, for all edges between the same two boxes."""
-    marked, shut = any(edge.fidelity or edge.thread_id for edge in edges), all(edge.condition for edge in edges)
-    kind = f"{'past-edge' if marked else ''} {'shut' if shut else ''}".strip()
+def _draw_edges(edges: Sequence[Edge], points: Sequence[Point], layout: Layout, ends: Link) -> Iterator[str]:
+    """Draw the line and the label of all edges between two boxes."""
+    marked, conditional = any(edge.fidelity or edge.thread_id for edge in edges), all(edge.condition for edge in edges)
+    kind = f"{'past-edge' if marked else ''} {'shut' if conditional else ''}".strip()
     if points:
-        line = _path(points, layout.curved or ends[0] == ends[1])
+        line = _path_data(points, layout.curved or ends[0] == ends[1])
         yield f'<path class="{kind}" d="{line}" marker-end="url(#tip)"/>'
-    rows = _labels(edges)
+    rows = _label_rows(edges)
     x, y = points[len(points) // 2] if points else layout.centres[ends[0]]
     spot = layout.labels.get(ends)
     if rows and spot is not None:
@@ -191,20 +191,20 @@ def _edge(edges: Sequence[Edge], points: Sequence[Point], layout: Layout, ends: 
         yield _text(x + 5, y + ROW * at, text, f"{style} on-line", "start")
 
 
-def _path(points: Sequence[Point], curved: bool) -> str:
-    """Path data: cubic curves, or straight lines with round corners."""
+def _path_data(points: Sequence[Point], curved: bool) -> str:
+    """SVG path data: cubic curves, or straight lines with round corners."""
     (x, y), rest = points[0], points[1:]
     if curved and len(rest) % 3 == 0:
         return f"M{x:.1f},{y:.1f} C{' '.join(f'{px:.1f},{py:.1f}' for px, py in rest)}"
     pieces = [f"M{x:.1f},{y:.1f}"]
     for before, corner, after in zip(points, rest, rest[1:], strict=False):
-        (ax, ay), (bx, by) = _towards(corner, before), _towards(corner, after)
+        (ax, ay), (bx, by) = _bend_start(corner, before), _bend_start(corner, after)
         pieces.append(f"L{ax:.1f},{ay:.1f} Q{corner[0]:.1f},{corner[1]:.1f} {bx:.1f},{by:.1f}")
     return " ".join([*pieces, f"L{points[-1][0]:.1f},{points[-1][1]:.1f}"])
 
 
-def _towards(corner: Point, other: Point) -> Point:
-    """Start of the bend around a corner; at most half of a short line."""
+def _bend_start(corner: Point, other: Point) -> Point:
+    """Point on the line from a corner to another point where the bend starts, at most halfway."""
     dx, dy = other[0] - corner[0], other[1] - corner[1]
     length = hypot(dx, dy)
     part = min(BEND / length, 0.5) if length else 0.0
@@ -224,4 +224,4 @@ def _shorten(text: str, most: int) -> str:
 
 
 def _escape(text: str) -> str:
-    return escape(_UNSEEN.sub("", text))
+    return escape(_UNPRINTABLE.sub("", text))

@@ -1,7 +1,7 @@
-"""A pipeline as a value: stages, edges, attributes, and findings about them.
+"""Immutable graphs of pipelines: stages, edges, subgraphs, their attributes, and findings about them.
 
-`Graph` has what other engines call a pipeline: `name`, `goal`, `nodes`, `default_fidelity`, `default_thread_id`.
-A change makes a new graph (`dataclasses.replace`); nothing is modified in place.
+`Graph` has the attributes that other engines expect of a pipeline: `name`, `goal`, `nodes`, `default_fidelity` and
+`default_thread_id`. To change a graph, copy it with `dataclasses.replace`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from context_compiler.pipeline.attributes import GRAPH_SPELLINGS, NODE_SPELLINGS
 
 
 class Severity(StrEnum):
-    """Severity of a finding; a graph with an error is not run."""
+    """Severity of a finding; a graph with an error cannot run."""
 
     ERROR = "ERROR"
     WARNING = "WARNING"
@@ -44,7 +44,7 @@ class Diagnostic:
 
     @property
     def place(self) -> str:
-        """The node, edge or line concerned; empty for the whole graph."""
+        """The stage, edge or line that the finding is about; empty for the whole graph."""
         if self.node_id is not None:
             return self.node_id
         if self.edge is not None:
@@ -71,26 +71,26 @@ HANDLERS = MappingProxyType(
         "house": "stack.manager_loop",
     }
 )
-"""Handlers by shape."""
+"""Handlers by the shape that selects them."""
 
 DEFAULT_HANDLER = "codergen"
 AGENTS = (DEFAULT_HANDLER, "agent")
-"""Handlers that run the prompt with an agent."""
+"""Handlers that run the prompt of a stage with an agent."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Node(Attributed):
-    """A stage."""
+    """A stage of a pipeline."""
 
     name: str
-    """Its id in the source."""
+    """Id of the stage in the source."""
     derived: tuple[str, ...] = ()
     """Classes from the labels of the subgraphs around it, innermost first."""
     line: int | None = field(default=None, compare=False)
-    """Line of its first declaration, from 1."""
+    """Line of the first declaration, from 1."""
     column: int | None = field(default=None, compare=False)
     prompt_line: int | None = field(default=None, compare=False)
-    """First line of its prompt, where the prompt has lines of its own."""
+    """First line of the prompt, from 1, if the prompt has its own lines as in a workflow file."""
 
     def spellings(self, name: str) -> tuple[str, ...]:
         """Other spellings of a node attribute."""
@@ -98,7 +98,7 @@ class Node(Attributed):
 
     @property
     def classes(self) -> tuple[str, ...]:
-        """Its classes, without duplicates: those of its subgraphs, then those of `class`."""
+        """Classes without duplicates: from the subgraphs, then from `class`."""
         named = (one.strip() for one in self.text("class").replace(",", " ").split())
         return tuple(dict.fromkeys((*self.derived, *named)))
 
@@ -109,17 +109,17 @@ class Node(Attributed):
 
     @property
     def shape(self) -> str:
-        """Shape; it selects the handler."""
+        """Shape, which selects the handler."""
         return self.text("shape", "box")
 
     @property
     def type(self) -> str:
-        """Handler requested by name; empty leaves it to the shape."""
+        """Name of the handler; empty if the shape selects it."""
         return self.text("type")
 
     @property
     def handler(self) -> str:
-        """Name of the handler: `type`, else by shape, else `codergen`. It may be unknown to the engine."""
+        """Name of the handler, which may not exist: `type`, else by shape, else `codergen`."""
         return self.type or HANDLERS.get(self.shape, DEFAULT_HANDLER)
 
     @property
@@ -134,12 +134,12 @@ class Node(Attributed):
 
     @property
     def thread_id(self) -> str:
-        """Key of the conversation it continues at `full`; empty if not set."""
+        """Key of the conversation that the stage continues at `full`; empty if not set."""
         return self.text("thread_id")
 
     @property
     def max_retries(self) -> int | None:
-        """Attempts beyond the first; None means the graph's default. An explicit 0 stays 0."""
+        """Maximum attempts beyond the first; None, unlike 0, means the default of the graph."""
         return self.whole("max_retries")
 
     @property
@@ -154,12 +154,12 @@ class Node(Attributed):
 
     @property
     def auto_status(self) -> bool:
-        """True if a stage that reports no outcome succeeded."""
+        """True if the stage succeeds when its handler returns no outcome."""
         return self.flag("auto_status")
 
     @property
     def allow_partial(self) -> bool:
-        """True if exhausted retries count as a partial success."""
+        """True if the stage counts as a partial success when its retries are exhausted."""
         return self.flag("allow_partial")
 
     @property
@@ -169,22 +169,22 @@ class Node(Attributed):
 
     @property
     def fallback_retry_target(self) -> str:
-        """Next stage if there is no `retry_target`."""
+        """Next stage after a failure if there is no `retry_target`; empty if not set."""
         return self.text("fallback_retry_target")
 
     @property
     def llm_model(self) -> str:
-        """Model of the stage; empty means the engine's."""
+        """Model of the stage; empty means the model of the run."""
         return self.text("llm_model")
 
     @property
     def context_helper(self) -> str:
-        """Template that compiles the outputs before it; empty for none."""
+        """Template that compiles the outputs of earlier stages for this one; empty if not set."""
         return self.text("context_helper")
 
     @property
     def llm_provider(self) -> str:
-        """Provider of the model; empty means the engine's."""
+        """Provider of the model; empty if not set."""
         return self.text("llm_provider")
 
     @property
@@ -194,8 +194,6 @@ class Node(Attributed):
 
 
 _GOAL = re.compile(r"\$goal\b")
-
-__all__ = ["HANDLERS", "Edge", "Graph", "Node", "Pipeline", "Subgraph"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -210,49 +208,49 @@ class Edge(Attributed):
 
     @property
     def label(self) -> str:
-        """Caption; a stage can ask for it by this."""
+        """Caption; a stage can ask for an edge by its label."""
         return self.text("label")
 
     @property
     def condition(self) -> str:
-        """Condition for taking it; empty means always."""
+        """Condition for taking the edge; empty if there is none."""
         return self.text("condition")
 
     @property
     def weight(self) -> int:
-        """Priority; the highest wins."""
+        """Priority; the edge with the highest wins."""
         return self.whole("weight") or 0
 
     @property
     def fidelity(self) -> str:
-        """Fidelity of the target; empty if not set."""
+        """Fidelity of the target stage; empty if not set."""
         return self.text("fidelity")
 
     @property
     def thread_id(self) -> str:
-        """Key of the conversation its target continues at `full`; empty if not set."""
+        """Key of the conversation that the target stage continues at `full`; empty if not set."""
         return self.text("thread_id")
 
     @property
     def loop_restart(self) -> bool:
-        """True if taking it restarts the run at its target."""
+        """True if taking the edge restarts the run at its target."""
         return self.flag("loop_restart")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Subgraph(Attributed):
-    """A part of the source that gives its stages defaults and a class; it has no effect on a run."""
+    """A part of the source that gives its stages defaults and a class; it has no other effect."""
 
     name: str
-    """Empty if it has none."""
+    """Name of the subgraph; empty if it has none."""
     nodes: tuple[str, ...] = ()
-    """Stages declared directly in it."""
+    """Stages declared directly in the subgraph."""
     parent: int | None = None
-    """Index of the enclosing subgraph in `Graph.subgraphs`; None for the graph itself."""
+    """Index of the enclosing subgraph in `Graph.subgraphs`; None if the graph itself encloses it."""
 
     @property
     def label(self) -> str:
-        """Source of its stages' class."""
+        """Label, from which the class of the stages is derived."""
         return self.text("label")
 
 
@@ -269,14 +267,14 @@ class Graph(Attributed):
 
     name: str = ""
     nodes: Mapping[str, Node] = field(default_factory=dict[str, Node], hash=False)
-    """Declared stages by name, in the order of the source. A stage that only an edge names is not included."""
+    """Declared stages by name, in the order of the source; stages that only an edge names are not included."""
     edges: tuple[Edge, ...] = ()
     subgraphs: tuple[Subgraph, ...] = ()
     diagnostics: tuple[Diagnostic, ...] = field(default=(), compare=False)
-    """Deviations that the parser tolerated."""
+    """Findings of the parser about deviations that it tolerated."""
     path: str | None = field(default=None, compare=False)
     source: str = field(default="", compare=False)
-    """The text it was parsed from; empty for a graph built in Python."""
+    """Text that the graph was parsed from; empty for a graph built in Python."""
     _outgoing: Mapping[str, tuple[Edge, ...]] = field(init=False, repr=False, compare=False)
     _incoming: Mapping[str, tuple[Edge, ...]] = field(init=False, repr=False, compare=False)
 
@@ -285,7 +283,7 @@ class Graph(Attributed):
         object.__setattr__(self, "_incoming", _edges_by(self.edges, "target"))
 
     def __repr__(self) -> str:
-        """Name and size."""
+        """Name and size of the graph."""
         return f"Graph({self.name!r}, {len(self.nodes)} nodes, {len(self.edges)} edges)"
 
     def spellings(self, name: str) -> tuple[str, ...]:
@@ -306,7 +304,7 @@ class Graph(Attributed):
         return self.text("goal")
 
     def with_goal(self, text: str) -> str:
-        """Replace `$goal` in a text by the goal, except at the beginning of a longer word."""
+        """Replace `$goal` in a text with the goal, except at the beginning of a longer word."""
         return _GOAL.sub(lambda _: self.goal, text) if "$goal" in text else text
 
     @property
@@ -316,22 +314,22 @@ class Graph(Attributed):
 
     @property
     def default_fidelity(self) -> str:
-        """Fidelity where neither edge nor stage sets one; empty if not set."""
+        """Fidelity if neither the edge nor the stage sets one; empty if not set."""
         return self.text("default_fidelity")
 
     @property
     def default_thread_id(self) -> str:
-        """Thread at `full` where neither stage nor edge sets one; empty if not set."""
+        """Thread at `full` if neither the stage nor the edge sets one; empty if not set."""
         return self.text("default_thread_id")
 
     @property
     def default_max_retries(self) -> int:
-        """Attempts beyond the first, for stages that set none."""
+        """Maximum attempts beyond the first for stages that set no `max_retries`."""
         return self.whole("default_max_retries") or 0
 
     @property
     def strict_failure_edges(self) -> bool | None:
-        """True if a failure takes only edges with a condition, False if any; None if not set."""
+        """True if a failure may take only edges with a condition, False if it may take any edge; None if not set."""
         return as_flag(self.raw("strict_failure_edges"))
 
     @property
@@ -341,16 +339,16 @@ class Graph(Attributed):
 
     @property
     def starts(self) -> tuple[Node, ...]:
-        """Candidates for the first stage: by shape or type, else by id."""
-        return self._ends("start", ("start", "Start"))
+        """Stages that start a run: by shape or type, else by id."""
+        return self._find_ends("start", ("start", "Start"))
 
     @property
     def exits(self) -> tuple[Node, ...]:
         """Stages that end a run: by shape or type, else by id."""
-        return self._ends("exit", ("exit", "end"))
+        return self._find_ends("exit", ("exit", "end"))
 
     def with_ends(self) -> Graph:
-        """Give start and exit stages that are such by id alone, and have no prompt, the matching shape."""
+        """Give start and exit stages the matching shape if only their id marks them and they have no prompt."""
         ends = [*((node, "Mdiamond") for node in self.starts), *((node, "Msquare") for node in self.exits)]
         nodes = {
             node.name: replace(node, attrs={**node.attrs, "shape": shape})
@@ -359,7 +357,7 @@ class Graph(Attributed):
         }
         return replace(self, nodes={**self.nodes, **nodes}) if nodes else self
 
-    def _ends(self, handler: str, ids: tuple[str, ...]) -> tuple[Node, ...]:
+    def _find_ends(self, handler: str, ids: tuple[str, ...]) -> tuple[Node, ...]:
         nodes = self.nodes.values()
         by_handler = tuple(node for node in nodes if node.handler == handler)
         by_name = tuple(self.nodes[name] for name in ids if name in self.nodes)
@@ -367,13 +365,13 @@ class Graph(Attributed):
 
 
 Pipeline: TypeAlias = Graph
-"""The usual name in the documentation of this field."""
+"""Alias of `Graph`, because other engines call such a graph a pipeline."""
 
 
 def join_stage(graph: Graph, name: str) -> str | None:
-    """The stage where the branches of a parallel stage join; None if there is none.
+    """Return the stage where the branches of a parallel stage join; None if there is none.
 
-    Of several candidates, the one with the shortest longest branch; then the first by name.
+    If several stages qualify, choose the one whose longest branch is the shortest, then the first by name.
     """
     reached = [distances(graph, edge.target) for edge in graph.outgoing(name)]
     if not reached:
@@ -387,7 +385,7 @@ def join_stage(graph: Graph, name: str) -> str | None:
 
 
 def shared_stages(graph: Graph, place: int, stop: str) -> frozenset[str]:
-    """Stages that the branch of an edge shares with its sibling branches, before they join at `stop`.
+    """Return the stages that the branch of an edge shares with its sibling branches before they join at `stop`.
 
     Args:
         graph: The graph.
@@ -401,7 +399,7 @@ def shared_stages(graph: Graph, place: int, stop: str) -> frozenset[str]:
 
 
 def _stages_before(graph: Graph, starts: Sequence[str], stop: str) -> set[str]:
-    """Stages reachable without passing through `stop`."""
+    """Return the stages reachable from `starts` without passing through `stop`."""
     found = {name for name in starts if name != stop}
     waiting = list(found)
     while waiting:
@@ -413,7 +411,10 @@ def _stages_before(graph: Graph, starts: Sequence[str], stop: str) -> set[str]:
 
 
 def distances(graph: Graph, start: str, *, without: str = "") -> dict[str, int]:
-    """Distance in edges to each stage reachable without passing one of the handler `without`, including itself."""
+    """Return the distance in edges from `start` to each reachable stage, including itself.
+
+    Paths do not continue beyond a stage with the handler `without`.
+    """
     found = {start: 0}
     waiting = deque([start])
     while waiting:

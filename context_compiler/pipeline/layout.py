@@ -1,6 +1,6 @@
-"""Places for boxes and lines: by Graphviz where it is installed, else by a layered drawing (Sugiyama) of our own.
+"""Positions of boxes and lines, computed by Graphviz if it is installed, else by a layered (Sugiyama) layout in Python.
 
-Graphviz is given generated names and sizes, nothing else, so no text of a graph reaches it.
+Graphviz gets only generated names and sizes, so no text from a graph reaches it.
 """
 
 from __future__ import annotations
@@ -21,38 +21,40 @@ from context_compiler.errors import PipelineError
 Point: TypeAlias = tuple[float, float]
 Size: TypeAlias = tuple[float, float]
 Link: TypeAlias = tuple[int, int]
+"""Indices of the source and target box."""
 
 SECONDS = 60.0
-"""Time limit of Graphviz."""
-MOST = 5_000
-"""Stages and edges that are drawn with Graphviz."""
-MOST_PURE = 400
-"""The same without it."""
+"""Time limit for Graphviz."""
+MOST = 10_000
+"""Maximum number of stages and edges in total, if Graphviz computes the layout."""
+MOST_PURE = 800
+"""Maximum number of stages and edges in total without Graphviz."""
 GAP = 46.0
-"""Distance between two ranks; half of it between two boxes."""
+"""Distance between two ranks in points; boxes in a rank are half of it apart."""
 PORT = 20.0
-"""Distance between two lines at the same box."""
+"""Maximum distance between two lines where they meet a box, in points."""
 BESIDE = 5.0
-"""Distance between a line and its label."""
+"""Distance between a line and its label, in points."""
 SWEEPS, WORK = 60, 100_000
-"""Maximum passes over all ranks, and maximum spots visited in total; a huge graph gets fewer passes."""
+"""Maximum passes over all ranks, and maximum spots visited in all passes, so that a huge graph gets fewer passes."""
 INCH = 72.0
+"""Points per inch."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
-    """Positions in points from the upper left corner."""
+    """Positions of boxes, lines and labels, in points from the upper left corner."""
 
     width: float
     height: float
     centres: Sequence[Point]
-    """Of the boxes, in order."""
+    """Centres of the boxes, in order."""
     lines: Mapping[Link, tuple[Point, ...]]
-    """By source and target box."""
+    """Points of each line, by source and target box."""
     curved: bool
-    """True if the points belong to cubic curves; else they are corners."""
+    """True if the points define cubic curves; if False, they are corners."""
     labels: Mapping[Link, Point] = field(default_factory=dict[Link, Point])
-    """Centres of the space kept free for labels."""
+    """Centres of the labels."""
 
 
 def compute_layout(
@@ -62,25 +64,25 @@ def compute_layout(
     labels: Mapping[Link, Size] = MappingProxyType({}),
     graphviz: str | None = "dot",
 ) -> Layout:
-    """Place boxes of these sizes, from the first down, and the links between them.
+    """Compute positions for boxes and for the links between them, in layers from top to bottom.
 
     Args:
         sizes: Width and height of each box, in points.
-        links: From which box to which; each pair once, no box to itself.
-        labels: Room to keep free beside a link, in points.
-        graphviz: The program; without it, or with None, the layout is computed here.
+        links: Links between boxes. Each pair occurs once, and no box links to itself.
+        labels: Sizes of the labels beside links, in points.
+        graphviz: The Graphviz program. If it is None or not installed, the layout is computed in Python.
 
     Raises:
         PipelineError: the graph is too large, or Graphviz failed.
     """
     program = shutil.which(graphviz) if graphviz else None
     most = MOST if program else MOST_PURE
-    if len(sizes) + len(links) > most * 2:
+    if len(sizes) + len(links) > most:
         raise PipelineError(f"{len(sizes):,} stages and {len(links):,} edges are too many to draw")
-    return _by_graphviz(program, sizes, links, labels) if program else _by_ranks(sizes, links, labels)
+    return _layout_by_graphviz(program, sizes, links, labels) if program else _layout_by_ranks(sizes, links, labels)
 
 
-def _by_graphviz(
+def _layout_by_graphviz(
     program: str,
     sizes: Sequence[Size],
     links: Sequence[Link],
@@ -89,7 +91,7 @@ def _by_graphviz(
     lines = [f"digraph {{ nodesep={GAP / 2 / INCH:.3f} ranksep={GAP / INCH:.3f} edge [dir=none]"]
     lines += ["node [shape=box fixedsize=true label=x]"]
     lines += [f"n{at} [width={w / INCH:.3f} height={h / INCH:.3f}]" for at, (w, h) in enumerate(sizes)]
-    lines += [f"n{ends[0]} -> n{ends[1]}{_room(labels.get(ends))}" for ends in links]
+    lines += [f"n{ends[0]} -> n{ends[1]}{_empty_label(labels.get(ends))}" for ends in links]
     command = [program, "-Tplain"]
     try:
         done = subprocess.run(
@@ -97,13 +99,13 @@ def _by_graphviz(
         )
         return _read_plain(done.stdout, len(sizes))
     except subprocess.TimeoutExpired:
-        raise PipelineError(f"{program} took longer than {SECONDS:g} s to lay the graph out") from None
+        raise PipelineError(f"{program} took longer than {SECONDS:g} s to lay out the graph") from None
     except (subprocess.CalledProcessError, OSError, ValueError, IndexError) as error:
-        raise PipelineError(f"{program} could not lay the graph out: {str(error)[:200]}") from error
+        raise PipelineError(f"{program} could not lay out the graph: {str(error)[:200]}") from error
 
 
-def _room(size: Size | None) -> str:
-    """An empty label of that size."""
+def _empty_label(size: Size | None) -> str:
+    """An empty label of a given size, in DOT, which makes Graphviz keep that space free."""
     if size is None:
         return ""
     table = (
@@ -113,7 +115,7 @@ def _room(size: Size | None) -> str:
 
 
 def _read_plain(text: str, count: int) -> Layout:
-    """Parse Graphviz's plain output: inches, from below."""
+    """Parse the plain output of Graphviz, in inches from the lower left corner."""
     width = height = 0.0
     centres: list[Point] = [(0.0, 0.0)] * count
     links: dict[Link, tuple[Point, ...]] = {}
@@ -129,13 +131,13 @@ def _read_plain(text: str, count: int) -> Layout:
             numbers = [float(word) * INCH for word in words[4:last]]
             points = zip(numbers[::2], numbers[1::2], strict=True)
             links[ends] = tuple((x, height - y) for x, y in points)
-            if len(words) == last + 5:  # a label and its place, before style and colour
+            if len(words) == last + 5:  # a label and its position come before style and colour
                 labels[ends] = (float(words[last + 1]) * INCH, height - float(words[last + 2]) * INCH)
     return Layout(width=width, height=height, centres=centres, lines=links, curved=True, labels=labels)
 
 
-def _by_ranks(sizes: Sequence[Size], links: Sequence[Link], labels: Mapping[Link, Size]) -> Layout:
-    """Layered drawing: ranks by longest path, order by barycentre, x by least squares."""
+def _layout_by_ranks(sizes: Sequence[Size], links: Sequence[Link], labels: Mapping[Link, Size]) -> Layout:
+    """Compute a layered layout: ranks by longest path, order by barycentre, x by least squares."""
     upward = _back_links(len(sizes), links)
     steps = [
         (b, a, length) if (a, b) in upward else (a, b, length)
@@ -152,7 +154,7 @@ def _by_ranks(sizes: Sequence[Size], links: Sequence[Link], labels: Mapping[Link
         bends = [_Spot(left=GAP / 4, right=GAP / 4) for _ in range(ranks[source] + 1, ranks[target])]
         if link in labels:
             width, height = labels[link]
-            labelled = bends[-1 if link in upward else 0]  # next to the box that the link leaves
+            labelled = bends[-1 if link in upward else 0]  # next to the source of the link
             labelled.right, labelled.height = BESIDE + width, height
         chain = [boxes[source], *bends, boxes[target]]
         for rank, bend in enumerate(bends, ranks[source] + 1):
@@ -161,15 +163,15 @@ def _by_ranks(sizes: Sequence[Size], links: Sequence[Link], labels: Mapping[Link
             above.below.append(below)
             below.above.append(above)
         chains.append(chain)
-    _order(rows)
-    _place(rows)
+    _order_ranks(rows)
+    _set_x(rows)
     _straighten(rows, chains)
-    return _drawing(rows, boxes, dict(zip(links, chains, strict=True)), upward, labels)
+    return _build_layout(rows, boxes, dict(zip(links, chains, strict=True)), upward, labels)
 
 
 @dataclass(slots=True, eq=False)
 class _Spot:
-    """A box in its rank, or the point at which a longer link passes a rank, with its label."""
+    """A box in its rank, or the point where a longer link passes through a rank, with its label."""
 
     left: float
     right: float
@@ -185,12 +187,12 @@ class _Spot:
 
 
 def _back_links(count: int, links: Sequence[Link]) -> set[Link]:
-    """Links that close a cycle, found depth first from the first box on."""
+    """Return the links that close a cycle, by a depth-first search that starts at the first box."""
     targets: list[list[int]] = [[] for _ in range(count)]
     for source, target in links:
         targets[source].append(target)
     found: set[Link] = set()
-    state = [0] * count  # 1: on the way here, 2: done
+    state = [0] * count  # 1: on the current path, 2: done
     for first in range(count):
         path = [] if state[first] else [(first, iter(targets[first]))]
         state[first] = state[first] or 1
@@ -209,7 +211,7 @@ def _back_links(count: int, links: Sequence[Link]) -> set[Link]:
 
 
 def _ranks(count: int, steps: Sequence[tuple[int, int, int]]) -> list[int]:
-    """The rank of each box, below all its predecessors; a step is (source, target, ranks between them)."""
+    """Rank of each box, below all its predecessors; a step is `(source, target, minimum distance in ranks)`."""
     after: list[list[tuple[int, int]]] = [[] for _ in range(count)]
     missing = [0] * count
     for source, target, length in steps:
@@ -224,14 +226,14 @@ def _ranks(count: int, steps: Sequence[tuple[int, int, int]]) -> list[int]:
             missing[target] -= 1
             if not missing[target]:
                 ready.append(target)
-    for here in first:  # nothing holds it at the top
+    for here in first:  # no predecessor, so it can move down to its successors
         ranks[here] = min((ranks[target] - length for target, length in after[here]), default=0)
     return ranks
 
 
-def _order(rows: list[list[_Spot]]) -> None:
-    """Order each rank for few crossings, in place."""
-    _number(rows)
+def _order_ranks(rows: list[list[_Spot]]) -> None:
+    """Order each rank in place, so that few links cross."""
+    _set_positions(rows)
     best, fewest = [list(row) for row in rows], _crossings(rows)
     sweeps = max(2, min(SWEEPS, WORK // (1 + sum(map(len, rows)))))
     for sweep in range(sweeps):
@@ -244,10 +246,10 @@ def _order(rows: list[list[_Spot]]) -> None:
         if crossings < fewest:
             best, fewest = [list(row) for row in rows], crossings
     rows[:] = best
-    _number(rows)
+    _set_positions(rows)
 
 
-def _number(rows: Sequence[Sequence[_Spot]]) -> None:
+def _set_positions(rows: Sequence[Sequence[_Spot]]) -> None:
     for row in rows:
         for at, spot in enumerate(row):
             spot.at = at
@@ -258,7 +260,7 @@ def _barycentre(spot: _Spot, beside: Sequence[_Spot]) -> float:
 
 
 def _crossings(rows: Sequence[Sequence[_Spot]]) -> int:
-    """Number of link crossings between neighbouring ranks."""
+    """Count the crossings of links between neighbouring ranks."""
     count = 0
     for row in rows:
         passed: list[int] = []
@@ -269,10 +271,10 @@ def _crossings(rows: Sequence[Sequence[_Spot]]) -> int:
     return count
 
 
-def _place(rows: Sequence[Sequence[_Spot]]) -> None:
-    """Set x of every spot, close to its neighbours above and below, without overlap."""
+def _set_x(rows: Sequence[Sequence[_Spot]]) -> None:
+    """Set the x of every spot close to its neighbours above and below, without overlap."""
     for row in rows:
-        _settle(row, [0.0] * len(row), [1.0] * len(row))
+        _settle_rank(row, [0.0] * len(row), [1.0] * len(row))
     sweeps = max(2, min(SWEEPS, WORK // (1 + sum(map(len, rows)))))
     for sweep in range(sweeps):
         both, down = sweep >= sweeps - 2, sweep % 2 == 0
@@ -286,16 +288,16 @@ def _place(rows: Sequence[Sequence[_Spot]]) -> None:
                 middle = sum(pull * one.x for pull, one in zip(pulls, beside, strict=True))
                 wanted.append(middle / total if total else spot.x)
                 weights.append(total or 0.1)
-            _settle(row, wanted, weights)
+            _settle_rank(row, wanted, weights)
 
 
 def _pull(spot: _Spot, other: _Spot) -> float:
-    """Weight of a link: straightness matters most between two bends."""
+    """Weight of a link between two spots; it is largest between two bends, where a link should be straight."""
     return (8.0, 2.0, 1.0)[spot.box + other.box]
 
 
 def _straighten(rows: Sequence[Sequence[_Spot]], chains: Iterable[Sequence[_Spot]]) -> None:
-    """Align the bends of a link where their neighbours leave room for it."""
+    """Align the bends of each link vertically if their neighbours leave room."""
     ranks = {id(spot): row for row in rows for spot in row}
     for _, *bends, _ in chains:
         low, high = -inf, inf
@@ -313,8 +315,8 @@ def _straighten(rows: Sequence[Sequence[_Spot]], chains: Iterable[Sequence[_Spot
                 bend.x = middle
 
 
-def _settle(row: Sequence[_Spot], wanted: Sequence[float], weights: Sequence[float]) -> None:
-    """Set x in a rank, closest to the wanted values by least squares (pool adjacent violators)."""
+def _settle_rank(row: Sequence[_Spot], wanted: Sequence[float], weights: Sequence[float]) -> None:
+    """Set the x of the spots in a rank close to wanted values, by least squares (pool adjacent violators)."""
     blocks: list[tuple[float, float, int]] = []  # mean, weight, spots
     offsets = list(accumulate((a.right + GAP / 2 + b.left for a, b in pairwise(row)), initial=0.0))
     for want, weight, offset in zip(wanted, weights, offsets, strict=False):
@@ -328,14 +330,14 @@ def _settle(row: Sequence[_Spot], wanted: Sequence[float], weights: Sequence[flo
         spot.x = mean + offset
 
 
-def _drawing(
+def _build_layout(
     rows: Sequence[Sequence[_Spot]],
     boxes: Sequence[_Spot],
     chains: Mapping[Link, Sequence[_Spot]],
     upward: Collection[Link],
     labels: Mapping[Link, Size],
 ) -> Layout:
-    """The finished layout, shifted to the origin."""
+    """Build the layout, moved so that it starts at the origin."""
     x0 = min((spot.x - spot.left for row in rows for spot in row), default=0.0)
     bounds: dict[int, tuple[float, float]] = {}
     y = 0.0
@@ -346,10 +348,10 @@ def _drawing(
             spot.x, spot.y = spot.x - x0, y + tall / 2
             bounds[id(spot)] = (y, y + tall)
         y += tall
-    leaving, coming = _ports(chains, 0), _ports(chains, -1)
+    upper, lower = _ports(chains, 0), _ports(chains, -1)
     lines: dict[Link, tuple[Point, ...]] = {}
     for link, (first, *bends, last) in chains.items():
-        start, end = leaving[link], coming[link]
+        start, end = upper[link], lower[link]
         points = [(start, first.y + first.height / 2), (start, bounds[id(first)][1])]
         points += [(bend.x, y) for bend in bends for y in bounds[id(bend)]]
         points += [(end, bounds[id(last)][0]), (end, last.y - last.height / 2)]
@@ -367,7 +369,7 @@ def _drawing(
 
 
 def _ports(chains: Mapping[Link, Sequence[_Spot]], end: int) -> dict[Link, float]:
-    """The x at which each link meets the box at its upper (0) or lower (-1) end, evenly spaced."""
+    """Compute the x where each link meets the box at its upper (`end=0`) or lower (`end=-1`) end, evenly spaced."""
     at: dict[int, list[Link]] = {}
     for link, chain in chains.items():
         at.setdefault(id(chain[end]), []).append(link)

@@ -1,12 +1,12 @@
-"""Preambles: what a stage is shown of the run so far, within the token budget of its fidelity for any input.
+"""Preambles: texts that describe the run so far to a stage, within the token budget of its fidelity for any input.
 
-If space is short the oldest stages go first, then values get shorter, then values go. The same input gives the same
-text. Values appear on one line, bounded, and cannot form a heading, a fence, or markup of ours. Each mode is a
-template in `templates/fidelity/`.
+If space is short, the oldest stages are left out first, then values are shortened, then values are left out. The same
+input gives the same text. A value is bounded and on one line, so it cannot form a heading, a fence, or our own markup.
+Each mode has a template in `templates/fidelity/`.
 
-The progress of a run is read from any engine's objects: stages, outcomes, notes, retries, and visible context.
-Everything is looked up by attribute or key, and nothing is required. A log entry is a mapping with `node` (or `name`),
-`outcome` (or `status`), `notes`, `tools` and `duration`; of several about one stage, the last non-empty value counts.
+The input can be the objects of any engine: everything is looked up by attribute or key, and nothing is required. A log
+entry is a mapping with `node` (or `name`), `outcome` (or `status`), `notes`, `tools` and `duration`; if several entries
+are about one stage, the last non-empty value of each field counts.
 """
 
 from __future__ import annotations
@@ -33,8 +33,9 @@ NOTES = ("notes", "note", "failure_reason")
 TOOLS = ("tools", "tools_used", "tool_calls")
 DURATION = ("duration", "elapsed", "duration_seconds")
 COMPLETE = (OUTCOME[0], NOTES[0], TOOLS[0], DURATION[0])
-"""Fields after which older entries about a stage add nothing."""
+"""Fields that make older entries about a stage irrelevant once all of them are set."""
 RETRIES = "internal.retry_count."
+"""Prefix of the context keys that contain the retries of a stage."""
 
 _HIDDEN = frozenset(
     {
@@ -42,43 +43,43 @@ _HIDDEN = frozenset(
         *("completed_nodes", "thread_key", "fidelity", "internal", "graph", "node_retries"),
     }
 )
-"""Context keys hidden as bookkeeping."""
+"""Context keys that are not shown, because they are for bookkeeping."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompletedStage:
-    """A completed stage, at its latest completion."""
+    """A completed stage, as of its latest completion."""
 
     name: str
     outcome: str
     fields: Mapping[str, object] = field(default_factory=dict[str, object])
-    """Merged log entries."""
+    """Fields of its log entries, merged."""
 
     def first(self, names: Sequence[str]) -> object:
-        """The first of several fields that is set in the logs."""
-        return _first(self.fields, names)
+        """Return the value of the first of several fields that is set."""
+        return _first_value(self.fields, names)
 
 
 def context_values(context: object) -> Mapping[str, object]:
-    """Values of a context: a mapping, or an object with a snapshot, values, or items."""
+    """Return the values of a context, given a mapping or an object with a snapshot, values, or items."""
     if isinstance(context, Mapping):
         return cast("Mapping[str, object]", context)
     for name in ("values", "snapshot", "to_dict", "data", "items"):
-        there: Any = getattr(context, name, None)
-        there = there() if callable(there) else there
-        there = _from_pairs(there) if name == "items" else there
-        values: Any = getattr(there, "values", None)
-        for one in (there, values):
+        found: Any = getattr(context, name, None)
+        found = found() if callable(found) else found
+        found = _from_pairs(found) if name == "items" else found
+        values: Any = getattr(found, "values", None)
+        for one in (found, values):
             if isinstance(one, Mapping):
-                found = cast("Mapping[str, object]", one)
-                inner = found.get("values")
-                both = isinstance(inner, Mapping) and set(found) <= {"values", "logs"}
-                return cast("Mapping[str, object]", inner) if both else found
+                outer = cast("Mapping[str, object]", one)
+                inner = outer.get("values")
+                nested = isinstance(inner, Mapping) and set(outer) <= {"values", "logs"}
+                return cast("Mapping[str, object]", inner) if nested else outer
     return {}
 
 
 def _from_pairs(items: object) -> Mapping[str, object] | None:
-    """A mapping from pairs; None for anything else."""
+    """Build a mapping from pairs; None if the value is anything else."""
     try:
         return dict(cast("Iterable[tuple[str, object]]", items))
     except (TypeError, ValueError):
@@ -88,67 +89,67 @@ def _from_pairs(items: object) -> Mapping[str, object] | None:
 def completed_stages(
     names: Iterable[object], logs: Iterable[object], most: int
 ) -> tuple[list[tuple[str, Mapping[str, object]]], int]:
-    """The last `most` completed stages with their log entries, and the number of completed stages.
+    """Return the last `most` completed stages with their merged log entries, and the number of completed stages.
 
     Each stage appears once, in the order of its latest completion.
     """
     order = list(dict.fromkeys(reversed([one if type(one) is str else node_name(one) for one in names])))
     latest: dict[str, dict[str, object]] = {name: {} for name in order[:most]}
-    open_ = set(latest)
+    incomplete = set(latest)
     for entry in reversed(list(logs)) if latest else ():
-        if not open_:
+        if not incomplete:
             break
         if isinstance(entry, Mapping):
             fields = cast("Mapping[str, object]", entry)
-            name = fields.get("node") or _first(fields, NODE)
+            name = fields.get("node") or _first_value(fields, NODE)
             name = name if isinstance(name, str) else safe_str(name)
-            if name in open_:
+            if name in incomplete:
                 latest[name] = {key: value for key, value in fields.items() if value is not None} | latest[name]
                 if all(fields.get(key) is not None for key in COMPLETE):
-                    open_.discard(name)  # older entries about it cannot count any more
+                    incomplete.discard(name)  # older entries cannot change its fields
     return [(name, latest[name]) for name in reversed(order[:most])], len(order)
 
 
 def completed_stage(name: str, fields: Mapping[str, object], context: Mapping[str, object]) -> CompletedStage:
-    """A completed stage with its outcome, from the logs or the context's `node_outcomes`."""
-    outcome = _first(fields, OUTCOME)
+    """Build a completed stage, with its outcome from the logs or from `node_outcomes` in the context."""
+    outcome = _first_value(fields, OUTCOME)
     if outcome is None:
         outcomes = context.get("node_outcomes", context.get("internal.node_outcomes"))
         if isinstance(outcomes, Mapping):
             outcome = cast("Mapping[str, object]", outcomes).get(name)
             if isinstance(outcome, Mapping):
                 fields = {**cast("Mapping[str, object]", outcome), **fields}
-                outcome = _first(fields, OUTCOME)
+                outcome = _first_value(fields, OUTCOME)
     outcome = getattr(outcome, "status", outcome)
     outcome = getattr(outcome, "value", outcome)
     return CompletedStage(name=name, outcome="unknown" if outcome is None else safe_str(outcome), fields=fields)
 
 
-def _first(fields: Mapping[str, object], names: Sequence[str]) -> object:
+def _first_value(fields: Mapping[str, object], names: Sequence[str]) -> object:
     return next((fields[name] for name in names if fields.get(name) is not None), None)
 
 
 def node_name(node: object) -> str:
-    """Name of a stage, given the stage or its name."""
+    """Return the name of a stage, given the stage or its name."""
     return node if isinstance(node, str) else safe_str(getattr(node, "name", node))
 
 
 def visible_entries(context: Mapping[str, object], most: int) -> tuple[list[tuple[str, object]], int]:
-    """The first `most` visible context entries by key, and the number of others."""
-    keys = {text: key for key in context if _shows(text := key if type(key) is str else safe_str(key))}
+    """Return the first `most` visible context entries in the order of their keys, and the number of others."""
+    keys = {text: key for key in context if _is_visible(text := key if type(key) is str else safe_str(key))}
     first = nsmallest(most, keys) if len(keys) > most else sorted(keys)
     return [(key, context[keys[key]]) for key in first], len(keys) - len(first)
 
 
 @lru_cache(maxsize=65_536)
-def _shows(key: str) -> bool:
+def _is_visible(key: str) -> bool:
     if key.startswith(("_", "internal.", "graph.")) or "._" in key:
         return False
     return key not in _HIDDEN and not key.startswith(("context.internal.", "context.graph."))
 
 
 def stage_retries(context: Mapping[str, object], pipeline: object) -> Iterator[tuple[str, str]]:
-    """Retried stages as `(name, "2/3")`: retries used, retries allowed."""
+    """Yield retried stages as `(name, "2/3")`: 2 retries used of 3 allowed."""
     counts = {key: value for key, value in context.items() if safe_str(key).startswith(RETRIES)}
     if not counts:
         return
@@ -170,18 +171,18 @@ def _nodes(pipeline: object) -> Mapping[str, object]:
 
 
 def stage_count(pipeline: object) -> int:
-    """Number of stages of a pipeline; 0 if unknown."""
+    """Return the number of stages of a pipeline; 0 if unknown."""
     nodes: Any = getattr(pipeline, "nodes", None)
     return len(cast("Sequence[object]", nodes)) if isinstance(nodes, Mapping | list | tuple | set | frozenset) else 0
 
 
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 _FAILING = (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
-"""Exceptions that `__str__` of a foreign object may raise."""
+"""Exceptions to expect from `__str__` of a foreign object."""
 
 
 def safe_str(value: object) -> str:
-    """`str` of anything, without memory addresses; never raises."""
+    """Convert anything to text, without memory addresses; never raises."""
     if type(value) is str:
         return value
     try:
@@ -193,22 +194,23 @@ def safe_str(value: object) -> str:
 LARGEST = 8 * 1024
 """Maximum size of a value shown in full, in bytes; a larger one becomes a reference and a preview."""
 KEPT = "internal.kept"
-"""Context key of references to values stored elsewhere than under their usual reference, by key."""
-OFTEN = 400
-"""Maximum length of a text whose rendering is cached: successive stages show much of the same."""
+"""Context key of a mapping from keys to the references of values that are not stored under their usual reference."""
+MAX_CACHED = 400
+"""Maximum length of a text whose rendering is cached, because successive stages show many of the same texts."""
 DEEPEST = 8
-"""Maximum depth of nested containers."""
+"""Maximum depth of nested containers in a value that is shown."""
 CUT = "…"
+"""Mark of a cut text."""
 
-_UNFIT = re.compile(r"[^A-Za-z0-9_.-]")
+_INVALID = re.compile(r"[^A-Za-z0-9_.-]")
 _LEADING = re.compile(r"[#`~>=|*+_-]|\d{1,9}[.)]|<")
 
 
 def preamble_line(text: object, most: int) -> str:
-    """The beginning of a text on one line, stripped; an ellipsis marks a cut."""
+    """Put the beginning of a text on one line of at most `most` characters; an ellipsis marks a cut."""
     whole = text if isinstance(text, str) else safe_str(text)
-    if type(whole) is str and len(whole) <= OFTEN:
-        return _remembered_line(whole, most)
+    if type(whole) is str and len(whole) <= MAX_CACHED:
+        return _cached_line(whole, most)
     return _make_line(whole, most)
 
 
@@ -218,26 +220,26 @@ def _make_line(whole: str, most: int) -> str:
     return line[: most - 1].rstrip() + CUT if cut else line
 
 
-_remembered_line = lru_cache(maxsize=8_192)(_make_line)
+_cached_line = lru_cache(maxsize=8_192)(_make_line)
 
 
 def escape_lead(line: str) -> str:
-    """Escape a line so that after `- ` it starts no heading, fence, quote or list."""
+    """Escape a line so that it does not start a heading, fence, quote or list after `- `."""
     return f"\\{line}" if _LEADING.match(line) else line
 
 
 def artifact_reference(key: str) -> str:
-    """The usual reference of a context value that is too large to show."""
-    return f"artifact://context.{_UNFIT.sub('_', key[:100])}"
+    """Return the usual reference of a context value that is too large to show."""
+    return f"artifact://context.{_INVALID.sub('_', key[:100])}"
 
 
 def show_value(value: object, reference: str, most: int) -> str:
-    """A value as JSON of about `most` characters; a cut one is a string with an ellipsis.
+    """Serialize a value to JSON of about `most` characters; a cut value becomes a string with an ellipsis.
 
-    A value above 8 kB becomes `reference` and a preview.
+    A value above 8 kB becomes a string with `reference` and a preview.
     """
-    if type(value) is str and len(value) <= OFTEN:
-        return _remembered(value, most)
+    if type(value) is str and len(value) <= MAX_CACHED:
+        return _cached_value(value, most)
     return _show_value(value, reference, most)
 
 
@@ -250,7 +252,7 @@ def _show_value(value: object, reference: str, most: int) -> str:
 
 
 @lru_cache(maxsize=8_192)
-def _remembered(value: str, most: int) -> str:
+def _cached_value(value: str, most: int) -> str:
     return _show_value(value, "", most)
 
 
@@ -259,17 +261,17 @@ def _preview(value: object, text: str, most: int) -> str:
 
 
 def quote(text: str) -> str:
-    """A JSON string without active markup."""
+    """Serialize a text to a JSON string without active markup."""
     return json.dumps(neutralize(text), ensure_ascii=False)
 
 
 def encode(value: object, room: int) -> tuple[str, bool]:
-    """The part of a value's JSON that fits into `room` characters, and True if it is complete.
+    """Serialize a value to JSON, cut after about `room` characters; also return True if the JSON is complete.
 
-    Keys are sorted; `str` is the fallback for other types. A cut text is not JSON.
+    Keys are sorted, and other types are converted by `str`. A cut text is not valid JSON.
     """
     pieces: list[str] = []
-    for piece in _pieces(value, room, 0):
+    for piece in _json_pieces(value, room, 0):
         pieces.append(piece)
         room -= len(piece)
         if room < 0:
@@ -277,7 +279,7 @@ def encode(value: object, room: int) -> tuple[str, bool]:
     return "".join(pieces), True
 
 
-def _pieces(value: object, room: int, depth: int) -> Iterator[str]:
+def _json_pieces(value: object, room: int, depth: int) -> Iterator[str]:
     if isinstance(value, str):
         yield quote(value[: room + 1])
     elif value is None or isinstance(value, bool):
@@ -289,82 +291,83 @@ def _pieces(value: object, room: int, depth: int) -> Iterator[str]:
     elif isinstance(value, Mapping | Set | list | tuple) and depth >= DEEPEST:
         yield f'"{CUT}"'
     elif isinstance(value, Mapping):
-        yield from _object(cast("Mapping[object, object]", value), room, depth)
+        yield from _object_pieces(cast("Mapping[object, object]", value), room, depth)
     elif isinstance(value, Set):
         inner = nsmallest(room, (safe_str(one) for one in cast("Set[object]", value)))
-        yield from _array(inner, room, depth)
+        yield from _array_pieces(inner, room, depth)
     elif isinstance(value, list | tuple):
-        yield from _array(cast("Collection[object]", value), room, depth)
+        yield from _array_pieces(cast("Collection[object]", value), room, depth)
     else:
         yield quote(safe_str(value)[: room + 1])
 
 
-def _object(value: Mapping[object, object], room: int, depth: int) -> Iterator[str]:
+def _object_pieces(value: Mapping[object, object], room: int, depth: int) -> Iterator[str]:
     yield "{"
     for at, key in enumerate(nsmallest(room // 4 + 1, value, key=safe_str)):
         yield f"{', ' if at else ''}{quote(safe_str(key)[: room + 1])}: "
-        yield from _pieces(value[key], room, depth + 1)
+        yield from _json_pieces(value[key], room, depth + 1)
     yield "}"
 
 
-def _array(values: Iterable[object], room: int, depth: int) -> Iterator[str]:
+def _array_pieces(values: Iterable[object], room: int, depth: int) -> Iterator[str]:
     yield "["
     for at, one in enumerate(islice(values, room + 1)):
         if at:
             yield ", "
-        yield from _pieces(one, room, depth + 1)
+        yield from _json_pieces(one, room, depth + 1)
     yield "]"
 
 
 LEAST = 40
-"""Minimum length of a shortened value, before whole values are left out."""
+"""Length to which values are shortened before whole values are left out."""
 ENTRY, NESTED, JOINED = 3, 4, 1
-"""Tokens of markup around an entry: on its own line, indented, or on a shared line."""
+"""Tokens of the markup around an entry: on its own line, on an indented line, or on a shared line."""
 LABELLED = 5
-"""Tokens of the captions of a stage's tools and duration."""
+"""Tokens of the caption of the tools of a stage, and of the caption of its duration."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModeLimits:
-    """Limits of a mode: a budget in tokens, the rest in characters."""
+    """Limits of a fidelity: the budget in tokens, lengths in characters."""
 
     budget: int
     notes: int = 0
-    """Of a stage's notes."""
+    """Maximum length of the notes of a stage; 0 hides them."""
     outcomes: bool = True
+    """True if outcomes are shown although notes are hidden."""
     details: bool = False
     """True if tools, durations and retries are shown."""
     value: int = 0
-    """Of one context value; 0 hides the context."""
+    """Maximum length of a context value; 0 hides the context."""
 
 
 class Page:
-    """A preamble under construction, with the space left in it."""
+    """A preamble under construction, with the tokens left in it."""
 
-    def __init__(self, *, shape: ModeLimits, template: Template, count: TokenCounter) -> None:
-        self.shape, self._template, self._count = shape, template, count
+    def __init__(self, *, limits: ModeLimits, template: Template, count: TokenCounter) -> None:
+        self.limits, self._template, self._count = limits, template, count
         self._values: dict[str, Any] = {"stages": [], "context": [], "retries": [], "goal": ""}
-        self._left: dict[str, int] = {"omitted": 0, "context_omitted": 0, "retries_omitted": 0}
-        self._kept: Mapping[str, object] = {}
+        self._omitted: dict[str, int] = {"omitted": 0, "context_omitted": 0, "retries_omitted": 0}
+        self._references: Mapping[str, object] = {}
         self._free = 0
-        """Tokens free beside head and goal."""
+        """Tokens left after the head and the goal."""
 
     def clip(self, text: object, tokens: int) -> str:
-        """A text on one line, cut to a number of tokens."""
+        """Put a text on one line, cut to a number of tokens."""
         line = preamble_line(text, 16 * tokens)
         if self._count.text(line) <= tokens:
             return line
         return self._count.head(line, max(1, tokens - 2)).rstrip(f"{CUT} ") + CUT
 
     def head(self, **values: object) -> None:
-        """Set the values that are always present."""
+        """Set the values that every preamble shows."""
         self._values |= values
 
     def goal(self, goal: object) -> None:
-        """Set the goal: at most a quarter of the page, or the rest of a page that has nothing else."""
-        room = self._room()
-        quarter = self.shape.budget // 4
-        most = room - 4 if self.shape.budget <= 100 else min(quarter, room)
+        """Set the goal, cut to a quarter of the budget, or to the free tokens of a page without stages and context."""
+        room = self._free_tokens()
+        quarter = self.limits.budget // 4
+        most = room - 4 if self.limits.budget <= 100 else min(quarter, room)
         self._values["goal"] = text = self.clip(goal, max(1, most))
         self._free = room - self._count.text(text) - ENTRY
 
@@ -373,42 +376,46 @@ class Page:
         stages: Sequence[tuple[str, Mapping[str, object]]],
         count: int,
         values: Mapping[str, object],
-        again: Sequence[tuple[str, str]],
+        retries: Sequence[tuple[str, str]],
     ) -> None:
-        """Fill in stages (of `count`), context and retries; each gets a share of the space, and what others leave.
+        """Fill in stages, context and retries; each gets a share of the free tokens, and tokens that others leave.
 
-        Only the most recent stages are needed.
+        Args:
+            stages: The most recent completed stages, oldest first.
+            count: Number of all completed stages.
+            values: The context.
+            retries: Retried stages, from `stage_retries`.
         """
-        kept = values.get(KEPT)
-        self._kept = cast("Mapping[str, object]", kept) if isinstance(kept, Mapping) else {}
-        room = max(0, self._free) - 8 * sum(bool(one) for one in (stages, values, again))
-        room -= self._put(
-            "retries", [self._entry(name, often) for name, often in again[: room // 8]], room // 8, len(again)
+        references = values.get(KEPT)
+        self._references = cast("Mapping[str, object]", references) if isinstance(references, Mapping) else {}
+        room = max(0, self._free) - 8 * sum(bool(one) for one in (stages, values, retries))
+        room -= self._add_entries(
+            "retries", [self._retry_entry(name, used) for name, used in retries[: room // 8]], room // 8, len(retries)
         )
-        half = room // 2 if self.shape.value else room
-        wanted, left = visible_entries(values, room // 4 + 1) if self.shape.value else ([], 0)
-        rough = self._context(wanted, left, half)
-        recent = (self._stage(completed_stage(*one, values)) for one in reversed(stages))
-        room -= self._put("stages", recent, room - rough, count)
+        half = room // 2 if self.limits.value else room
+        wanted, left = visible_entries(values, room // 4 + 1) if self.limits.value else ([], 0)
+        rough = self._add_context(wanted, left, half)
+        recent = (self._stage_entry(completed_stage(*one, values)) for one in reversed(stages))
+        room -= self._add_entries("stages", recent, room - rough, count)
         self._values["stages"].reverse()
-        if self._left["context_omitted"] or room > half:
-            self._context(wanted, left, room)
+        if self._omitted["context_omitted"] or room > half:
+            self._add_context(wanted, left, room)
 
     def text(self) -> str:
-        """The page, within its budget."""
+        """Render the page within its budget."""
         while True:
-            text = self._rendered()
-            if self._count.text(text) <= self.shape.budget:
+            text = self._render()
+            if self._count.text(text) <= self.limits.budget:
                 return text
             if not self._shorten():
-                return self._count.head(text, self.shape.budget)
+                return self._count.head(text, self.limits.budget)
 
-    def _rendered(self) -> str:
-        left = {name: f"{count:,}" if count else "" for name, count in self._left.items()}
+    def _render(self) -> str:
+        left = {name: f"{count:,}" if count else "" for name, count in self._omitted.items()}
         return self._template.render({**self._values, **left})
 
-    def _room(self) -> int:
-        return max(0, self.shape.budget - self._count.text(self._rendered()))
+    def _free_tokens(self) -> int:
+        return max(0, self.limits.budget - self._count.text(self._render()))
 
     def _shorten(self) -> bool:
         """Remove the least important content; False if nothing is left to remove."""
@@ -416,86 +423,86 @@ class Page:
             entries: list[object] = self._values[name]
             if len(entries) > (name == "stages"):
                 del entries[at]
-                self._left[omitted] += 1
+                self._omitted[omitted] += 1
                 return True
         if self._values["retries"]:
-            self._left["retries_omitted"] += len(self._values["retries"])
+            self._omitted["retries_omitted"] += len(self._values["retries"])
             self._values["retries"] = []
             return True
         goal: str = self._values["goal"]
         self._values["goal"] = goal[: len(goal) // 2].rstrip(f"{CUT} ") + CUT if len(goal) > len(CUT) + 1 else ""
         return len(goal) > len(CUT)
 
-    def _put(self, name: str, entries: Iterable[Mapping[str, str]], room: int, every: int) -> int:
-        """Add entries while they fit; the tokens used."""
-        kept: list[Mapping[str, str]] = []
+    def _add_entries(self, name: str, entries: Iterable[Mapping[str, str]], room: int, every: int) -> int:
+        """Add entries while they fit into `room` tokens; return the tokens used."""
+        added: list[Mapping[str, str]] = []
         spent = 0
         for entry in entries:
-            cost = self._signs(name, entry) + sum(_cost(self._count, text) for text in entry.values())
+            cost = self._markup_tokens(name, entry) + sum(_token_count(self._count, text) for text in entry.values())
             if spent + cost > room:
                 break
             spent += cost
-            kept.append(entry)
-        self._values[name] = kept
-        self._left["omitted" if name == "stages" else f"{name}_omitted"] = every - len(kept)
+            added.append(entry)
+        self._values[name] = added
+        self._omitted["omitted" if name == "stages" else f"{name}_omitted"] = every - len(added)
         return spent
 
-    def _signs(self, name: str, entry: Mapping[str, str]) -> int:
-        """Tokens of the template's markup around an entry."""
-        if not self.shape.notes:
+    def _markup_tokens(self, name: str, entry: Mapping[str, str]) -> int:
+        """Tokens of the markup around an entry in the template."""
+        if not self.limits.notes:
             return JOINED if name == "stages" else NESTED
         return ENTRY + LABELLED * (bool(entry.get("tools")) + bool(entry.get("duration")))
 
-    def _context(self, wanted: Sequence[tuple[str, object]], left: int, room: int) -> int:
-        """Add context values, shortened until all of them fit, or as many as fit."""
-        most, spent = self.shape.value, 0
+    def _add_context(self, wanted: Sequence[tuple[str, object]], left: int, room: int) -> int:
+        """Add context values, shortened until they all fit, then as many as fit; return the tokens used."""
+        most, spent = self.limits.value, 0
         while most and wanted:
             most = most if 8 * len(wanted) < room else LEAST
-            entries = (self._value(key, value, most) for key, value in wanted)
-            spent = self._put("context", entries, room, len(wanted))
-            if not self._left["context_omitted"] or most <= LEAST:
+            entries = (self._value_entry(key, value, most) for key, value in wanted)
+            spent = self._add_entries("context", entries, room, len(wanted))
+            if not self._omitted["context_omitted"] or most <= LEAST:
                 break
             most = max(LEAST, most // 2)
-        self._left["context_omitted"] = left + len(wanted) - len(self._values["context"])
+        self._omitted["context_omitted"] = left + len(wanted) - len(self._values["context"])
         return spent
 
-    def _value(self, key: str, value: object, most: int) -> Mapping[str, str]:
+    def _value_entry(self, key: str, value: object, most: int) -> Mapping[str, str]:
         name = preamble_line(key, 120)
-        in_json = self.shape.details
+        in_json = self.limits.details
         return {
             "name": quote(name) if in_json else escape_lead(name),
             "said": show_value(value, self._reference(key), most),
         }
 
     def _reference(self, key: str) -> str:
-        reference = self._kept.get(key)
+        reference = self._references.get(key)
         return reference if isinstance(reference, str) else artifact_reference(key)
 
-    def _entry(self, name: str, text: str) -> Mapping[str, str]:
+    def _retry_entry(self, name: str, text: str) -> Mapping[str, str]:
         return {"name": escape_lead(preamble_line(name, 120)), "said": preamble_line(text, 40)}
 
-    def _stage(self, one: CompletedStage) -> Mapping[str, str]:
+    def _stage_entry(self, one: CompletedStage) -> Mapping[str, str]:
         name, outcome = escape_lead(preamble_line(one.name, 120)), preamble_line(one.outcome, 60)
-        if not self.shape.notes:
-            return {"said": f"{name} ({outcome})" if self.shape.outcomes else name}
-        notes = preamble_line(one.first(NOTES) or "", self.shape.notes)
+        if not self.limits.notes:
+            return {"said": f"{name} ({outcome})" if self.limits.outcomes else name}
+        notes = preamble_line(one.first(NOTES) or "", self.limits.notes)
         entry = {"said": f"{name}: {outcome}" + (f" — {notes}" if notes else "")}
-        if self.shape.details:
-            entry |= {"tools": _tools(one.first(TOOLS)), "duration": _duration(one.first(DURATION))}
+        if self.limits.details:
+            entry |= {"tools": _tool_names(one.first(TOOLS)), "duration": _format_duration(one.first(DURATION))}
         return entry
 
 
-def _cost(count: TokenCounter, text: str) -> int:
-    return _remembered_cost(count, text) if len(text) <= OFTEN else count.text(text)
+def _token_count(count: TokenCounter, text: str) -> int:
+    return _cached_token_count(count, text) if len(text) <= MAX_CACHED else count.text(text)
 
 
 @lru_cache(maxsize=8_192)
-def _remembered_cost(count: TokenCounter, text: str) -> int:
+def _cached_token_count(count: TokenCounter, text: str) -> int:
     return count.text(text)
 
 
-def _tools(tools: object) -> str:
-    """Names of tools, given names or calls."""
+def _tool_names(tools: object) -> str:
+    """List the names of tools, given names or calls."""
     if not isinstance(tools, list | tuple):
         return preamble_line(tools or "", 300)
     names = [_call_name(one) for one in cast("Sequence[object]", tools)[:100]]
@@ -509,8 +516,8 @@ def _call_name(call: object) -> object:
     return fields.get("name") or fields.get("tool_name")
 
 
-def _duration(duration: object) -> str:
-    """Seconds as `1.2s`; anything else as text."""
+def _format_duration(duration: object) -> str:
+    """Format seconds as `1.2s`, and anything else as text."""
     if isinstance(duration, int | float) and not isinstance(duration, bool):
         return f"{duration:.1f}s"[:40]
     return preamble_line("" if duration is None else duration, 40)
@@ -537,18 +544,19 @@ def build_fidelity_preamble(
     *,
     counter: TokenCounter | Count | None = None,
 ) -> str:
-    """The text before the prompt of a stage that starts a new conversation, as markdown; empty at `full`.
+    """Build the markdown that precedes the prompt of a stage in a new conversation; empty at `full`.
 
-    At most 100, 500, 600, 1,500 or 3,000 tokens for any input, as `counter` counts.
+    For any input, it has at most 100 tokens at `truncate`, 500 at `compact`, 600 at `summary:low`, 1,500 at
+    `summary:medium`, and 3,000 at `summary:high`, as counted by `counter`.
 
     Args:
         mode: One of the six fidelities.
-        pipeline: Something with `name`, `goal` and `nodes`, such as a `Graph`.
-        context: A mapping, or something with a `snapshot()`; internal keys are hidden, and a value above 8 kB is a
-            reference and a preview. `truncate` shows its `run_id`.
+        pipeline: An object with `name`, `goal` and `nodes`, such as a `Graph`.
+        context: A mapping, or an object with a `snapshot()`. Internal keys are hidden, and a value above 8 kB becomes
+            a reference and a preview. `truncate` shows only its `run_id`.
         completed_nodes: Names of stages, in the order of completion.
         current_node: The stage about to run, or its name.
-        logs: Mappings with `node`, `outcome`, `notes`, `tools` and `duration`; the last one about a stage counts.
+        logs: Mappings with `node`, `outcome`, `notes`, `tools` and `duration`; the last value about a stage counts.
         counter: Token counter; o200k by default.
 
     Raises:
@@ -557,14 +565,14 @@ def build_fidelity_preamble(
     fidelity = Fidelity.parse(mode, where="mode")
     if fidelity is Fidelity.FULL:
         return ""
-    values, shape = context_values(context), LIMITS[fidelity]
-    stages, count = completed_stages(completed_nodes or (), logs or (), shape.budget // 4 if fidelity.cap else 0)
+    values, limits = context_values(context), LIMITS[fidelity]
+    stages, count = completed_stages(completed_nodes or (), logs or (), limits.budget // 4 if fidelity.cap else 0)
     total = stage_count(pipeline) or count + 1
-    page = Page(shape=shape, template=_template(fidelity), count=as_counter(counter))
+    page = Page(limits=limits, template=_template(fidelity), count=as_counter(counter))
     name, current = safe_str(getattr(pipeline, "name", "") or ""), node_name(current_node)
     run_id = values.get("run_id") or values.get("internal.run_id") or "unknown"
     last = completed_stage(*stages[-1], values).outcome if stages else "none"
-    short = shape.budget // 8
+    short = limits.budget // 8
     page.head(
         pipeline=page.clip(name, short),
         run_id=page.clip(run_id, short),
@@ -575,7 +583,7 @@ def build_fidelity_preamble(
     )
     page.goal(getattr(pipeline, "goal", "") or "")
     if fidelity is not Fidelity.TRUNCATE:
-        page.fill(stages, count, values, list(stage_retries(values, pipeline)) if shape.details else [])
+        page.fill(stages, count, values, list(stage_retries(values, pipeline)) if limits.details else [])
     return page.text()
 
 

@@ -1,7 +1,7 @@
-"""Stylesheets assign models to stages by name, class, shape, or to all; the most specific rule wins.
+"""Stylesheets, which assign models to stages by id, class or shape, or to all stages.
 
-`* { llm_model: small; } .review { llm_model: large; } #plan { reasoning_effort: high; }`. An attribute of the stage
-itself wins over every rule.
+For example: `* { llm_model: small; } .review { llm_model: large; } #plan { reasoning_effort: high; }`. The most
+specific rule wins, and an attribute of the stage itself wins over every rule.
 """
 
 from __future__ import annotations
@@ -16,8 +16,9 @@ from context_compiler.pipeline.graph import Graph, Node
 
 PROPERTIES = ("llm_model", "llm_provider", "reasoning_effort")
 SPECIFICITY = {"*": 0, "shape": 1, "class": 2, "id": 3}
+"""Precedence of a rule by the kind of its selector; the highest wins."""
 SPELLINGS = {"model": "llm_model", "provider": "llm_provider"}
-"""Property names of other engines."""
+"""Properties by their names in other engines."""
 EFFORTS = ("low", "medium", "high")
 LONGEST = 1_000_000
 """Maximum length of a stylesheet, in characters."""
@@ -29,7 +30,7 @@ _ESCAPE = re.compile(r"\\(.)")
 
 
 class StylesheetError(ValueError):
-    """An invalid stylesheet; `at` is the offset of the error, from 0."""
+    """Error in a stylesheet; `at` is its offset, from 0."""
 
     def __init__(self, message: str, at: int) -> None:
         super().__init__(message)
@@ -38,7 +39,7 @@ class StylesheetError(ValueError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StyleRule:
-    """Properties for the stages that a selector matches."""
+    """A rule of a stylesheet: properties for the stages that its selector matches."""
 
     kind: Literal["*", "shape", "class", "id"]
     name: str
@@ -56,7 +57,7 @@ def parse_stylesheet(text: str) -> tuple[StyleRule, ...]:
     """Parse the rules of a stylesheet, in order.
 
     Raises:
-        StylesheetError: it is invalid.
+        StylesheetError: the stylesheet is invalid.
     """
     if len(text) > LONGEST:
         raise StylesheetError(f"a stylesheet has at most {LONGEST:,} characters", LONGEST)
@@ -69,14 +70,14 @@ def parse_stylesheet(text: str) -> tuple[StyleRule, ...]:
         start = _skip_gap(text, found.end())
         if text[start : start + 1] != "{":
             raise StylesheetError("a { is missing after the selector", start)
-        properties, at = _declarations(text, _skip_gap(text, start + 1))
-        rules.append(_rule(found, properties))
+        properties, at = _parse_declarations(text, _skip_gap(text, start + 1))
+        rules.append(_build_rule(found, properties))
         at = _skip_gap(text, at)
     return tuple(rules)
 
 
 def apply_stylesheet(graph: Graph) -> Graph:
-    """Set the model attributes of stages from the stylesheet, else from the graph; the same graph if nothing changes.
+    """Set missing model attributes of stages from the stylesheet, else from the attributes of the graph.
 
     Raises:
         StylesheetError: the stylesheet is invalid.
@@ -99,7 +100,7 @@ def _apply_rules(node: Node, rules: list[StyleRule]) -> Node:
     return replace(node, attrs={**node.attrs, **missing}) if missing else node
 
 
-def _rule(found: re.Match[str], properties: Mapping[str, str]) -> StyleRule:
+def _build_rule(found: re.Match[str], properties: Mapping[str, str]) -> StyleRule:
     if found["all"]:
         return StyleRule(kind="*", name="*", properties=properties)
     if found["id"]:
@@ -109,13 +110,13 @@ def _rule(found: re.Match[str], properties: Mapping[str, str]) -> StyleRule:
     return StyleRule(kind="shape", name=found["shape"], properties=properties)
 
 
-def _declarations(text: str, at: int) -> tuple[dict[str, str], int]:
-    """Properties up to the closing brace, and the offset after it."""
+def _parse_declarations(text: str, at: int) -> tuple[dict[str, str], int]:
+    """Parse properties up to the closing brace; return them and the offset after the brace."""
     properties: dict[str, str] = {}
     while text[at : at + 1] != "}":
         found = _DECLARATION.match(text, at)
         if found is None:
-            raise StylesheetError("a declaration is name: value;" if at < len(text) else "a } is missing", at)
+            raise StylesheetError("a declaration must be name: value;" if at < len(text) else "a } is missing", at)
         value = found["value"]
         value = _ESCAPE.sub(r"\1", value[1:-1]) if value.startswith('"') else value
         properties[SPELLINGS.get(found["name"], found["name"])] = value

@@ -1,9 +1,8 @@
 """Workflows: markdown files with front matter, and one step under each `##` heading.
 
-A workflow is parsed into a pipeline whose stages follow one another, so that everything for pipelines works for
-workflows. A failed step ends the run. Directives such as `@model openai:gpt-5` at the top of a prompt become attributes
-of its stage. `read_directives` serves any application: it is given the known names, and returns their values, the text
-without them, and any other line at the top unchanged.
+A workflow is parsed into a pipeline with one stage after another, so everything for pipelines works for workflows. A
+failed step ends the run. Directives such as `@model openai:gpt-5` at the top of a prompt become attributes of its
+stage. `read_directives` does not depend on pipelines: the caller gives the names of the directives.
 """
 
 from __future__ import annotations
@@ -26,33 +25,35 @@ SUFFIXES = (".md", ".markdown")
 LARGEST = 1_000_000
 """Maximum length of a workflow file, in characters."""
 MOST_STEPS = 5_000
+"""Maximum number of steps of a workflow."""
 KEYS = ("name", "description", "goal", "model", "fidelity")
 """Keys of the front matter."""
 START, DONE = "start", "done"
+"""Names of the stages added before and after the steps."""
 
 _HEADING = re.compile(r" {0,3}##(?P<rest>[ \t].*)?")
 _FENCE = re.compile(r" {0,3}(?P<mark>`{3,}|~{3,})(?P<info>.*)")
-_UNFIT = re.compile(r"[^a-z0-9]+")
+_NOT_IN_SLUG = re.compile(r"[^a-z0-9]+")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Section:
-    """A heading and its text."""
+    """A heading and the text below it."""
 
     title: str
     line: int
-    """Of the heading, from 1 in the file."""
+    """Line of the heading in the file, from 1."""
     text: str
-    """Without surrounding blank lines."""
+    """Text below the heading, without surrounding blank lines."""
     begins: int
-    """First line of the text, from 1 in the file."""
+    """First line of the text in the file, from 1."""
 
 
 def load_workflow(path: str | Path) -> Graph:
     """Parse the workflow in a file.
 
     Raises:
-        GraphError: the file cannot be read, or is not a workflow.
+        GraphError: the file cannot be read or is not a workflow.
     """
     try:
         with Path(path).open("rb") as file:
@@ -70,10 +71,10 @@ def parse_workflow(text: str, path: str | None = None) -> Graph:
 
     Args:
         text: Content of the file.
-        path: The file, for errors; it also names the workflow unless the front matter does.
+        path: The file, for errors. Its name is the name of the workflow unless the front matter has one.
 
     Raises:
-        GraphError: there is no step, a step has no name, or the front matter is invalid; with the line.
+        GraphError: there is no step, a step has no name, or the front matter is invalid; it has the line.
     """
     try:
         source = split_front_matter(_normalise(text))
@@ -82,18 +83,18 @@ def parse_workflow(text: str, path: str | None = None) -> Graph:
     except FrontMatterError as error:
         raise GraphError(str(error), path=path, line=error.line) from None
     if len(parts) > MOST_STEPS:
-        what = f"there are {len(parts):,} steps, and a workflow has at most {MOST_STEPS:,}"
-        raise GraphError(f"{what}; make several of it", path=path, line=parts[MOST_STEPS].line)
+        message = f"there are {len(parts):,} steps, and a workflow has at most {MOST_STEPS:,}; split it"
+        raise GraphError(message, path=path, line=parts[MOST_STEPS].line)
     if not parts:
         raise GraphError("there is no step in it; write one under a heading such as `## Plan`", path=path, line=1)
     name = str(facts.get("name", "") or (Path(path).stem if path else "workflow"))
-    steps = _steps(parts, findings)
+    steps = _build_steps(parts, findings)
     ends = (Node(name=START, attrs={"shape": "Mdiamond"}), Node(name=DONE, attrs={"shape": "Msquare"}))
     nodes = {node.name: node for node in (ends[0], *steps, ends[1])}
     names = tuple(nodes)
     return Graph(
         name=_slug(name) or "workflow",
-        attrs=_attributes(name, facts),
+        attrs=_graph_attributes(name, facts),
         nodes=nodes,
         edges=tuple(Edge(source=one, target=other) for one, other in zip(names, names[1:], strict=False)),
         diagnostics=tuple(findings),
@@ -106,13 +107,13 @@ def _normalise(text: str) -> str:
         raise FrontMatterError(f"the workflow is longer than {LARGEST:,} characters", 1)
     if "\0" in text:
         raise FrontMatterError(
-            "it holds a NUL character; is it a text file?", text.count("\n", 0, text.index("\0")) + 1
+            "it contains a NUL character; is it a text file?", text.count("\n", 0, text.index("\0")) + 1
         )
     return text.removeprefix("\ufeff").replace("\r\n", "\n").replace("\r", "\n")
 
 
 def _read_front_matter(entries: Mapping[str, Entry]) -> tuple[dict[str, str], list[Diagnostic]]:
-    """Values of the front matter, and findings about unknown keys."""
+    """Return the values of the front matter, and findings about unknown keys."""
     facts: dict[str, str] = {}
     findings: list[Diagnostic] = []
     for spelt, entry in entries.items():
@@ -121,7 +122,9 @@ def _read_front_matter(entries: Mapping[str, Entry]) -> tuple[dict[str, str], li
             near = next(iter(get_close_matches(key, KEYS, n=1)), None)
             fix = f"did you mean {near}?" if near else f"known are {', '.join(KEYS)}"
             severity = Severity.WARNING if near else Severity.INFO
-            findings.append(_finding("front_matter_known", severity, f"unknown key {spelt!r}"[:100], fix, entry.line))
+            findings.append(
+                _diagnostic("front_matter_known", severity, f"unknown key {spelt!r}"[:100], fix, entry.line)
+            )
         elif entry.value is not None:
             facts[key] = _front_matter_value(key, entry)
     return facts, findings
@@ -137,8 +140,8 @@ def _front_matter_value(key: str, entry: Entry) -> str:
         raise FrontMatterError(str(error), entry.line) from None
 
 
-def _attributes(name: str, facts: Mapping[str, str]) -> dict[str, Value]:
-    """Attributes of the pipeline; at `full` all steps share one conversation."""
+def _graph_attributes(name: str, facts: Mapping[str, str]) -> dict[str, Value]:
+    """Build the attributes of the pipeline; at `full`, all steps share one conversation."""
     fidelity = facts.get("fidelity", "")
     given: dict[str, Value] = {
         "label": name,
@@ -152,7 +155,7 @@ def _attributes(name: str, facts: Mapping[str, str]) -> dict[str, Value]:
 
 
 def _sections(lines: Sequence[str], offset: int, findings: list[Diagnostic]) -> Iterator[_Section]:
-    """Sections by heading; headings in fenced blocks are content."""
+    """Split the lines into one section per heading; headings in fenced blocks are content."""
     starts: list[tuple[int, str]] = []
     fence, opened = "", 0
     for at, line in enumerate(lines):
@@ -163,11 +166,11 @@ def _sections(lines: Sequence[str], offset: int, findings: list[Diagnostic]) -> 
         elif mark is not None and not (mark["mark"][0] == "`" and "`" in mark["info"]):
             fence, opened = mark["mark"], at
         elif (heading := _HEADING.fullmatch(line)) is not None:
-            starts.append((at, _title(heading["rest"] or "")))
+            starts.append((at, _heading_text(heading["rest"] or "")))
     if fence:
-        message = "a fenced block begins here and never ends: headings below it are not steps"
+        message = "a fenced block begins here and never ends, so headings below it are not steps"
         findings.append(
-            _finding("fence_closed", Severity.WARNING, message, f"close it with {fence}", opened + offset + 1)
+            _diagnostic("fence_closed", Severity.WARNING, message, f"close it with {fence}", opened + offset + 1)
         )
     ends = [*(at for at, _ in starts[1:]), len(lines)]
     for (at, title), end in zip(starts, ends, strict=False):
@@ -178,15 +181,15 @@ def _sections(lines: Sequence[str], offset: int, findings: list[Diagnostic]) -> 
         yield _Section(title=title, line=at + offset + 1, text=text[above:], begins=at + offset + 2 + above)
 
 
-def _title(rest: str) -> str:
-    """Text of a heading, without closing signs."""
+def _heading_text(rest: str) -> str:
+    """Text of a heading, without closing `#` signs."""
     text = rest.rstrip(" \t")
     bare = text.rstrip("#")
     return (bare if bare.endswith((" ", "\t")) else text).strip()
 
 
-def _steps(parts: Sequence[_Section], findings: list[Diagnostic]) -> list[Node]:
-    """A stage for each section, with a distinct name."""
+def _build_steps(parts: Sequence[_Section], findings: list[Diagnostic]) -> list[Node]:
+    """Build a stage for each section, each with its own name."""
     nodes: dict[str, Node] = {}
     counts: dict[str, int] = {}
     for number, part in enumerate(parts, 1):
@@ -196,8 +199,8 @@ def _steps(parts: Sequence[_Section], findings: list[Diagnostic]) -> list[Node]:
             counts[slug] = counts.get(slug, 1) + 1
             name = f"{slug}_{counts[slug]}"
         if not part.text.strip():
-            fix = "write below the heading what the step is to do; until then it is its heading"
-            findings.append(_finding("step_empty", Severity.WARNING, "the step has no text", fix, part.line, name))
+            fix = "write below the heading what the step should do; without text, its prompt is the heading"
+            findings.append(_diagnostic("step_empty", Severity.WARNING, "the step has no text", fix, part.line, name))
         prompt = {"prompt": part.text} if part.text.strip() else {}
         nodes[name] = Node(
             name=name, attrs={"label": part.title, **prompt}, line=part.line, column=1, prompt_line=part.begins
@@ -206,21 +209,23 @@ def _steps(parts: Sequence[_Section], findings: list[Diagnostic]) -> list[Node]:
 
 
 def _slug(title: str) -> str:
-    """A title as a stage name; empty if it has no Latin letter."""
-    name = _UNFIT.sub("_", title.lower()).strip("_")[:60].strip("_")
+    """Convert a title to a stage name; empty if it contains no Latin letter or digit."""
+    name = _NOT_IN_SLUG.sub("_", title.lower()).strip("_")[:60].strip("_")
     return name if name[:1].isalpha() else f"step_{name}" if name else ""
 
 
-def _finding(rule: str, severity: Severity, message: str, fix: str, line: int, node: str | None = None) -> Diagnostic:
+def _diagnostic(
+    rule: str, severity: Severity, message: str, fix: str, line: int, node: str | None = None
+) -> Diagnostic:
     return Diagnostic(rule=rule, severity=severity, message=message, fix=fix, line=line, column=1, node_id=node)
 
 
 DIRECTIVES = MappingProxyType({"model": "llm_model", "context-helper": "context_helper"})
-"""Directives of a prompt, and the attributes they become."""
+"""Directives of a prompt, with the attributes that they set."""
 
 
 def apply_directives(graph: Graph) -> Graph:
-    """Turn directives in prompts into attributes; the same graph if there are none."""
+    """Convert directives in prompts to attributes; return the same graph if there are none."""
     lowered = {
         name: _with_directives(node, directives)
         for name, node, directives in _directives_of(graph)
@@ -230,10 +235,10 @@ def apply_directives(graph: Graph) -> Graph:
 
 
 def directives_known(graph: Graph) -> Iterator[Diagnostic]:
-    """Directives are known, have a value, and are given once."""
+    """Report directives that are unknown, have no value, or are repeated."""
     for name, node, directives in _directives_of(graph):
         for one in directives.findings:
-            foreign = one.kind == "unknown" and one.near is None  # of another application, as like as not
+            foreign = one.kind == "unknown" and one.near is None  # probably meant for another application
             placed = node.prompt_line is not None
             yield Diagnostic(
                 rule="directive_known",
@@ -247,7 +252,7 @@ def directives_known(graph: Graph) -> Iterator[Diagnostic]:
 
 
 def _directives_of(graph: Graph) -> Iterator[tuple[str, Node, Directives]]:
-    """Stages run by agents, with the directives of their prompts."""
+    """Yield the agent stages with an `@` in their prompt, with the directives of the prompt."""
     for name, node in graph.nodes.items():
         if node.handler in AGENTS and "@" in node.prompt:
             yield name, node, read_directives(node.prompt, DIRECTIVES, path=graph.path, line=node.prompt_line or 1)
@@ -261,30 +266,30 @@ def _with_directives(node: Node, directives: Directives) -> Node:
     )
 
 
-_LINE = re.compile(r" {0,3}@(?P<name>[A-Za-z][A-Za-z0-9_-]{0,63})(?::(?!//)|(?=[ \t\r])|$)(?P<value>.*)")
+_DIRECTIVE_LINE = re.compile(r" {0,3}@(?P<name>[A-Za-z][A-Za-z0-9_-]{0,63})(?::(?!//)|(?=[ \t\r])|$)(?P<value>.*)")
 _LINK = ("[[", "]]")
 _QUOTES = (('"', '"'), ("'", "'"), ("`", "`"), _LINK)
 
 
 MOST_FINDINGS = 100
-"""Limit of findings per text."""
+"""Maximum number of findings per text."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Directive:
-    """One line at the top of a text."""
+    """A directive line at the top of a text."""
 
     name: str
-    """The known name; of an unknown directive, as written."""
+    """Name as the caller spells it; for an unknown directive, as written."""
     value: str
-    """Without quotes or brackets; empty if none was given."""
+    """Value without quotes or brackets; empty if none was given."""
     line: int
-    """From 1, in the file."""
+    """Line in the file, from 1."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """A problem with a line at the top of a text; none of them makes the text unusable."""
+    """A problem with a directive; the text stays usable."""
 
     kind: Literal["unknown", "empty", "repeated"]
     message: str
@@ -292,9 +297,9 @@ class Finding:
     """Remedy."""
     line: int
     path: str | None = None
-    """None if the text comes from no file."""
+    """File of the text; None if it is not from a file."""
     near: str | None = None
-    """A similar known name."""
+    """Known name similar to an unknown one, if any."""
 
     def __str__(self) -> str:
         place = f"{self.path}:{self.line}: " if self.path else f"line {self.line}: "
@@ -306,67 +311,67 @@ class Directives:
     """A text and its directives."""
 
     text: str
-    """The content, preceded by the lines with unknown directives, as written."""
+    """Content, preceded by the lines with unknown directives as written."""
     values: Mapping[str, str]
-    """Values by known name; the last of several counts."""
+    """Values by known name; the last value of a repeated directive counts."""
     found: tuple[Directive, ...]
-    """All directives, known or not, in order."""
+    """All directives in order, including unknown ones."""
     findings: tuple[Finding, ...]
 
 
 def read_directives(text: str, known: Iterable[str], *, path: str | None = None, line: int = 1) -> Directives:
-    r"""Take the directives off the top of a text. Never raises; problems are findings.
+    r"""Remove the directives from the top of a text and return them. Never raises; problems become findings.
 
-    `@name value` and `@name: value` are the same, and so are `-` and `_` in a name, and large and small letters.
-    Blank lines may stand between directives; the first other line ends them, and from there on a line that
-    begins with `@` is content. So is `\@name` anywhere.
+    `@name value` and `@name: value` are equivalent. Names ignore case, and `-` and `_` are the same.
+    Blank lines between directives are allowed. The first other line ends the directives; below it, a line that begins
+    with `@` is content. A line that begins with `\@` is always content.
 
     Args:
-        text: Of a step, a prompt, a note.
-        known: The names that are directives here; any other is handed back in the text as it was written.
-        path: The file it is from, for findings.
-        line: The line of the file at which it begins, from 1.
+        text: The text of a step, a prompt or a note.
+        known: Names of the directives; lines with other names stay in the text as written.
+        path: The file that contains the text, for findings.
+        line: The first line of the text in that file, from 1.
     """
-    names = {_fold(name): name for name in known}
+    names = {_fold_name(name): name for name in known}
     lines = text.split("\n")
     values: dict[str, str] = {}
     found: list[Directive] = []
     findings: list[Finding] = []
     taken: set[int] = set()
-    for at, spelt, value in _top(lines):
-        name = names.get(_fold(spelt))
+    for at, spelt, value in _leading_directives(lines):
+        name = names.get(_fold_name(spelt))
         one = Directive(name=name or spelt, value=value, line=line + at)
         found.append(one)
         if len(findings) < MOST_FINDINGS:
-            findings += _findings(one, path, known=name is not None, given=values, names=names)
+            findings += _directive_findings(one, path, known=name is not None, given=values, names=names)
         if name is not None:
             taken.add(at)
             values |= {name: value} if value else {}
-    return Directives(text=_without(lines, taken), values=values, found=tuple(found), findings=tuple(findings))
+    return Directives(text=_remove_lines(lines, taken), values=values, found=tuple(found), findings=tuple(findings))
 
 
-def _top(lines: Sequence[str]) -> Iterator[tuple[int, str, str]]:
-    """Directives above the content: line index, name, value."""
+def _leading_directives(lines: Sequence[str]) -> Iterator[tuple[int, str, str]]:
+    """Yield the directives above the content, as `(line index, name, value)`."""
     for at, one in enumerate(lines):
-        match = _LINE.fullmatch(one)
+        match = _DIRECTIVE_LINE.fullmatch(one)
         if match is not None:
             yield at, match["name"], _unwrap(match["value"])
         elif one.strip():
             return
 
 
-def _without(lines: Sequence[str], taken: Collection[int]) -> str:
-    """The text without the given lines and without blank lines on top; unchanged if there are none."""
+def _remove_lines(lines: Sequence[str], taken: Collection[int]) -> str:
+    """Remove lines by index, and blank lines at the top; without lines to remove, the text is unchanged."""
     rest = [one for at, one in enumerate(lines) if at not in taken]
     start = next((at for at, one in enumerate(rest) if one.strip()), len(rest))
     return "\n".join(rest[start:] if taken else rest)
 
 
 def _unwrap(value: str) -> str:
-    """A value without the quotes or brackets around it; the target of a wiki link with a caption."""
+    """Remove the quotes or brackets around a value; for a wiki link with a caption, return only the target."""
     text = value.strip()
     for _ in _QUOTES:
-        pair = next((pair for pair in _QUOTES if _within(text, *pair)), None)
+        pair = next((pair for pair in _QUOTES if _is_wrapped(text, *pair)), None)
         if pair is None:
             break
         text = text[len(pair[0]) : len(text) - len(pair[1])].strip()
@@ -374,20 +379,20 @@ def _unwrap(value: str) -> str:
     return text
 
 
-def _within(text: str, opening: str, closing: str) -> bool:
+def _is_wrapped(text: str, opening: str, closing: str) -> bool:
     return len(text) >= len(opening) + len(closing) and text.startswith(opening) and text.endswith(closing)
 
 
-def _fold(name: str) -> str:
+def _fold_name(name: str) -> str:
     return name.replace("_", "-").lower()
 
 
-def _findings(
+def _directive_findings(
     one: Directive, path: str | None, *, known: bool, given: Mapping[str, str], names: Mapping[str, str]
 ) -> Iterator[Finding]:
-    """Findings about a directive."""
+    """Yield the findings about a directive."""
     if not known:
-        close = get_close_matches(_fold(one.name), names, n=1, cutoff=0.6)
+        close = get_close_matches(_fold_name(one.name), names, n=1, cutoff=0.6)
         near = names[close[0]] if close else None
         message = f"@{one.name} is not known here and stays in the text"
         fix = f"did you mean @{near}?" if near else f"known are {', '.join(f'@{name}' for name in names.values())}"

@@ -127,7 +127,7 @@ def test_graphviz_is_given_sizes_only_and_its_plain_answer_is_read(tmp_path: Pat
 
 @pytest.mark.parametrize("body", ["sys.exit(3)", "print('edge n0')", "print('node n9 1 1')"])
 def test_a_graphviz_that_fails_is_an_error_of_one_line(tmp_path: Path, body: str) -> None:
-    with pytest.raises(PipelineError, match="could not lay the graph out"):
+    with pytest.raises(PipelineError, match="could not lay out the graph"):
         compute_layout([(72, 36)], [], graphviz=program(tmp_path, body))
 
 

@@ -163,7 +163,7 @@ async def test_nobody_else_may_read_what_is_kept_of_a_run(open_store: Open, tmp_
 
 def test_a_full_disk_leaves_the_checkpoint_before(tmp_path: Path) -> None:
     CheckpointFolder(tmp_path).save(STATE)
-    with full_disk(2_000), pytest.raises(PipelineError, match="the checkpoint before it is intact"):
+    with full_disk(2_000), pytest.raises(PipelineError, match="the previous checkpoint is intact"):
         CheckpointFolder(tmp_path).save(replace(STATE, context={"big": "x" * 10_000}))
     assert read_checkpoint(tmp_path) == STATE
     assert [path.name for path in tmp_path.iterdir()] == ["checkpoint.json"]
