@@ -108,7 +108,7 @@ def node_need(node: str | Need) -> Need:
         return node
     found = next((need for name, need in NEEDS.items() if name == node), None)
     if found is None:
-        raise LayersError(f"role {node!r} is unknown; use one of {', '.join(NEEDS)}, or a Need of your own")
+        raise LayersError(f"role {node!r} is unknown; use one of {', '.join(NEEDS)}, or a custom Need")
     return found
 
 

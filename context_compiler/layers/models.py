@@ -180,5 +180,7 @@ class ReasoningTrace(Layer):
     reasoning_summary: str = ""
     """Condensed older turns."""
     in_progress: bool | None = None
-    """True if the last summary describes the turn in progress. If None, that summary is treated as both the last and
-    the current turn."""
+    """True if the last summary describes the turn in progress; None if unknown.
+
+    If it is None, the last summary is treated as both the last and the current turn.
+    """

@@ -321,7 +321,7 @@ def mask_ids(text: str) -> str:
 
 
 def label(text: object, most: int = 200) -> str:
-    """Return a label fit to show beside a ref: one line, without ids, parts of ids, or backticks."""
+    """Return a label that can be shown next to a ref: one line, without ids, parts of ids, or backticks."""
     return _short_label(text, most) if isinstance(text, str) and len(text) <= SHORT else _label(text, most)
 
 

@@ -300,7 +300,7 @@ def _describe_place(_store: object, owner: str | None, vault_name: str, session_
 
 
 def _advice(asked: Place, turn: Place) -> str:
-    """Advise how to give the agent the layers of the turn in progress."""
+    """Return advice on how to give the agent the layers of the turn in progress."""
     if asked[3] != turn[3]:
         return f"run the agent with conversation_id={turn[3]!r}"
     if asked[1] != turn[1]:

@@ -56,7 +56,7 @@ def check_memory_text(given: object, what: str) -> str:
         SettingsError: The value is not a text.
     """
     if not isinstance(given, str):
-        raise SettingsError(f"{what} is a {type(given).__name__}; give a memory texts")
+        raise SettingsError(f"{what} is a {type(given).__name__}; give text to a memory")
     return given
 
 

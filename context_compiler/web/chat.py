@@ -36,7 +36,7 @@ from context_compiler.resilience import attempt, try_await
 from context_compiler.tokens.prices import Budget
 from context_compiler.web.data import BadRequest, Inspector
 from context_compiler.web.pages import render
-from context_compiler.web.steering import STEERS, answer_json, await_checked, body_field, json_body, operations
+from context_compiler.web.steering import STEERS, answer_json, body_field, json_body, operations, or_bad_request
 
 LONGEST_NAME = 200
 """Maximum characters of a chat's name."""
@@ -209,7 +209,7 @@ class Chat:
             raise Busy("an answer is still coming: wait for it, or stop it")
         if not self.session.messages:
             raise BadRequest("nothing was said in this chat yet")
-        result = await await_checked(STEERS[way](self.session, body))
+        result = await or_bad_request(STEERS[way](self.session, body))
         await self.refresh_pins()
         if isinstance(result, Pin) or (result.done and result.kind != "preview"):
             self._broadcast("turns", {"turns": len(visible_turns(self.session.messages))})

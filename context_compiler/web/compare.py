@@ -27,7 +27,7 @@ from context_compiler.tokens import as_counter
 from context_compiler.web.data import PAGE, Inspector, Pages
 
 NEAR = 1
-"""Equal messages shown on each side of a difference; longer runs are fold_entries."""
+"""Equal messages shown on each side of a difference; longer runs are folded."""
 
 LINES = 160
 """Maximum lines of the diff of one message."""
@@ -63,8 +63,10 @@ class DiffPage:
     other: RequestRow | None
     """None for the raw history."""
     common: int
-    """Number of messages at the beginning that both sides share (of a raw history: that the request shares with the
-    previous one), which a prompt cache keeps."""
+    """Number of messages at the beginning that both sides share, which a prompt cache keeps.
+
+    In a comparison with the raw history, the messages that the request shares with the previous one.
+    """
     messages: tuple[int, ...]
     """Number of messages on the left and right side."""
     tokens: tuple[int, ...]
@@ -212,7 +214,7 @@ class Comparisons:
         size = budget or row.budget or 2_000
         asked = bool(template or budget or fidelity or trigger)
         if asked and row.raw_tip is None:
-            raise SettingsError(f"request {number} was recorded without its raw history; there is nothing to replay")
+            raise SettingsError(f"request {number} was recorded without its raw history, so it cannot be replayed")
         info, neighbours, bar = recorded
         fixed = bar.get("instructions and schemas", 0)
         room = max(1, size - fixed)

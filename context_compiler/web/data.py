@@ -60,7 +60,7 @@ PAGE = 50
 """Rows or messages per page."""
 
 TEXT, LEAST = 90_000, 600
-"""Characters of text on one page of messages, and characters of each part that are shown at least."""
+"""Maximum characters of text on one page of messages, and minimum characters shown of each part."""
 
 WEIGHED, BIGGEST = 400, 8
 """Maximum messages of a view that is searched for its biggest messages, and number of messages listed."""

@@ -28,8 +28,10 @@ MOST = 50
 """Maximum requests per event."""
 
 OVERLAP = 1_000
-"""Number of request numbers below the newest that are checked again. In PostgreSQL, a request becomes visible after one
-with a higher number if its transaction took longer."""
+"""Number of request numbers below the newest that are checked again.
+
+In PostgreSQL, a request becomes visible after one with a higher number if its transaction took longer.
+"""
 
 MARK = re.compile(rf"(\d{{1,15}})\.([0-9a-f]{{1,{OVERLAP // 4}}})", re.ASCII)
 

@@ -30,7 +30,7 @@ class RunsPage:
     runs: tuple[RunInfo, ...]
     pages: Pages
     place: str
-    """The store of runs."""
+    """Name of the store of runs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

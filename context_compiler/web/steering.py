@@ -175,7 +175,7 @@ async def load_steering(
     pages = Pages(page=page, size=ROWS, total=len(rows))
     found = None
     if rows and preview:
-        found = await await_checked(compiler.preview(info.session_id, focus, start=start or None))
+        found = await or_bad_request(compiler.preview(info.session_id, focus, start=start or None))
     return SteeringPage(
         session=info,
         pins=tuple(map(pin_row, pins)),
@@ -222,7 +222,7 @@ def _compiler(store: SQLStore, info: SessionRow, model: Model | str = "none") ->
     return ContextCompiler(store=store, owner=info.owner, vault_name=info.vault_name, model=model, system=None)
 
 
-async def await_checked(work: Awaitable[Any]) -> Any:
+async def or_bad_request(work: Awaitable[Any]) -> Any:
     """Await some work; a SettingsError becomes a BadRequest."""
     try:
         return await work
@@ -358,7 +358,7 @@ class SteeringPages:
         store = self._inspector.store.writer()
         try:
             compiler = _compiler(store.scoped(info.owner), info, model)
-            result = await await_checked(work(_Recorded(compiler=compiler, session=info.session_id), body))
+            result = await or_bad_request(work(_Recorded(compiler=compiler, session=info.session_id), body))
         finally:
             await store.close()
         return answer_json(result)
