@@ -1,8 +1,8 @@
-"""Entities, conversation and reasoning of a session, and the part of them that each node needs.
+"""The three layers of a session (entities, conversation, reasoning), and what each node sees of them.
 
-`SessionIdRegistry` knows the entities, a `ConversationContext` holds everything that is stored of a session, and
-`build_understand_context`, `build_think_context`, `build_act_context` and `build_reply_context` select what each
-node sees.
+`SessionIdRegistry` contains the entities. `ConversationContext` is the stored state of a session.
+`build_understand_context`, `build_think_context`, `build_act_context` and `build_reply_context` select the context
+of each node.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Visibility of the layers: the needs of each node, the values and texts that follow, and the block in a view.
+"""Visibility of the layers: the needs of each node, its context as values and texts, and its block in a view.
 
-A view carries one fenced block directly before its prompt. Each section has a budget and a priority in the node's
-template; where room is short the section of the lowest priority shrinks first, and every cut is reported.
+A view contains one fenced block directly before its prompt. The node's template gives each section a budget and a
+priority. If room is short, the section with the lowest priority shrinks first, and every cut is reported.
 """
 
 from __future__ import annotations
@@ -57,28 +57,31 @@ Reasoning = Literal["own decisions", "last turn", "current steps", "outcomes"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Need:
-    """Part of the layers that one kind of node sees: one of the four in `NEEDS`, or one of your own."""
+    """Part of the layers that one kind of node sees: one of the four in `NEEDS`, or a custom one."""
 
     name: str = "node"
     """Name of the node, for reports."""
     template: str | Template = "layers/node"
     """Template of its prompts and blocks."""
     entity: Mode
-    """curation: all tiers with all facts · refs_and_labels: refs and labels, of retained ones refs only · full: active
-    and generated with content · reply: labels of active and generated."""
+    """Format of the entities.
+
+    curation: all tiers with all facts · refs_and_labels: refs and labels, but only refs of retained entities · full:
+    active and generated entities with content · reply: labels of active and generated entities.
+    """
     depth: Depth
-    """Number of turns; from 5 on with the summary of older ones."""
+    """Number of turns; 5 and "full" include the summary of older turns."""
     reasoning: Reasoning
     engagement: bool = False
-    """The theme of the session."""
+    """Include the theme of the session."""
     pending: bool = False
-    """The question or proposal that the user has not answered yet."""
+    """Include the question or proposal that the user has not answered yet."""
     do_not_read: bool = False
-    """A line with refs that need not be read again."""
+    """Include a line with refs that need not be read again."""
     curation: bool = False
-    """Understand's curation in this turn."""
+    """Include Understand's curation in this turn."""
     results: bool = False
-    """Whole step results of this turn, the last note and the archive."""
+    """Include the step results of this turn, the last note and the archive."""
 
 
 _UNDERSTAND = Need(entity="curation", depth="full", reasoning="own decisions", engagement=True, pending=True)
@@ -90,22 +93,22 @@ _FOUR: dict[Node, Need] = {"understand": _UNDERSTAND, "think": _THINK, "act": _A
 NEEDS = MappingProxyType[Node, Need](
     {name: replace(need, name=name, template=f"layers/{name}") for name, need in _FOUR.items()}
 )
-"""Visibility of the four nodes."""
+"""Needs of the four built-in nodes."""
 FORMATS: Mapping[Reasoning, str] = MappingProxyType({"last turn": "think", "current steps": "act", "outcomes": "reply"})
 """Format of each kind of reasoning."""
 
 
 def node_need(node: str | Need) -> Need:
-    """Visibility of a node, by its name or as given.
+    """Return the need of a node given by name; a `Need` is returned unchanged.
 
     Raises:
-        LayersError: There is no such node; the message lists them.
+        LayersError: The node is unknown; the message lists the valid names.
     """
     if isinstance(node, Need):
         return node
     found = next((need for name, need in NEEDS.items() if name == node), None)
     if found is None:
-        raise LayersError(f"role {node!r} is unknown; use one of {', '.join(NEEDS)}, or a Need of your own")
+        raise LayersError(f"role {node!r} is unknown; use one of {', '.join(NEEDS)}, or a custom Need")
     return found
 
 
@@ -113,17 +116,17 @@ Context = dict[str, Any]
 
 
 def build_understand_context(state: Mapping[str, Any]) -> Context:
-    """Context for Understand: all entities, the whole conversation, and its own decisions so far."""
+    """Build the context of Understand: all entities, the whole conversation, and its own decisions so far."""
     return build_context("understand", state)
 
 
 def build_think_context(state: Mapping[str, Any]) -> Context:
-    """Context for Think: refs and labels, the conversation, the last turn, and the curation of this turn."""
+    """Build the context of Think: refs and labels, the conversation, the last turn, and the curation of this turn."""
     return build_context("think", state)
 
 
 def build_act_context(state: Mapping[str, Any]) -> Context:
-    """Context for Act: entities with content, the last two turns, and the steps and results of this turn."""
+    """Build the context of Act: entities with content, the last two turns, and the steps and results of this turn."""
     return build_context("act", state)
 
 
@@ -131,29 +134,29 @@ build_act_entity_context = build_act_context
 
 
 def build_reply_context(state: Mapping[str, Any]) -> Context:
-    """Context for Reply: labels, the last two turns with theme and pending state, and the outcomes of the turn."""
+    """Build the context of Reply: labels, two turns, the theme, the pending state, and the outcomes of the turn."""
     return build_context("reply", state)
 
 
 def build_context(node: str | Need, state: Mapping[str, Any]) -> Context:
-    """Context of one node, as values. Reads the state and changes nothing.
+    """Build the context of one node as values, without modifying the state.
 
     Args:
-        node: understand, think, act, reply, or a `Need` of your own.
-        state: The state of the turn; every key of `TurnState` may be missing.
+        node: understand, think, act, reply, or a custom `Need`.
+        state: The state of the turn; every key of `TurnState` is optional.
 
     Returns:
-        `entity`, `conversation` and `reasoning`; for Think `curation` too, for Act `step_results`,
+        `entity`, `conversation` and `reasoning`; for Think also `curation`, for Act `step_results`,
         `prev_step_note` and `content_archive`, for Reply `outcomes`.
 
     Raises:
-        LayersError: The node is unknown, or a value in the state is wrong; the message says which.
+        LayersError: The node is unknown, or a value in the state is wrong; the message names it.
     """
     return _context(node_need(node), _with_registry(state), content=True)
 
 
 def _with_registry(state: Mapping[str, Any]) -> dict[str, Any]:
-    """State with its registry read."""
+    """Return the state with its registry parsed."""
     given = as_mapping(state, "state")
     return {**given, "id_registry": registry_of(given.get("id_registry"))}
 
@@ -175,7 +178,7 @@ def _context(need: Need, given: Mapping[str, Any], *, content: bool) -> Context:
 
 
 def _conversation(need: Need, state: Mapping[str, Any]) -> ConversationHistory:
-    """Conversation at the node's depth; a question of this turn replaces the one pending before."""
+    """Return the conversation at the node's depth; a question of this turn replaces an earlier pending one."""
     stored = state.get("conversation")
     if need.depth == 2:
         found = get_conversation_with_engagement(stored) if need.engagement else get_recent_conversation(stored)
@@ -186,7 +189,7 @@ def _conversation(need: Need, state: Mapping[str, Any]) -> ConversationHistory:
 
 
 def _is_answered(state: Mapping[str, Any]) -> bool:
-    """True if a decision was made that asks nothing, which answers the pending question."""
+    """True if the pending question counts as answered, because a decision was made that asks nothing."""
     decision = text_field(as_mapping(state.get("think_output"), "think_output"), "decision").strip()
     return decision not in ("", "propose", "clarify")
 
@@ -218,7 +221,7 @@ def _act_extras(state: Mapping[str, Any]) -> Context:
 
 
 def layer_texts(node: str | Need, state: Mapping[str, Any]) -> dict[str, str]:
-    """Context of one node, as the texts its template uses.
+    """Build the context of one node as texts, by the variable names of its template.
 
     Raises:
         LayersError: The node is unknown, or a value in the state is wrong.
@@ -249,13 +252,13 @@ def layer_texts(node: str | Need, state: Mapping[str, Any]) -> dict[str, str]:
 
 
 MAX_RESULT = 8_000
-"""Characters shown of one step's result."""
+"""Maximum characters shown of one step's result."""
 MAX_ARCHIVED = 160
-"""Characters shown of each archived content, enough to recognize it."""
+"""Maximum characters shown of each archived content: enough to recognize it."""
 
 
 def format_results(results: Mapping[str, Any], note: str | None) -> str:
-    """Results of this turn's steps and the last note; empty if there are none."""
+    """Format the results of this turn's steps and the last note; empty if there are none."""
     lines = [f"Result of step {number}: {_bounded_text(result, MAX_RESULT)}" for number, result in results.items()]
     if note:
         lines.append(f"Note from the previous step: {mask_ids(single_line(note))}")
@@ -263,7 +266,7 @@ def format_results(results: Mapping[str, Any], note: str | None) -> str:
 
 
 def format_archive(archive: Mapping[str, Any]) -> str:
-    """Archived content by key, one line each; empty if there is none."""
+    """Format archived content, one line per key; empty if there is none."""
     lines = [f"- {label(key)}: {_bounded_text(content, MAX_ARCHIVED)}" for key, content in archive.items()]
     return "\n".join(["Archived content:", *lines]) if lines else ""
 
@@ -276,49 +279,49 @@ def _bounded_text(content: object, most: int) -> str:
 
 TITLE = "CONTEXT LAYERS"
 REMOVED = "(left out: no room)"
-"""Placeholder of a removed section."""
+"""Placeholder for a removed section."""
 LAYER_SECTIONS = ("entity", "conversation", "reasoning")
-"""Sections of the layers themselves; only these leave a placeholder."""
+"""Sections of the three layers; only these leave a placeholder when they are removed."""
 MIN_SECTION = 24
-"""Tokens below which the rest of a section is useless."""
+"""Minimum tokens of a truncated section; a smaller one is useless and is removed instead."""
 SHARE = 4
-"""The layers get at most 1/4 of the room for messages."""
+"""Divisor of the room for messages: the layers get at most a quarter of it."""
 PART_OVERHEAD = 4
-"""Tokens of a message part beside its text."""
+"""Tokens of a message part in addition to its text."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerBlock:
-    """Block of the layers in the requests of one run."""
+    """Block with the layers, as added to the requests of one run."""
 
     text: str = ""
-    """Text as sent, fenced; empty if there is nothing to show."""
+    """Fenced text as sent; empty if there is nothing to show."""
     tokens: int = 0
-    """Cost in a request, in exact tokens."""
+    """Tokens that the block adds to a request."""
     sections: tuple[Quote, ...] = ()
     drops: tuple[Drop, ...] = ()
     others: int = 0
-    """Those of its tokens that quote other conversations."""
+    """Number of `tokens` that quote other conversations."""
 
 
 NO_LAYERS = LayerBlock()
 
 
 def node_template(role: str | Need, library: TemplateLibrary) -> Template:
-    """Template of a node: the vault's, the system's, or the packaged one.
+    """Find the template of a node: the vault's, else the system's, else the packaged one.
 
     Raises:
-        TemplateError: The template is wrong.
+        TemplateError: The template is invalid.
     """
     return library.find(node_need(role).template)
 
 
 def layer_prompt(role: str | Need, state: Mapping[str, Any], task: str, *, template: Template | None = None) -> str:
-    """Prompt of a node: the three layers, then its task.
+    """Build the prompt of a node: the three layers, then its task.
 
     Raises:
         LayersError: The role is unknown, or a value in the state is wrong.
-        TemplateError: The template is wrong.
+        TemplateError: The template is invalid.
     """
     texts = layer_texts(role, state)
     found = template or node_template(role, TemplateLibrary(system=None))
@@ -328,7 +331,7 @@ def layer_prompt(role: str | Need, state: Mapping[str, Any], task: str, *, templ
 def layer_block(
     role: str | Need, state: Mapping[str, Any], template: Template, *, room: int, counter: TokenCounter
 ) -> LayerBlock:
-    """Block of a node within `room` tokens, fence included; empty if not even its frame fits.
+    """Build the block of a node within `room` tokens, fence included; empty if nothing useful fits.
 
     Raises:
         LayersError: The role is unknown, or a value in the state is wrong.
@@ -376,12 +379,17 @@ def _section_drop(name: str, before: str, after: str, why: str, counter: TokenCo
 
 
 def layers_room(room: int, last: int) -> int:
-    """Tokens for the layers: a share of the room for messages, and at most what the last message leaves."""
+    """Return the tokens available to the layers: a fraction of the room, and at most the room after the last message.
+
+    Args:
+        room: Tokens left for messages.
+        last: Tokens of the last message.
+    """
     return max(0, min(room // SHARE, room - last))
 
 
 def with_layer_tokens(sections: dict[str, int], block: LayerBlock) -> dict[str, int]:
-    """Tokens of a view by section, with the layers apart from the other messages."""
+    """Return the tokens of a view by section, with the layers counted apart from the other messages."""
     if not block.text:
         return sections
     own = {"layers": block.tokens - block.others, "other conversations": block.others}
@@ -390,7 +398,7 @@ def with_layer_tokens(sections: dict[str, int], block: LayerBlock) -> dict[str, 
 
 
 def insert_block(messages: Sequence[ModelMessage], block: LayerBlock) -> list[ModelMessage]:
-    """Messages with the block directly before the last prompt; the changed message is a copy."""
+    """Return the messages with the block inserted directly before the last prompt; the changed message is a copy."""
     if not block.text:
         return list(messages)
     requests = [index for index, message in enumerate(messages) if isinstance(message, ModelRequest)]
@@ -404,13 +412,13 @@ def insert_block(messages: Sequence[ModelMessage], block: LayerBlock) -> list[Mo
 
 
 def drop_block(block: LayerBlock, reason: str) -> LayerBlock:
-    """Empty block, with the reason."""
+    """Return an empty block that reports this one as dropped for a reason."""
     what = "passages of other conversations" if block.others and block.others == block.tokens else "layers"
     return replace(NO_LAYERS, drops=(*block.drops, Drop(what=what, reason=reason, tokens=block.tokens)))
 
 
 def with_others(block: LayerBlock, text: str, quotes: Sequence[Quote], counter: TokenCounter) -> LayerBlock:
-    """Block with passages of other conversations before it."""
+    """Return the block with passages of other conversations before it."""
     both = f"{text}\n\n{block.text}" if block.text else text
     tokens = counter.text(both) + MESSAGE_OVERHEAD
     return replace(block, text=both, tokens=tokens, sections=(*block.sections, *quotes), others=tokens - block.tokens)

@@ -1,6 +1,6 @@
-"""Layer 2: the conversation at the depth a node needs, and the stored form of a session.
+"""Layer 2: the conversation at the depth that a node needs, and the stored form of a session.
 
-Stored data may be old or incomplete: missing keys are empty, and a wrong value is an error that names the key.
+Stored data may be old or incomplete: missing keys count as empty, and a wrong value raises an error that names the key.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ Depth = Literal[2, 5, "full"]
 DEPTHS = (2, 5, "full")
 EMPTY = "New conversation."
 SHORT_ANSWER = 200
-"""Characters of an answer that replace it if there is no summary."""
+"""Characters of an answer that are used if it has no summary."""
 PENDING: tuple[str, ...] = get_args(PendingType)
 OLDER_TYPES = {"understand": "clarify"}
-"""Earlier names of pending types."""
+"""Current name of each pending type by its earlier name."""
 
 
 def get_conversation_history(conversation: Mapping[str, Any] | None) -> ConversationHistory:
-    """Conversation from stored data; missing keys are empty.
+    """Parse the conversation from stored data; missing keys count as empty.
 
     Raises:
-        LayersError: A value is of a wrong kind; the message says which.
+        LayersError: A value has the wrong type; the message names it.
     """
     given = as_mapping(conversation, "conversation")
     return ConversationHistory(
@@ -50,20 +50,20 @@ def get_conversation_history(conversation: Mapping[str, Any] | None) -> Conversa
 
 
 def get_recent_conversation(conversation: Mapping[str, Any] | None, depth: int = 2) -> ConversationHistory:
-    """The last turns alone, as for Act: no summary, no theme, nothing pending.
+    """Return only the last turns, for Act: without summary, theme or pending state.
 
     Raises:
-        LayersError: A value is of a wrong kind.
+        LayersError: A value has the wrong type.
     """
     turns = get_conversation_history(conversation).recent_turns
     return ConversationHistory(recent_turns=turns[-depth:] if depth > 0 else [])
 
 
 def get_conversation_with_engagement(conversation: Mapping[str, Any] | None) -> ConversationHistory:
-    """The last two turns, the theme and the pending state, as for Reply.
+    """Return the last two turns, the theme and the pending state, for Reply.
 
     Raises:
-        LayersError: A value is of a wrong kind.
+        LayersError: A value has the wrong type.
     """
     return get_conversation_history(conversation).model_copy(
         update={"recent_turns": get_recent_conversation(conversation).recent_turns, "history_summary": ""}
@@ -84,12 +84,12 @@ def _parse_turn(given: object, where: str) -> ConversationTurn:
 
 
 def parse_pending(given: object) -> PendingState | None:
-    """Pending state from stored data; None if nothing is pending.
+    """Parse the pending state from stored data; None if nothing is pending.
 
-    The proposal or question takes precedence over the goal, which says less. An unknown type becomes `ask_user`.
+    A proposal or question takes precedence over the goal, which is less specific. An unknown type becomes `ask_user`.
 
     Raises:
-        LayersError: It is not a mapping.
+        LayersError: The data is not a mapping.
     """
     if not given:
         return None
@@ -122,17 +122,17 @@ def format_conversation_for_prompt(
     include_engagement: bool | None = None,
     answered: bool = False,
 ) -> str:
-    """Text of the conversation for a prompt.
+    """Format the conversation for a prompt.
 
     Args:
         history: The conversation.
-        depth: 2 is the last two turns, 5 the last five and the summary, "full" everything.
+        depth: 2 for the last two turns, 5 for the last five and the summary, "full" for everything.
         include_pending: Include the pending state.
-        include_engagement: Include the theme; None includes it at "full" only.
-        answered: The pending question is answered in this turn.
+        include_engagement: Include the theme; None includes it only at "full".
+        answered: True if the pending question is answered in this turn.
 
     Raises:
-        LayersError: The depth is none of the three, or `history` is not a conversation.
+        LayersError: The depth is unknown, or `history` is not a conversation.
     """
     if not isinstance(depth, int | str) or isinstance(depth, bool) or depth not in DEPTHS:  # pyright: ignore[reportUnnecessaryIsInstance]
         raise LayersError(f"depth {depth!r} is unknown; use one of 2, 5, 'full'")
@@ -167,10 +167,10 @@ def _pending_lines(pending: PendingState, answered: bool) -> Iterator[str]:
 
 
 class ConversationContext(TypedDict):
-    """Stored state of a session; it survives JSON unchanged."""
+    """Stored state of a session; it survives a JSON round trip unchanged."""
 
     recent_turns: list[dict[str, Any]]
-    """The last five turns."""
+    """Last five turns."""
     history_summary: str
     engagement_summary: str
     pending_clarification: dict[str, Any] | None
@@ -180,16 +180,16 @@ class ConversationContext(TypedDict):
     reasoning_summary: str
     content_archive: dict[str, Any]
     understand_decision_log: list[dict[str, Any]]
-    """The last twenty decisions about entities."""
+    """Last twenty decisions about entities."""
     step_summaries: list[Any]
-    """From older versions; kept unchanged."""
+    """Written by older versions; kept unchanged."""
 
 
 def conversation_of(given: Mapping[str, Any] | None) -> ConversationContext:
-    """Stored state with every key present; unknown keys are kept.
+    """Return stored state with every key present; unknown keys are kept.
 
     Raises:
-        LayersError: It is not a mapping.
+        LayersError: The state is not a mapping.
     """
     known = {key: value for key, value in as_mapping(given, "conversation").items() if value is not None}
     empty: ConversationContext = {
@@ -208,7 +208,7 @@ def conversation_of(given: Mapping[str, Any] | None) -> ConversationContext:
 
 
 def to_json(conversation: Mapping[str, Any]) -> str:
-    """State as JSON text; values unknown to JSON become their text.
+    """Serialize a state to JSON; values that JSON cannot represent become text.
 
     Raises:
         LayersError: The state contains itself.
@@ -220,7 +220,7 @@ def to_json(conversation: Mapping[str, Any]) -> str:
 
 
 def from_json(text: str) -> ConversationContext:
-    """State from JSON text.
+    """Parse a state from JSON.
 
     Raises:
         LayersError: The text is not a JSON object.

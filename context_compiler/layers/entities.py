@@ -1,4 +1,4 @@
-"""Layer 1: entities by tier, and their text for each kind of node."""
+"""Layer 1: entities by tier, and the text that each kind of node sees of them."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ MODES: tuple[str, ...] = get_args(Mode)
 ALIASES = {"full_data": "full", "labels_only": "reply"}
 
 WINDOW = 2
-"""Turns after its last mention during which an entity is active."""
+"""Number of turns for which an entity stays active after its last mention."""
 EMPTY = "No entities in context."
 MAX_CONTENT = 4_000
-"""Characters shown of one entity's content."""
+"""Maximum characters shown of one entity's content."""
 MAX_CONTENTS = 100_000
-"""Characters shown of the content of all entities, the most recently mentioned first."""
+"""Maximum characters shown of the content of all entities; the most recently mentioned are shown first."""
 MAX_ENTITIES = 1_000
-"""Entities of one tier that a node sees, the most recently mentioned ones."""
+"""Maximum entities that a node sees of each tier: the most recently mentioned."""
 
 
 def get_entity_context(
@@ -47,14 +47,14 @@ def get_entity_context(
     most: int | None = None,
     content: bool = True,
 ) -> EntityContext:
-    """Entities of a session by tier.
+    """Select the entities of a session by tier.
 
     Args:
-        registry: A registry, what its `to_dict` gave, or None for a session without entities.
-        current_turn: Counted from 1, and 0 before the first; None is the registry's own.
-        mode: Format to select for: tiers it never shows stay empty, and `full` adds content.
-        window: Turns after its last mention during which an entity is active.
-        most: Entities of one tier, the most recently mentioned; None is all.
+        registry: A registry, its `to_dict` form, or None for a session without entities.
+        current_turn: Number of the turn, counted from 1, or 0 before the first; None uses the registry's.
+        mode: Format to select for: tiers that it never shows stay empty, and `full` adds content.
+        window: Number of turns for which an entity stays active after its last mention.
+        most: Maximum entities per tier; the most recently mentioned are kept. None means no limit.
         content: Add the content that the mode shows.
 
     Raises:
@@ -83,7 +83,7 @@ def _check_turn(name: str, given: object) -> int:
 def _tiers(
     registry: SessionIdRegistry, turn: int, window: int, most: int | None
 ) -> tuple[tuple[list[EntitySnapshot], ...], int]:
-    """Active, generated and retained entities, each in at most one tier, and the number of those left out."""
+    """Return the active, generated and retained entities, and the number left out because of `most`."""
     known = registry.index.derived.get((turn, window, most))
     if known is None:
         tiers = _tier_rows(registry, turn, window)
@@ -94,7 +94,7 @@ def _tiers(
 
 
 def _tier_rows(registry: SessionIdRegistry, turn: int, window: int) -> tuple[list[Row], list[Row], list[Row]]:
-    """Fields of the active, generated and retained entities."""
+    """Return the rows of the active, generated and retained entities; each is in at most one tier."""
     known = registry.index.derived.get((turn, window))
     if known is not None:
         return known
@@ -115,13 +115,13 @@ def _tier_rows(registry: SessionIdRegistry, turn: int, window: int) -> tuple[lis
 
 
 def refs_with_content(registry: SessionIdRegistry, turn: int) -> set[str]:
-    """Refs of the active and generated entities, whose content is kept."""
+    """Return the refs of the active and generated entities, whose content is kept."""
     active, generated, _ = _tier_rows(registry, turn, WINDOW)
     return {row["ref"] for row in (*active, *generated)}
 
 
 def _most_recent(tier: list[Row], most: int | None) -> list[Row]:
-    """At most `most` entities, the most recently mentioned, in their order; ties to the later."""
+    """Return the `most` most recently mentioned entities in their original order; of ties the later ones."""
     if most is None or len(tier) <= most:
         return tier
     newest = nlargest(most, range(len(tier)), key=lambda at: (tier[at]["turn_last_ref"], at))
@@ -134,10 +134,10 @@ def _content_by_ref(registry: SessionIdRegistry, shown: Iterable[EntitySnapshot]
 
 
 def check_mode(mode: str) -> Mode:
-    """Name of a mode, with aliases resolved.
+    """Return the name of a mode, with aliases resolved.
 
     Raises:
-        LayersError: There is no such mode; the message lists them.
+        LayersError: The mode is unknown; the message lists the valid ones.
     """
     name = ALIASES.get(mode, mode) if isinstance(mode, str) else None  # pyright: ignore[reportUnnecessaryIsInstance]
     if name not in MODES:
@@ -148,15 +148,15 @@ def check_mode(mode: str) -> Mode:
 def format_entity_context(
     ctx: EntityContext, mode: str, *, data: Mapping[str, Any] | SessionIdRegistry | None = None
 ) -> str:
-    """Text of the entities for one kind of node; database ids never show.
+    """Format the entities for one kind of node, without database ids.
 
     Args:
         ctx: The entities by tier.
         mode: full (Act), refs_and_labels and do_not_read (Think), reply (Reply), or curation (Understand).
-        data: Content by ref in place of what `ctx` holds, or the registry that has it; only `full` shows it.
+        data: Content by ref that replaces `ctx.data`, or the registry that contains it; only `full` shows it.
 
     Raises:
-        LayersError: The mode is unknown, or `ctx` holds no entities.
+        LayersError: The mode is unknown, or `ctx` is not an `EntityContext`.
     """
     wanted, ctx = check_mode(mode), parse_layer(EntityContext, ctx, "entities")
     if wanted == "do_not_read":
@@ -188,7 +188,10 @@ def _do_not_read(ctx: EntityContext) -> str:
 
 
 def _content_texts(data: Mapping[str, Any] | SessionIdRegistry) -> Callable[[str], Callable[[], str] | None]:
-    """Function from a ref to one that makes the text of its content, or to None without content."""
+    """Return a function from a ref to a function that renders its content; None for a ref without content.
+
+    Rendering is deferred, because content beyond `MAX_CONTENTS` is never rendered.
+    """
     if isinstance(data, SessionIdRegistry):
         return lambda ref: partial(data.content_text, ref, _content_text) if data.has_content(ref) else None
     given = as_mapping(data, "data")
@@ -223,7 +226,7 @@ def _masked_text(data: object) -> str:
 
 
 def _content_text(data: object) -> str:
-    """Content, without ids, as JSON on one line."""
+    """Format content as JSON on one line, without ids and cut to `MAX_CONTENT` characters."""
     text = mask_ids(single_line(json.dumps(data, ensure_ascii=False)))
     return text if len(text) <= MAX_CONTENT else f"{text[:MAX_CONTENT]}{ELLIPSIS} ({len(text):,} characters)"
 
@@ -253,7 +256,7 @@ def _reply_sections(ctx: EntityContext) -> list[str]:
 
 
 def _spoken_name(one: EntitySnapshot) -> str:
-    """Name for a user: without a label an entity goes by its type, because users do not see refs."""
+    """Return the name to use toward a user: the label, else the type, because users do not see refs."""
     return label(one.label) if one.label not in ("", one.ref) else f"unnamed, of {label(one.type) or 'no type'}"
 
 

@@ -1,4 +1,4 @@
-"""Values computed from the entities of a session, and kept up to date: a turn costs what it changes."""
+"""Index of a session's entities, updated with every change, so that a turn costs only as much as it changes."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from context_compiler.layers.overlay import Overlay
 from context_compiler.layers.refs import Answer, Refs, are_current
 
 Row = Mapping[str, Any]
-"""Fields of one entity; replaced, never changed."""
+"""Fields of one entity. A row is replaced, never modified."""
 PAGE = 64
-"""Entities that are stored together."""
+"""Entities per stored page."""
 Page = tuple[str, str]
-"""Name and JSON text of entities that are stored together."""
+"""Name and JSON text of a stored page of entities."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContentText:
-    """Content of an entity as shown, and what it was made of."""
+    """Content of an entity as shown to nodes, with the inputs it was rendered from."""
 
     data: object
     type: str
@@ -28,55 +28,60 @@ class ContentText:
     text: str
 
     def is_current(self, refs: Refs) -> bool:
-        """True if the ids in the content are still shown by the same refs."""
+        """True if the ids in the content still map to the same refs."""
         return are_current(self.answers, refs)
 
 
 class EntityIndex:
-    """Entities by the turn of their last mention, those unsaved or kept for a reason, and their texts."""
+    """Entities by turn of last mention, with cached snapshots, rendered content and stored pages.
+
+    An entity is *marked* if it is unsaved or retained for a reason: such entities do not age.
+    """
 
     def __init__(self, rows: Iterable[Row] = ()) -> None:
-        """Start with the entities in order of registration."""
+        """Index the given entities, in order of registration."""
         self.derived: dict[Hashable, Any] = {}
-        """Values of all entities as they are now; dropped at every change."""
+        """Cache of values computed from all entities; cleared at every change."""
         self._place = Overlay[str, int]()
+        """Position of each ref in order of registration."""
         self._next = 0
-        """Place of the next new entity."""
+        """Position of the next new entity."""
         self._turns = Overlay[int, Overlay[str, None]]()
+        """Refs by the turn of their last mention."""
         self._newest = 0
-        """Newest turn with an entity so far."""
-        self._own: set[int] = set()
-        """Turns whose refs no copy shares."""
+        """Newest turn in which an entity was mentioned."""
+        self._own_turns: set[int] = set()
+        """Turns whose set of refs is not shared with a copy, and may be modified."""
         self._marked: set[str] = set()
         self._snapshots: dict[str, tuple[Row, EntitySnapshot]] = {}
         self.contents: dict[str, ContentText] = {}
-        """Content of entities as shown, by ref."""
+        """Rendered content of entities, by ref."""
         self._members: dict[int, list[str]] = {}
-        """Refs of each page; a list is replaced, never changed."""
+        """Refs of each page. A list is replaced, never modified."""
         self._pages: dict[int, Page] = {}
-        """Pages that did not change since they were named."""
+        """Stored pages whose entities have not changed since."""
         for row in rows:
             self.add(row)
 
     def copy(self) -> EntityIndex:
-        """Another one of the same entities."""
+        """Return an independent index of the same entities."""
         other = EntityIndex()
         other._place, other._next, other._marked = self._place.copy(), self._next, set(self._marked)
         other._turns, other._newest = self._turns.copy(), self._newest
-        self._own = set()
+        self._own_turns = set()
         other._snapshots, other._pages = dict(self._snapshots), dict(self._pages)
         other._members, other.contents = dict(self._members), dict(self.contents)
         return other
 
     def add(self, row: Row, place: int | None = None) -> None:
-        """Add an entity, at the given place or the next; one that was known keeps its place."""
+        """Add an entity at the given position, else at the next one; a known entity keeps its position."""
         ref = row["ref"]
         known = self._place.get(ref)
         if known is None:
             known = self._place[ref] = self._next if place is None else place
             self._next = max(self._next, known + 1)
             self._members[known // PAGE] = [*self._members.get(known // PAGE, ()), ref]
-        self._of_turn(row["turn_last_ref"])[ref] = None
+        self._writable_turn(row["turn_last_ref"])[ref] = None
         self._newest = max(self._newest, row["turn_last_ref"])
         if row["status"] == "generated" or row["retention_reason"]:
             self._marked.add(ref)
@@ -84,9 +89,9 @@ class EntityIndex:
         self.derived.clear()
 
     def remove(self, row: Row) -> None:
-        """Remove an entity; its place stays, because a ref is not reused."""
+        """Remove an entity; its position stays taken, because refs are not reused."""
         ref, turn = row["ref"], row["turn_last_ref"]
-        refs = self._of_turn(turn)
+        refs = self._writable_turn(turn)
         refs.pop(ref, None)
         if not refs:
             del self._turns[turn]
@@ -95,67 +100,67 @@ class EntityIndex:
         self._pages.pop(self._place[ref] // PAGE, None)
         self.derived.clear()
 
-    def _of_turn(self, turn: int) -> Overlay[str, None]:
-        """Refs of a turn, to be changed."""
+    def _writable_turn(self, turn: int) -> Overlay[str, None]:
+        """Return the refs of a turn for modification; copies them first if another index shares them."""
         refs = self._turns.get(turn)
-        if turn not in self._own or refs is None:
-            self._own.add(turn)
+        if turn not in self._own_turns or refs is None:
+            self._own_turns.add(turn)
             refs = self._turns[turn] = Overlay[str, None]() if refs is None else refs.copy()
         return refs
 
     def since(self, turn: int) -> list[str]:
-        """Refs of a turn or later, and those that are marked, in order of registration."""
+        """Return the refs that were mentioned in this turn or later or are marked, in order of registration."""
         turns = range(turn, self._newest + 1) if self._newest - turn < len(self._turns) else list(self._turns)
         found = self._marked.union(*(self._turns.get(last, ()) for last in turns if last >= turn))
         return sorted(found, key=self._place.__getitem__)
 
     def generated(self, rows: Mapping[str, Row]) -> Iterator[Row]:
-        """Fields of the unsaved entities, in order of registration."""
+        """Iterate over the rows of the unsaved entities, in order of registration."""
         marked = sorted(self._marked, key=self._place.__getitem__)
         return (row for ref in marked if (row := rows[ref])["status"] == "generated")
 
     def unmarked(self) -> Iterator[str]:
-        """Refs that are saved and kept for no reason, the least recently mentioned first."""
+        """Iterate over the refs that are saved and not retained, the least recently mentioned first."""
         for turn in sorted(self._turns):
             yield from sorted(self._turns[turn].keys() - self._marked, key=self._place.__getitem__)
 
     def snapshot(self, row: Row) -> EntitySnapshot:
-        """State of an entity; the same object until the entity changes."""
+        """Return the snapshot of an entity; the same object until the entity changes."""
         known = self._snapshots.get(row["ref"])
         if known is None or known[0] is not row:
             known = self._snapshots[row["ref"]] = row, EntitySnapshot.model_validate(row)
         return known[1]
 
     def forget(self, near: Collection[str]) -> None:
-        """Forget what was computed of entities that are neither near nor marked."""
+        """Evict cached contents of entities that are not `near`, and snapshots unless they are near or marked."""
         self.contents = {ref: one for ref, one in self.contents.items() if ref in near}
         known = self._snapshots.items()
         self._snapshots = {ref: one for ref, one in known if ref in near or ref in self._marked}
 
-    def numbers(self) -> list[int]:
-        """Numbers of the pages."""
+    def page_numbers(self) -> list[int]:
+        """Return the numbers of all pages."""
         return list(self._members)
 
     def members(self, page: int) -> Sequence[str]:
-        """Refs that are or were on a page."""
+        """Return the refs that are or were on a page."""
         return self._members.get(page, ())
 
-    def named(self, page: int) -> Page | None:
-        """Name and text of a page that did not change since; None for any other."""
+    def stored_page(self, page: int) -> Page | None:
+        """Return a page as it was stored; None if its entities have changed since."""
         return self._pages.get(page)
 
     def set_page(self, page: int, stored: Page) -> None:
-        """Set the name and text of a page, whose entities are as the text says."""
+        """Remember the stored form of a page that matches its entities."""
         self._pages[page] = stored
 
     def clear_page(self, page: int) -> None:
-        """Forget the places on a page, all of whose entities are removed."""
+        """Free the positions of a page after all of its entities were removed."""
         self._pages.pop(page, None)
         for ref in self._members.pop(page, ()):
             self._place.pop(ref, None)
 
     def pages(self, write: Callable[[Sequence[str]], Page | None]) -> dict[int, Page]:
-        """Every page with an entity; `write` names those that changed, from their refs."""
+        """Return all pages by number; calls `write` with the refs of each changed page to serialize it."""
         for page in [page for page in self._members if page not in self._pages]:
             written = write(self._members[page])
             if written is None:

@@ -1,7 +1,7 @@
 """Values of the three layers: entities, conversation and reasoning.
 
-They are read from applications' own data: missing fields have defaults, unknown keys are ignored, wrong values are
-refused. Each survives JSON unchanged.
+They are parsed from data of the application: missing fields get defaults, unknown keys are ignored, and wrong values
+raise an error. Every value survives a JSON round trip unchanged.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ L = TypeVar("L", bound=Layer)
 
 
 def parse_layer(kind: type[L], given: object, where: str) -> L:
-    """Return a value as it is, or validate what its `model_dump` gave.
+    """Return an instance of `kind` unchanged, or validate its dumped form.
 
     Raises:
-        LayersError: It is neither; the message says where.
+        LayersError: The value is neither; the message names the place.
     """
     if isinstance(given, kind):
         return given
@@ -43,10 +43,10 @@ def parse_layer(kind: type[L], given: object, where: str) -> L:
 
 
 def as_mapping(given: object, where: str) -> Mapping[str, Any]:
-    """Stored data as a mapping; None is an empty one.
+    """Return stored data as a mapping; None becomes an empty one.
 
     Raises:
-        LayersError: It is not a mapping.
+        LayersError: The data is not a mapping.
     """
     if given is None:
         return {}
@@ -58,7 +58,7 @@ def as_mapping(given: object, where: str) -> Mapping[str, Any]:
 
 
 def list_field(given: Mapping[str, Any], key: str) -> list[Any]:
-    """List stored under a key; missing is empty.
+    """Return the list stored under a key; empty if the key is missing.
 
     Raises:
         LayersError: The value is not a list.
@@ -70,7 +70,7 @@ def list_field(given: Mapping[str, Any], key: str) -> list[Any]:
 
 
 def text_field(given: Mapping[str, Any], key: str) -> str:
-    """Text stored under a key; missing is empty, and other values are converted with `str`."""
+    """Return the text stored under a key; empty if it is missing. Other values are converted with `str`."""
     found = given.get(key)
     return "" if found is None else str(found)
 
@@ -86,26 +86,26 @@ class EntitySnapshot(Layer):
     turn_created: int = 0
     turn_last_ref: int = 0
     retention_reason: str | None = None
-    """Reason for keeping it although it was not mentioned lately."""
+    """Reason to keep the entity although it was not mentioned recently."""
 
 
 class EntityContext(Layer):
-    """Layer 1: the entities, each ref in at most one tier."""
+    """Layer 1: entities by tier. A ref is in at most one tier."""
 
     active: list[EntitySnapshot] = []
-    """Mentioned in the last turns."""
+    """Mentioned in the last few turns."""
     generated: list[EntitySnapshot] = []
-    """Made in the conversation and not saved."""
+    """Generated in the conversation and not saved yet."""
     retained: list[EntitySnapshot] = []
-    """Older, and kept for a reason."""
+    """Older, but kept for a stated reason."""
     data: dict[str, Any] = {}
     """Content of entities by ref, for nodes that work with it."""
     omitted: int = 0
-    """Entities left out of the tiers because there are too many, the least recently mentioned first."""
+    """Number of entities left out because a tier was full; the least recently mentioned are left out first."""
 
 
 class ConversationTurn(Layer):
-    """User message and a condensed answer."""
+    """User message and a condensed form of the answer."""
 
     user: str = ""
     assistant_summary: str = ""
@@ -140,13 +140,13 @@ class StepSummary(Layer):
 
     step_num: int = 0
     type: str = "read"
-    """read, analyze, generate or write, or a type of the application's own."""
+    """read, analyze, generate, write, or a custom type of the application."""
     subdomain: str = ""
     description: str = ""
     outcome: str = ""
     entities_involved: list[str] = []
     note: str | None = None
-    """Note from this step to the next."""
+    """Note from this step to the next one."""
 
 
 class CurationSummary(Layer):
@@ -162,12 +162,12 @@ class TurnExecutionSummary(Layer):
 
     turn_num: int = 0
     think_decision: str | None = None
-    """plan_direct, propose or clarify, or a decision of the application's own; None before one was made."""
+    """plan_direct, propose, clarify, or a custom decision of the application; None until one is made."""
     think_goal: str = ""
     steps: list[StepSummary] = []
     entity_curation: CurationSummary = CurationSummary()
     conversation_phase: str = "exploring"
-    """exploring, narrowing, confirming or executing, or a phase of the application's own."""
+    """exploring, narrowing, confirming, executing, or a custom phase of the application."""
     user_expressed: str = ""
     blocked_reason: str | None = None
 
@@ -176,8 +176,11 @@ class ReasoningTrace(Layer):
     """Layer 3: decisions and findings."""
 
     recent_summaries: list[TurnExecutionSummary] = []
-    """The last two turns, oldest first, then the turn in progress."""
+    """Last two turns, oldest first, then the turn in progress."""
     reasoning_summary: str = ""
     """Condensed older turns."""
     in_progress: bool | None = None
-    """True if the last summary is of the turn in progress; if None, it counts as both the last and the current turn."""
+    """True if the last summary describes the turn in progress; None if unknown.
+
+    If it is None, the last summary is treated as both the last and the current turn.
+    """

@@ -1,4 +1,4 @@
-"""A mapping whose copies share what neither has changed."""
+"""A mapping with cheap copies: a copy shares all entries that neither side has changed."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from typing import Any, TypeVar, cast
 K = TypeVar("K")
 V = TypeVar("V")
 
-_GONE: Any = object()
-"""Value of a key that was removed."""
-_SAME: Any = object()
-"""Value of a key that was not changed."""
+_REMOVED: Any = object()
+"""Marks a removed key."""
+_UNCHANGED: Any = object()
+"""Marks a key without a change."""
 
 
 class Overlay(MutableMapping[K, V]):
-    """A dict with a cheap copy: changes lie over a base, which copies share and nobody changes.
+    """A dict with a cheap `copy`: a dict of changes over a base dict that copies share and never modify.
 
-    The base is made anew once the changes are more than its square root; so a copy, and each change, costs at most
-    about that many steps.
+    `copy` rebuilds the base once there are more changes than the square root of its size n. Thus a copy duplicates
+    at most about sqrt(n) entries, and rebuilding costs about sqrt(n) steps per change.
     """
 
     __slots__ = ("_base", "_changes", "_length")
@@ -32,14 +32,14 @@ class Overlay(MutableMapping[K, V]):
         return self._length
 
     def __contains__(self, key: object) -> bool:
-        found = self._changes.get(cast(K, key), _SAME)
-        return key in self._base if found is _SAME else found is not _GONE
+        found = self._changes.get(cast(K, key), _UNCHANGED)
+        return key in self._base if found is _UNCHANGED else found is not _REMOVED
 
     def __getitem__(self, key: K) -> V:
-        found: Any = self._changes.get(key, _SAME)
-        if found is _SAME:
+        found: Any = self._changes.get(key, _UNCHANGED)
+        if found is _UNCHANGED:
             return self._base[key]
-        if found is _GONE:
+        if found is _REMOVED:
             raise KeyError(key)
         return found
 
@@ -52,24 +52,24 @@ class Overlay(MutableMapping[K, V]):
             raise KeyError(key)
         self._length -= 1
         if key in self._base:
-            self._changes[key] = _GONE
+            self._changes[key] = _REMOVED
         else:
             del self._changes[key]
 
     def __iter__(self) -> Iterator[K]:
-        """Keys in the order in which they came first."""
+        """Iterate over the keys in insertion order."""
         return iter(self.flat() if self._changes else self._base)
 
     def flat(self) -> dict[K, V]:
-        """A dict of the same content."""
-        changes = self._changes  # first: another thread may be copying, which moves changes into the base
+        """Return a plain dict of the same entries."""
+        changes = self._changes  # read before the base: `copy` in another thread moves changes into the base
         found = {**self._base, **changes}
         if len(found) != self._length:
-            return {key: value for key, value in found.items() if value is not _GONE}
+            return {key: value for key, value in found.items() if value is not _REMOVED}
         return found
 
     def copy(self) -> Overlay[K, V]:
-        """Another mapping of the same content."""
+        """Return an independent mapping of the same entries."""
         if len(self._changes) ** 2 > len(self._base):
             self._base = self.flat()
             self._changes = {}

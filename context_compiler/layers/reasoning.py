@@ -1,4 +1,4 @@
-"""Layer 3: decisions and findings, in the detail each node needs; a blocked turn stays visible."""
+"""Layer 3: decisions and findings, at the level of detail that each node needs. A blocked turn stays visible."""
 
 from __future__ import annotations
 
@@ -17,35 +17,33 @@ from context_compiler.layers.models import (
     text_field,
 )
 from context_compiler.layers.refs import label, mask_ids, single_line
-from context_compiler.layers.turn import (
-    execution_summary,
-)
+from context_compiler.layers.turn import execution_summary
 
 Reader = Literal["think", "act", "reply"]
 READERS: tuple[str, ...] = get_args(Reader)
 EMPTY = "No prior reasoning context."
 FULL_TURNS = 2
-"""Turns whose summaries are kept in full."""
+"""Number of turns whose summaries are kept in full."""
 DECISIONS_SHOWN = 10
-"""Entries of Understand's own decision log that its prompt shows."""
+"""Maximum entries of Understand's own decision log in its prompt."""
 
 
 def get_reasoning_trace(
     conversation: Mapping[str, Any] | None, current_state: Mapping[str, Any] | None = None
 ) -> ReasoningTrace:
-    """Summaries of the last two turns, and of the turn in progress once it has executed a step or was blocked.
+    """Return the summaries of the last two turns, and of the turn in progress if it has a step or is blocked.
 
     Raises:
-        LayersError: A stored value is wrong; the message says which.
+        LayersError: A stored value is wrong; the message names it.
     """
     given = as_mapping(conversation, "conversation")
     found = [_parse_summary(one, at) for at, one in enumerate(list_field(given, "turn_summaries"))][-FULL_TURNS:]
     now = None if current_state is None else execution_summary(as_mapping(current_state, "current_state"))
-    going = now is not None and bool(now.steps or now.blocked_reason)
+    in_progress = now is not None and bool(now.steps or now.blocked_reason)
     return ReasoningTrace(
-        recent_summaries=[*found, now] if now is not None and going else found,
+        recent_summaries=[*found, now] if now is not None and in_progress else found,
         reasoning_summary=text_field(given, "reasoning_summary"),
-        in_progress=going,
+        in_progress=in_progress,
     )
 
 
@@ -55,13 +53,13 @@ def _parse_summary(given: object, at: int) -> TurnExecutionSummary:
 
 
 def get_own_decision_history(conversation: Mapping[str, Any] | None) -> list[dict[str, Any]]:
-    """Understand's own decisions, oldest first: turn, ref, action and reason."""
+    """Return Understand's own decisions, oldest first, each with turn, ref, action and reason."""
     log = list_field(as_mapping(conversation, "conversation"), "understand_decision_log")
     return [dict(as_mapping(one, f"understand_decision_log[{at}]")) for at, one in enumerate(log)]
 
 
 def get_outcomes(conversation: Mapping[str, Any] | None, state: Mapping[str, Any]) -> ReasoningTrace:
-    """Outcomes of this turn, or of the last if this one has no steps: no plans, notes, refs or curation.
+    """Return the outcomes of this turn, or of the last one if this has no steps, without plans, notes or refs.
 
     Raises:
         LayersError: A stored value is wrong.
@@ -85,14 +83,14 @@ def get_outcomes(conversation: Mapping[str, Any] | None, state: Mapping[str, Any
 
 
 def format_reasoning_for_prompt(trace: ReasoningTrace | Sequence[StepSummary], node: str) -> str:
-    """Text of the reasoning for a prompt.
+    """Format the reasoning for a prompt.
 
     Args:
-        trace: The reasoning, or the steps of this turn alone.
+        trace: The reasoning, or only the steps of this turn.
         node: think (everything), act (steps and notes of this turn) or reply (outcomes, phase, the user's wish).
 
     Raises:
-        LayersError: The node is none of the three, or `trace` is not a reasoning trace.
+        LayersError: The node is unknown, or `trace` is not a reasoning trace.
     """
     if node not in READERS:
         raise LayersError(f"node {node!r} has no view of the reasoning; use one of {', '.join(READERS)}")
@@ -114,7 +112,7 @@ format_reasoning = format_reasoning_for_prompt
 
 
 def _current(trace: ReasoningTrace) -> TurnExecutionSummary | None:
-    """The turn in progress; the last one if the trace does not say."""
+    """Return the turn in progress, or the last one if the trace does not say whether a turn is in progress."""
     return trace.recent_summaries[-1] if trace.recent_summaries and trace.in_progress is not False else None
 
 
@@ -137,7 +135,7 @@ def _think_lines(trace: ReasoningTrace) -> Iterator[str]:
 
 
 def _reply_lines(trace: ReasoningTrace, now: TurnExecutionSummary | None) -> Iterator[str]:
-    """Outcomes of this turn, or of the last if this one has no steps; no plans and no refs."""
+    """Iterate over lines for Reply: outcomes of this turn, or of the last one if this has no steps."""
     past = [one for one in trace.recent_summaries if one is not now]
     for one in [now or past[-1]] if now or past else []:
         yield f"Phase: {label(one.conversation_phase)}"
@@ -182,7 +180,7 @@ def _blocked_lines(one: TurnExecutionSummary, when: str = "") -> Iterator[str]:
 
 
 def curation_lines(curation: CurationSummary) -> Iterator[str]:
-    """Retained and demoted entities, one line each; nothing if there are none."""
+    """Iterate over the lines of a curation: one for the retained entities, one for the demoted ones."""
     for title, refs in (("Retained", curation.retained), ("Demoted", curation.demoted)):
         reasons = [_ref_with_reason(ref, curation.reasons.get(ref, "")) for ref in refs]
         if reasons:
@@ -194,12 +192,12 @@ def _ref_with_reason(ref: str, reason: str) -> str:
 
 
 def format_curation(curation: CurationSummary) -> str:
-    """Curation of this turn, for Think; empty if there is none."""
+    """Format the curation of this turn for Think; empty if there is none."""
     return mask_ids("\n".join(curation_lines(curation)))
 
 
 def format_decision_history(log: Sequence[Mapping[str, Any]]) -> str:
-    """Understand's own decisions about entities, for its prompt: the newest entries, oldest first."""
+    """Format the newest entries of Understand's own decision log for its prompt, oldest first."""
     lines: list[str] = []
     for one in log[-DECISIONS_SHOWN:]:
         what = f"- turn {text_field(one, 'turn')}: {label(text_field(one, 'action'))} {label(text_field(one, 'ref'))}"

@@ -1,4 +1,4 @@
-"""Refs in place of database ids, and the text formatting that keeps ids and forged lines out of prompts."""
+"""Refs in place of database ids, and text formatting that keeps ids and forged lines out of prompts."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ from context_compiler.layers.overlay import Overlay
 from context_compiler.messages.fences import neutralize
 
 OWN_ID_FIELDS = ("id", "_id", "uuid")
-"""Fields that hold the id of the row itself."""
+"""Fields that contain the id of the row itself."""
 UUID_DIGITS = 32
 """Characters of a UUID without its hyphens."""
 MAX_DEPTH = 32
-"""Nesting depth to which lists and mappings are inspected."""
+"""Maximum nesting depth at which lists and mappings are inspected."""
 SHORT = 200
-"""Characters of a label that is worth keeping: a session shows the same ones to every node and in every turn."""
+"""Maximum characters of a label that is cached: a session shows the same labels to every node in every turn."""
 Ancestors = tuple[int, ...]
 """Ids (`id()`) of the lists and mappings that enclose a value."""
-_UNFIT = re.compile(r"[\W_]+")
+_NON_WORD = re.compile(r"[\W_]+")
 
 
 def ref_prefix(type: str) -> str:
-    """Prefix of refs of a type: its singular, such as `recipe` for `recipes`.
+    """Return the ref prefix of a type: its singular, such as `recipe` for `recipes`.
 
     Raises:
-        LayersError: The type has no character that a ref can contain.
+        LayersError: No character of the type can be part of a ref.
     """
     prefix = _prefix(type)
     if not prefix:
@@ -42,13 +42,13 @@ def ref_prefix(type: str) -> str:
 
 
 def _prefix(type: object) -> str:
-    """Same as `ref_prefix`; empty where the type has no usable character."""
+    """Return `ref_prefix`, or an empty text if the type has no usable character."""
     return _singular(type) if isinstance(type, str) else ""
 
 
 @lru_cache(maxsize=1024)
 def _singular(type: str) -> str:
-    word = _UNFIT.sub("_", normalize("NFKC", type).lower()).strip("_")
+    word = _NON_WORD.sub("_", normalize("NFKC", type).lower()).strip("_")
     if word.endswith("ies") and len(word) > 4:
         return f"{word[:-3]}y"
     if word.endswith(("sses", "xes", "ches", "shes")):
@@ -57,32 +57,36 @@ def _singular(type: str) -> str:
 
 
 def id_text(id: object) -> str:
-    """Database id of an entity, as text.
+    """Return the database id of an entity as text.
 
     Raises:
-        LayersError: It is not a text, a number or a UUID.
+        LayersError: The id is empty, or not a text, a number or a UUID.
     """
     text = str(id).strip() if isinstance(id, str | int | UUIDType) and not isinstance(id, bool) else ""
     if not text:
-        raise LayersError(f"{id!r} is not an id; give what the database knows the entity by")
+        raise LayersError(f"{id!r} is not an id; give the id of the entity in the database")
     return text
 
 
 def encode_json(data: object) -> str:
-    """Data as JSON text; raises ValueError if it contains itself."""
+    """Serialize data to JSON; values that JSON cannot represent become text.
+
+    Raises:
+        ValueError: The data contains itself.
+    """
     try:
         return to_json(data, fallback=_as_json, inf_nan_mode="strings").decode()
-    except ValueError:  # half a character can be escaped, and bytes that are no UTF-8 have a text in base64
+    except ValueError:  # a lone surrogate, which `json` escapes, or bytes that are not UTF-8, which become base64
         return json.dumps(to_jsonable_python(data, fallback=_as_json, inf_nan_mode="strings", bytes_mode="base64"))
 
 
 def _as_json(value: object) -> object:
-    """A value unknown to JSON: a mapping that is not a dict as a dict, any other as its text."""
+    """Convert a value that JSON cannot represent: a mapping to a dict, anything else to text."""
     return dict(cast("Mapping[object, object]", value)) if isinstance(value, Mapping) else str(value)
 
 
 def to_plain_data(data: object, what: str) -> object:
-    """Data as JSON holds it; values unknown to JSON become their text.
+    """Return data after a JSON round trip; values that JSON cannot represent become text.
 
     Raises:
         LayersError: The data contains itself.
@@ -94,14 +98,14 @@ def to_plain_data(data: object, what: str) -> object:
 
 
 Answer = tuple[str, str, object, str | bool | None]
-"""Question to a mapping of refs, by its method, the type and the id or ref, and its answer."""
+"""A lookup in `Refs` and its result: kind of lookup, type, id or ref, result."""
 
 
 class Refs:
-    """Mapping between refs and database ids; ids are texts, and the same id in two types is two entities."""
+    """Two-way mapping between refs and database ids. Ids are texts; one id in two types means two entities."""
 
     def __init__(self, ids: Mapping[str, str] | None = None, types: Mapping[str, str] | None = None) -> None:
-        """Start from ids by ref, with the type of each ref."""
+        """Start with database ids by ref, and the type of each ref."""
         self.ids = Overlay[str, str](ids or {})
         given = types or {}
         prefixes = {type: ref_prefix(type) for type in set(given.values())}
@@ -109,7 +113,7 @@ class Refs:
         self._uuids = Overlay((_hex_digits(id), ref) for ref, id in self.ids.items() if _is_uuid(id))
 
     def copy(self) -> Refs:
-        """Another mapping of the same ids."""
+        """Return an independent mapping of the same ids."""
         other = Refs()
         other.ids, other._refs, other._uuids = self.ids.copy(), self._refs.copy(), self._uuids.copy()
         return other
@@ -118,15 +122,15 @@ class Refs:
         return ref in self.ids
 
     def knows(self, ref: str, field: str) -> bool:
-        """True if this is the ref of an entity; `field` is the name of the one that refers to it, without `_id`."""
+        """True if this is the ref of an entity. `field` is the name of the referring field, without `_id`."""
         return ref in self
 
     def of(self, type: str, id: object) -> str | None:
-        """Ref of an entity by type and id; None for an unknown one and for a type without a usable character."""
+        """Return the ref of an entity by type and id; None if it is unknown or the type has no usable character."""
         return self._refs.get((_prefix(type), _lookup_key(str(id))))
 
-    def named(self, text: str) -> str | None:
-        """Ref of the entity with this UUID, in any spelling."""
+    def by_uuid(self, text: str) -> str | None:
+        """Return the ref of the entity with this UUID, in any spelling; None if there is none."""
         return self._uuids.get(_hex_digits(text)) if self._uuids else None
 
     def add(self, type: str, id: str, ref: str) -> None:
@@ -146,45 +150,45 @@ class Refs:
         if self._uuids.get(digits := _hex_digits(id)) == ref:
             del self._uuids[digits]
 
-    def translated(self, text: str) -> str:
-        """Text with every known UUID replaced by its ref."""
-        return UUID_PATTERN.sub(lambda found: self.named(found[0]) or found[0], text) if self._uuids else text
+    def replace_uuids(self, text: str) -> str:
+        """Return the text with every known UUID replaced by its ref."""
+        return UUID_PATTERN.sub(lambda found: self.by_uuid(found[0]) or found[0], text) if self._uuids else text
 
 
 class RecordingRefs(Refs):
-    """Another mapping's answers, each with its question."""
+    """Proxy of a mapping that records each lookup and its result."""
 
     def __init__(self, refs: Refs) -> None:
         super().__init__()
-        self._asked = refs
+        self._source = refs
         self.answers: list[Answer] = []
 
     def __contains__(self, ref: object) -> bool:
-        found = ref in self._asked
+        found = ref in self._source
         self.answers.append(("has", "", ref, found))
         return found
 
     def of(self, type: str, id: object) -> str | None:
-        """Ref of an entity by type and id."""
-        found = self._asked.of(type, id)
+        """Return the ref of an entity by type and id."""
+        found = self._source.of(type, id)
         self.answers.append(("of", type, id, found))
         return found
 
-    def named(self, text: str) -> str | None:
-        """Ref of the entity with this UUID."""
-        found = self._asked.named(text)
-        self.answers.append(("named", "", text, found))
+    def by_uuid(self, text: str) -> str | None:
+        """Return the ref of the entity with this UUID."""
+        found = self._source.by_uuid(text)
+        self.answers.append(("by_uuid", "", text, found))
         return found
 
-    def translated(self, text: str) -> str:
-        """Text with every known UUID replaced by its ref."""
-        return UUID_PATTERN.sub(lambda found: self.named(found[0]) or found[0], text)
+    def replace_uuids(self, text: str) -> str:
+        """Return the text with every known UUID replaced by its ref."""
+        return UUID_PATTERN.sub(lambda found: self.by_uuid(found[0]) or found[0], text)
 
 
 def are_current(answers: Sequence[Answer], refs: Refs) -> bool:
-    """True if a mapping gives the same answers."""
+    """True if a mapping still gives the recorded results."""
     return all(
-        found == (refs.of(type, what) if how == "of" else refs.named(str(what)) if how == "named" else what in refs)
+        found == (refs.of(type, what) if how == "of" else refs.by_uuid(str(what)) if how == "by_uuid" else what in refs)
         for how, type, what, found in answers
     )
 
@@ -194,43 +198,43 @@ def _hex_digits(uuid: str) -> str:
 
 
 def _lookup_key(id: str) -> str:
-    """Id as a lookup key: a UUID has one key in every spelling."""
+    """Return the lookup key of an id; all spellings of a UUID have the same key."""
     return _hex_digits(id) if _is_uuid(id) else id
 
 
 def _is_uuid(id: str) -> bool:
-    """True for a UUID, which identifies an entity by itself; a number may occur in every table."""
+    """True for a UUID, which identifies an entity without its type; a number may occur in every table."""
     return len(id) >= UUID_DIGITS and UUID_PATTERN.fullmatch(id) is not None
 
 
 class RefsByForm(Refs):
-    """Refs by their form alone, where no registry is at hand: `recipe_5` in `recipe_id` or `base_recipe_id`."""
+    """Refs recognized by their form, without a registry: `recipe_5` in a field `recipe_id` or `base_recipe_id`."""
 
     def knows(self, ref: str, field: str) -> bool:
-        """True if this has the form of a ref to what the field names."""
+        """True if this has the form of a ref to the type that the field names."""
         prefix, _, number = ref.removeprefix("gen_").rpartition("_")
         return number.isdecimal() and bool(prefix) and f"_{field}".endswith(f"_{prefix}")
 
 
 def mask_data(data: object, refs: Refs, type: str = "") -> object:
-    """Data without ids: known ids become refs, unknown UUIDs become `[id]`.
+    """Return data without database ids: known ids become refs, unknown UUIDs become `[id]`.
 
     Args:
-        data: Anything.
+        data: Any value.
         refs: Mapping between refs and ids.
-        type: Type of the rows where they do not say it themselves; without it, only a UUID identifies a row.
+        type: Type of rows that do not name their own; without it, a row is identified only by a UUID.
     """
     return _mask(data, refs, type, ())
 
 
 def is_recursive(data: object, ancestors: Ancestors) -> bool:
-    """True if data contains itself, or is nested too deeply to inspect."""
+    """True if a value contains itself, or is nested too deeply to inspect."""
     return len(ancestors) >= MAX_DEPTH or id(data) in ancestors
 
 
 def _mask(data: object, refs: Refs, type: str, ancestors: Ancestors) -> object:
     if isinstance(data, str):
-        return _mask_text(refs.translated(data))
+        return _mask_text(refs.replace_uuids(data))
     if isinstance(data, Mapping | list | tuple) and is_recursive(cast(object, data), ancestors):
         return ELLIPSIS
     if isinstance(data, Mapping):
@@ -241,7 +245,7 @@ def _mask(data: object, refs: Refs, type: str, ancestors: Ancestors) -> object:
         return [_mask(one, refs, kind, (*ancestors, id(given))) for one in given]
     if data is None or isinstance(data, bool | int | float):
         return data
-    return _mask_text(refs.translated(str(data)))
+    return _mask_text(refs.replace_uuids(str(data)))
 
 
 def _mask_text(text: str) -> str:
@@ -249,7 +253,7 @@ def _mask_text(text: str) -> str:
 
 
 def _mask_row(row: Mapping[object, Any], refs: Refs, type: str, ancestors: Ancestors) -> dict[str, object]:
-    """Row with its ref in place of its own id."""
+    """Return a row with its ref in place of its own id."""
     found: dict[str, object] = {}
     inside = (*ancestors, id(row))
     for key, value in row.items():
@@ -262,11 +266,11 @@ def _mask_row(row: Mapping[object, Any], refs: Refs, type: str, ancestors: Ances
 
 
 def _row_ref(id: object, refs: Refs, type: str) -> str | None:
-    return refs.of(type, id) if type.strip("_ ") else refs.named(str(id))
+    return refs.of(type, id) if type.strip("_ ") else refs.by_uuid(str(id))
 
 
 def _mask_field(name: str, value: object, refs: Refs, ancestors: Ancestors) -> object:
-    """One field; an id of another entity becomes its ref."""
+    """Return the masked value of a field; the id of another entity becomes its ref."""
     if name.endswith("_id") and isinstance(value, str | int) and not isinstance(value, bool):
         return refs.of(name[:-3], value) or (
             value if isinstance(value, str) and refs.knows(value, name[:-3]) else ID_PLACEHOLDER
@@ -281,7 +285,7 @@ def _mask_field(name: str, value: object, refs: Refs, ancestors: Ancestors) -> o
 
 
 def _mask_list(name: str, given: Sequence[object], refs: Refs, ancestors: Ancestors) -> list[object]:
-    """List of ids of other entities."""
+    """Return a list of ids of other entities as refs."""
     return [_mask_field(name, one, refs, (*ancestors, id(given))) for one in given]
 
 
@@ -290,22 +294,25 @@ ID_PLACEHOLDER = "[id]"
 """Replacement for a database id."""
 UUID_PATTERN = re.compile(r"(?<![0-9A-Fa-f])[0-9A-Fa-f]{8}-?(?:[0-9A-Fa-f]{4}-?){3}[0-9A-Fa-f]{12}(?![0-9A-Fa-f])")
 PENDING_ID = re.compile(r"__pending__\w*")
-_STEERING = re.compile("[\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
+_BIDI_CONTROLS = re.compile("[\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
 
 
 def as_text(given: object) -> str:
-    """Any value as text; None is empty."""
+    """Return any value as text; None becomes empty."""
     return "" if given is None else str(given)
 
 
 def single_line(text: object, most: int = 0) -> str:
-    """Text on one line, without control and bidirectional characters; `most` cuts it with an ellipsis."""
-    line = " ".join(neutralize(_STEERING.sub("", " ".join(str(text).split()))).split())
+    """Return text on one line, without control and bidirectional characters.
+
+    If `most` is not 0, longer text is cut to that length and ends with an ellipsis.
+    """
+    line = " ".join(neutralize(_BIDI_CONTROLS.sub("", " ".join(str(text).split()))).split())
     return f"{line[: most - 1].rstrip()}{ELLIPSIS}" if most and len(line) > most else line
 
 
 def mask_ids(text: str) -> str:
-    """Text with every database id replaced by `[id]`."""
+    """Return the text with every database id replaced by `[id]`."""
     return (
         PENDING_ID.sub(ID_PLACEHOLDER, UUID_PATTERN.sub(ID_PLACEHOLDER, text))
         if "-" in text or "__" in text or len(text) >= 32
@@ -314,7 +321,7 @@ def mask_ids(text: str) -> str:
 
 
 def label(text: object, most: int = 200) -> str:
-    """Label that can stand beside a ref: one line, without ids or parts of ids, and without backticks."""
+    """Return a label that can be shown next to a ref: one line, without ids, parts of ids, or backticks."""
     return _short_label(text, most) if isinstance(text, str) and len(text) <= SHORT else _label(text, most)
 
 
@@ -326,11 +333,11 @@ _short_label = lru_cache(maxsize=8192)(_label)
 
 
 def indent_lines(text: str) -> str:
-    """Text below a line of ours; lines after the first are indented, so that none looks like a heading."""
-    return "\n    ".join(line.rstrip() for line in neutralize(_STEERING.sub("", text.strip())).split("\n"))
+    """Indent all lines after the first, so that none of them can pass for a heading of the prompt."""
+    return "\n    ".join(line.rstrip() for line in neutralize(_BIDI_CONTROLS.sub("", text.strip())).split("\n"))
 
 
 def ref_sort_key(ref: str) -> tuple[str, int, str]:
-    """Sort key that puts `recipe_2` before `recipe_10`."""
+    """Return a sort key that puts `recipe_2` before `recipe_10`."""
     name = ref.rstrip("0123456789")
     return (name, int(ref[len(name) :][:18] or 0), ref)

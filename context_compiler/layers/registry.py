@@ -1,6 +1,6 @@
-"""Entities of a session: `SessionIdRegistry`, and curation.
+"""Entities of a session (`SessionIdRegistry`), and their curation.
 
-Models see refs such as `recipe_1`, never database ids. A ref belongs to its entity for the whole session, also after a
+Models see refs such as `recipe_1`, never database ids. An entity keeps its ref for the whole session, even when a
 generated entity is saved.
 """
 
@@ -37,7 +37,7 @@ class SessionIdRegistry:
     def __init__(self) -> None:
         """Start empty, before the first turn."""
         self.current_turn = 0
-        self._keep = Overlay[str, Row]()
+        self._rows = Overlay[str, Row]()
         self.refs = Refs()
         """Mapping between refs and database ids."""
         self._data: dict[str, Any] = {}
@@ -47,40 +47,40 @@ class SessionIdRegistry:
         self._index: EntityIndex | None = None
 
     def __len__(self) -> int:
-        return len(self._keep)
+        return len(self._rows)
 
     def __iter__(self) -> Iterator[EntitySnapshot]:
-        """Every entity, in order of registration."""
-        return map(EntitySnapshot.model_validate, self._keep.flat().values())
+        """Iterate over all entities, in order of registration."""
+        return map(EntitySnapshot.model_validate, self._rows.flat().values())
 
     def __contains__(self, ref: object) -> bool:
-        return isinstance(ref, str) and ref in self._keep
+        return isinstance(ref, str) and ref in self._rows
 
     def __getitem__(self, ref: str) -> EntitySnapshot:
-        return EntitySnapshot.model_validate(self._keep[ref])
+        return EntitySnapshot.model_validate(self._rows[ref])
 
     def find(self, name: str) -> list[EntitySnapshot]:
-        """Entities by name: the one with this ref, else those with this label, else those whose label contains it."""
+        """Find entities by name: by exact ref, else by exact label, else by part of the label; labels ignore case."""
         given = as_text(name).strip()
         wanted = given.casefold()
         if given in self or not given:
             return [self[given]] if given else []
-        labels = {ref: row["label"].casefold() for ref, row in self._keep.flat().items()}
+        labels = {ref: row["label"].casefold() for ref, row in self._rows.flat().items()}
         same = [ref for ref, label in labels.items() if label.strip() == wanted]
         return [self[ref] for ref in same or [ref for ref, label in labels.items() if wanted in label]]
 
     def rows_near(self, turn: int) -> list[Row]:
-        """Fields of the entities that are unsaved, kept for a reason, or mentioned since a turn, in order; read-only.
+        """Return the rows of entities that are unsaved, retained, or mentioned since a turn, in order; read-only.
 
-        The others, of ten thousand nearly all, are not looked at.
+        Uses the index, because most entities of a large registry are none of these.
         """
-        return [self._keep[ref] for ref in self.index.since(turn)]
+        return [self._rows[ref] for ref in self.index.since(turn)]
 
     @property
     def index(self) -> EntityIndex:
-        """Values computed from the entities."""
+        """Index of the entities, built on first use."""
         if self._index is None:
-            self._index = EntityIndex(self._keep.flat().values())
+            self._index = EntityIndex(self._rows.flat().values())
         return self._index
 
     def register_read(self, type: str, id: object, label: str, *, data: object = None) -> str:
@@ -94,9 +94,9 @@ class SessionIdRegistry:
 
         A generated entity keeps its ref: the one given as `gen_ref`, else the unsaved one of the same type and label.
         """
-        saved = gen_ref if gen_ref is not None else self._unsaved(type, label)
+        saved = gen_ref if gen_ref is not None else self._find_unsaved(type, label)
         if saved is not None and self.ref_of(type, id) is None:
-            self._save(saved, type, id)
+            self._save_generated(saved, type, id)
         return self._register(type, id, label, "created", data)
 
     def register_updated(self, type: str, id: object, label: str = "", *, data: object = None) -> str:
@@ -104,7 +104,7 @@ class SessionIdRegistry:
         return self._register(type, id, label, "updated", data)
 
     def register_deleted(self, type: str, id: object, label: str = "") -> str:
-        """Register a deleted entity; return its ref, which stays valid for mentions."""
+        """Register a deleted entity; return its ref, which can still be mentioned."""
         ref = self._register(type, id, label, "deleted", None)
         self._data.pop(ref, None)
         return ref
@@ -114,28 +114,28 @@ class SessionIdRegistry:
         return self._register(type, id, label, "linked", data)
 
     def register_generated(self, type: str, label: str, data: object) -> str:
-        """Register an entity made up and not saved; return its ref."""
+        """Register an entity that was generated and is not saved yet; return its ref."""
         ref = self._new_ref(f"gen_{ref_prefix(type)}")
         self._put(ref, type, label, "generated")
         self._data[ref] = to_plain_data(data, f"the content of {ref}")
         return ref
 
     def set_turn(self, turn: int) -> None:
-        """Begin a turn; turns are counted from 1.
+        """Set the number of the current turn, counted from 1; 0 is before the first turn.
 
         Raises:
-            LayersError: It is not a number from 0.
+            LayersError: The number is negative or not an integer.
         """
         if isinstance(turn, bool) or not isinstance(turn, int) or turn < 0:  # pyright: ignore[reportUnnecessaryIsInstance] # outside data
             raise LayersError(f"turn {turn!r} is not a turn; count them from 1")
         self.current_turn = turn
 
     def touch(self, ref: str) -> bool:
-        """Mark an entity as mentioned, which makes it active again; return False if it is unknown."""
+        """Mark an entity as mentioned, which makes it active again; False if it is unknown."""
         return self._change(ref, turn_last_ref=self.current_turn)
 
     def retain(self, ref: str, reason: str) -> bool:
-        """Keep an entity for a reason although it ages; return False if it is unknown.
+        """Keep an entity in context for a stated reason, however old it becomes; False if it is unknown.
 
         Raises:
             LayersError: The reason is empty.
@@ -145,7 +145,7 @@ class SessionIdRegistry:
         return self._change(ref, retention_reason=reason.strip())
 
     def demote(self, ref: str) -> bool:
-        """Make an entity neither active nor retained until it is mentioned again; return False if it is unknown."""
+        """Make an entity neither active nor retained until it is mentioned again; False if it is unknown."""
         if not self._change(ref, retention_reason=None):
             return False
         self._demoted[ref] = None
@@ -153,10 +153,10 @@ class SessionIdRegistry:
         return True
 
     def drop(self, ref: str) -> bool:
-        """Forget an entity; return False if it was unknown. Its ref is not reused."""
+        """Remove an entity; False if it was unknown. Its ref is not reused."""
         if ref not in self:
             return False
-        row = self._keep.pop(ref)
+        row = self._rows.pop(ref)
         if self._index is not None:
             self._index.remove(row)
         self._demoted.pop(ref, None)
@@ -165,37 +165,37 @@ class SessionIdRegistry:
         return True
 
     def clear(self) -> None:
-        """Forget every entity; counters continue, so that no ref ever has two meanings."""
+        """Remove all entities. The counters continue, so that no ref is ever used twice."""
         self.refs, self._index = Refs(), None
-        self._keep, self._data, self._demoted = Overlay[str, Row](), {}, Overlay[str, None]()
+        self._rows, self._data, self._demoted = Overlay[str, Row](), {}, Overlay[str, None]()
 
     def is_demoted(self, ref: str) -> bool:
-        """True if an entity was demoted and not mentioned since."""
+        """True if an entity was demoted and has not been mentioned since."""
         return ref in self and ref in self._demoted
 
     def resolve(self, ref: str) -> str | None:
-        """Database id of an entity; None if it is unknown or not saved."""
+        """Return the database id of an entity; None if it is unknown or not saved."""
         return self.refs.ids.get(ref) if ref in self else None
 
     def ref_of(self, type: str, id: object) -> str | None:
-        """Ref of an entity of the database."""
+        """Return the ref of a database entity; None if it is unknown."""
         return self.refs.of(type, id)
 
     def data_of(self, ref: str) -> object:
-        """Content of an entity as last seen, without ids; None if it is not available."""
+        """Return the content of an entity as last seen, with ids masked; None if it is not available."""
         return (
-            mask_data(self._data[ref], self.refs, self._keep[ref]["type"])
+            mask_data(self._data[ref], self.refs, self._rows[ref]["type"])
             if ref in self and ref in self._data
             else None
         )
 
     def has_content(self, ref: str) -> bool:
-        """True if `data_of` has the content of an entity."""
+        """True if the content of an entity is available."""
         return ref in self and self._data.get(ref) is not None
 
     def content_text(self, ref: str, render: Callable[[object], str]) -> str:
-        """Text that `render` makes of `data_of`; made again where the content or an id in it has changed."""
-        data, type = self._data[ref], self._keep[ref]["type"]
+        """Return `render(data_of(ref))`, cached until the content or the ref of an id in it changes."""
+        data, type = self._data[ref], self._rows[ref]["type"]
         known = self.index.contents.get(ref)
         if known is None or known.data is not data or known.type != type or not known.is_current(self.refs):
             refs = RecordingRefs(self.refs)
@@ -203,34 +203,37 @@ class SessionIdRegistry:
             known = self.index.contents[ref] = ContentText(data=data, type=type, answers=refs.answers, text=text)
         return known.text
 
-    def translated(self, text: str) -> str:
-        """Text with the UUID of every known entity replaced by its ref."""
-        return self.refs.translated(text)
+    def replace_uuids(self, text: str) -> str:
+        """Return the text with the UUID of every known entity replaced by its ref."""
+        return self.refs.replace_uuids(text)
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything as a mapping, ready for JSON."""
-        rows = [dict(row) for row in self._keep.flat().values()]
+        """Return the whole registry as a JSON-compatible mapping."""
+        rows = [dict(row) for row in self._rows.flat().values()]
         return self._dump(rows=rows, ids=self.refs.ids.flat(), demoted=sorted(self._demoted))
 
     def copy(self) -> SessionIdRegistry:
-        """Another registry with the same content; content is shared, because it is replaced and never changed."""
+        """Return an independent copy. Contents of entities are shared, because they are replaced, never modified."""
         other = SessionIdRegistry()
-        other.current_turn, other._keep, other._data = self.current_turn, self._keep.copy(), dict(self._data)
+        other.current_turn, other._rows, other._data = self.current_turn, self._rows.copy(), dict(self._data)
         other.refs, other._demoted = self.refs.copy(), self._demoted.copy()
         other._counters, other._gen_counters = dict(self._counters), dict(self._gen_counters)
         other._index = None if self._index is None else self._index.copy()
         return other
 
-    def shortened(self, turn: int, near: Collection[str], most: int) -> SessionIdRegistry:
-        """The registry as it is kept after a turn.
+    def trimmed(self, turn: int, near: Collection[str], most: int) -> SessionIdRegistry:
+        """Return a copy to store after a turn.
 
-        Without the content of entities that are not `near`, and without the least recently mentioned of more than
-        `most`, unless they are near or kept for a reason.
+        Args:
+            turn: Number of the turn.
+            near: Refs of the entities whose content is kept.
+            most: Maximum number of entities. Above it, the least recently mentioned ones are removed, except those
+                that are near, unsaved or retained.
         """
         kept = self.copy()
         kept.current_turn = turn
         kept._data = {ref: data for ref, data in self._data.items() if ref in near}
-        surplus = len(self._keep) - most
+        surplus = len(self._rows) - most
         if surplus > 0:
             far = (ref for ref in kept.index.unmarked() if ref not in near)
             for ref in list(islice(far, surplus)):
@@ -239,7 +242,7 @@ class SessionIdRegistry:
         return kept
 
     def to_json(self) -> str:
-        """JSON text of `to_dict`.
+        """Serialize `to_dict` to JSON.
 
         Raises:
             LayersError: The content of an entity contains itself.
@@ -250,33 +253,38 @@ class SessionIdRegistry:
             raise LayersError(f"the registry cannot be kept as JSON: {error}") from None
 
     def stored(self) -> tuple[dict[str, Any], dict[str, str]]:
-        """The content of `to_dict` in two parts: all but the entities, and pages of those as JSON text by name.
+        """Return the stored form in two parts: everything but the entities, and the entity pages as JSON by name.
 
-        Only pages that changed since they were read or written are made again. The first part lists their names.
+        The first part lists the names of the pages. Only pages that changed since they were read or written are
+        serialized again.
         """
         pages = self.index.pages(self._page)
         rest = self._dump(rows=(), ids={}, demoted=())
         return {**rest, "pages": {str(number): name for number, (name, _) in pages.items()}}, dict(pages.values())
 
     def _page(self, refs: Sequence[str]) -> Page | None:
-        rows = [self._keep[ref] for ref in refs if ref in self]
+        rows = [self._rows[ref] for ref in refs if ref in self]
         if not rows:
             return None
         ids = {ref: self.refs.ids[ref] for ref in refs if ref in self.refs.ids}
         text = encode_json({"entities": rows, "ids": ids, "demoted": [ref for ref in refs if ref in self._demoted]})
         return page_name(text), text
 
-    def renewed(self, rest: Mapping[str, Any], pages: Mapping[str, str]) -> SessionIdRegistry:
-        """The registry of a stored state, as `stored` or `to_dict` gives it; of its pages those that differ are read.
+    def updated_from(self, rest: Mapping[str, Any], pages: Mapping[str, str]) -> SessionIdRegistry:
+        """Return the registry of a stored state (from `stored` or `to_dict`); parses only pages that differ from these.
 
         Raises:
-            LayersError: A value is wrong, or a page is missing; the message says which.
+            LayersError: A value is wrong, or a page is missing; the message names it.
         """
         if "pages" not in rest:
             return SessionIdRegistry.from_dict(rest)
         new, wanted = self.copy(), parse_pages(rest)
-        known = {number: named[0] for number in new.index.numbers() if (named := new.index.named(number)) is not None}
-        for number in [number for number in new.index.numbers() if known.get(number) != wanted.get(number)]:
+        known = {
+            number: page[0]
+            for number in new.index.page_numbers()
+            if (page := new.index.stored_page(number)) is not None
+        }
+        for number in [number for number in new.index.page_numbers() if known.get(number) != wanted.get(number)]:
             for ref in new.index.members(number):
                 new.drop(ref)
             new.index.clear_page(number)
@@ -296,7 +304,7 @@ class SessionIdRegistry:
         except (ValueError, TypeError, RecursionError) as error:
             raise LayersError(f"id_registry: page {number} of the entities is not a JSON object: {error}") from None
         for place, (ref, row) in enumerate(found.entities.items(), start=number * PAGE):
-            self._keep[ref] = row
+            self._rows[ref] = row
             self.index.add(row, place)
         for ref, id in found.ids.items():
             self.refs.add(found.entities[ref]["type"], id, ref)
@@ -317,19 +325,19 @@ class SessionIdRegistry:
 
     @classmethod
     def from_dict(cls, given: Mapping[str, Any] | None) -> SessionIdRegistry:
-        """Registry from `to_dict`, or from the older form with one mapping per fact; missing keys are empty.
+        """Parse the form of `to_dict`, or the older form with one mapping per field; missing keys are empty.
 
         Raises:
-            LayersError: A value is wrong; the message says which.
+            LayersError: A value is wrong; the message names it.
         """
         registry = cls()
         if given is not None:
-            registry._take(parse_registry(given))
+            registry._load(parse_registry(given))
         return registry
 
-    def _take(self, found: RegistryData) -> None:
+    def _load(self, found: RegistryData) -> None:
         self.current_turn = found.current_turn
-        self._keep, self._data, self._index = Overlay(found.entities), found.data, None
+        self._rows, self._data, self._index = Overlay(found.entities), found.data, None
         self.refs = Refs(found.ids, {ref: row["type"] for ref, row in found.entities.items()})
         self._demoted = Overlay[str, None](dict.fromkeys(found.demoted))
         self._counters, self._gen_counters = found.counters, found.gen_counters
@@ -346,7 +354,7 @@ class SessionIdRegistry:
         return ref
 
     def _put(self, ref: str, type: str, label: str, status: Status) -> None:
-        old = self._keep.get(ref)
+        old = self._rows.get(ref)
         self._demoted.pop(ref, None)
         row: Row = {
             "ref": ref,
@@ -361,16 +369,16 @@ class SessionIdRegistry:
 
     def _replace(self, ref: str, row: Row) -> None:
         if self._index is not None:
-            if ref in self._keep:
-                self._index.remove(self._keep[ref])
+            if ref in self._rows:
+                self._index.remove(self._rows[ref])
             self._index.add(row)
-        self._keep[ref] = row
+        self._rows[ref] = row
 
     def _change(self, ref: str, **facts: object) -> bool:
         if ref not in self:
             return False
         self._demoted.pop(ref, None)
-        self._replace(ref, {**self._keep[ref], **facts})
+        self._replace(ref, {**self._rows[ref], **facts})
         return True
 
     def _new_ref(self, prefix: str) -> str:
@@ -378,21 +386,21 @@ class SessionIdRegistry:
         counters[prefix] = counters.get(prefix, 0) + 1
         return f"{prefix}_{counters[prefix]}"
 
-    def _unsaved(self, type: str, label: str) -> str | None:
+    def _find_unsaved(self, type: str, label: str) -> str | None:
         wanted = ref_prefix(type), as_text(label).strip().casefold()
-        for row in self.index.generated(self._keep):
+        for row in self.index.generated(self._rows):
             if (ref_prefix(row["type"]), row["label"].strip().casefold()) == wanted:
                 return row["ref"]
         return None
 
-    def _save(self, ref: str, type: str, id: object) -> None:
-        if ref not in self or self._keep[ref]["status"] != "generated":
+    def _save_generated(self, ref: str, type: str, id: object) -> None:
+        if ref not in self or self._rows[ref]["status"] != "generated":
             raise LayersError(f"{ref} is not an unsaved entity; leave gen_ref out, or give the ref that was generated")
         self.refs.add(type, id_text(id), ref)
 
 
 class StoredEntities(Mapping[str, Any]):
-    """The content of `to_dict` of a registry, made when it is read."""
+    """Lazy `to_dict` of a registry: a mapping that is built when it is first read."""
 
     def __init__(self, registry: SessionIdRegistry) -> None:
         self._registry = registry
@@ -412,7 +420,11 @@ class StoredEntities(Mapping[str, Any]):
 
 
 def registry_of(given: SessionIdRegistry | Mapping[str, Any] | None) -> SessionIdRegistry:
-    """Return a registry as it is, or read what its `to_dict` gave; raises LayersError if it is neither."""
+    """Return a registry unchanged, or parse its dumped form; None becomes an empty registry.
+
+    Raises:
+        LayersError: The value is neither, or a value in it is wrong.
+    """
     return given if isinstance(given, SessionIdRegistry) else SessionIdRegistry.from_dict(given)
 
 
@@ -422,7 +434,7 @@ NO_REASON = "no reason was given"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CurationResult:
-    """Applied curation, and ignored refs."""
+    """Curation that was applied, and the refs that were ignored."""
 
     summary: CurationSummary
     ignored: Mapping[str, str]
@@ -444,7 +456,7 @@ def curate(
 
     Args:
         registry: Changed in place.
-        retained: Refs to keep although they were not mentioned lately; each needs a reason.
+        retained: Refs to keep although they were not mentioned recently; each needs a reason.
         demoted: Refs to demote.
         reasons: Reason by ref.
 
@@ -474,7 +486,7 @@ def curate(
 
 
 def merge_curations(before: CurationSummary, after: CurationSummary) -> CurationSummary:
-    """Two curations of one turn as one; for a ref in both, the later one counts."""
+    """Merge two curations of one turn; for a ref in both, the later one wins."""
     again = {*after.retained, *after.demoted}
     return CurationSummary(
         retained=[*(ref for ref in before.retained if ref not in again), *after.retained],

@@ -1,6 +1,6 @@
-"""End of a turn: its state becomes the stored state, which is bounded in size.
+"""End of a turn: build the stored state of the session, which is bounded in size.
 
-It happens for every turn, also for one that was blocked or never answered, and needs no model.
+Every turn is stored, even one that was blocked or never answered. No model is needed.
 """
 
 from __future__ import annotations
@@ -23,34 +23,34 @@ from context_compiler.resilience import try_await
 from context_compiler.template import Template, shipped_templates
 
 Ask = Callable[[str], Awaitable[str]]
-"""Function from a prompt to a model's answer."""
+"""Async function from a prompt to a model's answer."""
 
 RECENT_TURNS = 5
-"""Turns kept whole."""
+"""Number of turns kept in full."""
 MAX_HISTORY = 2_000
-"""Characters of the summary of older turns without a model; the newest are kept."""
+"""Maximum characters of the summary of older turns; the newest are kept."""
 MAX_REASONING = 800
-"""Characters of the summary of older reasoning; the newest are kept."""
+"""Maximum characters of the summary of older reasoning; the newest are kept."""
 MAX_ENTITIES = 10_000
-"""Entities that are kept: above it the least recently mentioned go, unless they are active, unsaved or retained."""
+"""Maximum entities kept. Above it, the least recently mentioned are removed unless active, unsaved or retained."""
 MAX_DECISIONS = 20
-"""Decisions about entities that are kept."""
+"""Maximum decisions about entities kept."""
 VERBATIM_LIMIT, PROPOSAL_LIMIT, CUT_LIMIT = 400, 500, 300
-"""Characters up to which an answer is kept whole, and a proposal or question; characters kept of a longer answer."""
+"""Maximum characters of an answer kept whole, of a proposal or question, and of an answer that is cut."""
 
 
 async def summarise_turn(
     state: Mapping[str, Any], *, ask: Ask | None = None, timeout: float = 60.0
 ) -> ConversationContext:
-    """Stored state of the session after this turn; the given state is not changed.
+    """Return the stored state of the session after this turn; the given state is not modified.
 
     Args:
-        state: The state of the turn; every key of `TurnState` may be missing.
-        ask: Summarizes turns that leave the recent ones; if it is None or fails, their beginnings are kept.
+        state: The state of the turn; every key of `TurnState` is optional.
+        ask: Summarizes turns that are no longer recent; if it is None or fails, the beginnings of turns are kept.
         timeout: Seconds allowed for `ask`; the next turn of the session waits for it.
 
     Raises:
-        LayersError: A value in the state is wrong; the message says which.
+        LayersError: A value in the state is wrong; the message names it.
     """
     stored, registry = await end_turn(state, ask=ask, timeout=timeout)
     stored["id_registry"] = registry.to_dict()
@@ -60,13 +60,11 @@ async def summarise_turn(
 async def end_turn(
     state: Mapping[str, Any], *, ask: Ask | None, timeout: float
 ) -> tuple[ConversationContext, SessionIdRegistry]:
-    """State of the session after a turn, and its registry, which the state holds read-only."""
+    """Return the state of the session after a turn, and its registry, which the state contains as a lazy mapping."""
     state = as_mapping(state, "state")
     old = conversation_of(state.get("conversation"))
-    registry, done = (
-        registry_of(state.get("id_registry")),
-        execution_summary({**state, "id_registry": registry_of(state.get("id_registry"))}),
-    )
+    registry = registry_of(state.get("id_registry"))
+    done = execution_summary({**state, "id_registry": registry})
     turns = [*list_field(old, "recent_turns"), *_stored_turn(state, done, registry)]
     older, recent = turns[:-RECENT_TURNS], turns[-RECENT_TURNS:]
     summaries = [*list_field(old, "turn_summaries"), done.model_dump()]
@@ -96,8 +94,8 @@ async def end_turn(
 def _stored_turn(
     state: Mapping[str, Any], done: TurnExecutionSummary, registry: SessionIdRegistry
 ) -> list[dict[str, Any]]:
-    """This turn as it is kept; nothing if neither side wrote anything."""
-    user, answer = (registry.translated(text_field(state, key)) for key in ("user_message", "final_response"))
+    """Return this turn in its stored form, as a list of one; empty if neither side wrote anything."""
+    user, answer = (registry.replace_uuids(text_field(state, key)) for key in ("user_message", "final_response"))
     if not user.strip() and not answer.strip():
         return []
     decision = done.think_decision
@@ -120,7 +118,7 @@ def _stored_turn(
 
 
 async def _update_history(summary: str, older: Sequence[Any], ask: Ask | None, timeout: float) -> str:
-    """History summary including the older turns: a model's, else the beginning of each turn."""
+    """Add older turns to the history summary: a model summarizes them, else the beginning of each is appended."""
     if not older:
         return summary
     lines = [_turn_brief(as_mapping(one, "recent_turns")) for one in older]
@@ -138,13 +136,13 @@ async def _update_history(summary: str, older: Sequence[Any], ask: Ask | None, t
 
 
 async def _ask_within(ask: Ask, prompt: str, seconds: float) -> str:
-    """Answer of the model within a time limit; a function that raises before it returns an awaitable raises here."""
+    """Call and await `ask` within a time limit; as a coroutine, so that awaiting it surfaces every error of `ask`."""
     async with asyncio.timeout(seconds):
         return await ask(prompt)
 
 
 def _turn_brief(turn: Mapping[str, Any]) -> str:
-    """Beginning of a turn and its answer; a proposal is marked as one."""
+    """Return the beginnings of a turn's message and answer on one line; proposals and questions are marked."""
     decision = text_field(as_mapping(turn.get("routing"), "routing"), "decision")
     how = {"propose": "proposed, not done", "clarify": "asked back"}.get(decision, "answered")
     answer = text_field(turn, "assistant_summary") or text_field(turn, "assistant")
@@ -152,13 +150,13 @@ def _turn_brief(turn: Mapping[str, Any]) -> str:
 
 
 def _keep_newest(parts: Sequence[str], most: int) -> str:
-    """Parts on separate lines, cut at the beginning if they are too long."""
+    """Join parts by line breaks, and cut the beginning if the text is too long."""
     text = "\n".join(parts)
     return text if len(text) <= most else f"{ELLIPSIS}{text[-most + 1 :]}"
 
 
 def _update_reasoning(summary: str, older: Sequence[Any]) -> str:
-    """Reasoning summary including the older turns, each by its goal."""
+    """Add older turns to the reasoning summary, each with its goal."""
     parts = [summary] if summary else []
     for given in older:
         one = as_mapping(given, "turn_summaries")
@@ -170,7 +168,7 @@ def _update_reasoning(summary: str, older: Sequence[Any]) -> str:
 
 
 def _pending(state: Mapping[str, Any], done: TurnExecutionSummary, old: ConversationContext) -> dict[str, Any] | None:
-    """Pending state after this turn: asked now, else the old one unless a plan was made."""
+    """Return the pending state after this turn: asked in it, else the old one if no decision was made."""
     found = pending_question(state)
     if found is not None:
         return found.model_dump()
@@ -178,12 +176,12 @@ def _pending(state: Mapping[str, Any], done: TurnExecutionSummary, old: Conversa
 
 
 def stored_registry(registry: SessionIdRegistry, turn: int) -> SessionIdRegistry:
-    """Registry without the content of entities that are neither active nor unsaved, and without very old entities."""
-    return registry.shortened(turn, refs_with_content(registry, turn), MAX_ENTITIES)
+    """Return the registry to store: content only of active and unsaved entities, and at most `MAX_ENTITIES`."""
+    return registry.trimmed(turn, refs_with_content(registry, turn), MAX_ENTITIES)
 
 
 def _decision_log(old: ConversationContext, state: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Log of decisions about entities, including those of this turn."""
+    """Return the log of decisions about entities, including those of this turn."""
     curation, turn = get_current_curation(state), turn_number(state)
     log = [dict(as_mapping(one, "understand_decision_log")) for one in list_field(old, "understand_decision_log")]
     for action, refs in (("retain", curation.retained), ("demote", curation.demoted)):

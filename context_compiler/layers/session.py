@@ -1,4 +1,4 @@
-"""Sessions of a store: `Layers` keeps their layers, one turn at a time, and stores each turn when it ends."""
+"""Layers of the sessions of a store: `Layers` runs one turn of a session at a time, and stores it when it ends."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ from context_compiler.record.store import PagedLayers, SQLStore, Store, Tenants,
 from context_compiler.record.values import LayerPages
 from context_compiler.resilience import await_within, try_await
 
-KNOWN = 8
-"""Sessions whose stored state is kept read."""
+CACHED_SESSIONS = 8
+"""Number of sessions whose stored state stays parsed in memory."""
 
 LOG = logging.getLogger("context_compiler")
 
@@ -43,18 +43,17 @@ Place = tuple[object, str | None, str, str]
 """Store, owner, vault and name of a session."""
 
 _LOCKS: WeakValueDictionary[tuple[int, *Place], asyncio.Lock] = WeakValueDictionary()
-"""One lock for each session, store and event loop, shared by all `Layers`."""
-_IN_TURNS: ContextVar[tuple[Turn, ...]] = ContextVar("turns", default=())
-"""Turns that this task is in, its own and those of the tasks that started it."""
+"""One lock per session, store and event loop, shared by all `Layers`."""
+_ACTIVE_TURNS: ContextVar[tuple[Turn, ...]] = ContextVar("turns", default=())
+"""Turns in progress in this task and in the tasks that started it."""
 
-
-_WAITING: set[Layers] = set()
-"""Layers with turns that their stores did not take yet; those of an owner may have no other holder."""
+_WITH_UNSAVED: set[Layers] = set()
+"""`Layers` with unsaved turns. Keeps them alive, because those of an owner may have no other reference."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Known:
-    """State of a session as last read or stored: its registry is never handed out but as a copy."""
+class _CachedState:
+    """State of a session as last read or stored; only copies of its registry are handed out."""
 
     stored: LayerPages
     conversation: ConversationContext
@@ -66,10 +65,10 @@ class Layers:
 
     Args:
         store: A path or a `Store`; None keeps the layers in memory.
-        vault_name: Vault of the sessions, if several vaults have sessions of one name.
-        ask: Summarizes old turns: a function from a prompt to an answer. None asks no model.
+        vault_name: Vault of the sessions, needed if several vaults have a session of the same name.
+        ask: Async function from a prompt to an answer, used to summarize old turns. None uses no model.
         timeout: Seconds allowed for `ask`; the next turn of a session waits for it.
-        on_error: Called with failures that do not stop a turn, such as a store that is locked at its end; may be async.
+        on_error: Called with errors that do not stop a turn, such as a store that is locked at its end; may be async.
     """
 
     def __init__(
@@ -87,20 +86,20 @@ class Layers:
         self.ask, self.timeout, self.on_error = ask, timeout, on_error
         self._open: dict[str, Turn] = {}
         self._unsaved: dict[str, LayerPages] = {}
-        """States that the store did not take yet, each with the version that it follows."""
-        self._tried: dict[str, Moment] = {}
-        """When those were first tried."""
-        self._known: Memo[str, _Known] = Memo(KNOWN)
+        """States by session that could not be stored yet, each with the version that it follows."""
+        self._first_tried: dict[str, Moment] = {}
+        """Moment of the first attempt to store each of these."""
+        self._cache: Memo[str, _CachedState] = Memo(CACHED_SESSIONS)
         self._scoped: WeakValueDictionary[str, Layers] = WeakValueDictionary()
 
     def scoped(self, owner: str) -> Layers:
-        """The layers of another owner's sessions: the same object for as long as anybody holds it.
+        """Return the layers of another owner's sessions: the same object as long as it is referenced.
 
         Raises:
-            SettingsError: The store knows no owners, or cannot keep one of that name.
+            SettingsError: The store does not support owners, or not one of that name.
         """
         if not isinstance(self.store, Tenants):
-            raise SettingsError(f"{self.store!r} knows no owners: give a path, or a store that has `scoped`")
+            raise SettingsError(f"{self.store!r} does not support owners: give a path, or a store that has `scoped`")
         if owner == self.store.owner:
             return self
         found = self._scoped.get(owner)
@@ -118,10 +117,10 @@ class Layers:
         return f"Layers({self.store!r}{f', vault_name={self.vault_name!r}' if self.vault_name else ''})"
 
     def turn(self, session_id: str, user_message: str = "") -> Turn:
-        """Next turn of a session, for `async with`: it waits for the turn before, and is stored when it ends.
+        """Return the next turn of a session, for `async with`; it waits for the previous turn and is stored at its end.
 
-        A turn that ends with an exception is stored as blocked; a cancelled turn is not stored. If the store cannot
-        take the turn, it is kept here and stored later: with the next turn or read of the session, or by `close`.
+        A turn that ends with an exception is stored as blocked. A cancelled turn is not stored. If the store fails,
+        the turn is kept in memory and stored later: with the next turn or read of the session, or by `close`.
 
         Raises:
             LayersError: The session id is empty or not a text.
@@ -129,66 +128,66 @@ class Layers:
         return Turn(self, check_session_id(session_id), user_message)
 
     async def conversation(self, session_id: str) -> ConversationContext:
-        """Stored state of a session; empty if the session is unknown.
+        """Return the stored state of a session; empty if the session is unknown.
 
         Raises:
-            StoreError: It cannot be read.
-            LayersError: The stored state is broken.
+            StoreError: The state cannot be read.
+            LayersError: The stored state is invalid.
         """
         return (await self.load(session_id))[0]
 
     async def load(self, session_id: str) -> tuple[ConversationContext, int]:
-        """Stored state of a session and its version in the store."""
-        found = await self._waiting(session_id)
-        text, version = (found.joined(), found.version) if found else await self._whole(session_id)
+        """Return the stored state of a session and its version in the store; 0 if the session is unknown."""
+        found = await self._retry_unsaved(session_id)
+        text, version = (found.joined(), found.version) if found else await self._read_text(session_id)
         return (conversation_of(None) if text is None else from_json(text)), version
 
     async def begin(self, session_id: str, user_message: str) -> tuple[TurnState, int]:
-        """State at the beginning of the session's next turn, and the version in the store that it follows.
+        """Return the initial state of the session's next turn, and the version in the store that it follows.
 
-        Only what has changed in the store since it was last read or stored here is read.
+        Reads only pages that changed in the store since this object last read or stored the session.
         """
-        known = self._known.get(check_session_id(session_id))
-        stored = await self._parts(session_id, known.stored if known else None)
+        known = self._cache.get(check_session_id(session_id))
+        stored = await self._read_pages(session_id, known.stored if known else None)
         if stored is None:
             return initial_state(conversation_of(None), SessionIdRegistry(), user_message), 0
         if known is None or known.stored.state != stored.state:
             found = from_json(stored.state)
             before = known.registry if known else SessionIdRegistry()
-            registry = before.renewed(as_mapping(found["id_registry"], "id_registry"), stored.pages)
+            registry = before.updated_from(as_mapping(found["id_registry"], "id_registry"), stored.pages)
             found["id_registry"] = StoredEntities(registry)
-            known = _Known(stored=stored, conversation=found, registry=registry)
-            self._known.keep(session_id, known)
+            known = _CachedState(stored=stored, conversation=found, registry=registry)
+            self._cache.keep(session_id, known)
         return initial_state(known.conversation, known.registry.copy(), user_message), stored.version
 
-    async def _parts(self, session_id: str, known: LayerPages | None) -> LayerPages | None:
-        """Newest state of a session in parts; one without pages if the store knows none."""
-        if (found := await self._waiting(session_id)) is not None:
+    async def _read_pages(self, session_id: str, known: LayerPages | None) -> LayerPages | None:
+        """Return the newest state of a session, in pages if the store supports them; None if it has none."""
+        if (found := await self._retry_unsaved(session_id)) is not None:
             return found
         if self._paged is not None:
             return await self._paged.layer_pages(session_id, self.vault_name, known=known)
-        text, version = await self._whole(session_id)
+        text, version = await self._read_text(session_id)
         return None if text is None else LayerPages(state=text, version=version, pages={})
 
-    async def _waiting(self, session_id: str) -> LayerPages | None:
-        """State of a session that the store does not take yet, after another try; with the version that it follows."""
+    async def _retry_unsaved(self, session_id: str) -> LayerPages | None:
+        """Try again to store the unsaved state of a session; return the state if it is still unsaved."""
         if (unsaved := self._unsaved.get(check_session_id(session_id))) is None:
             return None
         await self._save(session_id, unsaved)
         return self._unsaved.get(session_id)
 
-    async def _whole(self, session_id: str) -> tuple[str | None, int]:
-        """Stored state of a session as JSON text, and its version; None and 0 if the session is unknown."""
+    async def _read_text(self, session_id: str) -> tuple[str | None, int]:
+        """Return the stored state of a session as JSON and its version; None and 0 if the session is unknown."""
         found = await self.store.layers(session_id, self.vault_name)
         return (None, 0) if found is None else found
 
     async def save(
         self, session_id: str, conversation: ConversationContext, registry: SessionIdRegistry, after: int
     ) -> None:
-        """Store the state of a session that follows version `after`, or keep it here until the store can take it.
+        """Store the state of a session that follows version `after`; if the store fails, keep it to try again later.
 
         Raises:
-            StoreError: Another process has stored a turn of the session meanwhile.
+            StoreError: Another process has stored a turn of the session since.
         """
         rest, pages = registry.stored()
         kept = from_json(to_json({**conversation, "id_registry": {}}))
@@ -197,12 +196,15 @@ class Layers:
         if pages and self._paged is None:
             stored = LayerPages(state=stored.joined(), version=after, pages={})
         kept["id_registry"] = StoredEntities(registry)
-        self._known.keep(session_id, _Known(stored=stored, conversation=kept, registry=registry))
+        self._cache.keep(session_id, _CachedState(stored=stored, conversation=kept, registry=registry))
         await self._save(session_id, stored, strict=True)
 
     async def _store(self, session_id: str, state: LayerPages) -> int:
-        """Store a state, and return its version; a first one only if nothing was deleted since it was tried."""
-        store, tried = self.store, None if state.version else self._tried.get(session_id)
+        """Store a state and return its version.
+
+        A retry of a session's first state is refused if something was deleted since the first attempt.
+        """
+        store, tried = self.store, None if state.version else self._first_tried.get(session_id)
         if tried is not None and isinstance(store, SQLStore):
             store = store.late(tried)
         if state.pages and isinstance(store, PagedLayers):
@@ -211,13 +213,16 @@ class Layers:
         return await store.save_layers(session_id, self.vault_name, state.state, after=state.version)
 
     async def _save(self, session_id: str, state: LayerPages, *, strict: bool = False) -> None:
-        """Store a state; keep it if the store fails, drop it if the stored one was changed or deleted meanwhile."""
+        """Store a state. If that fails, keep it to try again, unless the stored state has changed or was deleted.
+
+        If `strict`, a changed stored state raises the store's error; otherwise it is reported.
+        """
         now = Moment()
         error = (await try_await(self._store(session_id, state))).error
         self._unsaved.pop(session_id, None)
-        tried = self._tried.pop(session_id, now)
+        tried = self._first_tried.pop(session_id, now)
         if not self._unsaved:
-            _WAITING.discard(self)
+            _WITH_UNSAVED.discard(self)
         if error is None:
             return
         if isinstance(error, Removed):
@@ -226,9 +231,9 @@ class Layers:
         found = await try_await(self.store.layers(session_id, self.vault_name))
         version = state.version if found.error is not None else found.value[1] if found.value is not None else 0
         if version == state.version:
-            self._unsaved[session_id], self._tried[session_id] = state, tried
-            _WAITING.add(self)
-            await self.report(f"session {session_id!r}: its layers are kept here until they can be stored", error)
+            self._unsaved[session_id], self._first_tried[session_id] = state, tried
+            _WITH_UNSAVED.add(self)
+            await self.report(f"session {session_id!r}: its layers are kept in memory until they can be stored", error)
         elif version == 0:
             gone = StoreError(f"session {session_id!r}: its layers were deleted meanwhile; the turn is not stored")
             await self.report("the end of a turn", gone)
@@ -238,7 +243,7 @@ class Layers:
             await self.report(f"session {session_id!r}: a turn that could not be stored in time is lost", error)
 
     async def report(self, what: str, error: Exception) -> None:
-        """Log a failure, and pass it to `on_error`; never raises."""
+        """Log an error and pass it to `on_error`; never raises."""
         LOG.warning("context_compiler: %s: %s: %s", what, type(error).__name__, error)
         if self.on_error is not None:
             failed = (await try_await(_call(self.on_error, error))).error
@@ -246,8 +251,8 @@ class Layers:
                 LOG.warning("context_compiler: a callback raised %s: %s", type(failed).__name__, failed)
 
     async def state(self, session_id: str) -> TurnState:
-        """State of the session's turn in progress; if there is none, of the turn that would begin next."""
-        turns = [one for one in reversed(_IN_TURNS.get()) if one.is_open]
+        """Return the state of the session's turn in progress; if there is none, of the turn that would begin next."""
+        turns = [one for one in reversed(_ACTIVE_TURNS.get()) if one.is_open]
         here = self.place(session_id)
         turn = self._open.get(session_id) or next((one for one in turns if one.place == here), None)
         if turn is not None:
@@ -256,8 +261,8 @@ class Layers:
         mine = next((one for one in turns if one.place[0] == here[0]), None)
         if not version and mine is not None:
             other = LayersError(
-                f"the layers of session {_named(*here)} are empty, and the turn in progress is of session"
-                f" {_named(*mine.place)}; {_hint(here, mine.place)}"
+                f"the layers of session {_describe_place(*here)} are empty, and the turn in progress is of session"
+                f" {_describe_place(*mine.place)}; {_advice(here, mine.place)}"
             )
             await self.report("layers of another session", other)
         return state
@@ -271,31 +276,31 @@ class Layers:
         self._open.pop(turn.session_id, None)
 
     def lock(self, session_id: str) -> asyncio.Lock:
-        """Lock that serializes the turns of a session in this event loop."""
+        """Return the lock that serializes the turns of a session in this event loop."""
         return _LOCKS.setdefault((id(asyncio.get_running_loop()), *self.place(session_id)), asyncio.Lock())
 
     def place(self, session_id: str) -> Place:
-        """Identity of a session in its store: the same for every `Layers` of one file."""
+        """Return the identity of a session, which is the same for every `Layers` of one file."""
         path = getattr(self.store, "path", None)
         opened = getattr(self.store, "origin", self.store)
         where: object = os.path.abspath(path) if isinstance(path, str | Path) else id(opened)
         return where, getattr(self.store, "owner", ""), self.vault_name, session_id
 
     async def close(self) -> None:
-        """Store what could not be stored in time, and close the store's connections; it reopens on use."""
+        """Try to store all unsaved states, and close the store's connections, which reopen on use."""
         for layers in (*self._scoped.values(), self):
             for session_id, unsaved in list(layers._unsaved.items()):
                 await layers._save(session_id, unsaved)
         await self.store.close()
 
 
-def _named(_: object, owner: str | None, vault_name: str, session_id: str) -> str:
+def _describe_place(_store: object, owner: str | None, vault_name: str, session_id: str) -> str:
     own = (f" of {what} {name!r}" for what, name in (("owner", owner), ("vault", vault_name)) if name)
     return repr(session_id) + "".join(own)
 
 
-def _hint(asked: Place, turn: Place) -> str:
-    """Advice on how to give the agent the layers of the turn in progress."""
+def _advice(asked: Place, turn: Place) -> str:
+    """Return advice on how to give the agent the layers of the turn in progress."""
     if asked[3] != turn[3]:
         return f"run the agent with conversation_id={turn[3]!r}"
     if asked[1] != turn[1]:
@@ -310,14 +315,14 @@ async def _call(function: Callable[[Exception], Any], error: Exception) -> None:
 
 
 LayerSource = Layers | Callable[[str], Any]
-"""Source of session states: `Layers`, or a function from a session id to its state, plain or async."""
+"""Source of session states: `Layers`, or a sync or async function from a session id to its state."""
 
 
 async def load_state(source: LayerSource, session_id: str, *, timeout: float) -> Mapping[str, Any]:
-    """State of a session from its source.
+    """Load the state of a session from its source.
 
     Raises:
-        LayersError: It is not a mapping, or did not come within `timeout` seconds.
+        LayersError: The state is not a mapping, or did not come within `timeout` seconds.
     """
     late = LayersError(f"the layers of session {session_id!r} did not come within {timeout:g} seconds")
     return await await_within(timeout, _state(source, session_id), late)
@@ -331,10 +336,10 @@ async def _state(source: LayerSource, session_id: str) -> Mapping[str, Any]:
 
 
 def check_session_id(session_id: object) -> str:
-    """Return a session id.
+    """Return a valid session id unchanged.
 
     Raises:
-        LayersError: It is empty or not a text.
+        LayersError: The id is empty or not a text.
     """
     if not isinstance(session_id, str) or not session_id.strip():
         raise LayersError(f"session {session_id!r} is not a name; give a string that is not empty")
@@ -342,7 +347,7 @@ def check_session_id(session_id: object) -> str:
 
 
 def initial_state(conversation: ConversationContext, registry: SessionIdRegistry, user_message: str) -> TurnState:
-    """State at the beginning of a turn: the one after the last stored."""
+    """Return the initial state of the turn that follows the last stored one."""
     registry.set_turn(registry.current_turn + 1)
     return {
         "id_registry": registry,
@@ -354,7 +359,7 @@ def initial_state(conversation: ConversationContext, registry: SessionIdRegistry
 
 
 class Turn:
-    """One turn of a session: prompts for its nodes, and reports from them."""
+    """One turn of a session: it builds the prompts of the nodes, and records their reports."""
 
     def __init__(self, layers: Layers, session_id: str, user_message: str) -> None:
         self.session_id = session_id
@@ -365,16 +370,16 @@ class Turn:
         self._version = 0
 
     async def __aenter__(self) -> Turn:
-        """Wait for the turn before, and begin from the stored state.
+        """Wait for the previous turn, and begin from the stored state.
 
         Raises:
             LayersError: This task is already in a turn of the session and would wait for itself.
             StoreError: The stored state cannot be read.
         """
-        if any(self._is_same(one) for one in _IN_TURNS.get()):
+        if any(self._is_same(one) for one in _ACTIVE_TURNS.get()):
             raise LayersError(
-                f"session {self.session_id!r} is in a turn already, which this task or the one that started it is in;"
-                " end it before the next begins"
+                f"session {self.session_id!r} is in a turn already, begun by this task or the one that started it;"
+                " end that turn before the next one begins"
             )
         lock = self.layers.lock(self.session_id)
         await lock.acquire()
@@ -384,9 +389,9 @@ class Turn:
             self.state, self._version = await self.layers.begin(self.session_id, message)
             self.layers.open_turn(self)
             self.is_open = True
-            _IN_TURNS.set((*(one for one in _IN_TURNS.get() if one.is_open), self))
+            _ACTIVE_TURNS.set((*(one for one in _ACTIVE_TURNS.get() if one.is_open), self))
         finally:
-            if not self.is_open:  # it could not be read: a waiting turn may try
+            if not self.is_open:  # reading failed: let the next waiting turn try
                 self._release()
         return self
 
@@ -397,7 +402,7 @@ class Turn:
 
         Raises:
             LayersError: A value reported to the turn is wrong.
-            StoreError: Another process has stored a turn of the session meanwhile.
+            StoreError: Another process has stored a turn of the session since.
         """
         try:
             if isinstance(error, Exception):
@@ -412,7 +417,7 @@ class Turn:
             self._release()
 
     def _is_same(self, other: Turn) -> bool:
-        """True if the other turn is open and of the same session of the same store."""
+        """True if the other turn is open and belongs to the same session of the same store."""
         return other.is_open and other.place == self.place
 
     def _release(self) -> None:
@@ -422,7 +427,7 @@ class Turn:
 
     @property
     def place(self) -> Place:
-        """Identity of its session."""
+        """Identity of the turn's session."""
         return self.layers.place(self.session_id)
 
     @property
@@ -443,9 +448,9 @@ class Turn:
         return found
 
     def curate(self, *, retained: Mapping[str, str] | None = None, demoted: list[str] | None = None) -> CurationResult:
-        """Apply Understand's curation: `retained` refs with the reason of each, and `demoted` ones.
+        """Apply Understand's curation: `retained` maps refs to reasons, `demoted` lists refs.
 
-        Of several calls in a turn, the last one about a ref counts.
+        If a turn has several calls, the last one for a ref wins.
         """
         why = dict(as_mapping(retained, "retained"))
         done = curate(self.registry, retained=why, demoted=demoted or [], reasons=why)
@@ -458,11 +463,11 @@ class Turn:
         self.state["understand_output"] = {**self.state.get("understand_output", {}), **facts}
 
     def set_theme(self, text: str) -> None:
-        """Set the theme of the session; until then it is the goal of the first turn."""
+        """Set the theme of the session; by default, it is the goal of the first turn."""
         self.state["engagement_summary"] = text
 
     def mention(self, name: str) -> list[str]:
-        """Make the entities of a name active again, also those no longer shown; return their refs."""
+        """Make all entities that a name matches active again, even those no longer shown; return their refs."""
         refs = [one.ref for one in self.registry.find(name)]
         for ref in refs:
             self.registry.touch(ref)
@@ -471,7 +476,7 @@ class Turn:
     def decided(self, decision: str, goal: str, **facts: Any) -> None:
         """Report Think's decision, with `proposal_message`, `user_expressed` etc.
 
-        plan_direct, propose and clarify have a meaning here; a decision of your own is kept as given.
+        plan_direct, propose and clarify have a built-in meaning; a custom decision is kept as given.
 
         Raises:
             LayersError: The decision is empty or not a text.
@@ -482,7 +487,7 @@ class Turn:
     def did(self, type: str, description: str, *, result: object = None, **facts: Any) -> None:
         """Report an executed step, with `subdomain`, `result_summary`, `note` etc.
 
-        read, analyze, generate and write have a meaning here; a type of your own is kept as given.
+        read, analyze, generate and write have a built-in meaning; a custom type is kept as given.
 
         Raises:
             LayersError: The type is empty or not a text.
@@ -492,19 +497,19 @@ class Turn:
         self.state["steps"] = [*self.state.get("steps", []), step]
 
     def blocked(self, details: str, **facts: Any) -> None:
-        """Report that the turn cannot go on; with `attempted_context` (tool, table, items) and `suggested_next`."""
+        """Report that the turn cannot continue, with `attempted_context` (tool, table, items), `suggested_next` etc."""
         self.state["blocked_action"] = {"details": details, **facts}
 
     def answered(self, text: str) -> None:
-        """Report the answer to the user."""
+        """Report the final answer to the user."""
         self.state["final_response"] = text
 
     def context(self, role: str | Need) -> dict[str, Any]:
-        """Context of a node now, as values."""
+        """Build the current context of a node, as values."""
         return build_context(role, cast("Mapping[str, Any]", self.state))
 
     def prompt(self, role: str | Need, task: str) -> str:
-        """Prompt of a node now, ending with its task."""
+        """Build the current prompt of a node, ending with its task."""
         return layer_prompt(role, cast("Mapping[str, Any]", self.state), task)
 
 

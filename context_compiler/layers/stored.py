@@ -1,4 +1,4 @@
-"""Stored form of a registry: what `SessionIdRegistry.to_dict` gives, also in pages, and the older form."""
+"""Parser for stored registries: the form of `SessionIdRegistry.to_dict`, whole or in pages, and the older form."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ VERSION = 1
 STATUSES: tuple[str, ...] = get_args(Status)
 ROW_FIELDS = ("ref", "type", "label", "status", "turn_created", "turn_last_ref", "retention_reason")
 VALUE_TYPES = {(str, str, str, str, int, int, str), (str, str, str, str, int, int, type(None))}
-"""Types of the fields: a fast check, because all entities are read at the beginning of every turn."""
+"""Valid types of a row's values, for a check that is faster than pydantic: a registry can contain thousands of rows."""
 _VALUES = itemgetter(*ROW_FIELDS)
 _OLDER_KEYS = {
     "status": "ref_actions",
@@ -29,12 +29,12 @@ _OLDER_KEYS = {
     "turn_last_ref": "ref_turn_last_ref",
     "retention_reason": "ref_active_reason",
 }
-"""Fields of an entity, and the key of each in the older form."""
+"""Key of each entity field in the older form."""
 
 
 @dataclass(slots=True, kw_only=True)
 class RegistryData:
-    """Stored state of a registry."""
+    """Parsed state of a registry."""
 
     current_turn: int = 0
     entities: dict[str, Row] = field(default_factory=dict[str, Row])
@@ -46,10 +46,10 @@ class RegistryData:
 
 
 def parse_registry(given: Mapping[str, Any]) -> RegistryData:
-    """Read the stored form of a registry.
+    """Parse the stored form of a registry.
 
     Raises:
-        LayersError: A value is wrong; the message says which.
+        LayersError: A value is wrong; the message names it.
     """
     if not isinstance(given, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance] # outside data
         raise LayersError(f"id_registry is a {type(given).__name__}; give a SessionIdRegistry or its to_dict()")
@@ -82,7 +82,7 @@ def _parse_entities(given: Any) -> dict[str, Row]:
 
 
 def _is_valid_row(row: Any) -> bool:
-    """True if the row has exactly the fields of an entity, with the right types, as a registry writes them."""
+    """True if the row has exactly the fields of an entity, each of the right type, as a registry writes it."""
     one = cast("dict[str, Any]", row)
     if type(row) is not dict or len(one) != len(ROW_FIELDS):
         return False
@@ -103,7 +103,7 @@ def _parse_row(row: Any, at: int) -> Row:
 
 
 def mapping_field(given: Mapping[str, Any], *names: str) -> Mapping[str, Any]:
-    """Mapping stored under the first of these keys that there is; missing is empty.
+    """Return the mapping stored under the first of these keys that is present; empty if none is.
 
     Raises:
         LayersError: The value is not a mapping.
@@ -116,14 +116,14 @@ def mapping_field(given: Mapping[str, Any], *names: str) -> Mapping[str, Any]:
 
 
 def _parse_ids(given: Mapping[str, Any], entities: Mapping[str, Row]) -> dict[str, str]:
-    """Ids by ref; the older form has a placeholder for unsaved entities."""
+    """Return database ids by ref, without the placeholders that the older form has for unsaved entities."""
     found = mapping_field(given, "ids", "ref_to_uuid")
     texts = ((ref, id if type(id) is str else str(id)) for ref, id in found.items() if id is not None)
     return {ref: text for ref, text in texts if ref in entities and text[:11] != "__pending__"}
 
 
 def parse_pages(given: Mapping[str, Any]) -> dict[int, str]:
-    """Names of the pages of the entities by number, in order."""
+    """Return the names of the entity pages by page number, in order."""
     found = {str(number): str(name) for number, name in mapping_field(given, "pages").items()}
     wrong = next((number for number in found if not number.isdecimal()), None)
     if wrong is not None:
@@ -141,7 +141,7 @@ def _parse_counters(given: Mapping[str, Any], name: str) -> dict[str, int]:
 
 
 def _raise_counters(found: RegistryData) -> None:
-    """Raise counters of a foreign form to the highest ref in use, so that no ref is given twice."""
+    """Raise the counters of the older form to the highest ref in use, so that no ref is assigned twice."""
     for ref in found.entities:
         prefix, _, number = ref.rpartition("_")
         if prefix and number.isdecimal():
@@ -150,7 +150,7 @@ def _raise_counters(found: RegistryData) -> None:
 
 
 def _older_rows(given: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Entities of the older form; an action by the user, such as `created:user`, counts as the action."""
+    """Return the entities of the older form; an action of the user, such as `created:user`, counts as `created`."""
     facts = {name: mapping_field(given, key) for name, key in _OLDER_KEYS.items()}
     known = (*mapping_field(given, "ref_to_uuid"), *mapping_field(given, "pending_artifacts"), *facts["status"])
     refs = dict.fromkeys(map(str, known))

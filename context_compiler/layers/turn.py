@@ -1,4 +1,4 @@
-"""Decisions, steps and outcomes of one turn, read from its state at any point of the turn.
+"""Decisions, steps and outcomes of one turn, derived from its state at any point of the turn.
 
 A state is a mapping with the keys of `TurnState`, all of them optional.
 """
@@ -30,39 +30,39 @@ WISH_PATTERNS = (
     (re.compile(r"^\s*(?:yes|yep|ok|okay|sure|please do|go ahead|sounds good)\b", re.I), "confirmed"),
     (re.compile(r"\?"), "asked"),
 )
-"""Patterns of wishes and how each is reported where Think does not say it; the first match counts."""
+"""Patterns of a user's wish, used if Think reports none, with the word it is reported by; the first match wins."""
 
 
 class TurnState(TypedDict, total=False):
-    """State of a turn, filled in by its nodes."""
+    """State of a turn, which its nodes fill in."""
 
     id_registry: SessionIdRegistry | Mapping[str, Any] | None
     current_turn: int
-    """Counted from 1; if missing, the registry's."""
+    """Number of the turn, counted from 1; defaults to the registry's."""
     conversation: Mapping[str, Any] | None
     """Stored state of the session: a `ConversationContext`."""
     user_message: str
     understand_output: Mapping[str, Any]
-    """`entity_curation` with `retained`, `demoted` and `reasons`; `clarification_questions` if it has to ask."""
+    """`entity_curation` with `retained`, `demoted` and `reasons`; `clarification_questions` if it must ask the user."""
     think_output: Mapping[str, Any]
     """`decision`, `goal`, planned `steps`, `proposal_message`, `clarification_questions`, `user_expressed`."""
     steps: list[Any]
     """Executed steps: `type`, `subdomain`, `description`, `result`, `result_summary`, `note`, each optional."""
     step_results: Mapping[Any, Any]
-    """Results by number, for planned steps."""
+    """Results of planned steps by step number."""
     step_metadata: Mapping[Any, Any]
-    """By number: `result_summary` and `note_for_next_step`."""
+    """`result_summary` and `note_for_next_step` by step number."""
     prev_step_note: str | None
     content_archive: Mapping[str, Any]
     blocked_action: Any
-    """A text, or `details` and `attempted_context` with `tool`, `table` and `items`."""
+    """Reason as text, or a mapping with `details` and `attempted_context` (`tool`, `table`, `items`)."""
     final_response: str
     engagement_summary: str
     timestamp: str
 
 
 def turn_number(state: Mapping[str, Any]) -> int:
-    """Number of the turn; an explicit 0 counts."""
+    """Return the number of the turn: the state's, even if it is 0, else the registry's."""
     turn = state.get("current_turn")
     if turn is None:
         return registry_of(state.get("id_registry")).current_turn
@@ -72,7 +72,7 @@ def turn_number(state: Mapping[str, Any]) -> int:
 
 
 def get_current_curation(state: Mapping[str, Any]) -> CurationSummary:
-    """Entities retained and demoted in this turn."""
+    """Return the entities that were retained and demoted in this turn."""
     output = as_mapping(state.get("understand_output"), "understand_output")
     given = as_mapping(output.get("entity_curation", output), "entity_curation")
     reasons = as_mapping(given.get("reasons"), "entity_curation.reasons")
@@ -84,7 +84,7 @@ def get_current_curation(state: Mapping[str, Any]) -> CurationSummary:
 
 
 def get_current_turn_steps(state: Mapping[str, Any]) -> list[StepSummary]:
-    """Steps executed so far, each with its outcome and the entities it touched."""
+    """Return the steps executed so far, each with its outcome and the entities involved."""
     found = list(_executed_steps(state))
     if not found:
         return []
@@ -93,7 +93,7 @@ def get_current_turn_steps(state: Mapping[str, Any]) -> list[StepSummary]:
 
 
 def step_results(state: Mapping[str, Any]) -> dict[str, Any]:
-    """Result of each step of this turn by number, with refs in place of ids."""
+    """Return the result of each step of this turn by step number, with refs in place of ids."""
     refs = registry_of(state.get("id_registry")).refs
     return {
         str(one["step_num"]): mask_data(one["result"], refs, text_field(one, "subdomain"))
@@ -103,7 +103,7 @@ def step_results(state: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _executed_steps(state: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """Executed steps: the plain list, else the planned steps that have a result."""
+    """Iterate over the executed steps: `steps` of the state, else the planned steps that have a result."""
     for at, given in enumerate(list_field(state, "steps"), start=1):
         one = as_mapping(given, f"steps[{at - 1}]")
         yield {**one, "step_num": _step_number(one.get("step_num"), at)}
@@ -152,17 +152,20 @@ def _step_summary(one: Mapping[str, Any], ref_of: RefLookup) -> StepSummary:
 
 
 def _ref_lookup(registry: SessionIdRegistry) -> RefLookup:
-    """Lookup of refs by type and id; without a type only UUIDs are found, because a number may occur in every table."""
+    """Return a lookup of refs by type and id.
+
+    Without a type, only refs and UUIDs are found, because a number may occur in every table.
+    """
 
     def ref_of(type: str, id: object) -> str | None:
         name = str(id)
-        return registry.ref_of(type, id) if type else name if name in registry else registry.refs.named(name)
+        return registry.ref_of(type, id) if type else name if name in registry else registry.refs.by_uuid(name)
 
     return ref_of
 
 
 def execution_summary(state: Mapping[str, Any]) -> TurnExecutionSummary:
-    """Summary of this turn so far."""
+    """Summarize this turn so far."""
     think = as_mapping(state.get("think_output"), "think_output")
     decision = text_field(think, "decision").strip()
     steps = get_current_turn_steps(state)
@@ -179,7 +182,7 @@ def execution_summary(state: Mapping[str, Any]) -> TurnExecutionSummary:
 
 
 def _phase(think: Mapping[str, Any], decision: str, steps: list[StepSummary]) -> str:
-    """Phase of the conversation: Think's own, else derived from the decision and the steps."""
+    """Return the phase of the conversation: as given by Think, else derived from the decision and the steps."""
     phase = text_field(think, "conversation_phase").strip()
     if phase:
         return phase
@@ -192,7 +195,7 @@ def _phase(think: Mapping[str, Any], decision: str, steps: list[StepSummary]) ->
 
 
 def guess_wish(message: str) -> str:
-    """The user's wish in their own words, if the wording shows one; else empty."""
+    """Return the user's wish in their own words, if the wording shows one; else empty."""
     wish = next((how for pattern, how in WISH_PATTERNS if pattern.search(message)), "")
     if not wish or wish == "wants quick options" or wish == "confirmed":
         return wish
@@ -200,7 +203,7 @@ def guess_wish(message: str) -> str:
 
 
 def pending_question(state: Mapping[str, Any]) -> PendingState | None:
-    """Question of this turn to the user: by Think, by Understand, or left open by a block."""
+    """Return the question that this turn asks the user: from Think, Understand or a blocked step; None if none."""
     understand = as_mapping(state.get("understand_output"), "understand_output")
     think = as_mapping(state.get("think_output"), "think_output")
     blocked: object = state.get("blocked_action")
@@ -216,7 +219,7 @@ def pending_question(state: Mapping[str, Any]) -> PendingState | None:
 
 
 def get_execution_outcomes(state: Mapping[str, Any]) -> str:
-    """Steps of this turn on one line: each with its number of items, or `completed`, or `done`."""
+    """Format the steps of this turn on one line, each with its number of items, `completed` or `done`."""
     lines: list[str] = []
     for one in _executed_steps(state):
         count = record_count(one.get("result"))
@@ -226,14 +229,14 @@ def get_execution_outcomes(state: Mapping[str, Any]) -> str:
 
 
 MAX_BLOCKED_ITEMS = 10
-"""Items shown of a blocked step."""
+"""Maximum items shown of a blocked step."""
 
 RefLookup = Callable[[str, object], str | None]
-"""Ref of an entity by type and id; by id alone if the type is empty."""
+"""Function from a type and an id to the entity's ref; if the type is empty, it looks up by id alone."""
 
 
 def generic_outcome(result: object) -> str:
-    """Outcome of a step without a summary: the number of records, or the name of the one record."""
+    """Describe the outcome of a step without a summary: the number of records, or the name of the only one."""
     if isinstance(result, bool) or result is None:
         return "Completed"
     if isinstance(result, int):
@@ -270,7 +273,7 @@ def _row_name(row: object) -> str:
 
 
 def record_count(result: object) -> int | None:
-    """Number of records in a result; None if it cannot be determined."""
+    """Count the records in a result; None if the result has no list of records."""
     operations = list(_operations(result))
     if operations:
         return sum(len(rows) for _, _, rows in operations)
@@ -278,7 +281,7 @@ def record_count(result: object) -> int | None:
 
 
 def _operations(result: object) -> Iterator[tuple[str, str, Sequence[object]]]:
-    """Tool, table and rows of each call, if a result is `(tool, rows)` or `(tool, table, rows)` or a list of these.
+    """Iterate over tool, table and rows of each call in a result: `(tool, rows)`, `(tool, table, rows)`, or a list.
 
     A pair of two texts is not a call.
     """
@@ -303,7 +306,7 @@ def _rows(found: object) -> Sequence[object]:
 
 
 def refs_in_result(result: object, subdomain: str, ref_of: RefLookup) -> list[str]:
-    """Refs of all entities in a result, without duplicates, in order: from pairs, triples, mappings and lists."""
+    """Return the refs of all entities in a result, without duplicates, in order of occurrence."""
     return list(dict.fromkeys(_iter_refs(result, subdomain, ref_of)))
 
 
@@ -336,7 +339,7 @@ def _row_refs(row: Mapping[str, Any], type: str, ref_of: RefLookup, ancestors: A
 
 
 def blocked_reason(given: object) -> str | None:
-    """Reason why a turn is blocked, with the attempted call and its items; None if it is not blocked."""
+    """Return the reason why a turn is blocked, with the attempted call and its items; None if it is not blocked."""
     if not given:
         return None
     if isinstance(given, str):

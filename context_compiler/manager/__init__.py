@@ -1,4 +1,4 @@
-"""A managed session: grounded in memory, summarized in time, scored, checkpointed and rolled back."""
+"""Managed sessions: grounded in memory, summarized when they grow, scored, checkpointed and rolled back."""
 
 from __future__ import annotations
 

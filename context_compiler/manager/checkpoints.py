@@ -1,4 +1,4 @@
-"""Storage of a session: checkpoints in a repository, and the current state on a shelf."""
+"""Storage of a session: checkpoints in a repository, and the current state on a `SessionShelf`."""
 
 from __future__ import annotations
 
@@ -24,41 +24,41 @@ from context_compiler.resilience import await_within
 T = TypeVar("T")
 
 _SAVES: WeakKeyDictionary[object, int] = WeakKeyDictionary()
-"""Number of times that managers of this process have saved a session, by its shelf."""
+"""Number of saves by all managers of this process, by shelf."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TurnChain:
-    """Messages of some turns as ids and bodies; implements `Chain`."""
+    """Messages of some turns with their chain ids; implements `Chain`."""
 
     turns: tuple[SessionTurn, ...]
     starts: tuple[int, ...]
-    """Position of the first message of each turn, then the number of messages."""
+    """Index of the first message of each turn, then the total number of messages."""
     ids: tuple[str, ...]
     reader: Reader
 
     def message(self, index: int) -> ModelMessage:
-        """Message at a position."""
+        """Return message `index`."""
         turn = bisect_right(self.starts, index) - 1
         return self.turns[turn].messages[index - self.starts[turn]]
 
     def body(self, index: int) -> bytes:
-        """Canonical JSON of message `index`."""
+        """Return the canonical JSON of message `index`."""
         return message_body(self.message(index))
 
     def text(self, index: int) -> str:
-        """Searchable text of message `index`."""
+        """Return the searchable text of message `index`."""
         return searchable(self.reader.one(self.message(index)))
 
 
 def chain_turns(turns: tuple[SessionTurn, ...], last: TurnChain | None, reader: Reader) -> TurnChain:
-    """Chain of turns; the prefix shared with `last` is not read again."""
+    """Build the chain of some turns; ids of the prefix shared with `last` are reused."""
     known = last.turns if last else ()
-    differ = compress(count(), map(operator.is_not, turns, known))
-    kept = next(differ, min(len(turns), len(known)))
-    starts = list(last.starts[: kept + 1]) if last else [0]
+    differing = compress(count(), map(operator.is_not, turns, known))
+    shared = next(differing, min(len(turns), len(known)))
+    starts = list(last.starts[: shared + 1]) if last else [0]
     ids = list(last.ids[: starts[-1]]) if last else []
-    for turn in turns[kept:]:
+    for turn in turns[shared:]:
         for message in turn.messages:
             ids.append(exact_id(ids[-1] if ids else None, reader.one(message).exact))
         starts.append(len(ids))
@@ -66,31 +66,31 @@ def chain_turns(turns: tuple[SessionTurn, ...], last: TurnChain | None, reader: 
 
 
 async def within(seconds: float, what: str, work: Awaitable[T]) -> T:
-    """Result of a call of memory or repository, which may hang.
+    """Await a call of the memory or repository, which may hang.
 
     Raises:
-        ContextMemoryError: It took longer than `seconds`.
+        ContextMemoryError: The call took longer than `seconds`.
     """
     return await await_within(seconds, work, ContextMemoryError(f"{what} took longer than {seconds:g} seconds"))
 
 
 class Checkpoints:
-    """Repository and shelf of one manager, as far as it has them.
+    """Repository and shelf of one manager, each optional.
 
-    A repository that keeps sessions returns them itself; for any other they are kept here, which costs nothing, because
-    sessions are values.
+    A repository that is also a `SessionShelf` stores the sessions of its commits. For any other, the sessions are kept
+    in memory here, which is cheap because sessions are immutable.
     """
 
     def __init__(self, memory: MemorySystem, repo: MemoryRepository | None, reader: Reader, timeout: float) -> None:
         if repo is not None and not isinstance(repo, MemoryRepository):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise SettingsError(f"repo={repo!r}: give a MemoryRepository: commit, checkout, log and diff")
+            raise SettingsError(f"repo={repo!r}: give a MemoryRepository, with `commit`, `checkout`, `log` and `diff`")
         self._repo, self._reader, self._timeout = repo, reader, timeout
-        self._past = repo if isinstance(repo, SessionShelf) else None
-        self._shelf = memory if isinstance(memory, SessionShelf) else self._past
-        self._own: dict[str, Session] = {}
-        self._last: TurnChain | None = None
+        self._session_repo = repo if isinstance(repo, SessionShelf) else None
+        self._shelf = memory if isinstance(memory, SessionShelf) else self._session_repo
+        self._committed: dict[str, Session] = {}
+        self._last_chain: TurnChain | None = None
         self._seen: int | None = None
-        """Number of saves when the session was read or saved here."""
+        """Number of saves on the shelf when the session was last read or saved here."""
 
     @property
     def enabled(self) -> bool:
@@ -98,17 +98,17 @@ class Checkpoints:
         return self._repo is not None
 
     async def commit(self, session: Session, message: str) -> str | None:
-        """Commit a session and the memory; None without a repository."""
+        """Commit a session and the memory; return the id of the commit, or None without a repository."""
         if self._repo is None:
             return None
         kept = replace(session, since_checkpoint=0)
         commit = await within(self._timeout, "commit", self._repo.commit(message, AUTHOR, self._snapshot(kept)))
-        if self._past is None:
-            self._own[commit] = kept
+        if self._session_repo is None:
+            self._committed[commit] = kept
         return commit
 
-    async def back(self, commit: str | None) -> Session:
-        """Session of a checkpoint, after restoring the memory.
+    async def restore(self, commit: str | None) -> Session:
+        """Restore the memory of a checkpoint, and return its session.
 
         Raises:
             SettingsError: There is no repository.
@@ -120,33 +120,33 @@ class Checkpoints:
             )
         if commit is None:
             raise ContextMemoryError("No checkpoint to rollback to: `checkpoint` makes one, and each can be used once")
-        session = await self._then(commit)
+        session = await self._session_at(commit)
         await within(self._timeout, "checkout", self._repo.checkout(commit))
         return session
 
-    async def _then(self, commit: str) -> Session:
-        known, saved = self._own.get(commit), None
-        if known is None and self._past is not None:
-            saved = await within(self._timeout, "session_at", self._past.session_at(commit))
+    async def _session_at(self, commit: str) -> Session:
+        known, saved = self._committed.get(commit), None
+        if known is None and self._session_repo is not None:
+            saved = await within(self._timeout, "session_at", self._session_repo.session_at(commit))
         if known is None and saved is None:
-            raise ContextMemoryError(f"commit {commit} holds no session; `log` names the others")
-        return known or restore_session(saved, self._reader)  # pyright: ignore[reportArgumentType] # one of the two is there
+            raise ContextMemoryError(f"commit {commit} contains no session; `log` lists the other commits")
+        return known or restore_session(saved, self._reader)  # pyright: ignore[reportArgumentType] # one of the two is set
 
     async def keep(self, session: Session, score: Score | None = None, row: SummaryRow | None = None) -> None:
         """Save a session and the record of its summary, if there is a shelf.
 
         Raises:
-            ContextMemoryError: Another manager of the same memory has saved its session meanwhile.
+            ContextMemoryError: Another manager of the same memory has saved its session since.
         """
         if self._shelf is None:
             return
         saves = _SAVES.get(self._shelf, 0)
         if self._seen not in (None, saves):
             raise ContextMemoryError(
-                "another manager of the same memory has saved its session, which is not overwritten: give each a memory"
-                " of its own, or call resume() to continue from what was saved"
+                "another manager of the same memory has saved its session, which is not overwritten: give each manager"
+                " its own memory, or call resume() to continue from the saved session"
             )
-        chain = self._chained(session)
+        chain = self._chain(session)
         compile = None
         if row is not None:
             end = chain.starts[min(row.covered, len(session.turns))]
@@ -155,16 +155,16 @@ class Checkpoints:
         self._seen = _SAVES[self._shelf] = _SAVES.get(self._shelf, 0) + 1
 
     async def latest(self) -> Session | None:
-        """Session as saved last."""
+        """Return the session as last saved; None if there is none."""
         if self._shelf is None:
             return None
         self._seen = _SAVES.get(self._shelf, 0)
         saved = await within(self._timeout, "latest", self._shelf.latest())
         return None if saved is None else restore_session(saved, self._reader)
 
-    def _chained(self, session: Session) -> TurnChain:
-        self._last = chain_turns(session.turns, self._last, self._reader)
-        return self._last
+    def _chain(self, session: Session) -> TurnChain:
+        self._last_chain = chain_turns(session.turns, self._last_chain, self._reader)
+        return self._last_chain
 
     def _snapshot(self, session: Session) -> Snapshot:
-        return Snapshot(turns=self._chained(session), count=len(session.turns), facts=session_facts(session))
+        return Snapshot(turns=self._chain(session), count=len(session.turns), facts=session_facts(session))

@@ -1,7 +1,7 @@
 """Managed session on a live agent, as a capability or as a history processor.
 
-The session is the authority on the past. A history it does not know is adopted while the session is empty; later only
-the messages after the last adopted one are taken in, or else the newest turn.
+The session, not the host's history, is the source of truth. An empty session adopts the whole history. Later it takes
+only the messages after the last adopted one or, if that is not found, the newest turn.
 """
 
 from __future__ import annotations
@@ -39,29 +39,30 @@ from context_compiler.resilience import try_await
 
 @dataclass
 class ManagedContext(AbstractCapability[Any]):
-    """Capability that sends a manager's session in place of the history, which stays unchanged.
+    """Capability that sends a manager's session instead of the agent's history, which stays unchanged.
 
-    A `ContextCompiler` beside it runs after it, records what is sent, and keeps its own budget.
+    A `ContextCompiler` on the same agent runs after it, records what is sent, and applies its own budget.
     """
 
     processor: TurnProcessor
     _: KW_ONLY
     id: str | None = "context_manager"
-    """Stable, because durable engines name their steps by it."""
+    """Stable, because durable execution engines name their steps after it."""
     _seen: int = field(init=False, repr=False, compare=False, default=0)
-    _key: int | None = field(init=False, repr=False, compare=False, default=None)
-    _over: bool = field(init=False, repr=False, compare=False, default=False)
+    _turn_key: int | None = field(init=False, repr=False, compare=False, default=None)
+    _ended: bool = field(init=False, repr=False, compare=False, default=False)
 
     async def for_run(self, ctx: RunContext[Any]) -> ManagedContext:
-        """Copy with its own place in the history; the session is shared."""
+        """Return a copy with its own position in the history; the session is shared."""
         mine = copy(self)
-        mine._seen, mine._key, mine._over = 0, None, False
+        mine._seen, mine._turn_key, mine._ended = 0, None, False
         return mine
 
     async def wrap_run(self, ctx: RunContext[Any], *, handler: Callable[[], Awaitable[Any]]) -> Any:
-        """Take in the last answer and end the turn, however the run ends.
+        """Add the last answer to the session and end the turn, however the run ends.
 
-        The host cancels a request only after this, so a run without a result does not wait for the session.
+        The host cancels a pending request only after this returns, so a run without a result must not wait for the
+        session's lock.
         """
         messages: list[ModelMessage] = []
         try:
@@ -69,14 +70,14 @@ class ManagedContext(AbstractCapability[Any]):
             messages = result.all_messages()
             return result
         finally:
-            self._over = True
+            self._ended = True
             if not messages:
-                abandon_run(self.processor, self._key)
+                abandon_run(self.processor, self._turn_key)
             if messages or not self.processor.lock.locked():
                 await self._finish(messages)
 
     async def _finish(self, messages: list[ModelMessage]) -> None:
-        outcome = await try_await(finish_run(self.processor, self._key, messages[self._seen :], messages))
+        outcome = await try_await(finish_run(self.processor, self._turn_key, messages[self._seen :], messages))
         if outcome.error is not None:
             self.processor.reporter.report("the end of a run", outcome.error)
 
@@ -94,18 +95,18 @@ class ManagedContext(AbstractCapability[Any]):
         await self.processor.load_or_report()
         news = messages[self._seen :] if self._seen else new_messages(self.processor, messages)
         self._seen = len(messages)
-        served = await prepare_request(self.processor, news, messages, self._key, _charge_to(ctx), ends=True)
-        self._key = served.key
-        if self._over:
-            abandon_run(self.processor, self._key)
-        return served
+        request = await prepare_request(self.processor, news, messages, self._turn_key, _charge_to(ctx), ends=True)
+        self._turn_key = request.key
+        if self._ended:
+            abandon_run(self.processor, self._turn_key)
+        return request
 
     if RetryModelRequest is not None:
 
         async def prepare_model_request(
             self, ctx: RunContext[Any], request_context: ModelRequestContext
         ) -> ModelRequestContext:
-            """Send what the session says."""
+            """Replace the messages of the request by those of the session."""
             return await self._replace_messages(ctx, request_context)
 
     else:
@@ -113,23 +114,23 @@ class ManagedContext(AbstractCapability[Any]):
         async def before_model_request(
             self, ctx: RunContext[Any], request_context: ModelRequestContext
         ) -> ModelRequestContext:
-            """Send what the session says."""
+            """Replace the messages of the request by those of the session."""
             return await self._replace_messages(ctx, request_context)
 
 
 class ManagedHistory:
-    """History processor, `(ctx, messages) -> messages`; the host stores what it sends, the session keeps everything.
+    """History processor, `(ctx, messages) -> messages`. The host stores what is sent; the session keeps everything.
 
-    It does not see the last answer of a run; the session gets it from the next run's history.
+    It never sees the last answer of a run, so the session takes it from the history of the next run.
     """
 
     def __init__(self, processor: TurnProcessor) -> None:
         self._processor = processor
         self._runs: Memo[str, tuple[int | None, int]] = Memo(REMEMBERED)
-        """By run: its turn, and the number of known messages of an unchanged history."""
+        """By run id: key of its turn, and number of the history's messages that the session has taken in."""
 
     async def __call__(self, ctx: RunContext[Any], messages: list[ModelMessage]) -> list[ModelMessage]:
-        """Messages of the session, with a mark that identifies them later. Never raises."""
+        """Return the messages of the session, with a mark that identifies them later. Never raises."""
         outcome = await try_await(self._replace_messages(ctx, messages))
         if outcome.value is None:
             self._processor.reporter.report(
@@ -147,9 +148,9 @@ class ManagedHistory:
             news = messages_after(messages, mark["responses"], mark["tail"])
         else:
             news = messages[seen:] if seen else new_messages(self._processor, messages)
-        served = await prepare_request(self._processor, news, messages, key, _charge_to(ctx), ends=False)
-        self._runs.keep(run, (served.key, len(messages)))
-        return messages if served.same else tag_view(served.messages, str(self._processor.session.taken))
+        request = await prepare_request(self._processor, news, messages, key, _charge_to(ctx), ends=False)
+        self._runs.keep(run, (request.key, len(messages)))
+        return messages if request.same else tag_view(request.messages, str(self._processor.session.taken))
 
 
 def _charge_to(ctx: RunContext[Any]) -> Callable[[SummaryResponse], SummaryResponse]:
@@ -158,17 +159,17 @@ def _charge_to(ctx: RunContext[Any]) -> Callable[[SummaryResponse], SummaryRespo
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestMessages:
-    """Messages of one request of an agent."""
+    """Messages to send in one request of an agent."""
 
     key: int | None
-    """Key of its turn."""
+    """Key of the request's turn."""
     messages: list[ModelMessage]
     same: bool
-    """True if these are the host's own messages."""
+    """True if these are the host's messages, unchanged."""
 
 
 def new_messages(processor: TurnProcessor, messages: Sequence[ModelMessage]) -> Sequence[ModelMessage]:
-    """Messages of a history that the session does not know."""
+    """Return the messages of a history that the session does not contain yet."""
     history = _read_history(processor, messages)
     taken = processor.session.taken
     at = next((at for at in range(len(history) - 1, -1, -1) if history.ids[at] == taken), None)
@@ -194,18 +195,18 @@ async def prepare_request(
     *,
     ends: bool,
 ) -> RequestMessages:
-    """Take in new messages, process the turn they begin, and return the messages to send.
+    """Add new messages to the session, process the turn that they begin, and return the messages to send.
 
     Args:
         processor: The session.
-        news: Messages unknown to the session.
-        seen: The host's whole history, known to the session from now on.
-        key: Turn of the run; None if it has none yet.
-        charge: Called with every answer of the model, which the run pays for.
-        ends: The end of the run will be reported; until then no other run is sent its turn.
+        news: Messages that the session does not contain yet.
+        seen: The host's whole history, which the session then counts as taken in.
+        key: Key of the run's turn; None if it has none yet.
+        charge: Called with every answer of the model, to charge it to the run.
+        ends: True if the end of the run will be reported; until then, other runs are not sent its turn.
     """
     async with processor.lock:
-        own = [message for message in (_without_system_text(processor, one) for one in news) if message is not None]
+        own = [message for message in (_extract_system_prompts(processor, one) for one in news) if message is not None]
         prompts = [at for at, message in enumerate(own) if starts_turn(message, processor.reader)]
         if prompts:
             _add_missed_turns(processor, own[: prompts[-1]], key)
@@ -216,7 +217,7 @@ async def prepare_request(
                 processor.llm.charge = None
             _end_turn(processor, key)
             key = processor.session.turns[-1].key
-            processor.live |= {key} if ends else set()  # not before: a run that is cancelled there has no turn to end
+            processor.live |= {key} if ends else set()  # only now: a run cancelled while processing has no turn to end
         else:
             key = _resume_turn(processor, key, ends)
             _extend_turn(processor, key, own)
@@ -230,12 +231,12 @@ async def prepare_request(
 async def finish_run(
     processor: TurnProcessor, key: int | None, news: Sequence[ModelMessage], seen: Sequence[ModelMessage]
 ) -> None:
-    """End a run: take in its last answer and close its turn.
+    """End a run: add its last answer to the session, and close its turn.
 
-    Of a failed run (`seen` is empty) an unanswered call is not kept; a deferred call waits.
+    If the run failed (`seen` is empty), unanswered calls are removed; otherwise they are deferred calls and stay.
     """
     async with processor.lock:
-        own = [message for message in (_without_system_text(processor, one) for one in news) if message is not None]
+        own = [message for message in (_extract_system_prompts(processor, one) for one in news) if message is not None]
         _extend_turn(processor, key, own)
         _end_turn(processor, key, failed=not seen)
         if seen:
@@ -244,12 +245,12 @@ async def finish_run(
 
 
 def abandon_run(processor: TurnProcessor, key: int | None) -> None:
-    """End a run without a result; unanswered calls are not kept."""
+    """End a run that has no result; unanswered calls are removed."""
     _end_turn(processor, key, failed=True)
 
 
-def _without_system_text(processor: TurnProcessor, message: ModelMessage) -> ModelMessage | None:
-    """Message without the agent's system text, which is sent once, in front; None if nothing else remains."""
+def _extract_system_prompts(processor: TurnProcessor, message: ModelMessage) -> ModelMessage | None:
+    """Move the agent's system prompts from a message to the session; return the rest, or None if it is empty."""
     parts = [part for part in message.parts if isinstance(part, SystemPromptPart)]
     if not parts or not isinstance(message, ModelRequest):
         return message
@@ -261,7 +262,7 @@ def _without_system_text(processor: TurnProcessor, message: ModelMessage) -> Mod
 
 
 def _add_missed_turns(processor: TurnProcessor, messages: Sequence[ModelMessage], key: int | None) -> None:
-    """Take in turns held without the manager; messages that end the turn before are added to it."""
+    """Add turns that took place without the manager; messages that belong to the previous turn are added to it."""
     for group in split_turns(messages, processor.reader):
         if starts_turn(group[0], processor.reader) or not processor.session.turns:
             turn = make_turn(answered_prefix(group, processor.reader), processor.reader, open=False)
@@ -282,7 +283,7 @@ def _extend_turn(processor: TurnProcessor, key: int | None, messages: Sequence[M
 
 
 def _resume_turn(processor: TurnProcessor, key: int | None, ends: bool) -> int | None:
-    """Turn that continues where there is nothing new: the run's own, else the newest, whose calls were waiting."""
+    """Return the turn that a request without a new prompt continues: the run's, else the newest."""
     if key is None and processor.session.turns:
         key = processor.session.turns[-1].key
         processor.live |= {key} if ends else set()
@@ -290,7 +291,7 @@ def _resume_turn(processor: TurnProcessor, key: int | None, ends: bool) -> int |
 
 
 def _end_turn(processor: TurnProcessor, key: int | None, *, failed: bool = False) -> None:
-    """Close the turn with this key."""
+    """Close the turn with this key, if it has an answer; unanswered calls are removed if `failed`."""
     processor.live.discard(key if key is not None else -1)
     turn = next((one for one in processor.session.turns if one.key == key), None)
     if turn is not None:

@@ -1,4 +1,4 @@
-"""`ContextManager`: a long session grounded in memory, summarized in time, scored, and able to roll back."""
+"""`ContextManager`: a long session that is grounded in memory, summarized, scored, and can be rolled back."""
 
 from __future__ import annotations
 
@@ -39,23 +39,23 @@ from context_compiler.tokens import Count, TokenCounter, as_counter
 
 
 class ContextManager:
-    """Manager of one session. Concurrent calls are served one after the other.
+    """Manager of one session. Concurrent calls are served one after another.
 
     Args:
         memory: Source of grounding, and store of summaries.
-        llm: Writer of summaries: a model, its name, an agent (its model alone), or a function from a prompt to a text;
-            `"none"` calls no model, and older turns are quoted.
-        config: The settings; None is the defaults.
-        repo: Keeps checkpoints; see `with_versioning`.
-        session_id: Name of the session; None makes one up.
-        system_prompt: Text in front of everything that is sent.
-        scorer: Scores each turn; None is `QualityScorer()`.
+        llm: Writer of summaries: a model, its name, an agent (only its model is used), or a function from a prompt to
+            a text. With `"none"` no model is called, and older turns are quoted instead.
+        config: The settings; None uses the defaults.
+        repo: Store of checkpoints; see `with_versioning`.
+        session_id: Name of the session; None generates one.
+        system_prompt: Text placed before everything that is sent.
+        scorer: Scores each turn; None uses `QualityScorer()`.
         template: Template of the summary prompt: a name or a `Template`.
         counter: Counts tokens.
-        on_error: Called with every failure that did not stop the work.
+        on_error: Called with every error that did not stop the work.
 
     Raises:
-        SettingsError: An argument is invalid, or two contradict each other.
+        SettingsError: An argument is invalid, or two arguments contradict each other.
         TemplateError: There is no template of that name.
     """
 
@@ -101,20 +101,20 @@ class ContextManager:
         config: ContextConfig | None = None,
         **more: Any,
     ) -> Self:
-        """Manager that makes checkpoints in `repo` and can roll back; `more` is as for the constructor."""
+        """Create a manager that makes checkpoints in `repo` and can roll back; `more` is passed to the constructor."""
         if repo is None:  # pyright: ignore[reportUnnecessaryComparison]
             raise SettingsError("repo=None: give a MemoryRepository, or make a manager without versioning")
         return cls(memory, llm, config, repo=repo, **more)
 
     @property
     def has_versioning(self) -> bool:
-        """True if it can make checkpoints."""
+        """True if the manager can make checkpoints."""
         return self._processor.checkpoints.enabled
 
     async def process_turn(self, input: str) -> ContextTurnResult:
-        """Process what the user says: add, ground, summarize, score, roll back or checkpoint if due.
+        """Add a user's turn, ground it, and if due summarize, score, roll back or checkpoint the session.
 
-        Memory, model and repository may fail: the turn goes on, and `trouble` lists the failures.
+        A failure of memory, model or repository does not stop the turn; `trouble` of the result lists the failures.
 
         Raises:
             SettingsError: The input is empty.
@@ -124,10 +124,10 @@ class ContextManager:
             return await self._processor.process([ModelRequest(parts=[UserPromptPart(content=text)])])
 
     def add_response(self, response: str | ModelResponse) -> bool:
-        """Answer the open turn; return False, without a change, if there is none.
+        """Add the response to the open turn; return False and change nothing if no turn is open.
 
         Raises:
-            SettingsError: It is neither a text nor a response.
+            SettingsError: The response is neither a text nor a `ModelResponse`.
         """
         if not isinstance(response, str | ModelResponse):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise SettingsError(f"add_response got {response!r:.80}: give a text or a ModelResponse")
@@ -141,7 +141,7 @@ class ContextManager:
         return True
 
     async def ground_query(self, query: str) -> GroundedContext:
-        """Memories relevant to a query, at most `grounding_memories`.
+        """Search the memories relevant to a query; at most `grounding_memories` are returned.
 
         Raises:
             SettingsError: The query is empty.
@@ -150,18 +150,18 @@ class ContextManager:
         return grounding_result(await self._processor.search(check_input("ground_query", query)))
 
     def get_context_messages(self) -> list[ModelMessage]:
-        """System prompt, grounding of the last turn, summary, and the turns after it.
+        """Return the system prompt, the grounding of the last turn, the summary, and the turns after the summary.
 
-        Where these exceed `max_tokens`, the turns are cut as in a view without a model, the newest last.
+        If these exceed `max_tokens`, the turns are cut as in a view without a model, the oldest first.
         """
         return self._processor.limit.messages(self._processor.session)
 
     def estimated_tokens(self) -> int:
-        """Exact tokens of the messages of `get_context_messages`."""
+        """Count the tokens of the messages that `get_context_messages` returns."""
         return self._processor.tokens
 
     def quality_score(self) -> float:
-        """Score of the last turn, from 0 to 1; before the first turn, of the empty session."""
+        """Return the score of the last turn, from 0 to 1; before the first turn, the score of the empty session."""
         scores = self._processor.session.scores
         return scores[-1].quality if scores else self._processor.scores()[0]
 
@@ -172,7 +172,7 @@ class ContextManager:
 
     @property
     def turn_count(self) -> int:
-        """Number of turns, including those behind a summary."""
+        """Number of turns, including those that a summary replaces."""
         return len(self._processor.session.turns)
 
     @property
@@ -181,15 +181,15 @@ class ContextManager:
         return self._processor.session.checkpoint
 
     def transcript(self) -> list[ModelMessage]:
-        """Every message of the session, oldest first."""
+        """Return all messages of the session, oldest first."""
         return list(self._processor.session.messages())
 
     async def summarize(self) -> SummarizationResult:
-        """Replace all but the newest turns by a summary, whatever their size; without such turns nothing changes.
+        """Replace all but the newest turns by a summary, whatever their size; if there are none, change nothing.
 
         Raises:
-            CompileError: The model failed, or its answer saves nothing; the session is unchanged.
-            TemplateError: The template is missing or wrong.
+            CompileError: The model failed, or its answer saves no tokens; the session is unchanged.
+            TemplateError: The template is missing or invalid.
         """
         async with self._processor.lock:
             await self._processor.load()
@@ -199,11 +199,11 @@ class ContextManager:
                 await self._processor.save_or_report()
 
     async def checkpoint(self, message: str = "Checkpoint") -> str | None:
-        """Commit memory and session; return the commit, or None without versioning.
+        """Commit memory and session; return the id of the commit, or None without versioning.
 
         Raises:
             SettingsError: The message is not a text.
-            Exception: Any error of the repository; nothing has changed then.
+            Exception: Any error of the repository; then nothing has changed.
         """
         check_text("message", message, empty=True)
         async with self._processor.lock:
@@ -213,31 +213,31 @@ class ContextManager:
             return commit
 
     async def rollback(self, commit: str | None = None) -> RollbackResult:
-        """Restore memory and session of a commit; None is the newest unused checkpoint.
+        """Restore the memory and session of a commit; None means the newest checkpoint that was not used yet.
 
-        A run in progress on an agent keeps its turn, which follows the restored ones.
+        A run in progress on an agent keeps its turn, which then follows the restored ones.
 
         Raises:
             SettingsError: Versioning is not enabled.
             ContextMemoryError: There is no checkpoint, or no such commit.
-            Exception: Any error of the repository; memory, session and checkpoints are unchanged then. One that took
-                longer than `timeout` may still restore the memory.
+            Exception: Any error of the repository; then memory, session and checkpoints are unchanged. However, a call
+                that exceeded `timeout` may still restore the memory later.
         """
         async with self._processor.lock:
             if commit is None:
                 await self._processor.load()
-            else:  # it may be the way out of a saved session that is damaged
+            else:  # a failure to load is only reported, because a rollback can repair a damaged session
                 await self._processor.reporter.attempt("resuming the session", self._processor.load(), [])
             done = await self._processor.rollback(commit)
             await self._processor.save_or_report()
             return done
 
     async def resume(self) -> bool:
-        """Load the session that memory or repository saved last; return False if there is none.
+        """Load the session that the memory or repository saved last; return False if there is none.
 
-        The first turn, summary, checkpoint, rollback or run does so by itself. Call it to read the session before that,
-        or to continue from the changes of another manager: turns and responses of this one that were not saved stay,
-        the turns behind those that were read.
+        The first turn, summary, checkpoint, rollback or run does this by itself. Call it to read the session earlier,
+        or to continue from the changes of another manager. Unsaved turns and responses of this manager are kept; the
+        turns are appended after those that were read.
 
         Raises:
             ContextMemoryError: The saved session is damaged.
@@ -246,38 +246,38 @@ class ContextManager:
             return await self._processor.load(again=True)
 
     def to_json(self) -> str:
-        """Whole session as JSON, for `load_json` of another manager; memory is not included."""
+        """Serialize the whole session to JSON, for `load_json` of another manager; memory is not included."""
         return dump_session(self.session_id, self._processor.session)
 
     def load_json(self, text: str) -> None:
         """Load a session written by `to_json`.
 
         Raises:
-            ContextMemoryError: The text is not a session; the session is unchanged.
+            ContextMemoryError: The text is not a session; the current session is unchanged.
         """
         processor = self._processor
         self.session_id, processor.session = load_session(text, processor.reader)
-        processor.loaded, processor.kept = True, processor.session.turns
+        processor.loaded, processor.last_saved = True, processor.session.turns
 
     def as_capability(self) -> ManagedContext:
-        """Capability that sends the session on a live agent and leaves the agent's history unchanged."""
+        """Return a capability that sends the session on a live agent and leaves the agent's history unchanged."""
         return ManagedContext(self._processor)
 
     def as_history_processor(self) -> ManagedHistory:
-        """History processor for `ProcessHistory`, for hosts that accept nothing else."""
+        """Return a history processor for `ProcessHistory`, for hosts that accept no capability."""
         return ManagedHistory(self._processor)
 
 
 def check_arguments(
     *, memory: object, repo: object, scorer: object, template: object, on_error: object, config: ContextConfig
 ) -> None:
-    """Check the arguments of a manager, so that no turn fails because of them.
+    """Check the arguments of a manager early, so that no turn fails because of them.
 
     Raises:
         SettingsError: The message names the argument and an allowed value.
     """
     if not isinstance(memory, MemorySystem):
-        raise SettingsError(f"memory={memory!r}: give a MemorySystem: search and remember")
+        raise SettingsError(f"memory={memory!r}: give a MemorySystem, with `search` and `remember`")
     if scorer is not None and not isinstance(scorer, Scorer):
         raise SettingsError(f"scorer={scorer!r}: give an object with `calculate(state)`")
     if not isinstance(template, Template) and not (isinstance(template, str) and template.strip()):
@@ -285,16 +285,16 @@ def check_arguments(
     if isinstance(template, str):
         TemplateLibrary().check(template)
     if on_error is not None and not callable(on_error):
-        raise SettingsError(f"on_error={on_error!r}: give a function of one error")
+        raise SettingsError(f"on_error={on_error!r}: give a function that takes one error")
     if config.auto_rollback and repo is None:
         raise SettingsError("auto_rollback=True needs checkpoints: use ContextManager.with_versioning")
 
 
 def check_text(name: str, given: object, *, empty: bool = False) -> str:
-    """Return a text; it may be empty only if `empty` is set.
+    """Return a text unchanged; it may be empty only if `empty` is set.
 
     Raises:
-        SettingsError: It is not a text, or empty.
+        SettingsError: The value is not a text, or is empty.
     """
     if not isinstance(given, str) or not (empty or given.strip()):
         raise SettingsError(f"{name}={cast(object, given)!r:.80}: give a text{'' if empty else ' that is not empty'}")
@@ -304,7 +304,7 @@ def check_text(name: str, given: object, *, empty: bool = False) -> str:
 def context_manager(
     agent: AbstractAgent[Any, Any], memory: MemorySystem, config: ContextConfig | None = None, **more: Any
 ) -> ContextManager:
-    """Manager whose summaries are written by the agent's model; `more` goes to `ContextManager`.
+    """Create a manager whose summaries the agent's model writes; `more` is passed to `ContextManager`.
 
     Raises:
         SettingsError: The agent has no model.
@@ -319,7 +319,7 @@ def context_manager_with_versioning(
     config: ContextConfig | None = None,
     **more: Any,
 ) -> ContextManager:
-    """Manager with checkpoints whose summaries are written by the agent's model.
+    """Create a manager with checkpoints whose summaries the agent's model writes.
 
     Raises:
         SettingsError: The agent has no model.

@@ -1,7 +1,7 @@
-"""Memory of a manager: three protocols, and an implementation in the file of the record.
+"""Memory of a manager: three protocols, and an implementation in the record's SQLite file.
 
-`SQLiteMemory` and `VolatileMemory` implement all three. A memory of your own needs only `MemorySystem`; one that can be
-rolled back is a `MemoryRepository` too; one that also saves sessions (`SessionShelf`) lets them outlive the process.
+`SQLiteMemory` and `VolatileMemory` implement all three protocols. A custom memory needs only `MemorySystem`. To support
+rollback it must also be a `MemoryRepository`, and to let sessions outlive the process, a `SessionShelf`.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from context_compiler.tokens import as_counter
 
 AUTHOR = "context-manager"
 SUMMARY_PREFIX = "[context-summary] "
-"""Beginning of a summary as a manager remembers it; `SQLiteMemory` finds only the newest of a session."""
+"""Prefix of a summary that a manager remembers; searches of `SQLiteMemory` return only a session's newest summary."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
-    """Session to save: its messages, of which only new ones are written, and the rest as JSON."""
+    """Session to save: its messages, and the rest as JSON. Only new messages are written."""
 
     turns: Chain
     count: int
@@ -50,21 +50,21 @@ class Saved:
 
 
 def check_memory_text(given: object, what: str) -> str:
-    """Return a text for a memory, so that every memory refuses the same values.
+    """Return a text for a memory unchanged. Shared, so that every memory refuses the same values.
 
     Raises:
-        SettingsError: It is not a text.
+        SettingsError: The value is not a text.
     """
     if not isinstance(given, str):
-        raise SettingsError(f"{what} is a {type(given).__name__}; give a memory texts")
+        raise SettingsError(f"{what} is a {type(given).__name__}; give text to a memory")
     return given
 
 
 def check_limit(limit: object) -> int:
-    """Return a limit, so that every memory refuses the same values.
+    """Return a limit unchanged. Shared, so that every memory refuses the same values.
 
     Raises:
-        SettingsError: It is not a whole number.
+        SettingsError: The value is not a whole number.
     """
     if isinstance(limit, bool) or not isinstance(limit, int):
         raise SettingsError(f"limit={limit!r:.80}: give a whole number")
@@ -76,11 +76,11 @@ class MemorySystem(Protocol):
     """Remembers texts, and finds them by relevance to a query."""
 
     async def search(self, query: str, limit: int) -> Sequence[Match]:
-        """At most `limit` memories relevant to a query, best first; empty if there are none."""
+        """Return at most `limit` memories relevant to a query, best first; empty if there are none."""
         ...
 
     async def remember(self, text: str) -> str:
-        """Remember a text and return its id; a known text keeps its id."""
+        """Remember a text and return its id. A text that is already known keeps its id."""
         ...
 
 
@@ -89,19 +89,19 @@ class MemoryRepository(Protocol):
     """Commits states of a memory, and restores them."""
 
     async def commit(self, message: str, author: str = AUTHOR, session: Snapshot | None = None) -> str:
-        """Commit the memory, and a session with it; return the id of the commit."""
+        """Commit the memory, together with a session if given; return the id of the commit."""
         ...
 
     async def checkout(self, commit: str) -> None:
-        """Restore the memory of a commit, completely, or if this raises, not at all."""
+        """Restore the memory of a commit; if this raises, the memory is unchanged."""
         ...
 
     async def log(self, limit: int | None = None) -> Sequence[Commit]:
-        """Current commit of the memory and its ancestors, newest first."""
+        """Return the current commit of the memory and its ancestors, newest first."""
         ...
 
     async def diff(self, old: str, new: str) -> Diff:
-        """Memories of `new` that `old` lacks, and the reverse."""
+        """Return the memories that were added and removed between two commits."""
         ...
 
 
@@ -110,36 +110,36 @@ class SessionShelf(Protocol):
     """Saves a session and its scores, so that another process can continue it."""
 
     async def keep(self, session: Snapshot, score: Score | None = None, compile: Compile | None = None) -> None:
-        """Save a session in place of the one saved before, with a score and the record of a summary."""
+        """Replace the saved session, and save a score and the record of a summary with it."""
         ...
 
     async def latest(self) -> Saved | None:
-        """Session as saved last; None if there is none."""
+        """Return the session as last saved; None if there is none."""
         ...
 
     async def session_at(self, commit: str) -> Saved | None:
-        """Session of a commit; None if only memory was committed."""
+        """Return the session of a commit; None if only memory was committed."""
         ...
 
     async def scores(self) -> Sequence[Score]:
-        """Every score, oldest first."""
+        """Return all scores, oldest first."""
         ...
 
 
 MIN_RELEVANCE = 0.1
-"""Share of the query below which a common word is a coincidence."""
+"""Minimum fraction of the query that a memory must cover; below it, common words are a coincidence."""
 MIN_TERM_WEIGHT = 2.0
-"""Minimum weight of a term: in a small memory, rarity says little."""
+"""Minimum weight of a term, because in a small memory the rarity of a term means little."""
 
 
 class MemoryRanking:
-    """Relevance ranking of the memories of one system; keeps its index between queries."""
+    """Ranks the memories of one system by relevance; keeps its index between queries."""
 
     def __init__(self, reader: Reader) -> None:
         self._reader, self._index = reader, Index()
 
     def best(self, query: str, memories: Sequence[Memory], limit: int) -> list[Match]:
-        """At most `limit` memories relevant to a query, best first; of equal ones the later."""
+        """Return at most `limit` memories relevant to a query, best first; of equal ones, the later first."""
         question = Question.of(query)
         if limit < 1 or not question.terms or not memories:
             return []
@@ -159,23 +159,24 @@ class MemoryRanking:
 T = TypeVar("T")
 
 CANDIDATES = 32
-"""Memories taken from full-text search, of which the best are returned."""
+"""Number of memories taken from full-text search, from which the best are returned."""
 MAX_QUERY_TERMS = 512
-"""Terms of a query that are searched, the last ones."""
+"""Maximum terms of a query that are searched; the last ones are used."""
 
 
 class SQLiteMemory:
-    """Memory of one session, with its commits, its saved session and its scores; opens the file on first use.
+    """Memory of one session in the record's SQLite file, with commits, the saved session and its scores.
 
-    Of two writers of one session, the second is refused until it has read the changes of the first.
+    The file is opened on first use. If two processes write one session, the second write is refused until that
+    process has read the changes of the first.
 
     Args:
-        session: Name of the session, as on the record.
-        store: The file of the record, or a store that has it open.
+        session: Name of the session on the record.
+        store: Path of the record's file, or a store that has it open.
 
     Raises:
         StoreError: From every method, if the file cannot be used.
-        ContextMemoryError: There is no such commit.
+        ContextMemoryError: From methods that take a commit, if there is no such commit.
     """
 
     def __init__(self, session: str, store: SQLStore | str | Path = DEFAULT_PATH) -> None:
@@ -185,27 +186,26 @@ class SQLiteMemory:
         self.store = open_place(store) if isinstance(store, str | Path) else store
         self._ranking = MemoryRanking(Reader(as_counter(None)))
         self._state: sessions.SessionState | None = None
-        """State of the saved session when this memory last wrote or read it; None if there was none."""
+        """State of the saved session when this object last wrote or read it; None if there was none."""
 
     async def search(self, query: str, limit: int) -> list[Match]:
-        """At most `limit` memories relevant to a query, best first."""
+        """Return at most `limit` memories relevant to a query, best first."""
         asked = list(dict.fromkeys(terms(check_memory_text(query, "query"))))[-MAX_QUERY_TERMS:]
         if check_limit(limit) < 1 or not asked:
             return []
         found = await self._run(partial(sessions.search_memories, name=self.session, terms=asked, limit=CANDIDATES))
-        return self._ranking.best(query, [_memory(one) for one in found], limit)
+        return self._ranking.best(query, [_parse_memory(one) for one in found], limit)
 
     async def remember(self, text: str) -> str:
-        """Remember a text and return its id; a known text keeps its id."""
+        """Remember a text and return its id. A text that is already known keeps its id."""
         given = check_memory_text(text, "text")
         return await self._run(
             partial(sessions.remember, name=self.session, text=given, index_terms=_index_terms, newest=SUMMARY_PREFIX)
         )
 
     async def commit(self, message: str, author: str = AUTHOR, session: Snapshot | None = None) -> str:
-        """Commit the memory, and a session with it; unchanged content is not written again."""
-        held = (None, 0, None) if session is None else (session.turns, session.count, session.facts)
-        turns, count, facts = held
+        """Commit the memory, together with a session if given; unchanged content is not written again."""
+        turns, count, facts = (None, 0, None) if session is None else (session.turns, session.count, session.facts)
         work = partial(
             sessions.commit,
             name=self.session,
@@ -226,21 +226,23 @@ class SQLiteMemory:
         )
 
     async def log(self, limit: int | None = None) -> list[Commit]:
-        """Current commit of the memory and its ancestors, newest first."""
+        """Return the current commit of the memory and its ancestors, newest first."""
         most = None if limit is None else check_limit(limit)
-        return [_commit(row) for row in await self._run(partial(sessions.commit_log, name=self.session, limit=most))]
+        return [
+            _parse_commit(row) for row in await self._run(partial(sessions.commit_log, name=self.session, limit=most))
+        ]
 
     async def diff(self, old: str, new: str) -> Diff:
-        """Memories of `new` that `old` lacks, and the reverse."""
+        """Return the memories that were added and removed between two commits."""
         return await self._run(partial(_diff, name=self.session, old=old, new=new))
 
     async def keep(self, session: Snapshot, score: Score | None = None, compile: Compile | None = None) -> None:
         """Save a session, the score of its turn, and the record of its summary.
 
         Raises:
-            StoreError: It cannot be saved, or another memory has saved the session since this one read it.
+            StoreError: The session cannot be saved, or another writer has saved it since it was read here.
         """
-        row = score and _row(score)
+        row = score and _score_columns(score)
 
         def work(db: Database) -> None:
             self._state = sessions.save_session(
@@ -250,21 +252,21 @@ class SQLiteMemory:
         await self._run(work)
 
     async def latest(self) -> Saved | None:
-        """Session as saved last."""
+        """Return the session as last saved; None if there is none."""
 
         def work(db: Database) -> tuple[str, list[bytes]] | None:
             self._state = sessions.session_state(db, self.session)
             return sessions.latest_session(db, self.session)
 
-        return _saved(await self._run(work))
+        return _parse_saved(await self._run(work))
 
     async def session_at(self, commit: str) -> Saved | None:
-        """Session of a commit."""
-        return _saved(await self._run(partial(sessions.session_at, name=self.session, commit=commit)))
+        """Return the session of a commit; None if only memory was committed."""
+        return _parse_saved(await self._run(partial(sessions.session_at, name=self.session, commit=commit)))
 
     async def scores(self) -> list[Score]:
-        """Every score, oldest first."""
-        return [_score(row) for row in await self._run(partial(sessions.scores, name=self.session))]
+        """Return all scores, oldest first."""
+        return [_parse_score(row) for row in await self._run(partial(sessions.scores, name=self.session))]
 
     async def close(self) -> None:
         """Close the file; it reopens on use."""
@@ -275,7 +277,7 @@ class SQLiteMemory:
 
 
 class VolatileMemory(SQLiteMemory):
-    """Memory in this process alone: for tests, trials, and data that may not be left behind."""
+    """Memory that is lost when the process ends: for tests, trials, and data that must not be stored."""
 
     def __init__(self) -> None:
         super().__init__("volatile", MemoryStore())
@@ -289,33 +291,33 @@ def _diff(db: Database, name: str, old: str, new: str) -> Diff:
     tips = [sessions.find_commit(db, name, commit)["memory_tip"] for commit in (old, new)]
     gone, added = sessions.memory_diff(db, *tips)
     return Diff(
-        added=tuple(map(_memory, sessions.read_memories(db, added))),
-        removed=tuple(map(_memory, sessions.read_memories(db, gone))),
+        added=tuple(map(_parse_memory, sessions.read_memories(db, added))),
+        removed=tuple(map(_parse_memory, sessions.read_memories(db, gone))),
     )
 
 
-def _memory(found: tuple[str, str, object]) -> Memory:
+def _parse_memory(found: tuple[str, str, object]) -> Memory:
     return Memory(id=found[0], text=found[1], created_at=rows.parse_stamp(found[2]))
 
 
-def _commit(row: rows.Row) -> Commit:
+def _parse_commit(row: rows.Row) -> Commit:
     columns = {name: row[name] for name in ("id", "parent", "message", "author", "memories", "turns")}
     return Commit(created_at=rows.parse_stamp(row["created_at"]), **columns)
 
 
-def _saved(found: tuple[str, list[bytes]] | None) -> Saved | None:
+def _parse_saved(found: tuple[str, list[bytes]] | None) -> Saved | None:
     return None if found is None else Saved(facts=found[0], bodies=tuple(found[1]))
 
 
-def _row(score: Score) -> tuple[rows.Column, ...]:
-    """Score as columns, in storage order."""
+def _score_columns(score: Score) -> tuple[rows.Column, ...]:
+    """Return the columns of a score, in storage order."""
     columns = {name: getattr(score, name) for name in SCORED} | {"created_at": rows.stamp(score.created_at)}
     columns |= {"turn_index": score.turn, "trouble": None if score.trouble is None else rows.plain(score.trouble)}
     values = (columns[name] for name in rows.SCORE if name not in ("session", "turns_tip"))
     return tuple(int(value) if isinstance(value, bool) else value for value in values)
 
 
-def _score(row: rows.Row) -> Score:
+def _parse_score(row: rows.Row) -> Score:
     columns = {name: row[name] for name in ("quality", "health", "tokens", "checkpoint", "trouble")}
     return Score(
         turn=row["turn_index"],

@@ -1,8 +1,8 @@
-"""Quality of a session as a number from 0 to 1: two scorers over the same state, and a model's rating of an answer.
+"""Quality of a session as a number from 0 to 1: two scorers of the same state, and a model's rating of an answer.
 
-`QualityScorer` is the formula of the manager's design. Its session term is 1 before the first turn and 0 for every
-session with more turns than summaries, so it says almost nothing about length. `HealthScorer` uses the rate of
-summaries and the fill of the context.
+`QualityScorer` implements the formula that the manager was designed with. Its session term is 1 before the first turn
+and 0 whenever a session has at least one turn per summary, so it hardly depends on the length of the session.
+`HealthScorer` instead uses the number of summaries per turn and the free fraction of the context.
 """
 
 from __future__ import annotations
@@ -22,12 +22,13 @@ from context_compiler.messages.history import Reader
 from context_compiler.template import prompt_text
 
 UNKNOWN = 1.0
-"""Value of an unmeasured term: an empty memory is not a sign of decay."""
+"""Value of a term that was not measured: an empty memory is not a sign of decay."""
 
 USUAL_SUMMARIES = 0.1
-"""Summaries per turn of a healthy session."""
+"""Summaries per turn in a healthy session."""
 
 ROUNDING = 1e-9
+"""Tolerance for the sum of weights."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,7 +38,7 @@ class ContextState:
     avg_memory_relevance: float | None
     """Average relevance of the memories in the grounding; None without grounding."""
     last_coherence_score: float | None
-    """Last rating; None without one."""
+    """Last coherence rating by the model; None if there is none."""
     turn_count: int
     summarization_count: int
     token_count: int
@@ -46,16 +47,16 @@ class ContextState:
 
 @runtime_checkable
 class Scorer(Protocol):
-    """Anything that scores a state; scores outside 0 to 1 are clamped."""
+    """Any object that scores a state. Scores are clamped to 0 to 1."""
 
     def calculate(self, ctx: ContextState) -> float:
-        """Score of a state."""
+        """Return the score of a state."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QualityScorer:
-    """Weighted sum of memory relevance, coherence of the answer, and turns against summaries.
+    """Weighted sum of memory relevance, coherence of the answer, and the ratio of turns to summaries.
 
     Raises:
         SettingsError: A weight is negative, or the weights do not add up to 1.
@@ -69,7 +70,7 @@ class QualityScorer:
         _check_weights(self)
 
     def calculate(self, ctx: ContextState) -> float:
-        """Score of a state, from 0 to 1."""
+        """Return the score of a state, from 0 to 1."""
         session = 1 - min(ctx.turn_count / max(ctx.summarization_count, 1), 1)
         return clamp_score(
             _or_unknown(ctx.avg_memory_relevance) * self.memory_relevance_weight
@@ -80,7 +81,7 @@ class QualityScorer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HealthScorer:
-    """Weighted sum of relevance, coherence, the rate of summaries, and the free share of the context.
+    """Weighted sum of relevance, coherence, the rate of summaries, and the free fraction of the context.
 
     Raises:
         SettingsError: A weight is negative, or the weights do not add up to 1.
@@ -95,9 +96,9 @@ class HealthScorer:
         _check_weights(self)
 
     def calculate(self, ctx: ContextState) -> float:
-        """Score of a state, from 0 to 1."""
-        often = ctx.summarization_count / ctx.turn_count if ctx.turn_count else USUAL_SUMMARIES
-        session = 1 - min(abs(often - USUAL_SUMMARIES), 1)
+        """Return the score of a state, from 0 to 1."""
+        rate = ctx.summarization_count / ctx.turn_count if ctx.turn_count else USUAL_SUMMARIES
+        session = 1 - min(abs(rate - USUAL_SUMMARIES), 1)
         used = ctx.token_count / ctx.max_tokens if ctx.max_tokens > 0 else 0.0
         return clamp_score(
             _or_unknown(ctx.avg_memory_relevance) * self.memory_weight
@@ -108,7 +109,7 @@ class HealthScorer:
 
 
 def clamp_score(score: float) -> float:
-    """Score clamped to 0 to 1; NaN becomes 0."""
+    """Clamp a score to 0 to 1; NaN becomes 0."""
     return min(1.0, max(0.0, score)) if score == score else 0.0
 
 
@@ -117,7 +118,7 @@ def _or_unknown(measured: float | None) -> float:
 
 
 def _check_weights(scorer: QualityScorer | HealthScorer) -> None:
-    """Refuse weights that do not add up to 1."""
+    """Raise SettingsError if a weight is negative, or the weights do not add up to 1."""
     weights = {field.name: cast(object, getattr(scorer, field.name)) for field in fields(scorer)}
     given = ", ".join(f"{name}={value!r}" for name, value in weights.items())
     numbers = [value for value in weights.values() if isinstance(value, int | float) and not isinstance(value, bool)]
@@ -132,13 +133,13 @@ def _check_weights(scorer: QualityScorer | HealthScorer) -> None:
 UNPARSED_RATING = 0.7
 """Rating for an answer without a number from 0 to 1."""
 RATED_TOKENS = 4_000
-"""Tokens shown of the rated exchange."""
+"""Maximum tokens of an exchange shown to the model for a rating; the end is kept."""
 
 _NUMBER = re.compile(r"(?<![\w.])(?:0?\.\d+|[01](?:\.\d+)?)(?![\w.]*\d|\w|%)")
 
 
 async def rate_coherence(messages: Sequence[ModelMessage], llm: LLM, reader: Reader) -> float:
-    """Coherence of a turn as rated by the model, from 0 to 1.
+    """Return the coherence of a turn as rated by the model, from 0 to 1.
 
     Raises:
         CompileError: The model could not be asked.
@@ -151,7 +152,7 @@ async def rate_coherence(messages: Sequence[ModelMessage], llm: LLM, reader: Rea
 
 
 def parse_rating(text: str) -> float:
-    """First number from 0 to 1 in a text, else `UNPARSED_RATING`."""
+    """Parse the first number from 0 to 1 in a text; `UNPARSED_RATING` if there is none."""
     found = _NUMBER.search(text)
     value = float(found[0]) if found else UNPARSED_RATING
     return clamp_score(value) if value <= 1 else UNPARSED_RATING

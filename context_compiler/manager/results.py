@@ -8,7 +8,7 @@ from datetime import datetime
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Memory:
-    """Remembered text, named by its content and by the memory before it."""
+    """Remembered text; its id is derived from its content and from the previous memory."""
 
     id: str
     text: str
@@ -17,7 +17,7 @@ class Memory:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Match:
-    """Memory relevant to a query, and the share of the query that it answers."""
+    """Memory relevant to a query, with the fraction of the query that it covers."""
 
     memory: Memory
     score: float
@@ -29,7 +29,7 @@ class GroundedContext:
 
     memories: tuple[Memory, ...] = ()
     summary: str = ""
-    """Beginnings of the first three, joined by `; `."""
+    """Beginnings of the first three memories, joined by `; `."""
     relevance_scores: tuple[float, ...] = ()
 
 
@@ -51,7 +51,7 @@ class ContextTurnResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SummarizationResult:
-    """Result of a summary; tokens are those of the messages if nothing were cut."""
+    """Result of a summary. Tokens are counted before messages are cut to the limit."""
 
     tokens_before: int
     tokens_after: int
@@ -59,7 +59,7 @@ class SummarizationResult:
     """0 if there was nothing to summarize."""
     summary: str
     survival: float = 1.0
-    """Share of paths, numbers, names and prohibitions that the summary itself contains."""
+    """Fraction of the paths, numbers, names and prohibitions that the summary itself contains."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,11 +72,11 @@ class RollbackResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Commit:
-    """Memory and session at one moment; the id is derived from all content."""
+    """State of memory and session at one moment; the id is derived from their content."""
 
     id: str
     parent: str | None
-    """Commit of the memory before this one; None for the first."""
+    """Previous commit of the memory; None for the first."""
     message: str
     author: str
     created_at: datetime
@@ -88,7 +88,7 @@ class Commit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Diff:
-    """Memories in one commit and not in the other, oldest first."""
+    """Memories added and removed between two commits, oldest first."""
 
     added: tuple[Memory, ...]
     removed: tuple[Memory, ...]
@@ -101,11 +101,11 @@ class Score:
     turn: int
     """Position of the turn, from 0."""
     quality: float
-    """By the manager's scorer."""
+    """Score from the manager's scorer."""
     health: float
-    """By `HealthScorer`, whatever the manager's scorer is."""
+    """Score from `HealthScorer`, whatever the manager's scorer is."""
     tokens: int
-    """Tokens of the messages if nothing were cut; above `max_tokens` if single turns are."""
+    """Tokens of the messages before they are cut to `max_tokens`."""
     summarized: bool = False
     checkpoint: str | None = None
     rolled_back: bool = False
@@ -114,4 +114,4 @@ class Score:
 
 
 SCORED = ("turn", "quality", "health", "tokens", "summarized", "checkpoint", "rolled_back", "trouble")
-"""Fields of a score except its time."""
+"""Fields of a score except its time, in storage order."""

@@ -1,9 +1,9 @@
-"""A session as a value: its turns, its stored form, and the messages it sends within a token budget.
+"""A session as an immutable value: its turns, its stored form, and the messages to send within a token limit.
 
-Nothing is changed in place: a checkpoint is the value itself, and a failure leaves the previous value. All turns are
-kept, including those that a summary replaces. Notes are data: they are sent on the user channel, text of users is
-fenced, and each note carries the mark by which this package recognizes its own messages. Where the newest turns alone
-exceed the budget, the compiler's cut order shortens them, without a model and in the copy alone.
+Because nothing is modified in place, a checkpoint is just the value, and a failure leaves the previous value intact.
+All turns are kept, including those that a summary replaces. Notes are data: they are sent in user messages, text of
+users is fenced, and each note has the mark by which this package recognizes its own messages. If even the newest turns
+exceed the limit, a copy of them is cut in the compiler's cut order, without a model.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from context_compiler.template import prompt_text
 
 VERSION = 1
 MAX_SCORES = 50
-"""Scores in a session; the shelf keeps all."""
+"""Maximum scores in a session; the shelf keeps all of them."""
 PLAIN_FACTS: dict[str, tuple[type, ...]] = {
     "system_prompt": (str,),
     "covered": (int,),
@@ -50,14 +50,14 @@ PLAIN_FACTS: dict[str, tuple[type, ...]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionTurn:
-    """One turn: a user prompt and everything up to the next."""
+    """One turn: a user prompt and all messages up to the next prompt."""
 
     key: int
-    """Identity within the process, whatever its position."""
+    """Identity within the process, independent of the position."""
     messages: tuple[ModelMessage, ...]
     tokens: int
     open: bool
-    """True until it has an answer."""
+    """True until the turn has an answer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,12 +67,12 @@ class Session:
     turns: tuple[SessionTurn, ...] = ()
     system_prompt: str = ""
     system: tuple[SystemPromptPart, ...] = ()
-    """System text of the agent."""
+    """System prompts of the agent."""
     covered: int = 0
     """Number of turns that the summary replaces."""
     summary: str = ""
     index: str = ""
-    """Specifics that the summary lost, verbatim."""
+    """Verbatim list of specifics that the summary lost."""
     summarizations: int = 0
     grounding: tuple[Match, ...] = ()
     coherence: float | None = None
@@ -94,7 +94,7 @@ class Session:
         return self.turns[self.covered :]
 
     def messages(self) -> Iterator[ModelMessage]:
-        """Every message, oldest first."""
+        """Iterate over all messages, oldest first."""
         for turn in self.turns:
             yield from turn.messages
 
@@ -108,7 +108,7 @@ KEYS = count()
 
 
 def make_turn(messages: Sequence[ModelMessage], reader: Reader, *, open: bool, key: int | None = None) -> SessionTurn:
-    """Turn of these messages; a new one unless `key` is given."""
+    """Build a turn from these messages; it gets a new key unless one is given."""
     return SessionTurn(
         key=next(KEYS) if key is None else key,
         messages=tuple(messages),
@@ -118,13 +118,13 @@ def make_turn(messages: Sequence[ModelMessage], reader: Reader, *, open: bool, k
 
 
 def split_turns(messages: Sequence[ModelMessage], reader: Reader) -> list[Sequence[ModelMessage]]:
-    """Messages by turn; messages before the first prompt are a turn too."""
+    """Split messages into turns; messages before the first prompt are a turn too."""
     starts = sorted({0, *(at for at, message in enumerate(messages) if starts_turn(message, reader))})
     return [messages[start:stop] for start, stop in pairwise([*starts, len(messages)]) if start < stop]
 
 
 def answered_prefix(messages: Sequence[ModelMessage], reader: Reader) -> tuple[ModelMessage, ...]:
-    """Messages of an ended turn up to the first call without an answer."""
+    """Return the messages of a turn before the first one with an unanswered tool call."""
     readings = [reader.one(message) for message in messages]
     answered = {call for reading in readings for call in reading.answers}
     stop = next((at for at, one in enumerate(readings) if not answered.issuperset(one.calls)), len(messages))
@@ -132,12 +132,12 @@ def answered_prefix(messages: Sequence[ModelMessage], reader: Reader) -> tuple[M
 
 
 def turn_messages(turns: Sequence[SessionTurn]) -> list[ModelMessage]:
-    """Messages of some turns."""
+    """Return the messages of some turns, in order."""
     return [message for turn in turns for message in turn.messages]
 
 
 def safe_boundary(turns: Sequence[SessionTurn], start: int, stop: int, reader: Reader) -> int:
-    """Last position from `start` to `stop` at which turns can be separated: no call before it is answered after it."""
+    """Return the last position from `start` to `stop` that separates no tool call from its result."""
     called: dict[str, int] = {}
     across: list[tuple[int, int]] = []
     for at in range(start, len(turns)):
@@ -149,7 +149,7 @@ def safe_boundary(turns: Sequence[SessionTurn], start: int, stop: int, reader: R
 
 
 def with_turn(session: Session, turn: SessionTurn) -> Session:
-    """Session with a turn added, or replaced if there is one with its key."""
+    """Return the session with a turn added; a turn with the same key is replaced."""
     at = next((at for at in range(len(session.turns) - 1, -1, -1) if session.turns[at].key == turn.key), None)
     if at is not None:
         return replace(session, turns=(*session.turns[:at], turn, *session.turns[at + 1 :]))
@@ -157,7 +157,7 @@ def with_turn(session: Session, turn: SessionTurn) -> Session:
 
 
 def session_facts(session: Session) -> str:
-    """Everything in a session but its messages, as JSON; the size does not grow with the session."""
+    """Serialize everything in a session but its messages to JSON; the size does not grow with the session."""
     given: dict[str, Any] = {
         "version": VERSION,
         "open": bool(session.turns and session.turns[-1].open),
@@ -173,10 +173,10 @@ def session_facts(session: Session) -> str:
 
 
 def restore_session(saved: Saved, reader: Reader) -> Session:
-    """Session from its stored form.
+    """Parse a session from its stored form.
 
     Raises:
-        ContextMemoryError: It was saved by a newer version, or is damaged.
+        ContextMemoryError: The session was saved by a newer version, or is damaged.
     """
     try:
         facts: dict[str, Any] = json.loads(saved.facts)
@@ -204,16 +204,16 @@ def restore_session(saved: Saved, reader: Reader) -> Session:
 
 
 def dump_session(name: str, session: Session) -> str:
-    """Whole session and its name as JSON."""
+    """Serialize a whole session and its name to JSON."""
     messages = [json.loads(message_body(message)) for message in session.messages()]
     return json.dumps({"session_id": name, "facts": json.loads(session_facts(session)), "messages": messages})
 
 
 def load_session(text: str, reader: Reader) -> tuple[str, Session]:
-    """Name and session from `dump_session`.
+    """Parse the name and session from the text of `dump_session`.
 
     Raises:
-        ContextMemoryError: The text is something else.
+        ContextMemoryError: The text is not a session.
     """
     try:
         given: dict[str, Any] = json.loads(text)
@@ -245,14 +245,14 @@ GROUNDING_TITLE = "Relevant context from memory:"
 SUMMARY_TITLE = "Summary of earlier conversation:"
 MARK = {"v": 1}
 STAMP = stamp_of(marked_request("", MARK))
-"""Fixed time of our own messages, so that the same session gives the same bytes."""
+"""Fixed timestamp of generated messages, so that the same session gives the same bytes."""
 
 SUMMARY_MEMORIES, MEMORY_WIDTH = 3, 100
-"""Memories in the summary of a grounding, and characters of each."""
+"""Maximum memories in the summary of a grounding, and maximum characters of each."""
 
 
 def opening_messages(session: Session) -> list[ModelMessage]:
-    """Messages before the turns."""
+    """Build the messages before the turns: system prompts, grounding, summary and lost specifics."""
     found: list[ModelMessage] = []
     own = [SystemPromptPart(content=session.system_prompt, timestamp=STAMP)] if session.system_prompt.strip() else []
     if own or session.system:
@@ -270,20 +270,20 @@ def opening_messages(session: Session) -> list[ModelMessage]:
 
 
 def context_messages(session: Session, leaving_out: frozenset[int] = frozenset()) -> list[ModelMessage]:
-    """Messages to send, without the turns with these keys."""
+    """Return the messages to send, before any cut, without the turns that have one of the given keys."""
     turns = (turn for turn in session.verbatim if turn.key not in leaving_out)
     return [*opening_messages(session), *(message for turn in turns for message in turn.messages)]
 
 
 def uncut_tokens(session: Session, reader: Reader) -> int:
-    """Tokens of `context_messages`; the turns were counted when they were added."""
+    """Count the tokens of `context_messages`; turns were already counted when they were added."""
     return sum(reader.one(message).tokens for message in opening_messages(session)) + sum(
         turn.tokens for turn in session.verbatim
     )
 
 
 def grounding_result(matches: Sequence[Match]) -> GroundedContext:
-    """Matches as the value returned to callers."""
+    """Convert matches to the value that callers get."""
     return GroundedContext(
         memories=tuple(match.memory for match in matches),
         summary="; ".join(match.memory.text[:MEMORY_WIDTH] for match in matches[:SUMMARY_MEMORIES]),
@@ -292,28 +292,29 @@ def grounding_result(matches: Sequence[Match]) -> GroundedContext:
 
 
 class ContextLimit:
-    """Token limit of what is sent; remembers the last cut."""
+    """Token limit of the messages sent; caches the last cut."""
 
     def __init__(self, reader: Reader, most: int) -> None:
         """Limit to `most` tokens, counted by `reader`."""
         self._reader, self._most = reader, most
-        self._known: tuple[tuple[object, ...], list[ModelMessage], int] | None = None
+        self._cached: tuple[tuple[object, ...], list[ModelMessage], int] | None = None
 
     def messages(self, session: Session) -> list[ModelMessage]:
-        """Messages of the session within the limit."""
+        """Return the messages of the session, cut to the limit."""
         if uncut_tokens(session, self._reader) <= self._most:
             return unfolded(context_messages(session), self._reader)
         return list(self._cut(session)[0])
 
     def tokens(self, session: Session) -> int:
-        """Tokens of `messages`."""
-        held = uncut_tokens(session, self._reader)
-        return held if held <= self._most else self._cut(session)[1]
+        """Count the tokens of `messages`."""
+        uncut = uncut_tokens(session, self._reader)
+        return uncut if uncut <= self._most else self._cut(session)[1]
 
     def within(self, session: Session, messages: list[ModelMessage]) -> list[ModelMessage]:
-        """Messages that begin with the session's opening, cut if they exceed the limit or contain half a call.
+        """Cut messages that begin with the session's opening, if they exceed the limit or contain a broken tool call.
 
-        A turn without an answer keeps no instructions: the host would send those of its agent with the next prompt.
+        The result contains no instructions in turns without an answer, because the host would send them again with
+        the next prompt.
         """
         return unfolded(self._fit(session, messages), self._reader)
 
@@ -336,17 +337,17 @@ class ContextLimit:
             *(session.turns, session.covered, session.summary, session.index),
             *(session.grounding, session.system_prompt, session.system),
         )
-        if self._known is None or self._known[0] != key:
+        if self._cached is None or self._cached[0] != key:
             found = self.within(session, context_messages(session))
-            self._known = (key, found, self._cost(found))
-        return self._known[1:]
+            self._cached = (key, found, self._cost(found))
+        return self._cached[1:]
 
     def _cost(self, messages: Sequence[ModelMessage]) -> int:
         return sum(self._reader.one(message).tokens for message in messages)
 
 
 def cut_messages(messages: Sequence[ModelMessage], budget: int, reader: Reader) -> list[ModelMessage]:
-    """Messages cut to a budget without a model; the minimum if even that exceeds it."""
+    """Cut messages to a budget without a model; return the minimum if even that exceeds the budget."""
     history = reader.read(messages)
     pairing = pair(history)
     if history.tokens <= budget and not pairing.broken:

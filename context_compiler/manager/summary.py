@@ -1,6 +1,6 @@
-"""Summaries of older turns, with the specifics they lost listed verbatim; without a model, quotes alone.
+"""Summaries of older turns, with a verbatim list of the specifics they lost; without a model, only quotes.
 
-The prompt, the call and the check for lost specifics are the compiler's own.
+The prompt, the model call and the check for lost specifics are those of the compiler.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ from context_compiler.template import Template
 
 TEMPLATE = "manager_summary"
 PROMPT_ROOM = 32_000
-"""Tokens of turns in one prompt; a longer span takes several prompts."""
+"""Maximum tokens of turns in one prompt; a longer span takes several prompts."""
 INDEX_SHARE = 4
-"""The list of lost specifics gets at most 1/4 of the summary's room."""
+"""Divisor of the summary's limit: the list of lost specifics gets at most a quarter of it."""
 
 MAX_QUOTED = 1_000
-"""Messages searched for quotes."""
+"""Maximum messages that are searched for quotes; the newest are used."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,11 +51,11 @@ class Summary:
     """Replacement for older turns."""
 
     text: str
-    """Text by a model; empty without one."""
+    """Text by the model; empty if there is no model."""
     index: str
-    """Verbatim list: specifics the text lost, or without a model the most informative quotes."""
+    """Verbatim list of the specifics that the text lost; without a model, the most informative quotes."""
     survival: float
-    """Share of the specifics that the text contains."""
+    """Fraction of the specifics that the text contains."""
     prompts: tuple[str, ...] = ()
     answer: SummaryResponse | None = None
     """Answer of the model, if there was one."""
@@ -65,17 +65,17 @@ class Summary:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SummaryRow:
-    """Record of a summary, except the id of the last message that it covers."""
+    """Record of a summary; `compile.covered_tip` is filled in when it is saved."""
 
     compile: Compile
     covered: int
-    """Number of turns that it replaces."""
+    """Number of turns that the summary replaces."""
 
 
 def summary_row(
     session: str, summary: Summary, covered: int, *, template: Template, model: str, reader: Reader
 ) -> SummaryRow:
-    """Record of a summary."""
+    """Build the record of a summary."""
     answer = summary.answer
     asked = "ok" if summary.prompts else "deterministic"
     status = asked if summary.failure is None else "refused" if answer else "failed"
@@ -129,16 +129,16 @@ async def summarize_turns(
     """Summarize turns, updating a previous summary.
 
     Args:
-        messages: Everything the summary will replace; of a long session, the newest is quoted from.
+        messages: All messages that the summary will replace; quotes are taken from the newest.
         fresh: Messages that the previous summary does not cover.
         previous: The previous summary.
-        llm: The model; None quotes instead.
+        llm: The model; None means quotes instead of a summary.
         template: Template of the prompt.
-        most: Token limit of the summary.
-        reader: Reads and counts.
+        most: Maximum tokens of the summary.
+        reader: Parses messages and counts tokens.
 
     Returns:
-        The summary; without an answer, or with one that saves nothing, an empty one with the `failure`.
+        The summary. If there is no answer, or it saves no tokens, the summary is empty and has a `failure`.
     """
     cap = min(CAPS[template.fidelity or Fidelity.SUMMARY_LOW], most)
     if llm is None:
@@ -155,12 +155,12 @@ async def summarize_turns(
     if not text.strip():
         return _failed_summary(prompts, answer, CompileError("the answer is empty", model=llm.name, phase="answer"))
     if reader.counter.text(text) >= spent:
-        longer = f"the answer is not shorter than the {spent} tokens it stands for"
+        longer = f"the answer is not shorter than the {spent} tokens it replaces"
         return _failed_summary(prompts, answer, CompileError(longer, model=llm.name, phase="answer"))
-    gone = lost_specifics(history, outline(history, pair(history)), range(len(history)))
-    index = _lost_specifics(gone, text, previous.index, cap // INDEX_SHARE, reader)
-    held = survival(gone, text).share
-    return Summary(text=text, index=index, survival=held, prompts=prompts, answer=answer)
+    specifics = lost_specifics(history, outline(history, pair(history)), range(len(history)))
+    index = _missing_specifics(specifics, text, previous.index, cap // INDEX_SHARE, reader)
+    share = survival(specifics, text).share
+    return Summary(text=text, index=index, survival=share, prompts=prompts, answer=answer)
 
 
 def _failed_summary(prompts: tuple[str, ...], answer: SummaryResponse | None, failure: CompileError) -> Summary:
@@ -172,10 +172,10 @@ def _quotes(history: History, room: int, reader: Reader) -> str:
     return quoted(choose(candidates, room))
 
 
-def _lost_specifics(gone: Sequence[Specific], text: str, before: str, room: int, reader: Reader) -> str:
-    """Specifics missing from a text, the newest that fit, then those listed before that still fit."""
+def _missing_specifics(specifics: Sequence[Specific], text: str, before: str, room: int, reader: Reader) -> str:
+    """List specifics that are missing from a text, after those of the list `before`; the newest that fit are kept."""
     summary = TextSet(text)
-    lost = [f"- {' '.join(one.verbatim.split())}" for one in gone if not summary.holds(one)]
+    lost = [f"- {' '.join(one.verbatim.split())}" for one in specifics if not summary.holds(one)]
     kept: list[str] = []
     for line in reversed(list(dict.fromkeys([*before.splitlines(), *lost]))):
         room -= reader.counter.text(line) + 1
@@ -186,19 +186,19 @@ def _lost_specifics(gone: Sequence[Specific], text: str, before: str, room: int,
 
 
 AskFunction = Callable[..., Awaitable[SummaryResponse]]
-"""Function from prompts to an answer; `instructions` names the prose that the model gets first."""
+"""Function from prompts to an answer; `instructions` names the text that the model gets as instructions."""
 Charge = Callable[[SummaryResponse], object]
-"""Callback with every answer, for accounting."""
+"""Callback that gets every answer, for accounting."""
 
 
 class LLM:
-    """The caller's LLM behind one interface: prompts in, an answer out, no memory."""
+    """Uniform, stateless interface to the caller's LLM: prompts in, an answer out."""
 
     def __init__(self, llm: object, timeout: float) -> None:
-        """Accept anything that can be asked.
+        """Accept a model, its name, an agent, a function, or `"none"`.
 
         Raises:
-            SettingsError: It cannot be asked.
+            SettingsError: `llm` is none of these.
         """
         self.name = llm_name(llm)
         self.charge: Charge | None = None
@@ -210,10 +210,10 @@ class LLM:
         return self._ask is None
 
     async def __call__(self, prompts: Sequence[str], *, instructions: str = "instructions") -> SummaryResponse:
-        """Ask prompt after prompt; the last answer counts.
+        """Send the prompts one after another; return the last answer.
 
         Raises:
-            CompileError: There is no model, or it could not be reached.
+            CompileError: There is no model, or the call failed.
         """
         if self._ask is None:
             raise CompileError("there is no model by choice", model=self.name, phase="call")
@@ -224,10 +224,10 @@ class LLM:
 
 
 def ask_function(llm: object, timeout: float) -> AskFunction | None:
-    """Function that asks a caller's LLM; None for `"none"`, which means no model.
+    """Return a function that calls the caller's LLM; None for `"none"`, which means no model.
 
     Raises:
-        SettingsError: It cannot be asked.
+        SettingsError: `llm` is of no supported kind.
     """
     if llm == "none":
         return None
@@ -250,14 +250,14 @@ def ask_function(llm: object, timeout: float) -> AskFunction | None:
 async def _call_function(
     function: Callable[[str], Any], timeout: float, prompts: Sequence[str], **_: str
 ) -> SummaryResponse:
-    """Ask a function of the caller, prompt after prompt."""
+    """Call a function of the caller with one prompt after another."""
     name = getattr(function, "__name__", type(function).__name__)
     text = ""
     for number, prompt in enumerate(prompts):
         work = _call(function, fill_slot(prompt, text) if number else prompt)
         outcome = await try_await(asyncio.wait_for(work, timeout))
         if outcome.error is not None or not isinstance(outcome.value, str):
-            reason = outcome.error or f"it answered {outcome.value!r:.80}, which is no text"
+            reason = outcome.error or f"it answered {outcome.value!r:.80}, which is not a text"
             raise CompileError(str(reason), model=name, phase="call") from outcome.error
         text = outcome.value.strip()
     return SummaryResponse(text=text)
@@ -269,7 +269,7 @@ async def _call(function: Callable[[str], Any], prompt: str) -> object:
 
 
 def llm_name(llm: object) -> str:
-    """Name of an LLM for errors."""
+    """Return the name of an LLM for error messages."""
     if isinstance(llm, str | Model):
         return model_alias(cast("Model | str", llm))
     return str(getattr(llm, "name", None) or getattr(llm, "__name__", None) or type(llm).__name__)

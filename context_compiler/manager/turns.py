@@ -37,17 +37,17 @@ from context_compiler.resilience import attempt, try_await
 from context_compiler.template import Template
 
 SUMMARY_SHARE = 4
-"""A summary gets at most 1/4 of `max_tokens`."""
+"""Divisor of `max_tokens`: a summary gets at most a quarter of it."""
 UPDATE_SHARE = 10
-"""A summary is written or updated once there is 1/10 of `max_tokens` to add: less saves nothing."""
+"""Divisor of `max_tokens`: a summary is written once a tenth of it can be added, because less is not worth a call."""
 OLD_SUMMARIES = 32
-"""Memories searched beyond those returned, because a memory of your own may return old summaries."""
+"""Maximum extra memories requested from a search, because a custom memory may return old summaries."""
 HEALTH = HealthScorer()
 
 
 @dataclass(slots=True, kw_only=True)
 class TurnProcessor:
-    """Session and collaborators of one manager. Callers of a coroutine hold the `lock`."""
+    """Session and collaborators of one manager. Callers of its coroutines must hold the `lock`."""
 
     memory: MemorySystem
     checkpoints: Checkpoints
@@ -62,27 +62,27 @@ class TurnProcessor:
     live: set[int] = field(default_factory=set[int])
     """Keys of turns in progress on an agent."""
     summary_row: SummaryRow | None = None
-    """Record of the newest summary, or of its failure, until it is saved."""
+    """Record of the newest summary, or of the failure to write it, until it is saved."""
     loaded: bool = False
-    """True once the saved session was looked for; until then nothing is saved over it."""
-    kept: tuple[SessionTurn, ...] = ()
-    """Turns last saved, read or restored; one that is missing from the saved session has been removed."""
+    """True once the saved session was looked up; until then nothing is saved, so that it is not overwritten."""
+    last_saved: tuple[SessionTurn, ...] = ()
+    """Turns as last saved, read or restored. One of these that is missing from the saved session was removed there."""
     host: History | None = None
-    """Last reading of a host's history, so that only new messages are read."""
+    """Last parsed history of the host, so that only new messages are parsed."""
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     @property
     def tokens(self) -> int:
-        """Tokens of the messages sent now."""
+        """Tokens of the messages that would be sent now."""
         return self.limit.tokens(self.session)
 
     @property
-    def held(self) -> int:
-        """Tokens of the messages if nothing were cut."""
+    def uncut_tokens(self) -> int:
+        """Tokens of the messages before they are cut to the limit."""
         return uncut_tokens(self.session, self.reader)
 
     def add_turn(self, messages: Sequence[ModelMessage]) -> SessionTurn:
-        """Add a turn; an open one before it is closed without an answer."""
+        """Add a turn; a previous turn that is still open is closed without an answer."""
         for last in self.session.turns[-1:]:
             if last.open and last.key not in self.live:
                 self.session = with_turn(self.session, replace(last, open=False))
@@ -93,7 +93,7 @@ class TurnProcessor:
         return turn
 
     async def process(self, messages: Sequence[ModelMessage]) -> ContextTurnResult:
-        """Process a turn that begins with these messages. Only cancellation stops it."""
+        """Process a turn that begins with these messages. Only cancellation interrupts it."""
         trouble: list[str] = []
         await self.reporter.attempt("resuming the session", self.load(), trouble)
         await self._rate(trouble)
@@ -108,13 +108,13 @@ class TurnProcessor:
         score = replace(
             score,
             turn=len(self.session.turns) - 1,
-            tokens=self.held,
+            tokens=self.uncut_tokens,
             checkpoint=commit,
             rolled_back=rolled_back,
             trouble="; ".join(trouble) or None,
         )
-        self._append_score(score, again=not rolled_back)
-        await self.reporter.attempt("keeping the session", self.save(score), trouble)
+        self._add_score(score, again=not rolled_back)
+        await self.reporter.attempt("saving the session", self.save(score), trouble)
         return ContextTurnResult(
             grounding_used=tuple(match.memory.id for match in self.session.grounding),
             summarization_triggered=summarized,
@@ -126,7 +126,7 @@ class TurnProcessor:
         )
 
     async def search(self, query: str) -> list[Match]:
-        """Memories for a query, without the current summary, and with one older summary at most."""
+        """Search memories for a query, without the current summary and with at most one older summary."""
         most = self.config.grounding_memories
         if not most or not query.strip():
             return []
@@ -139,8 +139,12 @@ class TurnProcessor:
         return [one for one in found if one is newest or one not in summaries][:most]
 
     async def summarize(self) -> SummarizationResult:
-        """Replace all but the newest turns by a summary; CompileError if the model gives none."""
-        session, before = self.session, self.held
+        """Replace all but the newest turns by a summary.
+
+        Raises:
+            CompileError: The model gave no usable summary.
+        """
+        session, before = self.session, self.uncut_tokens
         stop = len(session.turns) - self.config.recent_turns_to_keep
         stop = min([stop, *(at for at, turn in enumerate(session.turns) if turn.key in self.live)])
         stop = safe_boundary(session.turns, session.covered, stop, self.reader)
@@ -159,9 +163,12 @@ class TurnProcessor:
         self.summary_row = summary_row("", summary, stop, template=template, model=self.llm.name, reader=self.reader)
         if summary.failure is not None:
             raise summary.failure
-        often = session.summarizations + 1
         self.session = replace(
-            self.session, covered=stop, summary=summary.text, index=summary.index, summarizations=often
+            self.session,
+            covered=stop,
+            summary=summary.text,
+            index=summary.index,
+            summarizations=session.summarizations + 1,
         )
         text = summary.text or summary.index
         if text:
@@ -169,42 +176,42 @@ class TurnProcessor:
             await self.reporter.attempt("remembering the summary", remember, [])
         return SummarizationResult(
             tokens_before=before,
-            tokens_after=self.held,
+            tokens_after=self.uncut_tokens,
             turns_summarized=stop - session.covered,
             summary=text,
             survival=summary.survival,
         )
 
     async def checkpoint(self, message: str) -> str | None:
-        """Commit session and memory; None without versioning."""
+        """Commit session and memory; return None without versioning."""
         commit = await self.checkpoints.commit(self.session, message)
         if commit is not None:
             self.session = replace(self.session, since_checkpoint=0, checkpoint=commit)
         return commit
 
     async def rollback(self, commit: str | None = None, *, staying: int | None = None) -> RollbackResult:
-        """Restore a commit, else the last unused checkpoint; a failure changes nothing.
+        """Restore a commit; None means the newest checkpoint that was not used yet. A failure changes nothing.
 
-        Turns in progress on an agent stay, and so does the turn `staying`: their users were not answered yet.
+        Turns in progress on an agent and the turn with the key `staying` are kept, because they are not answered yet.
         """
         commit = self.session.checkpoint if commit is None else commit
-        former = await self.checkpoints.back(commit)
+        restored = await self.checkpoints.restore(commit)
         before = self.session.turns
         stays = tuple(turn for turn in before if turn.key == staying or turn.key in self.live)
-        turns = tuple(turn for turn in former.turns if not any(self._begins(turn, one) for one in stays))
-        self.session = replace(former, turns=(*turns, *stays), taken=self.session.taken)
-        self.loaded, self.kept = True, (*self.kept, *turns)
+        turns = tuple(turn for turn in restored.turns if not any(self._is_earlier_state(turn, one) for one in stays))
+        self.session = replace(restored, turns=(*turns, *stays), taken=self.session.taken)
+        self.loaded, self.last_saved = True, (*self.last_saved, *turns)
         return RollbackResult(commit_restored=str(commit), turns_lost=max(0, len(before) - len(self.session.turns)))
 
-    def _begins(self, turn: SessionTurn, longer: SessionTurn) -> bool:
-        """True if the open turn `turn` is an earlier state of `longer`."""
+    def _is_earlier_state(self, turn: SessionTurn, longer: SessionTurn) -> bool:
+        """True if `turn` is open and the messages of `longer` begin with its messages."""
         names = [self.reader.one(message).name for message in longer.messages[: len(turn.messages)]]
         return turn.open and [self.reader.one(message).name for message in turn.messages] == names
 
     async def load(self, *, again: bool = False) -> bool:
-        """Continue the saved session, once unless `again`; return True if there is one.
+        """Load the saved session, only once unless `again`; return True if it was loaded.
 
-        Turns that could not be saved follow the saved ones; a system prompt of the manager's own stays.
+        Unsaved turns are appended after the saved ones. A system prompt of the manager takes precedence.
         """
         if self.loaded and not again:
             return False
@@ -212,31 +219,36 @@ class TurnProcessor:
         self.loaded = True
         if found is None:
             return False
-        saved, unsaved = self._joined(found.turns)
+        saved, unsaved = self._merge_with_saved(found.turns)
         prompt = self.session.system_prompt or found.system_prompt
-        taken = (self.session.taken if unsaved else None) or found.taken  # the host's next message follows it
+        taken = (self.session.taken if unsaved else None) or found.taken  # the host's next message follows this one
         self.session = replace(found, turns=(*saved, *unsaved), system_prompt=prompt, taken=taken)
-        self.kept = saved
+        self.last_saved = saved
         return True
 
-    def _joined(self, saved: Sequence[SessionTurn]) -> tuple[tuple[SessionTurn, ...], tuple[SessionTurn, ...]]:
-        """Turns as read, with responses added here since, followed by the turns that were never saved."""
-        begun = defaultdict[tuple[bytes, ...], list[SessionTurn]](list)
+    def _merge_with_saved(
+        self, saved: Sequence[SessionTurn]
+    ) -> tuple[tuple[SessionTurn, ...], tuple[SessionTurn, ...]]:
+        """Return the saved turns, with responses that were added here since, and the turns that were never saved.
+
+        A saved turn and one of this session are the same if the messages of the latter begin with those of the former.
+        """
+        by_prompt = defaultdict[tuple[bytes, ...], list[SessionTurn]](list)
         for turn in self.session.turns:
-            begun[_bodies(turn)[:1]].append(turn)
-        found = list[SessionTurn]()
-        for turn in saved if begun else ():
-            said = _bodies(turn)
-            same = begun[said[:1]]
-            at = next((at for at, one in enumerate(same) if _bodies(one)[: len(said)] == said), None)
-            mine = turn if at is None else same.pop(at)
-            found.append(mine if len(mine.messages) > len(said) or mine.key in self.live else turn)
-        left = {turn.key for group in begun.values() for turn in group}
-        left -= {turn.key for turn in self.kept} - self.live
-        return tuple(found or saved), tuple(turn for turn in self.session.turns if turn.key in left)
+            by_prompt[_bodies(turn)[:1]].append(turn)
+        merged = list[SessionTurn]()
+        for turn in saved if by_prompt else ():
+            bodies = _bodies(turn)
+            candidates = by_prompt[bodies[:1]]
+            at = next((at for at, one in enumerate(candidates) if _bodies(one)[: len(bodies)] == bodies), None)
+            mine = turn if at is None else candidates.pop(at)
+            merged.append(mine if len(mine.messages) > len(bodies) or mine.key in self.live else turn)
+        unsaved = {turn.key for group in by_prompt.values() for turn in group}
+        unsaved -= {turn.key for turn in self.last_saved} - self.live
+        return tuple(merged or saved), tuple(turn for turn in self.session.turns if turn.key in unsaved)
 
     async def load_or_report(self) -> None:
-        """Continue the saved session, and report a failure."""
+        """Load the saved session once; an error is only reported."""
         if not self.loaded:
             async with self.lock:
                 await self.reporter.attempt("resuming the session", self.load(), [])
@@ -245,46 +257,46 @@ class TurnProcessor:
         """Save the session, if there is a shelf.
 
         Raises:
-            ContextMemoryError: The saved session could not be read, and is not overwritten.
+            ContextMemoryError: The saved session could not be read, so it is not overwritten.
         """
         if not self.loaded:
             raise ContextMemoryError("the saved session could not be read; nothing is saved until it can")
-        session = self.session  # a response may be added meanwhile
+        session = self.session  # a response may be added while this waits
         await self.checkpoints.keep(session, score, self.summary_row)
-        self.kept, self.summary_row = session.turns, None
+        self.last_saved, self.summary_row = session.turns, None
 
     async def save_or_report(self) -> None:
-        """Save the session, and report a failure."""
-        await self.reporter.attempt("keeping the session", self.save(), [])
+        """Save the session; an error is only reported."""
+        await self.reporter.attempt("saving the session", self.save(), [])
 
     def scores(self) -> tuple[float, float]:
-        """Quality by the manager's scorer, and health, of the current session."""
+        """Return the quality (by the manager's scorer) and the health of the current session."""
         session = self.session
         state = ContextState(
             avg_memory_relevance=session.relevance,
             last_coherence_score=session.coherence,
             turn_count=len(session.turns),
             summarization_count=session.summarizations,
-            token_count=self.held,
+            token_count=self.uncut_tokens,
             max_tokens=self.config.max_tokens,
         )
-        asked = attempt(lambda: clamp_score(self.scorer.calculate(state)))
-        if asked.error is not None:
-            self.reporter.report("scoring", asked.error)
+        outcome = attempt(lambda: clamp_score(self.scorer.calculate(state)))
+        if outcome.error is not None:
+            self.reporter.report("scoring", outcome.error)
         health = HEALTH.calculate(state)
-        return health if asked.value is None else asked.value, health
+        return health if outcome.value is None else outcome.value, health
 
     def _score(self, summarized: bool) -> Score:
-        """Score the current session."""
+        """Score the current session, and add the score to it."""
         quality, health = self.scores()
-        turn, tokens = len(self.session.turns) - 1, self.held
+        turn, tokens = len(self.session.turns) - 1, self.uncut_tokens
         now = datetime.now(UTC)
         score = Score(turn=turn, quality=quality, health=health, tokens=tokens, summarized=summarized, created_at=now)
-        self._append_score(score)
+        self._add_score(score)
         return score
 
     async def _rate(self, trouble: list[str]) -> None:
-        """Let the model rate the newest answer, if `coherence` is set."""
+        """Have the model rate the newest answer, if `coherence` is set."""
         turns = self.session.turns
         if self.config.coherence and not self.llm.silent and turns and not turns[-1].open:
             rating = await self.reporter.attempt(
@@ -293,8 +305,8 @@ class TurnProcessor:
             self.session = replace(self.session, coherence=rating)
 
     async def _summarize_if_due(self, trouble: list[str]) -> bool:
-        """Summarize if due: at most once a turn, and only if there is enough to add."""
-        if not self.config.auto_summarize or self.held < self.config.summarization_threshold:
+        """Summarize if the session is large enough and there are enough turns to summarize."""
+        if not self.config.auto_summarize or self.uncut_tokens < self.config.summarization_threshold:
             return False
         older = self.session.verbatim[: -self.config.recent_turns_to_keep]
         if sum(turn.tokens for turn in older) < self.config.max_tokens // UPDATE_SHARE:
@@ -303,7 +315,7 @@ class TurnProcessor:
         return done is not None and done.turns_summarized > 0
 
     async def _roll_back_if_degraded(self, turn: SessionTurn, quality: float, trouble: list[str]) -> bool:
-        """Roll back a degraded session if `auto_rollback` is set; the user's new turn stays."""
+        """Roll back a degraded session if `auto_rollback` is set; the user's new turn is kept."""
         wanted = self.config.auto_rollback and self.checkpoints.enabled and self.session.checkpoint is not None
         if not wanted or quality >= self.config.quality_threshold:
             return False
@@ -314,7 +326,7 @@ class TurnProcessor:
         return True
 
     async def _checkpoint_if_due(self, trouble: list[str]) -> str | None:
-        """Make a checkpoint if due."""
+        """Make a checkpoint if one is due; return the id of the commit."""
         config = self.config
         due = self.session.since_checkpoint >= config.checkpoint_interval
         if not (due and config.auto_checkpoint and self.checkpoints.enabled):
@@ -322,8 +334,8 @@ class TurnProcessor:
         message = f"Auto checkpoint at turn {len(self.session.turns)}"
         return await self.reporter.attempt("checkpoint", self.checkpoint(message), trouble)
 
-    def _append_score(self, score: Score, *, again: bool = False) -> None:
-        """Append a score, or replace the last one."""
+    def _add_score(self, score: Score, *, again: bool = False) -> None:
+        """Add a score, or replace the last one if `again`."""
         scores = self.session.scores[:-1] if again else self.session.scores
         self.session = replace(self.session, scores=(*scores, score)[-MAX_SCORES:])
 
@@ -337,20 +349,20 @@ T = TypeVar("T")
 
 
 class ErrorReporter:
-    """Reports failures to the log and to `on_error`; never raises."""
+    """Reports errors to the log and to `on_error`; never raises."""
 
     def __init__(self, on_error: Callable[[Exception], object] | None) -> None:
         self._on_error = on_error
 
     def report(self, what: str, error: Exception) -> None:
-        """Report a failure."""
+        """Report an error."""
         LOG.warning("context_compiler: %s: %s", what, log_text(error))
         callback = self._on_error
         if callback is not None and (failed := attempt(lambda: callback(error)).error) is not None:
             LOG.warning("context_compiler: a callback raised %s", log_text(failed))
 
     async def attempt(self, what: str, work: Awaitable[T], trouble: list[str]) -> T | None:
-        """Result of some work, or None if it fails; a failure is reported and added to `trouble`."""
+        """Await some work; if it fails, report the error, add it to `trouble`, and return None."""
         outcome = await try_await(work)
         if outcome.error is not None:
             trouble.append(f"{what}: {log_text(outcome.error)}")

@@ -1,1 +1,1 @@
-"""The inspector of a record in the browser: its pages, its JSON API, and the application that serves both."""
+"""Web inspector of a record: its pages, its JSON API, and the application that serves both."""

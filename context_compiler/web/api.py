@@ -1,4 +1,4 @@
-"""The JSON API: one table of resources that is served as JSON and as pages, and the OpenAPI document of it."""
+"""The JSON API: one table of resources, served both as JSON and as pages, and its OpenAPI document."""
 
 from __future__ import annotations
 
@@ -40,37 +40,37 @@ from context_compiler.web.templates import (
 from context_compiler.web.timeline import Timeline, Timelines
 
 LARGEST = 2**53 - 1
-"""Largest number that JavaScript reads exactly."""
+"""Largest integer that JavaScript represents exactly."""
 
 LONGEST = 2_000
-"""Characters of a text parameter."""
+"""Maximum characters of a text parameter."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parameter:
-    """A parameter of a resource, in its path or its query."""
+    """Parameter of a resource, in its path or its query."""
 
     name: str
     about: str
     number: bool = False
     default: int | str | None = None
-    """None for a parameter of the path."""
+    """None for a path parameter."""
     choices: tuple[str, ...] = ()
     most: int = LARGEST
     least: int = 1
     pattern: str = r"^[^\x00]*$"
-    """Regular expression of a text."""
+    """Regular expression that a text matches; for the OpenAPI document."""
 
     @property
     def place(self) -> Literal["path", "query"]:
-        """Place of the parameter in an address."""
+        """Location of the parameter in an address."""
         return "path" if self.default is None else "query"
 
     def parse(self, text: str | None) -> int | str:
-        """The value of a text.
+        """Parse the value of the parameter; a missing one becomes the default.
 
         Raises:
-            BadRequest: it is wrong; the message says what is allowed.
+            BadRequest: The value is invalid; the message gives the allowed values.
         """
         if text is None or (text == "" and self.default is not None):
             return self.default if self.default is not None else ""
@@ -86,7 +86,7 @@ class Parameter:
         return text
 
     def document(self) -> dict[str, Any]:
-        """The parameter in OpenAPI."""
+        """Return the OpenAPI description of the parameter."""
         kind: dict[str, Any] = {"type": "integer", "minimum": self.least, "maximum": self.most} if self.number else {}
         kind = kind or {"type": "string", "maxLength": LONGEST, "pattern": self.pattern}
         if self.choices:
@@ -102,18 +102,18 @@ Values = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sources:
-    """Readers of one record, which keep what they read last."""
+    """Readers of one record, each with its own cache."""
 
     inspector: Inspector
     facts: FactSearch
     timelines: Timelines
     comparisons: Comparisons
     runs: str | None
-    """Store of the runs of pipelines; None shows none."""
+    """Store of pipeline runs; None shows no runs."""
 
     @classmethod
     def of(cls, inspector: Inspector, runs: str | None) -> Sources:
-        """All readers over one inspector and a store of runs."""
+        """Create all readers for one inspector and a store of runs."""
         return cls(
             inspector=inspector,
             facts=FactSearch(inspector),
@@ -128,7 +128,7 @@ Load = Callable[[Sources, Values], Awaitable[Any]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resource:
-    """Something to look at, at one address as a page and at the same address below `/api` as JSON."""
+    """Something that can be viewed: as a page at one address, and as JSON at the same address below `/api`."""
 
     path: str
     name: str
@@ -136,14 +136,14 @@ class Resource:
     result: Any
     load: Load
     page: str
-    """Template of its page; empty if it has none."""
+    """Template of the resource's page; empty if it has none."""
     parameters: tuple[Parameter, ...] = ()
     beside: Mapping[str, str] = field(default_factory=dict[str, str])
-    """Other resources that its page shows too, by the names that its template uses."""
+    """Names of other resources that the page shows too, by their variable in its template."""
 
     @property
     def route(self) -> str:
-        """The path with the type of its parameters."""
+        """Path in the syntax of the router, with the types of its parameters."""
         found = self.path
         for one in self.parameters:
             found = found.replace(
@@ -152,14 +152,16 @@ class Resource:
         return found
 
     def parse(self, path: Mapping[str, str], query: Mapping[str, str]) -> dict[str, Any]:
-        """Values of all parameters.
+        """Parse the values of all parameters.
 
         Raises:
-            BadRequest: one of them is wrong, or unknown.
+            BadRequest: A parameter is invalid or unknown.
         """
         known = {one.name for one in self.parameters}
         if unknown := sorted(set(query) - known - {"token"}):
-            raise BadRequest(f"unknown parameter {unknown[0][:40]!r}; known are {', '.join(sorted(known)) or 'none'}")
+            raise BadRequest(
+                f"unknown parameter {unknown[0][:40]!r}; known parameters: {', '.join(sorted(known)) or 'none'}"
+            )
         return {one.name: one.parse((path if one.place == "path" else query).get(one.name)) for one in self.parameters}
 
 
@@ -168,7 +170,7 @@ def _number(about: str) -> Parameter:
 
 
 PAGE = Parameter(name="page", about="Page of the list, from 1.", number=True, default=1, most=10_000_000)
-STRETCH = Parameter(name="stretch", about="Stretch of the timeline, from 1, the newest.", number=True, default=1)
+STRETCH = Parameter(name="stretch", about="Page of the timeline, from 1, the newest.", number=True, default=1)
 STATUSES = ("", "raw", "compiled", "cycle", "fallback", "floor_over_budget", "dry_run", "imported")
 STATUS = Parameter(name="status", about="First word of the status of requests.", default="", choices=STATUSES)
 
@@ -216,8 +218,8 @@ RESOURCES: tuple[Resource, ...] = (
         load=_sessions,
         page="sessions.html",
         parameters=(
-            Parameter(name="name", about="A part of the session's name.", default=""),
-            Parameter(name="text", about="Words that were said in the session, in this order.", default=""),
+            Parameter(name="name", about="Part of the session's name.", default=""),
+            Parameter(name="text", about="Words of a message in the session, in this order.", default=""),
             STATUS,
             Parameter(name="template", about="Template of at least one of its compiles.", default=""),
             Parameter(name="model", about="Model of at least one of its compiles.", default=""),
@@ -239,7 +241,7 @@ RESOURCES: tuple[Resource, ...] = (
     Resource(
         path="/sessions/{number}/timeline",
         name="timeline",
-        about="Raw, sent and shared tokens of a session's requests, oldest first, and what they cost.",
+        about="Raw, sent and shared tokens of a session's requests, oldest first, and their cost.",
         result=Timeline,
         load=_timeline,
         page="",
@@ -248,7 +250,7 @@ RESOURCES: tuple[Resource, ...] = (
     Resource(
         path="/sessions/{number}/fact",
         name="fact",
-        about="Fate of a fact: the requests that had it, in which form, and when it left.",
+        about="History of a fact: which requests contained it, in which form, and when it was dropped.",
         result=FactPage,
         load=lambda sources, given: sources.facts.session(given["number"], given["q"]),
         page="fact.html",
@@ -266,7 +268,7 @@ RESOURCES: tuple[Resource, ...] = (
     Resource(
         path="/sessions/{number}/steering",
         name="steering",
-        about="Pinned messages of a session, compiles and undos by hand, and a preview of a compile without a model.",
+        about="Pinned messages of a session, manual compiles and undos, and a preview of a compile without a model.",
         result=SteeringPage,
         load=lambda sources, given: load_steering(
             sources.inspector,
@@ -306,7 +308,7 @@ RESOURCES: tuple[Resource, ...] = (
     Resource(
         path="/requests/{number}/messages/{index}",
         name="message",
-        about="One message of a request, as it is shown and as it is on the record.",
+        about="One message of a request, formatted and as stored on the record.",
         result=MessagePage,
         load=lambda sources, given: sources.inspector.message(given["number"], given["index"]),
         page="message.html",
@@ -318,7 +320,7 @@ RESOURCES: tuple[Resource, ...] = (
     Resource(
         path="/requests/{number}/why",
         name="why",
-        about="The raw history of a request: each message in or out of it, and the step that decided.",
+        about="Raw history of a request: whether each message is in the request, and the step that decided it.",
         result=WhyPage,
         load=lambda sources, given: sources.inspector.why(given["number"], page=given["page"], only=given["only"]),
         page="why.html",
@@ -326,7 +328,7 @@ RESOURCES: tuple[Resource, ...] = (
             _number("Number of the request."),
             Parameter(
                 name="only",
-                about="Only messages of which this is in the request.",
+                about="Show only messages with this verdict.",
                 default="",
                 choices=("", *VERDICTS),
             ),
@@ -336,7 +338,7 @@ RESOURCES: tuple[Resource, ...] = (
     Resource(
         path="/requests/{number}/diff",
         name="diff",
-        about="The difference of a request and the one before, another one, or its raw history.",
+        about="Difference between a request and the previous one, another one, or its raw history.",
         result=DiffPage,
         load=_diff,
         page="diff.html",
@@ -354,15 +356,20 @@ RESOURCES: tuple[Resource, ...] = (
     Resource(
         path="/requests/{number}/replay",
         name="replay",
-        about="A request with other settings, beside what was sent; no model is asked and nothing is recorded.",
+        about="A request compiled with other settings, compared with what was sent; no model is called.",
         result=ReplayPage,
         load=_replay,
         page="replay.html",
         parameters=(
             _number("Number of the request."),
-            Parameter(name="template", about="Template; empty for that of the request.", default=""),
+            Parameter(name="template", about="Template; empty for the one of the request.", default=""),
             Parameter(
-                name="budget", about="Tokens; 0 for that of the request.", number=True, least=0, default=0, most=10**9
+                name="budget",
+                about="Tokens; 0 for the budget of the request.",
+                number=True,
+                least=0,
+                default=0,
+                most=10**9,
             ),
             Parameter(
                 name="fidelity",
@@ -384,7 +391,7 @@ RESOURCES: tuple[Resource, ...] = (
     Resource(
         path="/requests/{number}/export",
         name="export",
-        about="A request as JSON, as Python to paste, and as a case of pydantic_evals.",
+        about="A request as JSON, as Python code to paste, and as a pydantic_evals case.",
         result=ExportPage,
         load=lambda sources, given: load_export(sources.inspector, given["number"]),
         page="export.html",
@@ -393,7 +400,7 @@ RESOURCES: tuple[Resource, ...] = (
     Resource(
         path="/context/templates",
         name="context_templates",
-        about="Templates, those of the vault first.",
+        about="Templates, with those of the vault first.",
         result=tuple[TemplateRow, ...],
         load=_template_rows,
         page="",
@@ -401,7 +408,7 @@ RESOURCES: tuple[Resource, ...] = (
     Resource(
         path="/templates",
         name="templates",
-        about="Templates, the order in which they are looked up, and files that are none.",
+        about="Templates, their lookup order, and files that are not valid templates.",
         result=TemplatesPage,
         load=lambda sources, given: load_templates(sources.inspector),
         page="templates.html",
@@ -417,10 +424,15 @@ RESOURCES: tuple[Resource, ...] = (
         page="template.html",
         parameters=(
             Parameter(name="name", about="Name of the template.", default=""),
-            Parameter(name="source", about="Only that source.", default="", choices=("", "vault", "system", "builtin")),
+            Parameter(
+                name="source",
+                about="Source of the template; empty for the first one.",
+                default="",
+                choices=("", "vault", "system", "builtin"),
+            ),
             Parameter(
                 name="request",
-                about="Request whose history it is tried on; 0 for none.",
+                about="Request whose history the prompt is built from; 0 for none.",
                 number=True,
                 least=0,
                 default=0,
@@ -439,7 +451,7 @@ RESOURCES: tuple[Resource, ...] = (
     Resource(
         path="/pipeline",
         name="pipeline",
-        about="One run: the path that it took, with fidelity and thread of each hop.",
+        about="One run and its path through the graph, with fidelity and thread of each hop.",
         result=RunPage,
         load=lambda sources, given: load_run(sources.runs, given["run"]),
         page="pipeline.html",
@@ -455,17 +467,17 @@ RESOURCES: tuple[Resource, ...] = (
         parameters=(_number("Number of the compile."),),
     ),
 )
-"""Everything there is to look at."""
+"""All resources of the API and the pages."""
 
 
 @cache
 def adapter(result: Any) -> TypeAdapter[Any]:
-    """The serialiser of a type of result."""
+    """Return the serializer of a result type."""
     return TypeAdapter(result)
 
 
 def to_json(resource: Resource, value: object) -> bytes:
-    """A value of a resource as JSON."""
+    """Serialize a value of a resource to JSON."""
     return adapter(resource.result).dump_json(value)
 
 
@@ -478,7 +490,7 @@ ERROR = {
 
 
 def openapi() -> dict[str, Any]:
-    """The OpenAPI document of the API."""
+    """Build the OpenAPI document of the API."""
     schemas: dict[str, Any] = {"Error": ERROR}
     paths: dict[str, Any] = {}
     for one in RESOURCES:
@@ -498,7 +510,7 @@ def openapi() -> dict[str, Any]:
     return {"openapi": "3.1.0", "info": info, "paths": paths, "components": {"schemas": schemas}}
 
 
-FAILURES = {"400": "A parameter is wrong.", "404": "There is no such thing.", "503": "The record cannot be read."}
+FAILURES = {"400": "A parameter is invalid.", "404": "Not found.", "503": "The record cannot be read."}
 
 
 def _answer(about: str, schema: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The application: routes of pages, API and files, and the middleware that guards them."""
+"""The web application: routes of the pages, the API and static files, and the middleware that guards them."""
 
 from __future__ import annotations
 
@@ -47,36 +47,37 @@ HEADERS = {
     "cross-origin-resource-policy": "same-origin",
     "permissions-policy": "camera=(), geolocation=(), microphone=()",
 }
-"""Headers of every answer."""
+"""Headers of every response."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Access:
-    """Conditions of every request: the names under which the server is reached, and its token."""
+    """Conditions for every request: the host names of the server, and its token."""
 
     hosts: frozenset[str] = LOOPBACK
     token: str | None = None
-    """None asks for none."""
+    """None requires no token."""
 
 
 class Guard:
-    """Middleware that refuses foreign names, cross-site writes and missing tokens, and sets the security headers.
+    """Middleware that refuses unknown hosts, cross-site writes and missing tokens, and sets security headers.
 
-    A page of another site that is made to resolve to this address (DNS rebinding) carries its own name in `Host`.
+    The check of `Host` prevents DNS rebinding: a page of another site whose name resolves to this address sends its
+    own name.
     """
 
     def __init__(self, app: ASGIApp, access: Access) -> None:
         self.app, self.access = app, access
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request."""
+        """Handle one request."""
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
         headers = Headers(scope=scope)
-        refused = self._refusal(scope, headers)
+        instead = self._refusal(scope, headers)
 
-        async def guarded(message: Message) -> None:
+        async def send_with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
                 found = MutableHeaders(scope=message)
                 for name, value in HEADERS.items():
@@ -84,25 +85,25 @@ class Guard:
                 found.setdefault("cache-control", "no-store")
             await send(message)
 
-        if refused is None and (cookie := self._new_cookie(scope)):
-            refused = RedirectResponse(_without_token(scope), status_code=303)
-            refused.set_cookie(COOKIE, cookie, httponly=True, samesite="strict")
-        await (refused or self.app)(scope, receive, guarded)
+        if instead is None and (cookie := self._new_cookie(scope)):
+            instead = RedirectResponse(_without_token(scope), status_code=303)
+            instead.set_cookie(COOKIE, cookie, httponly=True, samesite="strict")
+        await (instead or self.app)(scope, receive, send_with_headers)
 
     def _refusal(self, scope: Scope, headers: Headers) -> Response | None:
         host = headers.get("host", "")
         if _hostname(host) not in self.access.hosts:
-            return _refuse(403, f"this server is not called {host[:80]!r}")
+            return _refuse(403, f"unknown host {host[:80]!r}: this server does not have that name")
         if not _same_site(headers, host):
             if scope["method"] not in SAFE:
-                return _refuse(403, "a page of another site may not write here")
-            if not _is_opened(headers):
-                return _refuse(403, "a page of another site may link to this one, and not load it")
-        if not self._allowed(scope, headers):
+                return _refuse(403, "pages of other sites cannot write to this server")
+            if not _is_navigation(headers):
+                return _refuse(403, "pages of other sites can link to this page, but not load it")
+        if not self._has_token(scope, headers):
             return _refuse(401, "give the token that the server printed, as ?token=… or as a bearer token")
         return None
 
-    def _allowed(self, scope: Scope, headers: Headers) -> bool:
+    def _has_token(self, scope: Scope, headers: Headers) -> bool:
         if self.access.token is None:
             return True
         bearer = headers.get("authorization", "").removeprefix("Bearer ")
@@ -110,9 +111,9 @@ class Guard:
         return any(secrets.compare_digest(one.encode(), self.access.token.encode()) for one in given if one)
 
     def _new_cookie(self, scope: Scope) -> str:
-        """Token of an address that a browser opens, which goes into a cookie and out of the address."""
-        asked = scope["method"] == "GET" and not scope["path"].startswith("/api")
-        return _query_token(scope) if asked and self.access.token else ""
+        """Return the token in the address of a page, to move it from the address to a cookie; empty if none."""
+        is_page = scope["method"] == "GET" and not scope["path"].startswith("/api")
+        return _query_token(scope) if is_page and self.access.token else ""
 
 
 def _hostname(host: str) -> str:
@@ -123,17 +124,16 @@ def _hostname(host: str) -> str:
 
 
 def _same_site(headers: Headers, host: str) -> bool:
-    """True for a request of our own pages, or of a program that is not a browser."""
+    """True for a request from a page of this server, or from a program that is not a browser."""
     origin, site = headers.get("origin"), headers.get("sec-fetch-site")
     if origin is not None and attempt(lambda: urlsplit(origin).netloc).value != host:
         return False
     return site in (None, "same-origin", "none")
 
 
-def _is_opened(headers: Headers) -> bool:
-    """True for a page that somebody opens by a link: a look at a chat that is new makes its transcript."""
-    asked = headers.get("sec-fetch-mode"), headers.get("sec-fetch-dest")
-    return asked == ("navigate", "document")
+def _is_navigation(headers: Headers) -> bool:
+    """True if a user opens a page by a link. Other sites must not load pages, because opening a new chat stores it."""
+    return (headers.get("sec-fetch-mode"), headers.get("sec-fetch-dest")) == ("navigate", "document")
 
 
 def _query_token(scope: Scope) -> str:
@@ -161,19 +161,19 @@ def create_app(
     chats: Chats | None = None,
     owner: str | None = None,
 ) -> Starlette:
-    """The application for one record.
+    """Create the application for one record.
 
     Args:
-        db: The record, a file or an address; opened read-only, and not before the first request.
-        system: Folder whose `ContextTemplates/` comes second.
-        vault: Folder whose `AssistantMD/ContextTemplates/` comes first; `{owner}` in its path stands for the folder of
-            the owner.
-        hosts: Names under which the server is reached, beside those of loopback.
-        token: Token that every request must bring; None asks for none.
-        runs: Store of the runs of pipelines: a file, a folder or an address; never made here.
-        chats: Chats of the chat page; None leaves it out.
-        owner: Owner whose sessions are shown; None shows those of all. Runs of pipelines, which no owner has, are shown
-            to nobody else.
+        db: File or address of the record; opened read-only at the first request.
+        system: Folder whose `ContextTemplates/` is searched second.
+        vault: Folder whose `AssistantMD/ContextTemplates/` is searched first; `{owner}` in its path is replaced by the
+            folder of the owner.
+        hosts: Host names of the server, in addition to those of loopback.
+        token: Token that every request must have; None requires none.
+        runs: Store of pipeline runs: a file, a folder or an address; never created here.
+        chats: Chats of the chat page; None disables the page.
+        owner: Owner whose sessions are shown; None shows the sessions of all owners, and pipeline runs, which have no
+            owner.
     """
     store = open_place(db, read_only=True).scoped(owner)
     inspector = Inspector(store, vault=vault_of(vault, owner), system=None if system is None else Path(system))
@@ -195,13 +195,13 @@ def create_app(
         ],
         middleware=[Middleware(Guard, access=Access(hosts=LOOPBACK | frozenset(hosts), token=token))],
         exception_handlers={
-            ContextCompilerError: _explain,
-            HTTPException: _explain,
+            ContextCompilerError: _error_response,
+            HTTPException: _error_response,
         },
-        lifespan=lambda app: _running(chats),
+        lifespan=lambda app: _lifespan(chats),
     )
     app.state.inspector = inspector
-    app.state.is_ending = lambda: False  # the server says when open streams have to end
+    app.state.is_ending = lambda: False  # replaced by the server, to end open streams when it shuts down
     return app
 
 
@@ -240,7 +240,7 @@ def _download(sources: Sources) -> Endpoint:
     async def answer(request: Request) -> Response:
         form = request.path_params["form"]
         if form not in FORMS:
-            raise NotFound(f"no such export {form[:40]!r}; there are {', '.join(FORMS)}")
+            raise NotFound(f"unknown export {form[:40]!r}; use one of {', '.join(FORMS)}")
         value = await resource.load(sources, resource.parse(request.path_params, {}))
         ending, kind = FORMS[form]
         name = f"request-{value.request.id}{ending}"
@@ -284,13 +284,13 @@ async def _openapi(request: Request) -> Response:
 
 
 async def _no_chat(request: Request) -> Response:
-    raise HTTPException(404, "this server has no chat: `context-compiler serve` starts one that has")
+    raise HTTPException(404, "this server has no chat; `context-compiler serve` starts one with a chat")
 
 
 @asynccontextmanager
-async def _running(chats: Chats | None) -> AsyncGenerator[None]:
-    """Prepare the first answers beside the server, and close the chats when it ends, so that what was shown is kept."""
-    Thread(target=_prepare, daemon=True, name="prepare").start()
+async def _lifespan(chats: Chats | None) -> AsyncGenerator[None]:
+    """Warm up in a thread, and close the chats when the server ends, so that the shown part of an answer is stored."""
+    Thread(target=_warm_up, daemon=True, name="prepare").start()
     try:
         yield
     finally:
@@ -298,8 +298,8 @@ async def _running(chats: Chats | None) -> AsyncGenerator[None]:
             await chats.close()
 
 
-def _prepare() -> None:
-    """Compile what would else be compiled while somebody waits for a page."""
+def _warm_up() -> None:
+    """Compile templates and patterns before the first page needs them."""
     load_pages()
     specifics("Ünïcode too")
 
@@ -308,12 +308,12 @@ async def _static(request: Request) -> Response:
     found = static_files().get(request.path_params["name"])
     if found is None:
         raise HTTPException(404, "no such file")
-    kept = "public, max-age=31536000, immutable" if request.url.query else "no-cache"
-    return Response(found[0], media_type=found[1], headers={"cache-control": kept})
+    caching = "public, max-age=31536000, immutable" if request.url.query else "no-cache"
+    return Response(found[0], media_type=found[1], headers={"cache-control": caching})
 
 
-async def _explain(request: Request, error: Exception) -> Response:
-    """An error as a page, or as JSON below `/api`."""
+async def _error_response(request: Request, error: Exception) -> Response:
+    """Answer with an error as a page, or as JSON below `/api`."""
     status = error.status_code if isinstance(error, HTTPException) else _status(error)
     why = error.detail if isinstance(error, HTTPException) else str(error)
     if request.url.path.startswith("/api"):

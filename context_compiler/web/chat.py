@@ -1,7 +1,7 @@
-"""The chat page: conversations that live in the server, so that every tab sees the same answer and may close.
+"""The chat page: conversations run in the server, so that all tabs see the same answer, and can be closed.
 
-An answer runs as a task of its own. Whoever listens to a chat gets its pieces as server-sent events, a page that comes
-late gets what there is so far, and a prompt while an answer is coming is refused and stays in its field.
+Each answer is written in its own task. Every open page of a chat gets its pieces as server-sent events, and a page that
+is opened later gets the answer so far. A prompt is refused while an answer is being written, and stays in its field.
 """
 
 from __future__ import annotations
@@ -36,29 +36,29 @@ from context_compiler.resilience import attempt, try_await
 from context_compiler.tokens.prices import Budget
 from context_compiler.web.data import BadRequest, Inspector
 from context_compiler.web.pages import render
-from context_compiler.web.steering import STEERS, answer_json, body_field, checked, json_body, operations
+from context_compiler.web.steering import STEERS, answer_json, body_field, json_body, operations, or_bad_request
 
 LONGEST_NAME = 200
-"""Characters of a chat's name."""
+"""Maximum characters of a chat's name."""
 
 LONGEST_PROMPT = 400_000
-"""Characters of one prompt."""
+"""Maximum characters of one prompt."""
 
 SHOWN = 40
-"""Turns on the page at first, and more at each request for earlier ones."""
+"""Turns on the page at first, and turns added at each request for earlier ones."""
 
 BACKLOG = 1_000
-"""Events that a page may be behind; one that is further behind loads the chat again."""
+"""Maximum events that a page can be behind; a page that is further behind reloads the chat."""
 
 LOOK = 1.0
-"""Seconds between checks for the end of the server and for turns added by a terminal."""
+"""Seconds between checks whether the server shuts down, or a terminal has added turns."""
 
 HEARTBEAT = 15
-"""Looks without an event after which a comment keeps the connection open."""
+"""Number of checks without an event after which a comment is sent to keep the connection open."""
 
 
 class Busy(ContextCompilerError):
-    """An answer of this chat is still coming."""
+    """Error for a prompt or action while an answer of the chat is still being written."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,28 +71,28 @@ class ShownTurn:
     answer: str
     """HTML of the answer, safe to show; empty if there was none."""
     request: int | None
-    """Number of its last request on the record."""
+    """Number of the turn's last request on the record."""
     pinned: bool = False
-    """Its prompt stays in every view."""
+    """True if the prompt is pinned, so that it stays in every view."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatDefaults:
-    """Settings that every chat of a server begins with."""
+    """Initial settings of all chats of a server."""
 
     model: str
     template: str = "chat_compiler"
     endless: bool = True
     budget: Budget | None = None
     writer: Model | str | None = None
-    """Model that writes the summaries; None is the one that answers."""
+    """Model that writes summaries; None uses the model that answers."""
     db: Path | str
     system: Path
     vault: Path | None = None
 
 
 class Chat:
-    """One conversation with its listeners."""
+    """One conversation and the pages that listen to it."""
 
     def __init__(self, name: str, agent_of: Callable[[str], Agent[Any, Any]], defaults: ChatDefaults) -> None:
         self.name, self.model = name, defaults.model
@@ -113,16 +113,16 @@ class Chat:
             vault=defaults.vault,
             system=defaults.system,
             budget=defaults.budget,
-            notice=lambda text: self._tell("notice", {"text": safe(text)}),
+            notice=lambda text: self._broadcast("notice", {"text": safe(text)}),
         )
 
     async def open(self) -> None:
-        """Load the stored conversation, and which request answered which turn."""
+        """Load the stored conversation and the request number of each turn."""
         await self.session.open()
-        await self._look_up_requests()
+        await self._load_requests()
 
-    async def _look_up_requests(self) -> None:
-        """Look up which request answered which turn, in whichever process."""
+    async def _load_requests(self) -> None:
+        """Load the request number of each turn, including turns of other processes."""
         store, place = self.session.storage.store, self.session.vault_name
         if isinstance(store, SQLStore):
             found = await try_await(store.perform(partial(answers_by_turn, session_id=self.name, vault_name=place)))
@@ -130,15 +130,15 @@ class Chat:
 
     @property
     def answering(self) -> bool:
-        """True while an answer is coming."""
+        """True while an answer is being written."""
         return self._answer is not None
 
     def say(self, text: str, *, endless: bool, template: str, model: str) -> None:
         """Begin to answer a prompt.
 
         Raises:
-            Busy: an answer is still coming.
-            SettingsError: the template or the model cannot be used.
+            Busy: An answer is still being written.
+            SettingsError: The template or the model cannot be used.
         """
         if self._answer is not None:
             raise Busy("an answer is still coming: wait for it, or stop it")
@@ -151,7 +151,7 @@ class Chat:
             raise chosen.error
         self.session.endless = endless
         self._prompt, self._shown = text, ""
-        self._tell("prompt", {"text": text})
+        self._broadcast("prompt", {"text": text})
         self._answer = asyncio.create_task(self._run(text))
 
     async def _run(self, text: str) -> None:
@@ -160,17 +160,17 @@ class Chat:
             reply = outcome.value if outcome.value is not None else self.session.last
             self._link(reply)
             why = safe(str(outcome.error) or type(outcome.error).__name__) if outcome.error is not None else ""
-            self._tell("done", {**self._figures(reply), "error": why[:500]})
+            self._broadcast("done", {**self._figures(reply), "error": why[:500]})
         except asyncio.CancelledError:
-            self._tell("done", {"error": ""})
-            self._tell("notice", {"text": "stopped while waiting: nothing was sent"})
+            self._broadcast("done", {"error": ""})
+            self._broadcast("notice", {"text": "stopped while waiting: nothing was sent"})
             raise
         finally:
             self._answer = None
 
     def _add(self, piece: str) -> None:
         self._shown += piece
-        self._tell("piece", {"text": piece})
+        self._broadcast("piece", {"text": piece})
 
     def _link(self, reply: Reply | None) -> None:
         view = reply.view if reply is not None else None
@@ -193,30 +193,30 @@ class Chat:
             "status": record.status.split(";")[0] if record is not None else "",
         }
 
-    async def look_at_pins(self) -> None:
-        """Look up which turns are pinned, by whichever process."""
+    async def refresh_pins(self) -> None:
+        """Load which turns are pinned, including pins of other processes."""
         found = await try_await(self.session.pins())
         self._pinned = {pin.turn for pin in found.value or ()}
 
     async def steer(self, way: str, body: Mapping[str, Any]) -> CompileResult | Pin:
-        """Compile now, undo that, pin or unpin, and tell the listeners.
+        """Compile now, undo a compile, pin or unpin, and notify the listeners.
 
         Raises:
-            Busy: an answer is still coming.
-            BadRequest: a field is wrong, or nothing was said yet.
+            Busy: An answer is still being written.
+            BadRequest: A field is invalid, or the chat is empty.
         """
         if self._answer is not None:
             raise Busy("an answer is still coming: wait for it, or stop it")
         if not self.session.messages:
             raise BadRequest("nothing was said in this chat yet")
-        result = await checked(STEERS[way](self.session, body))
-        await self.look_at_pins()
+        result = await or_bad_request(STEERS[way](self.session, body))
+        await self.refresh_pins()
         if isinstance(result, Pin) or (result.done and result.kind != "preview"):
-            self._tell("turns", {"turns": len(visible_turns(self.session.messages))})
+            self._broadcast("turns", {"turns": len(visible_turns(self.session.messages))})
         return result
 
     def stop(self) -> bool:
-        """Stop the answer that is coming; what was shown is kept. False if none is coming."""
+        """Stop the answer that is being written, and keep what was shown; False if there is none."""
         if self._answer is None:
             return False
         if not self.session.stop():
@@ -224,7 +224,7 @@ class Chat:
         return True
 
     def turns(self, before: int | None = None) -> tuple[list[ShownTurn], int]:
-        """The newest turns before a position, oldest first, and the number of turns before these."""
+        """Return the newest turns before a position, oldest first, and the number of turns before these."""
         found = visible_turns(self.session.messages)
         end = len(found) if before is None else min(before, len(found))
         start = max(0, end - SHOWN)
@@ -241,7 +241,7 @@ class Chat:
         return shown, start
 
     def state(self) -> dict[str, Any]:
-        """State of the chat for a page that begins to listen."""
+        """Return the state of the chat for a page that begins to listen."""
         pending = {"prompt": self._prompt, "text": self._shown} if self.answering else None
         return {
             "turns": len(visible_turns(self.session.messages)),
@@ -250,7 +250,7 @@ class Chat:
         }
 
     async def events(self, is_ending: Callable[[], bool]) -> AsyncIterator[str]:
-        """Events of this chat from now on, as server-sent events, until the server ends."""
+        """Send the events of this chat from now on, as server-sent events, until the server ends."""
         queue: asyncio.Queue[tuple[str, Any]] = asyncio.Queue(BACKLOG)
         self._listeners.add(queue)
         quiet = 0
@@ -273,14 +273,14 @@ class Chat:
             self._listeners.discard(queue)
 
     async def _refresh(self) -> None:
-        """Tell listeners of turns that a terminal has added."""
+        """Load turns that another process has added, and notify the listeners."""
         before = len(self.session.messages)
         await try_await(self.session.storage.refresh())
         if len(self.session.messages) != before:
-            await self._look_up_requests()
-            self._tell("turns", {"turns": len(visible_turns(self.session.messages))})
+            await self._load_requests()
+            self._broadcast("turns", {"turns": len(visible_turns(self.session.messages))})
 
-    def _tell(self, name: str, value: Mapping[str, Any]) -> None:
+    def _broadcast(self, name: str, value: Mapping[str, Any]) -> None:
         for queue in self._listeners:
             if queue.full():
                 while not queue.empty():
@@ -290,7 +290,7 @@ class Chat:
                 queue.put_nowait((name, value))
 
     async def close(self) -> None:
-        """Stop the answer that is coming, keep it, and close the chat."""
+        """Stop the answer that is being written, keep it, and close the chat."""
         if self._answer is not None:
             self.stop()
             with suppress(asyncio.CancelledError):
@@ -299,11 +299,11 @@ class Chat:
 
 
 class Chats:
-    """The chats that are open in this server, by name.
+    """Open chats of this server, by name.
 
     Args:
-        agent_of: Agent for a model's name; raises `SettingsError` if it cannot be used.
-        defaults: Settings that every chat begins with.
+        agent_of: Function from the name of a model to its agent; raises `SettingsError` if the model cannot be used.
+        defaults: Initial settings of all chats.
     """
 
     def __init__(self, agent_of: Callable[[str], Agent[Any, Any]], defaults: ChatDefaults) -> None:
@@ -313,14 +313,18 @@ class Chats:
         self._opening = asyncio.Lock()
 
     def model(self, name: str) -> Model:
-        """The model of that name; SettingsError if it cannot be used."""
+        """Return the model of a name.
+
+        Raises:
+            SettingsError: The model cannot be used.
+        """
         model = self._agent_of(name).model
         if not isinstance(model, Model):
             raise SettingsError(f"model={name!r}: there is no such model")
         return model
 
     async def get(self, name: str) -> Chat:
-        """The chat of that name, opened if need be."""
+        """Return the chat of a name; it is opened first if necessary."""
         async with self._opening:
             if name not in self._open:
                 chat = Chat(name, self._agent_of, self.defaults)
@@ -341,12 +345,12 @@ def _event(name: str, value: Mapping[str, Any]) -> str:
 
 @cache
 def _parser() -> MarkdownIt:
-    """Markdown without HTML and without pictures, which would be loaded from elsewhere."""
+    """Create a Markdown parser without HTML, and without images, because they would be loaded from other servers."""
     return MarkdownIt("commonmark", {"html": False}).enable("table").disable("image")
 
 
 def markdown(text: str) -> str:
-    """Markdown as HTML that is safe to show: no tags of its own, no pictures, no addresses that run code."""
+    """Render Markdown as safe HTML: without HTML tags from the text, images, or links that run code."""
     return str(_parser().render(safe(text)))
 
 
@@ -364,7 +368,7 @@ class ChatPages:
         self.chats, self.inspector = chats, inspector
 
     def routes(self) -> list[Route]:
-        """The routes of all endpoints."""
+        """Return the routes of all endpoints."""
         return [
             Route("/chat", self.page),
             Route("/chat/turns", self.turns),
@@ -376,11 +380,11 @@ class ChatPages:
         ]
 
     async def page(self, request: Request) -> Response:
-        """The page of one chat with its newest turns."""
+        """Show the page of a chat with its newest turns."""
         name = _name(request)
         known = await try_await(self.inspector.sessions(SessionFilter()))
         chat = await self.chats.get(name)
-        await chat.look_at_pins()
+        await chat.refresh_pins()
         turns, earlier = chat.turns()
         return HTMLResponse(
             render(
@@ -398,7 +402,7 @@ class ChatPages:
         )
 
     async def turns(self, request: Request) -> Response:
-        """Some turns as a piece of the page."""
+        """Render some turns as a fragment of the page."""
         chat = await self.chats.get(_name(request))
         before = request.query_params.get("before", "")
         if before and not (before.isascii() and before.isdigit() and len(before) < 10):
@@ -407,17 +411,17 @@ class ChatPages:
         return HTMLResponse(render("chat_turns.html", turns=found, earlier=earlier))
 
     async def state(self, request: Request) -> Response:
-        """State of a chat."""
+        """Return the state of a chat."""
         chat = await self.chats.get(_name(request))
         return JSONResponse({"session": chat.name, "model": chat.model, **chat.state()})
 
     async def events(self, request: Request) -> Response:
-        """Events of a chat from now on."""
+        """Stream the events of a chat from now on."""
         chat = await self.chats.get(_name(request))
         return StreamingResponse(chat.events(request.app.state.is_ending), media_type="text/event-stream")
 
     async def say(self, request: Request) -> Response:
-        """Begin to answer a prompt."""
+        """Begin to answer the prompt in the request."""
         chat = await self.chats.get(_name(request))
         body = await json_body(request)
         text = body_field(body, "text", "")
@@ -432,12 +436,12 @@ class ChatPages:
         return JSONResponse({"session": chat.name}, 202)
 
     async def stop(self, request: Request) -> Response:
-        """Stop the answer that is coming."""
+        """Stop the answer that is being written."""
         chat = await self.chats.get(_name(request))
         return JSONResponse({"stopped": chat.stop()})
 
     async def steer(self, request: Request, way: str) -> Response:
-        """Compile now, undo that, pin or unpin."""
+        """Compile now, undo a compile, pin or unpin."""
         chat = await self.chats.get(_name(request))
         return answer_json(await chat.steer(way, await json_body(request)))
 
@@ -480,25 +484,27 @@ _PROMPT: dict[str, Any] = {
 
 CHAT_PATHS: dict[str, Any] = {
     "/api/chat": {
-        "get": _operation("chat", "State of a chat.", {"200": "The state.", "400": "A parameter is wrong."}),
+        "get": _operation("chat", "State of a chat.", {"200": "The state.", "400": "A parameter is invalid."}),
         "post": _operation(
             "say",
             "Begin to answer a prompt.",
             {
-                "202": "The answer comes as events.",
-                "400": "A field is wrong.",
-                "409": "An answer is still coming.",
+                "202": "The answer is sent as events.",
+                "400": "A field is invalid.",
+                "409": "An answer is still being written.",
                 "422": "The template or the model cannot be used.",
             },
             body=_PROMPT,
         ),
     },
     "/api/chat/events": {
-        "get": _operation("listen", "Events of a chat.", {"200": "Events.", "400": "A parameter is wrong."})
+        "get": _operation("listen", "Events of a chat.", {"200": "Events.", "400": "A parameter is invalid."})
     },
     "/api/chat/stop": {
-        "post": _operation("stop", "Stop the answer that is coming, and keep it.", {"200": "Whether one was coming."})
+        "post": _operation(
+            "stop", "Stop the answer that is being written, and keep it.", {"200": "True if there was one."}
+        )
     },
     **operations("/api/chat", _SESSION, busy=True),
 }
-"""The part of the OpenAPI document that is about chats."""
+"""OpenAPI paths of the chat endpoints."""

@@ -1,4 +1,4 @@
-"""Two lists of messages side by side: a request with another one, with its raw history, or with a replay of it."""
+"""Comparison of two lists of messages: a request and another one, its raw history, or a replay of it."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ from context_compiler.tokens import as_counter
 from context_compiler.web.data import PAGE, Inspector, Pages
 
 NEAR = 1
-"""Equal messages that stay unfolded on each side of a difference."""
+"""Equal messages shown on each side of a difference; longer runs are folded."""
 
 LINES = 160
-"""Lines of the difference of one message."""
+"""Maximum lines of the diff of one message."""
 
 SHOWN = 1_500
-"""Characters of one part of a message."""
+"""Maximum characters shown of one part of a message."""
 
 Pair = tuple[int | None, int | None]
-"""Positions of a message on both sides; None where it is missing."""
+"""Positions of a message on the left and right side; None on a side that lacks it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +54,7 @@ class DiffRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DiffPage:
-    """The difference of two requests, or of a raw history and its view."""
+    """Difference between two requests, or between a raw history and its view."""
 
     session: SessionRow
     request: RequestRow
@@ -63,11 +63,14 @@ class DiffPage:
     other: RequestRow | None
     """None for the raw history."""
     common: int
-    """Messages at the beginning that the request shares with the one before, which a prompt cache keeps."""
+    """Number of messages at the beginning that both sides share, which a prompt cache keeps.
+
+    In a comparison with the raw history, the messages that the request shares with the previous one.
+    """
     messages: tuple[int, ...]
-    """Before and after."""
+    """Number of messages on the left and right side."""
     tokens: tuple[int, ...]
-    """Before and after."""
+    """Tokens on the left and right side."""
     rows: tuple[DiffRow, ...]
     pages: Pages
     choice: str
@@ -75,7 +78,7 @@ class DiffPage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplayPage:
-    """A request beside what it would have been with other settings; nothing is sent and nothing recorded."""
+    """A request compared with the same request under other settings; nothing is sent or recorded."""
 
     session: SessionRow
     request: RequestRow
@@ -88,7 +91,7 @@ class ReplayPage:
     templates: tuple[str, ...]
     fidelities: tuple[str, ...]
     status: str
-    """Empty if nothing was asked for yet."""
+    """Status of the replay; empty if no setting was chosen yet."""
     tokens: int
     messages: int
     bar: tuple[Bar, ...]
@@ -106,7 +109,7 @@ class Comparisons:
         self._reader: Reader = reader_of(as_counter(None))
 
     async def diff(self, number: int, choice: str, *, page: int = 1) -> DiffPage:
-        """The difference of a request and another: `previous`, `raw`, or the number of a request."""
+        """Compare a request with another one: `previous`, `raw` (its raw history), or the number of a request."""
         return await self.inspector.read(partial(self._diff, number=number, choice=choice, page=page))
 
     def _diff(self, db: Database, number: int, choice: str, page: int) -> DiffPage:
@@ -119,9 +122,9 @@ class Comparisons:
             return self._raw(db, row, sent, common, page, before, after)
         other = first if choice == "previous" else request_of(db, int(choice))[0]
         left = () if other is None else self.inspector.chain(db, other.view_tip, other.session)
-        pairs = matched([node.content for node in left], [node.content for node in sent.view])
+        pairs = match_messages([node.content for node in left], [node.content for node in sent.view])
         shared = common if other is None or other is first else browse.common_length(db, other.view_tip, row.view_tip)
-        entries = list(folded(pairs, _equal(pairs, left, sent.view), shared if other is not None else 0))
+        entries = list(fold_entries(pairs, _equal(pairs, left, sent.view), shared if other is not None else 0))
         pages = Pages(page=page, size=PAGE, total=len(entries))
         rows = self._rows(
             entries[pages.offset : pages.offset + PAGE],
@@ -152,8 +155,8 @@ class Comparisons:
         before: int | None,
         after: int | None,
     ) -> DiffPage:
-        pairs = _with_origin(sent)
-        entries = list(folded(pairs, _equal(pairs, sent.raw, sent.view), common))
+        pairs = _match_origins(sent)
+        entries = list(fold_entries(pairs, _equal(pairs, sent.raw, sent.view), common))
         pages = Pages(page=page, size=PAGE, total=len(entries))
         rows = self._rows(
             entries[pages.offset : pages.offset + PAGE],
@@ -178,7 +181,7 @@ class Comparisons:
         return self.inspector.read_nodes(db, nodes)[0]
 
     def _rows(self, entries: Sequence[Entry], left: ReadMessages, right: ReadMessages) -> Iterator[DiffRow]:
-        """Rows of entries, with the messages of one page read at once."""
+        """Build the rows of entries; the messages of each side are read in one call."""
         sides: list[dict[int, ShownMessage]] = []
         for side, read in ((0, left), (1, right)):
             wanted = [one.pair[side] for one in entries if one.kind not in ("fold", "prefix")]
@@ -196,22 +199,22 @@ class Comparisons:
         history = self._reader.read(messages)
         view = View(messages=list(messages), tokens=0, budget=0, status="")
         found = [show_message(history, place, longest=SHOWN) for place in places(view, history, history)]
-        return [renumbered(one, index) for one, index in zip(found, at, strict=True)]
+        return [with_index(one, index) for one, index in zip(found, at, strict=True)]
 
     async def replay(
         self, number: int, *, template: str, budget: int | None, fidelity: str, trigger: int | None, page: int = 1
     ) -> ReplayPage:
-        """A request with other settings; an empty one is that of the request.
+        """Compile the raw history of a request with other settings; an empty setting keeps that of the request.
 
         Raises:
-            SettingsError: a setting is wrong.
+            SettingsError: A setting is invalid.
         """
         row, sent, raw, recorded = await self.inspector.read(partial(self._recorded, number=number))
         chosen = template or row.template or "extractive"
         size = budget or row.budget or 2_000
         asked = bool(template or budget or fidelity or trigger)
         if asked and row.raw_tip is None:
-            raise SettingsError(f"request {number} was recorded without its raw history; there is nothing to replay")
+            raise SettingsError(f"request {number} was recorded without its raw history, so it cannot be replayed")
         info, neighbours, bar = recorded
         fixed = bar.get("instructions and schemas", 0)
         room = max(1, size - fixed)
@@ -263,9 +266,9 @@ class Comparisons:
         if view is None:
             return (), Pages(page=1, size=PAGE, total=0)
         left, right = ([blob_id(message_body(one)) for one in messages] for messages in (sent, view.messages))
-        pairs = matched(left, right)
+        pairs = match_messages(left, right)
         equal = [a is not None and b is not None and left[a] == right[b] for a, b in pairs]
-        entries = list(folded(pairs, equal, 0))
+        entries = list(fold_entries(pairs, equal, 0))
         pages = Pages(page=page, size=PAGE, total=len(entries))
         shown = entries[pages.offset : pages.offset + PAGE]
         rows = self._rows(shown, lambda at: [sent[one] for one in at], lambda at: [view.messages[one] for one in at])
@@ -284,8 +287,8 @@ class Entry:
     count: int = 0
 
 
-def matched(left: Sequence[str], right: Sequence[str]) -> list[Pair]:
-    """Messages of both sides in one order, equal ones and those in each other's place as pairs."""
+def match_messages(left: Sequence[str], right: Sequence[str]) -> list[Pair]:
+    """Align the messages of both sides: equal messages, and messages that replace each other, become pairs."""
     found: list[Pair] = []
     for kind, a, b, c, d in SequenceMatcher(a=left, b=right, autojunk=False).get_opcodes():
         both = min(b - a, d - c) if kind in ("equal", "replace") else 0
@@ -295,8 +298,8 @@ def matched(left: Sequence[str], right: Sequence[str]) -> list[Pair]:
     return found
 
 
-def _with_origin(sent: Sent) -> list[Pair]:
-    """Raw messages in order with their place in the view; what was written for the view where the view has it."""
+def _match_origins(sent: Sent) -> list[Pair]:
+    """Align the raw messages with the view by origin; generated messages keep their position in the view."""
     found: list[Pair] = []
     at = 0
     for place, origin in enumerate(sent.origin):
@@ -311,8 +314,12 @@ def _equal(pairs: Sequence[Pair], left: Sequence[browse.Node], right: Sequence[b
     return [a is not None and b is not None and left[a].content == right[b].content for a, b in pairs]
 
 
-def folded(pairs: Sequence[Pair], equal: Sequence[bool], common: int) -> Iterator[Entry]:
-    """Entries of a comparison: long runs of equal messages as one, and a line after the first `common` of the right."""
+def fold_entries(pairs: Sequence[Pair], equal: Sequence[bool], common: int) -> Iterator[Entry]:
+    """Iterate over the entries of a comparison.
+
+    A long run of equal messages is folded into one entry, and a `prefix` entry follows the first `common` messages of
+    the right side.
+    """
     at = 0
     drawn = not common
     while at < len(pairs):
@@ -341,7 +348,7 @@ def folded(pairs: Sequence[Pair], equal: Sequence[bool], common: int) -> Iterato
 
 
 def difference(before: ShownMessage, after: ShownMessage) -> tuple[str, ...]:
-    """A unified diff of the texts of two messages, without its head."""
+    """Return a unified diff of the texts of two messages, without its header."""
     one, other = ("\n".join(_texts(shown)).splitlines() for shown in (before, after))
     lines = [line.rstrip("\n") for line in unified_diff(one, other, n=1, lineterm="")][2:]
     return tuple(lines[:LINES])
@@ -354,8 +361,8 @@ def _texts(one: ShownMessage) -> Iterator[str]:
         yield from (segment.text for segment in part.segments)
 
 
-def renumbered(one: ShownMessage, index: int) -> ShownMessage:
-    """The message at another position."""
+def with_index(one: ShownMessage, index: int) -> ShownMessage:
+    """Return the message with another index."""
     return ShownMessage(
         index=index, role=one.role, tokens=one.tokens, form=one.form, why="", parts=one.parts, time=one.time
     )
@@ -365,5 +372,5 @@ def _note(view: View | None, row: RequestRow) -> str:
     if view is None:
         return ""
     if row.model not in (None, "none"):
-        return f"No model is asked here: where {row.model} wrote a summary, the replay quotes instead."
-    return "No model is asked here."
+        return f"No model is called here: where {row.model} wrote a summary, the replay quotes instead."
+    return "No model is called here."

@@ -1,4 +1,4 @@
-"""One compile: its prompt and answer, what it cost, and the identifiers that its summary lost."""
+"""One compile: its prompt and answer, its cost, and the identifiers that its summary lost."""
 
 from __future__ import annotations
 
@@ -23,33 +23,33 @@ from context_compiler.tokens.prices import cost_of
 from context_compiler.web.data import Inspector
 
 LONGEST = 3_000
-"""Messages of a history in which lost identifiers are looked for."""
+"""Maximum messages of a history that is searched for lost identifiers."""
 
 LISTED = 200
-"""Lost identifiers that are listed."""
+"""Maximum lost identifiers listed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LostIdentifier:
-    """Something that was said and is not in the summary."""
+    """Identifier of the compiled messages that is missing from the summary."""
 
     text: str
     turn: int
     """From 1."""
     message: int
-    """Raw position."""
+    """Position in the raw history."""
     speaker: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompilePage:
-    """A compile with all that is known of it."""
+    """Everything that is recorded about a compile."""
 
     id: int
     session: SessionRow
     compile: Compile
     first: int | None
-    """First request that carries it."""
+    """First request that used the compile."""
     last: int | None
     requests: int
     before: int | None
@@ -57,12 +57,12 @@ class CompilePage:
     cost: Decimal | None
     """US dollars; None for an unknown price."""
     found: int
-    """Identifiers in the compiled messages."""
+    """Number of identifiers in the compiled messages."""
     lost: tuple[LostIdentifier, ...]
 
 
 async def load_compile(inspector: Inspector, number: int) -> CompilePage:
-    """A compile by its number."""
+    """Load a compile by its number."""
     return await inspector.read(partial(_load, inspector=inspector, number=number))
 
 
@@ -89,7 +89,7 @@ def _load(db: Database, inspector: Inspector, number: int) -> CompilePage:
 
 
 def _span(db: Database, inspector: Inspector, session: int, made: Compile) -> tuple[History | None, Sequence[int]]:
-    """The history of a compile and the positions that it summarised."""
+    """Return the history of a compile and the positions that it summarized; None and nothing if unavailable."""
     payload = made.input_payload or {}
     tip, spans = payload.get("raw_tip"), cast("list[list[int]]", payload.get("compiled") or [])
     if not isinstance(tip, str) or not spans:
@@ -103,7 +103,7 @@ def _span(db: Database, inspector: Inspector, session: int, made: Compile) -> tu
 
 
 def _identifiers(history: History, span: Sequence[int], made: Compile) -> list[tuple[LostIdentifier, bool]]:
-    """Every identifier of the compiled messages once, with True where the summary has it."""
+    """Return each identifier of the compiled messages once, with True if the summary contains it."""
     summary = TextSet(made.summary or "")
     found: dict[str, tuple[LostIdentifier, bool]] = {}
     for one in mentions(history, outline(history, pair(history)), span):

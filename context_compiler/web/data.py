@@ -1,4 +1,4 @@
-"""Values that the pages and the API show, each from one read of the record."""
+"""Values shown by the pages and the API, and the `Inspector` that reads them from a record."""
 
 from __future__ import annotations
 
@@ -57,25 +57,23 @@ from context_compiler.template import TemplateLibrary
 from context_compiler.web.live import Shown
 
 PAGE = 50
-"""Rows or messages of one page."""
+"""Rows or messages per page."""
 
 TEXT, LEAST = 90_000, 600
-"""Characters of text on one page of messages, and the least that one part may show of its own."""
+"""Maximum characters of text on one page of messages, and minimum characters shown of each part."""
 
 WEIGHED, BIGGEST = 400, 8
-"""Messages of the longest view that is searched for its biggest messages, and how many of them are listed."""
-
+"""Maximum messages of a view that is searched for its biggest messages, and number of messages listed."""
 
 NAMED = 5_000
-"""Messages of the longest history in which pins are found by position; in a longer one, equal messages share a pin."""
-
+"""Maximum messages of a history in which pins are found by position; in a longer one, equal messages share a pin."""
 
 VERDICTS = (VERBATIM, SHORTENED, PARTIAL, IDENTIFIER, CARRIED, TOLD, ABSENT)
-"""Verdicts on a message, the fullest first."""
+"""Verdicts on a raw message, from fully to not at all in the request."""
 
 
 class BadRequest(ContextCompilerError):
-    """A parameter has a wrong value."""
+    """Error for a parameter or field with an invalid value."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,7 +92,7 @@ class Pages:
 
     @property
     def offset(self) -> int:
-        """Entries before this page."""
+        """Number of entries before this page."""
         return (self.page - 1) * self.size
 
 
@@ -118,9 +116,9 @@ class SessionPage:
     pages: Pages
     status: str
     under_way: tuple[UnderWay, ...]
-    """A compile that a model is writing now."""
+    """Compiles that a model is writing now."""
     mark: str
-    """All requests of the session that there were: `/live?since=` sends those that come after them."""
+    """Mark of all requests of the session; `/live?since=` sends those that come after them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,7 +133,7 @@ class Argument:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShownTool:
-    """A tool or an output schema that a request was sent with."""
+    """A tool or output schema that was sent with a request."""
 
     tool: Tool
     tokens: int
@@ -144,7 +142,7 @@ class ShownTool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MessagePage:
-    """One message of a request, with its JSON as it is on the record."""
+    """One message of a request, with its JSON from the record."""
 
     session: SessionRow
     request: RequestRow
@@ -152,7 +150,7 @@ class MessagePage:
     after: int | None
     message: ShownMessage
     total: int
-    """Messages of the request."""
+    """Number of messages in the request."""
     json: str
 
 
@@ -169,76 +167,79 @@ class Contributor:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestPage:
-    """One request: its figures and one page of its messages in order."""
+    """One request: its figures, and one page of its messages in order."""
 
     session: SessionRow
     request: RequestRow
     nulls: str
-    """Reasons for the empty columns of its row."""
+    """Reasons why columns of its row are empty."""
     before: int | None
     after: int | None
     bar: tuple[Bar, ...]
     messages: tuple[ShownMessage, ...]
     pages: Pages
     biggest: tuple[Contributor, ...]
-    """Messages that take most; empty for a very long view."""
+    """Messages with the most tokens; empty for a very long view."""
     instructions: str
     instructions_tokens: int
     tools: tuple[ShownTool, ...] | None
-    """Tools and output schemas beside the messages; None if they are not on the record."""
+    """Tools and output schemas sent with the messages; None if they are not on the record."""
     steerable: bool
-    """Its messages are those of the session as last seen, so that they can be pinned by their position."""
+    """True if the session's history still begins with this request's, so that messages can be pinned by position."""
     pinned: tuple[int, ...]
-    """Raw positions of those on this page that are pinned."""
+    """Raw positions of the pinned messages on this page."""
     request_hash: str | None
     compile: Compile | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RawMessage:
-    """One message of the raw history and its fate in a request."""
+    """One message of the raw history, and what became of it in a request."""
 
     message: ShownMessage
     fate: Fate
     verdict: str
-    """Verdict on it: verbatim, shortened, partial for words of it, identifier for no more than
-    identifiers, carried, told for what the summary may tell in other words, or absent."""
+    """One of `VERDICTS`.
+
+    verbatim · shortened · partial: some of its words are in the request · identifier: only identifiers of it ·
+    carried: only the parts that the host needs · told: a summary covers it · absent.
+    """
     echoes: tuple[Echo, ...]
-    """Places of the request that have words of it, where it is not there word for word."""
+    """Places of the request that contain words of the message, if it is not in the request word for word."""
     told: int | None
-    """Position of a summary that may tell what it said, in other words."""
+    """Position of a summary that covers the message, and may state it in other words."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WhyPage:
-    """The raw history of one request, in or out, with the step of the cut order that decided."""
+    """Raw history of one request: whether each message is in it, and the step of the cut order that decided."""
 
     session: SessionRow
     request: RequestRow
     before: int | None
     after: int | None
     counts: Mapping[str, int]
-    """Messages by verdict."""
+    """Number of messages by verdict."""
     strip: str
-    """One letter a raw message, the first of its verdict."""
+    """One letter per raw message: the first letter of its verdict."""
     searched: bool
-    """Words were looked for of all messages that are left out, not only of those on this page."""
+    """True if the request was searched for words of all dropped messages, not only of those on this page."""
     messages: tuple[RawMessage, ...]
     pages: Pages
     only: str
     steerable: bool
-    """Its messages are those of the session as last seen, so that they can be pinned by their position."""
+    """True if the session's history still begins with this request's, so that messages can be pinned by position."""
     pinned: tuple[int, ...]
-    """Raw positions of those on this page that are pinned."""
+    """Raw positions of the pinned messages on this page."""
 
 
 class Inspector(Tracer):
-    """Reads one record; nothing here writes.
+    """Reader of one record; it never writes.
 
     Args:
         store: The record, opened read-only.
-        vault: Folder whose templates come first.
-        system: Folder whose templates come second.
+        vault: Folder whose templates are searched first.
+        system: Folder whose templates are searched second.
     """
 
     def __init__(self, store: SQLStore, *, vault: Path | None = None, system: Path | None = None) -> None:
@@ -247,13 +248,13 @@ class Inspector(Tracer):
         self._warm = False
 
     def warm(self) -> None:
-        """Load the tokenizer on another thread, once: it takes a while, and the next page may need it."""
+        """Load the tokenizer in a thread, once, because it is slow to load and the next page may need it."""
         if not self._warm:
             self._warm = True
             Thread(target=self._reader.counter.text, args=("warm",), daemon=True).start()
 
     async def sessions(self, wanted: SessionFilter, *, page: int = 1) -> SessionsPage:
-        """One page of the conversations that meet a filter."""
+        """Load one page of the conversations that match a filter."""
 
         def query(db: Database) -> SessionsPage:
             found, total = browse.sessions_page(db, wanted, limit=PAGE, offset=(page - 1) * PAGE)
@@ -269,7 +270,7 @@ class Inspector(Tracer):
         return await self.read(query)
 
     async def session(self, number: int, *, page: int = 1, status: str = "") -> SessionPage:
-        """One conversation and one page of its requests."""
+        """Load one conversation and one page of its requests."""
 
         def query(db: Database) -> SessionPage:
             info = session_of(db, number)
@@ -287,30 +288,32 @@ class Inspector(Tracer):
         return await self.read(query)
 
     async def request(self, number: int, *, page: int = 1) -> RequestPage:
-        """One request and one page of its messages."""
+        """Load one request and one page of its messages."""
         found = await self.read(partial(self._request, number=number, page=page))
         places = [one.raw for one in found.messages if one.raw is not None]
         return replace(found, pinned=await self._pinned(found, places))
 
     async def message(self, number: int, index: int) -> MessagePage:
-        """One message of a request, by its position."""
+        """Load one message of a request by its position."""
         return await self.read(partial(self._message, number=number, index=index))
 
     async def why(self, number: int, *, page: int = 1, only: str = "") -> WhyPage:
-        """One page of the raw history of a request, with what became of each message."""
+        """Load one page of the raw history of a request, with what became of each message."""
         found = await self.read(partial(self._why, number=number, page=page, only=only))
         return replace(found, pinned=await self._pinned(found, [one.message.index for one in found.messages]))
 
     async def _pinned(self, shown: RequestPage | WhyPage, places: Sequence[int]) -> tuple[int, ...]:
-        """Those raw positions that are pinned."""
+        """Return those of the raw positions that are pinned."""
         session, row = shown.session, shown.request
         if not shown.steerable or not places:
             return ()
         actions = await self.store.scoped(session.owner).actions(session.session_id, session.vault_name)
         pins = steering_of(actions)[0].pins
-        return await self.read(partial(self._places_of, row=row, pins=pins, places=places)) if pins else ()
+        return await self.read(partial(self._pinned_places, row=row, pins=pins, places=places)) if pins else ()
 
-    def _places_of(self, db: Database, row: RequestRow, pins: Sequence[Pin], places: Sequence[int]) -> tuple[int, ...]:
+    def _pinned_places(
+        self, db: Database, row: RequestRow, pins: Sequence[Pin], places: Sequence[int]
+    ) -> tuple[int, ...]:
         chain = self.chain(db, row.raw_tip, row.session)
         known = {pin.name for pin in pins}
         named = dict(zip(places, map(identity, browse.bodies(db, [chain[at].content for at in places])), strict=True))
@@ -352,7 +355,7 @@ class Inspector(Tracer):
         )
 
     def _is_steerable(self, db: Database, row: RequestRow) -> bool:
-        """True if the raw history of a request is the beginning of that of its session."""
+        """True if the newest raw history of the session begins with the raw history of the request."""
         whole = self.chain(db, browse.newest_raw_tip(db, row.session), row.session)
         return [node.id for node in whole[: row.messages_raw][-1:]] == [row.raw_tip]
 
@@ -408,7 +411,7 @@ class Inspector(Tracer):
             yield Contributor(index=at, role=role(readings[at]), tokens=readings[at].tokens, form=shown, begins=begins)
 
     def _instructions(self, db: Database, sent: Sent) -> str:
-        """Instructions of the request, which the host keeps on its last message."""
+        """Return the instructions of a request, which the host attaches to its last message."""
         messages, _ = self.read_nodes(db, sent.view[-1:])
         return next((message.instructions or "" for message in messages if isinstance(message, ModelRequest)), "")
 
@@ -450,7 +453,7 @@ class Inspector(Tracer):
 
 
 def arguments(tool: Tool) -> Iterator[Argument]:
-    """Arguments that the schema of a tool names."""
+    """Iterate over the arguments in the schema of a tool."""
     required = _list(tool.parameters.get("required"))
     for name, given in _mapping(tool.parameters.get("properties")).items():
         about = _mapping(given)
@@ -459,7 +462,7 @@ def arguments(tool: Tool) -> Iterator[Argument]:
 
 
 def _kind(schema: Mapping[str, Any]) -> str:
-    """The type of an argument in a few words."""
+    """Describe the type of an argument briefly."""
     if values := _list(schema.get("enum")):
         return " | ".join(map(json.dumps, values))
     if choices := _list(schema.get("anyOf")) or _list(schema.get("oneOf")):
@@ -478,7 +481,12 @@ def _list(value: object) -> Sequence[Any]:
 
 
 def longest_part(readings: Sequence[Reading], shares: int = 1) -> int:
-    """Characters of one part that fit on a page, if all parts are long."""
+    """Return the characters available to each message part so that all of them fit on a page.
+
+    Args:
+        readings: Messages of the page.
+        shares: Minimum number of parts to divide the page by.
+    """
     parts = sum(len(reading.items) for reading in readings)
     return max(LEAST, TEXT // max(parts, shares, 1))
 
@@ -486,15 +494,15 @@ def longest_part(readings: Sequence[Reading], shares: int = 1) -> int:
 def show(
     index: int, message: ModelMessage, reading: Reading, *, form: str, why: str, raw: int | None, longest: int | None
 ) -> ShownMessage:
-    """A message for display."""
-    said = VERBATIM if form == RECALLED else ABSENT if form == IDENTIFIER else form
+    """Build a message for display."""
+    part_form = VERBATIM if form == RECALLED else ABSENT if form == IDENTIFIER else form
     return ShownMessage(
         index=index,
         role=role(reading),
         tokens=reading.tokens,
         form=VERBATIM if form == RECALLED else form,
         why=why,
-        parts=show_parts(reading, said, longest=longest),
+        parts=show_parts(reading, part_form, longest=longest),
         raw=raw,
         time=time_of(message),
     )

@@ -1,4 +1,4 @@
-"""Exports of a request: as JSON, as Python to paste, and as a case of `pydantic_evals`."""
+"""Exports of a request: as JSON, as Python code to paste, and as a case of `pydantic_evals`."""
 
 from __future__ import annotations
 
@@ -21,27 +21,27 @@ FORMS = {
     "python": (".py", "text/x-python; charset=utf-8"),
     "eval": ("-eval.json", "application/json"),
 }
-"""Forms of an export: the end of the file's name, and its type."""
+"""Suffix of the file name and media type of each export format."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExportPage:
-    """A request in every form, as text."""
+    """A request in every export format, as text."""
 
     session: SessionRow
     request: RequestRow
     before: int | None
     after: int | None
     json: str
-    """Messages, instructions and figures as JSON, messages as the host serialises them."""
+    """Messages, instructions and figures as JSON; messages are serialized as by the host."""
     python: str
-    """Code that makes the list of messages, ready to be pasted."""
+    """Code that builds the list of messages, ready to be pasted."""
     eval: str
-    """A dataset of `pydantic_evals` with one case: the messages, and the answer that came."""
+    """A `pydantic_evals` dataset with one case: the messages, and the answer that was received."""
 
 
 async def load_export(inspector: Inspector, number: int) -> ExportPage:
-    """All exports of a request."""
+    """Load all exports of a request."""
     return await inspector.read(partial(_load, inspector=inspector, number=number))
 
 
@@ -81,7 +81,7 @@ def _instructions(messages: list[ModelMessage]) -> str | None:
 
 
 def _answer(db: Database, inspector: Inspector, row: RequestRow) -> str | None:
-    """Text of the answer that the request got; None if it is not on the record."""
+    """Return the text of the answer to a request; None if it is not on the record."""
     last = browse.newest_raw_tip(db, row.session)
     chain = inspector.chain(db, last, row.session)
     at = next((place for place, node in enumerate(chain) if node.id == row.raw_tip), None)

@@ -1,7 +1,7 @@
-"""Requests and compiles as they come, while an agent runs in another process, as server-sent events.
+"""Server-sent events for new requests and compiles, while an agent runs in another process.
 
-The id of an event is the mark of what its page has by then. A browser that was away comes back with it, and gets all
-that it has missed.
+The id of an event is a mark of the requests that the page has by then. A browser that reconnects sends it, and gets
+everything that it missed.
 """
 
 from __future__ import annotations
@@ -22,38 +22,40 @@ PAUSE = 0.7
 """Seconds between polls of the record."""
 
 QUIET = 20
-"""Looks without news after which a comment keeps the connection open."""
+"""Number of polls after which a comment is sent to keep the connection open."""
 
 MOST = 50
-"""Requests of one event."""
+"""Maximum requests per event."""
 
 OVERLAP = 1_000
-"""Numbers below the newest that are looked at again: in PostgreSQL a request is seen after one with a higher number if
-its transaction took longer."""
+"""Number of request numbers below the newest that are checked again.
+
+In PostgreSQL, a request becomes visible after one with a higher number if its transaction took longer.
+"""
 
 MARK = re.compile(rf"(\d{{1,15}})\.([0-9a-f]{{1,{OVERLAP // 4}}})", re.ASCII)
 
 Render = Callable[[list[RequestRow], list[UnderWay] | None], str]
-"""HTML of new requests, and of the compiles under way if those have changed."""
+"""Function that renders new requests, and the compiles under way if those have changed, as HTML."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shown:
-    """Requests that a page has: all up to `OVERLAP` below a number, and of those above only `numbers`."""
+    """Requests that a page has: all up to `newest - OVERLAP`, and above that only `numbers`."""
 
     newest: int = 0
     numbers: frozenset[int] = frozenset()
 
     @classmethod
     def now(cls, db: Database, session: int | None) -> Shown:
-        """Those of a session, or of all, that the record has now."""
+        """Return the requests of a session, or of all sessions, that the record has now."""
         newest = browse.newest_request(db)
         since = browse.request_numbers(db, session, max(0, newest - OVERLAP), 2 * OVERLAP)
         return cls(newest=newest).plus(since)
 
     @classmethod
     def parse(cls, mark: str) -> Shown | None:
-        """Those of a mark; None if it is none."""
+        """Parse a mark; None if it is invalid."""
         found = MARK.fullmatch(mark)
         if found is None:
             return None
@@ -62,16 +64,16 @@ class Shown:
 
     @property
     def mark(self) -> str:
-        """These as a short text."""
+        """Short text that `parse` reads: the newest number, and a bit mask of `numbers`."""
         return f"{self.newest}.{sum(1 << (self.newest - number) for number in self.numbers):x}"
 
     @property
     def settled(self) -> int:
-        """The number up to which nothing new comes."""
+        """Number up to which no new request can appear."""
         return max(0, self.newest - OVERLAP)
 
     def plus(self, numbers: Iterable[int], newest: int = 0) -> Shown:
-        """These and others, where `newest` is the number of the newest request of all."""
+        """Return these requests and others; `newest` is the number of the newest request of all sessions."""
         every = self.numbers.union(numbers)
         newest = max(self.newest, newest, *every, 0)
         return Shown(newest=newest, numbers=frozenset(one for one in every if newest - OVERLAP < one))
@@ -86,14 +88,15 @@ async def live_events(
     pause: float = PAUSE,
     is_ending: Callable[[], bool] = lambda: False,
 ) -> AsyncGenerator[str]:
-    """New requests of a session, or of all, and its compiles under way, as events with HTML.
+    """Send new requests and compiles under way, of one session or of all, as events that contain HTML.
 
-    `since` is the mark of what the page has; without it that is what the record has at first. The newest request of an
-    event comes first. A record that cannot be read is looked at again: it may be made, moved or unlocked meanwhile.
+    `since` is the mark of the requests that the page has; by default, those that the record has at the beginning. An
+    event lists the newest request first. A record that cannot be read is polled again, because it may be created, moved
+    or unlocked later.
     """
     shown = Shown.parse(since)
     writing: list[UnderWay] | None = None
-    quiet, more = 0, False
+    polls, more = 0, False
     while not is_ending():
         try:
             now = await inspector.read(partial(browse.compiles_under_way, session=session))
@@ -105,14 +108,14 @@ async def live_events(
             writing = now
         except StoreError:
             shown, more = shown or Shown(), False
-        quiet += 1
-        if quiet % QUIET == 0:
+        polls += 1
+        if polls % QUIET == 0:
             yield ": still here\n\n"
         await asyncio.sleep(0 if more else pause)
 
 
 def _news(db: Database, session: int | None, shown: Shown) -> tuple[list[RequestRow], Shown, bool]:
-    """Requests that are not shown yet, what is shown with them, and whether there are more."""
+    """Return requests that are not shown yet, everything shown including them, and True if there are more."""
     newest, limit = browse.newest_request(db), OVERLAP + MOST
     numbers = browse.request_numbers(db, session, shown.settled, limit)
     new = [one for one in numbers if one not in shown.numbers]

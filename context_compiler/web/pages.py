@@ -1,4 +1,4 @@
-"""Pages: the Jinja2 environment of all templates in `pages/`, and the style sheets and scripts beside them."""
+"""Rendering of pages: the Jinja2 environment of the templates in `pages/`, and the files in `static/`."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ MENU = (
     ("/pipelines", "Pipelines", ("pipelines", "pipeline")),
     ("/chat", "Chat", ("chat",)),
 )
-"""Main menu: address, name, and the resources below it."""
+"""Main menu: address and name of each entry, and the resources that belong to it."""
 
 REQUEST_TABS = (
     ("", "Messages"),
@@ -40,7 +40,7 @@ REQUEST_TABS = (
     ("replay", "What if?"),
     ("export", "Export"),
 )
-"""Views of one request: the end of the address, and the name."""
+"""Views of one request: suffix of the address, and name."""
 
 SESSION_TABS = (
     ("", "Requests"),
@@ -49,15 +49,15 @@ SESSION_TABS = (
     ("layers", "Layers"),
     ("manager", "Quality"),
 )
-"""Views of one session: the end of the address, and the name."""
+"""Views of one session: suffix of the address, and name."""
 
 TYPES = {".css": "text/css; charset=utf-8", ".js": "text/javascript; charset=utf-8", ".svg": "image/svg+xml"}
-"""Types of the files in `static/` that are served."""
+"""Media types of the files in `static/`; files with another suffix are not served."""
 
 
 @cache
 def environment() -> Environment:
-    """Templates of the pages; every value is escaped."""
+    """Create the environment of the page templates; every value is escaped."""
     made = Environment(
         loader=ChoiceLoader([FileSystemLoader(HERE / "pages"), FunctionLoader(asset)]),
         autoescape=select_autoescape(default=True, default_for_string=True),
@@ -82,30 +82,30 @@ def environment() -> Environment:
 
 
 def load_pages() -> None:
-    """Compile every template of a page, which takes as long as an answer otherwise does."""
+    """Compile all page templates in advance, because that takes noticeable time at the first request."""
     for name in ("messages.html", *(file.name for file in (HERE / "pages").iterdir())):
         environment().get_template(name)
 
 
 def pretty(value: object) -> str:
-    """A value as JSON to read."""
+    """Format a value as indented JSON."""
     return safe(json.dumps(value, indent=2, ensure_ascii=False).encode("utf-8", "backslashreplace").decode())
 
 
 def link(path: str, /, **query: object) -> str:
-    """An address with the parameters that are not empty."""
+    """Build an address with those parameters that are not empty."""
     given = {name: value for name, value in query.items() if value not in ("", None)}
     return f"{path}?{urlencode(given)}" if given else path
 
 
 def render(name: str, **values: Any) -> str:
-    """A page as text."""
+    """Render a page."""
     return environment().get_template(name).render(**values)
 
 
 @cache
 def static_files() -> Mapping[str, tuple[bytes, str]]:
-    """Content and type of every served file, by name."""
+    """Read all served files: content and media type by name."""
     found = {
         file.name: (file.read_bytes(), TYPES[file.suffix])
         for file in sorted((HERE / "static").iterdir())
@@ -116,5 +116,5 @@ def static_files() -> Mapping[str, tuple[bytes, str]]:
 
 @cache
 def static_path(name: str) -> str:
-    """Address of a served file, which changes with its content."""
+    """Return the address of a served file; it contains a hash of the content, so that browsers can cache it."""
     return f"/static/{name}?{sha256(static_files()[name][0]).hexdigest()[:12]}"

@@ -1,4 +1,4 @@
-"""Runs of pipelines: the drawn graph, the path that a run took, and fidelity and thread of each hop."""
+"""Pipeline runs: the graph as a drawing, the path that a run took, and fidelity and thread of each hop."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ DRAWING_POLICY = (
     f"default-src 'none'; style-src 'sha256-{b64encode(sha256(STYLE.encode()).digest()).decode()}'; "
     "frame-ancestors 'none'; base-uri 'none'"
 )
-"""Content-security policy of a drawing: its own style sheet, and nothing else."""
+"""Content security policy of a drawing: only its own style sheet is allowed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunsPage:
-    """Runs, newest first."""
+    """A page of runs, newest first."""
 
     runs: tuple[RunInfo, ...]
     pages: Pages
     place: str
-    """The store of runs."""
+    """Name of the store of runs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,15 +60,15 @@ class RunPage:
     hops: tuple[Hop, ...]
 
 
-NO_RUNS = "runs, which have no owner, are not shown beside the sessions of one"
+NO_RUNS = "runs are not shown, because they have no owner and this server shows the sessions of one owner"
 
 
 @asynccontextmanager
-async def _opened(place: str | None) -> AsyncGenerator[RunStore]:
-    """The store of runs.
+async def _open_store(place: str | None) -> AsyncGenerator[RunStore]:
+    """Open the store of runs; it is not created if it does not exist.
 
     Raises:
-        NotFound: there is none; looking does not make one.
+        NotFound: There is no store.
     """
     if place is None:
         raise NotFound(NO_RUNS)
@@ -84,10 +84,10 @@ async def _opened(place: str | None) -> AsyncGenerator[RunStore]:
 
 
 async def load_runs(place: str | None, page: int) -> RunsPage:
-    """One page of runs; empty where none was ever started."""
+    """Load one page of runs; empty if none was ever started."""
     found: Sequence[RunInfo] = ()
     if place is not None and has_runs(place):
-        async with _opened(place) as store:
+        async with _open_store(place) as store:
             found = await store.runs()
     pages = Pages(page=page, size=PAGE, total=len(found))
     shown = NO_RUNS if place is None else place_name(place)
@@ -95,15 +95,15 @@ async def load_runs(place: str | None, page: int) -> RunsPage:
 
 
 async def load_run(place: str | None, name: str) -> RunPage:
-    """One run by its id."""
-    async with _opened(place) as store:
+    """Load a run by its id."""
+    async with _open_store(place) as store:
         info = await _find(store, place, name)
         return RunPage(run=info, hops=tuple(hops_of(await store.events(name))))
 
 
 async def load_drawing(place: str | None, name: str) -> str:
-    """The graph of a run as SVG."""
-    async with _opened(place) as store:
+    """Draw the graph of a run as SVG."""
+    async with _open_store(place) as store:
         info = await _find(store, place, name)
         text = await store.content(info.snapshot)
     if text is None:
@@ -119,7 +119,7 @@ async def _find(store: RunStore, place: str | None, name: str) -> RunInfo:
 
 
 def hops_of(events: Sequence[Event]) -> list[Hop]:
-    """Visits of stages in the order in which they began."""
+    """List the visits of stages in the order in which they began."""
     ends: dict[tuple[str, str, str | None, object], Event] = {}
     for one in events:
         if one.kind in ("stage_completed", "stage_failed"):

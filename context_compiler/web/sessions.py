@@ -1,4 +1,4 @@
-"""Sessions beyond their requests: layers as each kind of node sees them, quality, and checkpoints."""
+"""Layers of a session as each kind of node sees them, and quality and checkpoints of a managed session."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from context_compiler.tokens import as_counter
 from context_compiler.web.data import Inspector
 
 COMMITS = 100
-"""Newest commits that are shown."""
+"""Maximum commits shown; the newest."""
 
 SCORES = 400
-"""Newest turns whose scores are drawn."""
+"""Maximum turns whose scores are drawn; the newest."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerSection:
-    """One section of what a node sees."""
+    """One section of a node's context."""
 
     name: str
     tokens: int
@@ -33,7 +33,7 @@ class LayerSection:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeRow:
-    """One kind of node and what it sees now."""
+    """One kind of node and its current context."""
 
     role: str
     tokens: int
@@ -47,13 +47,13 @@ class LayersPage:
 
     session: SessionRow
     stored: bool
-    """False if none were ever stored: then this is how the first turn begins."""
+    """False if no layers were ever stored; then this is the state at the beginning of the first turn."""
     nodes: tuple[NodeRow, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Score:
-    """The scores of one turn of a managed session."""
+    """Scores of one turn of a managed session."""
 
     turn: int
     """From 1."""
@@ -80,7 +80,7 @@ class CommitRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ManagerPage:
-    """Quality over turns, and checkpoints, newest first."""
+    """Scores of a managed session by turn, oldest first, and its commits, newest first."""
 
     session: SessionRow
     scores: tuple[Score, ...]
@@ -88,7 +88,11 @@ class ManagerPage:
 
 
 async def load_layers(inspector: Inspector, number: int) -> LayersPage:
-    """The layers of a session as all four kinds of node see them; a node's conversation has those of its session."""
+    """Load the layers of a session as all four kinds of node see them.
+
+    If there are none under the session's vault, those without a vault are used, because the conversation of a node is
+    recorded under its own vault.
+    """
     info = await inspector.read(partial(session_of, number=number))
     store = inspector.store.scoped(info.owner)
     vaults = dict.fromkeys((info.vault_name, ""))
@@ -106,7 +110,7 @@ async def load_layers(inspector: Inspector, number: int) -> LayersPage:
 
 
 async def load_manager(inspector: Inspector, number: int) -> ManagerPage:
-    """Scores and commits of a managed session; both empty for any other."""
+    """Load the scores and commits of a managed session; both are empty for any other session."""
     info = await inspector.read(partial(session_of, number=number))
     store = inspector.store.scoped(info.owner)
     scores = await store.perform(partial(stored.scores, name=info.session_id))

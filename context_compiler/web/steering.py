@@ -1,6 +1,6 @@
-"""Conversations steered from the browser: compile now, preview, undo, and pins. The other pages only read.
+"""Steering of conversations from the browser: compile now, preview, undo, and pins. All other pages are read-only.
 
-A write needs the same site and the same token as any request, and JSON: no form of another page can send that.
+A write needs the token and the same site like any request, and a JSON body, which an HTML form cannot send.
 """
 
 from __future__ import annotations
@@ -35,24 +35,24 @@ from context_compiler.tokens.prices import dollars
 from context_compiler.web.data import BadRequest, Inspector, Pages
 
 LONGEST_BODY = 2_000_000
-"""Bytes of the JSON that a request may bring."""
+"""Maximum bytes of a request's JSON body."""
 
 EXCERPT = 160
-"""Characters of a prompt in the list."""
+"""Maximum characters shown of a prompt in the list."""
 
 ROWS = 50
-"""Prompts on one page."""
+"""Prompts per page."""
 
 STEPS = 50
-"""Newest actions that are listed."""
+"""Maximum actions listed; the newest."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PinRow:
-    """A message that stays in every view."""
+    """A pinned message, which stays in every view."""
 
     tip: str
-    """Its name, by which it is unpinned, whatever it says and wherever it is."""
+    """Chain id of the message, by which it can be unpinned."""
     turn: int
     """From 1."""
     role: str
@@ -62,17 +62,17 @@ class PinRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ActionRow:
-    """Something that a user did to the views of the session."""
+    """An action of a user on the views of the session."""
 
     number: int
     kind: str
     """compile, undo, pin or unpin."""
     text: str
-    """Focus of a compile, or beginning of a message."""
+    """Focus of a compile, or the beginning of a pinned message."""
     before: int | None
     after: int | None
     compile: int | None
-    """Number of the compile that was made or undone."""
+    """Number of the compile that was created or undone."""
     created_at: datetime
 
 
@@ -83,7 +83,7 @@ class PromptRow:
     turn: int
     """From 1."""
     message: int
-    """Its position in the raw history, from 0."""
+    """Position of the prompt in the raw history, from 0."""
     text: str
     tokens: int
     pinned: bool
@@ -106,7 +106,7 @@ class Outcome:
     model: str
     usage: dict[str, int]
     cost: str
-    """In US dollars, or "unknown"."""
+    """US dollars as text, or "unknown"."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,11 +120,11 @@ class SteeringPage:
     prompts: tuple[PromptRow, ...]
     pages: Pages
     preview: Outcome | None
-    """Without a model; None if none was asked for."""
+    """Preview of a compile without a model; None if it was not requested."""
 
 
 def outcome_of(result: CompileResult) -> Outcome:
-    """A result as the page and the API show it."""
+    """Convert a result to the form that the page and the API show."""
     return Outcome(
         kind=result.kind,
         done=result.done,
@@ -143,12 +143,12 @@ def outcome_of(result: CompileResult) -> Outcome:
 
 
 def pin_row(pin: Pin) -> PinRow:
-    """A pin as the page and the API show it."""
+    """Convert a pin to the form that the page and the API show."""
     return PinRow(tip=pin.tip, turn=pin.turn, role=pin.role, text=safe(pin.text), tokens=pin.tokens)
 
 
 def answer_json(result: CompileResult | Pin) -> Response:
-    """A result or a pin as JSON."""
+    """Build the JSON response for a result or a pin."""
     if isinstance(result, Pin):
         row = pin_row(result)
         return JSONResponse({name: getattr(row, name) for name in PinRow.__dataclass_fields__})
@@ -161,10 +161,10 @@ def answer_json(result: CompileResult | Pin) -> Response:
 async def load_steering(
     inspector: Inspector, number: int, *, preview: bool, focus: str, start: str, page: int
 ) -> SteeringPage:
-    """Pins, actions and prompts of a session; with a `preview`, what a compile would come to.
+    """Load pins, actions and prompts of a session; with `preview`, also the result that a compile would have.
 
     Raises:
-        BadRequest: there is no such turn, or the focus is too long.
+        BadRequest: There is no such turn, or the focus is too long.
     """
     info = await inspector.read(partial(session_of, number=number))
     store = inspector.store.scoped(info.owner)
@@ -175,7 +175,7 @@ async def load_steering(
     pages = Pages(page=page, size=ROWS, total=len(rows))
     found = None
     if rows and preview:
-        found = await checked(compiler.preview(info.session_id, focus, start=start or None))
+        found = await or_bad_request(compiler.preview(info.session_id, focus, start=start or None))
     return SteeringPage(
         session=info,
         pins=tuple(map(pin_row, pins)),
@@ -222,8 +222,8 @@ def _compiler(store: SQLStore, info: SessionRow, model: Model | str = "none") ->
     return ContextCompiler(store=store, owner=info.owner, vault_name=info.vault_name, model=model, system=None)
 
 
-async def checked(work: Awaitable[Any]) -> Any:
-    """Await something; wrong values are a bad request."""
+async def or_bad_request(work: Awaitable[Any]) -> Any:
+    """Await some work; a SettingsError becomes a BadRequest."""
     try:
         return await work
     except SettingsError as error:
@@ -231,10 +231,10 @@ async def checked(work: Awaitable[Any]) -> Any:
 
 
 async def json_body(request: Request) -> dict[str, Any]:
-    """The JSON object of a request.
+    """Read the JSON object in the body of a request.
 
     Raises:
-        BadRequest: it is none, or too long.
+        BadRequest: The body is not a JSON object, or too long.
     """
     if request.headers.get("content-type", "").partition(";")[0] != "application/json":
         raise BadRequest("send JSON, with content-type: application/json")
@@ -250,10 +250,10 @@ async def json_body(request: Request) -> dict[str, Any]:
 
 
 def body_field(body: Mapping[str, Any], name: str, default: Any) -> Any:
-    """A field of a body, of the kind of its default.
+    """Return a field of a body, which must have the type of its default.
 
     Raises:
-        BadRequest: it is of another kind.
+        BadRequest: The field has another type.
     """
     value = body.get(name, default)
     if type(value) is not type(default):
@@ -265,11 +265,11 @@ class Steered(Protocol):
     """A conversation that can be steered, such as a chat."""
 
     async def compact(self, focus: str = "", *, start: int | str | None = None, preview: bool = False) -> CompileResult:
-        """Compile now, or preview that."""
+        """Compile now, or preview the compile."""
         ...
 
     async def undo(self) -> CompileResult:
-        """Go back to the view before the last compile."""
+        """Return to the view before the last compile."""
         ...
 
     async def pin(self, message: int | str) -> Pin:
@@ -277,13 +277,13 @@ class Steered(Protocol):
         ...
 
     async def unpin(self, message: int | str) -> Pin:
-        """Treat it like any other again."""
+        """Unpin a message."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Recorded:
-    """A recorded session that is steered."""
+    """Adapter that steers a recorded session."""
 
     compiler: ContextCompiler
     session: str
@@ -323,22 +323,23 @@ async def _unpin(steered: Steered, body: Mapping[str, Any]) -> Pin:
 
 
 STEERS: dict[str, Steer] = {"compact": _compact, "undo": _undo, "pin": _pin, "unpin": _unpin}
-"""Ways to steer a session, by the last part of their address."""
+"""Steering operations by the last part of their address."""
 
 
 class SteeringPages:
     """Endpoints that steer the sessions of a record.
 
     Args:
-        inspector: Reads the record, of the owner that the server is for.
-        model: Model by name, for a summary; raises `SettingsError` if it cannot be used. None offers none.
+        inspector: Reader of the record, limited to the owner that the server shows.
+        model: Function from a name to the model that writes a summary; raises `SettingsError` if the model cannot be
+            used. None offers no models.
     """
 
     def __init__(self, inspector: Inspector, model: Callable[[str], Model] | None) -> None:
         self._inspector, self._model = inspector, model
 
     def routes(self) -> list[Route]:
-        """The routes of all endpoints."""
+        """Return the routes of all endpoints."""
         return [
             Route(f"/api/sessions/{{number}}/{name}", partial(self._steer, work=work), methods=["POST"])
             for name, work in STEERS.items()
@@ -352,38 +353,44 @@ class SteeringPages:
         info = await self._inspector.read(partial(session_of, number=int(given)))
         name = body_field(body, "model", "none")
         if name != "none" and self._model is None:
-            raise BadRequest("model: this server has no models; leave it out, and passages are quoted")
+            raise BadRequest("model: this server has no models; leave it out to quote passages instead")
         model = name if name == "none" or self._model is None else self._model(name)
         store = self._inspector.store.writer()
         try:
             compiler = _compiler(store.scoped(info.owner), info, model)
-            result = await checked(work(_Recorded(compiler=compiler, session=info.session_id), body))
+            result = await or_bad_request(work(_Recorded(compiler=compiler, session=info.session_id), body))
         finally:
             await store.close()
         return answer_json(result)
 
 
-_FOCUS = {"type": "string", "maxLength": 2_000, "description": "Subject that the summary and the quotes keep."}
-_START = {"type": "string", "description": "Summarize from this turn on, such as `turn 4`; what is before it stays."}
+_FOCUS = {"type": "string", "maxLength": 2_000, "description": "Subject that the summary and quotes focus on."}
+_START = {"type": "string", "description": "Summarize from this turn on, such as `turn 4`; earlier turns stay."}
 _MODEL = {"type": "string", "description": "Model that writes the summary, or none.", "default": "none"}
-_MESSAGE = {"type": "string", "description": "`turn 3`, `m12`, or words that the message holds; of a pin also its tip."}
-_PREVIEW = {"type": "boolean", "description": "Change nothing, and ask no model."}
+_MESSAGE = {"type": "string", "description": "`turn 3`, `m12`, or words of the message; also the tip of a pin."}
+_PREVIEW = {"type": "boolean", "description": "Change nothing, and call no model."}
 
 BODIES: dict[str, tuple[str, dict[str, Any]]] = {
-    "compact": ("Compile now, or preview that.", {"focus": _FOCUS, "start": _START, "preview": _PREVIEW}),
-    "undo": ("Go back to the view before the last compile.", {}),
+    "compact": ("Compile now, or preview the compile.", {"focus": _FOCUS, "start": _START, "preview": _PREVIEW}),
+    "undo": ("Return to the view before the last compile.", {}),
     "pin": ("Keep a message in every view, word for word.", {"message": _MESSAGE}),
-    "unpin": ("Treat a pinned message like any other again.", {"message": _MESSAGE}),
+    "unpin": ("Unpin a message.", {"message": _MESSAGE}),
 }
-"""Summary of each way to steer, and the fields of its body."""
+"""Summary of each steering operation, and the fields of its body."""
 
-ANSWERS = {"200": "What it came to.", "400": "A field is wrong.", "404": "There is no such session."}
+ANSWERS = {"200": "The result.", "400": "A field is invalid.", "404": "There is no such session."}
 
 
 def operations(path: str, parameter: Mapping[str, Any], *, busy: bool = False) -> dict[str, Any]:
-    """The part of the OpenAPI document for the endpoints below a path; a chat may be `busy`, and has a model."""
+    """Build the OpenAPI paths of the steering endpoints below a path.
+
+    Args:
+        path: Common beginning of the endpoints' addresses.
+        parameter: Parameter that selects the conversation.
+        busy: True for a chat, which can be busy with an answer and has its own model.
+    """
     found: dict[str, Any] = {}
-    answers = {**ANSWERS, "409": "An answer is still coming."} if busy else ANSWERS
+    answers = {**ANSWERS, "409": "An answer is still being written."} if busy else ANSWERS
     for name, (about, fields) in BODIES.items():
         properties = fields if busy or name != "compact" else {**fields, "model": _MODEL}
         found[f"{path}/{name}"] = {
@@ -406,4 +413,4 @@ def operations(path: str, parameter: Mapping[str, Any], *, busy: bool = False) -
 _NUMBER = {"name": "number", "in": "path", "required": True, "schema": {"type": "integer", "minimum": 1}}
 
 STEERING_PATHS = operations("/api/sessions/{number}", _NUMBER)
-"""The part of the OpenAPI document that steers sessions."""
+"""OpenAPI paths of the endpoints that steer sessions."""

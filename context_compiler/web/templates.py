@@ -1,4 +1,4 @@
-"""Templates as a menu shows them: where each was found, what shadows it, and its prompt for a recorded request."""
+"""Templates: the source of each, what shadows it, and its prompt for a recorded request."""
 
 from __future__ import annotations
 
@@ -18,28 +18,28 @@ from context_compiler.middleware.one_shot import compile_view
 from context_compiler.template import Template
 from context_compiler.web.data import Inspector
 
-ANSWER = "(the answer would stand here)"
+ANSWER = "(the answer of the model)"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TemplateRow:
-    """One line of the menu."""
+    """One template in the list."""
 
     name: str
     source: str
     """vault, system or builtin."""
     path: str
-    """Inside its root."""
+    """Path relative to its root folder."""
     hash: str
     """SHA-256 of the file."""
     description: str
     shadowed_by: str | None
-    """Source of the template of the same name that is found first."""
+    """Source of the template of the same name that is used instead; None if this one is used."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RootRow:
-    """One step of the look-up order."""
+    """One step of the lookup order."""
 
     source: str
     folder: str
@@ -48,7 +48,7 @@ class RootRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Defect:
-    """A file that is not a template."""
+    """A file that is not a valid template."""
 
     name: str
     path: str
@@ -78,12 +78,12 @@ class TemplatePage:
     text: str
     request: int | None
     prompt: str
-    """As the model would be asked; for a template that asks no model, the note that it writes."""
+    """Prompt that the model would get; for a template that calls no model, the note that it writes."""
     asks_model: bool
 
 
 def template_rows(inspector: Inspector) -> tuple[TemplateRow, ...]:
-    """Every readable template, those that are found first first."""
+    """Return all readable templates, in lookup order."""
     first: dict[str, str] = {}
     found: list[TemplateRow] = []
     roots = {source: folder for source, folder in inspector.template_library.roots}
@@ -109,7 +109,7 @@ def _inside(path: str, root: Path | None) -> str:
 
 
 async def load_templates(inspector: Inspector) -> TemplatesPage:
-    """The menu with everything that was looked at."""
+    """Load all templates, the lookup order, and invalid files."""
     roots = [
         RootRow(source=source, folder=str(path), exists=path.is_dir())
         for source, path in inspector.template_library.roots
@@ -121,10 +121,10 @@ async def load_templates(inspector: Inspector) -> TemplatesPage:
 
 
 async def load_template(inspector: Inspector, name: str, source: str, request: int | None) -> TemplatePage:
-    """One template by its name, or that of one source, with its prompt for a request if one is given.
+    """Load a template by its name and optionally its source, with its prompt for a request if one is given.
 
     Raises:
-        TemplateError: there is none.
+        TemplateError: There is no such template.
     """
     rows = [row for row in template_rows(inspector) if row.name == name and source in ("", row.source)]
     if not rows:
@@ -148,7 +148,7 @@ async def load_template(inspector: Inspector, name: str, source: str, request: i
 
 
 async def _prompt(inspector: Inspector, template: Template, request: int) -> str:
-    """The prompt of a template for a recorded history; nothing leaves this process."""
+    """Build the prompt of a template for a recorded history; no model is called."""
     row, _ = await inspector.read(partial(request_of, number=request))
     raw, _ = await inspector.read(lambda db: inspector.read_nodes(db, inspector.chain(db, row.raw_tip, row.session)))
     if not raw:
@@ -160,10 +160,10 @@ async def _prompt(inspector: Inspector, template: Template, request: int) -> str
         return ModelResponse(parts=[TextPart(content=ANSWER)])
 
     model = FunctionModel(answer) if template.compiler == "agent" else "none"
-    view = await _compiled(raw, template, row.budget or 2_000, model)
+    view = await _compile(raw, template, row.budget or 2_000, model)
     return "\n\n".join(prompts) or view.summary
 
 
-async def _compiled(raw: Sequence[ModelMessage], template: Template, budget: int, model: FunctionModel | str) -> View:
+async def _compile(raw: Sequence[ModelMessage], template: Template, budget: int, model: FunctionModel | str) -> View:
     work = partial(compile_view, raw, template, budget, model=model, system=None, session="preview")
     return await asyncio.to_thread(lambda: asyncio.run(work()))

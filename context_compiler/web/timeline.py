@@ -1,4 +1,4 @@
-"""The timeline of a session: raw, sent and cached tokens of each request, and what they cost."""
+"""Timeline of a session: raw, sent and cached tokens of each request, and their cost."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from context_compiler.tokens.prices import cost_of, price_of
 from context_compiler.web.data import Inspector
 
 POINTS = 240
-"""Requests of one chart."""
+"""Maximum requests in one chart."""
 
-LOOKS, NEAR = 4, 6
-"""Requests and messages of each that are searched for the model that answers."""
+LOOKS, NEAR = 3, 6
+"""Newest requests that are searched for the model that answers, and newest messages of each."""
 
 COMPARED = 4_000
-"""Messages of two views that are compared at most."""
+"""Maximum messages of a view whose tokens are counted as shared."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,38 +37,38 @@ class Point:
     raw: int
     sent: int
     shared: int
-    """Tokens that it has in common with the beginning of the request before, which a prompt cache keeps."""
+    """Tokens of the beginning that it shares with the previous request, which a prompt cache keeps."""
     budget: int | None
     retry: bool
-    """The provider refused the request before as too long, and this is sent instead."""
+    """True if the provider refused the previous request as too long, and this one was sent instead."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionCost:
-    """Costs in US dollars; None where a price is unknown."""
+    """Costs in US dollars; None if a price is unknown."""
 
     model: str | None
-    """Model of the answers, as its provider calls it."""
+    """Model of the answers, by its provider's name."""
     requests: int
-    """Requests that are counted."""
+    """Number of requests counted."""
     sent: Decimal | None
-    """Input as sent, with a prompt cache that keeps every common beginning."""
+    """Input as sent, with a prompt cache that keeps every shared beginning."""
     raw: Decimal | None
-    """Input if everything had been sent, with the same cache."""
+    """Input if the whole history had been sent, with the same cache."""
     compiles: Decimal | None
-    """Each compile once, those that no request carries included."""
+    """All compiles, each counted once, including those that no request used."""
     unknown: tuple[str, ...]
     """Models without a known price."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timeline:
-    """A stretch of a session's requests, oldest first."""
+    """A page of a session's requests, oldest first."""
 
     session: SessionRow
     points: tuple[Point, ...]
     page: int
-    """From 1, the newest."""
+    """Number of the page; 1 is the newest."""
     pages: int
     total: int
     money: SessionCost
@@ -82,7 +82,7 @@ class Timelines:
         self._shared: Memo[tuple[int, int], int] = Memo(20_000)
 
     async def timeline(self, number: int, *, page: int = 1) -> Timeline:
-        """One page of the timeline of a session, the newest first."""
+        """Load one page of a session's timeline; page 1 is the newest."""
 
         def query(db: Database) -> Timeline:
             info = session_of(db, number)
@@ -115,7 +115,7 @@ class Timelines:
         )
 
     def shared(self, db: Database, before: RequestRow | None, one: RequestRow) -> int:
-        """Tokens of the common beginning of two requests."""
+        """Return the tokens of the beginning that two requests share."""
         if before is None or before.view_tip is None or one.view_tip is None:
             return 0
         known = self._shared.get((before.id, one.id))
@@ -148,8 +148,8 @@ class Timelines:
         if price is not None:
             before = [0, *(point.raw for point in points)]
             sent = sum((price.cost(one.sent, cached=one.shared) for one in points), Decimal(0))
-            kept = [min(earlier, one.raw) for earlier, one in zip(before, points, strict=False)]
-            raw = sum((price.cost(one.raw, cached=same) for one, same in zip(points, kept, strict=True)), Decimal(0))
+            cached = [min(earlier, one.raw) for earlier, one in zip(before, points, strict=False)]
+            raw = sum((price.cost(one.raw, cached=same) for one, same in zip(points, cached, strict=True)), Decimal(0))
         spent = browse.compile_usage(db, info.id, rows[0].id, rows[-1].id) if rows else []
         costs = [(alias, cost_of(alias, usage)) for alias, usage in (*spent, *unsent)]
         unknown = {alias for alias, cost in costs if cost is None} | (
@@ -167,9 +167,9 @@ class Timelines:
         )
 
     def _answering_model(self, db: Database, rows: Sequence[RequestRow]) -> tuple[str | None, str | None]:
-        """Model and provider of the newest answer in the raw history of these requests."""
+        """Return model and provider of the newest answer in the raw histories of these requests; None if not found."""
         recorded = [one.raw_tip for one in rows if one.raw_tip is not None]
-        for tip in recorded[:-LOOKS:-1]:
+        for tip in reversed(recorded[-LOOKS:]):
             messages, _ = self.inspector.read_nodes(db, browse.last_nodes(db, tip, NEAR))
             answers = [message for message in messages if isinstance(message, ModelResponse) and message.model_name]
             if answers:

@@ -143,7 +143,7 @@ def test_only_what_has_the_form_of_a_ref_is_shown_of_content_made_by_hand(id: ob
 def test_a_known_id_in_a_message_becomes_its_ref() -> None:
     known = SessionIdRegistry()
     known.register_read("recipes", UUID, "Soup")
-    assert known.translated(f"delete {UUID.upper()}!") == "delete recipe_1!"
+    assert known.replace_uuids(f"delete {UUID.upper()}!") == "delete recipe_1!"
 
 
 @pytest.mark.parametrize("node", NODES)

@@ -174,7 +174,7 @@ async def test_what_is_no_text_is_refused_and_changes_nothing(memory: AnyMemory)
     wrongs: list[Any] = [None, 5, b"x", ["x"]]
     for wrong in wrongs:
         for step in (memory.remember(wrong), memory.search(wrong, 3), memory.commit(wrong), memory.commit("m", wrong)):
-            with pytest.raises(SettingsError, match="give a memory texts"):
+            with pytest.raises(SettingsError, match="give text to a memory"):
                 await step
     assert await memory.log() == []
 

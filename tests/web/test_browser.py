@@ -198,7 +198,7 @@ def test_a_message_is_shown_raw_pinned_and_summarized_from(chromium: Any, db: Pa
         message.get_by_role("button", name="Keep always").click()
         page.get_by_text("stays in every view").wait_for()
         message.get_by_role("button", name="Unpin").click()
-        page.get_by_text("is pinned no longer").wait_for()
+        page.get_by_text("is no longer pinned").wait_for()
         message.get_by_role("button", name="Summarize from here").click()
         assert page.get_by_label("Only from this turn on").input_value().startswith("m")
         page.get_by_role("button", name="Preview").click()

@@ -48,7 +48,7 @@ def test_any_text_can_be_searched(client: TestClient, fact: str) -> None:
 
 def test_a_fact_that_was_never_said_is_called_so(client: TestClient) -> None:
     number = number_of(client, "long")
-    assert "Nothing in this session holds" in client.get(f"/sessions/{number}/fact?q=zebra").text
+    assert "Nothing in this session contains" in client.get(f"/sessions/{number}/fact?q=zebra").text
     assert "&lt;script&gt;" in client.get(f"/sessions/{number}/fact", params={"q": HOSTILE}).text
 
 

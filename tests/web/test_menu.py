@@ -40,7 +40,7 @@ def test_the_template_menu_is_that_of_the_document(db: Path, tmp_path: Path) -> 
         file = vault / "AssistantMD" / "ContextTemplates" / "team" / "notes.md"
         assert team["path"] == "team/notes.md" and team["hash"] == sha256(file.read_bytes()).hexdigest()
         page = client.get("/templates").text
-        assert "shadowed by vault" in page and "wrong" in page and "broken" in page
+        assert "shadowed by vault" in page and "invalid" in page and "broken" in page
         assert "System notes" in client.get("/template?name=chat_compiler&source=system").text
         assert client.get("/template?name=none").status_code == 404
 

@@ -61,7 +61,7 @@ async def test_a_request_without_tools_on_the_record_says_so(client: TestClient,
     await store.perform(lambda opened: opened.execute("DELETE FROM toolsets"))
     await store.close()
     assert client.get(f"/api/requests/{number}").json()["tools"] is None
-    assert "Its tools are not recorded." in client.get(f"/requests/{number}").text
+    assert "The tools of this request are not recorded." in client.get(f"/requests/{number}").text
 
 
 @pytest.mark.parametrize(

@@ -23,12 +23,12 @@
     form.setAttribute("aria-busy", String(now));
   }
   function add(kind, text) {
-    const said = document.createElement("div");
-    said.className = `said ${kind}`;
-    said.dir = "auto";
-    said.textContent = text;
-    coming.append(said);
-    return said;
+    const block = document.createElement("div");
+    block.className = `said ${kind}`;
+    block.dir = "auto";
+    block.textContent = text;
+    coming.append(block);
+    return block;
   }
   function begin(prompt, text) {
     if (coming) return;
@@ -66,7 +66,7 @@
     const raw = given.raw > given.sent ? `, raw ${number.format(given.raw)}` : "";
     at("figures").textContent = `sent ${number.format(given.sent)}${of}${raw}`;
   }
-  const hear = {
+  const handlers = {
     async state(given) {
       await reload();
       busy(Boolean(given.pending));
@@ -93,12 +93,12 @@
   let last = Promise.resolve();
   function listen() {
     const source = new EventSource(`/api/chat/events?${session}`);
-    for (const [name, act] of Object.entries(hear)) {
+    for (const [name, act] of Object.entries(handlers)) {
       source.addEventListener(name, (event) => {
         last = last.then(() => act(JSON.parse(event.data))).catch((error) => notice(error.message, true));
       });
     }
-    source.addEventListener("error", () => notice("the connection to the server is lost; trying again", true));
+    source.addEventListener("error", () => notice("the connection to the server was lost; trying again", true));
     source.addEventListener("open", () => { if (at("notices").textContent.startsWith("the connection")) at("notices").replaceChildren(); });
   }
 
@@ -106,9 +106,9 @@
     const answer = await fetch(`${path}?${session}`, {
       method: "POST", headers: { "content-type": "application/json" }, body: JSON.stringify(body),
     });
-    const said = await answer.json().catch(() => ({}));
-    if (!answer.ok) throw new Error(said.error || `refused (${answer.status})`);
-    return said;
+    const reply = await answer.json().catch(() => ({}));
+    if (!answer.ok) throw new Error(reply.error || `refused (${answer.status})`);
+    return reply;
   }
   form.addEventListener("submit", async (event) => {
     event.preventDefault();

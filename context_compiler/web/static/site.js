@@ -1,7 +1,7 @@
 "use strict";
 (() => {
   const root = document.documentElement;
-  const themes = { "": "as the system", light: "light", dark: "dark" };
+  const themes = { "": "system", light: "light", dark: "dark" };
   const remembered = () => { try { return localStorage.getItem("theme") || ""; } catch { return ""; } };
   const paint = (theme) => { if (theme) root.dataset.theme = theme; else delete root.dataset.theme; };
   paint(remembered());
@@ -62,7 +62,7 @@
       toggle(link);
     });
     const button = document.getElementById("theme");
-    const label = () => button.setAttribute("aria-label", `Colours: ${themes[remembered()]}`);
+    const label = () => button.setAttribute("aria-label", `Color theme: ${themes[remembered()]}`);
     label();
     button.addEventListener("click", () => {
       const all = Object.keys(themes);

@@ -16,19 +16,19 @@
     const answer = await fetch(`${root.dataset.steer}/${way}${root.dataset.query || ""}`, {
       method: "POST", headers: { "content-type": "application/json" }, body: JSON.stringify(body),
     });
-    const said = await answer.json().catch(() => ({}));
-    if (!answer.ok) throw new Error(said.error || `refused (${answer.status})`);
-    return said;
+    const reply = await answer.json().catch(() => ({}));
+    if (!answer.ok) throw new Error(reply.error || `refused (${answer.status})`);
+    return reply;
   }
-  function told(given) {
+  function describe(given) {
     if (!given.done) return given.why;
     const preview = given.kind === "preview";
     const most = preview && given.usage.output_tokens ? "at most " : "";
     const parts = [`${number.format(given.before)} → ${most}${number.format(given.after)} tokens`];
-    if (given.kind === "undo") return `${parts[0]}: ${given.summary ? "the summary before" : "the whole history"} is sent again`;
+    if (given.kind === "undo") return `${parts[0]}: ${given.summary ? "the previous summary" : "the whole history"} is sent again`;
     parts.push(`${given.turns} turn${given.turns === 1 ? "" : "s"} word for word`);
     const tokens = (given.usage.input_tokens || 0) + (given.usage.output_tokens || 0);
-    parts.push(tokens ? `${given.model}: ${most}${number.format(tokens)} tokens, price ${given.cost}` : "no model asked");
+    parts.push(tokens ? `${given.model}: ${most}${number.format(tokens)} tokens, price ${given.cost}` : "no model called");
     return parts.join(", ") + (preview ? "; nothing was changed" : "") + (given.why ? `; ${given.why}` : "");
   }
   function changed(text) {
@@ -56,14 +56,14 @@
   }
   async function compact(preview) {
     for (const button of [at("go"), at("preview")]) button.disabled = true;
-    say(at("outcome"), preview ? "looking …" : "compiling …");
+    say(at("outcome"), preview ? "previewing …" : "compiling …");
     await act(at("outcome"), async () => {
       const given = await post("compact", { ...order(), preview });
-      say(at("outcome"), told(given), !given.done);
+      say(at("outcome"), describe(given), !given.done);
       if (given.done && !preview) {
         at("outcome").replaceChildren();
         dialog.close();
-        changed(told(given));
+        changed(describe(given));
       }
     });
     for (const button of [at("go"), at("preview")]) button.disabled = false;
@@ -79,13 +79,13 @@
     else if ("undo" in button.dataset) {
       act(at("notices"), async () => {
         const given = await post("undo", {});
-        if (given.done) changed(told(given));
-        else say(at("notices"), told(given), true);
+        if (given.done) changed(describe(given));
+        else say(at("notices"), describe(given), true);
       });
     } else if (pin || unpin) {
       act(at("notices"), async () => {
         const given = await post(pin ? "pin" : "unpin", { message: pin || unpin });
-        changed(pin ? `turn ${given.turn} stays in every view` : `turn ${given.turn} is pinned no longer`);
+        changed(pin ? `turn ${given.turn} stays in every view` : `turn ${given.turn} is no longer pinned`);
         if (button.closest(".cc-acts")) swap(button, pin, unpin);
       });
     }
