@@ -16,7 +16,7 @@ from context_compiler.pipeline.config import RunConfig
 from context_compiler.pipeline.graph import Edge, Graph, Node, distances, join_stage
 from context_compiler.pipeline.interviewers import AutoApprove
 from context_compiler.pipeline.preamble import KEPT, LARGEST, artifact_reference
-from context_compiler.pipeline.stage import PASSING, Stage
+from context_compiler.pipeline.stage import TRANSIENT_KEYS, Stage
 from context_compiler.pipeline.state import Outcome, RunState, StageStatus, failure, segment
 
 _ACCELERATOR = re.compile(r"\s*(?:\[(?P<bracketed>[^\]]{1,20})\]\s*|(?P<closed>\w{1,3})\)\s*|(?P<dashed>\w)\s+-\s+)")
@@ -137,7 +137,7 @@ def complete_stage(
         context.apply_updates(outcome.context_updates)
     except ValueError as error:
         outcome = failure(f"its context_updates are refused: {error}")
-    for key in (*PASSING, "preferred_label"):
+    for key in (*TRANSIENT_KEYS, "preferred_label"):
         context.remove(key)
     context.set("outcome", str(outcome.status))
     if outcome.preferred_label:
@@ -271,7 +271,7 @@ class Router:
         return fail_run(state, f"{node.name}: {outcome.failure_reason or 'failed'}")
 
     def gate_jump(self, state: RunState) -> RunState | None:
-        """Jump to the target of an unsatisfied goal gate, or fail the run if it has none; None if none is unsatisfied."""
+        """Jump back because of an unsatisfied goal gate, or fail the run; None if all gates are satisfied."""
         gate = unmet_gate(self._graph, state, unvisited=self._config.unvisited_gates) if self._gates else None
         if gate is None:
             return None
