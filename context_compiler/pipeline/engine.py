@@ -168,10 +168,8 @@ class Engine:
         async with stage.session.lock if stage.session else nullcontext():
             if stage.session and state.how == "jump":
                 stage.session.cut_back(node.name)
-            first, begin = (
-                self._stage_log.attempt(stage.visit_key),
-                partial(self._stage_log.begin_attempt, stage.visit_key),
-            )
+            first = self._stage_log.attempt(stage.visit_key)
+            begin = partial(self._stage_log.begin_attempt, stage.visit_key)
             outcome, retries = await run_attempts(handler, stage, first=first, begin=begin)
         duration = max(0.0, self.config.clock() - started)
         after = merge_branches(after, stage.context, self._branches)
@@ -306,12 +304,12 @@ class StageLog:
         self._lock = asyncio.Lock()
         self._state: RunState | None = None
         self._artifacts = ArtifactStore()
-        self._ended: dict[str, Any] = {}
+        self._finished: dict[str, Any] = {}
         self._attempts: dict[str, int] = {}
 
     def begin(self, state: RunState, artifacts: ArtifactStore) -> None:
         """Start a stage. `state` is the run before it, including progress saved before an interruption."""
-        self._state, self._artifacts, self._ended = state, artifacts, dict(state.branches)
+        self._state, self._artifacts, self._finished = state, artifacts, dict(state.branches)
         self._attempts = dict(state.attempts)
 
     def find(self, key: str, before: RunState) -> RunState | None:
@@ -319,7 +317,7 @@ class StageLog:
 
         A damaged entry counts as missing.
         """
-        found = self._ended.get(key)
+        found = self._finished.get(key)
         try:
             return None if found is None else _apply_changes(before, found)
         except (LookupError, TypeError, ValueError, AttributeError) as error:
@@ -328,7 +326,7 @@ class StageLog:
 
     async def record(self, key: str, before: RunState, after: RunState) -> None:
         """Save the changes of a finished branch. If that fails, the run continues with a warning."""
-        self._ended[key] = _changes(before, after)
+        self._finished[key] = _changes(before, after)
         try:
             await self._write()
         except PipelineError as error:
@@ -350,7 +348,7 @@ class StageLog:
     async def _write(self) -> None:
         async with self._lock:
             if self._state is not None:
-                state = replace(self._state, branches=dict(self._ended), attempts=dict(self._attempts))
+                state = replace(self._state, branches=dict(self._finished), attempts=dict(self._attempts))
                 await self._save(replace(state, artifacts=self._artifacts.in_memory()))
 
 

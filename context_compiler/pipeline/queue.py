@@ -192,7 +192,7 @@ class RunQueue:
             delay = await self.put_back_for_now(taken, str(unreadable))
             return Taken(submission=taken, change="put back", reason=str(unreadable), delay=delay)
         elif reason is None and state is None:
-            reason = str(unreadable or "nothing of it was saved")
+            reason = str(unreadable or "its state was never saved")
         if reason is None:
             return Taken(submission=taken, state=state, change="taken")
         return Taken(submission=taken, change=await self.give_up(run_id, reason), reason=reason)
@@ -284,10 +284,10 @@ class RunQueue:
         found = [one for one in await self.questions(run_id) if stage in (None, one.stage)]
         if not found:
             where = f"run {run_id!r}" + (f", stage {stage!r}" if stage else "")
-            raise PipelineError(f"{where}: no question waits for an answer")
+            raise PipelineError(f"{where}: no question is waiting for an answer")
         if len(found) > 1:
             stages = ", ".join(dict.fromkeys(one.stage for one in found))
-            raise PipelineError(f"run {run_id!r}: {len(found)} questions wait; name the stage: {stages}")
+            raise PipelineError(f"run {run_id!r}: {len(found)} questions are waiting; name the stage: {stages}")
         one = found[0]
         if not one.free and parse_reply(Question(text=one.text, options=one.choices), text).option is None:
             known = ", ".join(f"[{choice.key}] {choice.label}" for choice in one.choices)

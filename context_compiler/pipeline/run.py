@@ -255,7 +255,7 @@ class ActiveRun:
                 await store.begin(info, graph_texts(graph, state))
                 await store.save(state)
             elif known.graph.snapshot != names.snapshot:
-                raise PipelineError(f"run {run_id!r} is of another graph; give it the one it began with")
+                raise PipelineError(f"run {run_id!r} belongs to another graph; give the graph that it was started with")
             elif config.resume_threads == "degrade":
                 state = replace(known, threads={}, resumed=True)
             active = ActiveRun(prepared, config, store, state, requests=self.requests, depth=self._depth + 1)
@@ -444,7 +444,7 @@ async def abandon_run(store: RunStore, state: RunState, reason: str) -> RunState
 def _missing_run(run_id: str, known: Sequence[str]) -> str:
     """Error text for a run without a state, given the ids of all known runs."""
     if run_id in known:
-        return f"run {run_id!r} was stopped before anything of it was saved: start it under another id"
+        return f"run {run_id!r} was stopped before its state was saved: start it under another id"
     return f"there is no run {run_id!r}" + (f"; there is {', '.join(known[:3])}" if known else "")
 
 
@@ -473,13 +473,13 @@ async def _load_graph(store: RunStore, state: RunState, pipeline: Graph | str | 
             text = text or (await store.content(hash) if hash else None)
         if text is None:
             raise PipelineError(
-                f"run {state.run_id!r} was saved without its graph; give the graph, or the store that has it"
+                f"run {state.run_id!r} was saved without its graph; give the graph, or the store that contains it"
             )
         path = state.context.get(GRAPH_PATH)
         graph = _parse(text, path if isinstance(path, str) else None)
     if graph_hashes(graph).snapshot != state.graph.snapshot:
-        what = f"run {state.run_id!r} is of another graph"
-        raise GraphError(f"{what}; resume it with the one it began with, or begin a new run", path=graph.path)
+        what = f"run {state.run_id!r} belongs to another graph"
+        raise GraphError(f"{what}; resume it with the graph it was started with, or start a new run", path=graph.path)
     return graph
 
 
@@ -554,7 +554,7 @@ def open_runs(config: RunConfig) -> RunStore:
     """Open the run store of a config.
 
     Raises:
-        SettingsError: it is the address of a database, and the package for PostgreSQL is not installed.
+        SettingsError: it is the address of a database, and the packages for PostgreSQL are not installed.
     """
     if isinstance(config.runs, RunStore):
         return config.runs

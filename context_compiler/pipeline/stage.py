@@ -167,7 +167,7 @@ class Stage:
             path.unlink(missing_ok=True)
         except OSError as error:
             raise PipelineError(
-                f"{path}: {error.strerror or error}; something else is in the place of the stage's status"
+                f"{path}: {error.strerror or error}; the stage needs this path for its status"
             ) from error
 
     def keep(self, name: str, data: Any) -> str:

@@ -186,7 +186,7 @@ def _parse_names(value: object) -> tuple[str, ...]:
         raise ValueError("a list of names is expected")
     names = list(cast("Iterable[object]", value))
     if any(isinstance(one, bool) or not isinstance(one, str | int) for one in names):
-        raise ValueError("a list of names holds something else")
+        raise ValueError("a list of names contains something else")
     return tuple(map(str, names))
 
 

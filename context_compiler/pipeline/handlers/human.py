@@ -41,14 +41,15 @@ class HumanHandler:
             chosen = next((option for option in question.options if option.target == default), None)
             if chosen is None:
                 return Outcome(status=StageStatus.RETRY, failure_reason="human gate timeout, no default")
-            await _inform(stage, f"nobody answered within {limit:g} s, so it is {chosen.label!r}")
+            await _inform(stage, f"nobody answered within {limit:g} s, so {chosen.label!r} was chosen")
             return _choose(chosen, reply)
         await stage.emit("interview_completed", question=question.text, answer=reply.value)
         if reply.value == AnswerValue.SKIPPED:
             return failure("human skipped interaction")
         chosen = reply.option or question.options[0]
         if reply.option is None:
-            await _inform(stage, f"{reply.text[:80]!r} is none of the choices, so it is the first, {chosen.label!r}")
+            message = f"{reply.text[:80]!r} is none of the choices, so the first, {chosen.label!r}, was chosen"
+            await _inform(stage, message)
         return _choose(chosen, reply)
 
 

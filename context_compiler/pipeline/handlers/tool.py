@@ -117,7 +117,8 @@ def _in_arithmetic(token: str, value: str, command: str, starts: Sequence[int]) 
         ValueError: the shell evaluates the value, which is not a number, or a second shell would parse it.
     """
     if any(_SECOND_SHELL.search(command, 0, start) for start in starts):
-        raise ValueError(f"{token} would be read by a second shell; hand it over: sh -c 'echo \"$1\"' name {token}")
+        advice = f"pass it as an argument: sh -c 'echo \"$1\"' name {token}"
+        raise ValueError(f"{token} would be parsed by a second shell; {advice}")
     arithmetic = any(command[start - 1 : start + 1] == "((" for start in starts)
     if arithmetic and not re.fullmatch(r"-?\d{1,18}", value, re.ASCII):  # some shells execute commands in arithmetic
         raise ValueError(f"{token} is not a whole number, and a shell evaluates it")

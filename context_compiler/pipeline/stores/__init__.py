@@ -224,7 +224,7 @@ class MemoryRuns:
     async def begin(self, info: RunInfo, contents: Mapping[str, str]) -> None:
         """Create a run."""
         if info.run_id in self._infos:
-            raise PipelineError(f"there is a run {info.run_id!r} already: resume it, or give another id")
+            raise PipelineError(f"run {info.run_id!r} already exists: resume it, or give another id")
         self._infos[info.run_id] = info
         self._contents.update(contents)
 
@@ -368,7 +368,7 @@ def own_run(path: Path, run_id: str) -> Generator[None]:
     except Timeout:
         raise RunOwnedError(f"run {run_id!r} is under way elsewhere: wait for it, or end it") from None
     except OSError as error:
-        raise PipelineError(f"{path}: {error.strerror or error}; the run needs a folder it may write to") from error
+        raise PipelineError(f"{path}: {error.strerror or error}; give a folder that can be written to") from error
     try:
         yield
     finally:

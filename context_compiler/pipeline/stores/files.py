@@ -72,7 +72,7 @@ class FileRuns:
         """Create a run."""
         folder = self.folder(info.run_id)
         if (folder / MANIFEST).exists():
-            raise PipelineError(f"{folder}: there is a run already: resume it, or give another id or folder")
+            raise PipelineError(f"{folder}: the folder already contains a run: resume it, or give another id or folder")
         for hash, text in contents.items():
             self._write(folder / (GRAPH if hash == (info.source or info.snapshot) else NORMAL), text)
         self._write(folder / MANIFEST, json.dumps(info_document(info), indent=1))
@@ -142,7 +142,7 @@ class FileRuns:
         if not (self.folder(run_id) / MANIFEST).exists():
             return False
         if self._alone:
-            raise PipelineError(f"{self.root}: remove the folder yourself; it may hold more than this run")
+            raise PipelineError(f"{self.root}: remove the folder yourself, because it may contain more than this run")
         others = [attempt(partial(self._read_manifest, path)).value for path in self.root.glob(f"*/{MANIFEST}")]
         names = family(run_id, {info.run_id: info.parent for info in others if info is not None})
         try:
@@ -182,7 +182,7 @@ class FileRuns:
         try:
             write_atomically(path, text.encode("utf-8", "surrogatepass"))
         except OSError as error:
-            raise PipelineError(f"{path}: {error.strerror or error}; give a folder that may be written") from error
+            raise PipelineError(f"{path}: {error.strerror or error}; give a folder that can be written to") from error
 
 
 def _read_text(path: Path) -> str | None:

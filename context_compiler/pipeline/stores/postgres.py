@@ -230,7 +230,7 @@ class PostgresRuns(SQLRuns):
         try:
             await self.database.transact(Statement(_RELEASE, (run_id, token)))
         except PipelineError as error:
-            log.warning("run %s stays owned until its lease ends: %s", run_id, error)
+            log.warning("run %s stays owned until its lease expires: %s", run_id, error)
 
     async def _renew(self, run_id: str, token: int, lost: asyncio.Future[str]) -> None:
         """Renew a lease until another owner takes it, or it expires because the database cannot be reached."""
@@ -305,7 +305,7 @@ class PostgresRuns(SQLRuns):
         try:
             await self._add(self._take_events(run_ids))
         except PipelineError as error:
-            log.warning("events are missing: %s", error)
+            log.warning("events could not be written: %s", error)
 
     def _take_events(self, run_ids: Sequence[str]) -> list[tuple[str, int, Event]]:
         """Remove the waiting events of these runs from the buffer, and return them as `(run, token, event)`."""
@@ -367,4 +367,4 @@ def _is_write(one: Statement) -> bool:
 
 
 def _lost_error(run_id: str) -> RunOwnedError:
-    return RunOwnedError(f"run {run_id!r} was taken over by another worker; nothing more of it is saved here")
+    return RunOwnedError(f"run {run_id!r} was taken over by another worker; this process saves nothing more of it")

@@ -138,7 +138,7 @@ class SQLRuns(ABC):
     async def begin(self, info: RunInfo, contents: Mapping[str, str]) -> None:
         """Create a run."""
         body = json.dumps(info_document(info))
-        exists = PipelineError(f"there is a run {info.run_id!r} already: resume it, or give another id")
+        exists = PipelineError(f"run {info.run_id!r} already exists: resume it, or give another id")
         await self.database.transact(
             *self.fence(info.run_id),
             *self.lock_contents([*contents], "KEY SHARE"),
@@ -160,7 +160,7 @@ class SQLRuns(ABC):
     async def write(
         self, root: str, gone: Sequence[tuple[str, str]] | None, cells: Sequence[tuple[str, str, str]], info: str
     ) -> None:
-        """Write changed cells of a state in one transaction, and remove the cells `gone`, or all old cells if it is None."""
+        """Write changed cells of a state in one transaction, and remove the cells `gone`; None removes all old ones."""
         clear = [Statement("DELETE FROM cells WHERE run = ?", (root,))] if gone is None else []
         await self.database.transact(
             *self.fence(root),
@@ -173,7 +173,7 @@ class SQLRuns(ABC):
         )
 
     def _missing(self, run_id: str) -> PipelineError:
-        return PipelineError(f"{self.database.name}: run {run_id!r} is not in it, or no longer; its state is not saved")
+        return PipelineError(f"{self.database.name}: run {run_id!r} does not exist; it may have been deleted")
 
     async def _load_info(self, run_id: str) -> RunInfo:
         ((row,),) = await self.database.transact(

@@ -143,7 +143,7 @@ class SQLiteRuns(SQLRuns):
     async def overwrite(self) -> None:
         """Rewrite the file without the deleted runs."""
         if not await self._file.empty_log():
-            log.warning("what was deleted is overwritten once no other process reads %s, or writes to it", self.path)
+            log.warning("deleted runs can only be erased from %s when no other process reads or writes it", self.path)
 
     async def owned(self, run_ids: Sequence[str]) -> frozenset[str]:
         """Return which of these runs a live process owns."""
@@ -176,7 +176,7 @@ def _prepare(db: sqlite3.Connection, path: Path) -> None:
     owner, version = db.execute("PRAGMA application_id").fetchone()[0], db.execute("PRAGMA user_version").fetchone()[0]
     tables = db.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
     if tables and owner != APPLICATION_ID:
-        raise PipelineError(f"{path}: the database belongs to something else; give runs a file of their own")
+        raise PipelineError(f"{path}: the database belongs to another application; give runs a separate file")
     if version > len(SCHEMA):
         raise PipelineError(f"{path}: written by a newer version; upgrade context-compiler")
     db.execute("PRAGMA journal_mode = WAL")
