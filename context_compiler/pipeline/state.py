@@ -145,8 +145,8 @@ def parse_status(word: str) -> tuple[StageStatus, str]:
 def find_outcome(text: str) -> Outcome | None:
     """Parse the outcome from the JSON object that a text consists of or ends with; None if there is none.
 
-    The object must have a text as `outcome` or `status`, and as `outcome` if other text precedes it in its line. It may
-    be in a fenced block.
+    The object needs text as its `outcome` or `status`. If other text precedes it in the last line, it needs an
+    `outcome`. The object may be in a fenced block.
     """
     body = text.strip()
     if body.endswith("```"):
@@ -331,7 +331,7 @@ class ContextStore:
 SCHEMA_VERSION = 1
 
 How: TypeAlias = Literal["start", "edge", "jump", "join", "restart"]
-"""Means by which a run reaches its next stage; `jump` means a retry target."""
+"""Way in which a run reaches its next stage; a `jump` leads to a retry target."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -192,7 +192,7 @@ async def prune_runs(store: RunStore, *, older_than_days: float) -> list[str]:
     removed: list[str] = []
     try:
         for name in [one.run_id for one in old if one.parent not in known]:
-            with suppress(RunOwnedError):  # its owner is just ending it
+            with suppress(RunOwnedError):  # its owner is still finishing it
                 removed += [name] if await delete(name) else []
     finally:
         if removed and overwriting is not None:

@@ -1,4 +1,4 @@
-"""Store each run as a readable folder: a checkpoint, events as JSON lines, the graph, and the files of each stage."""
+"""Run storage in readable folders: a checkpoint, events as JSON lines, the graph, and the files of each stage."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Stores runs in PostgreSQL, for many machines: the owner of a run has a lease, and its writes are fenced.
+"""Run storage in PostgreSQL, for many machines: the owner of a run has a lease, and its writes are fenced.
 
 Each lease of a run has a unique token, which is at least the time in microseconds since 1970. Every write checks the
 token in its own transaction, so an owner that was presumed dead cannot write. All times come from the database; the

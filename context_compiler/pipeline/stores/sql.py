@@ -1,4 +1,4 @@
-"""Stores runs in an SQL database. Saving a state writes only its changes, so long runs save as fast as short ones.
+"""Run storage in an SQL database. Saving a state writes only its changes, so long runs save as fast as short ones.
 
 A database engine only has to implement `Database`. Statements contain `?` for arguments and `NOW` for the time of the
 database.

@@ -1,4 +1,4 @@
-"""Stores runs in one SQLite file, for all processes of one machine."""
+"""Run storage in one SQLite file, for all processes of one machine."""
 
 from __future__ import annotations
 
