@@ -1,7 +1,8 @@
-"""Runs as DBOS workflows: its queues, rate limits, schedules and recovery around the states in our store.
+"""Run pipelines as DBOS workflows, to use its queues, rate limits, schedules and recovery.
 
-One workflow a run, with the id of the run. What a run has done is in the run store, so a recovered workflow goes on at
-the stage that was running. Importing this module needs DBOS: `pip install "pydantic-ai-context-compiler[dbos]"`.
+Each run is one workflow, whose id is the id of the run. Progress is saved in our run store, so a recovered workflow
+continues at the stage that was running. Importing this module requires DBOS:
+`pip install "pydantic-ai-context-compiler[dbos]"`.
 """
 
 from __future__ import annotations
@@ -30,24 +31,25 @@ from context_compiler.pipeline.worker import Configure, worker_name
 from context_compiler.resilience import try_await
 
 WORKFLOW, QUEUE, STEP = "context_compiler.run", "context-compiler", "context_compiler.stage"
-AWAY_S = 1.0
-"""Minimum seconds between two tries while the store cannot be reached."""
+MIN_RETRY_S = 1.0
+"""Minimum seconds between two attempts while the store cannot be reached."""
 
 log = logging.getLogger("context_compiler.pipeline")
 
 
 class DBOSRuns:
-    """Submits runs to DBOS, and runs them where DBOS starts them.
+    """Submits runs to DBOS, and executes them when DBOS starts their workflows.
 
-    Every process that should run some makes one of these before `DBOS.launch()`, and registers the queue after it.
+    Every process that executes runs must create one of these before `DBOS.launch()`, and register the queue after it.
 
     Args:
-        runs: Store of the runs; PostgreSQL for several machines.
+        runs: Store of the runs; use PostgreSQL for several machines.
         configure: Configuration of a submitted run.
-        queue: Name of the DBOS queue, which has the limits of concurrency and rate.
+        queue: Name of the DBOS queue, which limits concurrency and rate.
         poll: Seconds between polls of the store for answers and cancellations.
-        max_takes: Times a run is taken without completing a stage before it is given up.
-        steps: Make each stage a step of its workflow, which DBOS shows and counts; it costs a write to its database.
+        max_takes: Number of times a run may be taken without completing a stage; then it fails.
+        steps: Make each stage a step of its workflow, which DBOS shows and counts, at the cost of a write to its
+            database.
     """
 
     def __init__(
@@ -78,38 +80,38 @@ class DBOSRuns:
         options: Mapping[str, Any] | None = None,
         config: RunConfig | None = None,
     ) -> str:
-        """Create a run and enqueue its workflow; its id. Arguments as for `RunQueue.submit`.
+        """Create a run, enqueue its workflow, and return its id. The arguments are those of `RunQueue.submit`.
 
-        If the process dies between the two steps, call it again with the same id: a run without a workflow is enqueued.
+        If the process dies between the two steps, call this again with the same id to enqueue the missing workflow.
 
         Raises:
-            GraphError: the graph cannot be read, or has errors.
-            PipelineError: the run exists already, or could not be saved.
+            GraphError: the graph cannot be read or has errors.
+            PipelineError: the run already exists or could not be saved.
         """
         try:
             name = await self.queue.submit(
                 pipeline, run_id=run_id, context=context, options=options, config=config, held=True
             )
         except PipelineError:
-            if run_id is None or not await self._waits_for_a_workflow(run_id):
+            if run_id is None or not await self._lacks_workflow(run_id):
                 raise
             name = run_id
         await self.enqueue(name)
         return name
 
-    async def _waits_for_a_workflow(self, run_id: str) -> bool:
-        """True for a run whose process died between creating and enqueuing it."""
+    async def _lacks_workflow(self, run_id: str) -> bool:
+        """True if a process died after creating a run and before enqueuing its workflow."""
         found = await self.queue.find(run_id)
         held = found is not None and found.state == "held"
         return held and await DBOS.get_workflow_status_async(run_id) is None
 
     async def enqueue(self, run_id: str) -> None:
-        """Enqueue the workflow of a run that was created; once, however often this is called."""
+        """Enqueue the workflow of an existing run. Repeated calls have no further effect."""
         with SetWorkflowID(run_id):
             await DBOS.enqueue_workflow_async(self._name, self._workflow, run_id)
 
     async def result(self, run_id: str) -> RunState:
-        """The state in which a run ended, once its workflow has.
+        """Wait for the workflow of a run to end, and return the final state of the run.
 
         Raises:
             PipelineError: there is no such run.
@@ -122,58 +124,59 @@ class DBOSRuns:
         return state
 
     async def _run(self, run_id: str) -> dict[str, Any]:
-        """The workflow: own the run, and go on until it has ended, here or in another process.
+        """Execute a run as a workflow: retry until the run has ended, here or in another process.
 
         Raises:
-            PipelineError: it was not submitted, or was deleted.
+            PipelineError: the run was not submitted, or was deleted.
         """
         while True:
             await _check_cancelled(run_id)
             try:
                 async with self.runs.own(run_id) as lost:
-                    found = await self._try(run_id, lost)
-            except RunOwnedError:  # DBOS recovered it here while its former process lives
-                found = self._poll
+                    result = await self._attempt(run_id, lost)
+            except RunOwnedError:  # DBOS recovered the workflow here, but its former process is still alive
+                result = self._poll
             except PipelineError as error:  # the store cannot be reached
                 log.warning("run %s: %s", run_id, error)
-                found = max(self._poll, AWAY_S)
-            if found is None:
+                result = max(self._poll, MIN_RETRY_S)
+            if result is None:
                 raise PipelineError(f"run {run_id!r} was not submitted, or was deleted")
-            if isinstance(found, dict):
-                return found
-            await asyncio.sleep(found)
+            if isinstance(result, dict):
+                return result
+            await asyncio.sleep(result)
 
-    async def _try(self, run_id: str, lost: Lost) -> dict[str, Any] | float | None:
-        """The result of a run, or the seconds until the next try; None if there is no such run."""
+    async def _attempt(self, run_id: str, lost: Lost) -> dict[str, Any] | float | None:
+        """Result of a run, or seconds until the next attempt; None if there is no such run."""
         taken = await self.queue.take_up(run_id, self._worker, most=self._max_takes, held=True)
         if taken is None:
-            return await self._ended(run_id)
+            return await self._stored_result(run_id)
         if taken.state is None:
             return taken.delay or {"run_id": run_id, "status": taken.change, "reason": taken.reason}
-        done = await try_await(self._carry(taken.submission, lost))
+        done = await try_await(self._execute(taken.submission, lost))
         if isinstance(done.error, RunOwnedError):
             raise done.error
-        if done.error is not None:  # after too many tries the run fails with this reason
+        if done.error is not None:  # after too many attempts, the run fails with this reason
             return await self.queue.put_back_for_now(taken.submission, log_text(done.error))
         assert done.value is not None
         await self.queue.end(run_id)
         return {"run_id": run_id, "status": done.value.status, "reason": done.value.failure_reason}
 
-    async def _ended(self, run_id: str) -> dict[str, Any] | None:
-        """The result of a run that ended elsewhere."""
+    async def _stored_result(self, run_id: str) -> dict[str, Any] | None:
+        """Result of a run that ended in another process; None if there is no such run."""
         infos = [info for info in await self.runs.runs() if info.run_id == run_id]
         return {"run_id": run_id, "status": infos[0].status, "reason": infos[0].failure_reason} if infos else None
 
-    async def _carry(self, taken: Submission, lost: Lost) -> RunState:
+    async def _execute(self, taken: Submission, lost: Lost) -> RunState:
+        """Continue a run to its end, and stop it if it or its workflow is cancelled."""
         run_id = taken.run_id
         config = self._configure(taken)
-        asks = RemoteInterviewer(queue=self.queue, run_id=run_id, poll=self._poll)
-        interviewer = config.interviewer if taken.options.get("auto_approve") else asks
+        remote = RemoteInterviewer(queue=self.queue, run_id=run_id, poll=self._poll)
+        interviewer = config.interviewer if taken.options.get("auto_approve") else remote
         config = replace(config, runs=self.runs, run_id=run_id, interviewer=interviewer)
         if self._steps:
-            config = replace(config, journal=_as_step)
-        # Without the context of the workflow, agents of stages add no steps of their own to it, whose order would
-        # change when it is recovered at a later stage.
+            config = replace(config, journal=_advance_as_step)
+        # Outside the workflow's context, the agents of stages add no steps of their own to the workflow. The order of
+        # such steps would change when the workflow is recovered at a later stage.
         context = None if self._steps else Context()
         work = while_owned(lost, continue_run(self.runs, run_id, config))
         task = asyncio.create_task(work, context=context)
@@ -186,10 +189,10 @@ class DBOSRuns:
                     await _check_cancelled(run_id)
             return task.result()
         finally:
-            await _end(task)
+            await _cancel_and_wait(task)
 
     async def _cancel(self, task: asyncio.Task[RunState], run_id: str, reason: str) -> RunState:
-        await _end(task)
+        await _cancel_and_wait(task)
         await self.queue.give_up(run_id, reason)
         state = await self.runs.load(run_id)
         assert state is not None
@@ -197,23 +200,24 @@ class DBOSRuns:
 
 
 async def _check_cancelled(run_id: str) -> None:
-    """Stop a workflow that DBOS has cancelled or that exceeded its timeout; DBOS itself checks only between steps.
+    """Raise if DBOS has cancelled the workflow or its timeout has passed, because DBOS checks only between steps.
 
     Raises:
-        DBOSWorkflowCancelledError: it was; its run stays at its last saved state until DBOS resumes the workflow.
+        DBOSWorkflowCancelledError: the workflow was cancelled. The run keeps its last saved state until DBOS resumes
+            the workflow.
     """
-    look: Any = DBOS.get_workflow_status_async(run_id)
-    found = await asyncio.create_task(look, context=Context())  # not as a step of the workflow
+    lookup: Any = DBOS.get_workflow_status_async(run_id)
+    found = await asyncio.create_task(lookup, context=Context())  # so that it does not become a step of the workflow
     if found is not None and found.status == "CANCELLED":
         raise dbos_error.DBOSWorkflowCancelledError(f"workflow {run_id} was cancelled")
 
 
-async def _as_step(advance: Callable[[], Awaitable[bool]]) -> bool:
-    """Advance a run as a step of its workflow; one that is recovered passes over the steps that are recorded."""
+async def _advance_as_step(advance: Callable[[], Awaitable[bool]]) -> bool:
+    """Advance a run by one stage, as a step of its workflow; a recovered workflow skips the steps it has recorded."""
     step: Any = DBOS.run_step_async
     return await step({"name": STEP}, advance)
 
 
-async def _end(task: asyncio.Task[Any]) -> None:
+async def _cancel_and_wait(task: asyncio.Task[Any]) -> None:
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)

@@ -1,7 +1,7 @@
-"""The loop of a run: run a stage, apply its outcome, choose the next stage, save the state.
+"""The main loop of a run: run a stage, apply its outcome, choose the next stage, save the state.
 
-A step reads everything from the state, and returns everything it changes in a new one. While a stage still runs, its
-finished branches are saved, so that a resumed run does not repeat them; so is the number of each further attempt.
+A step takes all its input from the state, and returns a new state with all its changes. While a stage is running, its
+finished branches and the number of each further attempt are saved, so that a resumed run does not repeat them.
 """
 
 from __future__ import annotations
@@ -62,11 +62,11 @@ class EngineIO:
     config: RunConfig
     handlers: Mapping[str, HandlerLike]
     save: Save
-    """Persists a state."""
+    """Saves a state."""
     emit: Emit
     start: StartChild
     root: Path | None
-    """Folder of the first attempt."""
+    """Folder of the first attempt; None if no files are written."""
     requests: RequestMeter
 
 
@@ -76,7 +76,7 @@ class Engine:
     def __init__(
         self, graph: Graph, io: EngineIO, *, branch_id: str = "", shared: frozenset[str] = frozenset()
     ) -> None:
-        """`shared` are stages of the branch that other branches run too."""
+        """`shared` contains the stages of the branch that other branches also run."""
         self.graph, self.io, self.branch_id, self._shared = graph, io, branch_id, shared
         self.config = io.config
         self.inbox: list[str] = []
@@ -89,7 +89,7 @@ class Engine:
         self._stage_log = StageLog(io.save)
 
     async def run(self, state: RunState) -> RunState:
-        """Run to the end, saving after each step; the final state."""
+        """Run to the end, saving after each step, and return the final state."""
         self.load(state)
 
         async def advance() -> bool:
@@ -108,24 +108,24 @@ class Engine:
         self._thread_sessions = {key: load_session(key, thread) for key, thread in state.threads.items()}
         folder = self.folder(state)
         if folder is not None:
-            with suppress(OSError):  # the writer reports it, with the file
+            with suppress(OSError):  # the first write to the folder reports the error
                 (folder / "artifacts").mkdir(parents=True, exist_ok=True)
         self._artifacts = ArtifactStore(folder)
         self._artifacts.restore(state.artifacts)
 
     @property
     def artifact_count(self) -> int:
-        """Number of artifacts of the attempt."""
+        """Number of artifacts in the current attempt."""
         return len(self._artifacts.list())
 
     def folder(self, state: RunState) -> Path | None:
-        """Folder of an attempt; None without files."""
+        """Folder for the files of an attempt; None if no files are written."""
         if self.io.root is None or state.lineage.attempt == 1:
             return self.io.root
         return self.io.root / f"attempt-{state.lineage.attempt}"
 
     async def step(self, state: RunState) -> RunState:
-        """Run one stage, or make one decision that needs no stage."""
+        """Run one stage, or make one decision that runs no stage, such as a restart."""
         if state.status == "restarted":
             return await self._restart(state)
         node = self.graph.nodes.get(state.next_node or "")
@@ -134,30 +134,31 @@ class Engine:
         if node.name in self._exits and not self.branch_id:
             back = self._router.gate_jump(state)
             if back is not None:
-                return await self._pause(back, back.recheck[-1] if back.recheck else "")
-        if too_often := self._exceeded_limit(state, node):
-            return fail_run(state, too_often)
+                return await self._pause_after_errors(back, back.recheck[-1] if back.recheck else "")
+        if exceeded := self._exceeded_limit(state, node):
+            return fail_run(state, exceeded)
         return await self._visit(state, node)
 
     def _exceeded_limit(self, state: RunState, node: Node) -> str:
-        """The limit that another visit would exceed; empty if none."""
+        """Description of the limit that another visit would exceed; empty if there is none."""
         most = node.whole("max_visits")
         most = self.config.max_visits if most is None else most
         if state.visits.get(node.name, 0) >= most:
             return f"{node.name} was visited {most} times, which is the limit (max_visits)"
-        asks = node.handler in AGENTS or (node.handler in AGENT_IF_PROMPT and node.prompt)
-        if asks and (limit := self.io.requests.refuse()):
+        calls_agent = node.handler in AGENTS or (node.handler in AGENT_IF_PROMPT and node.prompt)
+        if calls_agent and (limit := self.io.requests.refuse()):
             return limit
         steps = sum(state.visits.values()) if state.sequence >= self.config.max_steps else 0
         return f"the run took {steps} steps, which is the limit (max_steps)" if steps >= self.config.max_steps else ""
 
     async def _visit(self, state: RunState, node: Node) -> RunState:
+        """Run a stage with its retries, apply its outcome, and choose the next stage."""
         handler = self.io.handlers.get(node.handler) or self.io.handlers[DEFAULT_HANDLER]
         needs_preamble = traits(handler).reads_past and bool(node.prompt or node.handler not in AGENT_IF_PROMPT)
-        stage = self._stage(state, node, needs_preamble=needs_preamble)
+        stage = self._make_stage(state, node, needs_preamble=needs_preamble)
         visits = {**state.visits, node.name: stage.visit}
-        still = state.resumed and not needs_preamble and node.handler != "parallel"
-        begun = replace(state, visits=visits, resumed=still, fidelity=stage.fidelity, thread=stage.thread_id)
+        resumed = state.resumed and not needs_preamble and node.handler != "parallel"
+        after = replace(state, visits=visits, resumed=resumed, fidelity=stage.fidelity, thread=stage.thread_id)
         self._branches = []
         if not self.branch_id:
             self._stage_log.begin(state, self._artifacts)
@@ -167,43 +168,43 @@ class Engine:
         async with stage.session.lock if stage.session else nullcontext():
             if stage.session and state.how == "jump":
                 stage.session.cut_back(node.name)
-            first, begin = (
-                self._stage_log.attempt(stage.visit_key),
-                partial(self._stage_log.begin_attempt, stage.visit_key),
-            )
+            first = self._stage_log.attempt(stage.visit_key)
+            begin = partial(self._stage_log.begin_attempt, stage.visit_key)
             outcome, retries = await run_attempts(handler, stage, first=first, begin=begin)
         duration = max(0.0, self.config.clock() - started)
-        begun = merge_branches(begun, stage.context, self._branches)
+        after = merge_branches(after, stage.context, self._branches)
         names = frozenset((node.name, *(name for one in self._branches for name in one.after.visits)))
-        begun, outcome = complete_stage(begun, stage, outcome, retries, duration)
+        after, outcome = complete_stage(after, stage, outcome, retries, duration)
         changes = Changes(since=state.sequence, names=names, keys=stage.context.changed_keys())
-        begun = replace(begun, threads=self._threads(state), changes=changes, branches={}, attempts={})
+        after = replace(after, threads=self._threads(state), changes=changes, branches={}, attempts={})
         if self.branch_id or node.name not in self._exits:
             stage.write_status(outcome)
         kind = "stage_failed" if outcome.status is StageStatus.FAIL else "stage_completed"
         report = {"status": str(outcome.status), "duration": duration, "retries": retries, "visit": stage.visit}
         await stage.emit(kind, **report, reason=outcome.failure_reason, notes=outcome.notes[:200])
         if node.name in self._exits:
-            return replace(begun, next_node=None, status="success", edge=None)
-        short = node.handler == "parallel" and outcome.status is not StageStatus.SUCCESS
-        if short and self.io.requests.refused > refused:  # a limit stopped branches: no failure that a graph can route
-            return fail_run(begun, self.io.requests.reached)
-        ahead = self._router.route(begun, node, outcome)
-        return ahead if ahead.how == "restart" or outcome.status.good else await self._pause(ahead, node.name)
+            return replace(after, next_node=None, status="success", edge=None)
+        incomplete = node.handler == "parallel" and outcome.status is not StageStatus.SUCCESS
+        if incomplete and self.io.requests.refused > refused:  # edges must not route a limit that stopped branches
+            return fail_run(after, self.io.requests.reached)
+        routed = self._router.route(after, node, outcome)
+        if routed.how == "restart" or outcome.status.good:
+            return routed
+        return await self._pause_after_errors(routed, node.name)
 
-    async def _pause(self, state: RunState, name: str) -> RunState:
-        """Wait before a way back or a restart after an error, longer after each consecutive one."""
+    async def _pause_after_errors(self, state: RunState, name: str) -> RunState:
+        """Wait if the run goes back or restarts after an error, longer after each consecutive error."""
         errors = 0 if state.ended else errors_in_a_row(state, name)[1]
         if errors and self._router.leads_back(state):
             earlier = state.lineage.attempt - 1 if state.how == "restart" else 0
             await self.config.sleep(self.config.backoff.delay(earlier + errors, self.config.draw))
         return state
 
-    def _stage(self, state: RunState, node: Node, *, needs_preamble: bool) -> Stage:
-        """The stage for a handler, its fidelity resolved with the edge actually taken."""
+    def _make_stage(self, state: RunState, node: Node, *, needs_preamble: bool) -> Stage:
+        """Build the stage that the handler receives; its fidelity depends on the edge actually taken."""
         inbox = [self.inbox.pop(0) for _ in range(len(self.inbox))] if needs_preamble else []
         degrade = self.config.resume_threads == "degrade"
-        here = stage_input(self.graph, state, node, needs_preamble=needs_preamble, degrade=degrade, inbox=inbox)
+        given = stage_input(self.graph, state, node, needs_preamble=needs_preamble, degrade=degrade, inbox=inbox)
         visit = state.visits.get(node.name, 0) + 1
 
         async def emit(kind: str, **facts: Any) -> None:
@@ -218,28 +219,28 @@ class Engine:
         return Stage(
             node=node,
             graph=self.graph,
-            context=here.context,
+            context=given.context,
             artifacts=self._artifacts,
             config=self.config,
             run_id=state.run_id,
             branch_id=self.branch_id,
-            folder=self._folder_of(state, node, visit),
-            fidelity=here.fidelity,
-            thread_id=here.thread,
-            session=self._get_or_create_session(here.thread, node)
-            if here.thread is not None and needs_preamble
+            folder=self._visit_folder(state, node, visit),
+            fidelity=given.fidelity,
+            thread_id=given.thread,
+            session=self._get_or_create_session(given.thread, node)
+            if given.thread is not None and needs_preamble
             else None,
-            preamble=here.preamble,
+            preamble=given.preamble,
             previous=state.last,
             visit=visit,
             requests=self.io.requests,
-            branch=partial(self._branch, state, here.context),
+            branch=partial(self._run_branch, state, given.context),
             start=start,
             emit=emit,
         )
 
-    def _folder_of(self, state: RunState, node: Node, visit: int) -> Path | None:
-        """Folder for a visit to a stage; no visit overwrites another's files."""
+    def _visit_folder(self, state: RunState, node: Node, visit: int) -> Path | None:
+        """Folder for a visit to a stage, so that no visit overwrites another's files; None if no files are written."""
         folder = self.folder(state)
         if folder is None:
             return None
@@ -248,7 +249,7 @@ class Engine:
         return folder.joinpath(*parts, *([f"visit-{visit}"] if visit > 1 else []))
 
     def _get_or_create_session(self, thread_id: str, node: Node) -> Session:
-        """The conversation with a key, shared by all stages until the run ends or restarts."""
+        """Return the conversation with this key, which stages share until the run ends or restarts."""
         return self._thread_sessions.setdefault(thread_id, Session(key=thread_id))
 
     def _threads(self, state: RunState) -> dict[str, Thread]:
@@ -260,7 +261,7 @@ class Engine:
         if state.lineage.attempt > self.config.max_loop_restarts:
             most = self.config.max_loop_restarts
             return fail_run(state, f"the run restarted {most} times, which is the limit (max_loop_restarts)")
-        await self._pause(state, state.current_node or "")
+        await self._pause_after_errors(state, state.current_node or "")
         facts = {"status": "restarted", "restart_target": state.next_node}
         await self.io.emit("run_finalized", run_id=state.run_id, **facts)
         fresh = next_attempt(self.graph, state)
@@ -268,26 +269,26 @@ class Engine:
         await self.io.emit("run_initialized", run_id=fresh.run_id, **lineage_facts(fresh))
         return fresh
 
-    async def _branch(
+    async def _run_branch(
         self, state: RunState, context: ContextStore, target: str, place: int, branch_id: str, stop: str
     ) -> RunState:
         """Run one branch of a parallel stage, on copies of everything, up to but excluding the stage `stop`."""
         name = f"{self.branch_id}.{branch_id}" if self.branch_id else branch_id
         source = self.graph.edges[place].source
-        here = f"{source}.{state.visits.get(source, 0) + 1}:{name}"
-        begun = branch_state(state, context, target=target, place=place, branch_id=branch_id)
-        now = self._stage_log.find(here, begun)
-        if now is None:
+        key = f"{source}.{state.visits.get(source, 0) + 1}:{name}"
+        before = branch_state(state, context, target=target, place=place, branch_id=branch_id)
+        after = self._stage_log.find(key, before)
+        if after is None:
             engine = Engine(self.graph, self.io, branch_id=name, shared=shared_stages(self.graph, place, stop))
             engine._artifacts, engine._stage_log = self._artifacts, self._stage_log
             engine._thread_sessions = {key: session.copy() for key, session in self._thread_sessions.items()}
-            now = await engine._run_to(begun, stop)
-            await self._stage_log.record(here, begun, now)
-        self._branches.append(BranchResult(place=place, before=begun, after=now))
-        return now
+            after = await engine._run_to(before, stop)
+            await self._stage_log.record(key, before, after)
+        self._branches.append(BranchResult(place=place, before=before, after=after))
+        return after
 
     async def _run_to(self, state: RunState, stop: str) -> RunState:
-        """Run until the end, or until `stop` comes next."""
+        """Run until the end, or until `stop` is the next stage."""
         while not state.ended and state.next_node != stop:
             state = await self.step(state)
             if state.status == "restarted":
@@ -296,50 +297,50 @@ class Engine:
 
 
 class StageLog:
-    """Progress of the running stage: finished branches by place, nested ones included, and attempts under way."""
+    """Progress of the running stage: its finished branches, nested ones included, and its attempts in progress."""
 
     def __init__(self, save: Save) -> None:
         self._save = save
         self._lock = asyncio.Lock()
         self._state: RunState | None = None
         self._artifacts = ArtifactStore()
-        self._ended: dict[str, Any] = {}
+        self._finished: dict[str, Any] = {}
         self._attempts: dict[str, int] = {}
 
     def begin(self, state: RunState, artifacts: ArtifactStore) -> None:
-        """Start a stage; `state` is the run before it, with the progress saved before an interruption."""
-        self._state, self._artifacts, self._ended = state, artifacts, dict(state.branches)
+        """Start a stage. `state` is the run before it, including progress saved before an interruption."""
+        self._state, self._artifacts, self._finished = state, artifacts, dict(state.branches)
         self._attempts = dict(state.attempts)
 
-    def find(self, place: str, before: RunState) -> RunState | None:
-        """Final state of a finished branch, given the state it started with; None if it has not finished.
+    def find(self, key: str, before: RunState) -> RunState | None:
+        """Final state of a finished branch, restored on top of the state before it; None if it has not finished.
 
         A damaged entry counts as missing.
         """
-        found = self._ended.get(place)
+        found = self._finished.get(key)
         try:
-            return None if found is None else _restore(before, found)
+            return None if found is None else _apply_changes(before, found)
         except (LookupError, TypeError, ValueError, AttributeError) as error:
-            log.warning("the branch %s runs again, because its saved data is damaged: %s", place, log_text(error))
+            log.warning("the branch %s runs again, because its saved data is damaged: %s", key, log_text(error))
             return None
 
-    async def record(self, place: str, before: RunState, after: RunState) -> None:
-        """Save how a branch ended. If that fails the run goes on, and the next checkpoint decides."""
-        self._ended[place] = _changes(before, after)
+    async def record(self, key: str, before: RunState, after: RunState) -> None:
+        """Save the changes of a finished branch. If that fails, the run continues with a warning."""
+        self._finished[key] = _changes(before, after)
         try:
             await self._write()
         except PipelineError as error:
-            log.warning("the branch %s has ended, but its end could not be saved: %s", place, error)
+            log.warning("the branch %s has finished, but its result could not be saved: %s", key, error)
 
     def attempt(self, visit_key: str) -> int:
-        """Number of the attempt of a visit that is under way; 1 if none is."""
+        """Number of the visit's attempt in progress; 1 if there is none."""
         return self._attempts.get(visit_key, 1)
 
     async def begin_attempt(self, visit_key: str, number: int) -> None:
-        """Save that an attempt of a visit is under way.
+        """Save that an attempt of a visit is in progress.
 
         Raises:
-            PipelineError: it could not be saved.
+            PipelineError: the state could not be saved.
         """
         self._attempts[visit_key] = number
         await self._write()
@@ -347,8 +348,8 @@ class StageLog:
     async def _write(self) -> None:
         async with self._lock:
             if self._state is not None:
-                kept = replace(self._state, branches=dict(self._ended), attempts=dict(self._attempts))
-                await self._save(replace(kept, artifacts=self._artifacts.in_memory()))
+                state = replace(self._state, branches=dict(self._finished), attempts=dict(self._attempts))
+                await self._save(replace(state, artifacts=self._artifacts.in_memory()))
 
 
 def _changes(before: RunState, after: RunState) -> dict[str, Any]:
@@ -377,8 +378,8 @@ def _changes(before: RunState, after: RunState) -> dict[str, Any]:
     }
 
 
-def _restore(before: RunState, found: Mapping[str, Any]) -> RunState:
-    """The state after a branch; everything unchanged is shared with the state before it."""
+def _apply_changes(before: RunState, found: Mapping[str, Any]) -> RunState:
+    """The state after a branch; it shares everything unchanged with the state before it."""
     kept = {key: value for key, value in before.context.items() if key not in found["gone"]}
     return replace(
         before,
@@ -416,12 +417,12 @@ def merge_branches(state: RunState, context: ContextStore, branches: Sequence[Br
         for entry in after.logs[len(before.logs) :]:
             context.append_log(entry)
         new = {name: outcome for name, outcome in after.outcomes.items() if before.outcomes.get(name) is not outcome}
-        more = {name: count - before.visits.get(name, 0) for name, count in after.visits.items()}
+        added = {name: count - before.visits.get(name, 0) for name, count in after.visits.items()}
         state = replace(
             state,
             completed=(*state.completed, *after.completed[len(before.completed) :]),
             outcomes={**state.outcomes, **new},
-            visits={**state.visits, **{name: state.visits.get(name, 0) + by for name, by in more.items() if by}},
+            visits={**state.visits, **{name: state.visits.get(name, 0) + by for name, by in added.items() if by}},
             recheck=tuple(gate for gate in state.recheck if gate not in new),
             sequence=state.sequence + after.sequence - before.sequence,
         )

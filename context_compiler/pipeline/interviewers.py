@@ -1,4 +1,7 @@
-"""Interviewers answer human gates: a terminal, a function, a queue, or nobody; one of them records the rest."""
+"""Interviewers ask people the questions of human gates.
+
+They ask on the terminal, call a function, return prepared answers, or approve everything; one records the others.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ from context_compiler.resilience import attempt
 
 
 class QuestionType(StrEnum):
-    """Kind of answer expected."""
+    """Kinds of answers a question expects."""
 
     YES_NO = "yes_no"
     MULTIPLE_CHOICE = "multiple_choice"
@@ -26,7 +29,7 @@ class QuestionType(StrEnum):
 
 
 class AnswerValue(StrEnum):
-    """Answers other than the offered choices."""
+    """Answers that are not one of the choices offered."""
 
     YES = "yes"
     NO = "no"
@@ -36,27 +39,27 @@ class AnswerValue(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Option:
-    """A choice: its key and its label."""
+    """One choice of a question."""
 
     key: str
     label: str
     target: str = ""
-    """The stage it leads to."""
+    """The stage that the choice leads to."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
-    """A question to a person."""
+    """A question for a person."""
 
     text: str
     type: QuestionType = QuestionType.MULTIPLE_CHOICE
     options: tuple[Option, ...] = ()
     default: str | None = None
-    """The answer in case of silence."""
+    """The choice to take if nobody answers in time."""
     timeout_seconds: float | None = None
     stage: str = ""
     metadata: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    """Further facts about its origin, such as the run."""
+    """Further facts about the origin of the question, such as the run."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +67,7 @@ class Reply:
     """A person's answer."""
 
     value: str
-    """A key, a label, a text, or an `AnswerValue`."""
+    """The key of an option, free text, or an `AnswerValue`."""
     option: Option | None = None
     text: str = ""
 
@@ -73,7 +76,7 @@ class Interviewer(Protocol):
     """Asks people. Only `ask` is required; subclasses inherit the rest."""
 
     async def ask(self, question: Question) -> Reply:
-        """Ask a question; `AnswerValue.SKIPPED` means no answer."""
+        """Ask a question and return the reply; `AnswerValue.SKIPPED` means that nobody answered."""
         ...
 
     async def ask_multiple(self, questions: Sequence[Question]) -> list[Reply]:
@@ -81,13 +84,13 @@ class Interviewer(Protocol):
         return [await self.ask(question) for question in questions]
 
     async def inform(self, message: str, stage: str = "") -> None:
-        """Inform about something that needs no answer; `stage` is its subject. Does nothing by default."""
+        """Show a message that needs no answer, about the stage `stage`. Does nothing by default."""
 
 
 def parse_reply(question: Question, text: str) -> Reply:
-    """Interpret an answer: an option by its label, its key or its target, ignoring case; else free text.
+    """Match a text with an option by label, key or target, ignoring case; any other text is a free answer.
 
-    What a person is shown counts before the stage that it leads to, which may be called like the key of another option.
+    Labels and keys come first because people see them. A target may have the same name as the key of another option.
     """
     word = text.strip()
     for name in ("label", "key", "target"):
@@ -98,10 +101,10 @@ def parse_reply(question: Question, text: str) -> Reply:
 
 
 class AutoApprove(Interviewer):
-    """Says yes, and takes the first option."""
+    """Answers yes, or takes the first option."""
 
     async def ask(self, question: Question) -> Reply:
-        """The first option, yes, or `auto-approved`."""
+        """Return the first option, else yes, or `auto-approved` for a free-form question."""
         if question.options:
             first = question.options[0]
             return Reply(value=first.key, option=first, text=first.label)
@@ -113,55 +116,55 @@ class ConsoleInterviewer(Interviewer):
     """Asks on the terminal: questions on standard error, answers from standard input."""
 
     def __init__(self, read: Callable[[], str] | None = None, show: Callable[[str], Any] | None = None) -> None:
-        """`read` returns one line, empty at the end of the input; `show` prints one line."""
-        self._read, self._show = read, show or _on_stderr
+        """`read` returns one line, or an empty string at the end of the input; `show` prints one line."""
+        self._read, self._show = read, show or _print_to_stderr
         self._turn = asyncio.Lock()
-        self._coming: Future[str] | None = None
+        self._pending: Future[str] | None = None
 
     async def ask(self, question: Question) -> Reply:
-        """Read a line; the end of the input skips the question. Concurrent questions wait for each other."""
+        """Read a line; the end of the input skips the question. Concurrent questions are asked one after another."""
         async with self._turn:
             self._show(question.text)
             for option in question.options:
                 self._show(f"  [{option.key}] {option.label}")
-            line = await self._line()
+            line = await self._read_line()
         return parse_reply(question, line) if line else Reply(value=AnswerValue.SKIPPED)
 
     async def inform(self, message: str, stage: str = "") -> None:
-        """Print the message where questions are printed."""
+        """Print the message like a question."""
         self._show(f"{stage}: {message}" if stage else message)
 
-    async def _line(self) -> str:
-        """The next line. A line that came too late for its question answers the next one."""
-        loop, there = asyncio.get_running_loop(), asyncio.Event()
-        self._coming = coming = self._coming or _read_in_thread(self._read or sys.stdin.readline)
+    async def _read_line(self) -> str:
+        """Return the next line. A line that arrives too late for its question answers the next question."""
+        loop, arrived = asyncio.get_running_loop(), asyncio.Event()
+        self._pending = line = self._pending or _read_in_thread(self._read or sys.stdin.readline)
 
         def wake(_: Future[str]) -> None:
-            with suppress(RuntimeError):  # the loop is closed, and nothing waits any more
-                loop.call_soon_threadsafe(there.set)
+            with suppress(RuntimeError):  # the loop is closed, so nobody waits for the line
+                loop.call_soon_threadsafe(arrived.set)
 
-        coming.add_done_callback(wake)
-        await there.wait()
-        self._coming = None
-        return coming.result()
+        line.add_done_callback(wake)
+        await arrived.wait()
+        self._pending = None
+        return line.result()
 
 
 def _read_in_thread(read: Callable[[], str]) -> Future[str]:
-    """Read a line on a daemon thread, so that neither cancellation nor exit waits for it."""
-    coming: Future[str] = Future()
+    """Read a line on a daemon thread, so that neither cancellation nor exit has to wait for it."""
+    line: Future[str] = Future()
 
     def work() -> None:
         done = attempt(read)
         if done.error is not None:
-            coming.set_exception(done.error)
+            line.set_exception(done.error)
         else:
-            coming.set_result(done.value or "")
+            line.set_result(done.value or "")
 
     Thread(target=work, daemon=True).start()
-    return coming
+    return line
 
 
-def _on_stderr(line: str) -> None:
+def _print_to_stderr(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
@@ -169,46 +172,46 @@ AnswerFunction: TypeAlias = Callable[[Question], Any]
 
 
 class CallbackInterviewer(Interviewer):
-    """Asks a function, async or not, that returns a text, an option or a reply; None skips."""
+    """Asks a function, plain or async, that returns a text, an option or a reply; None skips the question."""
 
     def __init__(self, answer: AnswerFunction, inform: Callable[[str, str], Any] | None = None) -> None:
-        """`inform` receives messages that need no answer, and the stage they are about."""
+        """`inform` is called with each message that needs no answer, and its stage."""
         self._answer, self._inform = answer, inform
 
     async def ask(self, question: Question) -> Reply:
-        """The function's answer."""
+        """Return the function's answer."""
         answer: Any = self._answer(question)
-        return _reply(question, await answer if inspect.isawaitable(answer) else answer)
+        return _to_reply(question, await answer if inspect.isawaitable(answer) else answer)
 
     async def inform(self, message: str, stage: str = "") -> None:
-        """Pass the message to `inform`, if given."""
+        """Pass the message to `inform`, if it was given."""
         done: Any = self._inform(message, stage) if self._inform is not None else None
         if inspect.isawaitable(done):
             await done
 
 
 class QueueInterviewer(Interviewer):
-    """Returns prepared answers in order; an empty queue skips."""
+    """Returns prepared answers in order; once they are used up, questions are skipped."""
 
     def __init__(self, answers: Iterable[str | Option | Reply] = ()) -> None:
         self.answers: list[str | Option | Reply] = list(answers)
 
     async def ask(self, question: Question) -> Reply:
-        """The next answer."""
-        return _reply(question, self.answers.pop(0) if self.answers else None)
+        """Return the next answer."""
+        return _to_reply(question, self.answers.pop(0) if self.answers else None)
 
 
 @dataclass
 class RecordingInterviewer(Interviewer):
-    """Asks another interviewer, and records its questions and answers."""
+    """Passes questions to another interviewer, and records them with their answers."""
 
     inner: Interviewer
     asked: list[tuple[Question, Reply]] = field(default_factory=list[tuple[Question, Reply]])
     told: list[tuple[str, str]] = field(default_factory=list[tuple[str, str]])
-    """Messages that needed no answer, with their stages."""
+    """Messages that needed no answer, each with its stage."""
 
     async def ask(self, question: Question) -> Reply:
-        """The inner interviewer's answer."""
+        """Return and record the inner interviewer's answer."""
         reply = await self.inner.ask(question)
         self.asked.append((question, reply))
         return reply
@@ -219,14 +222,14 @@ class RecordingInterviewer(Interviewer):
         await inform(self.inner, message, stage)
 
 
-async def inform(whom: Interviewer, message: str, stage: str) -> None:
-    """Inform an interviewer, if it has an `inform` method."""
-    telling: Any = getattr(whom, "inform", None)
-    if telling is not None:
-        await telling(message, stage)
+async def inform(interviewer: Interviewer, message: str, stage: str) -> None:
+    """Pass a message to an interviewer, if it has an `inform` method."""
+    method: Any = getattr(interviewer, "inform", None)
+    if method is not None:
+        await method(message, stage)
 
 
-def _reply(question: Question, answer: Any) -> Reply:
+def _to_reply(question: Question, answer: Any) -> Reply:
     if answer is None:
         return Reply(value=AnswerValue.SKIPPED)
     if isinstance(answer, Option):

@@ -1,7 +1,7 @@
-"""The queue of submitted runs, which any worker takes, and the questions of their gates, which anybody answers.
+"""The queue of submitted runs, and the questions that their human gates wait for.
 
-A queued run is a run with a state that nobody owns, so that there is one truth: a run of a dead worker and a new one
-are taken in the same way.
+Any worker can take a run, and any process can answer a question. A queued run is a stored run that nobody owns, so
+workers take over the run of a dead worker in the same way as a new one.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from context_compiler.pipeline.stores.sql import SQLRuns, Statement
 log = logging.getLogger("context_compiler.pipeline")
 
 LONGEST_PAUSE = 60.0
-"""Maximum seconds before a run that was put back is taken again."""
+"""Maximum seconds until a run that was put back may be taken again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,20 +43,24 @@ class Submission:
 
     run_id: str
     options: Mapping[str, Any]
-    """JSON for the configuration of the run in a worker."""
+    """JSON values from which a worker configures the run."""
     state: str
-    """`queued`, `running` (or its worker has died), `waiting` for an answer, `held` for another scheduler, `ended`."""
+    """`queued`, `running`, `waiting` for an answer, `held` for another scheduler, or `ended`.
+
+    The run of a dead worker stays `running`.
+    """
     submitted: float
-    """Seconds since 1970, as all times here, by the clock of the database."""
+    """Seconds since 1970 by the clock of the database, like all times here."""
     due: float | None
+    """The run must not be taken before this time; None if it has none."""
     worker: str | None
-    """The worker that took it last."""
+    """The worker that last took the run."""
     takes: int
-    """Times it was taken since it last completed a stage."""
+    """Number of times the run was taken since it last completed a stage."""
     cancelled: str | None
-    """The reason, if somebody has cancelled it."""
+    """Reason for the cancellation; None if the run was not cancelled."""
     trouble: str | None
-    """The reason why it was put back."""
+    """Reason why the run was last put back."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,32 +69,32 @@ class Taken:
 
     submission: Submission
     state: RunState | None = None
-    """State to continue from; None if the run is not to be executed now."""
+    """State to continue from; None if the run must not be executed now."""
     change: str
-    """`taken`, `put back`, or the status in which it ended."""
+    """`taken`, `put back`, or the status with which the run ended."""
     reason: str = ""
     delay: float = 0.0
-    """Seconds until it may be taken again."""
+    """Seconds until the run may be taken again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PendingQuestion:
-    """A question of a gate that nobody has answered."""
+    """A human gate's question that nobody has answered yet."""
 
     run_id: str
     key: str
-    """Idempotency key of the visit to the gate."""
+    """Idempotency key of the attempt at the gate."""
     stage: str
     text: str
     choices: tuple[Option, ...] = ()
     asked: float
     due: float | None
     free: bool = False
-    """True if any text is an answer."""
+    """True if any text is accepted as an answer."""
 
 
 class RunQueue:
-    """The queue in a store of runs."""
+    """The queue in a run store."""
 
     def __init__(self, runs: SQLRuns) -> None:
         self.runs = runs
@@ -105,19 +109,19 @@ class RunQueue:
         config: RunConfig | None = None,
         held: bool = False,
     ) -> str:
-        """Create a run that a worker will take; its id. Once this returns, the run survives any process.
+        """Create a run for a worker to take, and return its id. The run is then stored and survives any process.
 
         Args:
             pipeline: A graph, DOT text, or the path of a DOT file or workflow.
-            run_id: None generates one.
-            context: Initial values.
-            options: JSON for the worker's configuration of the run.
-            config: Handlers, transforms and rules to check the graph with, as workers have them.
-            held: Leave it to another scheduler; no worker takes it.
+            run_id: Id of the run; None generates one.
+            context: Initial values of the context.
+            options: JSON values from which a worker configures the run.
+            config: Handlers, transforms and rules for checking the graph, the same as the workers use.
+            held: Leave the run to another scheduler, so that no worker takes it.
 
         Raises:
-            GraphError: the graph cannot be read, or has errors.
-            PipelineError: the run exists already, or could not be saved.
+            GraphError: the graph cannot be read or has errors.
+            PipelineError: the run already exists or could not be saved.
         """
         graph = load_graph(pipeline)
         prepared = prepare(graph, config or RunConfig())
@@ -129,46 +133,46 @@ class RunQueue:
         return name
 
     async def find(self, run_id: str) -> Submission | None:
-        """A submitted run; None if it was not submitted."""
+        """Return a submitted run; None if there is no such run in the queue."""
         (rows,) = await self.runs.database.transact(Statement(f"{_FIND} WHERE run = ?", (run_id,)))
-        return _submission(rows[0]) if rows else None
+        return _parse_submission(rows[0]) if rows else None
 
     async def open(self) -> list[Submission]:
-        """Runs that have not ended, oldest first."""
+        """Return the runs that have not ended, oldest first."""
         (rows,) = await self.runs.database.transact(
             Statement(f"{_FIND} WHERE state <> 'ended' ORDER BY submitted, run")
         )
-        return [_submission(row) for row in rows]
+        return [_parse_submission(row) for row in rows]
 
     async def ready(self, limit: int) -> list[str]:
-        """Runs that nobody has, and that could be taken now, oldest first."""
+        """Ids of up to `limit` queued or waiting runs that are due now, oldest first."""
         (rows,) = await self.runs.database.transact(Statement(_READY, (limit,)))
         return [str(row[0]) for row in rows]
 
     async def candidates(self, limit: int) -> list[str]:
-        """Runs that could be taken now: those of dead workers, and up to `limit` others, oldest first."""
+        """Ids of runs that can be taken now: the runs of dead workers, then up to `limit` others, oldest first."""
         running, others = await self.runs.database.transact(Statement(_RUNNING), Statement(_READY, (limit,)))
         names = [str(row[0]) for row in running]
         owned = await self.runs.owned(names)
         return [name for name in names if name not in owned] + [str(row[0]) for row in others]
 
     async def take(self, run_id: str, worker: str, progress: int, *, held: bool = False) -> Submission | None:
-        """Take a run that the caller owns; None if there is nothing to do for it now.
+        """Mark a run that the caller owns as taken, and return it; None if it must not be executed now.
 
         Args:
             run_id: The run.
-            worker: Name of the taker.
+            worker: Name of the worker that takes the run.
             progress: Number of stages that the run has completed; -1 if unknown.
-            held: Take the run even if it is held; it stays held.
+            held: Take the run even if it is held for another scheduler; it then stays held.
         """
         given = (worker, progress, progress, progress, run_id, int(held))
         *_, rows = await self._transact(run_id, Statement(_TAKE, given))
-        return _submission(rows[0]) if rows else None
+        return _parse_submission(rows[0]) if rows else None
 
     async def take_up(self, run_id: str, worker: str, *, most: int, held: bool = False) -> Taken | None:
-        """Take a run that the caller owns, with its state; None if there is nothing to do for it now.
+        """Take a run that the caller owns, and load its state; None if it must not be executed now.
 
-        A run is given up if it was cancelled, was taken `most` times without completing a stage, or has a damaged
+        A run ends in failure if it was cancelled, was taken `most` times without completing a stage, or has a damaged
         state. A run saved by a newer version is put back.
         """
         state, unreadable = None, None
@@ -188,23 +192,23 @@ class RunQueue:
             delay = await self.put_back_for_now(taken, str(unreadable))
             return Taken(submission=taken, change="put back", reason=str(unreadable), delay=delay)
         elif reason is None and state is None:
-            reason = str(unreadable or "nothing of it was saved")
+            reason = str(unreadable or "its state was never saved")
         if reason is None:
             return Taken(submission=taken, state=state, change="taken")
         return Taken(submission=taken, change=await self.give_up(run_id, reason), reason=reason)
 
     async def put_back(self, run_id: str, trouble: str, delay: float) -> None:
-        """Give back a run that the caller owns, not to be taken for `delay` seconds."""
+        """Put back a run that the caller owns; nobody may take it for `delay` seconds."""
         await self._transact(run_id, Statement(_PUT_BACK, (delay, trouble, run_id)))
 
     async def put_back_for_now(self, taken: Submission, trouble: str) -> float:
-        """Put back a run that the caller owns, for longer each time; return the seconds until it may be taken again."""
+        """Put back a run that the caller owns, with a pause that grows each time; return the pause in seconds."""
         delay = min(LONGEST_PAUSE, 2.0 ** min(taken.takes, 10) / 2)
         await self.put_back(taken.run_id, trouble, delay)
         return delay
 
     async def give_up(self, run_id: str, reason: str) -> str:
-        """End a run that the caller owns in failure, even if its state cannot be read; return its status."""
+        """End a run that the caller owns as failed, even if its state cannot be read, and return its final status."""
         status = "fail"
         try:
             state = await self.runs.load(run_id)
@@ -218,33 +222,33 @@ class RunQueue:
         return status
 
     async def park(self, run_id: str, keys: Sequence[str]) -> None:
-        """Let a run that the caller owns wait for an answer to one of these questions, or for the first time-out.
+        """Let a run that the caller owns wait until one of these questions is answered or times out.
 
-        Its others are of branches that were not waited for: nobody has to answer them.
+        The run's other open questions are deleted: they come from branches that the run no longer waits for.
         """
         park, answered, drop = (one.replace("KEYS", ", ".join("?" * len(keys))) for one in (_PARK, _ANSWERED, _DROP))
         await self._transact(
             run_id,
-            Statement(park, (run_id, *keys, run_id)),  # holds the row of the run, as an answer does
+            Statement(park, (run_id, *keys, run_id)),  # first, to lock the row of the run, as `answer` does
             Statement(answered, (run_id, run_id, *keys)),
             Statement(drop, (run_id, *keys)),
         )
 
     async def end(self, run_id: str) -> None:
-        """Remove a run that has ended from the queue; the caller owns it."""
+        """Mark a run that the caller owns as ended, so that nobody takes it again."""
         await self._transact(run_id, Statement("UPDATE queue SET state = 'ended', due = NULL WHERE run = ?", (run_id,)))
 
     async def cancel(self, run_id: str, reason: str = "cancelled") -> None:
-        """Cancel a run: its worker stops it, or the next one to take it ends it. It ends in failure.
+        """Request that a run ends as failed. Its worker does so, or else the next worker that takes the run.
 
         Raises:
-            PipelineError: it was not submitted, or has ended.
+            PipelineError: the run was not submitted, or has ended.
         """
         missing = PipelineError(f"run {run_id!r} was not submitted, or has ended")
         await self.runs.database.transact(Statement(_CANCEL, (reason, run_id), missing=missing))
 
     async def cancelled(self, run_ids: Sequence[str]) -> dict[str, str]:
-        """Those of the runs that somebody has cancelled, with the reasons."""
+        """Return which of these runs were cancelled, each with the reason."""
         if not run_ids:
             return {}
         query = "SELECT run, cancelled FROM queue WHERE cancelled IS NOT NULL AND state <> 'ended'"
@@ -252,7 +256,7 @@ class RunQueue:
         return {str(run_id): str(reason) for run_id, reason in rows if run_id in run_ids}
 
     async def ask(self, run_id: str, key: str, question: Question) -> Reply | None:
-        """Put a question, once; the answer, None if there is none yet."""
+        """Store a question unless it is already stored, and return its answer; None if nobody has answered yet."""
         body = {
             "stage": question.stage,
             "text": question.text,
@@ -267,39 +271,39 @@ class RunQueue:
         return Reply(value=AnswerValue.TIMEOUT) if late else None
 
     async def questions(self, run_id: str | None = None) -> list[PendingQuestion]:
-        """Questions that can be answered now, oldest first; of one run, or of all."""
+        """Return the questions of one run, or of all runs, that can be answered now, oldest first."""
         (rows,) = await self.runs.database.transact(Statement(_PENDING))
-        return [_pending(row) for row in rows if run_id in (None, row[0])]
+        return [_parse_question(row) for row in rows if run_id in (None, row[0])]
 
     async def answer(self, run_id: str, text: str, *, stage: str | None = None) -> PendingQuestion:
-        """Answer a question of a run by the key, label or target of a choice; the question.
+        """Answer a question of a run with the key, label or target of a choice, and return the question.
 
         Raises:
-            PipelineError: there is no such question, several match, or the text is none of the choices.
+            PipelineError: no question or more than one matches, or the text is not one of the choices.
         """
         found = [one for one in await self.questions(run_id) if stage in (None, one.stage)]
         if not found:
             where = f"run {run_id!r}" + (f", stage {stage!r}" if stage else "")
-            raise PipelineError(f"{where}: no question waits for an answer")
+            raise PipelineError(f"{where}: no question is waiting for an answer")
         if len(found) > 1:
             stages = ", ".join(dict.fromkeys(one.stage for one in found))
-            raise PipelineError(f"run {run_id!r}: {len(found)} questions wait; name the stage: {stages}")
+            raise PipelineError(f"run {run_id!r}: {len(found)} questions are waiting; name the stage: {stages}")
         one = found[0]
         if not one.free and parse_reply(Question(text=one.text, options=one.choices), text).option is None:
             known = ", ".join(f"[{choice.key}] {choice.label}" for choice in one.choices)
             raise PipelineError(f"{text[:80]!r} is none of the choices: {known}")
         late = PipelineError(f"run {run_id!r}: the question was answered or timed out meanwhile")
         await self.runs.database.transact(
-            Statement(_WAKE, (run_id,)),  # first, so that a run that is about to wait sees the answer
+            Statement(_WAKE, (run_id,)),  # first, to lock the row of a run that is about to wait
             Statement(_ANSWER, (text, run_id, one.key), missing=late),
         )
         return one
 
     async def end_cancelled(self, run_id: str) -> bool:
-        """End a cancelled run that nobody runs, so that no worker is needed for it; False if somebody does.
+        """End a cancelled run if nobody owns it, so that this needs no worker; False if somebody owns it.
 
         Raises:
-            PipelineError: it could not be saved.
+            PipelineError: the run could not be saved.
         """
         if run_id in await self.runs.owned([run_id]):
             return False
@@ -310,6 +314,7 @@ class RunQueue:
         return True
 
     async def _transact(self, run_id: str, *statements: Statement) -> list[Sequence[Sequence[Any]]]:
+        """Execute statements in one transaction, which fails if somebody else owns the run."""
         return await self.runs.database.transact(*self.runs.fence(run_id), *statements)
 
 
@@ -367,7 +372,7 @@ WHERE run = ? AND key = ? AND answer IS NULL AND (due IS NULL OR due > NOW) RETU
 """
 
 
-def _submission(row: Sequence[Any]) -> Submission:
+def _parse_submission(row: Sequence[Any]) -> Submission:
     run_id, options, state, submitted, due, worker, takes, cancelled, trouble = row
     return Submission(
         run_id=run_id,
@@ -382,7 +387,7 @@ def _submission(row: Sequence[Any]) -> Submission:
     )
 
 
-def _pending(row: Sequence[Any]) -> PendingQuestion:
+def _parse_question(row: Sequence[Any]) -> PendingQuestion:
     run_id, key, body, asked, due = row
     found: dict[str, Any] = json.loads(body)
     choices = tuple(Option(key=one, label=label, target=target) for one, label, target in found["choices"])
@@ -399,12 +404,12 @@ def _pending(row: Sequence[Any]) -> PendingQuestion:
 
 
 OnWait = Callable[[Question, bool], None]
-"""Called with True when a question begins to wait, with False when it no longer does."""
+"""Called with a question and True when it begins to wait for an answer, and with False when it stops waiting."""
 
 
 @dataclass(slots=True, kw_only=True)
 class RemoteInterviewer(Interviewer):
-    """Puts the questions of a run into its store, and waits until another process answers them."""
+    """Stores the questions of a run, and waits until another process answers them."""
 
     queue: RunQueue
     run_id: str
@@ -413,9 +418,9 @@ class RemoteInterviewer(Interviewer):
     on_wait: OnWait | None = field(default=None)
 
     async def ask(self, question: Question) -> Reply:
-        """The answer, also one from before this process began; `AnswerValue.TIMEOUT` after the question's time.
+        """Wait for the answer, which may already be stored; `AnswerValue.TIMEOUT` if the question times out.
 
-        While the store is away it waits on: that nobody could look is no answer.
+        While the store cannot be reached, this keeps waiting, because a failed look-up is not an answer.
         """
         key, waits = str(question.metadata["key"]), False
         try:
@@ -425,16 +430,16 @@ class RemoteInterviewer(Interviewer):
                 except PipelineError as error:
                     log.warning("run %s, stage %s: %s", self.run_id, question.stage, error)
                 else:
-                    if reply is not None:  # a slow look at the store is not a wait for a person
+                    if reply is not None:  # a slow store does not count as waiting for a person
                         return reply
                     if not waits:
                         waits = True
-                        self._tell(question, True)
+                        self._notify(question, waits=True)
                 await asyncio.sleep(self.poll)
         finally:
             if waits:
-                self._tell(question, False)
+                self._notify(question, waits=False)
 
-    def _tell(self, question: Question, waits: bool) -> None:
+    def _notify(self, question: Question, *, waits: bool) -> None:
         if self.on_wait is not None:
             self.on_wait(question, waits)

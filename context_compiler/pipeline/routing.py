@@ -16,19 +16,19 @@ from context_compiler.pipeline.config import RunConfig
 from context_compiler.pipeline.graph import Edge, Graph, Node, distances, join_stage
 from context_compiler.pipeline.interviewers import AutoApprove
 from context_compiler.pipeline.preamble import KEPT, LARGEST, artifact_reference
-from context_compiler.pipeline.stage import PASSING, Stage
+from context_compiler.pipeline.stage import TRANSIENT_KEYS, Stage
 from context_compiler.pipeline.state import Outcome, RunState, StageStatus, failure, segment
 
 _ACCELERATOR = re.compile(r"\s*(?:\[(?P<bracketed>[^\]]{1,20})\]\s*|(?P<closed>\w{1,3})\)\s*|(?P<dashed>\w)\s+-\s+)")
 
 
 def normalise_label(label: str) -> str:
-    """A label in the form in which labels are compared: without accelerator, stripped, lower case."""
+    """Normalise a label for comparison: lower case, without accelerator and surrounding spaces."""
     return accelerator(label)[1].strip().lower()
 
 
 def accelerator(label: str) -> tuple[str, str]:
-    """The key in a label such as `[Y] Yes`, `Y) Yes` or `Y - Yes`, empty if there is none, and the rest."""
+    """Split a label such as `[Y] Yes`, `Y) Yes` or `Y - Yes` into key and text; the key is empty if there is none."""
     found = _ACCELERATOR.match(label)
     if found is None or not label[found.end() :].strip():
         return "", label.strip()
@@ -36,9 +36,10 @@ def accelerator(label: str) -> tuple[str, str]:
 
 
 def select_edge(graph: Graph, name: str, outcome: Outcome, values: Mapping[str, Any]) -> Edge | None:
-    """The edge to take out of a stage; None if none is open.
+    """Choose the edge to take out of a stage; None if no edge is open.
 
-    Conditions come first, then the label and the stages the outcome asks for, then weight, then name.
+    In order of precedence: a condition that holds, the label that the outcome prefers, the stages that it suggests,
+    the weight of the edge, the name of its target.
 
     Args:
         graph: The graph.
@@ -47,24 +48,24 @@ def select_edge(graph: Graph, name: str, outcome: Outcome, values: Mapping[str, 
         values: The current context.
     """
     edges = graph.outgoing(name)
-    true = [edge for edge in edges if edge.condition and _holds(edge, outcome, values)]
-    if true:
-        return _best(true)
-    free = [edge for edge in edges if not edge.condition]
+    holding = [edge for edge in edges if edge.condition and _holds(edge, outcome, values)]
+    if holding:
+        return _best(holding)
+    unconditional = [edge for edge in edges if not edge.condition]
     wanted = normalise_label(outcome.preferred_label)
     if wanted:
-        for edge in free:
+        for edge in unconditional:
             if normalise_label(edge.label) == wanted:
                 return edge
     for id in outcome.suggested_next_ids:
-        for edge in free:
+        for edge in unconditional:
             if edge.target == id:
                 return edge
-    return _best(free) if free else None
+    return _best(unconditional) if unconditional else None
 
 
 def _holds(edge: Edge, outcome: Outcome, values: Mapping[str, Any]) -> bool:
-    """True if a condition holds; an invalid one never does."""
+    """True if the condition of an edge holds; an invalid condition never holds."""
     try:
         condition = parse_condition(edge.condition)
     except ConditionError:
@@ -77,18 +78,18 @@ def _best(edges: Iterable[Edge]) -> Edge:
 
 
 def retry_target(graph: Graph, node: Node) -> str | None:
-    """The stage to continue at after a failure; None if not set."""
+    """The stage at which the run continues after `node` fails; None if not set."""
     return _first(graph, (node.retry_target, node.fallback_retry_target))
 
 
 def gate_target(graph: Graph, gate: Node) -> str | None:
-    """The stage to continue at if a goal gate is unsatisfied at the end; None if not set."""
+    """The stage at which the run continues if a goal gate is unsatisfied at the end; None if not set."""
     own = (gate.retry_target, gate.fallback_retry_target)
     return _first(graph, (*own, graph.text("retry_target"), graph.text("fallback_retry_target")))
 
 
 def unmet_gate(graph: Graph, state: RunState, *, unvisited: bool = False) -> Node | None:
-    """The first goal gate, in the order of the graph, that prevents a successful end.
+    """The first goal gate, in the order of the graph, that prevents success; None if all are satisfied.
 
     Args:
         graph: The graph.
@@ -111,28 +112,32 @@ def _first(graph: Graph, names: Iterable[str]) -> str | None:
 
 
 UNSATISFIED = "goal gate {} unsatisfied and no retry target"
-MOST_ERRORS = 5
-"""Consecutive errors of one stage after which no way back is taken."""
+MAX_ERRORS = 5
+"""Consecutive errors of one stage after which the run fails instead of going back."""
 GOOD = frozenset(status.value for status in StageStatus if status.good)
 OUTPUTS = ("last_response_ref", "tool.output_ref")
-"""Context keys under which a stage leaves a reference to its complete output."""
+"""Context keys of references to the complete output of a stage."""
 
 
 def fail_run(state: RunState, reason: str) -> RunState:
-    """The state with the run failed."""
+    """Return the state with the run ended as failed."""
     return replace(state, status="fail", failure_reason=reason, next_node=None, edge=None)
 
 
 def complete_stage(
     state: RunState, stage: Stage, outcome: Outcome, retries: int, duration: float
 ) -> tuple[RunState, Outcome]:
-    """Apply the outcome of a stage to the state, except for the next stage; `duration` in seconds."""
+    """Apply the outcome of a stage to the state, without choosing the next stage; `duration` is in seconds.
+
+    Returns:
+        The new state, and the outcome, which is a failure if its context updates were invalid.
+    """
     context, name = stage.context, stage.node.name
     try:
         context.apply_updates(outcome.context_updates)
     except ValueError as error:
         outcome = failure(f"its context_updates are refused: {error}")
-    for key in (*PASSING, "preferred_label"):
+    for key in (*TRANSIENT_KEYS, "preferred_label"):
         context.remove(key)
     context.set("outcome", str(outcome.status))
     if outcome.preferred_label:
@@ -161,9 +166,9 @@ def complete_stage(
 
 
 def _store_large_values(state: RunState, stage: Stage) -> None:
-    """Store values too large for a preamble as artifacts, under the reference that a preamble shows.
+    """Store changed values that are too large for a preamble as artifacts, under the references that preambles show.
 
-    A branch uses references of its own, because the usual ones belong to the run around it.
+    A branch uses its own references, because the usual ones belong to the surrounding run.
     """
     values = stage.context.values()
     own: dict[str, str] = {}
@@ -184,52 +189,53 @@ class Router:
 
     Args:
         graph: The graph.
-        config: Treatment of failures and gates.
+        config: Configuration, which decides how failures and gates are treated.
         gates: True to check goal gates at the end of the graph; False in a branch.
     """
 
     def __init__(self, graph: Graph, config: RunConfig, *, gates: bool) -> None:
         self._graph, self._config, self._gates = graph, config, gates
-        self._places = {id(edge): place for place, edge in enumerate(graph.edges)}
+        self._indices = {id(edge): index for index, edge in enumerate(graph.edges)}
 
     def route(self, state: RunState, node: Node, outcome: Outcome) -> RunState:
-        """Set the next stage: along an edge, to a retry target, or the end of the run.
+        """Set the next stage by following an edge or jumping to a retry target, or end the run.
 
-        A failure goes along an edge meant for it, else to a retry target, and ends the run else: an edge that says
-        nothing of outcomes would turn it into a success.
+        A failure follows an edge meant for failures, else jumps to a retry target, else ends the run. It follows no
+        other edge, because that would turn the failure into a success.
         """
-        bad = outcome.status is StageStatus.FAIL
+        failed = outcome.status is StageStatus.FAIL
         parallel = node.handler == "parallel"  # its edges are branches
         join = join_stage(self._graph, node.name) if parallel else None
         joined = replace(state, next_node=join, how="join", edge=None)
-        if join is not None and not bad:
+        if join is not None and not failed:
             return joined
         edge = None if parallel else select_edge(self._graph, node.name, outcome, state.context)
-        if edge is not None and (not bad or self._takes_failure(edge, node, outcome)):
+        if edge is not None and (not failed or self._accepts_failure(edge, node, outcome)):
             return self._follow(state, edge)
-        if bad and join is not None and self._joins_failure(join, outcome):
+        if failed and join is not None and self._join_handles_failure(join, outcome):
             return self._retry(state, node) or joined
-        if bad:
-            return self._retry(state, node) or self._fall_through(state, node, outcome, edge)
+        if failed:
+            return self._retry(state, node) or self._follow_or_fail(state, node, outcome, edge)
         edges = self._graph.outgoing(node.name)
         if edges:
-            ways = ", ".join(f"{edge.target} [{edge.condition}]" for edge in edges)
-            return fail_run(state, f"{node.name}: no edge is open after {outcome.status}; there are {ways}"[:2_000])
+            listed = ", ".join(f"{edge.target} [{edge.condition}]" for edge in edges)
+            return fail_run(state, f"{node.name}: no edge is open after {outcome.status}; there are {listed}"[:2_000])
         return self.gate_jump(state) or replace(state, next_node=None, status="success", edge=None)
 
     def _strict(self) -> bool | None:
+        """`strict_failure_edges` of the config, else of the graph; None if neither sets it."""
         config = self._config.strict_failure_edges
         return self._graph.strict_failure_edges if config is None else config
 
-    def _takes_failure(self, edge: Edge, node: Node, outcome: Outcome) -> bool:
-        """True if an edge is meant for a failure.
+    def _accepts_failure(self, edge: Edge, node: Node, outcome: Outcome) -> bool:
+        """True if an edge chosen by `select_edge` may be followed after a failure.
 
-        It has a condition that holds, is the one that the stage asked for, is the `else` beside conditions on the
-        outcome, or leads to a junction, which decides.
+        Such an edge has a condition (which holds), is the one that the stage asked for, is the `else` beside edges
+        with conditions on the outcome, or leads to a junction, which routes the failure itself.
         """
         if edge.condition:
             return True
-        if self._strict() is not None or node.handler == "wait.human":  # a failed human gate has no choice to follow
+        if self._strict() is not None or node.handler == "wait.human":  # a failed human gate made no choice
             return False
         label = normalise_label(outcome.preferred_label)
         if (label and label == normalise_label(edge.label)) or edge.target in outcome.suggested_next_ids:
@@ -237,12 +243,13 @@ class Router:
         target = self._graph.nodes.get(edge.target)
         if target is not None and target.handler == "conditional":
             return True
-        return any(_asks_outcome(other) for other in self._graph.outgoing(node.name))
+        return any(_tests_outcome(other) for other in self._graph.outgoing(node.name))
 
-    def _joins_failure(self, join: str, outcome: Outcome) -> bool:
-        """True if the stage where branches join decides what happens after all of them failed.
+    def _join_handles_failure(self, join: str, outcome: Outcome) -> bool:
+        """True if the stage at which branches join decides what happens after all of them failed.
 
-        A fan-in and a junction do, except under a policy that demands successes, which has decided already.
+        A fan-in does, and so does a junction unless strictness is set. Under a join policy other than `wait_all`, the
+        parallel stage has already decided.
         """
         if outcome.context_updates.get("parallel.join_policy") != "wait_all":
             return False
@@ -250,13 +257,13 @@ class Router:
         return strict is False or handler == "parallel.fan_in" or (handler == "conditional" and strict is None)
 
     def _retry(self, state: RunState, node: Node) -> RunState | None:
-        """The jump to a retry target after a failure; None if there is none."""
+        """Jump to the retry target of a failed stage; None if there is no target."""
         gate = node.goal_gate and self._gates
         target = gate_target(self._graph, node) if gate else retry_target(self._graph, node)
         return None if target is None else self._jump(state, node, target, recheck=gate)
 
-    def _fall_through(self, state: RunState, node: Node, outcome: Outcome, edge: Edge | None) -> RunState:
-        """Along an edge not meant for a failure, if that is allowed; else the end of the run."""
+    def _follow_or_fail(self, state: RunState, node: Node, outcome: Outcome, edge: Edge | None) -> RunState:
+        """Follow an edge not meant for failures, if the settings allow that; otherwise fail the run."""
         if edge is not None and self._strict() is False and node.handler != "wait.human":
             return self._follow(state, edge)
         if node.goal_gate and self._gates:
@@ -264,7 +271,7 @@ class Router:
         return fail_run(state, f"{node.name}: {outcome.failure_reason or 'failed'}")
 
     def gate_jump(self, state: RunState) -> RunState | None:
-        """The state after an unsatisfied goal gate sent the run back or failed it; None if all are satisfied."""
+        """Jump back because of an unsatisfied goal gate, or fail the run; None if all gates are satisfied."""
         gate = unmet_gate(self._graph, state, unvisited=self._config.unvisited_gates) if self._gates else None
         if gate is None:
             return None
@@ -274,23 +281,23 @@ class Router:
         return self._jump(state, gate, target, recheck=True)
 
     def _jump(self, state: RunState, node: Node, target: str, *, recheck: bool) -> RunState:
-        """The jump to a target, unless the stage keeps ending in an error, which another round does not mend."""
+        """Jump to a target, or fail the run if the stage keeps ending in errors."""
         if (failed := _fail_repeated(state, node.name)) is not None:
             return failed
-        again = tuple(dict.fromkeys((*state.recheck, node.name))) if recheck else state.recheck
-        return replace(state, next_node=target, how="jump", edge=None, recheck=again)
+        gates = tuple(dict.fromkeys((*state.recheck, node.name))) if recheck else state.recheck
+        return replace(state, next_node=target, how="jump", edge=None, recheck=gates)
 
     def _follow(self, state: RunState, edge: Edge) -> RunState:
-        ahead = replace(state, next_node=edge.target, how="edge", edge=self._places[id(edge)])
+        followed = replace(state, next_node=edge.target, how="edge", edge=self._indices[id(edge)])
         if edge.loop_restart:
-            return replace(ahead, how="restart", status="restarted")
+            return replace(followed, how="restart", status="restarted")
         failed = _fail_repeated(state, edge.source)
-        return failed if failed is not None and self.leads_back(ahead) else ahead
+        return failed if failed is not None and self.leads_back(followed) else followed
 
     def leads_back(self, state: RunState) -> bool:
-        """True if the way taken to the next stage is a jump, or an edge that is part of a cycle.
+        """True if the run reaches its next stage by a jump, a restart, or an edge that is part of a cycle.
 
-        A cycle in which a person decides on another round does not count; nor does an edge that leaves a junction.
+        A cycle in which a person decides about another round does not count, nor does an edge out of a junction.
         """
         if state.edge is None or state.how != "edge":
             return state.how in ("jump", "restart")
@@ -301,15 +308,16 @@ class Router:
 
 
 def _fail_repeated(state: RunState, name: str) -> RunState | None:
-    """The failed run, if a stage keeps ending in an error that another round would not fix; else None."""
+    """Fail the run if a stage keeps ending in errors, which another round would not fix; None if it does not."""
     name, errors = errors_in_a_row(state, name)
-    if errors < MOST_ERRORS:
+    if errors < MAX_ERRORS:
         return None
     reason = state.outcomes[name].failure_reason
-    return fail_run(state, f"{name}: {MOST_ERRORS} visits in a row ended in an error: {reason}")
+    return fail_run(state, f"{name}: {MAX_ERRORS} visits in a row ended in an error: {reason}")
 
 
-def _asks_outcome(edge: Edge) -> bool:
+def _tests_outcome(edge: Edge) -> bool:
+    """True if the condition of an edge is valid and tests the outcome."""
     try:
         return any(clause.key == "outcome" for clause in parse_condition(edge.condition).clauses)
     except ConditionError:
@@ -317,12 +325,13 @@ def _asks_outcome(edge: Edge) -> bool:
 
 
 def errors_in_a_row(state: RunState, name: str) -> tuple[str, int]:
-    """The stage responsible for a way back, and the number of its latest visits that all ended in an exception.
+    """Find the stage whose errors make the run go back, and count its latest consecutive visits with an exception.
 
-    It is the stage being left, or one that has raised since the last success, whose errors another stage may report.
+    It is the stage `name`, which the run leaves, or a stage that has raised since the last success, because another
+    stage may report its errors.
     """
-    own = (entry for entry in reversed(state.logs) if entry.get("node") == name)
-    mine = sum(1 for _ in takewhile(lambda entry: entry.get("error"), own))
+    visits = (entry for entry in reversed(state.logs) if entry.get("node") == name)
+    errors = sum(1 for _ in takewhile(lambda entry: entry.get("error"), visits))
     since = takewhile(lambda entry: entry.get("outcome") not in GOOD, reversed(state.logs))
     raised = Counter(str(entry.get("node")) for entry in since if entry.get("error"))
-    return max([(name, mine), *raised.items()], key=lambda one: one[1])
+    return max([(name, errors), *raised.items()], key=lambda one: one[1])

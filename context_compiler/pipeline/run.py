@@ -1,4 +1,4 @@
-"""Runs and resumes pipelines: prepare the graph, own the run, execute it, and clean up."""
+"""Run and resume pipelines: prepare the graph, acquire the run, execute it, and clean up."""
 
 from __future__ import annotations
 
@@ -41,12 +41,12 @@ from context_compiler.resilience import attempt, try_await
 
 T = TypeVar("T")
 
-DEEPEST = 16
+MAX_DEPTH = 16
 """Maximum nesting of child pipelines."""
-PAUSE_S = 0.2
-"""Seconds between two tries to own a child."""
+RETRY_S = 0.2
+"""Seconds between two attempts to acquire a child run."""
 TIMED = ("checkpoint_saved", "run_finalized")
-"""Kinds of events that hold the time worked on a run."""
+"""Kinds of events that contain the time worked on a run."""
 
 _METER = get_meter("context_compiler")
 _RUNS = _METER.create_counter("context_compiler.runs", "{run}", "Pipeline runs that ended, by status")
@@ -57,15 +57,15 @@ log = logging.getLogger("context_compiler.pipeline")
 
 
 async def run_pipeline(pipeline: Graph | str | Path, config: RunConfig | None = None, **options: Any) -> RunState:
-    """Run a pipeline to its end; the state it ended in, also after a failure.
+    """Run a pipeline to its end, and return its final state, even after a failure.
 
     Args:
         pipeline: A graph, DOT text, or the path of a DOT file or workflow.
-        config: Configuration.
+        config: Configuration of the run.
         options: Fields of `RunConfig` that override those of `config`.
 
     Raises:
-        GraphError: the graph cannot be read, or has errors.
+        GraphError: the graph cannot be read or has errors.
         PipelineError: the run could not be started or saved.
     """
     config = replace(config or RunConfig(), **options)
@@ -85,7 +85,7 @@ async def run_pipeline(pipeline: Graph | str | Path, config: RunConfig | None = 
 async def begin_run(
     graph: Graph, prepared: Graph, store: RunStore, run_id: str, context: Mapping[str, Any]
 ) -> RunState:
-    """Create a run, which the caller owns; its state before the first stage."""
+    """Create and save a run that the caller owns, and return its state before the first stage."""
     state = initial_state(prepared, graph_hashes(graph), run_id, context)
     await store.begin(run_info(graph, state), graph_texts(graph, state))
     await store.save(state)
@@ -93,10 +93,10 @@ async def begin_run(
 
 
 async def while_owned(lost: Lost, work: Coroutine[Any, Any, T]) -> T:
-    """Do work as long as a run is owned.
+    """Do work on a run, and cancel it if the ownership of the run is lost.
 
     Raises:
-        RunOwnedError: ownership was lost; the work was cancelled.
+        RunOwnedError: the ownership was lost, and the work was cancelled.
     """
     if lost is None:
         return await work
@@ -114,22 +114,22 @@ async def while_owned(lost: Lost, work: Coroutine[Any, Any, T]) -> T:
 async def execute(
     graph: Graph, config: RunConfig, store: RunStore, state: RunState, *, resumed: bool = False
 ) -> RunState:
-    """Execute from a state to the end; the caller owns the run. Cancellation leaves the last checkpoint."""
+    """Execute a run that the caller owns from a state to the end. If cancelled, its last checkpoint remains."""
     running = ActiveRun(graph, config, store, state)
     await running.open()
     kind = "run_resumed" if resumed else "run_initialized"
     await running.emit(kind, run_id=state.run_id, **lineage_facts(state), next_node=state.next_node)
     left = None if config.max_duration is None else max(0.0, config.max_duration - running.worked)
-    patience = asyncio.timeout(left)
+    timeout = asyncio.timeout(left)
     try:
-        async with patience:
-            await asyncio.sleep(0)  # if no time is left, no stage begins
+        async with timeout:
+            await asyncio.sleep(0)  # lets the timeout expire before the first stage if no time is left
             state = await running.engine.run(state)
     except TimeoutError:
-        if not patience.expired():
+        if not timeout.expired():
             raise
-        late = f"the run took longer than {config.max_duration:g} s, which is the limit (max_duration)"
-        state = fail_run(running.state, late)
+        reason = f"the run took longer than {config.max_duration:g} s, which is the limit (max_duration)"
+        state = fail_run(running.state, reason)
         await running.save(state)
     except asyncio.CancelledError:
         await running.emit("run_finalized", run_id=running.state.run_id, status="cancelled", worked=running.worked)
@@ -153,13 +153,13 @@ class ActiveRun:
         requests: RequestMeter | None = None,
         depth: int = 0,
     ) -> None:
-        """`requests` is the meter of the parent, and `depth` the number of runs that enclose this one."""
+        """`requests` is the meter of the parent run, and `depth` the number of its ancestors."""
         self._depth = depth
         self.requests = requests or RequestMeter(limit=config.max_requests, max_cost=config.max_cost)
         self.config, self.store, self.state = config, store, state
         self.root = run_folder(config, store, state.lineage.root_run_id)
-        own = self.root is not None and not isinstance(store, FileRuns)
-        self._checkpoints = CheckpointFolder(self.root) if own and self.root is not None else None
+        # `FileRuns` saves checkpoints itself.
+        self._checkpoints = None if self.root is None or isinstance(store, FileRuns) else CheckpointFolder(self.root)
         io = EngineIO(
             config=config,
             handlers=build_handlers(config),
@@ -174,9 +174,9 @@ class ActiveRun:
         self._running: set[ChildRun] = set()
 
     async def open(self) -> None:
-        """Create the folder for files, and continue the numbers, time and requests of existing events."""
+        """Create the folder for files, and take over event number, time and requests from the events stored so far."""
         if self.root is not None:
-            with suppress(OSError):  # the writer reports it, with the file
+            with suppress(OSError):  # the first write to the folder reports the error
                 make_private(self.root)
         events = await self.store.events(self.state.lineage.root_run_id)
         self._sequence = events[-1].sequence if events else 0
@@ -185,27 +185,28 @@ class ActiveRun:
         await self._count_requests(self.store, self.state.lineage.root_run_id, events)
 
     async def _count_requests(self, store: RunStore, run_id: str, events: Sequence[Event]) -> None:
-        """Add the requests that earlier processes made for a run and its children, each run once."""
+        """Add the requests that earlier processes made for a run and its children; each run is counted once."""
         if run_id in self.requests.counted:
             return
         self.requests.counted.add(run_id)
-        for data in _requests(events):
+        for data in _request_facts(events):
             self.requests.add(data)
         for child in (str(event.data.get("child")) for event in events if event.kind == "child_started"):
-            where = _store_below(store, child)
-            await self._count_requests(where, child, await where.events(child))
+            below = _child_store(store, child)
+            await self._count_requests(below, child, await below.events(child))
 
     @property
     def worked(self) -> float:
-        """Seconds that processes have worked on the run."""
+        """Seconds that all processes together have worked on the run."""
         return self._worked + self._duration
 
     @property
     def _duration(self) -> float:
+        """Seconds that this process has worked on the run."""
         return max(0.0, self.config.clock() - self._began)
 
     async def save(self, state: RunState) -> None:
-        """Persist a state."""
+        """Save a state, and emit an event about it."""
         await self.store.save(state)
         if self._checkpoints is not None:
             self._checkpoints.save(state)
@@ -214,20 +215,20 @@ class ActiveRun:
         await self.emit("checkpoint_saved", run_id=state.run_id, node=state.current_node, **facts)
 
     async def emit(self, kind: str, *, run_id: str, node: str | None = None, branch: str = "", **facts: Any) -> None:
-        """Record an event and notify the listener; errors of the listener are logged."""
+        """Store an event and pass it to the listener; errors of the listener are logged."""
         self._sequence += 1
         at = datetime.now(UTC).isoformat(timespec="milliseconds")
         data = {key: value for key, value in facts.items() if value not in (None, "")}
         event = Event(kind=kind, run_id=run_id, sequence=self._sequence, at=at, node=node, branch=branch, data=data)
         await self.store.add(self.state.lineage.root_run_id, event)
-        _count(event)
+        _count_ended(event)
         if self.config.on_event is not None:
-            heard = await try_await(_notify(self.config.on_event, event))
-            if heard.error is not None:
-                log.warning("on_event failed: %s", log_text(heard.error))
+            notified = await try_await(_notify(self.config.on_event, event))
+            if notified.error is not None:
+                log.warning("on_event failed: %s", log_text(notified.error))
 
     async def finish(self, state: RunState) -> None:
-        """Emit the end of the run, with the time this process spent on it."""
+        """Emit the final event of the run, with its costs and times."""
         facts: dict[str, Any] = {"status": state.status, "reason": state.failure_reason, "completed": state.sequence}
         facts |= self.requests.report()
         facts |= {"duration": self._duration, "worked": self.worked, "artifact_count": self.engine.artifact_count}
@@ -239,14 +240,14 @@ class ActiveRun:
         Raises:
             PipelineError: the child has another graph, is running elsewhere, could not be saved, or is nested too deep.
         """
-        if self._depth >= DEEPEST:
-            raise PipelineError(f"child pipelines are nested more than {DEEPEST} deep; does one supervise itself?")
-        store = _store_below(self.store, run_id)
-        config = replace(self.config, run_id=run_id, runs=store, context={}, logs_root=self._below(run_id))
+        if self._depth >= MAX_DEPTH:
+            raise PipelineError(f"child pipelines are nested more than {MAX_DEPTH} deep; does one supervise itself?")
+        store = _child_store(self.store, run_id)
+        config = replace(self.config, run_id=run_id, runs=store, context={}, logs_root=self._child_folder(run_id))
         config = replace(config, journal=advance_plainly)
         prepared, names = prepare(graph, config), graph_hashes(graph)
         async with AsyncExitStack() as owned:
-            lost = await _own_child(store, run_id, owned)
+            lost = await _acquire_child(store, run_id, owned)
             known = await store.load(run_id)
             state = known or initial_state(prepared, names, run_id, {})
             if known is None:
@@ -254,7 +255,7 @@ class ActiveRun:
                 await store.begin(info, graph_texts(graph, state))
                 await store.save(state)
             elif known.graph.snapshot != names.snapshot:
-                raise PipelineError(f"run {run_id!r} is of another graph; give it the one it began with")
+                raise PipelineError(f"run {run_id!r} belongs to another graph; give the graph that it was started with")
             elif config.resume_threads == "degrade":
                 state = replace(known, threads={}, resumed=True)
             active = ActiveRun(prepared, config, store, state, requests=self.requests, depth=self._depth + 1)
@@ -264,35 +265,36 @@ class ActiveRun:
         return child
 
     async def stop_children(self) -> None:
-        """Stop the children that still run."""
+        """Stop the children that are still running."""
         for child in list(self._running):
             await child.stop()
 
-    def _below(self, run_id: str) -> Path | None:
+    def _child_folder(self, run_id: str) -> Path | None:
+        """Folder for the files of a child; None if none are written, or if the store chooses the folder."""
         if self.root is None or isinstance(self.store, FileRuns):
             return None
         return self.root / "children" / folder_name(run_id)
 
 
-async def _own_child(store: RunStore, run_id: str, owned: AsyncExitStack) -> Lost:
-    """Own a child until `owned` ends; wait for the lease of a dead owner to expire.
+async def _acquire_child(store: RunStore, run_id: str, owned: AsyncExitStack) -> Lost:
+    """Own a child until `owned` exits, after waiting for the lease of a dead owner to expire.
 
     Raises:
-        RunOwnedError: another process owns it and keeps it.
+        RunOwnedError: a live process owns the child.
     """
-    end: float | None = None
+    deadline: float | None = None
     while True:
         try:
             return await owned.enter_async_context(store.own(run_id))
         except RunOwnedError as error:
-            end = time.monotonic() + error.patience if end is None else end
-            if time.monotonic() >= end:
+            deadline = time.monotonic() + error.patience if deadline is None else deadline
+            if time.monotonic() >= deadline:
                 raise
-        await asyncio.sleep(PAUSE_S)
+        await asyncio.sleep(RETRY_S)
 
 
-def _requests(events: Sequence[Event]) -> Iterator[Mapping[str, Any]]:
-    """Facts of the events that count requests, each once: an answer repeats those of its stage, except in old runs."""
+def _request_facts(events: Sequence[Event]) -> Iterator[Mapping[str, Any]]:
+    """Data of events that count requests, each request once: `agent_answered` repeats earlier `model_requested`s."""
     counted: set[tuple[str, str, str | None]] = set()
     for event in events:
         place = (event.run_id, event.branch, event.node)
@@ -300,18 +302,18 @@ def _requests(events: Sequence[Event]) -> Iterator[Mapping[str, Any]]:
             counted.add(place)
             yield event.data
         elif event.kind == "agent_answered":
-            if place not in counted:
+            if place not in counted:  # a run of an old version
                 yield event.data
             counted.discard(place)
 
 
-def _store_below(store: RunStore, run_id: str) -> RunStore:
+def _child_store(store: RunStore, run_id: str) -> RunStore:
     """The store of a child of a run in `store`."""
     return store.below(run_id) if isinstance(store, FileRuns) else store
 
 
-def _count(event: Event) -> None:
-    """Count runs and stages that have ended."""
+def _count_ended(event: Event) -> None:
+    """Record metrics if an event ends a run or a stage."""
     if event.kind == "run_finalized":
         _RUNS.add(1, {"status": str(event.data.get("status"))})
     elif event.kind in ("stage_completed", "stage_failed"):
@@ -321,12 +323,12 @@ def _count(event: Event) -> None:
 
 
 class ChildRun:
-    """A pipeline started by a stage."""
+    """A child run, started by a stage of another run."""
 
     def __init__(self, run: ActiveRun, owned: AsyncExitStack, lost: Lost) -> None:
-        """`owned` releases the ownership of the run."""
+        """`owned` releases the ownership of the run when it is closed."""
         self._run, self._owned, self._lost = run, owned, lost
-        self.task = asyncio.create_task(self._go())
+        self.task = asyncio.create_task(self._run_to_end())
 
     @property
     def state(self) -> RunState:
@@ -335,27 +337,28 @@ class ChildRun:
 
     @property
     def running(self) -> bool:
-        """True while it runs."""
+        """True while the child runs."""
         return not self.task.done()
 
     def steer(self, message: str) -> None:
-        """Leave a message for its next stage."""
+        """Leave a message for the child's next stage."""
         self._run.engine.inbox.append(message)
 
     async def wait(self, sleeping: asyncio.Future[None]) -> None:
-        """Wait until it has ended, or `sleeping` has."""
+        """Wait until the child has ended or `sleeping` is done."""
         await asyncio.wait({self.task, sleeping}, return_when=asyncio.FIRST_COMPLETED)
 
     async def stop(self) -> None:
-        """Stop it; its last checkpoint remains. If it has ended, wait until it has released its lease."""
+        """Stop the child, whose last checkpoint remains. If it has ended, wait until it has released its lease."""
         if not self.state.ended and not self.task.cancelling():
             self.task.cancel()
-        await asyncio.wait({self.task})  # unlike `gather`, it does not cancel the task when this is cancelled
+        await asyncio.wait({self.task})  # unlike `gather`, does not pass a cancellation on to the task
         if not self.task.cancelled():
             self.task.exception()
-        await self._owned.aclose()  # a task that was never begun has not
+        await self._owned.aclose()  # a task cancelled before its first step has not released it
 
-    async def _go(self) -> None:
+    async def _run_to_end(self) -> None:
+        """Execute the child while it is owned; an error becomes a failure of the child, for the stage to see."""
         run = self._run
         async with self._owned:
             done = await try_await(while_owned(self._lost, self._execute()))
@@ -383,17 +386,17 @@ async def _notify(listener: Any, event: Event) -> None:
 async def resume_pipeline(
     run: str | Path, config: RunConfig | None = None, *, pipeline: Graph | str | Path | None = None, **options: Any
 ) -> RunState:
-    """Resume a run; one that has ended is returned as it is.
+    """Resume a run, and return its final state. A run that has already ended is returned unchanged.
 
     Args:
         run: The folder of a run, or its id in `config.runs`.
-        config: Configuration; what is not saved, such as agents, must be given again.
-        pipeline: The graph; None uses the one saved with the run.
+        config: Configuration of the run. Parts that are not saved, such as agents, must be passed again.
+        pipeline: The graph; None uses the graph saved with the run.
         options: Fields of `RunConfig` that override those of `config`.
 
     Raises:
         GraphError: the graph cannot be read, has errors, or is not the graph of the run.
-        PipelineError: the run does not exist, is running elsewhere, or its checkpoint is damaged or newer.
+        PipelineError: the run does not exist, is running elsewhere, or has a damaged or newer checkpoint.
     """
     config = replace(config or RunConfig(), **options)
     store, run_id, config = _locate(run, config)
@@ -413,10 +416,10 @@ async def continue_run(
     *,
     state: RunState | None = None,
 ) -> RunState:
-    """Execute a run that the caller owns from its last state, which is loaded if it is None, to the end."""
+    """Execute a run that the caller owns to the end, from `state` or, if that is None, from the last saved state."""
     state = state or await store.load(run_id)
     if state is None:
-        raise PipelineError(_missing(run_id, [info.run_id for info in await store.runs()]))
+        raise PipelineError(_missing_run(run_id, [info.run_id for info in await store.runs()]))
     if config.run_id is not None and config.run_id != state.lineage.root_run_id:
         raise PipelineError(f"resume run_id mismatch: {config.run_id!r} is not {state.lineage.root_run_id!r}")
     if state.ended:
@@ -427,7 +430,7 @@ async def continue_run(
 
 
 async def abandon_run(store: RunStore, state: RunState, reason: str) -> RunState:
-    """End a run that the caller owns in failure."""
+    """End a run that the caller owns as failed, and save that."""
     ended = fail_run(state, reason)
     await store.save(ended)
     events = await store.events(state.lineage.root_run_id)
@@ -438,16 +441,17 @@ async def abandon_run(store: RunStore, state: RunState, reason: str) -> RunState
     return ended
 
 
-def _missing(run_id: str, known: Sequence[str]) -> str:
+def _missing_run(run_id: str, known: Sequence[str]) -> str:
+    """Error text for a run without a state, given the ids of all known runs."""
     if run_id in known:
-        return f"run {run_id!r} was stopped before anything of it was saved: start it under another id"
+        return f"run {run_id!r} was stopped before its state was saved: start it under another id"
     return f"there is no run {run_id!r}" + (f"; there is {', '.join(known[:3])}" if known else "")
 
 
 def _locate(run: str | Path, config: RunConfig) -> tuple[RunStore, str, RunConfig]:
-    """The store of a run, its id there, and the config with its folder."""
+    """Find a run: its store, its id in that store, and the config with the folder of the run."""
     folder = Path(run)
-    if attempt((folder / FILE).is_file).value:  # an id may be longer than a path can be
+    if attempt((folder / FILE).is_file).value:  # `is_file` raises if an id is too long for a path
         state = read_checkpoint(folder)
         if state is not None and config.runs is None:
             root = state.lineage.root_run_id
@@ -460,7 +464,7 @@ def _locate(run: str | Path, config: RunConfig) -> tuple[RunStore, str, RunConfi
 
 
 async def _load_graph(store: RunStore, state: RunState, pipeline: Graph | str | Path | None) -> Graph:
-    """The graph of a run: the given one, if it is the same, or the saved one."""
+    """Load the graph of a run: the given one, after checking that it is the same, or else the saved one."""
     if pipeline is not None:
         graph = load_graph(pipeline)
     else:
@@ -469,27 +473,27 @@ async def _load_graph(store: RunStore, state: RunState, pipeline: Graph | str | 
             text = text or (await store.content(hash) if hash else None)
         if text is None:
             raise PipelineError(
-                f"run {state.run_id!r} was saved without its graph; give the graph, or the store that has it"
+                f"run {state.run_id!r} was saved without its graph; give the graph, or the store that contains it"
             )
         path = state.context.get(GRAPH_PATH)
         graph = _parse(text, path if isinstance(path, str) else None)
     if graph_hashes(graph).snapshot != state.graph.snapshot:
-        what = f"run {state.run_id!r} is of another graph"
-        raise GraphError(f"{what}; resume it with the one it began with, or begin a new run", path=graph.path)
+        what = f"run {state.run_id!r} belongs to another graph"
+        raise GraphError(f"{what}; resume it with the graph it was started with, or start a new run", path=graph.path)
     return graph
 
 
 @lru_cache(maxsize=32)
 def _parse(text: str, path: str | None) -> Graph:
-    """The graph of a text; a worker has many runs of one."""
+    """Parse DOT text; cached, because the runs of a worker often share a graph."""
     return parse_dot(text, path=path)
 
 
 def resume_state(graph: Graph, state: RunState, config: RunConfig) -> RunState:
-    """The state to resume from.
+    """Prepare a saved state for resuming.
 
     Raises:
-        PipelineError: it does not match the graph.
+        PipelineError: the state does not match the graph, or a conversation in it is damaged.
     """
     if state.next_node is None:
         raise PipelineError(f"run {state.run_id!r}: its checkpoint names no next stage, and it has not ended")
@@ -508,10 +512,10 @@ def resume_state(graph: Graph, state: RunState, config: RunConfig) -> RunState:
 
 
 def load_graph(pipeline: Graph | str | Path) -> Graph:
-    """A graph from itself, DOT text, or the path of a DOT file or workflow.
+    """Load a graph from DOT text or the path of a DOT file or workflow; return a `Graph` as it is.
 
     Raises:
-        GraphError: it cannot be read.
+        GraphError: the graph cannot be read.
     """
     if isinstance(pipeline, Graph):
         return pipeline
@@ -530,15 +534,15 @@ def load_graph(pipeline: Graph | str | Path) -> Graph:
 
 
 def prepare(graph: Graph, config: RunConfig) -> Graph:
-    """The graph as it runs: with directives, stylesheet and transforms applied, and validated.
+    """Apply directives, stylesheet and transforms to a graph, and validate it.
 
     Raises:
-        GraphError: it has errors after the transforms.
+        GraphError: the graph has errors after the transforms.
     """
     known = tuple(build_handlers(config))
     styled = apply_directives(graph.with_ends())
     if any(styled.text(name) for name in ("model_stylesheet", *PROPERTIES)):
-        with suppress(StylesheetError):  # the check says what is wrong with it, and where
+        with suppress(StylesheetError):  # the validation below reports it with its place
             styled = apply_stylesheet(styled)
     for transform in config.transforms:
         styled = transform(styled)
@@ -550,7 +554,7 @@ def open_runs(config: RunConfig) -> RunStore:
     """Open the run store of a config.
 
     Raises:
-        SettingsError: it is an address, and what is needed for it is not installed.
+        SettingsError: it is the address of a database, and the packages for PostgreSQL are not installed.
     """
     if isinstance(config.runs, RunStore):
         return config.runs
@@ -564,14 +568,14 @@ def open_runs(config: RunConfig) -> RunStore:
 
 
 def run_folder(config: RunConfig, store: RunStore, run_id: str) -> Path | None:
-    """Folder of a run's files; None without files."""
+    """Folder of a run's files; None if no files are written."""
     if config.logs_root is not None:
         return Path(config.logs_root)
     return store.folder(run_id) if isinstance(store, FileRuns) else None
 
 
 def run_info(graph: Graph, state: RunState) -> RunInfo:
-    """Metadata of a new run."""
+    """Build the metadata of a new run."""
     now = datetime.now(UTC).isoformat(timespec="milliseconds")
     return RunInfo(
         run_id=state.lineage.root_run_id,
@@ -589,6 +593,6 @@ def run_info(graph: Graph, state: RunState) -> RunInfo:
 
 
 def graph_texts(graph: Graph, state: RunState) -> dict[str, str]:
-    """Texts of a graph by hash: its source, and its normal form."""
+    """Texts of a graph by hash: its source, if it has one, and its normal form."""
     source = {state.graph.source: graph.source} if state.graph.source else {}
     return {**source, state.graph.snapshot: to_dot(graph)}

@@ -1,4 +1,4 @@
-"""Shell commands with a time limit; a command ends together with everything it started."""
+"""Run shell commands with a time limit; when a command ends, everything that it started is killed too."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-MOST = 10_000_000
+MAX_OUTPUT = 10_000_000
 """Maximum size of a captured output, in bytes."""
 
 GUARD = '(read -r _ </dev/fd/{0}; kill -KILL -$$) >/dev/null 2>&1 & exec /bin/sh -c "$1"'
-"""Ends the process group once the pipe at that descriptor has no writer left, and runs the command meanwhile."""
+"""Runs a command, and kills its process group once the pipe at that descriptor has no writer left."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,7 +29,7 @@ class CommandResult:
 
     @property
     def last(self) -> str:
-        """The last line of the error output, else of the output."""
+        """The last line of the error output, or of the output if the error output is empty."""
         return last_line(self.err) or last_line(self.out)
 
 
@@ -47,11 +47,11 @@ async def run_shell(
         command: Text for the shell.
         where: Working folder.
         limit: Time limit in seconds.
-        given: Standard input; None for an empty one.
+        given: Text for standard input; None leaves it empty.
         env: Additional environment variables.
 
     Raises:
-        OSError: it could not be started.
+        OSError: the command could not be started.
     """
     process, alive = await _start(command, where=where, env=env, reads=given is not None)
     assert process.stdout is not None and process.stderr is not None
@@ -78,9 +78,10 @@ async def run_shell(
 async def _start(
     command: str, *, where: Path | None, env: Mapping[str, str] | None, reads: bool
 ) -> tuple[asyncio.subprocess.Process, int | None]:
-    """Start a command in a process group of its own, which ends when the returned descriptor is closed.
+    """Start a command in its own process group, which is killed when the returned descriptor is closed.
 
-    The descriptor is the only writing end of a pipe. When this process dies, even by SIGKILL, the system closes it.
+    The descriptor is the only write end of a pipe. The system closes it when this process dies, even by
+    SIGKILL. There is none on systems that are not POSIX.
     """
     pipe = asyncio.subprocess.PIPE
     options: dict[str, Any] = {
@@ -107,11 +108,11 @@ async def _start(
 
 async def _read(stream: asyncio.StreamReader, into: bytearray) -> None:
     while chunk := await stream.read(65_536):
-        into += chunk[: max(0, MOST - len(into))]
+        into += chunk[: max(0, MAX_OUTPUT - len(into))]
 
 
 async def _write(stream: asyncio.StreamWriter | None, text: str | None) -> None:
-    """Write to standard input; it is not an error if the command does not read it."""
+    """Write to standard input; a command that does not read all of it is not an error."""
     if stream is None or text is None:
         return
     with suppress(BrokenPipeError, ConnectionResetError):
@@ -132,8 +133,11 @@ def _kill(process: asyncio.subprocess.Process) -> None:
 
 
 def _close_pipes(process: asyncio.subprocess.Process) -> None:
-    """Close our ends of the pipes, which `wait` waits for; a process that left the group may keep the others open."""
-    transport: asyncio.SubprocessTransport | None = getattr(process, "_transport", None)  # there is no public access
+    """Close our ends of the pipes.
+
+    Otherwise `wait` would wait for a process that has left the group and keeps the other ends open.
+    """
+    transport: asyncio.SubprocessTransport | None = getattr(process, "_transport", None)  # no public access
     pipes = [] if transport is None else [transport.get_pipe_transport(number) for number in range(3)]
     for pipe in pipes:
         if pipe is not None:
@@ -141,6 +145,6 @@ def _close_pipes(process: asyncio.subprocess.Process) -> None:
 
 
 def last_line(text: str) -> str:
-    """The last non-empty line, at most 500 characters of it."""
+    """The last non-empty line of a text, cut to 500 characters."""
     lines = text.strip().splitlines()
     return lines[-1][:500] if lines else ""

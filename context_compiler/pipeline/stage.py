@@ -1,7 +1,7 @@
-"""A stage as its handler sees it, and the attempts to run it.
+"""The stage that a handler receives, and the attempts to run it.
 
-A handler may raise, hang, be cancelled, or return nonsense; it is tried until it has an outcome. Only the cancellation
-of the run itself propagates.
+A handler may raise, hang, be cancelled, or return an unusable value; each of these becomes an outcome. Only the
+cancellation of the run itself propagates.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ from context_compiler.resilience import try_await
 STATUS_FILE = "status.json"
 
 EXCERPT = 2_000
-"""Characters of an answer that are kept as notes."""
+"""Maximum length in characters of an answer kept as notes."""
 
-_UNFIT = re.compile(r"[^A-Za-z0-9_.-]")
+_UNSAFE = re.compile(r"[^A-Za-z0-9_.-]")
 
 
 class Child(Protocol):
-    """A running pipeline that a stage started."""
+    """A pipeline that a stage has started."""
 
     @property
     def state(self) -> RunState:
@@ -53,85 +53,85 @@ class Child(Protocol):
 
     @property
     def running(self) -> bool:
-        """True while it runs."""
+        """True while the child runs."""
         ...
 
     def steer(self, message: str) -> None:
-        """Leave a message for its next stage, as `steer.message` in the context."""
+        """Leave a message for the child's next stage, which gets it as `steer.message` in its context."""
         ...
 
     async def wait(self, sleeping: asyncio.Future[None]) -> None:
-        """Wait until it has ended, or `sleeping` has."""
+        """Wait until the child has ended or `sleeping` is done."""
         ...
 
     async def stop(self) -> None:
-        """Stop it; its last checkpoint remains."""
+        """Stop the child; its last checkpoint remains."""
         ...
 
 
 RunBranch: TypeAlias = Callable[[str, int, str, str], Awaitable[RunState]]
-"""Runs a branch: first stage, index of its edge, name of the branch, stage at which to stop."""
+"""Runs a branch, given its first stage, the index of its edge, its name, and the stage at which to stop."""
 StartChild: TypeAlias = Callable[[Graph, str], Awaitable[Child]]
-"""Starts or resumes a graph under a run id."""
+"""Starts or resumes a graph as the run with an id."""
 Emit: TypeAlias = Callable[..., Awaitable[None]]
-"""Emits an event: its kind, and facts by name."""
+"""Emits an event, given its kind and its data as keyword arguments."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stage:
-    """A visit to a stage."""
+    """One visit to a stage."""
 
     node: Node
     graph: Graph
     context: ContextStore
-    """Values of the run; a handler may set them directly, or return updates."""
+    """Values of the run. A handler may set them directly or return updates."""
     artifacts: ArtifactStore
     config: RunConfig
     run_id: str
     branch_id: str = ""
-    """Its branch of a parallel stage; empty outside of branches."""
+    """Branch of a parallel stage that the visit belongs to; empty outside of branches."""
     folder: Path | None
-    """Folder for its files; None without files."""
+    """Folder for the files of the visit; None if no files are written."""
     fidelity: Fidelity
     thread_id: str | None
-    """Key of the conversation it continues; None starts a new one."""
+    """Key of the conversation that the stage continues; None starts a new one."""
     session: Session | None
-    """The conversation it continues."""
+    """The conversation that the stage continues."""
     preamble: str
-    """Text about the run so far; empty at `full`."""
+    """Text about the run so far; empty at fidelity `full`."""
     previous: Outcome | None
-    """Outcome of the stage before it."""
+    """Outcome of the stage before; None at the start."""
     visit: int
     """Number of the visit, from 1."""
     attempt: int = 1
-    """Number of the attempt of this visit, from 1."""
+    """Number of the attempt within this visit, from 1."""
     requests: RequestMeter
-    """Model requests of the run; a handler that makes some adds them."""
+    """Meter of the run's model requests. A handler adds the requests that it makes."""
     branch: RunBranch
     start: StartChild
     emit: Emit
 
     @property
     def prompt(self) -> str:
-        """Its instruction: prompt or label, with `$goal` replaced."""
+        """Instruction of the stage: its prompt or else its label, with `$goal` replaced."""
         return self.graph.with_goal(self.node.prompt or self.node.label)
 
     @property
     def key(self) -> str:
-        """Idempotency key, `run/stage/visit/attempt`: the same when a stage runs again because its process died."""
+        """Idempotency key `run/stage/visit/attempt`, unchanged if the attempt is repeated because its process died."""
         return f"{self.visit_key}/{self.attempt}"
 
     @property
     def visit_key(self) -> str:
-        """The key without the attempt."""
+        """Idempotency key without the attempt."""
         place = (self.branch_id, self.node.name) if self.branch_id else (self.node.name,)
         return "/".join((self.run_id, *place, str(self.visit)))
 
     def write(self, name: str, text: str) -> None:
-        """Write a file to its folder, if it has one.
+        """Write a file to the folder of the visit, if there is one.
 
         Raises:
-            PipelineError: it could not be written.
+            PipelineError: the file could not be written.
         """
         if self.folder is None:
             return
@@ -142,7 +142,7 @@ class Stage:
             raise PipelineError(f"{path}: {error.strerror or error}; make room, or free it") from error
 
     def environment(self) -> dict[str, str]:
-        """Environment variables for commands of the stage: `STAGE_KEY`, and `STAGE_FOLDER`, if it has a folder."""
+        """Environment variables for commands of the stage: `STAGE_KEY` and, if it has a folder, `STAGE_FOLDER`."""
         key = {"STAGE_KEY": self.key.replace("\0", "")}
         if self.folder is None:
             return key
@@ -158,7 +158,7 @@ class Stage:
         """Remove the status file of an earlier attempt.
 
         Raises:
-            PipelineError: it cannot be removed.
+            PipelineError: the file cannot be removed.
         """
         if self.folder is None:
             return
@@ -167,22 +167,25 @@ class Stage:
             path.unlink(missing_ok=True)
         except OSError as error:
             raise PipelineError(
-                f"{path}: {error.strerror or error}; something else is in the place of the stage's status"
+                f"{path}: {error.strerror or error}; the stage needs this path for its status"
             ) from error
 
     def keep(self, name: str, data: Any) -> str:
-        """Store data as an artifact; the reference, from stage, visit and `name`, is the same after a resume."""
+        """Store data as an artifact and return its reference.
+
+        The reference is made of stage, visit and `name`, so it is the same after a resume.
+        """
         place = (self.branch_id, self.node.name) if self.branch_id else (self.node.name,)
         return self.artifacts.store(artifact_id(*place, self.visit, name), name, data).reference
 
 
 HandlerResult: TypeAlias = "Outcome | str | Mapping[str, Any] | None"
-"""Result of a handler: an outcome, text of a success, an outcome as plain data, or nothing."""
+"""Result of a handler: an outcome, an outcome as plain data, the text of a success, or nothing."""
 
 
 @runtime_checkable
 class Handler(Protocol):
-    """Runs stages of one type. A plain function of a stage, async or not, works too."""
+    """Runs stages of one type. A function that takes a stage, plain or async, works as a handler too."""
 
     async def execute(self, stage: Stage) -> HandlerResult:
         """Run a stage. An exception fails the stage, not the run."""
@@ -194,16 +197,16 @@ HandlerLike: TypeAlias = Handler | Callable[[Stage], Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Traits:
-    """Properties of a handler, from its attributes of the same names."""
+    """Properties of a handler, read from its attributes of the same names."""
 
     reads_past: bool = True
-    """It uses the preamble."""
+    """The handler uses the preamble."""
     retries: bool = True
-    """Its status `retry` is retried."""
+    """Outcomes with the status `retry` are retried."""
     retries_failures: bool = False
-    """Its failures are retried too."""
+    """Failures are retried too."""
     keeps_time: bool = False
-    """It applies the stage's `timeout` itself."""
+    """The handler applies the stage's `timeout` itself."""
 
 
 def traits(handler: object) -> Traits:
@@ -213,26 +216,26 @@ def traits(handler: object) -> Traits:
 
 
 def folder_name(name: str) -> str:
-    """A name as a folder name, unchanged if it is valid."""
-    fit = _UNFIT.sub("_", name)[:100]
-    if fit == name and name.strip("."):
+    """Convert a name to a valid folder name; a valid name is unchanged."""
+    safe = _UNSAFE.sub("_", name)[:100]
+    if safe == name and name.strip("."):
         return name
-    return f"{fit.strip('.') or 'stage'}-{blake2b(name.encode('utf-8', 'surrogatepass'), digest_size=4).hexdigest()}"
+    return f"{safe.strip('.') or 'stage'}-{blake2b(name.encode('utf-8', 'surrogatepass'), digest_size=4).hexdigest()}"
 
 
 MODE, THREAD, KEY = "internal.fidelity.mode", "internal.fidelity.thread_key", "thread_key"
 OVERRIDE, PREAMBLE, STEER = "internal.resume.fidelity_override_once", "_fidelity_preamble", "steer.message"
-PASSING = (PREAMBLE, OVERRIDE, STEER)
-"""Context keys that exist only while a stage runs, never in a checkpoint."""
+TRANSIENT_KEYS = (PREAMBLE, OVERRIDE, STEER)
+"""Context keys that exist only while a stage runs, and are not part of checkpoints."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageInput:
-    """Input of a stage."""
+    """Everything that a stage receives from the run so far."""
 
     fidelity: Fidelity
     thread: str | None
-    """Key of the conversation it continues; None starts a new one."""
+    """Key of the conversation that the stage continues; None starts a new one."""
     context: ContextStore
     preamble: str
 
@@ -240,32 +243,32 @@ class StageInput:
 def stage_input(
     graph: Graph, state: RunState, node: Node, *, needs_preamble: bool, degrade: bool, inbox: Sequence[str] = ()
 ) -> StageInput:
-    """Input of a stage: fidelity, thread, context and preamble, resolved with the edge actually taken.
+    """Compute the fidelity, thread, context and preamble of a stage, given the edge actually taken.
 
     Args:
         graph: The graph.
         state: The run before the stage.
         node: The stage.
-        needs_preamble: True if its handler uses the preamble.
-        degrade: True if resuming loses conversations, so that `full` becomes `summary:high` once.
+        needs_preamble: True if the handler of the stage uses the preamble.
+        degrade: True if conversations are not restored on resume, so that `full` becomes `summary:high` once.
         inbox: Messages from a supervisor.
     """
     edge = graph.edges[state.edge] if state.edge is not None else None
-    asked = resolve_fidelity(edge, node, graph)
-    fidelity = fidelity_on_resume(asked, state.resumed and degrade and needs_preamble)
+    requested = resolve_fidelity(edge, node, graph)
+    fidelity = fidelity_on_resume(requested, state.resumed and degrade and needs_preamble)
     thread = resolve_thread_id(edge, node, graph, state.current_node) if fidelity is Fidelity.FULL else None
     context = ContextStore.sharing(state.context, state.logs)
     context.apply_updates({"current_node": node.name, MODE: str(fidelity)})
     for key in (THREAD, KEY):
         context.set(key, thread) if thread is not None else context.remove(key)
-    if fidelity is not asked:
+    if fidelity is not requested:
         context.set(OVERRIDE, str(fidelity))
     preamble = ""
     if needs_preamble and fidelity is not Fidelity.FULL:
         values = context.values()
         preamble = build_fidelity_preamble(fidelity, graph, values, state.completed, node.name, state.logs)
         context.set(PREAMBLE, preamble)
-    if inbox:  # after the preamble, which abridges values; a handler that asks an agent passes it on in full
+    if inbox:  # after the preamble, which shortens values; agent handlers pass it on in full
         context.set(STEER, "\n".join(inbox))
     return StageInput(fidelity=fidelity, thread=thread, context=context, preamble=preamble)
 
@@ -273,28 +276,28 @@ def stage_input(
 async def run_attempts(
     handler: HandlerLike, stage: Stage, *, first: int, begin: Callable[[int], Awaitable[None]]
 ) -> tuple[Outcome, int]:
-    """Run a stage, with retries; return its outcome and the number of retries.
+    """Run a stage, with retries, and return its outcome and the number of retries.
 
     Args:
-        handler: Its handler.
+        handler: Handler of the stage.
         stage: The visit.
-        first: Number of the attempt that was under way when the process before this one died.
-        begin: Records the number of an attempt before it begins, so that no other process reuses it.
+        first: Number of the first attempt; above 1 if an earlier process died during that attempt.
+        begin: Records the number of each further attempt before it begins, so that no other process reuses it.
     """
-    has = traits(handler)
-    most = max_attempts(stage.node, stage.graph) if has.retries else 1
+    known = traits(handler)
+    most = max_attempts(stage.node, stage.graph) if known.retries else 1
     pauses = backoff_of(stage.node, stage.config.backoff)
     marks = len(stage.session.marks) if stage.session else 0
     number = first
     while True:
-        limit = None if has.keeps_time else stage.node.timeout
+        limit = None if known.keeps_time else stage.node.timeout
         outcome, again = await _attempt_once(handler, replace(stage, attempt=number), limit=limit)
-        again = again or (outcome.status is StageStatus.RETRY and has.retries)
-        again = again or (outcome.status is StageStatus.FAIL and has.retries_failures)
+        again = again or (outcome.status is StageStatus.RETRY and known.retries)
+        again = again or (outcome.status is StageStatus.FAIL and known.retries_failures)
         if not again:
             return outcome, number - 1
         if number >= most:
-            return _exhausted(stage, outcome), number - 1
+            return _exhaust_retries(stage, outcome), number - 1
         delay = pauses.delay(number, stage.config.draw)
         await stage.emit("stage_retrying", attempt=number, delay=delay, reason=outcome.failure_reason)
         number += 1
@@ -304,7 +307,8 @@ async def run_attempts(
             stage.session.trim(marks)
 
 
-def _exhausted(stage: Stage, outcome: Outcome) -> Outcome:
+def _exhaust_retries(stage: Stage, outcome: Outcome) -> Outcome:
+    """Turn an outcome `retry` after the last attempt into a failure, or a partial success if the stage allows it."""
     if outcome.status is not StageStatus.RETRY:
         return outcome
     if stage.node.allow_partial:
@@ -315,14 +319,14 @@ def _exhausted(stage: Stage, outcome: Outcome) -> Outcome:
 
 
 async def _attempt_once(handler: HandlerLike, stage: Stage, *, limit: float | None) -> tuple[Outcome, bool]:
-    """One attempt: its outcome, and True if the error was transient."""
+    """Run one attempt, and return its outcome and True if it raised a transient error."""
     stage.clear_status()
-    patience = asyncio.timeout(limit)
+    timeout = asyncio.timeout(limit)
     try:
-        async with patience:
+        async with timeout:
             tried = await try_await(_call(handler, stage))
     except TimeoutError:
-        if not patience.expired():
+        if not timeout.expired():
             raise
         return failure(f"timed out after {limit:g} s"), False
     except asyncio.CancelledError:
@@ -331,9 +335,9 @@ async def _attempt_once(handler: HandlerLike, stage: Stage, *, limit: float | No
             raise
         return failure("the handler was cancelled"), False
     if tried.error is not None:
-        again = not isinstance(tried.error, PipelineError) and stage.config.retryable(tried.error)
+        transient = not isinstance(tried.error, PipelineError) and stage.config.retryable(tried.error)
         kind = type(tried.error).__name__
-        return replace(failure(f"{kind}: {tried.error}"[:EXCERPT]), error=kind), again
+        return replace(failure(f"{kind}: {tried.error}"[:EXCERPT]), error=kind), transient
     return outcome_from(tried.value, stage), False
 
 
@@ -344,7 +348,7 @@ async def _call(handler: HandlerLike, stage: Stage) -> Any:
 
 
 def outcome_from(answer: object, stage: Stage) -> Outcome:
-    """Convert the result of a handler to an outcome; anything unusable becomes a failure."""
+    """Convert the result of a handler to an outcome; an unusable result becomes a failure."""
     if isinstance(answer, Outcome):
         return answer
     if isinstance(answer, str):
@@ -362,7 +366,7 @@ def outcome_from(answer: object, stage: Stage) -> Outcome:
 
 
 def read_status(stage: Stage) -> Outcome | None:
-    """The outcome that the stage's own work wrote to its folder; None if there is none."""
+    """Read the outcome that an agent or command wrote to the stage's folder; None if there is none."""
     path = stage.folder / STATUS_FILE if stage.folder is not None else None
     if path is None or not path.is_file():
         return None

@@ -1,10 +1,10 @@
-"""State of a run: one frozen value with everything that the loop reads, and the states in which something starts.
+"""State of a run: one frozen value that contains everything the main loop reads.
 
-A checkpoint is this value as JSON, so that resuming means starting the loop with another value. The values that stages
-share have dotted keys; they are JSON and never modified once set, so a snapshot needs no copy of their content.
+A checkpoint is this value as JSON, so resuming a run means starting the loop with a loaded value. The context values
+that stages share are JSON with dotted keys. They are never modified once set, so snapshots need not copy them.
 
-What a stage leaves in it is an `Outcome`: its status, the next stage it asks for, and its context updates. External
-text becomes one here; a word that is not a status means success and asks for that label.
+A stage reports its result as an `Outcome`: its status, the next stage it asks for, and its context updates. Outcomes
+are also parsed here from text. A word that is not a status means success and asks for the edge with that label.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ LABEL_KEYS = ("preferred_label", "preferred_next_label")
 
 
 class StageStatus(StrEnum):
-    """Status of a stage."""
+    """Status of a completed stage."""
 
     SUCCESS = "success"
     PARTIAL_SUCCESS = "partial_success"
@@ -42,31 +42,31 @@ class StageStatus(StrEnum):
 
     @property
     def good(self) -> bool:
-        """True if it satisfies a goal gate."""
+        """True if the status satisfies a goal gate."""
         return self in (StageStatus.SUCCESS, StageStatus.PARTIAL_SUCCESS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """The end of a stage. A status may be given as text, and None means empty.
+    """Result of a stage. The status may be given as text, and None in any other field means empty.
 
     Raises:
-        ValueError: the status is unknown, the updates are not a mapping, or a list of names is not one.
+        ValueError: the status is unknown, the updates are not a mapping, or a list of names is invalid.
     """
 
     status: StageStatus = StageStatus.SUCCESS
     preferred_label: str = ""
-    """Label of the edge it asks for."""
+    """Label of the edge that the stage asks for."""
     suggested_next_ids: tuple[str, ...] = ()
-    """Stages it asks for; the first one that an edge leads to counts."""
+    """Next stages that the stage asks for; the first one that an edge leads to is taken."""
     context_updates: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    """Values for the context."""
+    """Values to set in the context."""
     notes: str = ""
     failure_reason: str = ""
     raw: str = ""
-    """The stage's own word, where it is not a status."""
+    """The word that the stage gave as its status, if that is not a status."""
     tools: tuple[str, ...] = ()
-    """Names of the tools used, in order."""
+    """Names of the tools that the stage called, in order."""
     error: str = ""
     """Type of the exception that ended the stage, such as `ModelHTTPError`."""
 
@@ -75,14 +75,14 @@ class Outcome:
         updates = given["context_updates"]
         if not isinstance(updates, Mapping | None):
             raise ValueError("context_updates is not a mapping")
-        fit: dict[str, Any] = {name: "" if given[name] is None else str(given[name]) for name in _TEXTS}
-        fit |= {"status": StageStatus(given["status"]), "context_updates": updates or {}}
-        fit |= {name: _ids(given[name]) for name in ("suggested_next_ids", "tools")}
-        for name, value in fit.items():
+        clean: dict[str, Any] = {name: "" if given[name] is None else str(given[name]) for name in _TEXTS}
+        clean |= {"status": StageStatus(given["status"]), "context_updates": updates or {}}
+        clean |= {name: _parse_names(given[name]) for name in ("suggested_next_ids", "tools")}
+        for name, value in clean.items():
             object.__setattr__(self, name, value)
 
     def document(self) -> dict[str, Any]:
-        """The outcome as plain data, with the keys of a status file, without empty values."""
+        """Convert to plain data with the keys of a status file, without empty values."""
         facts: dict[str, Any] = {
             "outcome": self.status.value,
             "status": self.status.value,
@@ -98,18 +98,18 @@ class Outcome:
         return {key: value for key, value in facts.items() if value not in ("", [], {})}
 
 
-TRIES = 8
-"""Number of opening braces in the last line at which the final JSON object is looked for."""
+MAX_STARTS = 8
+"""Maximum number of opening braces in the last line that are tried as the start of the final JSON object."""
 _TEXTS = ("preferred_label", "notes", "failure_reason", "raw", "error")
 
 
 def failure(reason: str, *, updates: Mapping[str, Any] | None = None) -> Outcome:
-    """A failure with a reason."""
+    """Build the outcome of a failed stage."""
     return Outcome(status=StageStatus.FAIL, failure_reason=reason, context_updates=updates or {})
 
 
 def parse_outcome(document: Mapping[str, Any]) -> Outcome:
-    """Parse an outcome from plain data: a status file, an agent's answer, or a `document`.
+    """Parse an outcome from plain data: a status file, an agent's answer, or the result of `document`.
 
     Raises:
         ValueError: the status is missing, or a field has the wrong type.
@@ -125,27 +125,27 @@ def parse_outcome(document: Mapping[str, Any]) -> Outcome:
     return Outcome(
         status=status,
         preferred_label=label or raw,
-        suggested_next_ids=_ids(document.get("suggested_next_ids")),
+        suggested_next_ids=_parse_names(document.get("suggested_next_ids")),
         context_updates=dict(cast("Mapping[str, Any]", updates)),
         notes=_text(document, "notes"),
         failure_reason=_text(document, "failure_reason"),
         raw=_text(document, "raw") or raw,
-        tools=_ids(document.get("tools")),
+        tools=_parse_names(document.get("tools")),
         error=_text(document, "error"),
     )
 
 
 def parse_status(word: str) -> tuple[StageStatus, str]:
-    """The status meant by a word, and the word itself if it is a label instead."""
+    """Parse a word as a status; any other word is returned as a label, with the status success."""
     status = word.strip().lower()
     status = STATUSES.get(status, status)
     return (StageStatus(status), "") if status in tuple(StageStatus) else (StageStatus.SUCCESS, word.strip())
 
 
 def find_outcome(text: str) -> Outcome | None:
-    """The outcome in a text that is, or ends in, a JSON object with a status; None if there is none.
+    """Parse the outcome from the JSON object that a text consists of or ends with; None if there is none.
 
-    Only an `outcome` or `status` of type text counts; if the last line has other text before the object, only an
+    The object needs text as its `outcome` or `status`. If other text precedes it in the last line, it needs an
     `outcome`. The object may be in a fenced block.
     """
     body = text.strip()
@@ -156,8 +156,8 @@ def find_outcome(text: str) -> Outcome | None:
     found = _read_object(body if body.startswith("{") else body[body.rfind("\n{") + 1 :])
     if found is None:
         line = body[body.rfind("\n") + 1 :]
-        begun = islice((at for at, sign in enumerate(line) if sign == "{"), TRIES)
-        found = next((one for at in begun if (one := _read_object(line[at:])) and "outcome" in one), None)
+        starts = islice((at for at, sign in enumerate(line) if sign == "{"), MAX_STARTS)
+        found = next((one for at in starts if (one := _read_object(line[at:])) and "outcome" in one), None)
     try:
         return None if found is None else parse_outcome(found)
     except ValueError:
@@ -172,7 +172,12 @@ def _read_object(text: str) -> Mapping[str, Any] | None:
     return cast("Mapping[str, Any] | None", found)
 
 
-def _ids(value: object) -> tuple[str, ...]:
+def _parse_names(value: object) -> tuple[str, ...]:
+    """Parse one name, a list of names, or None.
+
+    Raises:
+        ValueError: the value is something else.
+    """
     if value is None:
         return ()
     if isinstance(value, str):
@@ -181,11 +186,16 @@ def _ids(value: object) -> tuple[str, ...]:
         raise ValueError("a list of names is expected")
     names = list(cast("Iterable[object]", value))
     if any(isinstance(one, bool) or not isinstance(one, str | int) for one in names):
-        raise ValueError("a list of names holds something else")
+        raise ValueError("a list of names contains something else")
     return tuple(map(str, names))
 
 
 def _text(document: Mapping[str, Any], key: str) -> str:
+    """Text at a key; empty if it is missing.
+
+    Raises:
+        ValueError: the value is not text.
+    """
     value = document.get(key)
     if value is None:
         return ""
@@ -194,35 +204,35 @@ def _text(document: Mapping[str, Any], key: str) -> str:
     return value
 
 
-LONGEST_KEY = 256
-"""Maximum length of a key, in characters."""
+MAX_KEY = 256
+"""Maximum length of a context key, in characters."""
 
 _KEY = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*(?:\.[A-Za-z_][A-Za-z0-9_-]*)*")
-_UNFIT = re.compile(r"[^A-Za-z0-9_-]")
+_UNSAFE = re.compile(r"[^A-Za-z0-9_-]")
 
 
 def check_key(key: object) -> str:
-    """Check a key and return it.
+    """Check a context key and return it.
 
     Raises:
-        ValueError: it is empty, too long, or not a dotted name.
+        ValueError: the key is empty, too long, or not a dotted name.
     """
-    if not isinstance(key, str) or len(key) > LONGEST_KEY or not _KEY.fullmatch(key):
-        raise ValueError(f"{str(key)[:80]!r} is not a key: give dotted names of at most {LONGEST_KEY} characters")
+    if not isinstance(key, str) or len(key) > MAX_KEY or not _KEY.fullmatch(key):
+        raise ValueError(f"{str(key)[:80]!r} is not a key: give dotted names of at most {MAX_KEY} characters")
     return key
 
 
 def segment(name: str) -> str:
-    """A name as one segment of a key."""
-    fit = _UNFIT.sub("_", name)[:100]
-    return fit if fit[:1].isalpha() or fit[:1] == "_" else f"_{fit}"
+    """Convert a name to a valid segment of a context key."""
+    safe = _UNSAFE.sub("_", name)[:100]
+    return safe if safe[:1].isalpha() or safe[:1] == "_" else f"_{safe}"
 
 
 def to_json(value: Any) -> Any:
-    """An independent copy of a value as JSON data.
+    """Copy a value as independent JSON data.
 
     Raises:
-        ValueError: it cannot be written as JSON.
+        ValueError: the value cannot be written as JSON.
     """
     if value is None or isinstance(value, str | bool | int) and not hasattr(value, "__dict__"):
         return value
@@ -233,7 +243,7 @@ def to_json(value: Any) -> Any:
 
 
 class ContextStore:
-    """The values of a run; thread-safe.
+    """Context values and log of a run; thread-safe.
 
     Every method raises `ValueError` for an invalid key and for a value that is not JSON.
     """
@@ -247,7 +257,7 @@ class ContextStore:
 
     @classmethod
     def sharing(cls, values: Mapping[str, Any], logs: Iterable[Any] = ()) -> ContextStore:
-        """A store of values known to be JSON, such as those of a checkpoint, without copying them."""
+        """Create a store that shares values known to be JSON, such as the values of a checkpoint."""
         store = cls()
         store._values, store._logs = dict(values), list(logs)
         return store
@@ -257,63 +267,63 @@ class ContextStore:
         self.apply_updates({key: value})
 
     def get(self, key: str, default: Any = None) -> Any:
-        """A copy of a value."""
+        """Return a copy of a value."""
         with self._lock:
             return deepcopy(self._values.get(check_key(key), default))
 
     def get_string(self, key: str, default: str = "") -> str:
-        """A value as text; numbers and flags as JSON writes them."""
+        """Return a value as text; anything other than text is written as JSON."""
         value = self.get(key)
         if value is None:
             return default
         return value if isinstance(value, str) else json.dumps(value)
 
     def remove(self, key: str) -> None:
-        """Delete a value, if it is set."""
+        """Delete a value if it is set."""
         with self._lock:
             self._values.pop(check_key(key), None)
             self._changed.add(key)
 
     def apply_updates(self, updates: Mapping[str, Any]) -> None:
-        """Set several values: all of them, or none."""
+        """Set several values, or none of them if one is invalid."""
         given = {check_key(key): to_json(value) for key, value in updates.items()}
         with self._lock:
             self._values.update(given)
             self._changed.update(given)
 
     def append_log(self, entry: Any) -> None:
-        """Add to the log."""
+        """Append an entry to the log."""
         kept = to_json(entry)
         with self._lock:
             self._logs.append(kept)
 
     def changed_keys(self) -> frozenset[str]:
-        """Keys set or removed since the store was created."""
+        """Keys that were set or removed since the store was created."""
         with self._lock:
             return frozenset(self._changed)
 
     def keys(self) -> list[str]:
-        """Keys in the order in which they were first set."""
+        """Keys, in the order in which they were first set."""
         with self._lock:
             return list(self._values)
 
     def logs(self) -> list[Any]:
-        """The log. Do not modify its entries."""
+        """Entries of the log, not copied: do not modify them."""
         with self._lock:
             return list(self._logs)
 
     def values(self) -> dict[str, Any]:
-        """The values, shared: do not modify what is in them."""
+        """Values by key, not copied: do not modify them."""
         with self._lock:
             return dict(self._values)
 
     def snapshot(self) -> dict[str, Any]:
-        """An independent copy of `values` and `logs`."""
+        """Return an independent copy of `values` and `logs`."""
         with self._lock:
             return cast("dict[str, Any]", deepcopy({"values": self._values, "logs": self._logs}))
 
     def clone_isolated(self) -> ContextStore:
-        """An independent store with the same content."""
+        """Return an independent store with the same content."""
         with self._lock:
             return ContextStore.sharing(self._values, self._logs)
 
@@ -321,7 +331,7 @@ class ContextStore:
 SCHEMA_VERSION = 1
 
 How: TypeAlias = Literal["start", "edge", "jump", "join", "restart"]
-"""Way that the run reached its next stage: at the start, by edge, retry target, join, or restart."""
+"""Way in which a run reaches its next stage; a `jump` leads to a retry target."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -331,12 +341,12 @@ class Thread:
     messages: tuple[Any, ...] = ()
     """One plain value per message, oldest first."""
     marks: tuple[tuple[str, int], ...] = ()
-    """Stages that ran in it, each with the number of messages before it."""
+    """Stages that took part, each with the number of messages before it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lineage:
-    """Identity of an attempt of a run."""
+    """Identity of one attempt of a run. Each restart of the run begins another attempt."""
 
     root_run_id: str
     attempt: int = 1
@@ -344,35 +354,35 @@ class Lineage:
 
     @property
     def run_id(self) -> str:
-        """The root's id, with the number of the attempt from the second one on."""
+        """Id of the attempt: the root's id, followed by the attempt number from the second attempt on."""
         return self.root_run_id if self.attempt == 1 else f"{self.root_run_id}:attempt:{self.attempt}"
 
     def successor(self) -> Lineage:
-        """The lineage of the next attempt."""
+        """Return the lineage of the next attempt."""
         return Lineage(root_run_id=self.root_run_id, attempt=self.attempt + 1, parent_run_id=self.run_id)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hashes:
-    """Content hashes of the graph; `source` is None if it was built in Python."""
+    """Content hashes of a graph: its source, which is None if it was built in Python, and its normal form."""
 
     source: str | None = None
     snapshot: str
     source_size: int | None = None
-    """In bytes of UTF-8."""
+    """Size in bytes of UTF-8."""
     snapshot_size: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Changes:
-    """Changes made by the last stage, so that saving need not compare the complete state."""
+    """Changes made by the last stage, so that saving the state needs no comparison of complete states."""
 
     since: int
-    """The `sequence` before the stage."""
+    """Value of `RunState.sequence` before the stage."""
     names: frozenset[str]
-    """Stages with changes."""
+    """Names of the stages with changes."""
     keys: frozenset[str]
-    """Changed context keys."""
+    """Context keys with changes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -385,42 +395,44 @@ class RunState:
     """The next stage; None after the end."""
     how: How = "start"
     edge: int | None = None
-    """Index of the edge taken to it, if any."""
+    """Index of the edge taken to the next stage; None if no edge was taken."""
     current_node: str | None = None
     """The last completed stage."""
     completed: tuple[str, ...] = ()
-    """Completed stages in order, with repetitions."""
+    """Completed stages in order; a repeated stage is listed each time."""
     outcomes: Mapping[str, Outcome] = field(default_factory=dict[str, Outcome])
     """The last outcome of each stage."""
     retries: Mapping[str, int] = field(default_factory=dict[str, int])
-    """Retries of the last visit, where there were any."""
+    """Retries of the last visit to each stage; a stage that never needed one is missing."""
     visits: Mapping[str, int] = field(default_factory=dict[str, int])
+    """Number of visits to each stage."""
     recheck: tuple[str, ...] = ()
-    """Goal gates that sent the run back and must run again before it may end."""
+    """Goal gates that sent the run back and must run again before the run may end."""
     fidelity: str = ""
     """Fidelity of the last completed stage."""
     thread: str | None = None
+    """Key of the conversation of the last completed stage."""
     given: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    """Initial values of every attempt, beside those of the graph."""
+    """Initial context values of every attempt, in addition to the values from the graph."""
     context: Mapping[str, Any] = field(default_factory=dict[str, Any])
     logs: tuple[Any, ...] = ()
     artifacts: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    """Artifacts that are not in files."""
+    """Artifacts that are not stored as files."""
     threads: Mapping[str, Thread] = field(default_factory=dict[str, Thread])
     branches: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    """Finished branches by place, while the parallel stage `next_node` is unfinished."""
+    """Finished branches of the unfinished parallel stage `next_node`."""
     attempts: Mapping[str, int] = field(default_factory=dict[str, int])
-    """Numbers of attempts under way in the unfinished stage, by visit; first attempts are not listed."""
+    """Attempts in progress in the unfinished stage `next_node`, by visit; first attempts are not listed."""
     status: str = ""
-    """Empty while it runs; `success` or `fail` after the end; `restarted` before the next attempt."""
+    """Empty while the run is in progress; `success` or `fail` after its end; `restarted` before the next attempt."""
     failure_reason: str = ""
     sequence: int = 0
     """Number of completed stages, over all attempts."""
     resumed: bool = field(default=False, compare=False)
-    """True before the first stage after a resume; not part of checkpoints."""
+    """True after a resume, until a stage uses a preamble or runs branches; not part of checkpoints."""
 
     changes: Changes | None = field(default=None, compare=False, repr=False)
-    """None means unknown; not part of checkpoints."""
+    """Changes of the last stage; None if unknown. Not part of checkpoints."""
 
     @property
     def run_id(self) -> str:
@@ -429,12 +441,12 @@ class RunState:
 
     @property
     def ended(self) -> bool:
-        """True after the end."""
+        """True if the run has ended."""
         return self.status in ("success", "fail")
 
     @property
     def ok(self) -> bool:
-        """True once the run has ended in success."""
+        """True if the run has ended successfully."""
         return self.status == "success"
 
     @property
@@ -449,32 +461,38 @@ class RunState:
 
 
 RunResult: TypeAlias = RunState
-"""The result of a run is the state it ended in."""
+"""Result of a run: its final state."""
 
 
 STAGE_KEYS = ("outcome", "preferred_label", "current_node")
-"""Keys about the stage before a branch, which the branch does not inherit."""
+"""Context keys about the previous stage, which a branch does not inherit."""
 GRAPH_PATH = "internal.graph_path"
-"""Context key of the graph's file; names in the graph are relative to it, also after a resume."""
+"""Context key of the graph's file. Paths in the graph are relative to its folder, even after a resume."""
 
 
 def graph_hashes(graph: Graph) -> Hashes:
-    """Content hashes and sizes of a graph."""
+    """Compute the content hashes and sizes of a graph."""
     source, snapshot = graph.source or None, to_dot(graph)
     return Hashes(
         source=text_hash(source) if source else None,
         snapshot=text_hash(snapshot),
-        source_size=_bytes(source) if source else None,
-        snapshot_size=_bytes(snapshot),
+        source_size=_utf8_size(source) if source else None,
+        snapshot_size=_utf8_size(snapshot),
     )
 
 
-def _bytes(text: str) -> int:
+def _utf8_size(text: str) -> int:
     return len(text.encode("utf-8", "surrogatepass"))
 
 
 def initial_state(graph: Graph, names: Hashes, run_id: str, given: Mapping[str, Any]) -> RunState:
-    """The state before the first stage; `graph` as it runs, `names` of the graph as given.
+    """Build the state of a run before its first stage.
+
+    Args:
+        graph: The prepared graph.
+        names: Hashes of the graph before it was prepared.
+        run_id: Id of the run.
+        given: Initial context values.
 
     Raises:
         PipelineError: an initial value is invalid, or the graph has no start.
@@ -497,7 +515,7 @@ def initial_state(graph: Graph, names: Hashes, run_id: str, given: Mapping[str, 
 
 
 def next_attempt(graph: Graph, state: RunState) -> RunState:
-    """The state before the first stage of the next attempt, with nothing but the edge taken and initial values."""
+    """Build the state before the first stage of the next attempt; it keeps only the edge taken and initial values."""
     lineage = state.lineage.successor()
     return RunState(
         lineage=lineage,
@@ -512,16 +530,18 @@ def next_attempt(graph: Graph, state: RunState) -> RunState:
 
 
 def branch_state(state: RunState, context: ContextStore, *, target: str, place: int, branch_id: str) -> RunState:
-    """The state before the first stage of a branch, with the values of the parallel stage."""
+    """Build the state before the first stage of a branch, with the context values of the parallel stage.
+
+    `place` is the index of the edge to the stage `target`.
+    """
     values = {key: value for key, value in context.values().items() if key not in STAGE_KEYS}
     values |= {"work.branch_id": branch_id, "work.branch_target": target}
-    here = context.get("current_node")
     return replace(
         state,
         next_node=target,
         how="edge",
         edge=place,
-        current_node=here,
+        current_node=context.get("current_node"),
         context=values,
         logs=tuple(context.logs()),
         branches={},
@@ -529,7 +549,7 @@ def branch_state(state: RunState, context: ContextStore, *, target: str, place: 
 
 
 def lineage_facts(state: RunState) -> dict[str, Any]:
-    """Facts of an attempt for events."""
+    """Data about an attempt for events."""
     return {
         "root_run_id": state.lineage.root_run_id,
         "attempt": state.lineage.attempt,
@@ -538,7 +558,7 @@ def lineage_facts(state: RunState) -> dict[str, Any]:
 
 
 def _initial_context(graph: Graph, lineage: Lineage, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Initial context of an attempt."""
+    """Build the initial context of an attempt from the graph, its lineage and the initial values."""
     context = ContextStore({"graph.goal": graph.goal})
     for key, value in graph.attrs.items():
         context.set("graph." + ".".join(map(segment, key.split("."))), as_text(value))

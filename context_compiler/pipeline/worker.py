@@ -1,7 +1,7 @@
-"""A worker: takes submitted runs from a store, runs several at a time, and gives back those that wait for people.
+"""Workers take submitted runs from a store, execute several at a time, and give back runs that wait for people.
 
-Any number of workers share a store. A run whose worker dies is taken over by another one at its last saved state; a
-run that no worker gets any further ends in failure.
+Any number of workers can share a store. If a worker dies, another one takes over its runs at their last saved states. A
+run that repeatedly makes no progress ends as failed.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ from context_compiler.pipeline.stores.sql import SQLRuns
 log = logging.getLogger("context_compiler.pipeline")
 
 CONTAINERS = ("parallel", "stack.manager_loop")
-"""Handlers that only wait for other stages."""
+"""Handlers whose stages only wait for other stages."""
 
 Configure = Callable[[Submission], RunConfig]
-"""The configuration of a submitted run: agents, model, handlers, record."""
+"""Returns the configuration of a submitted run: agents, model, handlers, record."""
 _Place = tuple[str, str, str]
 """Run, branch and stage."""
 OnChange = Callable[[str, str, str], Any]
@@ -43,48 +43,48 @@ OnChange = Callable[[str, str, str], Any]
 
 
 def worker_name() -> str:
-    """The name of this process."""
+    """Name of this process: host and process id."""
     return f"{socket.gethostname()}:{os.getpid()}"
 
 
 @dataclass(slots=True, kw_only=True)
 class Worker:
-    """Runs submitted runs until it is stopped."""
+    """Executes submitted runs until it is stopped."""
 
     runs: SQLRuns
     configure: Configure
     name: str = field(default_factory=worker_name)
     concurrency: int = 4
-    """Runs at a time."""
+    """Maximum number of runs at a time."""
     poll: float = 1.0
     """Seconds between polls of the store."""
     patience: float = 1.0
-    """Seconds that a run keeps its place while all it does is wait for people."""
+    """Seconds after which a run that only waits for people gives up its place."""
     max_takes: int = 10
-    """Times a run is taken without completing a stage before it is given up."""
+    """Number of times a run may be taken without completing a stage; then it fails."""
     on_change: OnChange | None = None
     _tasks: dict[str, asyncio.Task[None]] = field(init=False, default_factory=dict[str, "asyncio.Task[None]"])
     cancelled: dict[str, str] = field(init=False, default_factory=dict[str, str])
-    """Runs of this worker that somebody has cancelled, with the reasons."""
-    _looked: float = field(init=False, default=-math.inf)
-    """When it last looked for more than the next run."""
+    """Reasons for cancellation of cancelled runs of this worker, by run id."""
+    _last_poll: float = field(init=False, default=-math.inf)
+    """Monotonic time of the last search for cancelled runs and runs of dead workers."""
     _stop: asyncio.Event = field(init=False, default_factory=asyncio.Event)
 
     @property
     def queue(self) -> RunQueue:
-        """The queue of its store."""
+        """The queue of the store."""
         return RunQueue(self.runs)
 
     def stop(self) -> None:
-        """Stop taking runs, and give back those that it runs, at their last saved states."""
+        """Stop taking runs, and give back the current ones at their last saved states."""
         self._stop.set()
 
     async def run(self, *, until_empty: bool = False) -> None:
-        """Take runs until `stop`; with `until_empty` until those that are left wait for people, or were put back."""
+        """Take runs until `stop`, or with `until_empty` until all runs left wait for people or were put back."""
         stopping = asyncio.create_task(self._stop.wait())
         try:
             while not self._stop.is_set():
-                empty = await self._look()
+                empty = await self._take_runs()
                 if until_empty and empty:
                     return
                 await asyncio.wait(
@@ -97,52 +97,53 @@ class Worker:
                 task.cancel()
             await asyncio.gather(stopping, *tasks, return_exceptions=True)
 
-    async def _look(self) -> bool:
-        """Take what there is room for; True if nothing is left to take or to end.
+    async def _take_runs(self) -> bool:
+        """Start runs while there are free places; True if no run is in progress or left to take.
 
-        A place that becomes free is given to the next run at once. Whether a run was cancelled, or its worker has died,
-        is looked up once a `poll`, and when no run is ready.
+        A free place goes to the next ready run at once. Cancelled runs and runs of dead workers are looked up only once
+        every `poll` seconds, and when no run is ready.
         """
         try:
-            room, most = self.concurrency - len(self._tasks), 4 * self.concurrency
-            soon = time.monotonic() - self._looked < self.poll
-            found = await self.queue.ready(most) if soon and room else []
-            if not found and (room or not soon):
-                self._looked = time.monotonic()
+            places, limit = self.concurrency - len(self._tasks), 4 * self.concurrency
+            recent = time.monotonic() - self._last_poll < self.poll
+            found = await self.queue.ready(limit) if recent and places else []
+            if not found and (places or not recent):
+                self._last_poll = time.monotonic()
                 self.cancelled = await self.queue.cancelled([*self._tasks])
-                found = await self.queue.candidates(most) if room else []
-            taken = [one for one in found if one not in self._tasks]
-            chosen = random.sample(taken, min(room, len(taken)))  # workers that look at once should not collide
-            for run_id in sorted(chosen, key=taken.index):
+                found = await self.queue.candidates(limit) if places else []
+            free = [one for one in found if one not in self._tasks]
+            chosen = random.sample(free, min(places, len(free)))  # so that workers rarely collide
+            for run_id in sorted(chosen, key=free.index):
                 self._tasks[run_id] = task = asyncio.create_task(self._work(run_id))
                 task.add_done_callback(lambda _, run_id=run_id: self._tasks.pop(run_id, None))
-            left = self._tasks or await self._unfinished()
-        except PipelineError as error:  # the store is away: the next look may find it
+            left = self._tasks or await self._has_runnable()
+        except PipelineError as error:  # the store cannot be reached; try again at the next poll
             log.warning("%s: %s", self.name, error)
             return False
         return not left
 
-    async def _unfinished(self) -> bool:
+    async def _has_runnable(self) -> bool:
+        """True if the queue contains a run that neither waits for people nor was put back."""
         return any(one.state != "waiting" and one.due is None for one in await self.queue.open())
 
     async def _work(self, run_id: str) -> None:
-        """Take one run, and carry it as far as it goes now."""
+        """Take one run, and execute it as far as possible now."""
         try:
             async with self.runs.own(run_id) as lost:
                 taken = await self.queue.take_up(run_id, self.name, most=self.max_takes)
                 if taken is None:
                     return
-                await self.tell(run_id, taken.change, taken.reason)
+                await self.notify(run_id, taken.change, taken.reason)
                 if taken.state is not None:
-                    await _Execution(self, taken.submission, taken.state, lost).carry()
+                    await _Execution(self, taken.submission, taken.state, lost).execute()
         except RunOwnedError as error:
             log.info("%s: %s", self.name, error)
         except PipelineError as error:
             log.warning("%s, run %s: %s", self.name, run_id, error)
-            await asyncio.sleep(self.poll)  # the next try may fail in the same way
+            await asyncio.sleep(self.poll)  # because the next attempt may fail in the same way
 
-    async def tell(self, run_id: str, change: str, reason: str = "") -> None:
-        """Notify the listener."""
+    async def notify(self, run_id: str, change: str, reason: str = "") -> None:
+        """Call `on_change` with a change of a run."""
         if self.on_change is not None:
             done = self.on_change(run_id, change, reason)
             if isawaitable(done):
@@ -150,7 +151,7 @@ class Worker:
 
 
 class _Execution:
-    """A run that a worker owns, until it ends, waits for people, is cancelled, or is lost."""
+    """Execution of a run that a worker owns, until it ends, waits for people, is cancelled, or is lost."""
 
     def __init__(self, worker: Worker, taken: Submission, state: RunState, lost: asyncio.Future[str] | None) -> None:
         self._worker, self._taken, self._state, self._lost = worker, taken, state, lost
@@ -158,8 +159,8 @@ class _Execution:
         self._asking: dict[_Place, str] = {}
         self._listener: Callable[[Event], Any] | None = None
 
-    async def carry(self) -> None:
-        """Run it, and record in the queue what came of it."""
+    async def execute(self) -> None:
+        """Execute the run, and record the result in the queue."""
         worker, run_id, queue = self._worker, self._taken.run_id, self._worker.queue
         task = asyncio.create_task(self._run())
         try:
@@ -169,31 +170,35 @@ class _Execution:
             await _stop(task)
         if reason == "waiting":
             await queue.park(run_id, waiting)
-            await worker.tell(run_id, reason)
+            await worker.notify(run_id, reason)
         elif reason == "cancelled":
             cancelled = worker.cancelled[run_id]
-            await worker.tell(run_id, await queue.give_up(run_id, cancelled), cancelled)
+            await worker.notify(run_id, await queue.give_up(run_id, cancelled), cancelled)
         elif task.cancelled() or (error := task.exception()) is None:
             ended = task.result()
             await queue.end(run_id)
-            await worker.tell(run_id, ended.status, ended.failure_reason)
+            await worker.notify(run_id, ended.status, ended.failure_reason)
         elif isinstance(error, RunOwnedError) or not isinstance(error, Exception):
             raise error
         else:
             await queue.put_back_for_now(self._taken, log_text(error))
-            await worker.tell(run_id, "put back", log_text(error))
+            await worker.notify(run_id, "put back", log_text(error))
 
     async def _run(self) -> RunState:
         worker, run_id = self._worker, self._taken.run_id
         config = worker.configure(self._taken)
         self._listener = config.on_event
-        asks = RemoteInterviewer(queue=worker.queue, run_id=run_id, poll=worker.poll, on_wait=self._on_wait)
-        interviewer = config.interviewer if self._taken.options.get("auto_approve") else asks
+        remote = RemoteInterviewer(queue=worker.queue, run_id=run_id, poll=worker.poll, on_wait=self._on_wait)
+        interviewer = config.interviewer if self._taken.options.get("auto_approve") else remote
         config = replace(config, runs=worker.runs, run_id=run_id, interviewer=interviewer, on_event=self._on_event)
         return await continue_run(worker.runs, run_id, config, state=self._state)
 
     async def _watch(self, task: asyncio.Task[RunState]) -> str | None:
-        """The reason to stop the run: `waiting`, `cancelled`, or `lost`; None if it has ended."""
+        """Wait for a reason to stop the run: `waiting` or `cancelled`, or None if the run has ended.
+
+        Raises:
+            RunOwnedError: the ownership of the run was lost.
+        """
         loop = asyncio.get_running_loop()
         since: float | None = None
         until = {task} if self._lost is None else {task, self._lost}
@@ -224,26 +229,26 @@ class _Execution:
         if event.kind == "stage_started":
             self._active[place] = str(event.data.get("handler"))
         elif event.kind in ("stage_completed", "stage_failed"):
-            self._leave(place)
+            self._remove(place)
         return self._listener(event) if self._listener is not None else None
 
-    def _leave(self, place: _Place) -> None:
-        """A stage has ended, and with it whatever it did not wait for."""
+    def _remove(self, place: _Place) -> None:
+        """Forget a stage that has ended; with a container, also the stages inside that it did not wait for."""
         if self._active.pop(place, "") in CONTAINERS:
             for one in [one for one in self._active if _is_inside(one, place)]:
-                self._leave(one)
+                self._remove(one)
 
 
 def _is_inside(one: _Place, container: _Place) -> bool:
-    """True for a stage in a branch or in the child of a container."""
-    (run_id, branch, _), (outer, around, node) = one, container
-    if run_id == outer:
-        return branch.startswith(f"{around}." if around else "") and branch != around
-    return run_id.startswith(".".join(filter(None, (outer, around, node))) + ".")
+    """True if a stage is in a branch or in the child run of a container."""
+    (run_id, branch, _), (outer_run, outer_branch, node) = one, container
+    if run_id == outer_run:
+        return branch.startswith(f"{outer_branch}." if outer_branch else "") and branch != outer_branch
+    return run_id.startswith(".".join(filter(None, (outer_run, outer_branch, node))) + ".")
 
 
 async def _stop(task: asyncio.Task[Any]) -> None:
-    """Cancel a task, and wait for its end."""
+    """Cancel a task, and wait until it has ended."""
     task.cancel()
     with suppress(asyncio.CancelledError):
         await asyncio.gather(task, return_exceptions=True)

@@ -89,7 +89,7 @@ async def test_a_child_whose_graph_was_changed_is_not_gone_on_with(parent: Path,
     await stopped(parent, work, **place)
     parent.with_name("child.dot").write_text(CHILD.replace("inner", "other"))
     result = await taken_up(place, work)
-    assert "of another graph" in result.outcomes["m"].failure_reason
+    assert "belongs to another graph" in result.outcomes["m"].failure_reason
 
 
 async def test_a_child_is_owned_while_it_runs(parent: Path, tmp_path: Path) -> None:

@@ -240,5 +240,5 @@ async def test_a_run_whose_file_is_deleted_is_no_success(tmp_path: Path) -> None
         return Outcome()
 
     text = graph("t [type=delete]; start->t->done")
-    with pytest.raises(PipelineError, match=r"r\.db: run 'r' is not in it, or no longer"):
+    with pytest.raises(PipelineError, match=r"r\.db: run 'r' does not exist"):
         await run_pipeline(text, runs=path, run_id="r", handlers={"delete": delete})

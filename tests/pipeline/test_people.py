@@ -50,12 +50,12 @@ async def test_a_person_is_told_what_was_decided_without_one() -> None:
 
     recording = RecordingInterviewer(Silent(lambda question: None))
     assert (await run_pipeline(GATE, interviewer=recording)).ok
-    assert recording.told == [("nobody answered within 0.02 s, so it is 'Yes'", "h")]
+    assert recording.told == [("nobody answered within 0.02 s, so 'Yes' was chosen", "h")]
 
     shown: list[str] = []
     console = ConsoleInterviewer(lambda: "maybe\n", shown.append)
     assert (await run_pipeline(GATE.replace("20ms", "1h"), interviewer=console)).ok
-    assert shown[-1] == "h: 'maybe' is none of the choices, so it is the first, 'Yes'"
+    assert shown[-1] == "h: 'maybe' is none of the choices, so the first, 'Yes', was chosen"
 
 
 @pytest.mark.parametrize(

@@ -101,10 +101,10 @@ async def test_a_run_that_waits_for_a_person_gives_up_its_place_and_goes_on_afte
     assert (question.run_id, question.stage, [choice.key for choice in question.choices]) == ("r", "h", ["Y", "N"])
     with pytest.raises(PipelineError, match=r"none of the choices: \[Y\] go, \[N\] back"):
         await desk.answer("r", "perhaps")
-    with pytest.raises(PipelineError, match="no question waits"):
+    with pytest.raises(PipelineError, match="no question is waiting"):
         await desk.answer("r", "go", stage="a")
     await desk.answer("r", "go")
-    with pytest.raises(PipelineError, match="no question waits"):
+    with pytest.raises(PipelineError, match="no question is waiting"):
         await desk.answer("r", "back")
     other, said = worker(second)
     await other.run(until_empty=True)

@@ -178,7 +178,7 @@ async def test_what_cannot_be_resumed_says_why(tmp_path: Path) -> None:
     with pytest.raises(PipelineError, match="there is no run 'r'"):
         await resume_pipeline("r", runs=store)
     await half(graph("a; b; start->a->b->done"), store, "b", handlers=script)
-    with pytest.raises(GraphError, match="of another graph"):
+    with pytest.raises(GraphError, match="belongs to another graph"):
         await resume_pipeline("r", runs=store, pipeline=graph("a; b; start->b->a->done"), handlers=script)
     with pytest.raises(PipelineError, match="run_id mismatch"):
         await resume_pipeline("r", runs=store, run_id="s", handlers=script)
@@ -246,7 +246,7 @@ async def test_a_run_is_kept_before_anybody_hears_of_it() -> None:
 async def test_a_run_that_was_stopped_before_anything_was_kept_is_not_called_unknown() -> None:
     store = MemoryRuns()
     await store.begin(RunInfo(run_id="r", name="", goal="", started_at="", updated_at="", status="running"), {})
-    with pytest.raises(PipelineError, match="'r' was stopped before anything of it was saved: start it under another"):
+    with pytest.raises(PipelineError, match="'r' was stopped before its state was saved: start it under another"):
         await resume_pipeline("r", runs=store)
 
 

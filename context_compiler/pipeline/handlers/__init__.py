@@ -1,4 +1,4 @@
-"""Handlers: the built-in ones by type, and those registered by the application."""
+"""Handlers by type: the built-in ones, and those that the application registers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["build_handlers"]
 
 
 def build_handlers(config: RunConfig) -> dict[str, HandlerLike]:
-    """All handlers of a run by type; registered ones replace built-in ones."""
+    """Build the handlers of a run, by type; registered handlers replace built-in ones."""
     agent = AgentHandler(config)
     builtin: dict[str, HandlerLike] = {
         "start": EndHandler(),
@@ -36,22 +36,22 @@ def build_handlers(config: RunConfig) -> dict[str, HandlerLike]:
 
 
 class EndHandler:
-    """Succeeds."""
+    """Does nothing and succeeds, as the start or end of a graph."""
 
     reads_past = False
 
     async def execute(self, stage: Stage) -> Outcome:
-        """Do nothing."""
+        """Return a success."""
         return Outcome()
 
 
 class ConditionalHandler:
-    """Passes on the outcome of the stage before it, without its context updates."""
+    """Repeats the outcome of the previous stage, without its context updates, so that edges can test it."""
 
     reads_past = False
     retries = False
 
     async def execute(self, stage: Stage) -> Outcome:
-        """The outcome of the stage before; success if there is none."""
-        before = stage.previous
-        return replace(before, context_updates={}, tools=()) if before else Outcome()
+        """Return the outcome of the previous stage, or a success if there is none."""
+        previous = stage.previous
+        return replace(previous, context_updates={}, tools=()) if previous else Outcome()

@@ -1,7 +1,8 @@
-"""Stages run by an agent: the fidelity decides what it sees, its answer becomes the outcome.
+"""Run stages with agents, with their shell hooks and the limits of the run.
 
-An agent may answer with an `Outcome`, a `Verdict`, or text, which may end in a JSON object with an `outcome`.
-Each request is compiled to its budget and recorded under the name `run/stage`.
+The fidelity of the stage decides what the agent sees of the run. An agent may answer with an `Outcome`, a `Verdict`, or
+text, which may end with a JSON object that contains an `outcome`. Each request is compiled to its budget and recorded
+under the name `run/stage`.
 """
 
 from __future__ import annotations
@@ -38,9 +39,9 @@ from context_compiler.resilience import try_await
 from context_compiler.tokens.prices import cost_of
 
 SHORT = 200
-"""Maximum length of `last_response`, in characters."""
+"""Maximum length in characters of `last_response` in the context."""
 SUPERVISED = "Whoever supervises this run says:"
-"""Line before a supervisor's message to a stage."""
+"""Line that introduces a supervisor's message in the prompt of a stage."""
 
 
 class Verdict(BaseModel):
@@ -69,17 +70,17 @@ class AgentHandler:
         prompt = "\n\n".join(filter(None, (stage.preamble.rstrip(), outputs, _steer_text(stage), stage.prompt)))
         stage.write("prompt.md", prompt)
         if self._config.simulated:
-            return self._outcome(stage, f"[Simulated] Response for stage: {stage.node.name}", ())
+            return self._finish(stage, f"[Simulated] Response for stage: {stage.node.name}", ())
         output, messages = await self.ask(stage, prompt)
         if stage.session is not None:
             stage.session.add(stage.node.name, messages)
-        return self._outcome(stage, output, tool_names(messages))
+        return self._finish(stage, output, tool_names(messages))
 
     async def ask(self, stage: Stage, prompt: str) -> tuple[Any, list[ModelMessage]]:
-        """Ask the agent of a stage; its output and the new messages."""
+        """Ask the agent of a stage, and return its output and the new messages."""
         agent = self.agent(stage)
-        spent = CostMeter(run=stage.requests, emit=stage.emit)
-        capabilities = [one for one in (spent, hooks_of(stage), self._compiler) if one is not None]
+        meter = CostMeter(run=stage.requests, emit=stage.emit)
+        capabilities = [one for one in (meter, hooks_of(stage), self._compiler) if one is not None]
         usage = RunUsage()
         try:
             result = await agent.run(
@@ -93,15 +94,15 @@ class AgentHandler:
                 usage=usage,
             )
         finally:
-            spent.catch_up(usage)
-            await try_await(spent.record())  # an error of the agent's run goes before one of this
+            meter.catch_up(usage)
+            await try_await(meter.record())  # so that its error does not hide an error of the agent
         used, messages = result.usage, result.new_messages()
         facts = {"input_tokens": used.input_tokens, "output_tokens": used.output_tokens, "requests": used.requests}
-        await stage.emit("agent_answered", **facts, **spent.stage.report(), tools=list(tool_names(messages)))
+        await stage.emit("agent_answered", **facts, **meter.stage.report(), tools=list(tool_names(messages)))
         return result.output, messages
 
     def agent(self, stage: Stage) -> Agent[Any, Any]:
-        """The agent of a stage: a configured one, or one built for its model."""
+        """Return the agent of a stage: a configured one, or one built for its model."""
         given = self._config.agents
         if isinstance(given, Agent):
             return cast("Agent[Any, Any]", given)
@@ -115,21 +116,22 @@ class AgentHandler:
         return found or _build_agent(self._config.model, stage.node, stage.graph)
 
     def _model_of(self, stage: Stage) -> Model | str | None:
-        """The model that runs a stage; None if simulated."""
+        """Return the model that runs a stage; None if simulated."""
         return None if self._config.simulated else stage_model(stage.node) or self.agent(stage).model
 
     def _settings(self, node: Node) -> ModelSettings | None:
+        """Return the model settings of a stage: the configured ones, with its reasoning effort if it names one."""
         effort = node.reasoning_effort
         if effort not in EFFORTS or "thinking" not in ModelSettings.__annotations__:
             return self._config.model_settings
         return cast("ModelSettings", {**(self._config.model_settings or {}), "thinking": effort})
 
-    def _outcome(self, stage: Stage, output: object, tools: Sequence[str]) -> Outcome:
-        """The outcome of an answer, which is also stored as a file and an artifact."""
+    def _finish(self, stage: Stage, output: object, tools: Sequence[str]) -> Outcome:
+        """Store an answer as a file and an artifact, and convert it to an outcome."""
         text = output if isinstance(output, str) else _to_text(output)
         stage.write("response.md", text)
         reference = stage.keep("response", text)
-        outcome = read_status(stage) or _outcome(output)
+        outcome = read_status(stage) or _to_outcome(output)
         kept = {"last_stage": stage.node.name, "last_response": text[:SHORT], "last_response_ref": reference}
         updates = {key: value for key, value in outcome.context_updates.items() if not key.startswith(RESERVED)}
         refused = ", ".join(sorted(outcome.context_updates.keys() - updates.keys()))[:SHORT]
@@ -143,12 +145,13 @@ class AgentHandler:
 
 
 def _steer_text(stage: Stage) -> str:
-    """A supervisor's message for a stage, at any fidelity; empty if there is none."""
+    """A supervisor's message for a stage, the same at any fidelity; empty if there is none."""
     message = stage.context.get_string(STEER)
     return f"{SUPERVISED}\n{message}" if message else ""
 
 
-def _outcome(output: object) -> Outcome:
+def _to_outcome(output: object) -> Outcome:
+    """Convert the output of an agent to an outcome; output that contains no outcome is a success."""
     if isinstance(output, Outcome):
         return output
     if isinstance(output, BaseModel):
@@ -164,13 +167,13 @@ def _outcome(output: object) -> Outcome:
 
 
 def _to_text(output: object) -> str:
-    """Any output as text: JSON, with bytes in base64 and `str` as fallback."""
+    """Convert any output to JSON text, with bytes in base64; values unknown to JSON are converted with `str`."""
     plain = output.document() if isinstance(output, Outcome) else output
     return json.dumps(to_jsonable_python(plain, bytes_mode="base64", fallback=str), indent=1)
 
 
 def _build_agent(model: Model | str | None, node: Node, graph: Graph) -> Agent[Any, Any]:
-    """Build the agent of a stage; it gets a tool to report its outcome where an edge or a gate depends on it."""
+    """Build the agent of a stage, with a tool to report its outcome if an edge or a goal gate depends on that."""
     output: Any = str
     edges = graph.outgoing(node.name)
     if node.goal_gate or any(edge.condition for edge in edges) or len(edges) > 1:
@@ -179,14 +182,14 @@ def _build_agent(model: Model | str | None, node: Node, graph: Graph) -> Agent[A
 
 
 def stage_model(node: Node) -> str | None:
-    """The model named by the stage itself."""
+    """Name of the stage's own model; None if the stage names none."""
     if not node.llm_model or ":" in node.llm_model or not node.llm_provider:
         return node.llm_model or None
     return f"{node.llm_provider}:{node.llm_model}"
 
 
 def tool_names(messages: Sequence[ModelMessage]) -> tuple[str, ...]:
-    """Names of the tools called, without duplicates, in order."""
+    """Names of the tools called in messages, in order of their first calls."""
     calls = (call for message in messages if isinstance(message, ModelResponse) for call in message.tool_calls)
     return tuple(dict.fromkeys(call.tool_name for call in calls))
 
@@ -194,22 +197,22 @@ def tool_names(messages: Sequence[ModelMessage]) -> tuple[str, ...]:
 log = logging.getLogger("context_compiler.pipeline")
 
 SECONDS = 60.0
-"""Time limit of a hook; exceeding it is a failure."""
-NAMES = ("pre", "post")
+"""Time limit of a hook in seconds. A hook that takes longer fails."""
+HOOKS = ("pre", "post")
 
 
 @dataclass
 class CostMeter(AbstractCapability[Any]):
-    """Counts the requests of a stage as they are made, adds up what they cost, and keeps to the limits of the run."""
+    """Counts the requests of a stage as they are made, adds up their costs, and enforces the limits of the run."""
 
     run: RequestMeter
     emit: Emit
     stage: RequestMeter = field(default_factory=RequestMeter)
     _new: RequestMeter = field(default_factory=RequestMeter)
-    """Requests that are not in the events of the run yet."""
+    """Requests that no event of the run contains yet."""
 
     async def record(self) -> None:
-        """Add an event for the latest requests, so that a process that continues the run counts them too."""
+        """Emit an event about the latest requests, so that a process that continues the run counts them too."""
         new, self._new = self._new, RequestMeter()
         if new.used:
             await self.emit("model_requested", requests=new.used, **new.report())
@@ -217,7 +220,7 @@ class CostMeter(AbstractCapability[Any]):
     async def before_model_request(
         self, ctx: RunContext[Any], request_context: ModelRequestContext
     ) -> ModelRequestContext:
-        """Count a request before it is made, because branches make requests at the same time.
+        """Count a request before it is made, because branches make requests concurrently.
 
         Raises:
             UsageLimitExceeded: a limit of the run is reached.
@@ -229,17 +232,17 @@ class CostMeter(AbstractCapability[Any]):
         return request_context
 
     def catch_up(self, usage: RunUsage) -> None:
-        """Count requests of other agents that shared the usage of the stage, such as those that its tools asked."""
+        """Count requests of other agents that share the usage of the stage, such as agents called by its tools."""
         self._count(max(0, usage.requests - self.stage.used))
 
-    def _count(self, made: int) -> None:
+    def _count(self, number: int) -> None:
         for meter in (self._new, self.stage, self.run):
-            meter.used += made
+            meter.used += number
 
     async def after_model_request(
         self, ctx: RunContext[Any], *, request_context: ModelRequestContext, response: ModelResponse
     ) -> ModelResponse:
-        """Charge a request; one to a model without a known price is said once."""
+        """Add the cost of a request. Under a cost limit, warn once about each model without a known price."""
         usage, model = response.usage, response.model_name or ""
         names = ("input_tokens", "cache_read_tokens", "cache_write_tokens", "output_tokens")
         known = {name: getattr(usage, name) for name in names}
@@ -255,7 +258,7 @@ class CostMeter(AbstractCapability[Any]):
 
 @dataclass
 class ToolHooks(AbstractCapability[Any]):
-    """Runs the hooks of one stage."""
+    """Runs the shell hooks of one stage before and after its tools."""
 
     stage: Stage
     pre: str
@@ -264,21 +267,21 @@ class ToolHooks(AbstractCapability[Any]):
     async def wrap_tool_execute(
         self, ctx: RunContext[Any], *, call: ToolCallPart, tool_def: ToolDefinition, args: Any, handler: Any
     ) -> Any:
-        """Run a tool between its hooks; if the first fails, the model gets the reason instead of a result."""
+        """Run a tool between its hooks. If the first hook fails, the model gets the reason instead of a result."""
         facts = {"tool": call.tool_name, "call_id": call.tool_call_id, "arguments": args}
         if self.pre:
-            before = await self._hook("pre", self.pre, facts)
+            before = await self._run_hook("pre", self.pre, facts)
             if before.code != 0:
-                await self._failed("pre", before, call)
-                return f"{call.tool_name} was not called, because a hook forbade it: {_why(before)}"
+                await self._report_failure("pre", before, call)
+                return f"{call.tool_name} was not called, because a hook forbade it: {_reason(before)}"
         result = await handler(args)
         if self.post:
-            after = await self._hook("post", self.post, {**facts, "result": result})
+            after = await self._run_hook("post", self.post, {**facts, "result": result})
             if after.code != 0:
-                await self._failed("post", after, call)
+                await self._report_failure("post", after, call)
         return result
 
-    async def _hook(self, name: str, command: str, facts: dict[str, Any]) -> CommandResult:
+    async def _run_hook(self, name: str, command: str, facts: dict[str, Any]) -> CommandResult:
         stage = self.stage
         facts = {"hook": name, "run_id": stage.run_id, "node": stage.node.name, "visit": stage.visit, **facts}
         keys = ("hook", "run_id", "node", "tool", "call_id")
@@ -294,23 +297,24 @@ class ToolHooks(AbstractCapability[Any]):
         except OSError as error:
             return CommandResult(code=127, out="", err=str(error))
 
-    async def _failed(self, name: str, ran: CommandResult, call: ToolCallPart) -> None:
-        log.warning("%s: tool_hooks.%s of %s failed: %s", self.stage.node.name, name, call.tool_name, _how(ran))
+    async def _report_failure(self, name: str, ran: CommandResult, call: ToolCallPart) -> None:
+        log.warning("%s: tool_hooks.%s of %s failed: %s", self.stage.node.name, name, call.tool_name, _exit(ran))
         await self.stage.emit(
-            "tool_hook_failed", hook=name, tool=call.tool_name, reason=_why(ran), skipped=name == "pre"
+            "tool_hook_failed", hook=name, tool=call.tool_name, reason=_reason(ran), skipped=name == "pre"
         )
 
 
 def hooks_of(stage: Stage) -> ToolHooks | None:
-    """The hooks of a stage; None if it has none."""
-    pre, post = (stage.node.text(f"tool_hooks.{name}") or stage.graph.text(f"tool_hooks.{name}") for name in NAMES)
+    """Return the hooks of a stage; None if it has none."""
+    pre, post = (stage.node.text(f"tool_hooks.{name}") or stage.graph.text(f"tool_hooks.{name}") for name in HOOKS)
     return ToolHooks(stage=stage, pre=pre, post=post) if pre or post else None
 
 
-def _why(ran: CommandResult) -> str:
-    return f"{_how(ran)}: {ran.last}".rstrip(": ")
+def _reason(ran: CommandResult) -> str:
+    """Reason why a hook failed, with the last line of its output."""
+    return f"{_exit(ran)}: {ran.last}".rstrip(": ")
 
 
-def _how(ran: CommandResult) -> str:
-    """The failure without output of the command, which may repeat its input."""
+def _exit(ran: CommandResult) -> str:
+    """Reason why a hook failed, for the log: without its output, which may repeat its input."""
     return f"it took longer than {SECONDS:g} s" if ran.code is None else f"exit code {ran.code}"

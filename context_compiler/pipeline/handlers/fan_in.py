@@ -1,4 +1,4 @@
-"""Joins branches: picks the best one, with the help of an agent if the stage has a prompt."""
+"""Stages that join branches and pick the best one, by rank or with an agent."""
 
 from __future__ import annotations
 
@@ -13,14 +13,17 @@ from context_compiler.pipeline.stage import Stage
 from context_compiler.pipeline.state import Outcome, failure
 from context_compiler.resilience import try_await
 
-RANKS = {"success": 0, "partial_success": 1, "retry": 2, "fail": 3}
+_RANKS = {"success": 0, "partial_success": 1, "retry": 2, "fail": 3}
 
 Row = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class FanInHandler:
-    """Ranks the results of the parallel stage before it: by status, then score, then name."""
+    """Ranks the branches of the previous parallel stage by status, then score, then name.
+
+    If the stage has a prompt, an agent picks the branch instead.
+    """
 
     _agent: AgentHandler
 
@@ -49,7 +52,7 @@ class FanInHandler:
         return Outcome(context_updates=updates, notes=f"best: {best['branch_id']} ({best.get('status', '')})")
 
     async def _ask_agent(self, stage: Stage, rows: Sequence[Row]) -> Row | None:
-        """The branch picked by the agent; None if it names none, or could not be asked."""
+        """Ask the agent to pick a branch; None if it names no single branch or could not be asked."""
         results = json.dumps(list(rows), indent=1)
         parts = (stage.preamble.rstrip(), stage.prompt, results)
         prompt = "\n\n".join(part for part in parts if part)
@@ -60,14 +63,15 @@ class FanInHandler:
         output, messages = asked.value
         if stage.session is not None:
             stage.session.add(stage.node.name, messages)
-        answer = _words(output)
+        answer = _answer_text(output)
         stage.write("response.md", answer)
         exact = [row for row in rows if str(row["branch_id"]) == answer.strip().strip("`\"'.")]
         named = exact or [row for row in rows if str(row["branch_id"]) in answer]
         return named[0] if len(named) == 1 else None
 
 
-def _words(output: object) -> str:
+def _answer_text(output: object) -> str:
+    """The text in which an agent names a branch."""
     if isinstance(output, str):
         return output
     label = getattr(output, "preferred_label", "")
@@ -76,15 +80,17 @@ def _words(output: object) -> str:
 
 
 def _rows(found: object) -> list[Row]:
+    """Results of branches in a context value; anything malformed is left out."""
     rows: list[object] = cast("list[object]", found) if isinstance(found, list) else []
     kept = [cast("Row", row) for row in rows if isinstance(row, Mapping)]
     return [row for row in kept if row.get("branch_id") is not None]
 
 
 def _rank(row: Row) -> tuple[int, float, str]:
+    """Sort key of a branch; the best branch has the lowest."""
     score = row.get("score", 0)
     return (
-        RANKS.get(str(row.get("status")), 4),
+        _RANKS.get(str(row.get("status")), 4),
         -float(score if isinstance(score, int | float) else 0),
         str(row["branch_id"]),
     )

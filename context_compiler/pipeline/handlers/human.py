@@ -1,4 +1,4 @@
-"""Stages at which a person chooses one of the edges."""
+"""Human gates: stages at which a person chooses one of the outgoing edges."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from context_compiler.resilience import try_await
 
 
 class HumanHandler:
-    """Asks the run's interviewer."""
+    """Asks the run's interviewer to choose an edge."""
 
     reads_past = False
     keeps_time = True
 
     async def execute(self, stage: Stage) -> Outcome:
-        """The person's choice, as label and target of an edge."""
+        """Return an outcome that asks for the chosen edge, by its label and target."""
         edges = stage.graph.outgoing(stage.node.name)
         if not edges:
             return failure("a human gate without edges: there is nothing to choose")
@@ -41,35 +41,36 @@ class HumanHandler:
             chosen = next((option for option in question.options if option.target == default), None)
             if chosen is None:
                 return Outcome(status=StageStatus.RETRY, failure_reason="human gate timeout, no default")
-            await _inform(stage, f"nobody answered within {limit:g} s, so it is {chosen.label!r}")
+            await _inform(stage, f"nobody answered within {limit:g} s, so {chosen.label!r} was chosen")
             return _choose(chosen, reply)
         await stage.emit("interview_completed", question=question.text, answer=reply.value)
         if reply.value == AnswerValue.SKIPPED:
             return failure("human skipped interaction")
         chosen = reply.option or question.options[0]
         if reply.option is None:
-            await _inform(stage, f"{reply.text[:80]!r} is none of the choices, so it is the first, {chosen.label!r}")
+            message = f"{reply.text[:80]!r} is none of the choices, so the first, {chosen.label!r}, was chosen"
+            await _inform(stage, message)
         return _choose(chosen, reply)
 
 
 async def _ask(stage: Stage, question: Question, limit: float | None) -> Reply:
-    patience = asyncio.timeout(limit)
+    timeout = asyncio.timeout(limit)
     try:
-        async with patience:
+        async with timeout:
             return await stage.config.interviewer.ask(question)
     except TimeoutError:
-        if not patience.expired():
+        if not timeout.expired():
             raise
         return Reply(value=AnswerValue.TIMEOUT)
 
 
 async def _inform(stage: Stage, message: str) -> None:
-    """Inform the person of a choice made without one; a failure to do so is ignored."""
+    """Inform the person about a choice that they did not make; a failure to do so is ignored."""
     await try_await(inform(stage.config.interviewer, message, stage.node.name))
 
 
 def options_of(edges: tuple[Edge, ...]) -> tuple[Option, ...]:
-    """The choices offered by edges, in order, with distinct keys."""
+    """Return the choices that edges offer, in order, with distinct keys."""
     found: list[Option] = []
     taken: set[str] = set()
     for edge in edges:
@@ -83,6 +84,7 @@ def options_of(edges: tuple[Edge, ...]) -> tuple[Option, ...]:
 
 
 def _choose(option: Option, reply: Reply) -> Outcome:
+    """Build the outcome for a chosen option."""
     updates = {"human.gate.selected": option.key, "human.gate.label": option.label}
     if reply.text and reply.option is None and reply.value != AnswerValue.TIMEOUT:
         updates["human_response"] = reply.text

@@ -1,4 +1,4 @@
-"""Stages that supervise a child pipeline: start, observe, steer, await and stop it."""
+"""Stages that supervise a child pipeline: they start, observe, steer, await and stop it."""
 
 from __future__ import annotations
 
@@ -18,26 +18,28 @@ from context_compiler.pipeline.workflow import SUFFIXES, load_workflow
 from context_compiler.resilience import try_await
 
 CYCLES, INTERVAL_S = 1_000, 45.0
+"""Defaults of `manager.max_cycles` and of `manager.poll_interval`, in seconds."""
 ACTIONS = ("observe", "steer", "wait")
-USUAL = ("observe", "wait")
+DEFAULT_ACTIONS = ("observe", "wait")
 DECISION = "stack.manager.steer_decision"
+"""Context key at which other handlers leave a message for the child."""
 
 
 @dataclass(frozen=True, slots=True)
 class ManagerLoopHandler:
-    """Supervises the graph of `stack.child_dotfile`, which the stage or its graph names."""
+    """Supervises a run of the graph in `stack.child_dotfile`, an attribute of the stage or of its graph."""
 
     _agent: AgentHandler
 
     async def execute(self, stage: Stage) -> Outcome:
-        """Repeat until the child ends, the stop condition holds, or the cycles are used up."""
+        """Supervise until the child ends, the stop condition holds, or the cycles are used up."""
         try:
             condition = parse_condition(stage.node.text("manager.stop_condition"))
         except ConditionError as error:
             return failure(f"manager.stop_condition, character {error.at + 1}: {error.message}")
         child: Child | None = None
         if stage.node.flag("stack.child_autostart", default=True):
-            graph = _graph(stage)
+            graph = _load_child(stage)
             if isinstance(graph, Outcome):
                 return graph
             place = (stage.run_id, stage.branch_id, stage.node.name, str(stage.visit))
@@ -52,7 +54,7 @@ class ManagerLoopHandler:
     async def _supervise(self, stage: Stage, child: Child | None, condition: Condition) -> Outcome:
         most = stage.node.whole("manager.max_cycles")
         listed = (one.strip() for one in stage.node.text("manager.actions").replace(" ", ",").split(","))
-        actions = tuple(one for one in listed if one in ACTIONS) or USUAL
+        actions = tuple(one for one in listed if one in ACTIONS) or DEFAULT_ACTIONS
         interval = stage.node.seconds("manager.poll_interval")
         for cycle in range(1, (CYCLES if most is None else most) + 1):
             stage.context.set("stack.manager.cycles", cycle)
@@ -60,9 +62,9 @@ class ManagerLoopHandler:
                 await _observe(stage, child)
             if "steer" in actions:
                 await self._steer(stage, child)
-            ending = _ending(stage, child)
-            if ending is not None:
-                return ending
+            final = _final_outcome(stage, child)
+            if final is not None:
+                return final
             values = stage.context.values()
             outcome = str(values.get("stack.child.outcome", ""))
             if condition.clauses and condition.holds(values, outcome=outcome):
@@ -80,7 +82,7 @@ class ManagerLoopHandler:
         if not message and child is not None and stage.config.steer is not None:
             message = stage.config.steer(child.state) or ""
         if not message and child is not None and stage.node.prompt and not stage.config.simulated:
-            asked = await try_await(self._agent.ask(replace(stage, session=None), _question(stage)))
+            asked = await try_await(self._agent.ask(replace(stage, session=None), _prompt(stage)))
             message = str(asked.value[0]).strip() if asked.value is not None else ""
         if message:
             stage.context.set("stack.manager.last_steer", message)
@@ -89,18 +91,20 @@ class ManagerLoopHandler:
             await stage.emit("child_steered", message=message[:500])
 
 
-def _question(stage: Stage) -> str:
+def _prompt(stage: Stage) -> str:
+    """Prompt for the agent that steers the child: preamble, instruction, and state of the child."""
     values = sorted((key, value) for key, value in stage.context.values().items() if key.startswith("stack."))
     return "\n\n".join((stage.preamble.rstrip(), stage.prompt, "\n".join(f"{key}: {value}" for key, value in values)))
 
 
-def _graph(stage: Stage) -> Graph | Outcome:
+def _load_child(stage: Stage) -> Graph | Outcome:
+    """Load the graph of the child, or return a failure."""
     name = stage.node.text("stack.child_dotfile") or stage.graph.text("stack.child_dotfile")
     if not name:
         return failure("no stack.child_dotfile")
     where = stage.node.text("stack.child_workdir") or stage.graph.text("stack.child_workdir")
-    around = Path(where) if where else Path(stage.graph.path).parent if stage.graph.path else Path()
-    path = around / name
+    folder = Path(where) if where else Path(stage.graph.path).parent if stage.graph.path else Path()
+    path = folder / name
     if path.exists() and not path.is_file():
         return failure(f"stack.child_dotfile: {path} is not a file")
     try:
@@ -130,15 +134,15 @@ async def _observe(stage: Stage, child: Child | None) -> None:
 
 
 def _status(child: Child) -> str:
-    """Status of the child for its parent: completed, failed, running, or stopped."""
+    """Status of a child as its parent sees it: completed, failed, running, or stopped."""
     return {"success": "completed", "fail": "failed"}.get(child.state.status, "running" if child.running else "stopped")
 
 
-def _ending(stage: Stage, child: Child | None) -> Outcome | None:
-    """The outcome implied by the child's end; None while it goes on."""
+def _final_outcome(stage: Stage, child: Child | None) -> Outcome | None:
+    """Outcome of the stage once the child has ended; None while the child runs."""
     status = stage.context.get_string("stack.child.status")
     outcome = stage.context.get_string("stack.child.outcome")
-    if child is not None:  # also without `observe` among the actions
+    if child is not None:  # the context is outdated if `observe` is not among the actions
         status = _status(child)
         outcome = child.state.status or outcome
     if status == "completed":
@@ -151,7 +155,7 @@ def _ending(stage: Stage, child: Child | None) -> Outcome | None:
 
 
 async def _pause(stage: Stage, child: Child | None, seconds: float) -> None:
-    """Wait, but not beyond the end of the child."""
+    """Wait some seconds, or until the child ends."""
     sleeping = asyncio.ensure_future(stage.config.sleep(seconds))
     try:
         if child is None:

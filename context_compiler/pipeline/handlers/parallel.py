@@ -1,6 +1,7 @@
-"""Stages that run their edges concurrently, as branches with copies of everything, joined by a policy.
+"""Stages that run their outgoing edges concurrently, as branches with copies of everything.
 
-The run continues where the branches join; their results are in `parallel.results`, sorted by name.
+The run continues at the stage where the branches join. Their results are in `parallel.results`, sorted by name, and a
+join policy decides the outcome of the parallel stage.
 """
 
 from __future__ import annotations
@@ -19,11 +20,12 @@ from context_compiler.pipeline.stage import Stage
 from context_compiler.pipeline.state import STAGE_KEYS, Outcome, RunState, StageStatus, failure
 from context_compiler.resilience import try_await
 
-AT_ONCE = 4
+DEFAULT_CONCURRENCY = 4
+"""Default of `max_parallel`: the number of branches that run at the same time."""
 LARGEST = 8 * 1024
-"""Maximum size of a value in the results, in bytes; a larger one becomes an artifact."""
+"""Maximum length in characters of a value in the results, as JSON; a larger value becomes an artifact."""
 UNREPORTED = ("internal.", "graph.", "work.", "parallel.", "thread_key", "last_", *STAGE_KEYS)
-"""Prefixes of keys that are not results of a branch."""
+"""Prefixes of context keys that are not reported as results of a branch."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,29 +33,32 @@ class Branch:
     """A branch to run."""
 
     id: str
+    """Name of the branch, unique in its stage."""
     target: str
+    """First stage of the branch."""
     place: int
+    """Index of its edge in the graph's edges."""
 
 
 class ParallelHandler:
-    """Runs branches concurrently."""
+    """Runs the branches of a stage concurrently."""
 
     reads_past = False
     retries = False
 
     async def execute(self, stage: Stage) -> Outcome:
-        """Run every branch up to where they join."""
-        ways = branches_of(stage)
+        """Run all branches up to the stage where they join."""
+        branches = branches_of(stage)
         policy = stage.node.text("join_policy", "wait_all")
-        if not ways:
+        if not branches:
             return failure("a parallel stage without edges: there are no branches")
         if policy not in POLICIES:
             return failure(f"unknown join_policy {policy!r}; use one of {', '.join(sorted(POLICIES))}")
         join = join_stage(stage.graph, stage.node.name)
         if join is None:
             return failure("the branches never meet: lead them to one parallel.fan_in stage")
-        await stage.emit("parallel_started", branch_count=len(ways), join=join)
-        rows = await _run_branches(stage, ways, join, policy)
+        await stage.emit("parallel_started", branch_count=len(branches), join=join)
+        rows = await _run_branches(stage, branches, join, policy)
         rows.sort(key=lambda row: str(row["branch_id"]))
         outcome = join_status(policy, rows, stage)
         good = sum(map(succeeded, rows))
@@ -64,12 +69,12 @@ class ParallelHandler:
             status=outcome,
             context_updates={f"parallel.{key}": value for key, value in facts.items()},
             notes=f"{good} of {len(rows)} branches succeeded",
-            failure_reason="" if outcome is not StageStatus.FAIL else _why(policy, rows),
+            failure_reason="" if outcome is not StageStatus.FAIL else _failure_reason(policy, rows),
         )
 
 
 def branches_of(stage: Stage) -> list[Branch]:
-    """The branches of a stage, one per edge, with distinct names."""
+    """Return the branches of a stage, one per outgoing edge, with distinct names."""
     found: dict[str, Branch] = {}
     counts: dict[str, int] = {}
     for place, edge in enumerate(stage.graph.edges):
@@ -82,11 +87,11 @@ def branches_of(stage: Stage) -> list[Branch]:
     return list(found.values())
 
 
-async def _run_branches(stage: Stage, ways: Sequence[Branch], join: str, policy: str) -> list[dict[str, Any]]:
-    """Results of all branches; those not waited for are skipped."""
-    most = stage.node.whole("max_parallel") or AT_ONCE
-    room = asyncio.Semaphore(max(1, most))
-    tasks = {asyncio.create_task(_run_branch(stage, way, join, room)): way for way in ways}
+async def _run_branches(stage: Stage, branches: Sequence[Branch], join: str, policy: str) -> list[dict[str, Any]]:
+    """Run branches and return their results; branches that were not waited for are skipped."""
+    most = stage.node.whole("max_parallel") or DEFAULT_CONCURRENCY
+    places = asyncio.Semaphore(max(1, most))
+    tasks = {asyncio.create_task(_run_branch(stage, branch, join, places)): branch for branch in branches}
     fast = stage.node.text("error_policy") == "fail_fast"
     rows: dict[str, dict[str, Any]] = {}
     waiting = set(tasks)
@@ -103,23 +108,24 @@ async def _run_branches(stage: Stage, ways: Sequence[Branch], join: str, policy:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
     skipped = {"status": StageStatus.SKIPPED.value, "notes": "not waited for", "score": 0}
-    return [rows.get(way.id) or {"branch_id": way.id, "target_node": way.target, **skipped} for way in ways]
+    return [rows.get(one.id) or {"branch_id": one.id, "target_node": one.target, **skipped} for one in branches]
 
 
-async def _run_branch(stage: Stage, way: Branch, join: str, room: asyncio.Semaphore) -> dict[str, Any]:
-    async with room:
-        await stage.emit("parallel_branch_started", branch=way.id, index=way.place)
+async def _run_branch(stage: Stage, branch: Branch, join: str, places: asyncio.Semaphore) -> dict[str, Any]:
+    """Run a branch once there is a place for it, and return its result."""
+    async with places:
+        await stage.emit("parallel_branch_started", branch=branch.id, index=branch.place)
         before = stage.context.values()
         started = stage.config.clock()
-        ran = await try_await(stage.branch(way.target, way.place, way.id, join))
-        row: dict[str, Any] = {"branch_id": way.id, "target_node": way.target}
+        ran = await try_await(stage.branch(branch.target, branch.place, branch.id, join))
+        row: dict[str, Any] = {"branch_id": branch.id, "target_node": branch.target}
         if ran.value is None:
             row |= {"status": "fail", "score": 0, "notes": "", "failure_reason": f"{ran.error}"}
         else:
-            row |= _branch_row(stage, way, before, ran.value)
+            row |= _branch_row(stage, branch, before, ran.value)
         outcome = {
-            "branch": way.id,
-            "index": way.place,
+            "branch": branch.id,
+            "index": branch.place,
             "success": succeeded(row),
             "duration": stage.config.clock() - started,
         }
@@ -127,13 +133,15 @@ async def _run_branch(stage: Stage, way: Branch, join: str, room: asyncio.Semaph
         return row
 
 
-def _branch_row(stage: Stage, way: Branch, before: Mapping[str, Any], state: RunState) -> dict[str, Any]:
-    """The result of a branch that ran."""
+def _branch_row(stage: Stage, branch: Branch, before: Mapping[str, Any], state: RunState) -> dict[str, Any]:
+    """Result of a branch that ran, given the context values before it and its final state."""
     last = state.last if state.current_node != stage.node.name else None
     status = "fail" if state.status == "fail" else last.status.value if last else "success"
     new = {key: value for key, value in state.context.items() if before.get(key) is not value}
     updates = {
-        key: _limit_size(stage, way, key, value) for key, value in sorted(new.items()) if not key.startswith(UNREPORTED)
+        key: _limit_size(stage, branch, key, value)
+        for key, value in sorted(new.items())
+        if not key.startswith(UNREPORTED)
     }
     score = state.context.get("score", 0)
     return {
@@ -146,19 +154,20 @@ def _branch_row(stage: Stage, way: Branch, before: Mapping[str, Any], state: Run
     }
 
 
-def _limit_size(stage: Stage, way: Branch, key: str, value: Any) -> Any:
+def _limit_size(stage: Stage, branch: Branch, key: str, value: Any) -> Any:
+    """Return a value, or the reference of an artifact with it if it is too large for the results."""
     if len(json.dumps(value)) <= LARGEST:
         return value
-    return stage.keep(artifact_id(way.id, key), value)
+    return stage.keep(artifact_id(branch.id, key), value)
 
 
 def succeeded(row: Mapping[str, Any]) -> bool:
-    """True if a branch succeeded; one that was skipped because another failed did not."""
+    """True if a branch succeeded; a skipped branch did not."""
     return row.get("status") in ("success", "partial_success")
 
 
 def join_status(policy: str, rows: Sequence[Mapping[str, Any]], stage: Stage) -> StageStatus:
-    """Status of a parallel stage, from those of its branches."""
+    """Compute the status of a parallel stage from the results of its branches."""
     if stage.node.text("error_policy") == "ignore":
         rows = [row for row in rows if row["status"] != "fail"]
     good, bad = sum(map(succeeded, rows)), sum(row["status"] == "fail" for row in rows)
@@ -174,7 +183,7 @@ def join_status(policy: str, rows: Sequence[Mapping[str, Any]], stage: Stage) ->
 
 
 def required_successes(policy: str, count: int, stage: Stage) -> int:
-    """Number of branches that have to succeed."""
+    """Number of branches that must succeed under a policy."""
     node = stage.node
     if policy in ("any_success", "first_success"):
         return 1
@@ -183,14 +192,14 @@ def required_successes(policy: str, count: int, stage: Stage) -> int:
     wanted = node.whole("quorum_count")
     if wanted is not None:
         return min(max(wanted, 1), max(count, 1))
-    share = node.number("quorum_fraction")
-    share = node.number("quorum_ratio") if share is None else share
-    return max(1, math.ceil(count * (0.5 if share is None else share)))
+    fraction = node.number("quorum_fraction")
+    fraction = node.number("quorum_ratio") if fraction is None else fraction
+    return max(1, math.ceil(count * (0.5 if fraction is None else fraction)))
 
 
-def _why(policy: str, rows: Sequence[Mapping[str, Any]]) -> str:
+def _failure_reason(policy: str, rows: Sequence[Mapping[str, Any]]) -> str:
     reasons = [
         f"{row['branch_id']}: {row.get('failure_reason') or 'failed'}" for row in rows if row["status"] == "fail"
     ]
-    said = "no branch succeeded" if policy == "wait_all" else f"{policy} is not met"
-    return "; ".join((said, *reasons))[:2_000]
+    summary = "no branch succeeded" if policy == "wait_all" else f"{policy} is not met"
+    return "; ".join((summary, *reasons))[:2_000]

@@ -1,4 +1,7 @@
-"""Stages run by a shell. Text written by agents never becomes part of a command: only listed keys are substituted."""
+"""Stages that run a shell command.
+
+Text written by agents never becomes part of a command, because only listed context keys are substituted.
+"""
 
 from __future__ import annotations
 
@@ -13,23 +16,23 @@ from context_compiler.pipeline.stage import Stage, read_status
 from context_compiler.pipeline.state import Outcome, StageStatus, failure
 
 ALLOWED = ("outcome", "preferred_label", "run_id")
-"""Keys allowed as `${key}` in a command, beside those of the graph and of parameters."""
+"""Context keys allowed as `${key}` in a command, in addition to the prefixes below."""
 ALLOWED_PREFIXES = ("graph.", "params.", "human.gate.")
 RESERVED = (*ALLOWED_PREFIXES, "internal.")
-"""Prefixes of keys that neither agents nor tools may set: people and the graph decide them."""
+"""Prefixes of context keys that neither agents nor tools may set, because people and the graph decide them."""
 EXCERPT = 8 * 1024
-"""Maximum length of an output in the context, in characters; the complete output is an artifact."""
+"""Maximum length in characters of an output in the context; the complete output is an artifact."""
 
-_SIGN = re.compile(r"\$goal\b|\$\{(?P<key>[A-Za-z_][A-Za-z0-9_.-]*)\}|\\[\s\S]|\$\(|[()'\"]|(?<!\S)#[^\n]*")
-"""Placeholders, and everything that changes how a shell reads the text after it."""
-_FILLED = {"'": "'\"${%s}\"'", '"': "${%s}"}
-"""Form of a variable inside quotes."""
-_AGAIN = re.compile(r"\b(?:eval|ssh)\s[^;|&\n]*\Z|\b(?:(?:ba|da|z|k|a)?sh|su)\s(?:[^;|&\n]*\s)?-\w*c\s+\Z")
-"""Commands that make a second shell parse the words after the first one has expanded them."""
+_TOKEN = re.compile(r"\$goal\b|\$\{(?P<key>[A-Za-z_][A-Za-z0-9_.-]*)\}|\\[\s\S]|\$\(|[()'\"]|(?<!\S)#[^\n]*")
+"""Placeholders, and all characters that change how a shell reads the text after them."""
+_QUOTED = {"'": "'\"${%s}\"'", '"': "${%s}"}
+"""Reference to a shell variable inside quotes, by the kind of quote."""
+_SECOND_SHELL = re.compile(r"\b(?:eval|ssh)\s[^;|&\n]*\Z|\b(?:(?:ba|da|z|k|a)?sh|su)\s(?:[^;|&\n]*\s)?-\w*c\s+\Z")
+"""Beginnings of commands that make a second shell parse words that the first shell has expanded."""
 
 
 class ToolHandler:
-    """Runs `tool_command`; succeeds if it exits with 0."""
+    """Runs the `tool_command` of a stage, which succeeds if the command exits with 0."""
 
     reads_past = False
     retries_failures = True
@@ -74,65 +77,70 @@ class ToolHandler:
 
 
 def substitute(command: str, stage: Stage) -> tuple[str, dict[str, str]]:
-    """Replace `$goal` and each allowed `${key}` by a shell variable; the command, and the values of the variables.
+    """Replace `$goal` and each allowed `${key}` by shell variables; return the command and the variables' values.
 
-    The shell expands the variables, so their values are never parsed as part of the command, whatever the quotes
+    The shell expands the variables, so their values are never parsed as part of the command, regardless of the quotes
     around them.
 
     Raises:
-        KeyError: a key is not allowed, or not set.
-        ValueError: a second shell would parse a value.
+        KeyError: a key is not allowed, or is not set.
+        ValueError: a second shell would parse a value, or the shell would evaluate a value that is not a number.
     """
-    written, values = "", dict[str, str]()
-    around, begun, at = [""], list[int](), 0
-    while found := _SIGN.search(command, at):
-        sign, inside = found[0], around[-1]
-        if (inside == "'" and sign[0] == "\\") or (inside in _FILLED and sign[0] == "#"):
-            sign = sign[0]  # a plain character here, and the next one may close the quotes
-        written += command[at : found.start()]
-        at = found.start() + len(sign)
-        if sign == "$goal" or found["key"]:
+    result, values = "", dict[str, str]()
+    contexts, starts, at = [""], list[int](), 0  # the open quotes and parentheses, and their positions
+    while found := _TOKEN.search(command, at):
+        token, context = found[0], contexts[-1]
+        if (context == "'" and token[0] == "\\") or (context in _QUOTED and token[0] == "#"):
+            token = token[0]  # a plain character here, and the next one may close the quotes
+        result += command[at : found.start()]
+        at = found.start() + len(token)
+        if token == "$goal" or found["key"]:
             name = f"FILLED_{len(values) + 1}"
             values[name] = _value(found["key"], stage).replace("\0", "")
-            places = [*begun, *([] if inside in _FILLED else [found.start()])]
-            sums = _in_arithmetic(sign, values[name], command, places)
-            sign = ("${%s}" if sums else _FILLED.get(inside, '"${%s}"')) % name
-        elif sign == (")" if inside == "(" else inside):
-            around.pop()
-            begun.pop()
-        elif _opens(sign, inside):
-            around.append(sign[-1])
-            begun.append(found.start())
-        written += sign
-    return written + command[at:], values
+            word_starts = [*starts, *([] if context in _QUOTED else [found.start()])]
+            arithmetic = _in_arithmetic(token, values[name], command, word_starts)
+            token = ("${%s}" if arithmetic else _QUOTED.get(context, '"${%s}"')) % name
+        elif token == (")" if context == "(" else context):
+            contexts.pop()
+            starts.pop()
+        elif _opens(token, context):
+            contexts.append(token[-1])
+            starts.append(found.start())
+        result += token
+    return result + command[at:], values
 
 
-def _in_arithmetic(sign: str, value: str, command: str, places: Sequence[int]) -> bool:
-    """True if the shell evaluates a value as arithmetic; its word and enclosing ones begin at `places`.
+def _in_arithmetic(token: str, value: str, command: str, starts: Sequence[int]) -> bool:
+    """True if the shell evaluates a value as arithmetic; `starts` are the positions of the words around it.
 
     Raises:
-        ValueError: the value is not a number there, or a second shell would parse it.
+        ValueError: the shell evaluates the value, which is not a number, or a second shell would parse it.
     """
-    if any(_AGAIN.search(command, 0, place) for place in places):
-        raise ValueError(f"{sign} would be read by a second shell; hand it over: sh -c 'echo \"$1\"' name {sign}")
-    sums = any(command[place - 1 : place + 1] == "((" for place in places)  # some shells run what is in those
-    if sums and not re.fullmatch(r"-?\d{1,18}", value, re.ASCII):
-        raise ValueError(f"{sign} is not a whole number, and a shell evaluates it")
-    return sums
+    if any(_SECOND_SHELL.search(command, 0, start) for start in starts):
+        advice = f"pass it as an argument: sh -c 'echo \"$1\"' name {token}"
+        raise ValueError(f"{token} would be parsed by a second shell; {advice}")
+    arithmetic = any(command[start - 1 : start + 1] == "((" for start in starts)
+    if arithmetic and not re.fullmatch(r"-?\d{1,18}", value, re.ASCII):  # some shells execute commands in arithmetic
+        raise ValueError(f"{token} is not a whole number, and a shell evaluates it")
+    return arithmetic
 
 
-def _opens(sign: str, inside: str) -> bool:
+def _opens(token: str, context: str) -> bool:
     """True if a token opens quotes or a nested command."""
-    return sign == "$(" and inside != "'" or inside in ("", "(") and sign in ("'", '"', "(")
+    return token == "$(" and context != "'" or context in ("", "(") and token in ("'", '"', "(")
 
 
 def _value(key: str | None, stage: Stage) -> str:
-    """The value of a key; that of the goal for None."""
+    """Value of a context key, or the goal of the graph if the key is None.
+
+    Raises:
+        KeyError: the key is not allowed, or is not set.
+    """
     if key is None:
         return stage.graph.goal
     if key not in ALLOWED and not key.startswith(ALLOWED_PREFIXES):
         raise KeyError(key)
-    there = stage.run_id if key == "run_id" else stage.context.get_string(key)
-    if not there and key not in stage.context.keys():
+    value = stage.run_id if key == "run_id" else stage.context.get_string(key)
+    if not value and key not in stage.context.keys():
         raise KeyError(key)
-    return there
+    return value

@@ -1,6 +1,6 @@
-"""Storage of runs: states, events and graphs; a protocol, events, and the store in memory.
+"""Storage of runs, with their states, events and graphs: the protocol, the events, and the store in memory.
 
-A saved state survives the process; of two processes that want the same run, one gets it.
+A saved state survives the process, and at most one process owns a run at a time.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ class RunInfo:
     """Metadata of a run."""
 
     run_id: str
-    """Of the first attempt."""
+    """Id of the first attempt."""
     name: str
-    """Of its graph."""
+    """Name of the graph."""
     goal: str
     started_at: str
     """ISO 8601, UTC."""
@@ -35,27 +35,27 @@ class RunInfo:
     status: str
     """`running`, `stopped` (nobody runs it, and it can be resumed), `success` or `fail`.
 
-    A submitted run that no worker has taken is `queued`, or `waiting` for an answer. If the metadata cannot be read it
-    is `damaged`, and `failure_reason` says why.
+    A submitted run that no worker has taken is `queued`, or `waiting` for an answer. If the metadata cannot be read,
+    the status is `damaged`, and `failure_reason` contains the error.
     """
     current_node: str | None = None
     next_node: str | None = None
     completed: int = 0
-    """Number of stages, over all attempts."""
+    """Number of completed stages, over all attempts."""
     attempt: int = 1
     failure_reason: str = ""
     source: str | None = None
     """Hash of the graph's source."""
     snapshot: str = ""
     source_size: int | None = None
-    """In bytes."""
+    """Size in bytes of UTF-8."""
     snapshot_size: int | None = None
     parent: str | None = None
     """The run that started this one as a child."""
 
 
 Lost: TypeAlias = "asyncio.Future[str] | None"
-"""Future of the reason why ownership of a run was lost; None if it lasts as long as the process."""
+"""Future whose result is the reason why a run is no longer owned; None if ownership lasts as long as the process."""
 
 
 @runtime_checkable
@@ -63,43 +63,43 @@ class RunStore(Protocol):
     """Storage of runs, each under the id of its first attempt."""
 
     def own(self, run_id: str) -> AbstractAsyncContextManager[Lost]:
-        """Own a run until the context ends. Its value is done if ownership is lost before; None if it cannot be.
+        """Own a run until the context exits. Its value is done once the ownership is lost; None if that cannot happen.
 
         Raises:
-            RunOwnedError: somebody else owns it.
+            RunOwnedError: somebody else owns the run.
         """
         ...
 
     async def begin(self, info: RunInfo, contents: Mapping[str, str]) -> None:
-        """Create a run, with texts by hash.
+        """Create a run, and store texts by hash.
 
         Raises:
-            PipelineError: the run exists, or could not be saved.
+            PipelineError: the run already exists or could not be saved.
         """
         ...
 
     async def save(self, state: RunState) -> None:
-        """Replace the state atomically.
+        """Replace the saved state of a run atomically.
 
         Raises:
-            PipelineError: it could not be saved; the former state is intact.
+            PipelineError: the state could not be saved, and the previous one is intact.
         """
         ...
 
     async def add(self, run_id: str, event: Event) -> None:
-        """Append an event."""
+        """Append an event to a run."""
         ...
 
     async def load(self, run_id: str) -> RunState | None:
-        """The last saved state; None if there is none.
+        """Load the last saved state; None if there is none.
 
         Raises:
-            CheckpointError: it is damaged, or has a newer version.
+            CheckpointError: the state is damaged, or was saved by a newer version.
         """
         ...
 
     async def events(self, run_id: str, after: int = 0) -> list[Event]:
-        """Events in order, those with a number above `after`."""
+        """Events of a run with a sequence number above `after`, in order."""
         ...
 
     async def runs(self) -> list[RunInfo]:
@@ -107,29 +107,29 @@ class RunStore(Protocol):
         ...
 
     async def content(self, hash: str) -> str | None:
-        """The text with a hash."""
+        """Return the text with a hash; None if there is none."""
         ...
 
     async def delete(self, run_id: str) -> bool:
-        """Delete a run and its children, and all that is stored of them; False if there is no such run.
+        """Delete a run and its children with all their data; False if there is no such run.
 
         Raises:
-            RunOwnedError: somebody runs it, or one of its children.
-            PipelineError: it could not be deleted.
+            RunOwnedError: somebody owns the run or one of its children.
+            PipelineError: the run could not be deleted.
         """
         ...
 
     async def close(self) -> None:
-        """Release resources; the next use reopens them."""
+        """Release resources; the next use of the store acquires them again."""
         ...
 
 
 @runtime_checkable
 class Overwriting(Protocol):
-    """A store that rewrites its file after deletions; runs deleted together need only one rewrite."""
+    """A store that must rewrite its file to erase deleted runs; one rewrite is enough for several runs."""
 
     async def remove(self, run_id: str) -> bool:
-        """Delete a run and its children; copies of their bytes may stay in the file until `overwrite`."""
+        """Delete a run and its children; their bytes may remain in the file until `overwrite`."""
         ...
 
     async def overwrite(self) -> None:
@@ -138,12 +138,12 @@ class Overwriting(Protocol):
 
 
 def has_runs(place: str) -> bool:
-    """True if a store of runs is there, or is a database that may have some."""
+    """True if `place` is an existing path, or the address of a database, which may contain runs."""
     return is_address(place) or Path(place).exists()
 
 
 def update_info(info: RunInfo, state: RunState, at: str) -> RunInfo:
-    """Metadata of a run after saving a state."""
+    """Update the metadata of a run for a state that is being saved."""
     return RunInfo(
         run_id=info.run_id,
         name=info.name,
@@ -170,7 +170,7 @@ def newest_first(infos: Sequence[RunInfo]) -> list[RunInfo]:
 
 
 def family(run_id: str, parents: Mapping[str, str | None]) -> list[str]:
-    """A run and all its descendants, given the parent of each run."""
+    """Ids of a run and all its descendants, given the parent of each run."""
     found = [run_id]
     for one in found:
         found += [name for name, parent in parents.items() if parent == one and name not in found]
@@ -178,7 +178,11 @@ def family(run_id: str, parents: Mapping[str, str | None]) -> list[str]:
 
 
 async def prune_runs(store: RunStore, *, older_than_days: float) -> list[str]:
-    """Delete runs that ended longer ago than this, with their children; return their ids. Unfinished runs stay."""
+    """Delete runs that ended more than `older_than_days` ago, with their children.
+
+    Returns:
+        Ids of the deleted runs, without the ids of their children.
+    """
     before = (datetime.now(UTC) - timedelta(days=older_than_days)).isoformat(timespec="milliseconds")
     infos = await store.runs()
     known = {info.run_id for info in infos}
@@ -188,7 +192,7 @@ async def prune_runs(store: RunStore, *, older_than_days: float) -> list[str]:
     removed: list[str] = []
     try:
         for name in [one.run_id for one in old if one.parent not in known]:
-            with suppress(RunOwnedError):  # a process is just ending it
+            with suppress(RunOwnedError):  # its owner is still finishing it
                 removed += [name] if await delete(name) else []
     finally:
         if removed and overwriting is not None:
@@ -197,7 +201,7 @@ async def prune_runs(store: RunStore, *, older_than_days: float) -> list[str]:
 
 
 class MemoryRuns:
-    """Runs in memory."""
+    """Stores runs in memory."""
 
     def __init__(self) -> None:
         self._infos: dict[str, RunInfo] = {}
@@ -208,7 +212,7 @@ class MemoryRuns:
 
     @asynccontextmanager
     async def own(self, run_id: str) -> AsyncGenerator[Lost]:
-        """Own a run."""
+        """Own a run until the context exits."""
         if run_id in self._owned:
             raise RunOwnedError(f"run {run_id!r} is under way elsewhere: wait for it, or end it")
         self._owned.add(run_id)
@@ -220,12 +224,12 @@ class MemoryRuns:
     async def begin(self, info: RunInfo, contents: Mapping[str, str]) -> None:
         """Create a run."""
         if info.run_id in self._infos:
-            raise PipelineError(f"there is a run {info.run_id!r} already: resume it, or give another id")
+            raise PipelineError(f"run {info.run_id!r} already exists: resume it, or give another id")
         self._infos[info.run_id] = info
         self._contents.update(contents)
 
     async def save(self, state: RunState) -> None:
-        """Replace the state."""
+        """Replace the saved state."""
         root = state.lineage.root_run_id
         events, info = self._events.get(root), self._infos[root]
         self._states[root] = state
@@ -236,7 +240,7 @@ class MemoryRuns:
         self._events.setdefault(run_id, []).append(event)
 
     async def load(self, run_id: str) -> RunState | None:
-        """The last saved state."""
+        """Return the last saved state."""
         return self._states.get(run_id)
 
     async def events(self, run_id: str, after: int = 0) -> list[Event]:
@@ -245,10 +249,10 @@ class MemoryRuns:
 
     async def runs(self) -> list[RunInfo]:
         """Metadata of all runs, newest first."""
-        return newest_first([stopped_unless(self._owned.__contains__, info) for info in self._infos.values()])
+        return newest_first([mark_stopped(self._owned.__contains__, info) for info in self._infos.values()])
 
     async def content(self, hash: str) -> str | None:
-        """The text with a hash."""
+        """Return the text with a hash."""
         return self._contents.get(hash)
 
     async def delete(self, run_id: str) -> bool:
@@ -268,20 +272,20 @@ class MemoryRuns:
         return True
 
     async def close(self) -> None:
-        """Do nothing: there is nothing to release."""
+        """Do nothing, because there is nothing to release."""
 
 
 OPTIONAL = ("current_node", "next_node", "source", "source_size", "snapshot_size", "parent")
-"""Fields of the metadata that may be None."""
+"""Metadata fields that may be None."""
 
 
 def info_document(info: RunInfo) -> dict[str, Any]:
-    """Metadata of a run as plain data."""
+    """Convert the metadata of a run to plain data."""
     return {name: getattr(info, name) for name in RunInfo.__dataclass_fields__}
 
 
 def parse_info(data: Mapping[str, Any]) -> RunInfo:
-    """Parse metadata of a run; fields of a newer version are ignored.
+    """Parse the metadata of a run; fields added by a newer version are ignored.
 
     Raises:
         TypeError: a field is missing, or has the wrong type.
@@ -295,7 +299,7 @@ def parse_info(data: Mapping[str, Any]) -> RunInfo:
 
 
 def damaged_info(run_id: str, why: object) -> RunInfo:
-    """Metadata of a run that cannot be read: its id, and `why`."""
+    """Build metadata for a run whose metadata cannot be read, with the reason."""
     return RunInfo(
         run_id=run_id, name="", goal="", started_at="", updated_at="", status="damaged", failure_reason=str(why)
     )
@@ -317,18 +321,19 @@ class Event:
     kind: str
     """One of `KINDS`."""
     run_id: str
-    """The attempt it belongs to."""
+    """Id of the attempt."""
     sequence: int
-    """Number within the run, from 1, over all attempts."""
+    """Number of the event in its run, from 1, over all attempts."""
     at: str
     """ISO 8601, UTC."""
     node: str | None = None
+    """The stage; None if the event is about the run."""
     branch: str = ""
-    """Its branch of a parallel stage; empty outside of branches."""
+    """Branch of a parallel stage; empty outside of branches."""
     data: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
     def document(self) -> dict[str, Any]:
-        """The event as plain data."""
+        """Convert to plain data."""
         facts: dict[str, Any] = {"kind": self.kind, "run_id": self.run_id, "sequence": self.sequence, "at": self.at}
         facts |= {"node": self.node} if self.node is not None else {}
         facts |= {"branch": self.branch} if self.branch else {}
@@ -340,21 +345,21 @@ OnEvent = Callable[[Event], Any]
 
 
 def parse_event(data: Mapping[str, Any]) -> Event:
-    """Parse an event."""
+    """Parse an event from plain data."""
     return Event(**data)
 
 
 GRACE_S = 0.05
-"""Time for a former owner to remove its lock file."""
+"""Seconds to wait for a previous owner to remove its lock file."""
 
 
 @contextmanager
 def own_run(path: Path, run_id: str) -> Generator[None]:
-    """Hold the lock of a run, a file at `path`, until the context ends.
+    """Hold the lock of a run, a file at `path`, until the context exits.
 
     Raises:
-        RunOwnedError: somebody else holds it.
-        PipelineError: the file cannot be made.
+        RunOwnedError: somebody else holds the lock.
+        PipelineError: the lock file cannot be created.
     """
     lock = FileLock(path, mode=0o600, thread_local=False)
     try:
@@ -363,7 +368,7 @@ def own_run(path: Path, run_id: str) -> Generator[None]:
     except Timeout:
         raise RunOwnedError(f"run {run_id!r} is under way elsewhere: wait for it, or end it") from None
     except OSError as error:
-        raise PipelineError(f"{path}: {error.strerror or error}; the run needs a folder it may write to") from error
+        raise PipelineError(f"{path}: {error.strerror or error}; give a folder that can be written to") from error
     try:
         yield
     finally:
@@ -371,7 +376,7 @@ def own_run(path: Path, run_id: str) -> Generator[None]:
 
 
 def is_owned(path: Path) -> bool:
-    """True if a live process holds the lock of a run at `path`."""
+    """True if a live process holds the lock at `path`."""
     if not path.exists():
         return False
     lock = FileLock(path, mode=0o600, thread_local=False)
@@ -384,11 +389,11 @@ def is_owned(path: Path) -> bool:
 
 
 def _release(lock: FileLock, path: Path) -> None:
-    with suppress(OSError):  # Windows refuses to remove an open file, and removes it on release
+    with suppress(OSError):  # on Windows, only the release can remove the file
         path.unlink()
     lock.release()
 
 
-def stopped_unless(owned: Callable[[str], bool], info: RunInfo) -> RunInfo:
-    """Metadata of a run with the status `stopped` if it has not ended and nobody owns it."""
-    return replace(info, status="stopped") if info.status == "running" and not owned(info.run_id) else info
+def mark_stopped(is_owned: Callable[[str], bool], info: RunInfo) -> RunInfo:
+    """Change the status of a run from `running` to `stopped` if nobody owns the run."""
+    return replace(info, status="stopped") if info.status == "running" and not is_owned(info.run_id) else info

@@ -1,4 +1,4 @@
-"""Runs as readable folders: a checkpoint, events as lines, the graph, and the files of each stage."""
+"""Run storage in readable folders: a checkpoint, events as JSON lines, the graph, and the files of each stage."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ from context_compiler.pipeline.stores import (
     family,
     info_document,
     is_owned,
+    mark_stopped,
     newest_first,
     own_run,
     parse_event,
     parse_info,
-    stopped_unless,
     update_info,
 )
 from context_compiler.resilience import attempt
@@ -39,31 +39,31 @@ MANIFEST, EVENTS, GRAPH, NORMAL, LOCK = "manifest.json", "events.jsonl", "graph.
 
 
 class FileRuns:
-    """Runs in folders.
+    """Stores runs in folders.
 
     Args:
-        root: The folder that holds the folders of runs.
-        alone: True if it is itself the folder of a single run.
+        root: The folder that contains the folders of runs.
+        alone: True if `root` is itself the folder of a single run.
     """
 
     def __init__(self, root: str | Path, *, alone: bool = False) -> None:
         self.root = Path(root)
         self._alone = alone
         self._added: set[str] = set()
-        """Runs whose event file ends with a complete line, because this store has appended to it."""
+        """Runs whose event file is known to end with a complete line, because this store has appended to it."""
         self._checkpoints: dict[str, CheckpointFolder] = {}
 
     def folder(self, run_id: str) -> Path:
-        """The folder of a run."""
+        """Return the folder of a run."""
         return self.root if self._alone else self.root / folder_name(run_id)
 
     def below(self, run_id: str) -> FileRuns:
-        """The store for a child of a run."""
+        """Return the store for a child of a run."""
         return FileRuns(self.root / "children" / folder_name(run_id), alone=True) if self._alone else self
 
     @asynccontextmanager
     async def own(self, run_id: str) -> AsyncGenerator[Lost]:
-        """Own a run."""
+        """Own a run until the context exits."""
         with own_run(self.folder(run_id) / LOCK, run_id):
             self._checkpoints.pop(run_id, None)
             yield None
@@ -72,13 +72,13 @@ class FileRuns:
         """Create a run."""
         folder = self.folder(info.run_id)
         if (folder / MANIFEST).exists():
-            raise PipelineError(f"{folder}: there is a run already: resume it, or give another id or folder")
+            raise PipelineError(f"{folder}: the folder already contains a run: resume it, or give another id or folder")
         for hash, text in contents.items():
             self._write(folder / (GRAPH if hash == (info.source or info.snapshot) else NORMAL), text)
         self._write(folder / MANIFEST, json.dumps(info_document(info), indent=1))
 
     async def save(self, state: RunState) -> None:
-        """Replace the state."""
+        """Replace the saved state."""
         run_id = state.lineage.root_run_id
         if run_id not in self._checkpoints:
             self._checkpoints[run_id] = CheckpointFolder(self.folder(run_id))
@@ -88,19 +88,19 @@ class FileRuns:
         """Append an event."""
         path = self.folder(run_id) / EVENTS
         try:
-            cut = run_id not in self._added and _has_partial_line(path)
+            partial_line = run_id not in self._added and _has_partial_line(path)
             with open(path, "a", encoding="utf-8", opener=open_private) as file:
-                file.write("\n" * cut + json.dumps(event.document()) + "\n")
+                file.write("\n" * partial_line + json.dumps(event.document()) + "\n")
             self._added.add(run_id)
         except OSError as error:
             raise PipelineError(f"{path}: {error.strerror or error}") from error
 
     async def load(self, run_id: str) -> RunState | None:
-        """The last saved state."""
+        """Load the last saved state."""
         return read_checkpoint(self.folder(run_id))
 
     async def events(self, run_id: str, after: int = 0) -> list[Event]:
-        """Events in order; a line cut short by a crash or a full disk is skipped."""
+        """Events in order; a line that a crash or a full disk left incomplete is skipped."""
         path = self.folder(run_id) / EVENTS
         try:
             lines = path.read_bytes().split(b"\n")
@@ -108,18 +108,18 @@ class FileRuns:
             return []
         except OSError as error:
             raise PipelineError(f"{path}: {error.strerror or error}") from error
-        return [event for line in lines if (event := _event(line)) is not None and event.sequence > after]
+        return [event for line in lines if (event := _parse_line(line)) is not None and event.sequence > after]
 
     async def runs(self) -> list[RunInfo]:
         """Metadata of all runs, newest first."""
         try:
             paths = (self.root / MANIFEST,) if self._alone else self.root.glob(f"*/{MANIFEST}")
-            found = [self._info_or_why(path) for path in paths if path.exists()] if self.root.is_dir() else []
-            return newest_first([stopped_unless(self._is_owned, info) for info in found])
+            found = [self._info_or_damaged(path) for path in paths if path.exists()] if self.root.is_dir() else []
+            return newest_first([mark_stopped(self._is_owned, info) for info in found])
         except OSError as error:
             raise PipelineError(f"{self.root}: {error.strerror or error}; give a folder that may be read") from error
 
-    def _info_or_why(self, manifest: Path) -> RunInfo:
+    def _info_or_damaged(self, manifest: Path) -> RunInfo:
         try:
             return self._info(manifest)
         except PipelineError as error:
@@ -129,21 +129,21 @@ class FileRuns:
         return is_owned(self.folder(run_id) / LOCK)
 
     async def content(self, hash: str) -> str | None:
-        """The text with a hash, from any run."""
+        """Return the text with a hash, from any run."""
         for name in (GRAPH, NORMAL):
             for path in (*self.root.glob(f"*/{name}"), self.root / name):
-                text = _text(path)
+                text = _read_text(path)
                 if text is not None and text_hash(text) == hash:
                     return text
         return None
 
     async def delete(self, run_id: str) -> bool:
-        """Delete a run and its children: their folders."""
+        """Delete the folders of a run and its children."""
         if not (self.folder(run_id) / MANIFEST).exists():
             return False
         if self._alone:
-            raise PipelineError(f"{self.root}: remove the folder yourself; it may hold more than this run")
-        others = [attempt(partial(self._manifest, path)).value for path in self.root.glob(f"*/{MANIFEST}")]
+            raise PipelineError(f"{self.root}: remove the folder yourself, because it may contain more than this run")
+        others = [attempt(partial(self._read_manifest, path)).value for path in self.root.glob(f"*/{MANIFEST}")]
         names = family(run_id, {info.run_id: info.parent for info in others if info is not None})
         try:
             async with AsyncExitStack() as owned:
@@ -158,9 +158,10 @@ class FileRuns:
         return True
 
     async def close(self) -> None:
-        """Do nothing: there is nothing to release."""
+        """Do nothing, because there is nothing to release."""
 
-    def _manifest(self, manifest: Path) -> RunInfo:
+    def _read_manifest(self, manifest: Path) -> RunInfo:
+        """Read the metadata with which a run was created."""
         try:
             data: Any = json.loads(manifest.read_bytes())
             return parse_info(data)
@@ -168,7 +169,8 @@ class FileRuns:
             raise PipelineError(f"{manifest}: it cannot be read: {error}") from error
 
     def _info(self, manifest: Path) -> RunInfo:
-        info = self._manifest(manifest)
+        """Read the metadata of a run, updated from its checkpoint."""
+        info = self._read_manifest(manifest)
         state = read_checkpoint(manifest.parent)
         if state is None:
             return info
@@ -180,19 +182,19 @@ class FileRuns:
         try:
             write_atomically(path, text.encode("utf-8", "surrogatepass"))
         except OSError as error:
-            raise PipelineError(f"{path}: {error.strerror or error}; give a folder that may be written") from error
+            raise PipelineError(f"{path}: {error.strerror or error}; give a folder that can be written to") from error
 
 
-def _text(path: Path) -> str | None:
-    """Exact text of a file; None if it is missing, or not text."""
+def _read_text(path: Path) -> str | None:
+    """Read the exact text of a file; None if the file is missing or not text."""
     try:
         return path.read_bytes().decode("utf-8", "surrogatepass")
     except (OSError, UnicodeDecodeError):
         return None
 
 
-def _event(line: bytes) -> Event | None:
-    """The event in a line; None if the line is incomplete."""
+def _parse_line(line: bytes) -> Event | None:
+    """Parse the event in a line; None if the line is incomplete."""
     try:
         event = parse_event(json.loads(line))
     except (ValueError, TypeError, RecursionError):
@@ -210,5 +212,5 @@ def _has_partial_line(path: Path) -> bool:
 
 
 def in_folder(folder: str | Path) -> FileRuns:
-    """The store of the single run in a folder."""
+    """Return the store of the single run in a folder."""
     return FileRuns(folder, alone=True)

@@ -1,8 +1,8 @@
-"""Runs in PostgreSQL, for many machines: a run is owned by a lease, and every write of its owner is fenced.
+"""Run storage in PostgreSQL, for many machines: the owner of a run has a lease, and its writes are fenced.
 
-Each lease has a number that no other lease of the run gets: microseconds since 1970, or more. Every write checks it in
-its own transaction, so an owner that was presumed dead cannot write. All times are those of the database; the clocks of
-the workers do not matter.
+Each lease of a run has a unique token, which is at least the time in microseconds since 1970. Every write checks the
+token in its own transaction, so an owner that was presumed dead cannot write. All times come from the database; the
+clocks of the workers do not matter.
 """
 
 from __future__ import annotations
@@ -28,14 +28,15 @@ from context_compiler.record.pool import LOST, Component, Connection, Pool, Post
 log = logging.getLogger("context_compiler.pipeline")
 
 LEASE_S, PATIENCE_S = 30.0, 30.0
-"""Seconds until the run of a dead owner is taken over, and seconds to wait for a database that restarts."""
+"""Seconds until the lease of a dead owner expires, and seconds to wait for a database that cannot be reached."""
 PAUSE_S, LONGEST_PAUSE_S = 0.05, 1.0
+"""First and longest pause between two attempts to reach the database, in seconds."""
 EVENTS_S = 0.1
-"""Seconds that an event may wait for others, or for a state, to be written with."""
-AT_ONCE = ("child_started", "model_requested", "run_finalized")
-"""Events that are written as they happen: a resumed run counts the cost so far, and one that has ended has its last."""
+"""Maximum seconds that an event waits to be written with other events, or with a state."""
+IMMEDIATE = ("child_started", "model_requested", "run_finalized")
+"""Events that are written at once, so that a resumed run knows all costs, and an ended run has its last event."""
 STARTING = "57P03"
-"""SQLSTATE of a server that starts or stops."""
+"""SQLSTATE of a server that is starting or stopping."""
 
 NOW = "(extract(epoch FROM clock_timestamp())::double precision)"
 _TABLES = re.compile(r"\b(runs|cells|events|contents|queue|questions|leases)\b")
@@ -68,7 +69,7 @@ WITH new AS (SELECT * FROM unnest(?::text[], ?::bigint[], ?::bigint[], ?::text[]
     )
 SELECT run FROM held
 """
-"""Events of several runs in one round trip, without a wait for the disk: the next state that is saved waits for it."""
+"""Writes events of several runs in one round trip, without waiting for the disk; the next saved state waits."""
 _WRITE = """
 WITH held AS (SELECT run FROM leases WHERE run = ? AND token = ? FOR SHARE),
     new AS (SELECT * FROM unnest(?::text[], ?::text[], ?::text[]) AS cell (section, name, body)),
@@ -88,15 +89,18 @@ WITH held AS (SELECT run FROM leases WHERE run = ? AND token = ? FOR SHARE),
     )
 SELECT run FROM held
 """
-"""A state, and the events before it, in one round trip."""
+"""Writes a state and the events before it in one round trip."""
 _FENCED = "WITH fence AS ({fence}), done AS ({text}) {answer}"
-_ANSWERS = ("SELECT 1 / count(*) FROM fence", "SELECT 1 / (SELECT count(*) FROM fence), done.* FROM done")
-"""A fence and a write in one round trip, of nothing or of rows: without the lease, the division undoes the write."""
+_FENCED_RESULTS = ("SELECT 1 / count(*) FROM fence", "SELECT 1 / (SELECT count(*) FROM fence), done.* FROM done")
+"""Results of a fenced write that returns nothing, and of one that returns rows.
+
+Fence and write take one round trip. Without the lease, the division by zero rolls the write back.
+"""
 
 
 @lru_cache(maxsize=256)
 def translate(text: str, schema: str) -> str:
-    """A statement in the words of PostgreSQL: numbered arguments, its clock, tables with their schema."""
+    """Translate a statement to PostgreSQL: numbered arguments, the server's clock, table names with schema."""
     text = _TABLES.sub(rf"{schema}.pipeline_\1", text.replace("WITHOUT ROWID", ""))
     pieces = re.sub(r"\bNOW\b", NOW, text).split("?")
     return pieces[0] + "".join(f"${number}{piece}" for number, piece in enumerate(pieces[1:], 1))
@@ -111,14 +115,14 @@ TABLES = Component(
 
 
 class PostgresDatabase:
-    """Transactions on PostgreSQL; one that a restart of the server ends is repeated."""
+    """Transactions on PostgreSQL; a transaction that fails because the server restarts is repeated."""
 
     def __init__(self, postgres: Postgres, *, patience: float) -> None:
         self.postgres, self._patience = postgres, patience
 
     @property
     def name(self) -> str:
-        """Its address, without the password."""
+        """Address of the database, without the password."""
         return self.postgres.place
 
     async def transact(self, *statements: Statement) -> list[Sequence[Sequence[Any]]]:
@@ -134,20 +138,23 @@ class PostgresDatabase:
             pause = min(2 * pause, LONGEST_PAUSE_S)
 
     async def _transact(self, statements: Sequence[Statement], connection: Connection) -> list[Sequence[Sequence[Any]]]:
+        """Execute statements, in as few round trips as possible."""
         if len(statements) == 1 and statements[0].rows is None:
             return [await self._execute(connection, statements[0])]
         if all(one.rows is None and one.text.lstrip().startswith("SELECT") for one in statements):
             return [await self._execute(connection, one) for one in statements]
         if len(statements) == 2 and statements[0].missing is not None and _is_write(statements[1]):
-            return await self._fenced(connection, *statements)
+            return await self._execute_fenced(connection, *statements)
         async with connection.transaction():
             return [await self._execute(connection, one) for one in statements]
 
-    async def _fenced(self, connection: Connection, fence: Statement, one: Statement) -> list[Sequence[Sequence[Any]]]:
-        """Execute a fence and one write."""
+    async def _execute_fenced(
+        self, connection: Connection, fence: Statement, one: Statement
+    ) -> list[Sequence[Sequence[Any]]]:
+        """Execute a fence and one write in one round trip."""
         returns = "RETURNING" in one.text
         text = one.text if returns else f"{one.text} RETURNING 1"
-        both = _FENCED.format(fence=fence.text, text=text, answer=_ANSWERS[returns])
+        both = _FENCED.format(fence=fence.text, text=text, answer=_FENCED_RESULTS[returns])
         try:
             found = await connection.fetch(translate(both, self.postgres.schema), *fence.args, *one.args)
         except asyncpg.DivisionByZeroError:
@@ -167,18 +174,18 @@ class PostgresDatabase:
         return [tuple(row) for row in found]
 
     async def close(self) -> None:
-        """Close the connections, unless their pool is the caller's."""
+        """Close the connections, unless the caller provided the pool."""
         await self.postgres.close()
 
 
 class PostgresRuns(SQLRuns):
-    """Runs in PostgreSQL.
+    """Stores runs in PostgreSQL.
 
     Args:
         source: An address (`postgresql://…`), a pool with asyncpg's interface, or a `Postgres`, which the record may
             share.
-        lease: Seconds until the run of a dead owner is taken over; it is renewed three times as often.
-        patience: Seconds to wait for a database that is away.
+        lease: Seconds until a lease expires if its owner does not renew it; owners renew after a third of that time.
+        patience: Seconds to wait for a database that cannot be reached.
     """
 
     def __init__(self, source: str | Pool | Postgres, *, lease: float = LEASE_S, patience: float = PATIENCE_S) -> None:
@@ -188,11 +195,11 @@ class PostgresRuns(SQLRuns):
         self._tokens: dict[str, int] = {}
         self._events: dict[str, list[Event]] = {}
         self._writing: asyncio.Task[None] | None = None
-        self._begun: set[asyncio.Task[None]] = set()
+        self._writes: set[asyncio.Task[None]] = set()
 
     @asynccontextmanager
     async def own(self, run_id: str) -> AsyncGenerator[Lost]:
-        """Own a run, by a lease that is renewed until the context ends."""
+        """Own a run, with a lease that is renewed until the context exits."""
         (found,) = await self.database.transact(Statement(_ACQUIRE, (run_id, uuid4().hex, self._lease)))
         if not found:
             raise await self._owned_elsewhere(run_id)
@@ -207,7 +214,7 @@ class PostgresRuns(SQLRuns):
             renewing.cancel()
             await asyncio.gather(renewing, return_exceptions=True)
             try:
-                await self._write_all(run_id)
+                await self._flush_events(run_id)
             finally:
                 self._tokens.pop(run_id, None)
                 self.forget(run_id)
@@ -217,23 +224,23 @@ class PostgresRuns(SQLRuns):
         (rows,) = await self.database.transact(Statement(_LEFT, (run_id,)))
         left = float(rows[0][0]) if rows else 0.0
         why = f"run {run_id!r} is under way elsewhere: wait for it, or end it"
-        return RunOwnedError(why, patience=max(left, 0.0) + self._lease)  # a slow owner may renew it once more
+        return RunOwnedError(why, patience=max(left, 0.0) + self._lease)  # its owner may renew the lease once more
 
     async def _release(self, run_id: str, token: int) -> None:
         try:
             await self.database.transact(Statement(_RELEASE, (run_id, token)))
         except PipelineError as error:
-            log.warning("run %s stays owned until its lease ends: %s", run_id, error)
+            log.warning("run %s stays owned until its lease expires: %s", run_id, error)
 
     async def _renew(self, run_id: str, token: int, lost: asyncio.Future[str]) -> None:
-        """Renew a lease until it is lost, or has ended while the database was away."""
+        """Renew a lease until another owner takes it, or it expires because the database cannot be reached."""
         renewed = time.monotonic()
         while not lost.done():
             await asyncio.sleep(self._lease / 3)
             asked = time.monotonic()
             left = renewed + self._lease - asked
             try:
-                async with asyncio.timeout(max(self._lease / 3, left)):  # a late renewal is as good, if nobody followed
+                async with asyncio.timeout(max(self._lease / 3, left)):  # a late renewal may still succeed
                     (found,) = await self.database.transact(Statement(_RENEW, (self._lease, run_id, token)))
             except (PipelineError, TimeoutError):
                 found = None
@@ -245,39 +252,42 @@ class PostgresRuns(SQLRuns):
                 lost.set_result(f"run {run_id!r}: its lease could not be renewed within {self._lease:g} s")
 
     async def owned(self, run_ids: Sequence[str]) -> frozenset[str]:
-        """Those of the runs with a lease that has not ended."""
+        """Return which of these runs have a lease that has not expired."""
         if not run_ids:
             return frozenset()
         (rows,) = await self.database.transact(Statement(_OWNED))
         return frozenset(str(row[0]) for row in rows).intersection(run_ids)
 
     def fence(self, run_id: str) -> Sequence[Statement]:
-        """Check the lease, and hold it until the transaction ends."""
+        """Statements that check the lease and lock it until the transaction ends.
+
+        A store without the lease may write only while nobody has one.
+        """
         token = self._tokens.get(run_id)
         if token is None:
-            return (Statement(_FREE, (run_id,), missing=_lost(run_id)),)
-        return (Statement(_HELD, (run_id, token), missing=_lost(run_id)),)
+            return (Statement(_FREE, (run_id,), missing=_lost_error(run_id)),)
+        return (Statement(_HELD, (run_id, token), missing=_lost_error(run_id)),)
 
-    def keep_contents(self, hashes: Sequence[str], lock: str) -> Sequence[Statement]:
+    def lock_contents(self, hashes: Sequence[str], lock: str) -> Sequence[Statement]:
         """Lock texts until the transaction ends."""
         return (Statement(f"SELECT 1 FROM contents WHERE hash = ANY(?::text[]) ORDER BY hash FOR {lock}", (hashes,)),)
 
-    def repeats(self, run_id: str) -> bool:
-        """True if this store owns the run, so that an equal one is its own."""
+    def may_repeat(self, run_id: str) -> bool:
+        """True if this store owns the run, so that nobody else can have created an equal one."""
         return run_id in self._tokens
 
     async def add(self, run_id: str, event: Event) -> None:
-        """Append an event: soon, with others, or with the next state."""
+        """Append an event, which is written after a short delay with other events or with the next state."""
         if run_id not in self._tokens:
             await super().add(run_id, event)
             return
         self._events.setdefault(run_id, []).append(event)
-        if event.kind in AT_ONCE:
+        if event.kind in IMMEDIATE:
             if run_id not in await self._add(self._take_events([run_id])):
-                raise _lost(run_id)
+                raise _lost_error(run_id)
         elif self._writing is None:
             self._writing = asyncio.create_task(self._write_soon())
-            self._begun.add(self._writing)
+            self._writes.add(self._writing)
             self._writing.add_done_callback(self._end_writing)
 
     async def _write_soon(self) -> None:
@@ -286,48 +296,48 @@ class PostgresRuns(SQLRuns):
         await self._write_events([*self._events])
 
     def _end_writing(self, task: asyncio.Task[None]) -> None:
-        self._begun.discard(task)
+        self._writes.discard(task)
         if self._writing is task:
             self._writing = None
 
     async def _write_events(self, run_ids: Sequence[str]) -> None:
-        """Write events that wait; those of a run that is owned no more are dropped."""
+        """Write the waiting events of these runs; events of a run that is no longer owned are dropped."""
         try:
             await self._add(self._take_events(run_ids))
         except PipelineError as error:
-            log.warning("events are missing: %s", error)
+            log.warning("events could not be written: %s", error)
 
     def _take_events(self, run_ids: Sequence[str]) -> list[tuple[str, int, Event]]:
-        """Events of these runs that wait, each with its run and lease; they wait no more."""
+        """Remove the waiting events of these runs from the buffer, and return them as `(run, token, event)`."""
         found = [(name, self._tokens.get(name), self._events.pop(name, [])) for name in run_ids]
         return [(name, token, event) for name, token, events in found if token is not None for event in events]
 
     async def _add(self, events: Sequence[tuple[str, int, Event]]) -> set[str]:
-        """Write events; the runs of which that was allowed."""
+        """Write events, and return the runs whose events were written because their leases are still valid."""
         if not events:
             return set()
-        ordered = [(name, token, event.sequence, json.dumps(event.document())) for name, token, event in events]
-        columns = [[row[at] for row in ordered] for at in range(4)]
-        (rows,) = await self.database.transact(Statement(_ADD, columns))
-        return {str(row[0]) for row in rows}
+        rows = [(name, token, event.sequence, json.dumps(event.document())) for name, token, event in events]
+        columns = [[row[at] for row in rows] for at in range(4)]
+        (written,) = await self.database.transact(Statement(_ADD, columns))
+        return {str(row[0]) for row in written}
 
-    async def _write_all(self, run_id: str) -> None:
-        """Write the waiting events of a run, and wait for writes under way."""
+    async def _flush_events(self, run_id: str) -> None:
+        """Write the waiting events of a run, and wait for writes in progress."""
         here = asyncio.get_running_loop()
-        under_way = {task for task in self._begun - {self._writing} if task.get_loop() is here}
-        if under_way:
-            await asyncio.wait(under_way)
+        writes = {task for task in self._writes - {self._writing} if task.get_loop() is here}
+        if writes:
+            await asyncio.wait(writes)
         await self._write_events([run_id])
 
     async def events(self, run_id: str, after: int = 0) -> list[Event]:
         """Events in order."""
-        await self._write_all(run_id)
+        await self._flush_events(run_id)
         return await super().events(run_id, after)
 
     async def write(
         self, root: str, gone: Sequence[tuple[str, str]] | None, cells: Sequence[tuple[str, str, str]], info: str
     ) -> None:
-        """Write the pieces of a state in one round trip."""
+        """Write the changed cells of a state, and the waiting events of its run, in one round trip."""
         token = self._tokens.get(root)
         if token is None:
             await super().write(root, gone, cells, info)
@@ -337,7 +347,7 @@ class PostgresRuns(SQLRuns):
         events = [event for _, _, event in self._take_events([root])]
         added = [event.sequence for event in events], [json.dumps(event.document()) for event in events]
         given = (root, token, *columns, gone is None, *names, info, *added)
-        await self.database.transact(Statement(_WRITE, given, missing=_lost(root)))
+        await self.database.transact(Statement(_WRITE, given, missing=_lost_error(root)))
 
     async def close(self) -> None:
         """Close the connections, unless they are shared."""
@@ -346,15 +356,15 @@ class PostgresRuns(SQLRuns):
 
 
 def _is_away(error: BaseException | None) -> bool:
-    """True if the server is down, starting or out of reach, or has gone in the middle of a transaction."""
+    """True if the server is down, starting or out of reach, or if it stopped during a transaction."""
     away = (OSError, TimeoutError, asyncpg.InterfaceError, *LOST)
     return isinstance(error, away) or getattr(error, "sqlstate", None) == STARTING
 
 
 def _is_write(one: Statement) -> bool:
-    """True for a statement that writes once, and may find nothing to write."""
+    """True if a statement is a single write, and need not change any row."""
     return one.rows is None and one.missing is None and not one.text.lstrip().startswith("SELECT")
 
 
-def _lost(run_id: str) -> RunOwnedError:
-    return RunOwnedError(f"run {run_id!r} was taken over by another worker; nothing more of it is saved here")
+def _lost_error(run_id: str) -> RunOwnedError:
+    return RunOwnedError(f"run {run_id!r} was taken over by another worker; this process saves nothing more of it")

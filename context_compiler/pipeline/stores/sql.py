@@ -1,6 +1,7 @@
-"""Runs in a database: saving a state writes only its changes, so that long runs save as fast as short ones.
+"""Run storage in an SQL database. Saving a state writes only its changes, so long runs save as fast as short ones.
 
-`Database` is all that an engine has to offer. Statements have `?` for arguments and `NOW` for the database's time.
+A database engine only has to implement `Database`. Statements contain `?` for arguments and `NOW` for the time of the
+database.
 """
 
 from __future__ import annotations
@@ -23,10 +24,10 @@ from context_compiler.pipeline.stores import (
     damaged_info,
     family,
     info_document,
+    mark_stopped,
     newest_first,
     parse_event,
     parse_info,
-    stopped_unless,
     update_info,
 )
 
@@ -57,28 +58,28 @@ CREATE TABLE questions (
 ) WITHOUT ROWID;
 """,
 )
-"""Statements that lead from each version of the tables to the next one, in the SQL that engines share."""
+"""Statements that upgrade the tables from each version to the next one, in SQL that all engines understand."""
 
 
 CONTENTS = 32
-"""Texts that are remembered."""
+"""Maximum number of texts in the cache."""
 
 
 def statements_of(scripts: Sequence[str]) -> list[str]:
-    """The single statements of scripts."""
+    """Split scripts into single statements."""
     return [one for script in scripts for one in script.split(";") if one.strip()]
 
 
 @dataclass(frozen=True, slots=True)
 class Statement:
-    """A statement of a transaction."""
+    """One statement of a transaction."""
 
     text: str
     args: Sequence[Any] = ()
     rows: Sequence[Sequence[Any]] | None = None
-    """Arguments of several executions, in place of `args`; none of them returns anything."""
+    """Arguments of several executions, instead of `args`; such a statement returns no rows."""
     missing: PipelineError | None = None
-    """Raised if it returns no row; the transaction is then rolled back."""
+    """Error to raise if the statement returns no row; the transaction is then rolled back."""
 
 
 class Database(Protocol):
@@ -86,70 +87,70 @@ class Database(Protocol):
 
     @property
     def name(self) -> str:
-        """Its path or address, for errors; without a password."""
+        """Path or address of the database for error messages, without a password."""
         ...
 
     async def transact(self, *statements: Statement) -> list[Sequence[Sequence[Any]]]:
-        """Execute statements in one transaction; the rows that each returned.
+        """Execute statements in one transaction, and return the rows of each statement.
 
         Raises:
-            PipelineError: it failed, and nothing of it has happened.
+            PipelineError: the transaction failed, and was rolled back.
         """
         ...
 
     async def close(self) -> None:
-        """Close it; the next transaction opens it again."""
+        """Close the database; the next transaction opens it again."""
         ...
 
 
 class SQLRuns(ABC):
-    """Runs in a database, and the queue of those that wait for a worker."""
+    """Stores runs in an SQL database, together with the queue of submitted runs."""
 
     def __init__(self, database: Database) -> None:
         self.database = database
         self._saved: dict[str, RunState] = {}
         self._infos: dict[str, RunInfo] = {}
         self._contents: dict[str, str] = {}
-        """The last texts that were read by their hashes: many runs have the same graph."""
+        """Cache of texts by hash, because many runs share a graph."""
 
     @abstractmethod
     def own(self, run_id: str) -> AbstractAsyncContextManager[Lost]:
-        """Own a run."""
+        """Own a run until the context exits."""
         ...
 
     @abstractmethod
     async def owned(self, run_ids: Sequence[str]) -> frozenset[str]:
-        """Those of the runs that somebody owns."""
+        """Return which of these runs somebody owns."""
         ...
 
     def fence(self, run_id: str) -> Sequence[Statement]:
-        """Statements that fail unless this store may write to a run; the first ones of every write."""
+        """Statements at the start of each write transaction, which fail unless this store may write to the run."""
         return ()
 
-    def keep_contents(self, hashes: Sequence[str], lock: str) -> Sequence[Statement]:
-        """Statements that lock texts until the transaction ends, so that none is deleted that a new run refers to."""
+    def lock_contents(self, hashes: Sequence[str], lock: str) -> Sequence[Statement]:
+        """Statements that lock texts until the transaction ends, so that no text of a new run is deleted."""
         return ()
 
-    def repeats(self, run_id: str) -> bool:
-        """True if an existing run may be one that this store has just created."""
+    def may_repeat(self, run_id: str) -> bool:
+        """True if an existing run with the same metadata may come from a repeated transaction of this store."""
         return False
 
     async def begin(self, info: RunInfo, contents: Mapping[str, str]) -> None:
         """Create a run."""
         body = json.dumps(info_document(info))
-        exists = PipelineError(f"there is a run {info.run_id!r} already: resume it, or give another id")
+        exists = PipelineError(f"run {info.run_id!r} already exists: resume it, or give another id")
         await self.database.transact(
             *self.fence(info.run_id),
-            *self.keep_contents([*contents], "KEY SHARE"),
-            Statement(_BEGIN, (info.run_id, body, int(self.repeats(info.run_id))), missing=exists),
+            *self.lock_contents([*contents], "KEY SHARE"),
+            Statement(_BEGIN, (info.run_id, body, int(self.may_repeat(info.run_id))), missing=exists),
             Statement("INSERT INTO contents VALUES (?, ?) ON CONFLICT (hash) DO NOTHING", rows=list(contents.items())),
         )
 
     async def save(self, state: RunState) -> None:
-        """Save the changes since the former state."""
+        """Save the changes since the state that was saved before."""
         root = state.lineage.root_run_id
-        former = self._saved.pop(root, None)  # if this fails or is cancelled, what is stored is unknown
-        info = self._infos.get(root) or await self._info(root)
+        former = self._saved.pop(root, None)  # unknown if this call fails or is cancelled
+        info = self._infos.get(root) or await self._load_info(root)
         info = update_info(info, state, datetime.now(UTC).isoformat(timespec="milliseconds"))
         gone, new = state_changes(former, state)
         cells = [(section, name, json.dumps(body)) for section, name, body in new]
@@ -159,38 +160,40 @@ class SQLRuns(ABC):
     async def write(
         self, root: str, gone: Sequence[tuple[str, str]] | None, cells: Sequence[tuple[str, str, str]], info: str
     ) -> None:
-        """Write the pieces of a state in one transaction; None removes all that were there before."""
-        first = [Statement("DELETE FROM cells WHERE run = ?", (root,))] if gone is None else []
+        """Write changed cells of a state in one transaction, and remove the cells `gone`; None removes all old ones."""
+        clear = [Statement("DELETE FROM cells WHERE run = ?", (root,))] if gone is None else []
         await self.database.transact(
             *self.fence(root),
-            *first,
+            *clear,
             Statement(_REMOVE, rows=[(root, *one) for one in gone or ()]),
             Statement(_SAVE, rows=[(root, *cell) for cell in cells]),
-            Statement("UPDATE runs SET info = ? WHERE run = ? RETURNING run", (info, root), missing=self._gone(root)),
+            Statement(
+                "UPDATE runs SET info = ? WHERE run = ? RETURNING run", (info, root), missing=self._missing(root)
+            ),
         )
 
-    def _gone(self, run_id: str) -> PipelineError:
-        return PipelineError(f"{self.database.name}: run {run_id!r} is not in it, or no longer; its state is not saved")
+    def _missing(self, run_id: str) -> PipelineError:
+        return PipelineError(f"{self.database.name}: run {run_id!r} does not exist; it may have been deleted")
 
-    async def _info(self, run_id: str) -> RunInfo:
+    async def _load_info(self, run_id: str) -> RunInfo:
         ((row,),) = await self.database.transact(
-            Statement("SELECT info FROM runs WHERE run = ?", (run_id,), missing=self._gone(run_id))
+            Statement("SELECT info FROM runs WHERE run = ?", (run_id,), missing=self._missing(run_id))
         )
         return self._parse(parse_info, row[0])
 
     async def mark_failed(self, run_id: str, reason: str) -> None:
-        """Mark a run that the caller owns as failed in its metadata; its state does not change."""
+        """Mark a run that the caller owns as failed in its metadata, without changing its state."""
         (rows,) = await self.database.transact(Statement("SELECT info FROM runs WHERE run = ?", (run_id,)))
         at = datetime.now(UTC).isoformat(timespec="milliseconds")
         for (body,) in rows:
-            with suppress(ValueError, TypeError, RecursionError):  # damaged metadata stays as it is, too
-                known: dict[str, Any] = dict(json.loads(body))  # with what a newer version has added
+            with suppress(ValueError, TypeError, RecursionError):  # leave damaged metadata unchanged
+                known: dict[str, Any] = dict(json.loads(body))  # with the fields that a newer version has added
                 marked = json.dumps({**known, "status": "fail", "failure_reason": reason, "updated_at": at})
                 update = Statement("UPDATE runs SET info = ? WHERE run = ?", (marked, run_id))
                 await self.database.transact(*self.fence(run_id), update)
 
     def forget(self, run_id: str) -> None:
-        """Forget the last state of a run: somebody else may write the next one."""
+        """Forget the last saved state of a run, because another process may save the next one."""
         self._saved.pop(run_id, None)
         self._infos.pop(run_id, None)
 
@@ -200,7 +203,7 @@ class SQLRuns(ABC):
         await self.database.transact(*self.fence(run_id), Statement(_ADD, row))
 
     async def load(self, run_id: str) -> RunState | None:
-        """The last saved state."""
+        """Load the last saved state."""
         query = "SELECT section, name, body FROM cells WHERE run = ? ORDER BY section, name"
         (rows,) = await self.database.transact(Statement(query, (run_id,)))
         if not rows:
@@ -221,21 +224,21 @@ class SQLRuns(ABC):
     async def runs(self) -> list[RunInfo]:
         """Metadata of all runs, newest first."""
         rows, queued = await self.database.transact(Statement("SELECT run, info FROM runs"), Statement(_QUEUED))
-        infos = [self._info_or_why(str(run_id), body) for run_id, body in rows]
+        infos = [self._info_or_damaged(str(run_id), body) for run_id, body in rows]
         owned = await self.owned([info.run_id for info in infos if info.status == "running"])
         states = {str(run_id): str(state) for run_id, state in queued}
-        stopped = [one for one in infos if stopped_unless(owned.__contains__, one).status == "stopped"]
-        renamed = {one.run_id: replace(one, status=states.get(one.run_id, "stopped")) for one in stopped}
-        return newest_first([renamed.get(one.run_id, one) for one in infos])
+        stopped = [one for one in infos if mark_stopped(owned.__contains__, one).status == "stopped"]
+        updated = {one.run_id: replace(one, status=states.get(one.run_id, "stopped")) for one in stopped}
+        return newest_first([updated.get(one.run_id, one) for one in infos])
 
-    def _info_or_why(self, run_id: str, body: str) -> RunInfo:
+    def _info_or_damaged(self, run_id: str, body: str) -> RunInfo:
         try:
             return self._parse(parse_info, body)
         except CheckpointError as error:
             return damaged_info(run_id, error)
 
     async def content(self, hash: str) -> str | None:
-        """The text with a hash."""
+        """Return the text with a hash."""
         if hash not in self._contents:
             (rows,) = await self.database.transact(Statement("SELECT body FROM contents WHERE hash = ?", (hash,)))
             if not rows:
@@ -258,7 +261,7 @@ class SQLRuns(ABC):
             await self.database.transact(
                 *(one for name in bodies for one in self.fence(name)),
                 *(Statement(f"DELETE FROM {table} WHERE run = ?", rows=names) for table in TABLES),
-                *self.keep_contents(hashes, "UPDATE"),
+                *self.lock_contents(hashes, "UPDATE"),
                 Statement(_UNUSED, rows=[(hash, hash) for hash in hashes]),
             )
             for hash in hashes:
@@ -266,8 +269,8 @@ class SQLRuns(ABC):
         return bool(bodies)
 
     async def _family(self, run_id: str) -> dict[str, str]:
-        """The stored metadata of a run and of its children, by id; empty if there is no such run."""
-        query = "SELECT run, info FROM runs WHERE substr(run, 1, ?) = ?"  # the id of a child begins with its parent's
+        """Stored metadata of a run and its descendants, by id; empty if there is no such run."""
+        query = "SELECT run, info FROM runs WHERE substr(run, 1, ?) = ?"  # children's ids begin with the parent's id
         (rows,) = await self.database.transact(Statement(query, (len(run_id), run_id)))
         bodies = {str(name): str(body) for name, body in rows}
         parents = {name: info.parent for name, body in bodies.items() if (info := _read_info(body)) is not None}
@@ -277,22 +280,27 @@ class SQLRuns(ABC):
         """Close the database."""
         await self.database.close()
 
-    def _parse(self, made: Callable[[Any], T], body: str) -> T:
+    def _parse(self, parse: Callable[[Any], T], body: str) -> T:
+        """Parse a stored JSON body.
+
+        Raises:
+            CheckpointError: the body is damaged.
+        """
         try:
-            return made(json.loads(body))
+            return parse(json.loads(body))
         except (ValueError, TypeError, RecursionError) as error:
             raise CheckpointError(f"{self.database.name}: a row in it is damaged ({error})") from error
 
 
 def _read_info(body: str) -> RunInfo | None:
-    """Metadata of a run; None if it is damaged."""
+    """Parse the metadata of a run; None if it is damaged."""
     with suppress(ValueError, TypeError, RecursionError):
         return parse_info(json.loads(body))
     return None
 
 
 TABLES = ("cells", "events", "questions", "queue", "runs")
-"""Tables with rows of runs."""
+"""Tables with a `run` column, from which a deleted run is removed."""
 _UNUSED = "DELETE FROM contents WHERE hash = ? AND NOT EXISTS (SELECT 1 FROM runs WHERE info LIKE '%' || ? || '%')"
 _BEGIN = """
 INSERT INTO runs AS known VALUES (?, ?) ON CONFLICT (run) DO UPDATE SET info = excluded.info

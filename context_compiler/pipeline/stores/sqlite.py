@@ -1,4 +1,4 @@
-"""Runs in one SQLite file, for the processes of one machine."""
+"""Run storage in one SQLite file, for all processes of one machine."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ NOW = "((julianday('now') - 2440587.5) * 86400.0)"
 
 
 class SQLiteDatabase:
-    """One file, for several processes at once; opened at first use."""
+    """Transactions on one SQLite file, which several processes may use at once; opened at first use."""
 
     def __init__(self, path: Path, *, busy_timeout: float) -> None:
         self.path, self._timeout = path, busy_timeout
@@ -40,13 +40,13 @@ class SQLiteDatabase:
 
     @property
     def name(self) -> str:
-        """The path of the file."""
+        """Path of the file."""
         return str(self.path)
 
     async def transact(self, *statements: Statement) -> list[Sequence[Sequence[Any]]]:
         """Execute statements in one transaction."""
-        # On a thread, because another process may be writing. A cancelled caller waits for it, because nothing may
-        # be written once the run is somebody else's, or the file closed.
+        # In a thread, because it may have to wait for another process. A cancelled caller waits for the thread, because
+        # nothing may be written after somebody else owns the run, or after the file is closed.
         working = asyncio.create_task(asyncio.to_thread(self._transact, statements))
         try:
             return await asyncio.shield(working)
@@ -60,11 +60,11 @@ class SQLiteDatabase:
                 db = self._connect()
                 with transaction(db):
                     return [_execute(db, one) for one in statements]
-            except (sqlite3.Error, OSError, ValueError) as error:  # ValueError: not a valid file name
+            except (sqlite3.Error, OSError, ValueError) as error:  # ValueError: the file name is invalid
                 raise PipelineError(f"{self.path}: {error}; what was saved before is intact") from error
 
     def _connect(self) -> sqlite3.Connection:
-        """The connection, opened again if the file has been deleted or replaced."""
+        """Return the connection, reopened if the file was deleted or replaced."""
         if self._db is not None and self._opened is not None and self._opened.gone():
             self._disconnect()
             self._opened.remove_log()
@@ -76,7 +76,7 @@ class SQLiteDatabase:
     async def empty_log(self) -> bool:
         """Rewrite the file without deleted rows, and empty SQLite's log; False while another process uses the file.
 
-        Secure deletion overwrites deleted rows, but not copies that SQLite left in a page when it moved a row.
+        This is needed because secure deletion does not overwrite the copies that SQLite leaves when it moves a row.
         """
         return await asyncio.to_thread(self._empty_log)
 
@@ -86,7 +86,7 @@ class SQLiteDatabase:
                 if self._db is not None:
                     self._db.execute("VACUUM")
                 return self._db is None or not self._db.execute("PRAGMA wal_checkpoint (TRUNCATE)").fetchone()[0]
-            except sqlite3.OperationalError:  # another process writes
+            except sqlite3.OperationalError:  # another process is writing
                 return False
 
     async def close(self) -> None:
@@ -112,7 +112,7 @@ def _execute(db: sqlite3.Connection, one: Statement) -> Sequence[Sequence[Any]]:
 
 
 class SQLiteRuns(SQLRuns):
-    """Runs in one file. The owner of a run holds a lock that the system releases when its process dies."""
+    """Stores runs in one file. The owner of a run holds a file lock, which is released if its process dies."""
 
     def __init__(self, path: str | Path, *, busy_timeout: float = 5.0) -> None:
         self.path = Path(path).expanduser().absolute()
@@ -121,7 +121,7 @@ class SQLiteRuns(SQLRuns):
 
     @asynccontextmanager
     async def own(self, run_id: str) -> AsyncGenerator[Lost]:
-        """Own a run."""
+        """Own a run until the context exits."""
         with own_run(self._lock_path(run_id), run_id):
             self.forget(run_id)
             try:
@@ -130,23 +130,23 @@ class SQLiteRuns(SQLRuns):
                 self.forget(run_id)
 
     async def delete(self, run_id: str) -> bool:
-        """Delete a run and its children, and overwrite their bytes in the file."""
+        """Delete a run and its children, and erase their bytes from the file."""
         removed = await self.remove(run_id)
         if removed:
             await self.overwrite()
         return removed
 
     async def remove(self, run_id: str) -> bool:
-        """Delete a run and its children; copies of their bytes may stay in the file until `overwrite`."""
+        """Delete a run and its children; their bytes may remain in the file until `overwrite`."""
         return await super().delete(run_id)
 
     async def overwrite(self) -> None:
         """Rewrite the file without the deleted runs."""
         if not await self._file.empty_log():
-            log.warning("what was deleted is overwritten once no other process reads %s, or writes to it", self.path)
+            log.warning("deleted runs can only be erased from %s when no other process reads or writes it", self.path)
 
     async def owned(self, run_ids: Sequence[str]) -> frozenset[str]:
-        """Those of the runs that a live process owns."""
+        """Return which of these runs a live process owns."""
         return frozenset(run_id for run_id in run_ids if is_owned(self._lock_path(run_id)))
 
     def _lock_path(self, run_id: str) -> Path:
@@ -155,8 +155,9 @@ class SQLiteRuns(SQLRuns):
 
 
 def _open(path: Path, timeout: float) -> sqlite3.Connection:
+    """Open a file that only its owner may read, and create or upgrade its tables."""
     make_private(path.parent)
-    with suppress(FileExistsError):  # nobody else may read it; SQLite gives its -wal and -shm the same mode
+    with suppress(FileExistsError):  # SQLite gives -wal and -shm files the same mode
         os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
     db = sqlite3.connect(path, timeout=timeout, isolation_level=None, check_same_thread=False)
     with ExitStack() as undo:
@@ -167,10 +168,15 @@ def _open(path: Path, timeout: float) -> sqlite3.Connection:
 
 
 def _prepare(db: sqlite3.Connection, path: Path) -> None:
+    """Configure a connection, and create or upgrade the tables.
+
+    Raises:
+        PipelineError: the file belongs to another application, or was written by a newer version.
+    """
     owner, version = db.execute("PRAGMA application_id").fetchone()[0], db.execute("PRAGMA user_version").fetchone()[0]
-    there = db.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
-    if there and owner != APPLICATION_ID:
-        raise PipelineError(f"{path}: the database belongs to something else; give runs a file of their own")
+    tables = db.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
+    if tables and owner != APPLICATION_ID:
+        raise PipelineError(f"{path}: the database belongs to another application; give runs a separate file")
     if version > len(SCHEMA):
         raise PipelineError(f"{path}: written by a newer version; upgrade context-compiler")
     db.execute("PRAGMA journal_mode = WAL")
@@ -178,7 +184,7 @@ def _prepare(db: sqlite3.Connection, path: Path) -> None:
     db.execute("PRAGMA secure_delete = ON")
     if version < len(SCHEMA):
         with transaction(db):
-            version = db.execute("PRAGMA user_version").fetchone()[0]  # another process may have been first
+            version = db.execute("PRAGMA user_version").fetchone()[0]  # another process may have upgraded them
             for statement in statements_of(SCHEMA[version:]):
                 db.execute(statement)
             db.execute(f"PRAGMA application_id = {APPLICATION_ID}")
