@@ -126,9 +126,7 @@ class OtherConversations:
                     found += self._score(one, weights, whole)
         return sorted(found, key=lambda pair: (-pair[0], (-pair[1].place[0], -pair[1].place[1])))
 
-    def _score(
-        self, one: _Conversation, weights: Mapping[str, float], whole: float
-    ) -> Iterator[tuple[float, Mention]]:
+    def _score(self, one: _Conversation, weights: Mapping[str, float], whole: float) -> Iterator[tuple[float, Mention]]:
         held: dict[int, float] = {}
         for term, weight in weights.items():
             for at in one.posts.get(term, ()):
