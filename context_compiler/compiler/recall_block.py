@@ -304,7 +304,7 @@ def find_block(
 ) -> str:
     """Find past text for the prompt at position `at`, as a fenced block of at most `room` tokens; empty for none.
 
-    1. Rank the messages that the view has cut off, and take the best, up to `WIDE` times the room.
+    1. Rank the messages that the view leaves out or shortens, and take the best, up to `WIDE` times the room.
     2. Split them into passages, best message first, up to `DEEP` times the room; skip texts that the view contains. For
        a question about a sequence or the whole conversation, take passages from all parts of it instead.
     3. Rank the passages. In tool work, give up if the best one contains too little of the question.
@@ -351,6 +351,7 @@ def find_block(
         in_passing = asking_share(asking_part(question_text(history.readings[at]), counter)) < MOSTLY
         answering, of_tools = _relevant_in_tool_work(answering, Relevance(index, question, floor=0), FLOORS[in_passing])
         fill = 0 if of_tools or in_passing else fill
+    # a question that names one of two speakers is filled with that speaker's messages even if no passage answers
     if not (answering or (fill and ranking.of_somebody)) or room < LEAST:
         return ""
     pool, room = _with_fill(answering, ranked, room, fill, wide=wide)
@@ -421,8 +422,8 @@ def _relevant_in_tool_work(
     """Filter passages for tool work by coverage, the fraction of the question that they contain.
 
     There are none if the best coverage is below `floor`. If the best passage is from a tool, only passages with at
-    least half of its coverage are left. The coverage of a passage in a message with a tool exchange is the mean of its
-    own and of that of it and the exchange together.
+    least half of its coverage are left. The coverage of a passage from a message with a tool exchange is the mean of
+    two values: that of the passage alone, and that of the passage together with the exchange.
 
     Returns:
         The passages, best first, and True if the best coverage is that of a tool's passage.
@@ -456,8 +457,8 @@ def _with_fill(
 ) -> tuple[Sequence[tuple[Passage, float]], int]:
     """Passages to select from, best first, and the room for them.
 
-    With a `fill`, all passages are candidates, and the room is limited to `fill` tokens, or to the size of the passages
-    that answer if they need more. Without one, or if a wide question has enough answers, only those that answer are.
+    With a `fill`, these are all passages, and the room is limited to `fill` tokens or to the size of the answering
+    passages, whichever is larger. Without one, or if a wide question has enough answers, these are the answering ones.
     """
     enough = sum(one.tokens for one, _ in answering)
     if fill and not (wide and enough >= fill):
