@@ -1,1 +1,1 @@
-"""The pure heart: a history goes in, a view comes out. Nothing here waits, records or fails open."""
+"""Compile a history into a view. Except for the call of a model, nothing here waits, records or fails open."""

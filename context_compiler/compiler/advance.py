@@ -1,7 +1,8 @@
-"""One advance: cut back, freeze what stays, and the row of its compile. Pure but for the call that asks a model.
+"""Advance a conversation to its next cycle: cut the view back, have a summary written if worthwhile, freeze the result.
 
-`select` decides what stays; `freeze` writes the note and the verbatim part and fixes everything until the next advance.
-In between, a model may be asked for a summary. The status of the row explains every column that is empty.
+`select` decides which messages stay, `freeze` writes the note and the quotes and fixes the view until the next advance.
+Between the two, `advance` may ask a model for a summary; everything else here is pure. Each advance that leaves
+messages out has a row in the record, which says why each of its empty columns is empty.
 """
 
 from __future__ import annotations
@@ -48,31 +49,30 @@ from context_compiler.messages.shapes import WHOLE, Shape
 from context_compiler.record.values import Compile, now, positions_of, with_null_reasons
 
 SLACK = 20
-"""Divisor of the room: a turn is spared only if that share stays free below the high threshold."""
+"""Divisor of the room: space that must stay free below the high threshold if the previous turn is kept whole. Otherwise
+the next request would cut again."""
 
 ORDERED = 3
-"""Divisor of the tokens that a compile by hand leaves out: summary and quotes may take that share of them."""
+"""Divisor of the tokens that a compile by hand leaves out: maximum size of summary and quotes, so that the compile
+saves something."""
 
 INSIDE = 3
-"""Newest tool exchanges of the current turn that stay where an agent asks for a compile."""
+"""Number of newest tool exchanges of the current turn that stay if the agent itself asks for a compile."""
 
 GROWTH = 8
-"""Divisor of the room: the share kept free below the high threshold if the beginning of a conversation is to stay."""
+"""Divisor of the room: space kept free below the high threshold if the user orders that the beginning stays."""
 
 RECENT = 16
-"""Divisor of the room: the share for earlier turns in a one-shot view, unless the caller says how many are kept.
-
-Passages that answer the question are worth more than turns that merely precede it.
-"""
+"""Divisor of the room: space for earlier turns in a one-shot view, unless the caller says how many turns to keep. It is
+small because passages that answer the question are worth more than turns that merely precede it."""
 
 LAST, LAST_ASKED = 3, 4
-"""Divisors of the room: the largest previous turn that is kept, and the same where the view is cut deeper for recall.
-
-The second is smaller: in chats with long answers, keeping a turn of a third of the room cost two points of recall.
-"""
+"""Divisors of the room: maximum size of a previous turn that is kept whole, in general and if the view is cut deeper
+for recall. The second is smaller because keeping a turn of a third of the room cost two points of recall in chats with
+long answers."""
 
 LITTLE = 8
-"""Divisor of the room: with less left over, a one-shot view counts as full."""
+"""Divisor of the room: if less is left over, a one-shot view counts as full."""
 
 
 def select(
@@ -85,15 +85,28 @@ def select(
     spare: int = 0,
     order: Order | None = None,
 ) -> Selection:
-    """Cut back to the low threshold, or fill a one-shot view to the budget: whole groups, in the cut order.
+    """Decide which messages stay: cut back to the low threshold, or to the budget for a one-shot view.
 
-    `previous` is the cycle before, `overhead` what the request costs beside its messages, in exact tokens, and `spare`
-    what a one-shot view has left when all is quoted that can be: the newest turns get it, past the template's number
-    of them too unless the caller named a fidelity. An `order` of a user cuts below the threshold too.
+    1. Start from the shapes of the previous cycle, with everything since whole. Pinned messages come back.
+    2. Truncate prompts that are too large, and reserve tokens for summary and quotes.
+    3. Drop what a user's order or the template's number of recent turns says.
+    4. Take the mild steps of the cut order until the target is met, after truncating large parts if the request exceeds
+       the budget. The previous turn is spared if it is small enough.
+    5. If the request still exceeds the budget, take the whole cut order, sparing nothing.
+
+    Args:
+        plan: The raw history and the policy.
+        limits: Budget and thresholds.
+        previous: The cycle before; None for the first.
+        overhead: Exact tokens of the request apart from its messages.
+        one_shot: The view serves a single request, so it may fill the budget.
+        spare: Tokens that a one-shot view has left after everything quotable is quoted. They go to more turns, beyond
+            the template's number unless the caller named a fidelity.
+        order: A compile that a user asks for, which also cuts below the threshold; None otherwise.
     """
     history, outline, policy = plan.history, plan.outline, plan.policy
     recent = policy.recent_turns if policy.recent_turns is not None else len(outline.turns)
-    draft = _draft(plan, limits, previous, recent)
+    draft = _start_draft(plan, limits, previous, recent)
     limits = relieve_system_text(draft, limits, overhead)
     target = _target(limits, one_shot=one_shot, order=order) - overhead
     draft.room = limits.room
@@ -101,11 +114,11 @@ def select(
     if one_shot and not policy.recent_named:
         older = spare and not (policy.fidelity_named and policy.fidelity is not Fidelity.FULL)
         wanted = len(outline.turns) if older else recent
-        draft.recent = min(wanted, _affordable(draft, limits.room // RECENT + spare))
+        draft.recent = min(wanted, _affordable_turns(draft, limits.room // RECENT + spare))
     over = draft.total > limits.budget - overhead
     truncate_large_prompts(draft)
     user_pins = standing_instructions(history, outline, draft.before_active())
-    draft.reserve(_reserve(plan, limits, user_pins))
+    draft.reserve(_reserved_tokens(plan, limits, user_pins))
     if order is not None:
         _drop_by_order(draft, plan, order, previous)
     elif one_shot or policy.every_turn:
@@ -133,13 +146,13 @@ def select(
 
 
 def _not_covered(out: Sequence[int], previous: Cycle | None) -> tuple[int, ...]:
-    """The positions that no summary of the cycle before covers."""
+    """Positions that the summary of the previous cycle does not cover."""
     covered = positions(previous.covered) if previous else set[int]()
     return tuple(index for index in out if index not in covered)
 
 
 def _target(limits: Limits, *, one_shot: bool, order: Order | None) -> int:
-    """Tokens of the request to cut back to; what stands before the start of an order is to stay, if it can."""
+    """Size in tokens to which the request is cut back; larger if an order wants the beginning kept."""
     if one_shot:
         return limits.budget
     low = limits.low - limits.deeper
@@ -147,7 +160,7 @@ def _target(limits: Limits, *, one_shot: bool, order: Order | None) -> int:
 
 
 def _keep_pins(draft: Draft, plan: Plan) -> None:
-    """Bring back what is pinned, and let it stay."""
+    """Restore pinned messages and protect them from cuts."""
     draft.pins = plan.pinned(draft.room)
     draft.waiting = plan.pinned() - draft.pins
     for index in sorted(draft.pins):
@@ -155,9 +168,9 @@ def _keep_pins(draft: Draft, plan: Plan) -> None:
 
 
 def with_pins(cycle: Cycle, plan: Plan, room: int) -> Cycle:
-    """The cycle with messages restored that were pinned since it left them out or cut them; the prefix changes once.
+    """Restore messages in a cycle that were pinned after it left them out or shortened them; the prefix changes once.
 
-    A pin for which there was no room waits for the next turn; otherwise every request of this turn would be cut again.
+    A pin that found no room waits for the next turn. Otherwise every request of this turn would be cut again.
     """
     kept, why = dict(cycle.kept), cycle.why if cycle.turn == plan.turn else ()
     waiting = {index for start, stop, reason in why if reason == WAITS for index in range(start, stop)}
@@ -170,30 +183,31 @@ def with_pins(cycle: Cycle, plan: Plan, room: int) -> Cycle:
 
 
 def _drop_by_order(draft: Draft, plan: Plan, order: Order, previous: Cycle | None) -> None:
-    """Leave out what a user wants summarised: from a position on, else all but the recent turns.
+    """Drop what a user wants summarised: everything from a position on, else all but the recent turns.
 
-    Unless the caller has given their number, recent turns are at most half of the conversation. Summary and quotes
-    have at most a third of what they stand for, so that something is saved below the threshold too.
+    Unless the caller gave their number, recent turns are at most half of the conversation. Summary and quotes get at
+    most a third of the tokens that they replace, so that an order saves something even below the threshold.
     """
     earlier, before = draft.outline.turns[:-1], draft.total
     if order.start:
-        draft.out(range(order.start, draft.outline.active.start), "summarised from here on")
+        draft.drop(range(order.start, draft.outline.active.start), "summarised from here on")
     else:
         if not plan.policy.recent_named:
             draft.recent = min(draft.recent, len(earlier) // 2)
         deque(drop_older_turns(draft), maxlen=0)
     if order.inside:
         for group in completed_groups(draft.outline.active, draft.history)[:-INSIDE]:
-            draft.out(range(group.start, group.stop), "tool exchange of this turn, by order")
+            draft.drop(range(group.start, group.stop), "tool exchange of this turn, by order")
     written = plan.counter.text(previous.note) + plan.counter.text(previous.quotes) if previous is not None else 0
     draft.reserve(min(draft.summary, (before - draft.total) // ORDERED + written))
 
 
 def _keep_last_turn(draft: Draft, limits: Limits, target: int) -> bool:
-    """Spare the turn before the current one, and the notes' own share, while the budget allows it.
+    """Spare the turn before the current one as long as the budget allows; True if it is spared.
 
-    True if that turn takes at most a third of the room (a quarter where the view is cut deeper for recall), and
-    everything that has to stay, this turn included, is below the high threshold.
+    It is spared if it takes at most a third of the room (a quarter if the view is cut deeper for recall), and if
+    everything that must stay leaves a twentieth of the room free below the high threshold. The tokens reserved for the
+    note are protected in either case.
     """
     draft.notes = min(limits.notes, draft.summary)
     turns = draft.outline.turns[:-1]
@@ -207,16 +221,19 @@ def _keep_last_turn(draft: Draft, limits: Limits, target: int) -> bool:
     return bool(draft.spared)
 
 
-def unused(done: Selection, cycle: Cycle) -> int:
-    """Tokens left over in a one-shot view once everything quotable is quoted; 0 if that is little or wanted."""
+def unused_tokens(done: Selection, cycle: Cycle) -> int:
+    """Tokens left over in a one-shot view after everything quotable is quoted.
+
+    It is 0 if less than an eighth of the room is left, or if the caller chose the number of turns.
+    """
     if done.policy.recent_named:
         return 0
     left = done.target - done.kept - cost(cycle.note, done.counter) - cost(cycle.quotes, done.counter)
     return left if left > done.limits.room // LITTLE else 0
 
 
-def _affordable(draft: Draft, room: int) -> int:
-    """Count of the newest whole turns before the current one that fit in `room` tokens."""
+def _affordable_turns(draft: Draft, room: int) -> int:
+    """Number of newest turns before the current one that fit whole in `room` tokens."""
     for count, turn in enumerate(reversed(draft.outline.turns[:-1])):
         room -= sum(draft.costs[turn.start : turn.stop])
         if room < 0:
@@ -224,8 +241,8 @@ def _affordable(draft: Draft, room: int) -> int:
     return len(draft.outline.turns)
 
 
-def _reserve(plan: Plan, limits: Limits, pinned: Sequence[Instruction]) -> int:
-    """Tokens reserved for summary and quotes; a fidelity that the caller names caps both together."""
+def _reserved_tokens(plan: Plan, limits: Limits, pinned: Sequence[Instruction]) -> int:
+    """Tokens to reserve for summary and quotes; a fidelity named by the caller caps both together."""
     cap = limits.cap(plan.policy.fidelity)
     if limits.notes and cap and not plan.policy.fidelity_named:
         return limits.notes
@@ -237,22 +254,22 @@ def _reserve(plan: Plan, limits: Limits, pinned: Sequence[Instruction]) -> int:
     return cap + min(limits.room // 10, sum(plan.counter.text(pin.text) + 12 for pin in pinned) + 24)
 
 
-def _draft(plan: Plan, limits: Limits, previous: Cycle | None, recent: int) -> Draft:
-    """A draft that holds all that the cycle before left, and everything since."""
-    start = _start(plan, previous)
+def _start_draft(plan: Plan, limits: Limits, previous: Cycle | None, recent: int) -> Draft:
+    """Create a draft with everything that the previous cycle kept, and everything since."""
+    start = _start_shapes(plan, previous)
     draft = Draft(
         plan.history, plan.outline, plan.counter, start, room=limits.room, recent=recent, refs=plan.policy.refs
     )
     begun = previous.decided if previous is not None else 0
     skipped = [index for index, shape in plan.base.items() if shape.skip and index >= begun]
-    draft.tell(skipped, BROKEN)
+    draft.record_shortened(skipped, BROKEN)
     return draft
 
 
-def _start(plan: Plan, previous: Cycle | None) -> list[Shape | None]:
-    """The shapes to start from: those of the cycle before, and what calls of earlier turns become by choice.
+def _start_shapes(plan: Plan, previous: Cycle | None) -> list[Shape | None]:
+    """Shapes to start from: those of the previous cycle, with `tool_history` applied to earlier turns.
 
-    Prompts of the current turn start whole, because what one was cut for may be gone by now.
+    Prompts of the current turn start whole, because the reason why one was truncated may no longer hold.
     """
     history, ties = plan.history, plan.outline.ties
     shapes: list[Shape | None] = [plan.base.get(index, WHOLE) for index in range(len(history))]
@@ -274,13 +291,13 @@ def _start(plan: Plan, previous: Cycle | None) -> list[Shape | None]:
 def freeze(
     selection: Selection, *, summary: str, row: int | None, turn: int, asked: bool
 ) -> tuple[Cycle, tuple[Quote, ...]]:
-    """Fix the view until the next advance; what is quoted in it, and why.
+    """Write note and quotes and fix the view until the next advance; returns the cycle and its quotes with reasons.
 
     Args:
         selection: The messages that stay.
-        summary: Text that a model has just written; empty when none did.
-        row: The row of that compile, where it is on the record already.
-        turn: The ordinal of the current user turn.
+        summary: Text that a model has just written; empty if none did.
+        row: Row of that compile in the record; None if it is not stored yet.
+        turn: Ordinal of the current user turn.
         asked: A model was asked in this turn, with or without success.
     """
     old = selection.previous
@@ -311,13 +328,13 @@ def freeze(
 
 
 def decided_by(selection: Selection) -> int:
-    """Leading messages that a cycle of this selection decides on; all later ones are whole."""
+    """Number of leading messages on which a cycle of this selection decides; all later ones are whole."""
     shapes = selection.draft.shapes
     return next((index + 1 for index in range(len(shapes) - 1, -1, -1) if shapes[index] != WHOLE), 0)
 
 
 def _reasons(draft: Draft, earlier: Sequence[tuple[int, int, str]]) -> tuple[tuple[int, int, str], ...]:
-    """Reasons for leaving messages out or shortening them, as spans; the last one counts."""
+    """Reasons why messages are left out or shortened, as spans; the last reason for a message counts."""
     why = {index: reason for start, stop, reason in earlier for index in range(start, stop)}
     for drop in draft.drops:
         why.update(dict.fromkeys(positions_of(drop.what), drop.reason))
@@ -332,7 +349,7 @@ def _reasons(draft: Draft, earlier: Sequence[tuple[int, int, str]]) -> tuple[tup
 
 
 Ask = Callable[[SummaryRequest], Awaitable[SummaryResponse]]
-"""Has a model write a summary; raises `CompileError` where that fails."""
+"""Asks a model for a summary; raises `CompileError` if that fails."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -342,7 +359,7 @@ class Advance:
     cycle: Cycle
     selection: Selection
     row: Compile | None
-    """None when nothing was left out."""
+    """Row of the record; None if nothing was left out, or if the row is stored already."""
     quoted: tuple[Quote, ...]
 
 
@@ -357,34 +374,44 @@ async def advance(
     one_shot: bool = False,
     order: Order | None = None,
 ) -> Advance:
-    """Cut back, ask a model if that is worth it, and freeze what comes of it.
+    """Cut back, ask a model for a summary if that is worthwhile, and freeze the result.
+
+    Args:
+        plan: The raw history and the policy.
+        limits: Budget and thresholds.
+        where: Identifies the request.
+        ask: Asks the model; None if it was asked in this turn already.
+        previous: The cycle before; None for the first.
+        overhead: Exact tokens of the request apart from its messages.
+        one_shot: The view serves a single request.
+        order: A compile that a user asks for; None otherwise.
 
     Raises:
-        CompileError: the model was asked and failed; an answer that is empty or saves nothing is refused instead.
+        CompileError: The model was asked and failed. An answer that is empty or saves nothing is refused instead.
     """
-    tried = partial(select, plan, limits, previous=previous, overhead=overhead, one_shot=one_shot, order=order)
-    done = tried()
+    select_with = partial(select, plan, limits, previous=previous, overhead=overhead, one_shot=one_shot, order=order)
+    done = select_with()
     reply = await _ask_model(done, where.turn_index, ask)
     summary = reply.answer.text if reply.answer and reply.status == "ok" else ""
-    fixed = partial(
+    freeze_selection = partial(
         freeze,
         summary=summary,
         row=reply.answer.row if reply.answer else None,
         turn=where.turn_index,
         asked=reply.request is not None or ask is None,
     )
-    cycle, quoted = fixed(done)
+    cycle, quoted = freeze_selection(done)
     cycle = cycle if one_shot else replace(cycle, tools=plan.tools, loops=plan.loops)
-    spare = unused(done, cycle) if one_shot and reply.request is None else 0
+    spare = unused_tokens(done, cycle) if one_shot and reply.request is None else 0
     if spare:
-        done = tried(spare=spare)
-        cycle, quoted = fixed(done)
+        done = select_with(spare=spare)
+        cycle, quoted = freeze_selection(done)
     return Advance(cycle=cycle, selection=done, row=_row(where, done, reply, cycle), quoted=quoted)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Reply:
-    """Answer of a model, or the reason why none was asked."""
+    """Answer of the model, or the reason why it was not asked."""
 
     status: str
     error: str | None
@@ -403,7 +430,7 @@ async def _ask_model(done: Selection, turn: int, ask: Ask | None) -> _Reply:
 
 
 def _row(where: Where, done: Selection, reply: _Reply, cycle: Cycle) -> Compile | None:
-    """The row of a compile; None where nothing was left out, or where it is on the record already."""
+    """Row of a compile; None if nothing was left out, or if the row is stored already."""
     if not done.out or (reply.answer and reply.answer.row):
         return None
     return compile_row(
@@ -421,7 +448,7 @@ def _row(where: Where, done: Selection, reply: _Reply, cycle: Cycle) -> Compile 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Where:
-    """Which request of which conversation this is."""
+    """Identity of a request."""
 
     session_id: str
     vault_name: str = ""
@@ -442,14 +469,14 @@ def compile_row(
     quotes: str,
     budget_used: int,
 ) -> Compile:
-    """One compile as it goes on the record; `request` is None where no model was asked."""
+    """Build the row of one compile; `request` is None if no model was asked."""
     parsed = json_object(answer.text) if answer else None
-    gone = (
+    lost = (
         lost_specifics(selection.history, selection.draft.outline, selection.span)
         if request and status == "ok"
         else None
     )
-    row = _compile(
+    row = _compile_row(
         where,
         selection.policy,
         covered_tip=selection.history.exact[selection.out[-1]] if selection.out else "",
@@ -458,11 +485,11 @@ def compile_row(
         raw_output=answer.text if answer else None,
         summary=summary or quotes or None,
         summary_json=parsed,
-        input_payload=_payload(selection, request) | _specifics(gone, summary, quotes),
+        input_payload=_payload(selection, request) | _specifics(lost, summary, quotes),
         sections_included=request.included if request else (("quotes",) if quotes else ()),
         sections_dropped=request.dropped if request else (),
         budget_used=budget_used,
-        survival=None if gone is None else survival(gone, summary).share,
+        survival=None if lost is None else survival(lost, summary).share,
         latency_ms=answer.latency_ms if answer else 0.0,
         usage=answer.usage if answer else {},
         status=status,
@@ -476,8 +503,8 @@ def compile_row(
 
 
 def failed_row(where: Where, history: History, policy: Policy, request: SummaryRequest, error: CompileError) -> Compile:
-    """A compile that came to nothing: what was asked is kept, and why nothing came."""
-    row = _compile(
+    """Build the row of a failed compile, with the prompts and the error."""
+    row = _compile_row(
         where,
         policy,
         covered_tip=history.chain.tip or "",
@@ -494,7 +521,7 @@ def failed_row(where: Where, history: History, policy: Policy, request: SummaryR
     )
 
 
-def _compile(where: Where, policy: Policy, **given: Any) -> Compile:
+def _compile_row(where: Where, policy: Policy, **given: Any) -> Compile:
     template = policy.template
     empty: dict[str, Any] = {
         "cache_key": None,
@@ -527,7 +554,7 @@ def _prompts(request: SummaryRequest) -> str:
 
 
 def _payload(selection: Selection, request: SummaryRequest | None) -> dict[str, object]:
-    """Input by reference: positions, and the chain that they are positions of."""
+    """Input of a compile by reference: positions of messages, and the tip of the chain to which they refer."""
     payload: dict[str, object] = {
         "raw_tip": selection.history.chain.tip,
         "left_out": [list(span) for span in spans(selection.out)],
@@ -536,16 +563,16 @@ def _payload(selection: Selection, request: SummaryRequest | None) -> dict[str, 
     return payload | ({"missing": list(request.missing), "prompts": len(request.prompts)} if request else {})
 
 
-def _specifics(gone: Sequence[Specific] | None, summary: str, quotes: str) -> dict[str, object]:
-    """Counts of identifiers: in the span, in the summary, and in summary and quotes together."""
-    if gone is None:
+def _specifics(lost: Sequence[Specific] | None, summary: str, quotes: str) -> dict[str, object]:
+    """Number of identifiers in the span, in the summary, and in summary and quotes together."""
+    if lost is None:
         return {}
-    alone, both = survival(gone, summary), survival(gone, summary, quotes)
+    alone, both = survival(lost, summary), survival(lost, summary, quotes)
     return {"specifics": {"found": alone.found, "in_summary": alone.kept, "in_view": both.kept}}
 
 
 def json_object(text: str) -> dict[str, object] | None:
-    """The answer as a JSON object, when it happens to be one, bare or in a fence."""
+    """Parse an answer that is a JSON object, bare or in a code fence; None if it is not."""
     body = text.strip()
     if body.startswith("```"):
         body = body.strip("`").removeprefix("json").strip()

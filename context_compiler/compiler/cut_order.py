@@ -1,8 +1,8 @@
-"""The cut order: from a whole history down to what fits, whole groups at a time, every drop with its reason.
+"""The cut order: a fixed sequence of steps that cut a view until it fits, each cut recorded with its reason.
 
-What is cut is a `Draft`, and what stays of it is a `Selection`. The promise: `reduce` stops at the first step at which
-the total is within the target, and the steps are taken in one fixed order that does not depend on the budget. It never
-raises; where even the last step does not fit, it says so.
+A step (`Step`) is a generator that changes a `Draft` bit by bit, oldest messages first and whole groups at a time.
+`reduce` runs the steps in order and stops as soon as the total is within the target. The order does not depend on the
+budget. `reduce` never raises; it returns False if even the last step does not suffice.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from context_compiler.record.values import Drop
 from context_compiler.tokens import TokenCounter
 
 BRIEF = 2_000
-"""Tokens of room; with less a live view of tool work is a brief one."""
+"""Maximum room in tokens of a brief view, see `Selection.brief`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Selection:
-    """Messages that stay after cutting back, and the new ones among those left out."""
+    """Result of cutting back: the messages that stay, and those that are left out."""
 
     draft: Draft
     policy: Policy
@@ -35,38 +35,40 @@ class Selection:
     target: int
     """Limit for messages, summary and quotes together, in exact tokens."""
     out: tuple[int, ...]
+    """Positions that are left out."""
     span: tuple[int, ...]
-    """Positions that are out and not covered by the last model compile."""
+    """Positions that are left out and not covered by the last summary of a model."""
     pinned: tuple[Instruction, ...]
+    """Standing instructions of the user in the messages that are left out."""
     previous: Cycle | None
     lasting: bool
-    """The view serves more than what is asked now."""
+    """True for a live view, which serves later requests too; False for a one-shot view."""
     tools: bool
-    """The session is mostly tool work."""
+    """True if the session is mostly tool work."""
     fits: bool
-    """True if the kept part is within the budget; if not, there is nothing left to cut."""
+    """True if the kept part is within the budget; if not, nothing is left to cut."""
     steering: Steering = NONE
     order: Order | None = None
-    """The compile that a user asks for; None for one that the thresholds ask for."""
+    """Compile that a user asks for; None for one that the thresholds require."""
 
     @property
     def chat(self) -> bool:
-        """A live view of a session that is not tool work."""
+        """True for a live view of a session that is not tool work."""
         return self.lasting and not self.tools
 
     @property
     def focus(self) -> str:
-        """Subject that a user wants kept; empty for none."""
+        """Subject that the user wants kept; empty for none."""
         return self.order.focus if self.order is not None else ""
 
     @property
     def reserve(self) -> int:
-        """Exact tokens reserved for summary and quotes together; 0 means neither."""
+        """Exact tokens reserved for summary and quotes together; 0 for neither."""
         return self.draft.summary
 
     @property
     def brief(self) -> bool:
-        """True in tool work in a small room: a view lasts for a few requests, which are about what is asked now."""
+        """True for a live view of tool work in a small room: it lasts a few requests, all about the current prompt."""
         return self.lasting and self.tools and self.limits.room < BRIEF
 
     @property
@@ -76,12 +78,12 @@ class Selection:
 
     @property
     def abridged(self) -> bool:
-        """True if a message stays in a smaller shape."""
+        """True if a message is kept in a smaller shape."""
         return any(shape is not None and (shape.skeleton or shape.limit) for shape in self.draft.shapes)
 
     @property
     def cut_from_prompts(self) -> int:
-        """Exact tokens that the last steps cut from the prompts of this turn, and from system text after them."""
+        """Exact tokens that the last steps cut from the prompts of this turn and from system text."""
         active, readings = self.draft.outline.active, self.history.readings
         prompts = {f"message {index}" for index in range(active.start, active.stop) if readings[index].prompts}
         steps = (TRUNCATED, PROMPT_CUT)
@@ -103,9 +105,10 @@ class Selection:
 
 
 LEFT_OUT = "[Earlier messages of this conversation are left out.]"
+"""Line before a response that would otherwise begin a view, which no provider accepts."""
 
 BETWEEN = "[Messages in between are left out.]"
-"""Stands first where a view would otherwise begin with an answer: no provider accepts that."""
+"""Line between two responses that would otherwise follow each other, which some providers reject."""
 
 
 BROKEN = "broken: a call without its answer, or an answer without its call"
@@ -113,12 +116,12 @@ BROKEN = "broken: a call without its answer, or an answer without its call"
 
 
 def ref(index: int) -> str:
-    """The name by which an agent can ask for a message of its history."""
+    """Reference by which an agent can read a message of its history."""
     return f"m{index}"
 
 
 class Draft:
-    """A view being cut to size: a shape and a price for every message, and the running total."""
+    """View that is being cut to size: the shape and price of every message, and the running total."""
 
     def __init__(
         self,
@@ -131,30 +134,40 @@ class Draft:
         recent: int,
         refs: bool = False,
     ) -> None:
-        """Start from `shapes`, one a message; `None` is out. With `refs`, what is cut says how it can be read."""
+        """Start from one shape for each message; None if it is left out.
+
+        Args:
+            history: The raw history.
+            outline: Its turns.
+            counter: Token counter.
+            shapes: Shape of each message.
+            room: Tokens for messages; truncation limits are fractions of it.
+            recent: Number of turns before the current one to keep if they fit.
+            refs: Truncated messages say by which reference they can be read in full.
+        """
         self._refs = refs
         self.history, self.outline, self.counter = history, outline, counter
         self.shapes: list[Shape | None] = list(shapes)
         self._needless = superseded_parts(history)
-        self._leads = _leads(history, outline) | _after_dropped(self.shapes)
+        self._leads = _may_lead(history, outline) | _after_dropped(self.shapes)
         self._lead = counter.text(LEFT_OUT) + MESSAGE_OVERHEAD
         self._held: set[int] = set()
         self.pins = frozenset[int]()
-        """Messages that a user has pinned: they stay as they are until little else is left."""
+        """Pinned messages: they stay unchanged until little else is left."""
         self.waiting = frozenset[int]()
-        """Those that are more than their share of the room, and go like any other."""
+        """Pinned messages beyond their share of the room, which are treated like any other."""
         self.costs = [self._price(index, shape) for index, shape in enumerate(self.shapes)]
         self.total = sum(self.costs)
         self.room = room
-        """Room for messages, in tokens; truncation limits are shares of it."""
+        """Tokens for messages; truncation limits are fractions of it."""
         self.spared = range(0)
-        """Messages that stay while the budget allows it."""
+        """Messages that stay as long as the budget allows."""
         self.notes = 0
-        """Tokens that stay set aside for note and quotes while the budget allows it."""
+        """Tokens that stay reserved for note and quotes as long as the budget allows."""
         self.recent = recent
-        """Turns before the current one to keep if they fit."""
+        """Number of turns before the current one to keep if they fit."""
         self.summary = 0
-        """Tokens reserved for the summary that is still to be written."""
+        """Tokens reserved for summary and quotes, which are written later."""
         self.drops: list[Drop] = []
 
     def _price(self, index: int, shape: Shape | None) -> int:
@@ -164,31 +177,34 @@ class Draft:
         led = index in self._leads or (index in self.pins and not self.history.readings[index].request)
         return cost + self._lead if cost and led else cost
 
-    def tell(self, indices: Iterable[int], reason: str) -> None:
-        """Say of messages that began in a smaller shape what that leaves out, and why."""
+    def record_shortened(self, indices: Iterable[int], reason: str) -> None:
+        """Record drops for messages that started in a smaller shape."""
         for index in sorted(indices):
             gone = self.history.readings[index].tokens - self.costs[index]
             if self.here(index) is not None and gone > 0:
                 self.drops.append(Drop(what=f"message {index}", reason=reason, tokens=gone))
 
     def put(self, index: int, shape: Shape | None) -> None:
-        """Give a message another shape."""
+        """Set the shape of a message and update the total."""
         cost = self._price(index, shape)
         self.total += cost - self.costs[index]
         self.shapes[index], self.costs[index] = shape, cost
 
     def reserve(self, tokens: int) -> None:
-        """Set that much aside for the summary, instead of what was."""
+        """Set the tokens reserved for summary and quotes."""
         self.total += tokens - self.summary
         self.summary = tokens
 
     def here(self, index: int) -> Shape | None:
-        """The shape of a message that is still carried for what it says; None when it is out."""
+        """Shape of a message whose content is in the view; None if it is left out, even if host parts of it remain."""
         shape = self.shapes[index]
         return None if shape is None or shape.bare else shape
 
-    def out(self, indices: Iterable[int], reason: str) -> None:
-        """Leave messages out, but for what the host would forget; what is tied to one that stays waits for it."""
+    def drop(self, indices: Iterable[int], reason: str) -> None:
+        """Leave messages out, except host parts that must stay, and pinned messages.
+
+        A message that is tied to one that stays is held back, and dropped together with it later.
+        """
         wanted = {index for index in indices if self.here(index) is not None and index not in self.pins} | self._held
         ties = self.outline.ties
         self._held = {
@@ -199,12 +215,12 @@ class Draft:
         for start, stop in spans(sorted(wanted - self._held)):
             before = self.total
             for index in range(start, stop):
-                self.put(index, self._bared(index))
+                self.put(index, self._host_parts(index))
             what = f"messages {start}-{stop - 1}" if stop - start > 1 else f"message {start}"
             self.drops.append(Drop(what=what, reason=reason, tokens=before - self.total))
 
-    def _bared(self, index: int) -> Shape | None:
-        """Remainder of a dropped message: the parts that the host keeps its state in."""
+    def _host_parts(self, index: int) -> Shape | None:
+        """Shape of a dropped message: only the parts in which the host keeps state; None if there are none."""
         items = self.history.readings[index].items
         shape = self.shapes[index] or WHOLE
         skip = shape.skip | self._needless.get(index, frozenset())
@@ -212,7 +228,7 @@ class Draft:
         return Shape(skip=skip, bare=True, system=shape.system) if stays else None
 
     def reshape(self, index: int, reason: str, **changes: object) -> None:
-        """Give a message a smaller shape, if it really is smaller; the last one never goes."""
+        """Change fields of a message's shape if that makes it smaller; the last message never disappears."""
         shape = self.shapes[index]
         if shape is None or index in self.pins:
             return
@@ -230,12 +246,12 @@ class Draft:
 
 
 def _after_dropped(shapes: Sequence[Shape | None]) -> frozenset[int]:
-    """Positions after exchanges that are dropped by choice: an answer may then come after another one."""
+    """Positions after exchanges that are dropped by choice, where a response may then follow another one."""
     return frozenset(at for at, shape in enumerate(shapes, 1) if shape is not None and shape.tools == "drop")
 
 
-def _leads(history: History, outline: Outline) -> frozenset[int]:
-    """Responses with which a view might begin: then a line must stand before it, and is priced here."""
+def _may_lead(history: History, outline: Outline) -> frozenset[int]:
+    """Positions of responses with which a view might begin; the line needed before them is included in their price."""
     unprompted = {
         group.start for turn in outline.turns if not history.readings[turn.start].asks for group in turn.groups
     }
@@ -247,29 +263,31 @@ def _leads(history: History, outline: Outline) -> frozenset[int]:
 
 
 SUMMARY_STEPS = (1_500, 600, 500)
-"""Sizes that a planned summary shrinks to, in tokens: medium, low, compact."""
+"""Sizes in tokens to which the reserve for summary and quotes shrinks: medium, low, compact."""
 
 PROMPT_RESERVE, LEAST_RESERVE = 20, 64
-"""Reserve that a prompt has to leave: a divisor of the room, and a minimum in tokens, at most a quarter of the room."""
+"""Room that a prompt must leave free to stay whole: a divisor of the room, and a minimum in tokens, which is itself at
+most a quarter of the room."""
 
 TRUNCATED = "clamped to fit"
-"""Reason for what the last steps shorten."""
+"""Reason for messages that `truncate_harder` shortens."""
 
 PROMPT_CUT = "a prompt below a quarter of the room, over budget"
-"""Reason for a prompt that is cut to less than it keeps before."""
+"""Reason for a prompt that `truncate_prompts` shortens further."""
 
 SYSTEM_CUT = "system text, over budget"
-"""Reason for system text that is cut after all prompts."""
+"""Reason for system text that is truncated after all prompts."""
 
 SMALLEST = 6
-"""The least that the hardest truncation leaves of a part, in tokens."""
+"""Tokens that even the hardest truncation leaves of a part."""
 
 Step = Callable[[Draft], Iterator[None]]
-"""One step of the cut order: it makes its changes to the draft one by one, oldest first, and hands over after each."""
+"""Step of the cut order. It changes the draft in small increments, oldest message first, and yields after each, so that
+`reduce` can stop as soon as the target is met."""
 
 
 def truncate_large_parts(draft: Draft) -> Iterator[None]:
-    """Any single part above a quarter of the room keeps head and tail; what the user asks now is cut last of all."""
+    """Truncate parts above a quarter of the room to head and tail; prompts of the current turn are exempt."""
     limit = max(draft.room // 4, SMALLEST)
     active = draft.outline.active.start
     for index, reading in enumerate(draft.history.readings):
@@ -280,7 +298,7 @@ def truncate_large_parts(draft: Draft) -> Iterator[None]:
 
 
 def truncate_large_prompts(draft: Draft) -> None:
-    """A prompt that does not fit whole beside what is reserved keeps head and tail, so that the past has room too."""
+    """Truncate a current prompt that does not fit whole to the fraction `PROMPT` of the room."""
     active = draft.outline.active
     for index in range(active.start, active.stop):
         reading = draft.history.readings[index]
@@ -289,23 +307,23 @@ def truncate_large_prompts(draft: Draft) -> None:
 
 
 def _fits_whole(draft: Draft, index: int) -> bool:
-    """True if a prompt fits beside what is reserved."""
+    """True if a prompt leaves the room that `PROMPT_RESERVE` demands."""
     most = draft.room - max(draft.room // PROMPT_RESERVE, min(LEAST_RESERVE, draft.room // LARGE))
     return draft.history.readings[index].tokens <= most
 
 
 def drop_older_turns(draft: Draft) -> Iterator[None]:
-    """Turns beyond the recent ones go, oldest first."""
+    """Drop turns beyond the recent ones, oldest first."""
     earlier = draft.outline.turns[:-1]
     many = f"older than the last {draft.recent} turns"
     older = {0: "an earlier turn", 1: "older than the last turn"}.get(draft.recent, many)
     for turn in earlier[: max(0, len(earlier) - draft.recent)]:
-        draft.out(range(turn.start, turn.stop), older)
+        draft.drop(range(turn.start, turn.stop), older)
         yield
 
 
 def stub_tool_exchanges(draft: Draft) -> Iterator[None]:
-    """Tool exchanges of earlier turns keep name, key arguments and outcome, oldest first."""
+    """Reduce tool exchanges of earlier turns to stubs with name, key arguments and outcome, oldest first."""
     for index in draft.before_active():
         if draft.history.readings[index].exchanges and index not in draft.spared:
             draft.reshape(index, "tool exchange as a stub", skeleton=True, without=frozenset({Kind.THINKING}))
@@ -313,7 +331,7 @@ def stub_tool_exchanges(draft: Draft) -> Iterator[None]:
 
 
 def shrink_summary(draft: Draft) -> Iterator[None]:
-    """The summary shrinks to medium, low, compact."""
+    """Shrink the reserve for summary and quotes to medium, low and compact size."""
     for size in SUMMARY_STEPS:
         if draft.summary > max(size, draft.notes):
             draft.reserve(size)
@@ -321,15 +339,15 @@ def shrink_summary(draft: Draft) -> Iterator[None]:
 
 
 def drop_recent_turns(draft: Draft) -> Iterator[None]:
-    """Recent turns go too, oldest first."""
+    """Drop recent turns too, oldest first."""
     for turn in draft.outline.turns[:-1]:
         if turn.start not in draft.spared:
-            draft.out(range(turn.start, turn.stop), "recent turn, over budget")
+            draft.drop(range(turn.start, turn.stop), "recent turn, over budget")
             yield
 
 
 def completed_groups(turn: Turn, history: History) -> tuple[Group, ...]:
-    """The groups of a run that are over: without its prompts and without the open exchange at its end."""
+    """Groups of a turn that are finished: all but its prompts and the open exchange at its end."""
     return tuple(
         group
         for group in turn.groups[:-1]
@@ -338,7 +356,7 @@ def completed_groups(turn: Turn, history: History) -> tuple[Group, ...]:
 
 
 def stub_active_exchanges(draft: Draft) -> Iterator[None]:
-    """Completed groups of the current run become stubs, oldest first."""
+    """Reduce completed groups of the current turn to stubs, oldest first."""
     for group in completed_groups(draft.outline.active, draft.history):
         for index in range(group.start, group.stop):
             draft.reshape(index, "tool exchange of this turn as a stub", skeleton=True)
@@ -346,35 +364,36 @@ def stub_active_exchanges(draft: Draft) -> Iterator[None]:
 
 
 def drop_active_groups(draft: Draft) -> Iterator[None]:
-    """Then they go, oldest first."""
+    """Drop completed groups of the current turn, oldest first."""
     for group in completed_groups(draft.outline.active, draft.history):
-        draft.out(range(group.start, group.stop), "tool exchange of this turn, over budget")
+        draft.drop(range(group.start, group.stop), "tool exchange of this turn, over budget")
         yield
 
 
 def drop_summary(draft: Draft) -> Iterator[None]:
-    """The summary goes."""
+    """Drop summary and quotes."""
     draft.reserve(0)
     yield
 
 
 def release_pins(draft: Draft) -> Iterator[None]:
-    """Pinned messages of earlier turns go, oldest first, never half an exchange, where the budget is too small."""
+    """Drop pinned messages of earlier turns, oldest first and never half of an exchange."""
     pins, draft.pins = sorted(draft.pins), frozenset()
     draft.waiting = draft.waiting.union(pins)
     for index in pins:
         if index < draft.outline.active.start:
             earlier = unit(index, draft.outline).intersection(draft.before_active())
-            draft.out(sorted(earlier), WAITS)
+            draft.drop(sorted(earlier), WAITS)
             yield
 
 
 def truncate_harder(draft: Draft) -> Iterator[None]:
-    """Open results, call arguments, what is tied to them and what came with a prompt are cut, harder each time.
+    """Truncate what is left to a limit that is halved in every round: tool exchanges, tied messages, then prompts.
 
-    A prompt keeps a quarter of the room; one that fits whole is not cut at all before the least is left of all else.
+    Parts beside a prompt get the same limit, but the prompt itself keeps at least a quarter of the room. A prompt that
+    fits whole is truncated only after everything else has reached the minimum.
     """
-    exchange, tied, prompts = _last_to_go(draft)
+    exchange, tied, prompts = _left_at_the_end(draft)
     whole = [index for index in prompts if _fits_whole(draft, index)]
     least = _least_of_prompts(draft)
     for limit in _halves(draft):
@@ -393,30 +412,30 @@ def truncate_harder(draft: Draft) -> Iterator[None]:
 
 
 def truncate_prompts(draft: Draft) -> Iterator[None]:
-    """At last the prompts are cut to less than a quarter of the room, harder each time."""
+    """Truncate prompts to less than a quarter of the room, halving the limit in every round."""
     least = _least_of_prompts(draft)
     for limit in _halves(draft):
-        for index in _last_to_go(draft)[2]:
+        for index in _left_at_the_end(draft)[2]:
             if limit < least:
                 draft.reshape(index, PROMPT_CUT, limit=SMALLEST, prompt=limit)
         yield
 
 
 def _least_of_prompts(draft: Draft) -> int:
-    """Tokens of a prompt's part that holds a quarter of the room."""
+    """Limit of a prompt that keeps a quarter of the room, in tokens."""
     return draft.room // LARGE + MESSAGE_OVERHEAD
 
 
 def _halves(draft: Draft) -> Iterator[int]:
-    """Limits of truncation, each half of the one before."""
+    """Truncation limits in tokens, each half of the one before, down to `SMALLEST`."""
     limit = max(draft.room, 2 * SMALLEST)
     while limit > SMALLEST:
         limit = max(limit // 2, SMALLEST)
         yield limit
 
 
-def _last_to_go(draft: Draft) -> tuple[Sequence[int], Sequence[int], Sequence[int]]:
-    """Messages left at the end: results and calls, ties, prompts."""
+def _left_at_the_end(draft: Draft) -> tuple[Sequence[int], Sequence[int], Sequence[int]]:
+    """Messages that are left at the end: exchanges of the current turn, earlier messages tied to them, prompts."""
     active = draft.outline.active
     readings = draft.history.readings
     run = range(active.start, active.stop)
@@ -426,7 +445,7 @@ def _last_to_go(draft: Draft) -> tuple[Sequence[int], Sequence[int], Sequence[in
 
 
 def drop_untruncatable(draft: Draft) -> Iterator[None]:
-    """Drop what truncation cannot shorten: thinking first, then compactions and unknown parts."""
+    """Drop parts that truncation cannot shorten: thinking first, then compactions and unknown kinds."""
     for kinds in ({Kind.THINKING}, {Kind.THINKING, Kind.COMPACTION, Kind.OTHER}):
         for index in range(len(draft.history)):
             if any(item.kind in kinds for item in draft.history.readings[index].items):
@@ -435,19 +454,19 @@ def drop_untruncatable(draft: Draft) -> Iterator[None]:
 
 
 def drop_steering_prompts(draft: Draft) -> Iterator[None]:
-    """Of several prompts of the current turn the first and the last stay, and so does the open exchange."""
+    """Drop prompts of the current turn between the first and the last one."""
     prompted = [
         group
         for group in draft.outline.active.groups[1:]
         if any(draft.history.readings[index].asks for index in range(group.start, group.stop))
     ]
     for group in prompted[:-1]:
-        draft.out(range(group.start, group.stop), "earlier prompt of this turn, over budget")
+        draft.drop(range(group.start, group.stop), "earlier prompt of this turn, over budget")
         yield
 
 
 def truncate_system_text(draft: Draft) -> Iterator[None]:
-    """The system text of others is cut last."""
+    """Truncate system text of others, as the last step."""
     for limit in (64, SMALLEST):
         for index, reading in enumerate(draft.history.readings):
             if any(item.kind is Kind.SYSTEM for item in reading.items):
@@ -456,9 +475,9 @@ def truncate_system_text(draft: Draft) -> Iterator[None]:
 
 
 def relieve_system_text(draft: Draft, limits: Limits, overhead: int) -> Limits:
-    """The thresholds once system text of others has been cut to half of the budget that it alone would fill.
+    """Truncate system text of others to half of the budget if it would fill it alone; returns the limits after that.
 
-    Without this no step would find any room, and cut what the user asks now to next to nothing first.
+    Without this there would be no room at all, and the steps would cut the current prompt to almost nothing first.
     """
     if limits.room:
         return limits
@@ -485,10 +504,10 @@ MILD_STEPS: tuple[Step, ...] = (
     stub_active_exchanges,
     drop_active_groups,
 )
-"""The steps that only leave out or abridge what is over: all that are taken while the budget itself holds."""
+"""Steps that drop or abridge finished messages; the only ones taken while a request is within its budget."""
 
 EARLIER_STEPS: tuple[Step, ...] = (drop_older_turns, stub_tool_exchanges, shrink_summary, drop_recent_turns)
-"""Those of them that leave the current turn alone."""
+"""Mild steps that leave the current turn alone."""
 
 CUT_ORDER: tuple[Step, ...] = (
     truncate_large_parts,
@@ -504,12 +523,12 @@ CUT_ORDER: tuple[Step, ...] = (
 
 
 def reduce(draft: Draft, target: int, *, steps: Sequence[Step] = CUT_ORDER) -> bool:
-    """Take the steps until the total is at most `target` exact tokens; whether it got there.
+    """Take steps until the total is at most `target`; True if it is.
 
     Args:
-        draft: The view so far; changed in place.
-        target: What messages and summary may cost together.
-        steps: The part of the cut order to take.
+        draft: The view, changed in place.
+        target: Maximum exact tokens of messages, summary and quotes together.
+        steps: Steps to take, in order.
     """
     for step in steps:
         if draft.total <= target:

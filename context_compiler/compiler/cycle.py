@@ -1,8 +1,8 @@
-"""The frozen state between two compiles: the messages that a view keeps, their shapes, and the text before them.
+"""The frozen state between two compiles: which messages a view keeps, in which shapes, and the text before them.
 
-A view then only grows at its end, so that a provider's prompt cache keeps hitting. A `Cycle` decides on a
-prefix of the raw history; it holds for every history that begins with that prefix, whoever sends it: an
-edited prompt, a fork, or a history that was built by hand and carries no ids.
+During a cycle a view only grows at its end, so that the provider's prompt cache keeps hitting. A `Cycle` decides on a
+prefix of the raw history. It is valid for every history that begins with that prefix, such as a fork, a history with an
+edited last prompt, or one built by hand without ids.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from context_compiler.messages.shapes import WHOLE, Shape
 from context_compiler.messages.turns import Pairing, paired_with
 
 Span = tuple[int, int]
-"""Positions `start` to before `stop`."""
+"""Positions from `start` to before `stop`."""
 
 
 DAMAGED = (ValueError, TypeError, LookupError, AttributeError, RecursionError)
-"""Errors raised by text that is damaged, or that another version wrote."""
+"""Errors raised when stored text is damaged or was written by an incompatible version."""
 
 TYPES: Mapping[str, tuple[type, ...]] = {
     "int": (int,),
@@ -31,11 +31,11 @@ TYPES: Mapping[str, tuple[type, ...]] = {
     "float": (int, float),
     "int | None": (int, NoneType),
 }
-"""Types that a field may hold, by its annotation; other fields are not checked."""
+"""Types allowed for a field, by its annotation; fields with other annotations are not checked."""
 
 
 def well_typed(value: Any) -> bool:
-    """True if the plain fields of a dataclass hold values of their types; stored text may be damaged."""
+    """True if the plain fields of a dataclass have values of their types, as those from damaged text may not."""
     return all(isinstance(getattr(value, one.name), TYPES.get(str(one.type), object)) for one in fields(value))
 
 
@@ -44,53 +44,53 @@ class Cycle:
     """The state of one cycle. Positions are those of the raw history."""
 
     decided: int
-    """Leading messages that this decides on; all later ones are whole."""
+    """Number of leading messages on which this cycle decides; all later ones are whole."""
     tip: str
-    """The chain id of the last of them; empty when there are none."""
+    """Chain id of the last of these messages; empty if there are none."""
     kept: tuple[tuple[int, Shape], ...]
-    """Positions of those that stay, in order, with their shapes; the rest is left out."""
+    """Positions of the messages that stay, in order, with their shapes; the others are left out."""
     note: str
-    """The summary part as sent, prefix included; empty where there is none."""
+    """Summary part as sent, including its prefix; empty if there is none."""
     quotes: str
-    """The fenced verbatim part as sent; empty where there is none."""
+    """Fenced verbatim part as sent; empty if there is none."""
     channel: str
     """Channel of the summary: user, system or compaction."""
     summary: str
-    """Summary of the last model compile, to be updated by the next."""
+    """Summary of the last model compile, which the next one updates."""
     summary_id: int | None
-    """Its row on the record."""
+    """Row of that compile in the record; None if it is not stored."""
     covered: tuple[Span, ...]
     """Spans that the summary covers."""
     compiled_turn: int
-    """The user turn of the last model compile that was tried; -1 before the first."""
+    """User turn of the last attempted model compile; -1 before the first."""
     turn: int
-    """The user turn in which this cycle began."""
+    """User turn in which this cycle began."""
     tight: float
-    """Share of the budget left after a provider refused a request."""
+    """Fraction of the budget in use; below 1 after a provider refused a request as too long."""
     ratio: float
-    """The model's learnt ratio, frozen so that bytes that did not change cannot drift over the budget."""
+    """Learnt ratio of the model's tokens to ours, frozen so that an unchanged view cannot drift over the budget."""
     config: str
-    """Names template, fidelity, model family and whatever else decides how a view is written."""
+    """Hash of template, fidelity, model family and everything else that decides how a view is written."""
     own: bool = False
-    """The note is the body of a template that asks no model."""
+    """True if the note is the body of a template that asks no model."""
     tools: bool = False
-    """The session was mostly tool work when the cycle began."""
+    """True if the session was mostly tool work when the cycle began."""
     loops: bool = False
-    """Its turns took several requests each."""
+    """True if turns took several requests on average when the cycle began."""
     why: tuple[tuple[int, int, str], ...] = ()
-    """Reasons for what is left out or shortened: `start`, to before `stop`, reason."""
+    """Reasons why messages are left out or shortened, as `(start, stop, reason)`."""
     lead: int = 0
-    """Kept messages before this position stand before the summary: what is summarised came after them."""
+    """Kept messages before this position precede the summary, because the summarised messages came after them."""
 
     def to_json(self) -> str:
-        """As JSON text."""
+        """Serialize to JSON."""
         data: dict[str, Any] = {field.name: getattr(self, field.name) for field in fields(self)}
         data["kept"] = [[start, stop, _encoded(shape)] for start, stop, shape in _runs(self.kept)]
         return json.dumps(data, ensure_ascii=False, separators=(",", ":"))
 
     @classmethod
     def from_json(cls, text: str) -> Cycle | None:
-        """Back from JSON text; None when another version wrote something this one cannot read."""
+        """Parse from JSON; None if it is damaged or was written by an incompatible version."""
         try:
             data = json.loads(text)
             data["kept"] = tuple(
@@ -125,14 +125,14 @@ RAW = Cycle(
     ratio=1.0,
     config="",
 )
-"""The state before any cycle: everything stands."""
+"""State before the first cycle: all messages are sent whole."""
 
 SETS = ("skip", "without")
-"""Fields of a shape that JSON knows only as lists."""
+"""Fields of a shape that are sets, which JSON stores as lists."""
 
 
 def _encoded(shape: Shape) -> dict[str, Any]:
-    """Fields of a shape that differ from those of a whole message."""
+    """Encode the fields of a shape that differ from those of a whole message."""
     values = {field.name: getattr(shape, field.name) for field in fields(shape)}
     return {
         name: sorted(value) if name in SETS else value
@@ -147,7 +147,7 @@ def _decoded(data: Mapping[str, Any]) -> Shape:
 
 
 def _runs(kept: Sequence[tuple[int, Shape]]) -> list[tuple[int, int, Shape]]:
-    """Neighbours with the same shape as one run: start, stop, shape."""
+    """Group adjacent messages with the same shape, as `(start, stop, shape)`."""
     runs: list[tuple[int, int, Shape]] = []
     for index, shape in kept:
         if runs and runs[-1][1] == index and runs[-1][2] == shape:
@@ -158,7 +158,7 @@ def _runs(kept: Sequence[tuple[int, Shape]]) -> list[tuple[int, int, Shape]]:
 
 
 def spans(positions: Iterable[int]) -> tuple[Span, ...]:
-    """Sorted positions as runs."""
+    """Group sorted positions into spans."""
     found: list[Span] = []
     for index in positions:
         if found and found[-1][1] == index:
@@ -169,19 +169,22 @@ def spans(positions: Iterable[int]) -> tuple[Span, ...]:
 
 
 def positions(given: Iterable[Span]) -> set[int]:
-    """The reverse of `spans`."""
+    """Expand spans to positions, the inverse of `spans`."""
     return {index for start, stop in given for index in range(start, stop)}
 
 
 def begins(history: History, decided: int, tip: str) -> bool:
-    """True if the first `decided` messages of a history are those that `tip` names."""
+    """True if the first `decided` messages of a history are those identified by `tip`."""
     if not 0 < decided <= len(history):
         return False
     return tip in (history.ids[decided - 1], *(split.first for split in history.splits(decided - 1)))
 
 
 def fitting(cycle: Cycle | None, history: History, config: str) -> Cycle | None:
-    """A cycle, if it was made for a prefix of this history and for this way of writing views."""
+    """Return the cycle if it is valid for this history and configuration, else None.
+
+    If the host has merged two of its messages, its positions are adjusted.
+    """
     if cycle is None or cycle.config != config:
         return None
     last = cycle.decided - 1
@@ -196,9 +199,9 @@ def fitting(cycle: Cycle | None, history: History, config: str) -> Cycle | None:
 
 
 def _joined(cycle: Cycle, history: History, at: int, count: int) -> Cycle:
-    """The cycle where the host has put message `at`, of `count` parts, and the next into one; later ones have moved up.
+    """Adjust a cycle after the host merged message `at`, which had `count` parts, with the next one.
 
-    What follows the message on which the cycle decides last was sent whole.
+    Later positions move down by one. If the next message came after the prefix of the cycle, it was sent whole.
     """
     kept, covered = dict(cycle.kept), positions(cycle.covered)
     decided = max(at + 1, cycle.decided - 1)
@@ -207,20 +210,21 @@ def _joined(cycle: Cycle, history: History, at: int, count: int) -> Cycle:
     shape = _joined_shape(*both, history, at, count)
     if shape is not None:
         moved[at] = shape
-    told = covered & {at, at + 1}
+    merged = covered & {at, at + 1}
+    moved_cover = {index - (index > at) for index in covered - merged} | ({at} if len(merged) > 1 else set[int]())
     return replace(
         cycle,
         decided=decided,
         tip=history.ids[decided - 1],
         kept=tuple(sorted(moved.items(), key=lambda one: one[0])),
-        covered=spans(sorted({index - (index > at) for index in covered - told} | ({at} if len(told) > 1 else set()))),
+        covered=spans(sorted(moved_cover)),
         why=tuple((start - (start > at), stop - (stop - 1 > at), reason) for start, stop, reason in cycle.why),
         lead=cycle.lead - (cycle.lead > at + 1),
     )
 
 
 def _joined_shape(answers: Shape | None, prompt: Shape | None, history: History, at: int, count: int) -> Shape | None:
-    """The shape of a message that was two: `count` results of calls, and what came after them."""
+    """Shape of a merged message: `count` tool results, shaped as `answers`, and then the parts shaped as `prompt`."""
     reading = history.readings[at]
     first, rest = answers or Shape(bare=True), prompt or Shape(bare=True)
     skip = first.skip | {part + count for part in rest.skip}
@@ -244,9 +248,9 @@ def _joined_shape(answers: Shape | None, prompt: Shape | None, history: History,
 
 
 def mended(cycle: Cycle, pairing: Pairing, base: Mapping[int, Shape]) -> Cycle:
-    """The cycle with every call back in place whose answer arrived after it was left out, and all answers beside it.
+    """Restore calls in a cycle whose answers arrived after the call was left out, with their other answers.
 
-    A deferred call may be answered turns later; the pair then stands together, which moves the prefix once.
+    A deferred call may be answered several turns later. The pair must be sent together, which changes the prefix once.
     """
     late = {call for call, answer in pairing.pairs if call < cycle.decided <= answer}
     if not late:

@@ -1,11 +1,11 @@
-"""Words of a message that a request holds elsewhere than in that message, by what was really sent.
+"""Find words of a message elsewhere in a request, by comparing the texts that were sent.
 
-A view holds words of what it leaves out as standing instructions, outline, identifiers and quotes, in recall blocks, in
-layers, and in a summary that repeats them; other messages of it may say the same, and so may the instructions and tools
-beside them. What is compared are words: letters and digits, in any case, whatever stands between them.
+A view repeats words of left-out messages in standing instructions, outline, identifiers, quotes, recall blocks, layers
+and the summary; other messages, instructions and tool definitions may contain them too. Only words (letters and digits,
+without case) are compared, not the characters between them.
 
-Of a text that only quotes, a whole line counts, however short. Everywhere else whole sentences of four words count, and
-eight words in a row.
+In a text that consists of quotes, a whole line counts however short it is. Elsewhere, sentences of at least four words
+count, and at least eight words in a row.
 """
 
 from __future__ import annotations
@@ -35,80 +35,81 @@ from context_compiler.messages.items import Item, Kind, parse_arguments, plain_t
 from context_compiler.messages.tool_lines import call_line, outcome_line
 
 SENTENCE, RUN = 4, 8
-"""Words of a sentence, and words in a row, from which on they count wherever they stand."""
+"""Minimum number of words of a whole sentence, and of words in a row, that count anywhere."""
 
 LINE = 8
-"""Characters from which on a line of a quotation counts wherever in a message it stands; a shorter one is all of it."""
+"""Minimum length in characters of a quoted line that may be a part of a message; a shorter line must be a whole
+sentence or line."""
 
 SCANNED = 100_000
-"""Characters at each end of a part that are compared."""
+"""Characters compared at each end of a part."""
 
 PLACES, LISTED = 8, 6
-"""Places of one sentence that are named, and identifiers."""
+"""Maximum number of places listed for one sentence, and of identifiers listed for one place."""
 
 MOST = 60
-"""Sentences of one message that are listed for one place."""
+"""Maximum number of sentences of one message listed for one place."""
 
 
 Report = Callable[[int, str, bool], None]
-"""Called with the number of a text, the words that it has, and whether they are no more than identifiers."""
+"""Called with the number of a text, the words that it contains, and True if these are an identifier."""
 
 QUOTING = (QUOTED, RECALLED, INSTRUCTION, OUTLINE)
-"""Forms that hold nothing but what was said, line by line."""
+"""Forms that consist of quoted lines."""
 
 _WORD = re.compile(
     "[\u0e00-\u0e7f\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u31f0-\u31ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff]"
     "|[^\\W\u0e00-\u0e7f\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u31f0-\u31ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff]+"
 )
-"""A word; of scripts without spaces a character."""
+"""A word; in scripts without spaces, a character."""
 _ENDS = re.compile(r"[.!?…]+[\"')\]*’”»]*\s+|[。！？؟۔।॥]+|\n+")
 _ESCAPE = re.compile(r"\\[nrt]")
 _LABEL = re.compile(r"\A(?:(?:\[[^\]\n]{1,200}\] )+(?:> )?|(?:- )?turn \d{1,9}: )")
-_TOLD_WORDS = re.compile(r" \([^()\n]*\)\Z")
-"""Words that tell a phase from the others, behind its line."""
+_PHASE_WORDS = re.compile(r" \([^()\n]*\)\Z")
+"""Distinctive words at the end of a phase's line in the outline."""
 _FIELD = re.compile(r"(?<=[(\s])\w{1,40}=")
-"""The name of an argument in a line that quotes a call."""
-_MEANT = frozenset({Sort.NAME, Sort.RULE})
-"""Sorts of specifics that many messages have in common."""
+"""Name of an argument in a line that quotes a call."""
+_COMMON_SORTS = frozenset({Sort.NAME, Sort.RULE})
+"""Sorts of specifics that do not identify a message, because many messages share them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Echo:
-    """A place of a request that has words of a message which is not there as it was."""
+    """A place in a request that contains words of a message that is not there verbatim."""
 
     form: str
-    """Form of that place, such as quoted, recalled or instruction; verbatim for another message that says the same,
-    shortened or carried for what is left of the message itself."""
+    """Form of that place, such as quoted, recalled or instruction; verbatim for another message with the same words;
+    shortened or carried for the rest of the message itself."""
     sent: int | None
-    """Position in the view; None for what was sent beside the messages."""
+    """Position in the view; None for instructions and tool definitions."""
     words: tuple[str, ...]
-    """The words, as the message has them: its sentences, lines or identifiers."""
+    """Sentences, lines or identifiers found there, as the message has them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sayings:
-    """The texts of one request, ready to be compared."""
+    """Index of the texts of one request, which are numbered in order."""
 
     pieces: tuple[tuple[str, int | None], ...]
-    """Form and place of each text."""
+    """Form and position in the view of each text."""
     starts: tuple[int, ...]
-    """Position in `text` at which each begins."""
+    """Offset of each text in `text`."""
     text: str
-    """The words of all texts."""
+    """Normalized words of all texts, joined by spaces."""
     beginnings: frozenset[tuple[str, ...]]
-    """All words that follow one another, `SENTENCE` at a time."""
+    """All sequences of `SENTENCE` words, for a quick check before `text` is searched."""
     lines: dict[str, list[tuple[str, int]]]
-    """Lines that quote, as words and number of their text, by their longest word."""
+    """Quoted lines of at least `LINE` characters, as words and text number, by their longest word."""
     short: dict[str, int]
-    """Those too short to be found within a message, and the number of their text."""
+    """Text number by shorter quoted line."""
     exchanges: tuple[tuple[str, int], ...]
-    """Lines that quote an exchange with a tool, and the number of their text."""
+    """Quoted lines of tool exchanges, with text numbers."""
     listed: tuple[tuple[Specific, int], ...]
-    """Identifiers, each with the number of its text."""
+    """Listed identifiers, with text numbers."""
 
 
 def sayings(texts: Iterable[tuple[str, int | None, str]]) -> Sayings:
-    """Everything that a request says, from form, place and text of each piece."""
+    """Index the texts of a request, given as `(form, position in the view, text)`."""
     pieces: list[tuple[str, int | None]] = []
     starts: list[int] = []
     parts: list[str] = []
@@ -145,7 +146,7 @@ def sayings(texts: Iterable[tuple[str, int | None, str]]) -> Sayings:
 
 
 def written_texts(item: Item, sent: int) -> Iterator[tuple[str, int | None, str]]:
-    """Texts of a part that was written for a view, by their forms."""
+    """Texts of a part that was written for a view, as `(form, position in the view, text)`."""
     for piece in segments(item.text):
         yield piece.form, sent, piece.text
 
@@ -163,7 +164,7 @@ def _add_lines(
         said = line[labelled.end() :] if labelled else line
         if "(" in said or " → " in said:
             exchanges.append((said, number))
-        said = _TOLD_WORDS.sub("", said) if form == OUTLINE else said
+        said = _PHASE_WORDS.sub("", said) if form == OUTLINE else said
         for piece in said.split("…"):
             words = _words(piece)
             if len(" ".join(words)) >= LINE:
@@ -173,16 +174,16 @@ def _add_lines(
 
 
 def _identifies(one: Specific) -> bool:
-    return one.sort not in _MEANT and len(one.text) >= SENTENCE
+    return one.sort not in _COMMON_SORTS and len(one.text) >= SENTENCE
 
 
 def echoes(request: Sayings, reading: Reading, own: tuple[str, int] | None = None) -> tuple[Echo, ...]:
-    """Places of a request that have words of a message, the form that tells most first; each once.
+    """Places in a request that contain words of a message, the fullest form first.
 
     Args:
-        request: What it says.
+        request: Index of the request.
         reading: The message.
-        own: Form and position in the view of what is left of it.
+        own: Form and position in the view of the rest of the message; None if nothing is left of it.
     """
     said: defaultdict[tuple[str, int | None], dict[str, bool]] = defaultdict(dict)
 
@@ -197,11 +198,11 @@ def echoes(request: Sayings, reading: Reading, own: tuple[str, int] | None = Non
             _compare(request, item, found)
     order = tuple(FORMS)
     places = sorted(said, key=lambda place: (order.index(place[0]), -1 if place[1] is None else place[1]))
-    return tuple(Echo(form=form, sent=sent, words=_apart(said[form, sent])) for form, sent in places)
+    return tuple(Echo(form=form, sent=sent, words=_distinct(said[form, sent])) for form, sent in places)
 
 
-def _apart(words: Mapping[str, bool]) -> tuple[str, ...]:
-    """The words without those that longer ones hold, and without those around identifiers that are named."""
+def _distinct(words: Mapping[str, bool]) -> tuple[str, ...]:
+    """Remove texts that are part of longer ones, and texts that contain a listed identifier."""
     names = [one for one, named in words.items() if named]
     alone = [one for one, named in words.items() if named or not any(name in one for name in names)]
     kept: list[str] = []
@@ -212,9 +213,9 @@ def _apart(words: Mapping[str, bool]) -> tuple[str, ...]:
 
 
 def _compare(request: Sayings, item: Item, found: Report) -> None:
-    """Report every text of a request that has words of a part, with those words."""
+    """Report every text of a request that contains words of a part, with these words."""
     for text in _ends_of(own_text(item)):
-        said = _Said(text)
+        said = _WordedText(text)
         for start, stop in said.sentences():
             _compare_sentence(request, said, start, stop, found)
         _compare_lines(request, said, found)
@@ -230,7 +231,7 @@ def _compare(request: Sayings, item: Item, found: Report) -> None:
                 found(number, name, True)
 
 
-class _Said:
+class _WordedText:
     """A text and its words."""
 
     def __init__(self, text: str) -> None:
@@ -239,30 +240,30 @@ class _Said:
         self.words = [text[start:stop].casefold() for start, stop in self._spans]
 
     def sentences(self) -> Iterator[tuple[int, int]]:
-        """Each sentence or line, as the number of its first word and of that behind its last."""
+        """Sentences and lines, as `(start, stop)` in words."""
         begins = [start for start, _ in self._spans]
         ends = [0, *(bisect_left(begins, match.end()) for match in _ENDS.finditer(self.text)), len(begins)]
         return ((start, stop) for start, stop in pairwise(ends) if start < stop)
 
     def shown(self, start: int, stop: int) -> str:
-        """These words as the text has them."""
+        """Original text of a range of words."""
         return self.text[self._spans[start][0] : self._spans[stop - 1][1]]
 
 
-def _compare_sentence(request: Sayings, said: _Said, start: int, stop: int, found: Report) -> None:
+def _compare_sentence(request: Sayings, said: _WordedText, start: int, stop: int, found: Report) -> None:
     words = said.words[start:stop]
     if (number := request.short.get(" ".join(words))) is not None:
         found(number, said.shown(start, stop), False)
     if len(words) < SENTENCE:
         return
-    if _begins(request, words, 0) and (places := _places(request, words)):
+    if _may_occur(request, words, 0) and (places := _places(request, words)):
         for number in places:
             found(number, said.shown(start, stop), False)
         return
     at = 0
     while at + RUN <= len(words):
         end = at + RUN
-        if not (_begins(request, words, at) and (places := _places(request, words[at:end]))):
+        if not (_may_occur(request, words, at) and (places := _places(request, words[at:end]))):
             at += 1
             continue
         while end < len(words) and (longer := _places(request, words[at : end + 1])):
@@ -272,12 +273,12 @@ def _compare_sentence(request: Sayings, said: _Said, start: int, stop: int, foun
         at = end
 
 
-def _begins(request: Sayings, words: Sequence[str], at: int) -> bool:
+def _may_occur(request: Sayings, words: Sequence[str], at: int) -> bool:
     return tuple(words[at : at + SENTENCE]) in request.beginnings
 
 
 def _places(request: Sayings, words: Sequence[str]) -> list[int]:
-    """Numbers of the first texts that have these words in a row."""
+    """Numbers of the first `PLACES` texts that contain these words in a row."""
     wanted, numbers = f" {' '.join(words)} ", list[int]()
     at = request.text.find(wanted)
     while at >= 0 and len(numbers) < PLACES:
@@ -287,8 +288,8 @@ def _places(request: Sayings, words: Sequence[str]) -> list[int]:
     return numbers
 
 
-def _compare_lines(request: Sayings, said: _Said, found: Report) -> None:
-    """Find the lines of quotations, however short, that stand within a text."""
+def _compare_lines(request: Sayings, said: _WordedText, found: Report) -> None:
+    """Report quoted lines that are part of a text."""
     joined = f" {' '.join(said.words)} "
     for word in request.lines.keys() & set(said.words):
         for line, number in request.lines[word]:
@@ -299,7 +300,7 @@ def _compare_lines(request: Sayings, said: _Said, found: Report) -> None:
 
 
 def _compare_exchanges(request: Sayings, item: Item, found: Report) -> None:
-    """Find a call, or the outcome of one, in the lines that quote exchanges with tools."""
+    """Report quoted lines that contain a tool call, or its outcome."""
     if not request.exchanges or item.kind not in (Kind.CALL, Kind.RETURN):
         return
     tool = item.tool or "tool"
@@ -311,7 +312,7 @@ def _compare_exchanges(request: Sayings, item: Item, found: Report) -> None:
 
 
 def own_text(item: Item) -> str:
-    """Text of a part as it is compared, the name of its tool first; each value of a call begins a line."""
+    """Text of a part for comparison: the name of its tool, then its text; each argument of a call begins a line."""
     given = parse_arguments(item.text) if item.kind is Kind.CALL else None
     if given is None:
         return _plain(f"{item.tool}\n{readable_text(item)}" if item.tool else item.text)
@@ -320,7 +321,7 @@ def own_text(item: Item) -> str:
 
 
 def _plain(text: str) -> str:
-    """A text without the escapes of JSON, pieces of which are quoted."""
+    """Remove JSON escapes from a text, because quoted pieces of JSON contain them."""
     return _ESCAPE.sub(" \n", visible(text))
 
 

@@ -1,4 +1,4 @@
-"""Search for a fact: the requests that had it, in which form, and when it left."""
+"""Search for a fact in a session: which requests contained it, in which form, and when and why it was cut."""
 
 from __future__ import annotations
 
@@ -25,24 +25,24 @@ from context_compiler.record.browse import Node, RequestTips, Row, SessionRow
 from context_compiler.record.database import Database
 
 ORDER = tuple(FORMS)
-"""Forms, the fullest first; a set of them is a number with one bit for each."""
+"""Forms, the fullest first. A set of forms is a bit mask in this order."""
 
 MENTIONS = 20
-"""Raw messages with the fact that are listed."""
+"""Maximum number of raw messages listed for a fact."""
 
 EXPLAINED = 6
-"""Departures whose reason is looked up."""
+"""Maximum number of stretches whose reason is looked up."""
 
 HITS = 400
-"""Newest matches of the text index that a search of all sessions looks at."""
+"""Number of newest matches of the text index that a search over all sessions uses."""
 
 EXCERPT = 90
-"""Characters on each side of a fact."""
+"""Characters shown on each side of a fact."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mention:
-    """A raw message that holds the fact."""
+    """A raw message that contains the fact, with its surroundings."""
 
     index: int
     role: str
@@ -53,7 +53,7 @@ class Mention:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stretch:
-    """Consecutive requests that have the fact in the same forms."""
+    """Consecutive requests that contain the fact in the same forms."""
 
     first: int
     last: int
@@ -61,20 +61,20 @@ class Stretch:
     turns: tuple[int, ...]
     """First and last turn, from 1."""
     forms: tuple[str, ...]
-    """Empty where the fact is not in the request."""
+    """Empty if the fact is not in the requests."""
     known: bool
-    """The raw history has the fact by then."""
+    """True if the raw history already contains the fact."""
     reason: str
-    """Reason why it left, where it did."""
+    """Reason why the fact is no longer verbatim; empty if it did not change or is unknown."""
     step: int
-    """Step of the cut order that dropped it; 0 for none."""
+    """Step of the cut order that cut it; 0 for none."""
     told: bool
-    """True if it is not there and a summary covers a message that held it, which may tell it in other words."""
+    """True if the fact is not there but a summary covers a message with it, so that it may be paraphrased."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Strip:
-    """Consecutive requests that have the fact in one form, per mille of all requests."""
+    """Consecutive requests that contain the fact in one form; start and width in per mille of all requests."""
 
     form: str
     start: float
@@ -89,20 +89,20 @@ class FactPage:
     fact: str
     mentions: tuple[Mention, ...]
     mentioned: int
-    """Raw messages that hold it."""
+    """Number of raw messages that contain it."""
     requests: int
     had: int
-    """Requests that had it, in any form."""
+    """Number of requests that contained it in any form."""
     requests_since: int
-    """Requests whose raw history held it."""
+    """Number of requests whose raw history contained it."""
     stretches: tuple[Stretch, ...]
     strip: tuple[Strip, ...]
-    """Stretches form by form, for a chart."""
+    """Stretches by form, for a chart."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chains:
-    """All messages of all requests of a session, parents first."""
+    """Messages of all requests of a session, parents first."""
 
     nodes: Mapping[str, Row]
     raw: frozenset[str]
@@ -112,7 +112,7 @@ class Chains:
 
 
 class FactSearch:
-    """Searches a record, and keeps what it read of the last sessions."""
+    """Searches a record for facts, with a cache of recent sessions."""
 
     def __init__(self, tracer: Tracer) -> None:
         self.tracer = tracer
@@ -125,7 +125,7 @@ class FactSearch:
         return await self.tracer.read(partial(self._session, number=number, fact=fact.strip()))
 
     async def sessions(self, text: str) -> tuple[int, ...]:
-        """Row numbers of the sessions in whose raw history a text was said, by the newest matches of the index."""
+        """Row numbers of sessions whose raw history contains a text, from the newest matches of the text index."""
         return await self.tracer.read(partial(self._sessions, text=text.strip()))
 
     def _sessions(self, db: Database, text: str) -> tuple[int, ...]:
@@ -202,7 +202,7 @@ class FactSearch:
         return chains
 
     def _forms(self, db: Database, chains: Chains, fact: str) -> dict[str, int]:
-        """Forms of the fact in each message that holds it, by content hash, as bits."""
+        """Bit mask of the forms in which each message contains the fact, by content hash."""
         found: dict[str, int] = {}
         folded = _flat(fact)
         for node, text in browse.matching_nodes(db, fact, -1):
@@ -223,7 +223,7 @@ class FactSearch:
         return found
 
     def _beside(self, db: Database, chains: Chains, tips: Sequence[RequestTips], fact: str) -> dict[str | None, int]:
-        """The instructions that hold the fact, by their hash: they are sent with the messages that they end."""
+        """Bit mask for the instructions that contain the fact, by their hash."""
         names = sorted({name for tip in tips if (name := _instructions(chains, tip)) is not None})
         texts = zip(names, browse.bodies(db, names), strict=True)
         return {name: _bit(BESIDE) for name, body in texts if _flat(fact) in _flat(body.decode("utf-8", "replace"))}
@@ -276,7 +276,7 @@ class FactSearch:
             before = mask if known else _bit(VERBATIM)
 
     def _reason(self, db: Database, number: int, mentions: Sequence[int]) -> tuple[str, int, bool]:
-        """Reason and step by which these messages left, and if a summary of that request covers one of them."""
+        """Reason and step that cut these messages, and True if the summary of that request covers one of them."""
         row, record = request_of(db, number)
         sent = self.tracer.trace(db, row, record)
         there = [at for at in mentions if at < len(sent.raw)]
@@ -286,7 +286,7 @@ class FactSearch:
 
 
 def _instructions(chains: Chains, tip: RequestTips) -> str | None:
-    """Hash of the instructions of a request, which its last message keeps."""
+    """Hash of the instructions of a request, which are stored with its last message; None if there are none."""
     last = chains.nodes.get(tip.view_tip or "")
     return last[4] if last is not None else None
 
@@ -296,12 +296,12 @@ def _bit(form: str) -> int:
 
 
 def _flat(text: str) -> str:
-    """A text on one line, without case."""
+    """Normalize a text: on one line, without case."""
     return " ".join(text.casefold().split())
 
 
 def _plain_words(folded: str) -> list[bytes]:
-    """Words that a message which holds a text has in its JSON too, where some characters are escaped."""
+    """Words of a text that cannot be escaped in JSON, so that bodies can be filtered without parsing them."""
     return [word.encode() for word in re.findall(r"[a-z0-9]{2,}", folded)]
 
 
@@ -316,7 +316,7 @@ def _forms_in(reading: Reading, folded: str) -> Iterator[str]:
 
 
 def _is_prompt_with_block(reading: Reading, item: Item) -> bool:
-    """True if a part stands unchanged beside a text of ours."""
+    """True if a part is unchanged in a message to which a text of ours was added."""
     return any(one.mark is not None for one in reading.items) and item.mark is None
 
 
@@ -334,7 +334,7 @@ def _mention(at: int, reading: Reading, fact: str) -> Mention:
 
 
 def _strip(masks: Iterable[tuple[int, int]]) -> Iterator[Strip]:
-    """Each form as stretches of a strip, in the order of `ORDER`."""
+    """Strips of a chart, form by form in the order of `ORDER`."""
     runs = [(mask, len(list(group))) for mask, group in groupby(mask for mask, _ in masks)]
     unit = 1000 / max(1, sum(length for _, length in runs))
     for form in ORDER:

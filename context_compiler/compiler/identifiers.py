@@ -1,7 +1,7 @@
-"""Identifiers of left-out messages that later calls may need, likeliest first.
+"""The ledger: identifiers of left-out messages that later tool calls may need, most likely first.
 
-What calls were made with says what calls are made with: where the values of a field have been used, its other
-values are likely to be.
+Past calls show which identifiers calls need: if values of a field were used in calls, its other values probably will be
+too.
 """
 
 from __future__ import annotations
@@ -23,30 +23,34 @@ from context_compiler.messages.tool_lines import call_line
 from context_compiler.tokens import TokenCounter
 
 LATER = frozenset({Sort.ID, Sort.PATH, Sort.URL})
-"""Sorts of identifier that calls are made with."""
+"""Sorts of identifiers that are arguments of calls; they precede all others in the ledger."""
 
 LONG = 1.0
-"""Score lost per doubling of length: a long command takes the room of ten numbers."""
+"""Score lost for each doubling of length by other sorts, because a long command takes the room of ten numbers."""
 
 CALLED, REPEATED, RECENT, MANY, IN_FIELD = 2.0, 0.5, 1.0, 0.5, 2.0
-"""Scores for having been called with, repeated, recent, alone, and in a used field."""
+"""Score added for use in a call, each doubling of mentions, recency (from 0 to 1), and the fraction of its field's
+values that were used in calls; score lost (`MANY`) for each doubling of identifiers in the same part."""
 
 
 @dataclass(slots=True, kw_only=True)
 class MissingIdentifier:
-    """Something that the view does not hold."""
+    """An identifier that the view does not contain."""
 
     homes: list[Mention]
-    """Places to quote it from: the last call made with it, its last mention, and its first."""
+    """Mentions from which it may be quoted: the last call with it (else the last mention), the last, and the first."""
     times: int = 0
+    """Number of mentions."""
     called: bool = False
+    """True if a call used it."""
     last: int = 0
-    """The position of the last message that holds it."""
+    """Position of the last message that contains it."""
     fields: set[str] = field(default_factory=set[str])
+    """Names of the fields of which it is a value."""
 
 
 def missing_identifiers(selection: Selection) -> list[MissingIdentifier]:
-    """Identifiers that the kept messages do not hold, those used in calls first."""
+    """Identifiers that the kept messages do not contain, most likely needed first."""
     whole = {index for index, shape in enumerate(selection.draft.shapes) if shape == WHOLE}
     found: dict[str, MissingIdentifier] = {}
     beside: Counter[tuple[int, int]] = Counter()
@@ -60,7 +64,7 @@ def missing_identifiers(selection: Selection) -> list[MissingIdentifier]:
         if mention.position in whole:
             continue
         beside[mention.position, mention.part] += 1
-        _note(found.setdefault(text, MissingIdentifier(homes=[mention, mention, mention])), mention)
+        _add_mention(found.setdefault(text, MissingIdentifier(homes=[mention, mention, mention])), mention)
     rates = {name: (len(values & called) + 0.5) / (len(values) + 2) for name, values in fields.items() if name}
     holds = TextSet(*_kept_texts(selection)).holds
     length = max(1, len(selection.history))
@@ -77,7 +81,7 @@ def missing_identifiers(selection: Selection) -> list[MissingIdentifier]:
     return sorted((need for need in found.values() if not holds(need.homes[0].specific)), key=rank)
 
 
-def _note(need: MissingIdentifier, mention: Mention) -> None:
+def _add_mention(need: MissingIdentifier, mention: Mention) -> None:
     need.times, need.last = need.times + 1, mention.position
     need.called = need.called or mention.called
     need.fields.add(mention.field)
@@ -87,7 +91,7 @@ def _note(need: MissingIdentifier, mention: Mention) -> None:
 
 
 def _kept_texts(selection: Selection) -> Iterator[str]:
-    """Text of the kept messages, as they are kept."""
+    """Texts of the kept messages in their shapes."""
     for index, shape in enumerate(selection.draft.shapes):
         if shape is None or shape.bare:
             continue
@@ -102,63 +106,63 @@ def _kept_texts(selection: Selection) -> Iterator[str]:
 
 
 SHARE = 0.15
-"""Of the room for messages: what the ledger may have where tools are used."""
+"""Fraction of the room for messages: maximum size of the ledger if tools are used."""
 
 PART = 3
-"""Divisor of the room for identifiers and quotes that applies without a model and in a live chat: the ledger has a
-third, because what answers the question comes first. In tool work of a live agent it has the rest: a prompt has a block
-of its own, and most requests are answered with another call."""
+"""Divisor of the room for ledger and quotes. Without a model's summary, and in a live chat, the ledger gets one part,
+because passages that answer the question matter more. In tool work of a live agent it gets the other parts, because
+most requests are answered with another call, and a prompt has its own recall block."""
 
 SMALLEST = 24
-"""With less room, in tokens, there is no ledger."""
+"""Minimum room in tokens for a ledger."""
 
 SPARE = 12
-"""Tokens; more that quotes have no use for are the ledger's again."""
+"""Minimum number of tokens left over by quotes for which the ledger is written again."""
 
 NEAR, FAR = 1, 2
-"""Words on each side of an identifier, where room is short and where it is not."""
+"""Words quoted on each side of an identifier in a short ledger and in a longer one."""
 SHORT = 400
-"""Tokens; a ledger with less room is short."""
+"""Minimum room in tokens of a ledger that is not short."""
 CALL = 72
-"""Characters of a call, where what matters is in its answer."""
+"""Maximum length in characters of a call if the identifiers are in its result."""
 TRIES = 24
-"""Identifiers in a row that may not fit before the ledger is closed."""
+"""Number of consecutive identifiers that do not fit after which the ledger ends."""
 
 AND = "; "
-"""Between what shares a label."""
+"""Separator of lines that share a label."""
 
 Key = tuple[int, int]
-"""Message and part."""
+"""Position of a message, and number of a part in it."""
 
 WIDTH = 48
-"""Characters on each side in which they are looked for."""
+"""Characters on each side of an identifier in which the words to quote are searched."""
 
 _WORD = re.compile(r"\w[\w.-]*")
 _SYNTAX = re.compile(r'["{}\[\]]+')
 
 
 def uses_tools(history: History) -> bool:
-    """True if tools or a shell are called more than once in a while."""
+    """True if at least one message in eight calls a tool or a shell, or is a result."""
     acting = sum(reading.exchanges or any(map(runs_command, reading.items)) for reading in history.readings)
     return acting * 8 >= len(history.readings)
 
 
 def identifier_room(history: History, room: int) -> int:
-    """Tokens reserved for preserved identifiers, out of the room for messages."""
+    """Tokens to reserve for the ledger, out of the `room` for messages; 0 if tools are rarely used."""
     return int(room * SHARE) if uses_tools(history) else 0
 
 
 def identifiers_and_quotes(
     selection: Selection, shown: Sequence[str], room: int, quoting: Callable[[int], str], *, lost: bool
 ) -> str:
-    """Ledger and quotes, together at most `room` tokens: what the ledger does not need is the quotes'.
+    """Write ledger and quotes, together in at most `room` tokens; each gets what the other does not need.
 
     Args:
-        selection: What stays and what is out.
-        shown: What stands beside them: the note, and what is pinned.
-        room: The most tokens that both may cost.
-        quoting: Gives quotes of at most so many tokens.
-        lost: A model has written a summary, and what it lost is listed.
+        selection: The messages that stay and those that are left out.
+        shown: Texts beside them that need not be repeated: the note, and standing instructions.
+        room: Maximum number of tokens.
+        quoting: Returns quotes of at most the given number of tokens.
+        lost: A model has written a summary, and identifiers that it lost are listed.
     """
     most = int(selection.limits.room * SHARE) if lost or uses_tools(selection.history) else 0
     missing = missing_identifiers(selection) if most >= SMALLEST else []
@@ -178,7 +182,7 @@ def identifiers_and_quotes(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Line:
-    """One line of the ledger, as far as it has got."""
+    """One line of the ledger, which grows with every identifier added."""
 
     mentions: tuple[Mention, ...] = ()
     label: str = ""
@@ -188,13 +192,13 @@ class _Line:
 def list_identifiers(
     selection: Selection, missing: Iterable[MissingIdentifier], shown: Sequence[str], room: int
 ) -> str:
-    """Missing identifiers that `shown` does not hold either, at most `room` tokens.
+    """Write the ledger: missing identifiers that `shown` does not contain either, with a few words around them.
 
     Args:
-        selection: What stays and what is out.
-        missing: What the messages kept do not hold.
-        shown: What stands beside the messages: note and quotes.
-        room: The most tokens that it may cost.
+        selection: The messages that stay and those that are left out.
+        missing: Identifiers that the kept messages do not contain, best first.
+        shown: Texts beside the messages: note and quotes.
+        room: Maximum number of tokens.
     """
     if room < SMALLEST:
         return ""
@@ -208,7 +212,7 @@ def list_identifiers(
         if missed > TRIES or left < 4:
             break
         cost, key, line = min(
-            (_added(home, lines, labels, written, selection.counter) for home in dict.fromkeys(one.homes)),
+            (_cost_and_line(home, lines, labels, written, selection.counter) for home in dict.fromkeys(one.homes)),
             key=lambda found: found[0],
         )
         if cost > left:
@@ -216,13 +220,13 @@ def list_identifiers(
         elif cost:
             lines[key], left, missed = line, left - cost, 0
             labels.add(line.label)
-    return _together(lines)
+    return _join_lines(lines)
 
 
-def _added(
+def _cost_and_line(
     home: Mention, lines: Mapping[Key, _Line], labels: set[str], written: _Writer, counter: TokenCounter
 ) -> tuple[int, Key, _Line]:
-    """Tokens that quoting an identifier from there adds, and the line to quote; 0 if it is quoted already."""
+    """Tokens that quoting an identifier from `home` adds, with the line and its key; 0 if it is quoted already."""
     key = written.key(home)
     line = lines.get(key, _Line())
     if line.mentions and TextSet(line.text).holds(home.specific):
@@ -234,8 +238,8 @@ def _added(
     return counter.text(f"{AND}{longer.text}" if shares else f"{longer.label}{longer.text}\n"), key, longer
 
 
-def _together(lines: Mapping[Key, _Line]) -> str:
-    """Every line; what has the same label shares it."""
+def _join_lines(lines: Mapping[Key, _Line]) -> str:
+    """Join all lines; those with the same label share it."""
     found: dict[str, list[str]] = {}
     for key in sorted(lines):
         found.setdefault(lines[key].label, []).append(lines[key].text)
@@ -243,7 +247,7 @@ def _together(lines: Mapping[Key, _Line]) -> str:
 
 
 class _Writer:
-    """Writes lines of the ledger; knows which call an answer belongs to."""
+    """Writes lines of the ledger; a result is written with its call."""
 
     def __init__(self, selection: Selection, words: int) -> None:
         self._history, self._words = selection.history, words
@@ -257,18 +261,18 @@ class _Writer:
                     self._calls[position, part] = waiting[item.call_id].pop(0)
 
     def key(self, mention: Mention) -> tuple[int, int]:
-        """Key of a line: a call and its result share one, else each part has its own."""
+        """Key of the line for a mention: a call and its result share one, any other part has its own."""
         own = mention.position, mention.part
         return self._calls.get(own, own)
 
     def line(self, mentions: tuple[Mention, ...]) -> _Line:
-        """The line that quotes these, which share a key."""
+        """Line that quotes mentions with the same key."""
         first = mentions[0]
         position, part = self.key(first)
         item = self._history.readings[position].items[part]
         asked = [one for one in mentions if (one.position, one.part) == (position, part)]
         answers = [one for one in mentions if (one.position, one.part) != (position, part)]
-        text = _pieces(readable_text(item), asked, self._words)
+        text = _quote_around(readable_text(item), asked, self._words)
         if item.kind is Kind.CALL:
             short = call_line(item.tool or "tool", item.text, width=CALL)
             named = TextSet(short)
@@ -277,13 +281,13 @@ class _Writer:
             text = f" → {text}"
         if answers:
             at, place = answers[0].position, answers[0].part
-            text += " → " + _pieces(readable_text(self._history.readings[at].items[place]), answers, self._words)
+            text += " → " + _quote_around(readable_text(self._history.readings[at].items[place]), answers, self._words)
         tool = one_line(item.tool or "tool", 40) if item.kind in (Kind.CALL, Kind.RETURN) else ""
         return _Line(mentions=mentions, label=f"[turn {first.turn + 1} · {first.speaker}] {tool}", text=text)
 
 
-def _pieces(text: str, wanted: Iterable[Mention], words: int) -> str:
-    """The text with what stands around each of these, in order; what lies close together is one piece."""
+def _quote_around(text: str, wanted: Iterable[Mention], words: int) -> str:
+    """Quote mentions in order, with the text around each; pieces that are close together are joined."""
     spans: list[list[int]] = []
     data = text[:1] in ("{", "[")
     for one in sorted(wanted, key=lambda mention: mention.specific.offset):
@@ -298,7 +302,7 @@ def _pieces(text: str, wanted: Iterable[Mention], words: int) -> str:
 
 
 def _around(text: str, start: int, end: int, words: int) -> tuple[int, int]:
-    """Span of the text around an identifier: its field, else words on each side."""
+    """Span to quote for an identifier: from the name of its field, else with `words` words on each side."""
     key = FIELD.search(text, max(0, start - LISTED), start)
     if key:
         return key.start(), end

@@ -1,6 +1,6 @@
-"""Metrics of a request that need no judge: size, broken pairs, cost with a prompt cache.
+"""Metrics of requests that need no judge: size, broken call pairs, cost with a prompt cache.
 
-Every measure takes what a request carries, as it was read, and knows nothing of who made it.
+They are computed from the messages of a request alone, so that they apply to any compaction method.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from statistics import median
 from context_compiler.messages.history import Reading
 
 CACHED, FRESH = 0.1, 1.25
-"""Cost of a cached token, and of one written to the cache; a plain token costs 1."""
+"""Cost of a token read from the prompt cache, and of one written to it; a plain input token costs 1."""
 
 
 def broken_pairs(readings: Iterable[Reading]) -> tuple[int, int]:
-    """Orphaned results and half-open calls: answers to no call before them, and calls that nothing after them answers.
+    """Numbers of orphaned results (without a call before them) and of half-open calls (without a result after them).
 
-    A second answer to the same call is an orphan. The provider's own tools are left to the provider.
+    A second result of the same call is an orphan. Native tools of the provider are not counted.
     """
     waiting: set[str] = set()
     orphans = half_open = 0
@@ -33,10 +33,10 @@ def broken_pairs(readings: Iterable[Reading]) -> tuple[int, int]:
 
 
 class PromptCache:
-    """Price of the requests of one session with a provider's prompt cache, in plain input tokens.
+    """Model of a provider's prompt cache that prices the requests of one session, in plain input tokens.
 
-    Whole messages at the beginning that are the same as in the request before cost a tenth, the rest 1.25. Nothing
-    is ever evicted, and what hosts stamp on a message (times, ids) does not make it another one.
+    Leading messages that equal those of the previous request cost `CACHED` for each token, the others `FRESH`. Nothing
+    is ever evicted. Timestamps and ids from the host do not count as differences.
     """
 
     def __init__(self) -> None:
@@ -44,7 +44,7 @@ class PromptCache:
         self.cached = 0
 
     def charge(self, readings: Sequence[Reading]) -> float:
-        """The price of the next request; `cached` has its tokens that came from the cache."""
+        """Price of the next request; afterwards `cached` is the number of its tokens read from the cache."""
         names = tuple(reading.name for reading in readings)
         pairs = zip(names, self._before, strict=False)
         shared = next((at for at, (one, other) in enumerate(pairs) if one != other), min(len(names), len(self._before)))
@@ -65,9 +65,9 @@ class Sent:
     cost: float
     """In plain input tokens, with prompt caching."""
     cached: int
-    """Tokens that a prompt cache has."""
+    """Tokens read from the prompt cache."""
     seconds: float
-    """From asking to the model's answer, which comes at once."""
+    """Time of the request with a model that answers at once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,19 +76,19 @@ class Figures:
 
     requests: int
     over: int
-    """Requests over the budget."""
+    """Number of requests over the budget."""
     worst: float
-    """Tokens of the largest request, in budgets."""
+    """Tokens of the largest request, as a multiple of the budget."""
     broken: int
-    """Requests with an orphaned result or a half-open call."""
+    """Number of requests with an orphaned result or a half-open call."""
     tokens: int
     cost: float
-    """Of the whole session, in plain input tokens."""
+    """Cost of the whole session, in plain input tokens."""
     median_ms: float
 
 
 def figures(sent: Sequence[Sent], budget: int) -> Figures:
-    """The requests of a session together; a session without requests comes to nothing."""
+    """Aggregate the requests of a session; all figures are 0 without requests."""
     return Figures(
         requests=len(sent),
         over=sum(one.tokens > budget for one in sent),

@@ -1,7 +1,7 @@
-"""Origin of each message of a recorded view, and the fate of each raw message, from the record alone.
+"""Find the origin of each message of a recorded view, and the fate of each raw message, from the record alone.
 
-A message that a view holds unchanged has the same content hash as in the raw history. The others are either written
-for the view, which their mark says, or smaller forms of a raw message, which share its times and call ids.
+A message that is unchanged in a view has the same content hash as in the raw history. Other messages either were
+written for the view, which their mark shows, or are smaller forms of a raw message with its timestamps and call ids.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ class Step:
     """A step of the cut order."""
 
     number: int
-    """Place in the order, from 1; 0 for what is not a step of it."""
+    """Place in the cut order, from 1; 0 for a cut outside of it."""
     name: str
     effect: str
-    """shortens, drops or neither."""
+    """shortens or drops."""
 
 
 _CUTS = (
@@ -53,13 +53,13 @@ _CUTS = (
 )
 
 STEPS = tuple((pattern, Step(number=number, name=name, effect=effect)) for pattern, number, name, effect in _CUTS)
-"""Steps by the reasons that they give; 4 and 8 shrink and drop the summary, which is not a message. Large prompts and
-system text are shortened before the first."""
+"""Steps, with the pattern of the reason that each records. Steps 4 and 8 are missing: they shrink and drop the summary,
+which is not a message. Large prompts and system text are shortened before step 1."""
 
 
 @cache
 def step_of(reason: str) -> Step | None:
-    """The step of the cut order that gives this reason; None for any other reason."""
+    """Step that records a reason; None for any other reason."""
     return next((step for pattern, step in STEPS if re.match(pattern, reason)), None)
 
 
@@ -70,26 +70,26 @@ class Fate:
     form: str
     """verbatim, shortened, carried or absent."""
     sent: int | None
-    """Position in the view."""
+    """Position in the view; None if it is not there."""
     reason: str
     """Reason as recorded; empty if the record has none."""
     step: Step | None
     request: int | None
-    """Number of the request that cut it back: this one, or an earlier one whose decision still holds."""
+    """Number of the request that cut it: this one, or an earlier one whose decision still holds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cause:
-    """A recorded reason for one raw position."""
+    """Recorded reason why the message at one raw position was cut."""
 
     reason: str
     request: int | None
 
 
 def causes(recorded: Iterable[tuple[int | None, Sequence[Drop]]]) -> dict[int, list[Cause]]:
-    """Reasons by raw position, from requests and their drops, the newest request first.
+    """Causes by raw position, newest first, from requests with their drops, the newest request first.
 
-    A request repeats what earlier ones of its cycle list; the first that gives a reason is its cause.
+    A request repeats the drops of earlier ones in its cycle; the earliest request with a reason is its cause.
     """
     found: dict[int, list[Cause]] = {}
     for number, drops in recorded:
@@ -103,10 +103,10 @@ def causes(recorded: Iterable[tuple[int | None, Sequence[Drop]]]) -> dict[int, l
 
 
 def align(sent: Sequence[str], raw: Sequence[str]) -> list[int | None]:
-    """Raw position of each message of a view that holds it unchanged, by content hashes; None for the others.
+    """Raw position of each message that is unchanged in a view, by content hash; None for other messages.
 
-    Of equal messages the newest counts, because views keep the end of a history; what is carried for the host stands
-    first, wherever it comes from.
+    Among equal messages the newest in order is chosen, because views keep the end of a history. Messages carried for
+    the host come first in a view, so they are matched out of order.
     """
     places: dict[str, list[int]] = {content: [] for content in sent}
     for at, content in enumerate(raw):
@@ -128,7 +128,7 @@ def align(sent: Sequence[str], raw: Sequence[str]) -> list[int | None]:
 
 
 def gaps(aligned: Sequence[int | None], length: int) -> dict[int, range]:
-    """Raw positions that each message without a known origin may come from, by those beside it that are in order."""
+    """Range of raw positions for each view message without a known origin, from its neighbours that are in order."""
     in_order: list[int | None] = []
     after = length
     for at in reversed(aligned):
@@ -146,19 +146,19 @@ def gaps(aligned: Sequence[int | None], length: int) -> dict[int, range]:
 
 
 def is_written(message: ModelMessage) -> bool:
-    """True if all of a message but system text was written for a view."""
+    """True if a message was written for a view, apart from system text."""
     marks = [(_is_ours(part), part.part_kind) for part in message.parts]
     return any(ours for ours, _ in marks) and all(ours or kind == "system-prompt" for ours, kind in marks)
 
 
 def has_block(message: ModelMessage) -> bool:
-    """True if a message of somebody else has a part that we wrote."""
+    """True if we wrote some but not all parts of a message."""
     marks = [_is_ours(part) for part in message.parts]
     return any(marks) and not all(marks)
 
 
 def says_as_much(sent: ModelMessage, raw: ModelMessage) -> bool:
-    """True if what a message holds beside our own parts is all that it held."""
+    """True if the parts of a message other than ours equal those of the raw message."""
     theirs = [part for part in sent.parts if not _is_ours(part)]
     return [_content(part) for part in theirs] == [_content(part) for part in raw.parts]
 
@@ -177,24 +177,26 @@ def _first(part: Any) -> object:
 
 
 def same_origin(sent: ModelMessage, raw: ModelMessage) -> bool:
-    """True if one message may be a smaller form of the other: same kind, times and call ids."""
+    """True if `sent` may be a smaller form of `raw`, with the same kind, timestamps and call ids."""
     if sent.kind != raw.kind:
         return False
-    signs = {_sign(part) for part in sent.parts if not _is_ours(part)}
+    features = {_features(part) for part in sent.parts if not _is_ours(part)}
     if sent.kind == "response" and sent.timestamp != getattr(raw, "timestamp", None):
         return False
-    return bool(signs) and signs <= {sign for part in raw.parts for sign in (_sign(part), _sign(part, rendered=True))}
+    return bool(features) and features <= {
+        sign for part in raw.parts for sign in (_features(part), _features(part, rendered=True))
+    }
 
 
-def _sign(part: Any, *, rendered: bool = False) -> tuple[object, ...]:
-    """Marks that a part has in common with its smaller forms; `rendered`, with the text that a tool call became."""
+def _features(part: Any, *, rendered: bool = False) -> tuple[object, ...]:
+    """Features that a part shares with its smaller forms; with `rendered`, those it shares with its form as text."""
     call = None if rendered else getattr(part, "tool_call_id", None)
     kind = "text" if part.part_kind in ("text", "tool-call", "builtin-tool-call", "builtin-tool-return") else "prompt"
     return (call,) if call else (kind, getattr(part, "timestamp", None) if kind == "prompt" else None)
 
 
 def why_here(form: str, position: int | None, active: int, reason: str) -> str:
-    """Reason why a message is in a view, in the words of a live view."""
+    """Reason why a message is in a view, worded as in a live view."""
     if position is None:
         return "written for this view"
     if form == CARRIED:

@@ -1,6 +1,6 @@
-"""Patterns of each sort of identifier, with the checks that a match must pass.
+"""Patterns for each sort of specific, with the checks that a match must pass.
 
-Pure text. Every repetition is bounded, so that looking for something costs the length of the text and no more.
+Every repetition is bounded, so that the time is linear in the length of the text.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from enum import StrEnum
 
 
 class Sort(StrEnum):
-    """Sort of an identifier."""
+    """Sort of a specific."""
 
     URL = "url"
     PATH = "path"
@@ -87,7 +87,7 @@ _LIBRARIES = re.compile(
 
 
 def _is_path(text: str) -> bool:
-    """True if a text with slashes is a path, and not `and/or`, `24/7` or `application/json`."""
+    """True if a text with slashes is a path, unlike `and/or`, `24/7` and `application/json`."""
     parts = [part for part in re.split(r"[/\\]", text) if part]
     if not parts or all(part.strip(".,%+-=~").isdigit() for part in parts) or not re.search(r"[^\W\d_]", text):
         return False
@@ -115,12 +115,12 @@ def _is_id(text: str) -> bool:
 
 
 def _is_value(text: str) -> bool:
-    """True if the text after `id:` or `order number` can be an id: it has a digit, or nothing but capitals."""
+    """True if the text after `id:` or `order number` can be an id: it has a digit, or consists of capitals."""
     return _is_id(text) and (any(map(str.isdigit, text)) or (text.isupper() and len(text) > 2))
 
 
 def _is_name(text: str) -> bool:
-    """True if a quotation names something: it is short and no single lower-case word."""
+    """True if a quotation is a name: short, and not a single lower-case word."""
     inner = text[1:-1].strip()
     if not re.search(r"[^\W\d_]", inner) or len(inner.split()) > 8 or "\\" in inner:
         return False
@@ -128,7 +128,7 @@ def _is_name(text: str) -> bool:
 
 
 def is_command(text: str) -> bool:
-    """True if a line that begins with a program's name is a command: prose has no flags, paths or pipes."""
+    """True if a line that begins with a program's name is a command, with flags, paths or pipes that prose lacks."""
     first, _, rest = text.partition(" ")
     if not rest or len(rest) < 2:
         return False
@@ -168,7 +168,7 @@ COMMANDS: tuple[tuple[str, int], ...] = (
     (r"\"(?:command|cmd|bash|script|run)\"\s{0,3}:\s{0,3}\"((?:[^\"\\\n]|\\.){2,300})\"", 0),
     (rf"(?m)^[ \t]{{0,8}}(?:[-*] )?((?:sudo )?(?:{_PROGRAMS}) [^\n`]{{1,300}})$", 1),
 )
-"""Contexts of a command, and whether its line must be checked again."""
+"""Patterns of contexts of a command, each with 1 if the match must also pass `is_command`."""
 
 TABLE: tuple[tuple[Sort, str, str, Callable[[str], bool]], ...] = (
     (Sort.URL, r"(?<![\w])[a-zA-Z][a-zA-Z0-9+]{1,15}://[^\s<>\"'`{}|\\^\[\]（）。，、」）]{2,1000}", ":", _anything),
@@ -243,7 +243,8 @@ TABLE: tuple[tuple[Sort, str, str, Callable[[str], bool]], ...] = (
                 r"|„[^“”\n]{2,60}[“”]"
      r"|(?<![\w'])'[^'\n]{2,60}'(?!\w|\s{0,3}:)|`[^`\n]{2,60}`", "\"“«「『„'`", _is_name),
 )  # fmt: skip
-"""Of what sort, what it looks like, the characters of which it has one, and what it must be besides.
+"""Rows of sort, pattern, characters, and check, in order of precedence.
 
-A group is the part that counts; no characters are any.
+If the pattern has a group, the group is the match. A match contains at least one of the characters, so a text without
+any is skipped; an empty string means no such condition. The check must be true for the match.
 """

@@ -1,8 +1,7 @@
-"""Policy of one request: its template, limits and thresholds; with its history, the plan of its views.
+"""Policy of one request (template, budget, thresholds), and its plan, which is the policy together with the history.
 
-A view grows until it passes `high`; then it is cut back to `low`, about half way to what is fixed. Moving
-the window on every request instead would cost more than sending everything, because no prompt cache
-would ever hit.
+A view grows until it passes the high threshold, then it is cut back to the low one, about half way to the fixed tokens.
+A window that moves on every request would cost more than sending everything, because no prompt cache would ever hit.
 """
 
 from __future__ import annotations
@@ -27,42 +26,46 @@ DEFAULT_SHARE = 0.8
 DEFAULT_RESERVE = 4_096
 
 LEAST = 1_000
-"""Tokens of messages below which a trigger is raised, or half of the room where that is less: a view must be able to
-grow for a few turns before it is cut back again."""
+"""Minimum tokens of messages, or half of the room if that is less, to which a caller's trigger is raised. A view must
+be able to grow for a few turns before it is cut back again."""
 
 LARGE = 4
-"""Divisor of the room above which a prompt is large."""
+"""Divisor of the room: a prompt with more tokens is large."""
 
 PROMPT = 0.6
-"""Share of the room that a prompt keeps which does not fit whole."""
+"""Fraction of the room that a prompt keeps if it does not fit whole."""
 
 NOTED = 4
-"""Divisor of the room that note and quotes have at most beside a large prompt, or turns that the caller wants kept."""
+"""Divisor of the room: maximum size of note and quotes beside a large prompt, or beside turns that the caller wants
+kept."""
 
 AHEAD = 4
-"""Divisor of the way from the low threshold to the high one: a compile in the background has so much of it to end."""
+"""Divisor of the distance between the thresholds: a background compile starts that far below the high one."""
 
 PROMPT_ROOM = 32_000
-"""Tokens of a span that one prompt may carry at least, where the compiler's window is not known."""
+"""Minimum tokens of conversation in one prompt to the compiler's model if its context window is unknown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """Budget and thresholds of one request, in exact tokens: a model's learnt ratio has already been divided out."""
+    """Budget and thresholds of one request, in exact tokens: the model's learnt ratio is divided out already."""
 
     budget: int
+    """Maximum size of the whole request."""
     fixed: int
-    """Instructions, schemas, and what a view always carries for others."""
+    """Tokens that no view can leave out: instructions, schemas, and parts that the host needs."""
     high: int
+    """Size of a request above which its view is cut back."""
     low: int
+    """Size to which it is cut back."""
     ratio: float = 1.0
-    """The model's learnt ratio."""
+    """Learnt ratio of the model's tokens to ours."""
     tight: float = 1.0
-    """Share of the budget that is left after a provider refused it."""
+    """Fraction of the budget in use; below 1 after a provider refused a request as too long."""
     notes: int = 0
-    """Limit in tokens for the note and quotes of a live view together; 0: whatever is free below the low threshold."""
+    """Maximum size of note and quotes of a live view together; 0 for whatever is free below the low threshold."""
     block: int = 0
-    """Tokens set aside for the recall block of the prompt, beside the view."""
+    """Tokens reserved for the recall block of the prompt, in addition to the view."""
     deeper: int = 0
     """Tokens to cut below the low threshold to make room for that block."""
 
@@ -73,25 +76,25 @@ class Limits:
 
     @property
     def used(self) -> int:
-        """Tokens that messages take of the room: less than all of it where a trigger is below half."""
+        """Part of the room that messages use: less than all of it if the trigger is below half of it."""
         return min(self.room, max(0, 2 * (self.high - self.fixed)))
 
     @property
     def soft(self) -> int:
-        """Tokens of a request from which a compile may be made in the background: a quarter of the way before high."""
+        """Size of a request from which a compile may run in the background: a quarter of the way below `high`."""
         return self.high - max(0, self.high - self.low) // AHEAD
 
     @property
     def ahead(self) -> Limits:
-        """The same for a compile that begins at `soft`: what comes until `high` is then beside what it keeps."""
+        """Limits for a compile that begins at `soft`: it cuts deeper by as much as the view grows until `high`."""
         return replace(self, low=max(self.fixed, self.low - (self.high - self.soft)))
 
     def carrying(self, fixed: int) -> Limits:
-        """The same budget when less is fixed than it would fill alone."""
+        """Limits with the same budget and other fixed tokens, for a request whose fixed tokens would fill it alone."""
         return replace(self, fixed=fixed, high=self.budget, low=_half_way(fixed, self.budget))
 
     def beside(self, prompt: int, turns: int = 0) -> Limits:
-        """The same with higher thresholds where what is not to be cut back takes much of the room.
+        """Limits with higher thresholds if messages that must not be cut take much of the room.
 
         Args:
             prompt: Tokens of the current prompt.
@@ -109,15 +112,15 @@ class Limits:
         return replace(self, high=high, low=max(low, min(low + taken, most - self.room // 8)), notes=notes)
 
     def cap(self, fidelity: Fidelity) -> int:
-        """The most tokens a summary may have."""
+        """Maximum size of a summary in tokens."""
         return summary_cap(fidelity, self.used)
 
 
 def summary_cap(fidelity: Fidelity, room: int) -> int:
-    """The most tokens a summary may have: the mode's cap, at most a quarter of `room`, then a power of two.
+    """Maximum size of a summary in tokens: the fidelity's cap, or a quarter of `room` rounded down to a power of two.
 
-    `room` is what a request has left for messages, in tokens. The rounding keeps the cap, and with it
-    the name of a compile in the cache, the same when instructions change by a few tokens.
+    The rounding keeps the cap the same when instructions change by a few tokens, and with it the cache key of a
+    compile.
     """
     most, quarter = CAPS[fidelity], room // 4
     if quarter >= most:
@@ -128,16 +131,16 @@ def summary_cap(fidelity: Fidelity, room: int) -> int:
 def whole_budget(
     budget: Amount | None, *, reserve: int | None = None, window: int | None = None, max_tokens: int | None = None
 ) -> tuple[int, int | None]:
-    """The budget of a request and its ceiling, in the model's tokens.
+    """Budget of a request and its ceiling, in the model's tokens.
 
-    The ceiling is the most that may go out where no view can be made: the caller's budget, else what fits the window;
-    None where neither is known. A known window caps the budget: the answer, at most a quarter, stays free.
+    The ceiling is the maximum that may be sent if no view can be made: the caller's budget, else what fits the window;
+    None if neither is known. A known window caps the budget, less the room for the answer, at most a quarter of it.
 
     Args:
-        budget: The caller's, in tokens or as a share of the window.
-        reserve: The caller's room for the answer, in tokens.
-        window: The model's context window, where it is known.
-        max_tokens: The most tokens of an answer that the request's settings allow.
+        budget: Budget of the caller, in tokens or as a fraction of the window.
+        reserve: Room for the answer that the caller wants, in tokens.
+        window: Context window of the model; None if unknown.
+        max_tokens: Maximum tokens of an answer, from the settings of the request.
     """
     usable = None
     if window:
@@ -151,7 +154,10 @@ def whole_budget(
 
 
 def trigger_of(trigger: Amount | None, threshold: Amount | None, fidelity: Fidelity) -> Amount | None:
-    """The caller's trigger, else a template's `threshold`, where 0 is the budget; `full` waits for it."""
+    """Trigger to use: the caller's, else the template's `threshold`, in which 0 means the budget.
+
+    With fidelity `full` it is the budget in any case.
+    """
     if fidelity is Fidelity.FULL:
         return 1.0
     return trigger if trigger is not None else 1.0 if threshold == 0 else threshold
@@ -166,14 +172,14 @@ def limits(
     tight: float = 1.0,
     tools: bool = False,
 ) -> Limits:
-    """Budget and thresholds in exact tokens.
+    """Compute budget and thresholds in exact tokens.
 
     Args:
-        budget: Of the whole request, in the model's tokens.
-        trigger: High threshold, in the model's tokens or as a share of the budget; None chooses by the room.
-        fixed: Tokens that the view carries whatever it leaves out.
-        ratio: The model's tokens to one of ours.
-        tight: Share of the budget that is left after a provider refused it.
+        budget: Budget of the whole request, in the model's tokens.
+        trigger: High threshold, in the model's tokens or as a fraction of the budget; None chooses by the room.
+        fixed: Tokens that no view can leave out.
+        ratio: The model's tokens for each of ours.
+        tight: Fraction of the budget to use; below 1 after a provider refused a request.
         tools: The session is mostly tool work.
     """
     wanted = amount_tokens(trigger, of=budget)
@@ -208,11 +214,12 @@ THRESHOLDS = {
         (0, (1.0, 0.47, 0.0)),
     ),
 }
-"""For chats and for tool work, from the largest room down: high, low, and what note and quotes may take, as shares of
-the room. Chosen by what views held and cost of conversations and tool sessions that were lived turn by turn."""
+"""Thresholds of a chat (False) and of tool work (True), by minimum room in tokens, the largest first: high threshold,
+low threshold, and maximum of note and quotes, as fractions of the room. They were chosen by the evidence that views
+contained, and by their cost, in conversations and tool sessions that were replayed turn by turn."""
 
 LEAST_HIGH = min(high for kinds in THRESHOLDS.values() for _, (high, _, _) in kinds)
-"""Share of the room up to which no view is cut back, whatever the kind of session."""
+"""Fraction of the room up to which no view is cut back in any kind of session."""
 
 
 def _half_way(fixed: int, high: int) -> int:
@@ -221,62 +228,63 @@ def _half_way(fixed: int, high: int) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
-    """Every choice of one request, resolved.
-
-    The caller beats the template, and the template beats the settings.
-    """
+    """All settings of one request, resolved: the caller overrides the template, which overrides the defaults."""
 
     template: Template
     extractive: Template
-    """Writes the note where no model is asked."""
+    """Template that writes the note if no model is asked."""
     budget: int
-    """Of the whole request, in the model's tokens."""
+    """Budget of the whole request, in the model's tokens."""
     trigger: Amount | None
-    """High threshold, in the model's tokens or as a share of the budget; None chooses by the room."""
+    """High threshold, in the model's tokens or as a fraction of the budget; None chooses by the room."""
     fidelity: Fidelity
     fidelity_named: bool
-    """The caller named the fidelity, which then caps quotes too."""
+    """True if the caller named the fidelity, which then caps quotes too."""
     recent_turns: int | None
-    """Turns before the current one to keep if they fit; None is all."""
+    """Number of turns before the current one to keep if they fit; None for all."""
     recent_named: bool
-    """The caller gave the number of recent turns, not the template."""
+    """True if the caller gave the number of recent turns, False if the template did."""
     recent_tool_results: int | None
+    """Number of tool results that the model's prompt contains whole; None for all."""
     reflections: ReflectionPolicy
-    """Which failures a template is given that asks for `reflections`."""
+    """Selects the failures for a template that asks for `reflections`."""
     tool_history: str
+    """Form of tool exchanges of earlier turns: paired, drop or render."""
     inject: str
+    """Channel of a model's summary: user, system or compaction."""
     model: str
-    """Name of the compiler's model; "none" means no model."""
+    """Name of the compiler's model; "none" for no model."""
     every_turn: bool
+    """True if every user turn begins with a compile."""
     recall: Amount
-    """The most that a recall block may take: a share of the room for messages, or tokens; 0 recalls nothing."""
+    """Maximum size of a recall block: a fraction of the room, or tokens; 0 for no recall."""
     refs: bool
-    """The agent has a tool that reads what is left out, and markers may name it."""
+    """True if the agent has a tool that reads left-out text, so that truncation markers may name it."""
     prompt_room: int
-    """Tokens of a span that one prompt may carry at least."""
+    """Minimum tokens of conversation in one prompt to the compiler's model."""
     scope: str
-    """Conversations that share their compiles: a summary is written around the question of one."""
+    """Name of the conversations that share compiles. A summary is written around the question of one conversation."""
     config: str
-    """Hash of every choice that decides how a view is written; cycles of another one are not continued."""
+    """Hash of all settings that decide how a view is written; a cycle of another configuration is not continued."""
     former: str
-    """The same hash as files of schema 3 have it."""
+    """The same hash as databases of schema 3 store it."""
 
     def limits(self, fixed: int, *, ratio: float = 1.0, tight: float = 1.0, tools: bool = False) -> Limits:
-        """Budget and thresholds of a request with `fixed` tokens that no view leaves out."""
+        """Budget and thresholds of a request with `fixed` tokens that no view can leave out."""
         return limits(budget=self.budget, trigger=self.trigger, fixed=fixed, ratio=ratio, tight=tight, tools=tools)
 
 
 TOOL_WORK = 10
-"""Tool work: at least one message in this number calls a tool."""
+"""A session is tool work if at least one message in this number calls a tool."""
 
 LOOPS = 3
-"""Responses to a prompt, on average, where turns are long."""
+"""Turns are long if a prompt has at least this many responses on average."""
 
 NO_WORK = ("recall_", "compile_context", OUTPUT)
-"""Prefixes of tools that look into the past or give the answer, which do not count as tool work."""
+"""Prefixes of tools that do not count as tool work: they search the past or give the answer."""
 
 SHELLS = ("code_execution", "shell", "bash")
-"""Tools of providers that are work, too."""
+"""Native tools of providers that count as tool work."""
 
 
 def _works(item: Item) -> bool:
@@ -286,7 +294,7 @@ def _works(item: Item) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """A raw history, and how its views are written: everything that follows from these two alone."""
+    """A raw history with its policy, and everything that follows from the two alone."""
 
     history: History
     pairing: Pairing
@@ -295,7 +303,7 @@ class Plan:
     steering: Steering = NONE
 
     def pinned(self, room: int | None = None) -> frozenset[int]:
-        """Positions of the messages that a user has pinned, as far as they fit into their share of a room."""
+        """Positions of pinned messages that fit in their share of `room`; None for all pinned messages."""
         return pinned(self.steering, self.history, self.outline, room) if self.steering.pins else frozenset()
 
     @property
@@ -305,34 +313,34 @@ class Plan:
 
     @cached_property
     def turn(self) -> int:
-        """The ordinal of the current user turn."""
+        """Ordinal of the current user turn."""
         return turn_index(self.history)
 
     @cached_property
     def active_start(self) -> int:
-        """The position at which the current turn begins."""
+        """Position at which the current turn begins."""
         return turn_starts(self.history)[-1]
 
     @cached_property
     def outline(self) -> Outline:
-        """The history as turns and groups."""
+        """Turns and groups of the history."""
         return outline(self.history, self.pairing)
 
     @cached_property
     def base(self) -> Mapping[int, Shape]:
-        """The shapes of messages with broken parts."""
+        """Shapes of messages that have broken parts, by position."""
         shapes = {index: Shape(skip=parts) for index, parts in self.pairing.broken.items()}
         unpaired = self.pairing.unpaired
         return shapes if unpaired is None else {**shapes, unpaired: Shape(tools="render")}
 
     @cached_property
     def prompt_tokens(self) -> int:
-        """Exact tokens of the newest prompt; 0 where nobody asked anything."""
+        """Exact tokens of the newest prompt; 0 if there is none."""
         return next((reading.tokens for reading in reversed(self.history.readings) if reading.asks), 0)
 
     @cached_property
     def recent_tokens(self) -> int:
-        """Exact tokens of the turns before the current one that the caller, not the template, wants kept."""
+        """Exact tokens of the earlier turns that the caller wants kept; 0 if the template decides."""
         if not self.policy.recent_named:
             return 0
         turns, wanted = self.outline.turns[:-1], self.policy.recent_turns
@@ -343,23 +351,23 @@ class Plan:
 
     @cached_property
     def work(self) -> int:
-        """Messages that call a function or a shell; output and recall tools do not count."""
+        """Number of messages that call a function or a shell; output and recall tools do not count."""
         return sum(any(map(_works, reading.items)) for reading in self.history.readings if reading.exchanges)
 
     @cached_property
     def tools(self) -> bool:
-        """True if one message in `TOOL_WORK` is tool work."""
+        """True if the session is tool work, see `TOOL_WORK`."""
         return self.work * TOOL_WORK >= len(self.history)
 
     @cached_property
     def loops(self) -> bool:
-        """True if a turn takes several requests on average: text in a turn is then paid for in all of them."""
+        """True if turns are long (see `LOOPS`), so that a text in a turn is paid for in several requests."""
         prompts = sum(reading.asks for reading in self.history.readings)
         return sum(not reading.request for reading in self.history.readings) >= LOOPS * prompts
 
     @cached_property
     def carried(self) -> int:
-        """Exact tokens that a view carries for the host whatever it leaves out."""
+        """Exact tokens of host parts that a view carries even from messages that it leaves out."""
         readings = self.history.readings
         idle = (readings[index].items[at] for index, parts in superseded_parts(self.history).items() for at in parts)
         return sum(reading.stays for reading in readings) - sum(item.tokens for item in idle)

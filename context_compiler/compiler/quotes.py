@@ -1,7 +1,7 @@
-"""The verbatim part: what users, tools and documents said, word for word, in one fence on the user channel.
+"""Write the verbatim part of a view: quotes from left-out messages, in one fence on the user channel.
 
-In this order: what was laid down for good, what was worked on when, the ledger of identifiers, and passages: those
-that answer what is asked first, then those that are worth most. Whatever one of them does not need is the next one's.
+It contains, in this order, standing instructions of the user, an outline of the phases of the conversation, the ledger
+of identifiers, and passages. Room that one of them does not need goes to the next.
 """
 
 from __future__ import annotations
@@ -30,44 +30,45 @@ from context_compiler.tokens import TokenCounter
 
 QUOTES = "QUOTED FROM EARLIER TURNS"
 SMALLEST = 16
-"""Below this many tokens a note or a quote says nothing."""
+"""Minimum room in tokens for a note or for quotes."""
 
 PINNED_WHY = "pinned: a standing instruction"
 PINNED = "Standing instructions the user gave earlier:"
 PINS = 10
-"""Divisor of the room for messages that standing instructions may take."""
+"""Divisor of the room for messages: maximum size of standing instructions."""
 PINNED_MOST = 3
-"""And of what there is for everything verbatim: a view also has to answer."""
+"""Divisor of the verbatim part: maximum size of standing instructions, because a view also has to answer."""
 PINNED_LEAST = 96
-"""Tokens that they may take all the same, as long as they leave half: one rule has room in a small view too."""
+"""Tokens that standing instructions may always take, up to half of the verbatim part, so that a small view has room for
+one rule."""
 
 OUTLINED = "What was worked on when:"
 OUTLINE = 20
-"""Divisor of the view's room that the outline may take."""
+"""Divisor of the view's target size: maximum size of the outline."""
 
 
 def cost(text: str, counter: TokenCounter) -> int:
-    """Tokens of a text in a view."""
+    """Tokens of a text as a part of a view; 0 for an empty text."""
     return counter.text(text) + MESSAGE_OVERHEAD + 1 if text else 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Sources:
-    """Candidates for quotes."""
+    """Candidates for quotes, with their relevance to the pending question."""
 
     candidates: Sequence[Passage]
     ranks: Sequence[float]
-    """Score of each candidate for the pending question; empty if that does not count."""
+    """Relevance of each candidate to the pending question; empty if the quotes are not chosen for it."""
     broad: bool
     """True if questions to this view may be about the whole conversation."""
     wide: bool
-    """True if the pending question is for a sequence or for the whole."""
+    """True if the pending question asks for a sequence or for the whole conversation."""
     newer: Mapping[tuple[int, int], tuple[int, int]]
-    """Of candidates that a later one changes: the place of that."""
+    """Place of the passage that revises a candidate, by place of the candidate."""
 
     @classmethod
     def of(cls, selection: Selection, loose: Sequence[int], recall: bool) -> _Sources:
-        """Everything that these messages say, and what is asked of it."""
+        """Split the messages at `loose` into candidates; rank them for the pending question if `recall`."""
         candidates = passages(selection.history, selection.draft.outline, loose, selection.counter) if loose else ()
         question = Question.of(selection.focus or pending(selection.history)) if recall else None
         ranks: Sequence[float] = []
@@ -91,15 +92,15 @@ class _Sources:
 def verbatim(
     selection: Selection, loose: Sequence[int], room: int, *, note: str, lost: bool, recall: bool
 ) -> tuple[str, tuple[Quote, ...]]:
-    """The fenced part and what it holds, at most `room` tokens; empty when nothing fits.
+    """Write the verbatim part in at most `room` tokens; returns its text and its quotes, empty if nothing fits.
 
     Args:
-        selection: What stays and what is out.
-        loose: Positions that no summary covers.
-        room: The most tokens.
-        note: What stands before it.
-        lost: A model has written a summary, and what it lost is listed.
-        recall: What answers the pending question comes first.
+        selection: The messages that stay and those that are left out.
+        loose: Positions of left-out messages that may be quoted.
+        room: Maximum number of tokens.
+        note: Note that precedes it.
+        lost: A model has written a summary, and identifiers that it lost are listed.
+        recall: Passages that answer the pending question come first.
     """
     counter = selection.counter
     inner = room - cost(fence(QUOTES, "x"), counter)
@@ -117,15 +118,15 @@ def verbatim(
 
 
 def _body(selection: Selection, sources: _Sources, room: int, note: str, lost: bool) -> tuple[str, tuple[Quote, ...]]:
-    """Everything within the fence, and what it is; an instruction that is quoted with its text is not said twice."""
+    """Text within the fence, and its quotes. A standing instruction that a passage contains is not listed as well."""
     share = max(room // PINNED_MOST, min(PINNED_LEAST, room // 2))
     pins = _pins(selection, min(share, selection.limits.room // PINS))
     body, held = _verbatim(selection, sources, room, note, lost, pins)
-    quoted_too = [pin for pin in pins if any(pin.text in quote.text for quote in held if quote.why != PINNED_WHY)]
-    if not quoted_too:
+    also_quoted = [pin for pin in pins if any(pin.text in quote.text for quote in held if quote.why != PINNED_WHY)]
+    if not also_quoted:
         return body, held
-    fewer, again = _verbatim(selection, sources, room, note, lost, [pin for pin in pins if pin not in quoted_too])
-    lost_pins = [pin for pin in quoted_too if not any(pin.text in quote.text for quote in again)]
+    fewer, again = _verbatim(selection, sources, room, note, lost, [pin for pin in pins if pin not in also_quoted])
+    lost_pins = [pin for pin in also_quoted if not any(pin.text in quote.text for quote in again)]
     return (body, held) if lost_pins else (fewer, again)
 
 
@@ -135,7 +136,7 @@ def _verbatim(
     counter = selection.counter
     pinned = "\n".join([PINNED, *(f"- turn {pin.turn + 1}: {pin.text}" for pin in pins)]) if pins else ""
     left = room - cost(pinned, counter)
-    outline = _outlined(selection, min(left, selection.target // OUTLINE)) if sources.broad else ""
+    outline = _outline_text(selection, min(left, selection.target // OUTLINE)) if sources.broad else ""
     left -= cost(outline, counter)
     chosen: list[Passage] = []
 
@@ -146,11 +147,11 @@ def _verbatim(
     quotes = identifiers_and_quotes(selection, (note, pinned), left, quoting, lost=lost)
     body = "\n\n".join(block for block in (pinned, outline, quotes) if block)
     listed = quotes.removesuffix(quoted(chosen))
-    return body, (*_reasons(pins, outline, listed), *_why(chosen, sources))
+    return body, (*_other_quotes(pins, outline, listed), *_passage_quotes(chosen, sources))
 
 
 def _pins(selection: Selection, room: int) -> list[Instruction]:
-    """The newest pins that fit, oldest first."""
+    """Newest standing instructions that fit in `room` tokens, oldest first."""
     kept: list[Instruction] = []
     left = room - SMALLEST
     for pin in reversed(selection.pinned):
@@ -161,12 +162,12 @@ def _pins(selection: Selection, room: int) -> list[Instruction]:
     return kept[::-1]
 
 
-def _outlined(selection: Selection, room: int) -> str:
+def _outline_text(selection: Selection, room: int) -> str:
     text = phases(selection.history, selection.draft.outline, set(selection.out), room - SMALLEST, selection.counter)
     return f"{OUTLINED}\n{text}" if text else ""
 
 
-def _reasons(pins: Sequence[Instruction], outline: str, listed: str) -> list[Quote]:
+def _other_quotes(pins: Sequence[Instruction], outline: str, listed: str) -> list[Quote]:
     found = [Quote(what=f"turn {pin.turn + 1}", why=PINNED_WHY, text=pin.text) for pin in pins]
     found += [Quote(what=_label(line), why="outline", text=line) for line in outline.splitlines()[1:]]
     return [*found, *(Quote(what=_label(line), why="ledger", text=line) for line in listed.splitlines() if line)]
@@ -176,7 +177,7 @@ def _label(line: str) -> str:
     return line.partition("]")[0].partition(" ·")[0].removeprefix("[")
 
 
-def _why(chosen: Sequence[Passage], sources: _Sources) -> list[Quote]:
+def _passage_quotes(chosen: Sequence[Passage], sources: _Sources) -> list[Quote]:
     scores = dict(zip(((one.position, one.order) for one in sources.candidates), sources.ranks, strict=False))
     found: list[Quote] = []
     for passage in chosen:
@@ -187,13 +188,14 @@ def _why(chosen: Sequence[Passage], sources: _Sources) -> list[Quote]:
 
 
 SPARE = 4
-"""Tokens that disarming a cut text may cost."""
+"""Tokens reserved for the characters that `neutralize` may add to a truncated text."""
 
 LASTING, PART = 1_000, 16
-"""Limits of the quotes of a live view, which every request pays for: tokens, and a divisor of the room."""
+"""Maximum size of the quotes of a live view: tokens, plus the room divided by `PART`. It is small because every request
+pays for them, and a prompt that asks gets a recall block."""
 
 BRIEFLY = 4
-"""Divisor of the room that they have at most in a brief view: what a prompt asks for is in its block, which goes."""
+"""Divisor of the room: maximum size of the quotes of a brief view."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -204,25 +206,25 @@ class Written:
     quotes: str = ""
     channel: str = "user"
     own: bool = False
-    """The note is the body of a template that asks no model."""
+    """True if the note is the body of a template that asks no model."""
     quoted: tuple[Quote, ...] = ()
     """Contents of the verbatim part, with reasons."""
 
 
 def written_for(selection: Selection, summary: str, covered: set[int]) -> Written:
-    """The note and the verbatim part, together within what was set aside and what is left below the target.
+    """Write the note and the verbatim part, together within the tokens reserved for them and left below the target.
 
     Args:
-        selection: What stays.
-        summary: What a model wrote; empty for a note that needs none.
-        covered: Positions that the summary covers; the rest of what is out may be quoted.
+        selection: The messages that stay and those that are left out.
+        summary: Summary by a model; empty for a note without a model.
+        covered: Positions that the summary covers; a one-shot view quotes only the others.
     """
     if not selection.reserve or not (selection.out or selection.abridged):
         return Written()
     counter, policy = selection.counter, selection.policy
     cap = min(selection.limits.cap(policy.fidelity), selection.reserve)
     note = _note(summary, selection, cap) if selection.out else ""
-    left = _below_high(selection) - cost(note, counter)
+    left = _room_for_quotes(selection) - cost(note, counter)
     if policy.fidelity_named:
         left = min(left, cap - cost(note, counter))
     if selection.order is not None:
@@ -238,10 +240,10 @@ def written_for(selection: Selection, summary: str, covered: set[int]) -> Writte
     return Written(note=note, quotes=quotes, channel=policy.inject if summary else "user", own=own_body, quoted=quoted)
 
 
-def _below_high(selection: Selection) -> int:
-    """Tokens for note and quotes: what is left below the target, more where a turn that is spared took it.
+def _room_for_quotes(selection: Selection) -> int:
+    """Tokens for note and quotes: the rest below the target, and more if a spared turn has used that up.
 
-    Not more than leaves what is recalled for the prompt its room: the quotes were not chosen for it.
+    The extra tokens must leave room for the recall block, because quotes are not chosen for the prompt.
     """
     limits, left = selection.limits, selection.target - selection.kept
     if not selection.lasting or not limits.notes:
@@ -256,18 +258,18 @@ def _note(summary: str, selection: Selection, cap: int) -> str:
     room = cap - cost(note_text("x", preface), counter)
     if room < SMALLEST:
         return ""
-    return note_text(_disarmed(summary, room, counter) if summary else _own_note(selection, room), preface)
+    return note_text(_fit_safely(summary, room, counter) if summary else _own_note(selection, room), preface)
 
 
-def _disarmed(text: str, room: int, counter: TokenCounter) -> str:
-    """A text cut to its room: what is cut apart could pass for a fence again, and is looked at again."""
+def _fit_safely(text: str, room: int, counter: TokenCounter) -> str:
+    """Truncate a text to `room` tokens and neutralize fences, again after the cut because it may join new ones."""
     return neutralize(truncate(neutralize(text), room - SPARE, counter))
 
 
 def _own_note(selection: Selection, room: int) -> str:
-    """The note that needs no model: the template's own body where it is of that kind, else the shipped one.
+    """Write a note without a model, from the template if it needs none, else from the shipped extractive one.
 
-    What it asks for is cut until the body fits, so that no fence loses its end.
+    Its sections are cut until the whole body fits, so that no fence loses its end.
     """
     policy = selection.policy
     template = policy.template if policy.template.compiler != "agent" else policy.extractive
@@ -292,29 +294,29 @@ def _own_note(selection: Selection, room: int) -> str:
         if selection.counter.text(body) <= room:
             return body
         share //= 2
-    return _disarmed(template.render(about_it), room, selection.counter)
+    return _fit_safely(template.render(about_it), room, selection.counter)
 
 
 PHASE_LINE = 40
-"""Tokens that a phase takes, about."""
+"""Approximate size of a phase in the outline, in tokens."""
 
 LEAST_PHASES, MOST_PHASES = 3, 24
-"""Phases; fewer say nothing, more are not an outline."""
+"""Minimum and maximum number of phases in an outline; fewer say nothing, more are not an outline."""
 
 PHASE_TURNS = 3
-"""Minimum turns of a phase, and turns compared on each side of a gap."""
+"""Minimum number of turns in a phase, and number of turns compared on each side of a gap."""
 
 SCANNED = 2_000
-"""Characters of what a user said that are looked at."""
+"""Maximum number of characters of a prompt that are compared."""
 
 OPENING = 80
-"""Characters of how a phase began."""
+"""Maximum number of characters quoted from the beginning of a phase."""
 
-TELLING_WORDS = 5
-"""Words that tell a phase from the others."""
+DISTINCTIVE_WORDS = 5
+"""Maximum number of words that distinguish a phase from the others."""
 
 NEW_DAY = 0.25
-"""Depth added to a gap by a change of day."""
+"""Cosine similarity subtracted at a gap where a new day begins, so that phases tend to end with a day."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -328,51 +330,53 @@ class _UserTurn:
 
 
 def phases(history: History, outline: Outline, out: Collection[int], room: int, counter: TokenCounter) -> str:
-    """One line a phase of what is out, together at most `room` tokens; empty where there is too little of either.
+    """Outline of the left-out turns, one line for each phase, in at most `room` tokens; empty if there are too few.
 
-    A phase ends where the talk turns to other words, at the deepest gaps in lexical cohesion between what users said
-    before and after (TextTiling; Hearst 1997), and rather where a day ends than within one. Questions about order,
-    progress and the whole have this to stand on, which no ranking of passages gives them.
+    Phases are separated at the gaps where the words of the prompts before and after have least in common (TextTiling;
+    Hearst 1997), preferably at the end of a day. The outline answers questions about order, progress and the whole
+    conversation, for which ranked passages are not enough.
 
     Args:
         history: The raw history.
         outline: Its turns.
         out: Positions of the messages that are left out.
-        room: The most tokens.
-        counter: What prices the lines.
+        room: Maximum number of tokens.
+        counter: Token counter.
     """
-    turns = _turns(history, outline, out)
+    turns = _user_turns(history, outline, out)
     wanted = min(MOST_PHASES, room // PHASE_LINE, len(turns) // PHASE_TURNS)
     gaps = _gaps(turns) if wanted >= LEAST_PHASES else []
     while wanted >= LEAST_PHASES:
-        parts = _split(turns, gaps, wanted)
-        text = "\n".join(_line(part, telling) for part, telling in zip(parts, _telling(parts), strict=True))
+        parts = _split_phases(turns, gaps, wanted)
+        text = "\n".join(
+            _phase_line(part, distinctive) for part, distinctive in zip(parts, _distinctive_words(parts), strict=True)
+        )
         if counter.text(text) <= room:
             return text
         wanted -= 1 + wanted // 8
     return ""
 
 
-def _turns(history: History, outline: Outline, out: Collection[int]) -> list[_UserTurn]:
+def _user_turns(history: History, outline: Outline, out: Collection[int]) -> list[_UserTurn]:
     found: list[_UserTurn] = []
     for turn in outline.turns:
         if turn.start not in out or turn.index < 0:
             continue
         items = [item for item in history.readings[turn.start].items if item.kind is Kind.USER and item.mark is None]
         text = " ".join(item.text[:SCANNED] for item in items)
-        own = Counter(word for word in words(text) if _tells(word))
+        own = Counter(word for word in words(text) if _is_distinctive(word))
         day = history.readings[turn.start].day
         found.append(_UserTurn(turn=turn.index, day=day, opening=one_line(text, OPENING), words=own))
     return found
 
 
-def _tells(word: str) -> bool:
-    """True if a word can tell one phase from another; in scripts without spaces, words are pairs of characters."""
+def _is_distinctive(word: str) -> bool:
+    """True if a word can distinguish phases; in scripts without spaces, words are pairs of characters."""
     return word not in STOPS and not word.isdigit() and (len(word) > 2 or not word.isascii())
 
 
 def _gaps(turns: Sequence[_UserTurn]) -> list[int]:
-    """Possible beginnings of a phase, deepest gap first, ties to the earlier."""
+    """Positions at which a phase may begin, least cohesion first; ties to the earlier one."""
     depths = [
         (
             _cohesion(turns[max(0, at - PHASE_TURNS) : at], turns[at : at + PHASE_TURNS])
@@ -384,8 +388,8 @@ def _gaps(turns: Sequence[_UserTurn]) -> list[int]:
     return [at for _, at in sorted(depths)]
 
 
-def _split(turns: Sequence[_UserTurn], gaps: Sequence[int], wanted: int) -> list[Sequence[_UserTurn]]:
-    """As many phases as wanted, where they can have their least length."""
+def _split_phases(turns: Sequence[_UserTurn], gaps: Sequence[int], wanted: int) -> list[Sequence[_UserTurn]]:
+    """Split turns into at most `wanted` phases of at least `PHASE_TURNS` turns each."""
     cuts: list[int] = []
     for at in gaps:
         if len(cuts) + 1 == wanted:
@@ -401,36 +405,36 @@ def _new_day(turns: Sequence[_UserTurn], at: int) -> bool:
 
 
 def _cohesion(before: Sequence[_UserTurn], after: Sequence[_UserTurn]) -> float:
-    """Cosine similarity of the word counts of two stretches."""
-    one, other = _together(before), _together(after)
+    """Cosine similarity of the word counts of two groups of turns."""
+    one, other = _word_counts(before), _word_counts(after)
     both = sum(times * other[word] for word, times in one.items())
     sizes = sqrt(sum(times * times for times in one.values()) * sum(times * times for times in other.values()))
     return both / sizes if sizes else 0.0
 
 
-def _together(part: Sequence[_UserTurn]) -> Counter[str]:
+def _word_counts(part: Sequence[_UserTurn]) -> Counter[str]:
     words = Counter[str]()
     for one in part:
         words.update(one.words)
     return words
 
 
-def _telling(parts: Sequence[Sequence[_UserTurn]]) -> list[list[str]]:
-    """The words of each phase that tell it from the others, most telling first (tf-idf; ties in alphabetic order)."""
-    counts = [_together(part) for part in parts]
+def _distinctive_words(parts: Sequence[Sequence[_UserTurn]]) -> list[list[str]]:
+    """Most distinctive words of each phase, best first by tf-idf; ties in alphabetical order."""
+    counts = [_word_counts(part) for part in parts]
     spread = Counter(word for count in counts for word in count)
     found: list[list[str]] = []
     for count in counts:
         weights = {word: times * log((1 + len(parts)) / spread[word]) for word, times in count.items()}
         best = sorted((word for word in weights if weights[word] > 0), key=lambda word: (-weights[word], word))
-        found.append(best[:TELLING_WORDS])
+        found.append(best[:DISTINCTIVE_WORDS])
     return found
 
 
-def _line(part: Sequence[_UserTurn], telling: Sequence[str]) -> str:
+def _phase_line(part: Sequence[_UserTurn], distinctive: Sequence[str]) -> str:
     first, last = part[0], part[-1]
     turns = f"turns {first.turn + 1}-{last.turn + 1}" if last is not first else f"turn {first.turn + 1}"
     days = f"{first.day} to {last.day}" if first.day != last.day else first.day
     label = " · ".join(filter(None, (turns, days)))
-    about = f" ({', '.join(telling)})" if telling else ""
+    about = f" ({', '.join(distinctive)})" if distinctive else ""
     return f"[{label}] {first.opening}{about}"

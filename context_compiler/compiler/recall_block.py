@@ -1,24 +1,25 @@
-"""Recall blocks: past text that a prompt asks for, directly before the prompt, once a user turn.
+"""Recall: how much past text a prompt gets, which passages, and when a block is kept, shortened or dropped.
 
-A block is found at the first request of a user turn and stays byte for byte while the turn lasts, whatever is cut back
-meanwhile. It counts against the budget and not against the mark at which a view is cut back, because it goes again:
-at the next user turn, unless that would cost a prompt cache more than carrying it on.
+The block of a prompt is searched once, at the first request of its user turn (`find_block`), and is sent directly
+before the prompt. It stays byte for byte the same during the turn. It counts against the budget but not against the
+high threshold, because it is temporary: it is dropped at the next user turn, unless keeping it is cheaper for the
+prompt cache (`carried_on`). "Dial" below is the setting `recall=`: the size of a block as a fraction of the room or in
+tokens.
 """
 
 from __future__ import annotations
 
-import json
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence, Set
-from dataclasses import astuple, dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
 from itertools import accumulate
 from statistics import median
 
-from context_compiler.compiler.cycle import DAMAGED, Cycle, well_typed
+from context_compiler.compiler.blocks import CUTS, Block, Blocks
+from context_compiler.compiler.cycle import Cycle
 from context_compiler.compiler.metrics import CACHED, FRESH
 from context_compiler.compiler.policy import LARGE, Limits, Plan
-from context_compiler.compiler.view import Quote
 from context_compiler.fidelity import Fidelity
 from context_compiler.messages.fences import fence
 from context_compiler.messages.history import History
@@ -37,156 +38,95 @@ from context_compiler.tokens import TokenCounter
 TITLE = "RECALLED FROM EARLIER TURNS"
 
 LEAST = 48
-"""Minimum in tokens; a smaller block would be little more than its fence."""
+"""Minimum size of a block in tokens; a smaller one would be little more than its fence."""
 
 MOST = 6_500
-"""Cap in tokens on a share of the room; a larger block adds less than it costs."""
+"""Maximum size in tokens of a block if the dial is a fraction: further passages add less than they cost."""
 
 NARROW, WIDER, FROM = 4_000, 4_800, 0.25
-"""A share is taken of at least this room, in tokens: in a small room every free token is worth its price. A dial above
-`FROM` prefers answers to economy: each 0.1 above it raises the minimum by 480 tokens."""
+"""A dial that is a fraction is applied to at least `NARROW` tokens of room, because in a small room free tokens are
+best spent on answers. A dial above `FROM` prefers answers to economy, so each 0.1 above it raises that minimum by a
+tenth of `WIDER` tokens."""
 
 MENTIONS = 24
-"""Passages, on average, for which a block needs room before mentions are spread over the conversation; with room for
-fewer, the best passages hold more of a sequence or of the whole."""
+"""Minimum number of average passages that a block must have room for if mentions are to be spread over the
+conversation. In a smaller block, the best passages contain more of a sequence or of the whole."""
 
 SMALL = 0.06
-"""Share of the dial for a prompt that asks nothing."""
+"""Fraction of the dial for a prompt that asks nothing."""
 
 BEARING, NEAREST = 8, 8
-"""For a statement about something said earlier, such as "I need the code of the gate" or "write to the caterer": a
-divisor of the dial, and the number of best messages of which one must hold the subject."""
+"""For a short statement about something said earlier, such as "I need the code of the gate" or "write to the caterer":
+divisor of the dial that limits its block, and number of best messages one of which must contain its subject."""
 
 ABOUT, TERMS = 0.3, 2
-"""Minimum share of such a prompt that a passage must hold, and minimum number of its terms."""
+"""A passage contains the subject of such a statement if it has at least this fraction of it (by idf) and this number of
+its terms."""
 
 DUE = 3
-"""Divisor of the room: the share that should be free when a prompt asks for something."""
+"""Divisor of the room: part of it that should be free for the block of a prompt that asks. If less is free, the view is
+cut back first."""
 
 MOSTLY, ASIDE = 0.6, 8
-"""Share of a prompt above which all of it counts as a question; divisor of the room for one that asks in passing."""
+"""Minimum fraction of a prompt that its question must make up for a full block. A prompt with less asks in passing, and
+gets at most the room divided by `ASIDE`."""
 
 LONG_TURNS = 8
-"""Divisor of the room that caps a block in tool work with long turns, beside `FILL`."""
+"""Divisor of the room: maximum size of a block in tool work with long turns, at most `FILL`. There every request of the
+turn pays for the block again."""
 
 TURNS = 5
-"""Number of newest turns from which growth is estimated."""
+"""Number of newest turns from which the growth of a turn is estimated."""
 
 RESERVE, LEAST_RESERVE = 20, 64
-"""Reserve for the growth of a turn after its first request: a divisor of the room, and a minimum in tokens."""
+"""Minimum reserve for the growth of a turn after its first request: a divisor of the room, and tokens."""
 
 UNRESERVED = 7_000
-"""Room in tokens below which nothing is reserved before the first tool call: most chats make none."""
+"""Minimum room in tokens in which that minimum always applies. In a smaller room it applies only once a tool was
+called, because most chats call none."""
 
 MOST_RESERVE = 4
-"""Divisor of the room: the cap on that reserve. A block is shortened if the turn outgrows it."""
+"""Divisor of the room: maximum reserve. If a turn grows beyond it, its block is shortened."""
 
 WIDE, DEEP = 4, 2
-"""Tokens of messages ranked, and of passages weighed, as multiples of the room."""
+"""Candidates for a block, in tokens as multiples of its room: messages that are split into passages, and passages from
+which the block is selected. More candidates find little more and cost time."""
 
 FILL = 2_000
-"""Tokens up to which the block of a question is filled with passages that share no word with it, nearest first. In a
-larger block such a passage replaces an answering one only if it scores higher."""
+"""Size in tokens up to which the block of a question is filled with passages that contain none of its terms, best
+first. In a larger block such a passage must score higher than an answering one to replace it."""
 
 FLOORS = (0.15, 0.4)
-"""Least share of a question that its best passage holds where tools are used, and of one that is asked by the way;
-with less a block is not worth it."""
+"""In tool work, the best passage must contain at least this fraction of the question, or the block is not worth its
+tokens: one value for a direct question, one for a question asked in passing."""
 
 TELLING = 0.5
-"""Least share that every passage holds where tools said what is asked, as a share of that of the best one."""
+"""If that best passage is from a tool, minimum fraction of its coverage that any other passage must have."""
 
 STEP = 128
-"""Messages whose passages are looked at together, best first."""
+"""Number of messages, best first, that are split into passages at a time."""
 
 COMPARED = 256
-"""Passages that are compared with the question as a whole, the best ones."""
+"""Number of best passages whose coverage of the whole question is computed."""
 
-STANDING = 0.35
-"""Blocks of earlier turns go once they take this share of the room."""
+EARLIER = 0.35
+"""Maximum fraction of the room for blocks of earlier turns; with more, all of them are dropped."""
 
-CUTS, CUT = 2, 10
-"""Times that a block over the budget is cut before it goes, and the divisor of the room that it is cut to at last."""
+CUT = 10
+"""Divisor of the room to which a block that is over the budget is finally shortened, before it is dropped."""
 
 MORE = 8
-"""Divisor of the room that a single large turn adds to the reserve at most."""
+"""Divisor of the room: maximum reserve because of a single large turn, if most turns grow less."""
 
 TIGHTER = 0.7
-"""The share of a block that is left once a provider has refused the request as too long."""
-
-
-@dataclass(frozen=True, slots=True)
-class Block:
-    """Past text for one prompt."""
-
-    at: int
-    """Position of the prompt's message in the raw history."""
-    name: str
-    """Its chain id: the block counts only in histories that hold that prompt."""
-    turn: int
-    """The user turn that the prompt opens."""
-    text: str
-    """As sent, fenced; empty where there is none, which is not looked for again."""
-    cuts: int = 0
-    """Times that it was cut because the request had no room for it."""
-
-    def tokens(self, counter: TokenCounter) -> int:
-        """Its price in a view."""
-        return counter.text(self.text) + MESSAGE_OVERHEAD if self.text else 0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Blocks:
-    """The blocks in the requests of one user turn."""
-
-    own: Block
-    """That of the turn itself, which may be empty."""
-    config: str
-    """Configuration of the cycle that they belong to."""
-    earlier: tuple[Block, ...] = ()
-    """Those of earlier turns that still stand."""
-
-    @property
-    def all(self) -> tuple[Block, ...]:
-        """All that have a text, in order."""
-        return tuple(block for block in (*self.earlier, self.own) if block.text)
-
-    @property
-    def quotes(self) -> list[Quote]:
-        """Quotes of the blocks, as a view lists them."""
-        why = "recalled for its prompt"
-        return [Quote(what=f"before turn {block.turn + 1}", why=why, text=block.text) for block in self.all]
-
-    def without(self) -> Blocks:
-        """The same turn without any block: there is no room for it, and it is not looked for again."""
-        return replace(self, own=replace(self.own, text="", cuts=CUTS), earlier=())
-
-    def texts(self) -> dict[int, str]:
-        """Text of each block, by the position of its prompt."""
-        return {block.at: block.text for block in self.all}
-
-    def tokens(self, counter: TokenCounter) -> int:
-        """Their price in a view."""
-        return sum(block.tokens(counter) for block in self.all)
-
-    def to_json(self) -> str:
-        """As JSON text."""
-        return json.dumps([astuple(block) for block in (*self.earlier, self.own)], ensure_ascii=False)
-
-    @classmethod
-    def from_json(cls, text: str, config: str) -> Blocks | None:
-        """Back from JSON text; None when another version wrote something this one cannot read."""
-        try:
-            found = [Block(*one) for one in json.loads(text)]
-            sound = bool(found) and all(map(well_typed, found))
-        except DAMAGED:
-            return None
-        return cls(own=found[-1], earlier=tuple(found[:-1]), config=config) if sound else None
+"""Fraction to which a block is shortened after a provider refused the request as too long."""
 
 
 def holding(blocks: Blocks, history: History, config: str) -> Blocks | None:
-    """The blocks, if the prompt of the newest is in this history and views are still written in the same way.
+    """Return the blocks if they are valid for this history and configuration, else None.
 
-    The host may have joined that prompt with the tool results before it, see `History.splits`.
+    They are valid if the history contains the prompt of the newest one. The host may have merged that prompt with the
+    tool results before it, see `History.splits`.
     """
     own = blocks.own
     if blocks.config != config or own.at > len(history):
@@ -199,12 +139,15 @@ def holding(blocks: Blocks, history: History, config: str) -> Blocks | None:
 
 
 def prompt_at(history: History) -> int | None:
-    """Position of the current turn's prompt."""
+    """Position of the current turn's prompt; None if there is no prompt."""
     return next((index for index in reversed(range(len(history))) if history.readings[index].asks), None)
 
 
 def reserve(plan: Plan, limits: Limits) -> int:
-    """Tokens kept free for the rest of a turn after its first request: in most rooms none before any tool call."""
+    """Tokens to keep free for the growth of the current turn after its first request.
+
+    This is the median growth of the last `TURNS` turns, or more if one of them was large, up to a quarter of the room.
+    """
     grown = [_growth(plan.history, turn) for turn in plan.outline.turns[-TURNS - 1 : -1]]
     usual = min(max(median(grown), min(max(grown), limits.room // MORE)), limits.room // MOST_RESERVE) if grown else 0
     least = max(limits.room // RESERVE, LEAST_RESERVE) if plan.work or limits.room >= UNRESERVED else 0
@@ -219,21 +162,23 @@ def _growth(history: History, turn: Turn) -> int:
 
 
 def share_tokens(recall: Amount, limits: Limits) -> int:
-    """The most that one block may take: a share of the room, which counts for more where it is small, or tokens."""
+    """Maximum size of a block in tokens that the dial allows."""
     if isinstance(recall, int):
         return recall
     return min(MOST, int(recall * max(limits.room, NARROW + WIDER * max(0.0, recall - FROM))))
 
 
 def small_tokens(recall: Amount, limits: Limits) -> int:
-    """The most that the block of a prompt which asks nothing may take."""
+    """Maximum size in tokens of the block of a prompt that asks nothing."""
     return int(SMALL * (recall * limits.room if isinstance(recall, float) else recall))
 
 
 def wanted(plan: Plan, limits: Limits, cycle: Cycle, prompt: str) -> int:
-    """The most tokens that the block of a prompt may take.
+    """Maximum size in tokens of a prompt's recall block.
 
-    In tool work few prompts ask for the past, and where turns are long a block is paid for again in every request.
+    It is smaller for a prompt that asks in passing, and much smaller for one that does not ask. In tool work a prompt
+    that does not ask gets none, because few prompts there are about the past, and long turns get little, because every
+    request of the turn pays for the block again.
     """
     most = share_tokens(plan.policy.recall, limits)
     if plan.prompt_tokens > limits.room // LARGE:
@@ -246,13 +191,13 @@ def wanted(plan: Plan, limits: Limits, cycle: Cycle, prompt: str) -> int:
 
 
 def _asks(plan: Plan, limits: Limits, prompt: str) -> bool:
-    """True if a prompt may ask for the past, by stricter cues where tools are used; always true of a large one."""
+    """True if a prompt may ask about the past; the cues are stricter in tool work. A large prompt always may."""
     large = plan.prompt_tokens > limits.room // LARGE
     return large or asks(asking_part(prompt, plan.counter), plan.counter, strict=plan.work > 0)
 
 
 def block_tokens(known: Blocks | None, plan: Plan, limits: Limits, cycle: Cycle) -> int:
-    """Tokens of this turn's block; before it has been found, its limit."""
+    """Size in tokens of this turn's block; its maximum size if it has not been searched yet."""
     if known is not None and known.own.turn == plan.turn:
         return known.own.tokens(plan.counter)
     at = prompt_at(plan.history)
@@ -262,18 +207,22 @@ def block_tokens(known: Blocks | None, plan: Plan, limits: Limits, cycle: Cycle)
 
 
 def due(plan: Plan, limits: Limits) -> int:
-    """Tokens above which a request is cut back for a prompt that asks, by at least a sixth of the room."""
+    """Size in tokens from which a request is cut back to make room for the block of a prompt that asks.
+
+    It leaves less than a third of the room free. It is also at least a sixth of the room above the low threshold, so
+    that cutting back gains enough.
+    """
     return max(limits.budget - reserve(plan, limits) - limits.room // DUE + 1, limits.low + limits.room // DUE // 2)
 
 
 def crowded(plan: Plan, limits: Limits, cycle: Cycle, cost: int) -> bool:
-    """True if a prompt that asks finds so little room for its block that the view is better cut back first.
+    """True if the view should be cut back first, because a prompt that asks would find too little room for its block.
 
     Args:
         plan: The raw history, with the new prompt.
-        limits: The thresholds.
-        cycle: What of it is in the view.
-        cost: What the request takes without any block, in exact tokens.
+        limits: Budget and thresholds.
+        cycle: The current state of the view.
+        cost: Exact tokens of the request without any block.
     """
     at = prompt_at(plan.history)
     if at is None or not plan.policy.recall or plan.policy.fidelity is Fidelity.TRUNCATE:
@@ -281,54 +230,68 @@ def crowded(plan: Plan, limits: Limits, cycle: Cycle, cost: int) -> bool:
     least = limits.room // DUE
     if cost < due(plan, limits) or wanted(plan, limits, cycle, question_text(plan.history.readings[at])) < least:
         return False
-    return bool(recalled(plan, cycle, at, least))
+    return bool(find_block(plan, cycle, at, least))
 
 
 def free(plan: Plan, limits: Limits, cost: int) -> int:
-    """The tokens that are free for blocks where a request costs `cost` without them."""
+    """Tokens free for blocks if a request costs `cost` tokens without them."""
     return limits.budget - cost - reserve(plan, limits)
 
 
 def carried_on(blocks: Blocks | None, plan: Plan, limits: Limits, cost: int, most: int) -> tuple[Block, ...]:
-    """The blocks of earlier turns that still stand at a new one: all of them, or none.
+    """Blocks of earlier turns that stay in the view at a new turn: all of them, or none.
+
+    They stay if that is cheaper with a prompt cache. Keeping them costs their tokens, at the cached price, in each turn
+    until the view is next cut back. Dropping them changes the prefix, so everything after the first block is written to
+    the cache again. They are dropped if they exceed `EARLIER` or leave the new block too little room.
 
     Args:
-        blocks: Those of the turn before.
+        blocks: Blocks of the turn before; None for none.
         plan: The raw history, with the new prompt.
-        limits: The marks.
-        cost: What the request takes without any block, in exact tokens.
-        most: What the block of the new prompt may take.
+        limits: Budget and thresholds.
+        cost: Exact tokens of the request without any block.
+        most: Maximum size in tokens of the new prompt's block.
     """
-    standing = blocks.all if blocks is not None else ()
-    if not standing:
+    earlier = blocks.all if blocks is not None else ()
+    if not earlier:
         return ()
-    tokens = sum(block.tokens(plan.counter) for block in standing)
-    if tokens > STANDING * limits.room or tokens > free(plan, limits, cost) - most:
+    tokens = sum(block.tokens(plan.counter) for block in earlier)
+    if tokens > EARLIER * limits.room or tokens > free(plan, limits, cost) - most:
         return ()
     history, starts = plan.history, plan.outline.starts
     first = starts[max(0, len(starts) - 1 - TURNS)]
     growth = (history.sums[starts[-1]] - history.sums[first]) / max(1, min(TURNS, len(starts) - 1))
     turns = (limits.high - cost) / max(1, growth)
-    behind = history.sums[-1] - history.sums[standing[0].at]
-    return standing if CACHED * tokens * turns < (FRESH - CACHED) * behind else ()
+    after = history.sums[-1] - history.sums[earlier[0].at]
+    return earlier if CACHED * tokens * turns < (FRESH - CACHED) * after else ()
 
 
 def recalled_first(plan: Plan, limits: Limits, cycle: Cycle, at: int, most: int, room: int, said: Sequence[str]) -> str:
-    """The block for the prompt at `at` at its first request, of at most `most` tokens within `room`.
+    """Find the block for the prompt at position `at`, at the first request of its turn; empty if nothing is relevant.
 
-    A short prompt that asks nothing may still be about something said earlier. It gets a block of its own size, unless
-    the dial is too low for even one line.
+    A question gets a block of up to `most` tokens. A short prompt that does not ask, but is about something said
+    earlier, gets the messages that contain its subject (see `BEARING`), unless the dial is too low for even one line.
+    Any other prompt gets up to `most` tokens, which `wanted` has made small.
+
+    Args:
+        plan: The raw history.
+        limits: Budget and thresholds.
+        cycle: The current state of the view.
+        at: Position of the prompt.
+        most: Maximum size in tokens, from `wanted`.
+        room: Tokens that are free.
+        said: Other texts in the view, which are not repeated.
     """
     prompt = question_text(plan.history.readings[at])
     if _asks(plan, limits, prompt):
-        return recalled(plan, cycle, at, min(most, room), said, fill=FILL)
+        return find_block(plan, cycle, at, min(most, room), said, fill=FILL)
     bearing = min(share_tokens(plan.policy.recall, limits) // BEARING, limits.room // ASIDE)
     if most and bearing >= 2 * LEAST and is_short(prompt, plan.counter):
-        return recalled(plan, cycle, at, min(bearing, room), said, small=most)
-    return recalled(plan, cycle, at, min(most, room), said)
+        return find_block(plan, cycle, at, min(bearing, room), said, small=most)
+    return find_block(plan, cycle, at, min(most, room), said)
 
 
-def recalled(
+def find_block(
     plan: Plan,
     cycle: Cycle,
     at: int,
@@ -339,17 +302,23 @@ def recalled(
     fill: int = 0,
     small: int | None = None,
 ) -> str:
-    """The fenced block for the prompt at `at`, within `room` tokens; empty where nothing bears on it.
+    """Find past text for the prompt at position `at`, as a fenced block of at most `room` tokens; empty for none.
+
+    1. Rank the messages that the view leaves out or shortens, and take the best, up to `WIDE` times the room.
+    2. Split them into passages, best message first, up to `DEEP` times the room; skip texts that the view contains. For
+       a question about a sequence or the whole conversation, take passages from all parts of it instead.
+    3. Rank the passages. In tool work, give up if the best one contains too little of the question.
+    4. Mark passages that later messages revise, select passages for the room (see `recall.selection`), and write them.
 
     Args:
         plan: The raw history.
-        cycle: What of it is in the view.
+        cycle: The current state of the view.
         at: Position of the prompt.
-        room: The most tokens.
+        room: Maximum size in tokens.
         said: Texts in the view other than those of the cycle.
         within: Text to which the passages are restricted; empty for no restriction.
-        fill: Tokens up to which passages without an answer may fill the room, nearest first; 0 for none.
-        small: Limit in tokens if no passage holds the subject of the prompt; None for `room`.
+        fill: Size in tokens up to which passages that do not answer may fill the block, best first; 0 for none.
+        small: Maximum size in tokens if no passage contains the subject of the prompt; None for no such limit.
     """
     if room < LEAST:
         return ""
@@ -360,7 +329,7 @@ def recalled(
     ranking = Ranking(index, question, cycle.decided)
     whole, abridged = _visible_positions(plan, cycle)
     best, about = ranking.best(cycle.decided, whole, beside=fill > 0), Counter[int]()
-    shown = "\n".join((cycle.note, cycle.quotes, *said, *_texts(plan, cycle, abridged)))
+    shown = "\n".join((cycle.note, cycle.quotes, *said, *_abridged_texts(plan, cycle, abridged)))
     words = set(shown.split())
 
     def quotable(positions: Sequence[int]) -> list[Passage]:
@@ -368,31 +337,32 @@ def recalled(
         return [one for one in found if _is_new(one.text, words, shown) and (not within or one.text.strip() in within)]
 
     if small is not None:
-        about = _about(index, question_text(history.readings[at]), quotable(best[:NEAREST]))
+        about = _subject_messages(index, question_text(history.readings[at]), quotable(best[:NEAREST]))
         room = min(room, max(small, LEAST * bool(about) + about.total()))
     index.changes.extend(history)
-    near = _best(plan, best, WIDE * room)
-    candidates = quotable(near) if question.wide else _nearest(ranking, near, quotable, index.changes, room, fill)
+    near = _first_within(plan, best, WIDE * room)
+    candidates = quotable(near) if question.wide else _split_best(ranking, near, quotable, index.changes, room, fill)
     wide = question.wide and room * len(candidates) >= MENTIONS * sum(one.tokens for one in candidates)
     if wide:
-        candidates = quotable(_best(plan, spread(best, int), WIDE * room))
-    ranked = _ranked(candidates, ranking.passages(candidates), about.keys())
+        candidates = quotable(_first_within(plan, spread(best, int), WIDE * room))
+    ranked = _rank(candidates, ranking.passages(candidates), about.keys())
     answering = [pair for pair in ranked if pair[1] > 0]
     if plan.work and not within:
-        by_the_way = asking_share(asking_part(question_text(history.readings[at]), counter)) < MOSTLY
-        answering, of_tools = _telling(answering, Relevance(index, question, floor=0), FLOORS[by_the_way])
-        fill = 0 if of_tools or by_the_way else fill
+        in_passing = asking_share(asking_part(question_text(history.readings[at]), counter)) < MOSTLY
+        answering, of_tools = _relevant_in_tool_work(answering, Relevance(index, question, floor=0), FLOORS[in_passing])
+        fill = 0 if of_tools or in_passing else fill
+    # a question that names one of two speakers is filled with that speaker's messages even if no passage answers
     if not (answering or (fill and ranking.of_somebody)) or room < LEAST:
         return ""
-    told, room = _filled(answering, ranked, room, fill, wide=wide)
-    told, newer = mark_changes(
-        index.changes, history, at, plan.outline, told, lambda at: () if at in whole else quotable([at]), counter
+    pool, room = _with_fill(answering, ranked, room, fill, wide=wide)
+    pool, newer = mark_changes(
+        index.changes, history, at, plan.outline, pool, lambda at: () if at in whole else quotable([at]), counter
     )
-    return _written(told, room, counter, wide=wide, newer=newer)
+    return _write(pool, room, counter, wide=wide, newer=newer)
 
 
-def _about(index: Index, prompt: str, candidates: Sequence[Passage]) -> Counter[int]:
-    """Tokens of the messages that hold most of the subject of a prompt, by position; empty if all hold little of it."""
+def _subject_messages(index: Index, prompt: str, candidates: Sequence[Passage]) -> Counter[int]:
+    """Tokens of the messages that contain the subject of a prompt, by position; empty if none contains enough of it."""
     relevance = Relevance(index, Question.of(prompt), floor=0)
     held = [relevance.held(one.text) for one in candidates]
     shares = [relevance.share(terms) * (len(terms) >= TERMS) for terms in held]
@@ -405,7 +375,7 @@ def _about(index: Index, prompt: str, candidates: Sequence[Passage]) -> Counter[
     return found
 
 
-def _nearest(
+def _split_best(
     ranking: Ranking,
     positions: Sequence[int],
     quotable: Callable[[Sequence[int]], list[Passage]],
@@ -413,10 +383,11 @@ def _nearest(
     room: int,
     fill: int,
 ) -> list[Passage]:
-    """The passages of these messages, given best first, that may be weighed for a block of `room` tokens.
+    """Split messages, given best first, into candidates for a block of `room` tokens; in order of the conversation.
 
-    A passage scores like its message, the best `CLOSE` of all somewhat more, and pieces of a tool's result less. A
-    later message that changes a passage comes with it; passages that answer nothing come only if there is a `fill`.
+    It stops early, because a passage scores like its message: only the best `CLOSE` passages score somewhat more, and
+    pieces of tool results less. Later messages that revise a candidate are split too. Messages that do not answer are
+    split only if there is a `fill`.
     """
     merits = {at: merit(ranking.score(at)) for at in (positions if fill else ranking.answering(positions))}
     ordered = sorted(merits, key=merits.__getitem__, reverse=True)
@@ -435,23 +406,27 @@ def _nearest(
     return sorted(found, key=lambda one: one.position)
 
 
-def _ranked(candidates: Sequence[Passage], scores: Sequence[float], first: Set[int]) -> list[tuple[Passage, float]]:
-    """Passages best first, those of the messages `first` before all others.
+def _rank(candidates: Sequence[Passage], scores: Sequence[float], first: Set[int]) -> list[tuple[Passage, float]]:
+    """Sort passages best first, with those of the messages `first` before all others.
 
-    Repeated pieces of tool results are left out.
+    Repeated pieces of tool results are dropped.
     """
     raised = ((one, score + BESIDE * (one.position in first)) for one, score in zip(candidates, scores, strict=True))
     ranked, texts = sorted(raised, key=lambda pair: -merit(pair[1])), set[str]()
     return [pair for pair in ranked if not pair[0].tool or not (pair[0].text in texts or texts.add(pair[0].text))]
 
 
-def _telling(
+def _relevant_in_tool_work(
     ranked: Sequence[tuple[Passage, float]], relevance: Relevance, floor: float
 ) -> tuple[Sequence[tuple[Passage, float]], bool]:
-    """The passages that are worth their price where tools are used, and if tools said what the best of them holds.
+    """Filter passages for tool work by coverage, the fraction of the question that they contain.
 
-    None if the best holds less than `floor` of the question; if tools said it, those that hold half as much.
-    What the call and the other pieces of a tool's result hold counts half for each of them.
+    There are none if the best coverage is below `floor`. If the best passage is from a tool, only passages with at
+    least half of its coverage are left. The coverage of a passage from a message with a tool exchange is the mean of
+    two values: that of the passage alone, and that of the passage together with the exchange.
+
+    Returns:
+        The passages, best first, and True if the best coverage is that of a tool's passage.
     """
     compared = ranked[:COMPARED]
     held = [relevance.held(one.text) for one, _ in compared]
@@ -472,7 +447,7 @@ def _telling(
     return [pair for pair, share in zip(compared, shares, strict=True) if share >= best * TELLING], True
 
 
-def _filled(
+def _with_fill(
     answering: Sequence[tuple[Passage, float]],
     ranked: Sequence[tuple[Passage, float]],
     room: int,
@@ -480,14 +455,18 @@ def _filled(
     *,
     wide: bool,
 ) -> tuple[Sequence[tuple[Passage, float]], int]:
-    """The passages to choose from, best first, and their room: the size of those that answer, or `fill` if larger."""
+    """Passages to select from, best first, and the room for them.
+
+    With a `fill`, these are all passages, and the room is limited to `fill` tokens or to the size of the answering
+    passages, whichever is larger. Without one, or if a wide question has enough answers, these are the answering ones.
+    """
     enough = sum(one.tokens for one, _ in answering)
     if fill and not (wide and enough >= fill):
         answering, room = ranked, min(room, max(fill, enough))
     return spread(answering, lambda pair: pair[0].turn) if wide else answering, room
 
 
-def _written(
+def _write(
     ranked: Sequence[tuple[Passage, float]],
     room: int,
     counter: TokenCounter,
@@ -495,7 +474,7 @@ def _written(
     wide: bool,
     newer: Mapping[tuple[int, int], tuple[int, int]],
 ) -> str:
-    """The passages that answer best, fenced, within `room` tokens."""
+    """Select passages and write them fenced, in at most `room` tokens; empty if none fits."""
     before = accumulate((one.tokens for one, _ in ranked), initial=0)
     weighed = [pair for pair, tokens in zip(ranked, before, strict=False) if tokens <= DEEP * room]
     candidates, ranks = [one for one, _ in weighed], [score for _, score in weighed]
@@ -510,9 +489,10 @@ def _written(
 
 
 def _question(history: History, index: Index, at: int, stop: int, counter: TokenCounter) -> Question | None:
-    """Question of a prompt; with the exchange before it if none of its terms occur before `stop`.
+    """Analyze the question of the prompt at `at`; None if there is nothing to search for.
 
-    None where that has no words either, or the prompt is not text at all.
+    If none of its terms occurs before position `stop`, the exchange before the prompt is added, because a prompt such
+    as "And then?" refers to it. None if that does not help, or if the prompt has no text.
     """
     said = [item for item in history.readings[at].items if item.kind is Kind.USER and item.mark is None]
     if all(item.media for item in said):
@@ -520,7 +500,7 @@ def _question(history: History, index: Index, at: int, stop: int, counter: Token
     whole = question_text(history.readings[at])
     for text in dict.fromkeys((asking_part(whole, counter), whole)):
         question = Question.of(text)
-        if _known(question, index, stop):
+        if _occurs(question, index, stop):
             return question
     before = next((place for place in reversed(range(at)) if history.readings[place].asks), at)
     items = [item for _, item in history.items(before, at + 1)]
@@ -528,28 +508,31 @@ def _question(history: History, index: Index, at: int, stop: int, counter: Token
         answer_text(item) or item.text for item in items if item.kind in (Kind.USER, Kind.TEXT) or answer_text(item)
     ]
     question = Question.of("\n".join(texts))
-    return question if _known(question, index, stop) else None
+    return question if _occurs(question, index, stop) else None
 
 
-def _known(question: Question, index: Index, stop: int) -> bool:
-    """True if a term of the question was said before a position."""
+def _occurs(question: Question, index: Index, stop: int) -> bool:
+    """True if a term of the question occurs before position `stop`, or if the question names a month."""
     return bool(question.months) or any(index.posts[term][0] < stop for term in question.terms & index.posts.keys())
 
 
 def _is_new(text: str, words: set[str], shown: str) -> bool:
-    """True if a passage is not in what is `shown`, which has these words."""
+    """True if a passage is not part of the text `shown`, whose words are `words`."""
     plain, some = _opening_words(text)
     return bool(plain) and not (words.issuperset(some) and plain in shown)
 
 
 @lru_cache(maxsize=8_192)
 def _opening_words(text: str) -> tuple[str, Sequence[str]]:
-    """A passage without white space around it, and some words near its beginning, none of which is cut off."""
+    """Stripped passage, and a few of its first words, without any that may be cut off."""
     return text.strip(), text.split(maxsplit=8)[1:-1]
 
 
-def _best(plan: Plan, ranked: list[int], tokens: int) -> list[int]:
-    """The first of these messages within `tokens`, a call with its answer; a long one counts in part."""
+def _first_within(plan: Plan, ranked: list[int], tokens: int) -> list[int]:
+    """First messages of a ranking that have at most `tokens` tokens together.
+
+    A tool call counts with its result, and every message for at most a quarter of `tokens`.
+    """
     readings, pairs = plan.history.readings, dict[int, int]()
     for call, answer in plan.pairing.pairs:
         pairs[call] = pairs.get(call, readings[call].tokens) + pairs.get(answer, readings[answer].tokens)
@@ -563,7 +546,10 @@ def _best(plan: Plan, ranked: list[int], tokens: int) -> list[int]:
 
 
 def _visible_positions(plan: Plan, cycle: Cycle) -> tuple[set[int], list[int]]:
-    """Positions of messages that a view has whole, except calls whose answers are cut, and of those it has in part."""
+    """Positions of messages that are whole in the view, and of those that are shortened in it.
+
+    A call whose result is shortened is in neither.
+    """
     here = [(at, shape) for at, shape in cycle.kept if not shape.bare]
     abridged = [at for at, shape in here if shape.skeleton or shape.limit is not None]
     partly = set(abridged)
@@ -571,18 +557,19 @@ def _visible_positions(plan: Plan, cycle: Cycle) -> tuple[set[int], list[int]]:
     return {at for at, _ in here} - partly - calls, abridged
 
 
-def _texts(plan: Plan, cycle: Cycle, abridged: Sequence[int]) -> list[str]:
-    """The remaining texts of messages that are cut in the view."""
+def _abridged_texts(plan: Plan, cycle: Cycle, abridged: Sequence[int]) -> list[str]:
+    """Texts that are left of messages shortened in the view."""
     shapes, history = dict(cycle.kept), plan.history
     messages = (apply_shape(history.messages[at], history.readings[at], shapes[at], plan.counter) for at in abridged)
     return [item.text for message in messages if message is not None for item in plan.reader.one(message).items]
 
 
 def cut_room(plan: Plan, limits: Limits, cycle: Cycle, block: Block, over: int, *, refused: bool) -> int:
-    """The tokens that a block is cut to which makes a request `over` its budget; 0 where it has been cut enough.
+    """Size in tokens to which a block must be shortened if the request is `over` tokens over budget; 0 to drop it.
 
-    In a chat whose turns are short it is cut by what is over, as often as that takes. Else it first leaves room for
-    what the turn may add, and at last keeps a tenth of the room; once a provider `refused` it, seven tenths of itself.
+    In a chat with short turns it loses exactly the excess, as often as needed. In other sessions the first cut also
+    makes room for growth of the turn, or is to seven tenths if a provider `refused` the request. The second cut is to a
+    tenth of the room, and the third drops the block unless the request was refused.
     """
     size = block.tokens(plan.counter)
     if not (refused or cycle.tools or plan.loops):
@@ -595,5 +582,7 @@ def cut_room(plan: Plan, limits: Limits, cycle: Cycle, block: Block, over: int, 
 
 
 def smaller(plan: Plan, cycle: Cycle, block: Block, room: int) -> Block:
-    """The best passages of a block within `room` tokens."""
-    return replace(block, text=recalled(plan, cycle, block.at, room, within=block.text, fill=room), cuts=block.cuts + 1)
+    """Shorten a block to its best passages within `room` tokens."""
+    return replace(
+        block, text=find_block(plan, cycle, block.at, room, within=block.text, fill=room), cuts=block.cuts + 1
+    )

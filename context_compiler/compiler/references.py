@@ -1,8 +1,8 @@
-"""References that later tool calls need, and whether a view still holds them with their original context.
+"""Reference recall: the fraction of references needed by tool calls that the view of the request still contains.
 
-Reference recall: of the ids and paths in the arguments of a real tool call that occurred before it, the share that
-the view of its request still holds together with words of the line they came from. A bare list of identifiers does
-not count. Long-range are those whose last mention is further back than the budget.
+A reference is an id or path in the arguments of a real tool call that occurred before the call. It counts only if the
+view contains it together with words of its original context, so a bare list of identifiers scores nothing. A reference
+is long-range if its last mention is further back than the budget.
 """
 
 from __future__ import annotations
@@ -21,40 +21,40 @@ from context_compiler.messages.items import Item, Kind
 from context_compiler.messages.tool_lines import call_line
 
 _ACTION = re.compile(r"```\w*\n(.{1,4000}?)\n?```\s*$|<command>\n?(.{1,4000}?)\n?</command>\s*$", re.S)
-"""Shell command at the end of an answer, of a model that calls no tools."""
+"""Shell command at the end of an answer, as models without tool calls write it."""
 _KEY = re.compile(r"(\w+) ?[:=] ?[\[{(]{0,3}$")
 _WORD = re.compile(r"\w+")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reference:
-    """An id or a path that a call needs and that occurred before."""
+    """An id or path that a call needs and that occurred before."""
 
     text: str
-    """As it is compared."""
+    """Text normalized for comparison."""
     distance: int
     """Tokens between its last mention and the call."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Call:
-    """One real tool call, and what of it occurred before."""
+    """One real tool call with its references."""
 
     session: int
     position: int
-    """Of the response that makes it; its view is of everything before."""
+    """Position of the response that makes it. The view that it answers is of all messages before."""
     references: tuple[Reference, ...]
 
 
 def sources(item: Item) -> list[str]:
-    """Texts of a part as a view may hold it: as it is, and a call also as its line."""
+    """Texts of a part in the forms in which a view may contain it; a call also as its line."""
     if item.kind is Kind.CALL:
         return [f"{item.tool} {item.text}", call_line(item.tool or "tool", item.text, width=4_000)]
     return [item.text]
 
 
 def needed(item: Item) -> set[str]:
-    """Ids and paths in what a call asks for; empty for what is not a call."""
+    """Ids and paths in the arguments of a call; empty for any other part."""
     if item.kind is Kind.CALL:
         asked = item.text.replace("\\n", "\n ").replace("\\t", " ").replace('\\"', '"')
     elif item.kind is Kind.TEXT and (action := _ACTION.search(item.text)):
@@ -65,7 +65,7 @@ def needed(item: Item) -> set[str]:
 
 
 def places(text: str, wanted: str) -> Iterator[tuple[int, int]]:
-    """Positions in a comparable text, whole and not as a piece of a longer word."""
+    """Spans at which a comparable text contains `wanted` as a whole, not within a longer word."""
     at = text.find(wanted)
     while at >= 0:
         end = at + len(wanted)
@@ -77,7 +77,7 @@ def places(text: str, wanted: str) -> Iterator[tuple[int, int]]:
 
 
 def contexts(text: str, wanted: str) -> set[tuple[str, str, str]]:
-    """Contexts of a reference: a word on each side, two before, two after, or the field that it is the value of."""
+    """Contexts of a reference in a text: the word on each side, two words before, two after, or its field."""
     found: set[tuple[str, str, str]] = set()
     for start, end in places(text, wanted):
         if key := _KEY.search(text, max(0, start - 60), start):
@@ -100,7 +100,7 @@ def message_text(reading: Reading) -> str:
 
 
 def calls(sessions: Sequence[History], spoken: Sequence[Sequence[str]]) -> Iterator[Call]:
-    """Every call with something in its arguments that occurred before."""
+    """Calls of these sessions that have references; `spoken` contains the texts of their messages."""
     for number, history in enumerate(sessions):
         for position, reading in enumerate(history.readings):
             if reading.request or position == 0:
@@ -116,16 +116,16 @@ def calls(sessions: Sequence[History], spoken: Sequence[Sequence[str]]) -> Itera
 
 
 def held(reference: str, before: Sequence[str], view: str) -> bool:
-    """True if a view holds a reference with words that were beside it at its origin."""
+    """True if a view contains a reference in one of its original contexts."""
     shown = contexts(view, reference)
     return bool(shown) and any(shown & contexts(text, reference) for text in before)
 
 
 class ReferenceRecall:
-    """Share of references that the views of one session hold; each call weighs the same."""
+    """Fraction of references that the views of one session contain; each call has the same weight."""
 
     def __init__(self, history: History, budget: int, reader: Reader) -> None:
-        """Find what each call of `history` needs; `reader` reads the views."""
+        """Find the references of each call in `history`; `reader` reads the views."""
         self._texts = texts(history)
         self._needed = {call.position: call.references for call in calls([history], [self._texts])}
         self._budget, self._reader = budget, reader
@@ -134,7 +134,7 @@ class ReferenceRecall:
         self._long: list[float] = []
 
     def see(self, position: int, view: Sequence[ModelMessage]) -> None:
-        """Look at the view of the request that the response at `position` answers."""
+        """Score the view of the request that the response at `position` answers."""
         needed = self._needed.get(position, ())
         if not needed:
             return
@@ -145,7 +145,7 @@ class ReferenceRecall:
             self._long.append(fmean(far))
 
     def _text(self, reading: Reading) -> str:
-        """The text of a message, which most views of a session share."""
+        """Comparable text of a message, cached because most views of a session share it."""
         found = self._known.get(reading.name)
         if found is None:
             found = self._known[reading.name] = message_text(reading)
@@ -153,10 +153,10 @@ class ReferenceRecall:
 
     @property
     def all(self) -> float | None:
-        """From 0 to 1; None where no call needs anything."""
+        """Mean over all calls, from 0 to 1; None if no call has references."""
         return fmean(self._all) if self._all else None
 
     @property
     def long(self) -> float | None:
-        """The same of what was mentioned further back than the budget."""
+        """Mean for long-range references, from 0 to 1; None if there are none."""
         return fmean(self._long) if self._long else None

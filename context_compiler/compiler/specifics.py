@@ -1,7 +1,7 @@
-"""Text that must survive word for word: paths, commands, addresses, ids, numbers, dates, versions, names and rules.
+"""Find specifics, the texts that a summary must keep verbatim: paths, commands, URLs, ids, numbers, dates, rules.
 
-Pure text. `sorts` says what each looks like; what stands earlier in its table takes the characters that two want.
-Every repetition is bounded and of a very long text only the two ends are read, so a text costs its length at most.
+`patterns` defines how each sort looks; where matches overlap, the earlier entry of its table wins. Time is linear in
+the length of a text, because every repetition is bounded, and only the two ends of a very long text are read.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ SCANNED = 100_000
 """Characters read from each end of a text."""
 
 REMEMBERED = 4_096
-"""Texts whose specifics are remembered: a history is gone through at every compile."""
+"""Number of texts whose specifics are cached, because every compile reads the same history."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Specific:
-    """One thing that a summary must not lose."""
+    """One text that a summary must not lose."""
 
     sort: Sort
     text: str
-    """As it is compared, by `comparable_text`."""
+    """Form for comparison, from `comparable_text`."""
     verbatim: str
     offset: int
-    """Offset of its first character in its text."""
+    """Offset of its first character in the text that contains it."""
 
 
 @lru_cache(maxsize=1)
@@ -54,18 +54,18 @@ def _command_patterns() -> tuple[tuple[re.Pattern[str], bool], ...]:
 
 @lru_cache(maxsize=REMEMBERED)
 def specifics(text: str, rules: bool = True) -> tuple[Specific, ...]:
-    """Everything in a text that a summary must not lose, in order; of a very long one, what its two ends hold.
+    """Specifics of a text, in order; of a very long text, those in its two ends.
 
-    Without `rules`, sentences that forbid or bind are not looked for, which takes a third of the time.
+    Without `rules`, sentences that forbid or bind are not searched, which takes a third of the time.
     """
     if len(text) <= 2 * SCANNED:
-        return tuple(_found(text, 0, rules))
-    return (*_found(text[:SCANNED], 0, rules), *_found(text[-SCANNED:], len(text) - SCANNED, rules))
+        return tuple(_find_specifics(text, 0, rules))
+    return (*_find_specifics(text[:SCANNED], 0, rules), *_find_specifics(text[-SCANNED:], len(text) - SCANNED, rules))
 
 
 @lru_cache(maxsize=1)
-def _plain() -> dict[int, str]:
-    """Digits of other scripts and wide letters, one for one, so that offsets stay what they are."""
+def _plain_characters() -> dict[int, str]:
+    """Translation of digits of other scripts and of full-width letters, one to one, so that offsets do not change."""
     digits = {
         code: digit for code in range(128, 0x1FBFA) if (digit := unicodedata.decimal(chr(code), None)) is not None
     }
@@ -73,8 +73,8 @@ def _plain() -> dict[int, str]:
     return {code: str(digit) for code, digit in digits.items()} | wide
 
 
-def _found(original: str, start: int, rules: bool) -> Iterator[Specific]:
-    text = original if original.isascii() else original.translate(_plain())
+def _find_specifics(original: str, start: int, rules: bool) -> Iterator[Specific]:
+    text = original if original.isascii() else original.translate(_plain_characters())
     taken = bytearray(len(text))
     places: list[tuple[int, int, Sort]] = []
     characters = set(text)
@@ -95,7 +95,7 @@ def _found(original: str, start: int, rules: bool) -> Iterator[Specific]:
 
 
 def _trimmed(text: str, sort: Sort) -> str:
-    """Without the punctuation of the sentence that it ends."""
+    """Match without the punctuation of the sentence around it."""
     if sort in (Sort.NAME, Sort.NUMBER, Sort.DATE):
         return text
     text = text.rstrip(".,;:!?*_'\"=") if sort is Sort.URL or sort is Sort.PATH else text.rstrip(".:-_")
@@ -142,32 +142,32 @@ _QUOTES = re.compile("[\"'`“”„«»‘’「」『』]+")
 
 
 def comparable_text(text: str) -> str:
-    """A text as it is compared: without case, quotation marks, grouped digits, and space before a unit."""
+    """Normalize a text for comparison: no case, quotation marks, digit grouping, or space before a unit."""
     folded = _QUOTES.sub("", _GROUPED.sub("", unicodedata.normalize("NFKC", text))).replace("\\\\", "\\")
     return _APART.sub("", " ".join(folded.split())).casefold().strip()
 
 
 class TextSet:
-    """A set of texts that can be asked whether they hold an identifier."""
+    """Texts in which specifics can be looked up."""
 
     def __init__(self, *texts: str) -> None:
-        """Look things up in these texts."""
+        """Normalize the texts."""
         self._text = "\n".join(map(comparable_text, texts))
 
     def holds(self, specific: Specific) -> bool:
-        """True if the texts hold it whole, not as a piece of a longer word or number."""
+        """True if the texts contain the specific as a whole, not within a longer word or number."""
         wanted = specific.text
         if not wanted:
             return True
         at = self._text.find(wanted)
         while at >= 0:
-            if _whole(self._text, at, at + len(wanted)):
+            if _is_whole(self._text, at, at + len(wanted)):
                 return True
             at = self._text.find(wanted, at + 1)
         return False
 
 
-def _whole(text: str, start: int, end: int) -> bool:
+def _is_whole(text: str, start: int, end: int) -> bool:
     before, after = text[start - 1 : start], text[end : end + 1]
     joined = text[start].isascii() and text[start].isalnum() and before.isascii() and before.isalnum()
     return not joined and not (
@@ -183,10 +183,10 @@ SPEAKERS = {
     Kind.RETURN: "tool",
     Kind.FEEDBACK: "tool",
 }
-"""Kinds of items that are searched, and the names of their speakers."""
+"""Speakers of the kinds of items that are searched."""
 
 SHELL_ARGUMENTS = ("command", "cmd", "script", "bash")
-"""Names of arguments that hold a shell command."""
+"""Names of arguments that contain a shell command."""
 
 _ACTION = re.compile(r"(?:```\w{0,12}\n[^`]{1,2000}```|<command>[^<]{1,2000}</command>)\s*\Z")
 _ESCAPE = re.compile(r"\\[nrt]")
@@ -194,24 +194,24 @@ _ESCAPE = re.compile(r"\\[nrt]")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mention:
-    """One place where a specific stands."""
+    """One occurrence of a specific in a history."""
 
     specific: Specific
     position: int
-    """Of its message."""
+    """Position of its message."""
     part: int
     turn: int
     """0-based; -1 before the first prompt."""
     speaker: str
     """user, assistant or tool."""
     field: str
-    """The field of the data that it is a value of, else the tool that returned it; empty for what was said."""
+    """Data field of which it is a value, else the name of the tool; empty for text of user or assistant."""
     called: bool
-    """True if it occurs in a call of a tool or a shell."""
+    """True if it occurs in a tool call or a shell command."""
 
 
 def readable_text(item: Item) -> str:
-    """Text of a part with line breaks for JSON escapes, one argument a line."""
+    """Text of a part with line breaks instead of JSON escapes; each argument of a call is on its own line."""
     if item.kind is Kind.CALL and (given := parse_arguments(item.text)) is not None:
         return "\n".join(f"{key}: {value if isinstance(value, str) else _flat(value)}" for key, value in given.items())
     return _ESCAPE.sub(" \n", item.text) if item.text[:1] in ("{", "[") else item.text
@@ -222,16 +222,16 @@ def _flat(value: object) -> str:
 
 
 def runs_command(item: Item) -> bool:
-    """True if an answer ends with a shell block, as models do that call no tools."""
+    """True if an answer ends with a shell block, as models without tool calls write it."""
     return item.kind is Kind.TEXT and _ACTION.search(item.text[-2_100:]) is not None
 
 
 READ = 600_000
-"""Characters of a past that are read, the newest: what is looked for in it is the recent and the often used."""
+"""Maximum number of characters read, newest messages first, because recent and often used specifics matter most."""
 
 
 def mentions(history: History, outline: Outline, positions: Iterable[int], *, rules: bool = True) -> list[Mention]:
-    """Every specific of these messages wherever it stands, oldest first; nothing that this package wrote.
+    """All occurrences of specifics in these messages, oldest first, except in text that this package wrote.
 
     Without `rules`, sentences that forbid or bind are left out.
     """
@@ -260,7 +260,7 @@ def mentions(history: History, outline: Outline, positions: Iterable[int], *, ru
 
 
 def _newest(history: History, positions: Iterable[int]) -> list[int]:
-    """The newest positions that together hold so much text that it is worth reading, in order."""
+    """Newest of these positions whose messages have at most `READ` characters together, in order."""
     left, kept = READ, list[int]()
     for position in sorted(positions, reverse=True):
         left -= sum(len(item.text) for item in history.readings[position].items)
@@ -273,20 +273,20 @@ def _newest(history: History, positions: Iterable[int]) -> list[int]:
 FIELD = re.compile(
     r"""\b(\w{1,40})["']?\s{0,2}[:=]\s{0,2}(?:["'\[{(]{0,3}|\[[^\[\]{}]{0,160})\Z""",
 )
-"""Field name before a value, or before one of a list of values."""
+"""Field name before a value, or before a list of values that contains it."""
 
 LISTED = 200
-"""Characters before a value in which the beginning of its list is looked for."""
+"""Characters before a value in which the beginning of its list is searched."""
 
 
 def field_of(text: str, offset: int) -> str:
-    """The name of the field that what stands there is a value of; empty where it is none."""
+    """Name of the field whose value begins at `offset`; empty if there is none."""
     named = FIELD.search(text, max(0, offset - LISTED), offset)
     return named[1] if named else ""
 
 
 def _shell_commands(item: Item) -> tuple[Specific, ...]:
-    """Shell commands of a call."""
+    """Shell command in the arguments of a call, as a tuple of at most one."""
     given = parse_arguments(item.text) if item.kind is Kind.CALL else None
     command = next(
         (value for key, value in (given or {}).items() if key in SHELL_ARGUMENTS and isinstance(value, str)), ""
@@ -300,27 +300,27 @@ def _shell_commands(item: Item) -> tuple[Specific, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Survival:
-    """Identifiers of a span that some texts still hold. Equal ones count once."""
+    """Number of specifics of a span that some texts still contain; equal ones count once."""
 
     found: int
-    """Identifiers in the span."""
+    """Number of specifics in the span."""
     kept: int
-    """Identifiers that the texts hold."""
+    """Number of them in the texts."""
 
     @property
     def share(self) -> float:
-        """From 0 to 1; 1 where there was nothing to lose."""
+        """Fraction that survived, from 0 to 1; 1 if there was nothing to lose."""
         return self.kept / self.found if self.found else 1.0
 
 
 def lost_specifics(history: History, outline: Outline, span: Iterable[int]) -> tuple[Specific, ...]:
-    """The specifics of these messages, each once, in the order in which they first stand."""
+    """Distinct specifics of these messages, in the order of their first occurrence."""
     found = {one.specific.text: one.specific for one in reversed(mentions(history, outline, span))}
     return tuple(reversed(found.values()))
 
 
 def survival(lost: Iterable[Specific], *texts: str) -> Survival:
-    """Count of these identifiers in the texts, compared without case and spacing."""
+    """Count how many of these specifics the texts contain."""
     shown = TextSet(*texts)
     kept = [shown.holds(one) for one in lost]
     return Survival(found=len(kept), kept=sum(kept))

@@ -1,7 +1,7 @@
-"""Wishes of a user about the views of a conversation: pinned messages, a compile that was undone, a focus.
+"""Steering by the user: pinned messages, and compiles or undos by hand, derived from the actions in the record.
 
-It is derived from the actions of the record. Every compile and every undo by hand opens a *generation*: cycles and
-summaries of earlier ones are not found again, so that what was undone does not come back by itself.
+Every compile and every undo by hand begins a *generation*. Cycles and summaries of earlier generations are not used
+again, so that an undone compile does not come back by itself.
 """
 
 from __future__ import annotations
@@ -19,44 +19,45 @@ from context_compiler.record.values import COMPILE, PIN, UNDO, UNPIN, Action, ma
 from context_compiler.resilience import attempt
 
 PINS, HELD = 4, 2
-"""Divisors of the room for messages: what may be pinned, and what stays where a request has less room than that."""
+"""Divisors of the room: maximum size of what may be pinned, and maximum size of the pinned messages that stay if a
+later request has less room."""
 
 PINNED, WAITS = "pinned", "pinned, over budget"
-"""Reasons why a message is in a view, and why a pinned one is not."""
+"""Reasons why a pinned message is in a view, and why it is not."""
 
 REFERENCE = re.compile(r"(?i)(turn|message|t|m)? ?#?(\d{1,9})")
-"""A message by its turn, or by its number."""
+"""Reference to a message by its turn or its number."""
 
 MARK = "~"
-"""Between a configuration and its generation."""
+"""Separator between a configuration and its generation."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pin:
-    """A message that stays in every view, word for word."""
+    """A message that stays in every view unchanged."""
 
     tip: str
-    """Its chain id."""
+    """Chain id of the message."""
     name: str
-    """Its identity, which stays the same where an earlier message is edited."""
+    """Identity of the message, which stays the same if an earlier message is edited."""
     text: str
-    """Its beginning, on one line."""
+    """Beginning of the message, on one line."""
     turn: int = 0
     """From 1; 0 before the first prompt."""
     role: str = ""
     tokens: int = 0
 
     def to_data(self) -> dict[str, Any]:
-        """As plain data."""
+        """Convert to plain data."""
         return {name: getattr(self, name) for name in ("tip", "name", "text", "turn", "role", "tokens")}
 
     def to_json(self) -> str:
-        """As JSON text."""
+        """Serialize to JSON."""
         return json.dumps(self.to_data())
 
     @classmethod
     def from_json(cls, text: str) -> Pin | None:
-        """Back from JSON text; None where it is damaged."""
+        """Parse from JSON; None if it is damaged."""
         try:
             pin = cls(**mapping_of(text))
         except TypeError:
@@ -66,55 +67,55 @@ class Pin:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Steering:
-    """Wishes of a user about the views of one conversation, as its next request finds them."""
+    """Steering of one conversation that applies to its next request."""
 
     generation: int = 0
-    """Number of compiles and undos by hand until now."""
+    """Number of compiles and undos by hand so far."""
     held: str = ""
-    """Chain id of the newest message when the last compile was undone; empty if a compile came after that."""
+    """Chain id of the newest message at the last undo; empty if there was none, or a compile by hand after it."""
     pins: tuple[Pin, ...] = ()
     """Oldest first."""
 
     def config(self, config: str) -> str:
-        """The name under which cycles of this generation are kept."""
+        """Configuration under which cycles of this generation are stored."""
         base = base_config(config)
         return f"{base}{MARK}{self.generation}" if self.generation else base
 
     def to_data(self) -> dict[str, Any]:
-        """As plain data."""
+        """Convert to plain data."""
         pins = [pin.to_data() for pin in self.pins]
         return {"generation": self.generation, "held": self.held, "pins": pins}
 
     @classmethod
     def from_data(cls, data: Mapping[str, Any]) -> Steering:
-        """Back from plain data."""
+        """Build from plain data."""
         pins = tuple(Pin(**pin) for pin in data["pins"])
         return cls(generation=data["generation"], held=data["held"], pins=pins)
 
 
 NONE = Steering()
-"""Nobody has asked for anything."""
+"""Steering of a conversation that no user has steered."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Order:
-    """One compile that a user asks for."""
+    """A compile that a user asks for."""
 
     focus: str = ""
-    """Subject that the summary and the quotes are to keep."""
+    """Subject that summary and quotes must keep; empty for none."""
     start: int = 0
-    """Turns before this position stay as they are."""
+    """Position before which turns stay unchanged."""
     inside: bool = False
-    """Tool exchanges of the current turn go too, but for the newest."""
+    """True if tool exchanges of the current turn are dropped too, except the newest."""
 
 
 def base_config(config: str) -> str:
-    """A configuration without its generation."""
+    """Configuration without its generation."""
     return config.partition(MARK)[0]
 
 
 def steering_of(actions: Sequence[Action]) -> tuple[Steering, Cycle | None]:
-    """The wishes that follow from all actions, and the cycle that the last compile or undo led to; None for raw."""
+    """Steering that follows from all actions, and the cycle after the last compile or undo; None for raw history."""
     pins: dict[str, Pin] = {}
     for action in actions:
         if action.kind in (PIN, UNPIN):
@@ -133,7 +134,7 @@ def steering_of(actions: Sequence[Action]) -> tuple[Steering, Cycle | None]:
 
 
 def cycle_of(action: Action) -> Cycle | None:
-    """The cycle that a compile made, or that an undo went back to."""
+    """Cycle that a compile made or that an undo returned to; None for raw history."""
     state = mapping_of(action.state).get("cycle")
     cycle = Cycle.from_json(state) if isinstance(state, str) else None
     if cycle is None or action.kind != COMPILE:
@@ -143,18 +144,18 @@ def cycle_of(action: Action) -> Cycle | None:
 
 @dataclass(slots=True)
 class Steps:
-    """The cycles that a conversation was in, the newest last; without any, its raw history was sent."""
+    """Cycles of a conversation in order, for undo; if there are none, its raw history was sent."""
 
     cycles: list[Cycle] = field(default_factory=list[Cycle])
 
     @classmethod
     def of(cls, actions: Sequence[Action], cycles: Sequence[Cycle], ids: Sequence[str]) -> Steps:
-        """Replay the actions of a conversation, and the cycles of each generation.
+        """Replay the actions of a conversation together with the cycles of each generation.
 
         Args:
-            actions: Oldest first.
-            cycles: All that are known, oldest first; those of other configurations than the newest are left out.
-            ids: Chain ids of the conversation as it is now: cycles of a fork are not part of it.
+            actions: Actions, oldest first.
+            cycles: All known cycles, oldest first; those of another configuration than the newest are ignored.
+            ids: Chain ids of the current conversation, because cycles of a fork do not belong to it.
         """
         steps, known = cls(), set(ids)
         mine = [cycle for cycle in cycles if cycle.tip in known]
@@ -175,7 +176,7 @@ class Steps:
         return steps
 
     def _enter(self, cycles: Sequence[Cycle], config: str) -> None:
-        """Go through the cycles of one generation."""
+        """Add the cycles of one generation."""
         for cycle in cycles:
             if cycle.config != config:
                 continue
@@ -185,7 +186,7 @@ class Steps:
                 self.cycles.append(cycle)
 
     def _leave(self, left: Cycle | None) -> None:
-        """Go back one step, to `left`: what is before that may have been pruned."""
+        """Go back one step, to `left`, which is added if earlier cycles were pruned."""
         if self.cycles:
             self.cycles.pop()
         if left is None:
@@ -195,28 +196,28 @@ class Steps:
 
     @property
     def current(self) -> Cycle | None:
-        """The cycle that the next request would be in; None for raw history."""
+        """Cycle of the next request; None for raw history."""
         return self.cycles[-1] if self.cycles else None
 
     @property
     def before(self) -> Cycle | None:
-        """The cycle before that."""
+        """Cycle before the current one; None for raw history."""
         return self.cycles[-2] if len(self.cycles) > 1 else None
 
 
 def _same(one: Cycle, other: Cycle) -> bool:
-    """True if two cycles send the same.
+    """True if two cycles send the same text.
 
-    One that was adopted has another configuration, ratio and row, and one whose last message was joined with the prompt
-    after it has another tip.
+    Other fields may differ: an adopted cycle has another configuration, ratio and row, and the tip changes if the host
+    merges the last message with the prompt after it.
     """
     return (one.decided, one.note, one.quotes) == (other.decided, other.note, other.quotes)
 
 
 def position_of(pin: Pin, history: History) -> int | None:
-    """The place of a pinned message: by its chain id, else the newest message that says the same.
+    """Position of a pinned message: by its chain id, else the newest message with the same content; None if not found.
 
-    It may have become one message with those before and after it, see `History.splits`.
+    The host may have merged it with the messages before and after it, see `History.splits`.
     """
     if pin.tip in history.ids:
         return history.ids.index(pin.tip)
@@ -228,10 +229,10 @@ def position_of(pin: Pin, history: History) -> int | None:
 
 
 def pin_of(steering: Steering, history: History, words: str, place: Callable[[], int]) -> Pin | None:
-    """The pin that is meant: by its id, by words of it, or by its place; where its message is gone, by its turn.
+    """Find the pin that `words` refers to: by id, by text, by position, or by turn if its message is gone.
 
     Raises:
-        SettingsError: `place`, which looks the message up, knows of none.
+        SettingsError: `place`, which looks up the position of the message, finds none.
     """
     pins = steering.pins
     if words and not REFERENCE.fullmatch(words):
@@ -247,7 +248,7 @@ def pin_of(steering: Steering, history: History, words: str, place: Callable[[],
 
 
 def unit(position: int, outline: Outline) -> frozenset[int]:
-    """The messages that stay together with one: its group, and what is tied to it."""
+    """Positions of the messages that stay together with a message: its group, and the messages tied to them."""
     found = {position}
     for turn in outline.turns:
         if turn.start <= position < turn.stop:
@@ -258,7 +259,7 @@ def unit(position: int, outline: Outline) -> frozenset[int]:
 
 
 def pinned(steering: Steering, history: History, outline: Outline, room: int | None) -> frozenset[int]:
-    """Positions of the pinned messages that fit into their share of a room, the newest pins first; of None, all."""
+    """Positions of pinned messages that fit in their share of `room`, newest pins first; None for all of them."""
     left, found = history.tokens if room is None else room // HELD, frozenset[int]()
     for pin in reversed(steering.pins):
         at = position_of(pin, history)

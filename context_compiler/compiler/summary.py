@@ -1,9 +1,9 @@
-"""A summary by a model: the prompts of one compile, and the stateless calls that answer them.
+"""Summaries by a model: the prompts of one compile, and the stateless calls that answer them.
 
-A prompt has the task, the template, the turns and the latest input, fenced, in document order. A long span becomes
-several prompts, each of which brings the summary of the one before it up to date. The model gets no tools, no history
-and no capabilities. Its agent keeps its own usage; whoever asked adds its tokens to the run's, but not its requests,
-which would count against the limits of a run that passes without us.
+A prompt contains the task, the template, the turns and the latest input, all fenced. A long span is split into several
+prompts, each of which updates the summary of the one before. The model gets no tools, history or capabilities. The
+caller adds the tokens of its agent to the run's usage, but not its requests, because those would count against the
+run's request limit.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ from context_compiler.tokens import TokenCounter
 from context_compiler.tokens.prices import NANO, NANO_USD
 
 SLOT = "\x00previous summary\x00"
-"""Placeholder for the answer to the previous prompt. No conversation contains it: fences remove control characters."""
+"""Placeholder for the answer to the previous prompt. No conversation contains it, because fences remove control
+characters."""
 
 NOTHING = "No content provided."
 
@@ -51,37 +52,40 @@ TITLES = {
     "latest_input": "LATEST USER INPUT",
     "focus": "WHAT TO KEEP",
 }
-"""Placeholder names and how their fences are titled, in the order in which a prompt has them."""
+"""Titles of the fenced sections of a prompt by placeholder name, in order."""
 
 ALWAYS = ("previous_summary", "recent_turns", "latest_input", "focus")
-"""Sections that a prompt carries even if the template does not mention them."""
+"""Sections that a prompt contains even if the template does not mention them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SummaryRequest:
-    """Prompts of one compile, to be answered one after the other; the last answer is the summary."""
+    """Prompts of one compile, answered one after another; the last answer is the summary."""
 
     key: str
+    """Cache key of the compile."""
     prompts: tuple[str, ...]
     cap: int
+    """Maximum size of the summary in tokens."""
     included: tuple[str, ...]
+    """Names of the sections in the prompts."""
     missing: tuple[str, ...]
-    """Names the template mentions that had nothing to say."""
+    """Names of sections that the template mentions but that are empty."""
     dropped: tuple[Drop, ...]
 
 
 def compose_prompts(
     template: Template, values: Mapping[str, str], turns: Sequence[str], *, previous: str, cap: int
 ) -> tuple[str, ...]:
-    """One prompt per chunk of `turns`; from the second on, `SLOT` is replaced by the previous summary."""
+    """Write one prompt for each chunk of `turns`; all but the first have `SLOT` in place of the previous summary."""
     prompts: list[str] = []
     for number, chunk in enumerate(turns or [""]):
         filled = {**values, "recent_turns": chunk, "previous_summary": previous if number == 0 else SLOT}
-        prompts.append(_one(template, filled, cap))
+        prompts.append(_compose_prompt(template, filled, cap))
     return tuple(prompts)
 
 
-def _one(template: Template, values: Mapping[str, str], cap: int) -> str:
+def _compose_prompt(template: Template, values: Mapping[str, str], cap: int) -> str:
     fenced = {name: _fenced(name, values.get(name, "")) for name in TITLES}
     wanted = template.wants()
     body = template.render({**fenced, "template": template_facts(template), "cap": cap, "turns_left_out": ""})
@@ -103,12 +107,12 @@ def _fenced(name: str, text: str) -> str:
 
 
 def _block(title: str, text: str) -> str:
-    """Our own text between the same lines; only data is made unable to close them."""
+    """Fence our own text, which unlike data need not be neutralized."""
     return f"=== BEGIN {title} ===\n{text.strip()}\n=== END {title} ===" if text.strip() else ""
 
 
 def fill_slot(prompt: str, previous: str) -> str:
-    """A prompt whose slot holds the summary before."""
+    """Insert the previous summary into the slot of a prompt."""
     return prompt.replace(SLOT, neutralize(previous))
 
 
@@ -124,8 +128,8 @@ def template_facts(template: Template) -> dict[str, str]:
 
 
 EXPENDABLE = ("reflections", "tool_results", "plan", "topic")
-"""Sections dropped from a prompt that is too long, in this order unless the template says otherwise; never the
-latest input, the constraints or the turns themselves."""
+"""Sections dropped from a prompt that is too long, in this order unless the template gives priorities. Latest input,
+constraints and turns are never dropped."""
 
 BUDGETS: Mapping[str, int] = {
     "constraints": 2_000,
@@ -135,17 +139,17 @@ BUDGETS: Mapping[str, int] = {
     "latest_input": 2_000,
     "focus": 500,
 }
-"""The most tokens of a section whose template does not say how many it may have."""
+"""Maximum tokens for a section if the template has no budget for it."""
 
 LASTING = ("constraints", "latest_input")
-"""Sections that a prompt never goes without."""
+"""Sections that are shortened but never dropped."""
 
 OVER, NO_ROOM = "over its section budget", "the prompt was over its room"
 """Reasons why a section was shortened or left out."""
 
 GIANT = 16
-"""A line of more characters a token of room is cut before it is counted: counting all that is left of it after every
-cut would take minutes for what a tool may return."""
+"""Characters for each token of room from which a line is cut before it is counted. Counting the whole rest of a huge
+tool result after every cut would take minutes."""
 
 T = TypeVar("T")
 
@@ -154,11 +158,12 @@ _SPEAKING = re.compile(
     r"(?=[^\S\n]{0,40}(?:(?:user|assistant|earlier notes):|assistant called |\[(?:tool|retry)\]))",
     re.IGNORECASE,
 )
-"""A line that looks as if somebody else spoke is marked as a quotation, so that words stay with who said them."""
+"""A line that looks like the beginning of another speaker's text. It is prefixed with `> `, so that a text cannot forge
+one."""
 
 
 def latest_input(history: History) -> str:
-    """The newest user prompt."""
+    """Text of the newest user prompt; empty if there is none."""
     for reading in reversed(history.readings):
         if reading.asks:
             return "\n".join(item.text for item in reading.items if item.kind is Kind.USER and item.mark is None)
@@ -166,12 +171,12 @@ def latest_input(history: History) -> str:
 
 
 def topic(history: History) -> str:
-    """The first user prompt of the conversation."""
+    """Text of the first user prompt of the conversation; empty if there is none."""
     return next((item.text for _, item in history.items() if item.kind is Kind.USER and item.mark is None), "")
 
 
 def plan(history: History, positions: Iterable[int]) -> str:
-    """The last answer that reads like a plan: three list lines or more."""
+    """Text of the last answer that looks like a plan, with at least three list lines; empty if there is none."""
     for index in sorted(positions, reverse=True):
         for item in history.readings[index].items:
             if item.kind is Kind.TEXT and sum(map(_is_list_line, item.text.splitlines())) >= 3:
@@ -185,10 +190,10 @@ def _is_list_line(line: str) -> bool:
 
 
 def turn_lines(history: History, positions: Sequence[int], results: int | None) -> Iterator[str]:
-    """A conversation as `User: …`, `Assistant: …` and `[tool] …` lines.
+    """Write messages as `User: …`, `Assistant: …` and `[tool] …` lines.
 
-    Thinking and system text are left out, notes of an earlier view are called so; media stand as placeholders. Of tool
-    results only the last `results` stand whole (None: all), older ones as their outcome.
+    Thinking and system text are left out, notes of an earlier view are labelled as such, and media become placeholders.
+    Only the last `results` tool results are whole (None for all); older ones are reduced to their outcome.
     """
     answers = [
         (index, at)
@@ -220,7 +225,7 @@ def _line(item: Item, whole: bool) -> str:
 
 
 def chunks(text_lines: Iterable[str], room: int, counter: TokenCounter) -> list[str]:
-    """The lines as texts of at most `room` tokens each; nothing is lost, a longer line is split."""
+    """Join lines to texts of at most `room` tokens each; a longer line is split, and nothing is lost."""
     done: list[str] = []
     current: list[str] = []
     used = 0
@@ -245,18 +250,18 @@ def _pieces(line: str, room: int, counter: TokenCounter) -> Iterator[str]:
 
 
 def tool_results(history: History, positions: Sequence[int], results: int | None) -> str:
-    """The last tool results among these messages, whole."""
+    """Last `results` tool results of these messages, whole; None for all."""
     found = [item for index in positions for item in history.readings[index].items if item.kind is Kind.RETURN]
     return "\n".join(_line(item, True) for item in _last(found, results))
 
 
 def _last(found: Sequence[T], count: int | None) -> Sequence[T]:
-    """The last `count` of them, fewer where there are fewer; None: all."""
+    """Last `count` items; None for all."""
     return found if count is None else found[max(0, len(found) - count) :]
 
 
 def gather_sections(selection: Selection, span: Sequence[int], wanted: Collection[str]) -> dict[str, str]:
-    """The sections that are wanted, by name: all but the turns themselves and the previous summary."""
+    """Texts of the wanted sections by name, except the turns themselves and the previous summary."""
     history, policy = selection.history, selection.policy
     found = {
         "constraints": "\n".join(f"turn {pin.turn + 1}: {pin.text}" for pin in selection.pinned),
@@ -271,7 +276,7 @@ def gather_sections(selection: Selection, span: Sequence[int], wanted: Collectio
 
 
 def newest(lines: Sequence[str], limit: int, counter: TokenCounter) -> list[str]:
-    """The last lines that have at most `limit` tokens together; where the last alone is longer, its head and tail."""
+    """Last lines of at most `limit` tokens together; if the last one alone is longer, its head and tail."""
     kept: list[str] = []
     left = limit
     for line in reversed(lines):
@@ -285,7 +290,7 @@ def newest(lines: Sequence[str], limit: int, counter: TokenCounter) -> list[str]
 def fit_turns(
     lines: Iterable[str], *, rules: Mapping[str, SectionRule], counter: TokenCounter
 ) -> tuple[list[str], tuple[Drop, ...]]:
-    """The lines of the turns, of which the older go where the template gives them a budget."""
+    """Drop older lines of the turns if the template has a budget for them; returns the lines and the drops."""
     given = list(lines)
     limit = _limit("recent_turns", rules)
     if limit is None:
@@ -298,9 +303,10 @@ def fit_turns(
 def fit_sections(
     given: Mapping[str, str], *, rules: Mapping[str, SectionRule], room: int | None, counter: TokenCounter
 ) -> tuple[dict[str, str], tuple[Drop, ...]]:
-    """Sections within their own budgets and, together, within `room` if there is an end to it.
+    """Cut sections to their own budgets and, together, to `room` tokens; None for no common limit.
 
-    Of the expendable the lowest goes first; the others are only made smaller, if that is not enough.
+    To meet the common limit, expendable sections are dropped, the lowest priority first. If that is not enough, the
+    others are shortened.
     """
     kept: dict[str, str] = {}
     dropped: list[Drop] = []
@@ -325,7 +331,7 @@ def fit_sections(
 
 
 def _limit(name: str, rules: Mapping[str, SectionRule]) -> int | None:
-    """The most tokens a section may have; the template's own word counts more than ours."""
+    """Maximum tokens for a section: the template's budget, else ours; None for no limit."""
     return (rules[name].budget if name in rules else None) or BUDGETS.get(name)
 
 
@@ -336,14 +342,14 @@ def _cut(name: str, text: str, limit: int, counter: TokenCounter) -> str:
 
 
 TOO_SMALL = 200
-"""Below this cap, in tokens, no model is asked: it could not say anything."""
+"""Minimum cap in tokens for which a model is asked; a smaller summary could not say anything."""
 
 SMALLEST_ORDERED = 64
-"""The same for a compile that a user asks for."""
+"""Minimum reserve in tokens for a compile that a user asks for."""
 
 
 def reason_for_no_model(selection: Selection, turn: int) -> str | None:
-    """Reason why no model is asked this time; None if one is."""
+    """Reason why no model is asked for this compile; None if one is."""
     policy, cap = selection.policy, selection.limits.cap(selection.policy.fidelity)
     if policy.model == "none" or policy.template.compiler != "agent":
         return "no model by choice"
@@ -366,7 +372,7 @@ def reason_for_no_model(selection: Selection, turn: int) -> str | None:
 
 
 def summary_request(selection: Selection) -> SummaryRequest:
-    """Request for a summary of everything left out since the last one."""
+    """Write the prompts for a summary of everything left out since the last one."""
     policy = selection.policy
     cap = min(selection.limits.cap(policy.fidelity), selection.reserve)
     given = gather_sections(selection, selection.span, policy.template.wants() | set(ALWAYS))
@@ -393,7 +399,7 @@ def summary_request(selection: Selection) -> SummaryRequest:
 
 
 def _key(selection: Selection, cap: int) -> str:
-    """The name of a compile: the same span is never compiled twice with the same template, fidelity and model."""
+    """Cache key of a compile, so that a span is compiled only once with the same template, fidelity and model."""
     policy = selection.policy
     facts = (
         selection.history.ids[selection.out[-1]],
@@ -411,55 +417,55 @@ def _key(selection: Selection, cap: int) -> str:
 
 
 def refusal(selection: Selection, text: str) -> str | None:
-    """Reason why an answer is not used: it is empty, or it saves nothing."""
+    """Reason why an answer is not used (it is empty, or it saves nothing); None if it is used."""
     if not text.strip():
         return "the answer is empty"
     size = selection.counter.text(text)
     cost = sum(selection.history.readings[index].tokens for index in selection.span)
     cost += selection.counter.text(selection.previous.summary) if selection.previous else 0
-    return f"{size} tokens are not fewer than the {cost} they stand for" if size >= cost else None
+    return f"its {size} tokens are not fewer than the {cost} that it would replace" if size >= cost else None
 
 
 OUTPUT: Any = [str, type(None)]
-"""Output types: text or nothing; the caller refuses an empty answer."""
+"""Output types of the agent: text or nothing. The caller refuses an empty answer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SummaryResponse:
-    """Text of a summary with its usage. Plain data: it can be journalled and replayed."""
+    """Text of a summary with its usage, as plain data that can be journalled and replayed."""
 
     text: str
     usage: dict[str, int] = field(default_factory=dict[str, int])
     cost: str | None = None
-    """In US dollars, where the host knows the model's prices."""
+    """In US dollars; None if the host does not know the model's prices."""
     latency_ms: float = 0.0
     refused: str | None = None
-    """Reason why no model was asked after all."""
+    """Reason why no model was asked after all; None if one was."""
     row: int | None = None
-    """The stored compile that this is, when nobody had to be asked."""
+    """Row of a stored compile whose answer this is; None if a model was asked."""
     failure: dict[str, str] | None = None
-    """Fields of a `CompileError`: a failure is data too, so that it can be journalled and replayed."""
+    """Fields of a `CompileError`, so that a failure can be journalled and replayed too; None for none."""
 
 
 def model_alias(model: Model | str) -> str:
-    """Name of a model on the record."""
+    """Name of a model as the record stores it."""
     return model if isinstance(model, str) else model.model_name
 
 
 async def ask(
     prompts: Sequence[str], model: Model | KnownModelName | str, *, timeout: float, instructions: str = "instructions"
 ) -> SummaryResponse:
-    """Ask a model for notes, chunk after chunk, each with the notes so far; the last answer is the summary.
+    """Ask a model for a summary, prompt after prompt, each with the answer to the one before.
 
     Args:
-        prompts: In order; from the second on each has a slot for the answer before.
+        prompts: Prompts in order; each but the first has a slot for the previous answer.
         model: A model or its name.
-        timeout: Seconds for all of them together.
-        instructions: Names the prose that the model is told first.
+        timeout: Seconds for all prompts together.
+        instructions: Name of the shipped text that is used as the agent's instructions.
 
     Raises:
-        CompileError: it failed in any way, its provider's package is not installed, or it took too long. An empty
-            answer is for the caller to judge.
+        CompileError: The model failed, its provider's package is not installed, or it took too long. An empty answer is
+            not an error here.
     """
     started = time.perf_counter()
     spent = RunUsage()
@@ -469,8 +475,8 @@ async def ask(
     if error is late:
         raise CompileError(str(late), model=name, phase="timeout", **_bill(spent))
     if error is not None:
-        told = isinstance(error, (AgentRunError, UserError, ImportError))
-        reason = str(error) if told else f"{type(error).__name__}: {error}"
+        readable = isinstance(error, (AgentRunError, UserError, ImportError))
+        reason = str(error) if readable else f"{type(error).__name__}: {error}"
         raise CompileError(reason, model=name, phase="call", **_bill(spent)) from error
     return SummaryResponse(text=outcome.value or "", latency_ms=(time.perf_counter() - started) * 1000, **_bill(spent))
 
@@ -486,7 +492,7 @@ async def _answer(prompts: Sequence[str], model: Model | str, instructions: str,
 
 
 def _bill(spent: RunUsage) -> dict[str, Any]:
-    """Usage of the answers so far, as plain data."""
+    """Usage and cost of the answers so far, as plain data."""
     usage = {name: getattr(spent, name) for name in ("input_tokens", "output_tokens", "requests")}
     cached = {name: getattr(spent, name) for name in ("cache_read_tokens", "cache_write_tokens")}
     usage |= {name: tokens for name, tokens in cached.items() if tokens}

@@ -1,4 +1,4 @@
-"""The messages of a recorded request and where each comes from, read from the record alone."""
+"""Read a recorded request with the origin of each of its messages, from the record alone."""
 
 from __future__ import annotations
 
@@ -64,69 +64,71 @@ __all__ = [
 T = TypeVar("T")
 
 NEAR = 400
-"""Raw messages that are read to find the origin of a shortened one."""
+"""Maximum number of raw messages read to find the origin of a shortened one."""
 
 DECISIONS = 40
-"""Earlier requests that are searched for the reason why a message was cut back."""
+"""Maximum number of earlier requests searched for the reason why a message was cut."""
 
 BLOCK = 50
-"""Messages that are read at once, from the end, to find the last prompt."""
+"""Number of messages read at a time, from the end, to find the last prompt."""
 
 CHAINS = 8
-"""Chains of ids that are kept in memory."""
+"""Number of chains cached."""
 
 SEARCHED = 1_000
-"""Messages that are not in a request, in all of which its words are looked for; of more, in those that are shown."""
+"""Maximum number of left-out messages that are all searched for words in the request; if there are more, only those
+that are shown are searched."""
 
 LINKS = 400_000
-"""Messages of whole sessions that are kept in memory without their bodies."""
+"""Number of messages of whole sessions cached without their bodies."""
 
 
 class NotFound(ContextCompilerError):
-    """The record has no such thing."""
+    """The record does not contain the requested item."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sent:
-    """Chains of one request and how they belong together."""
+    """Raw history and view of one request, and how their messages correspond."""
 
     raw: tuple[Node, ...]
     view: tuple[Node, ...]
     origin: tuple[int | None, ...]
-    """Raw position of each message of the view."""
+    """Raw position of each message of the view; None if it was written for the view, or is unknown."""
     form: tuple[str, ...]
     """Form of each message of the view."""
     active: int
     """Raw position at which the current turn begins."""
     causes: Mapping[int, Sequence[Cause]] = field(default_factory=dict[int, Sequence[Cause]])
+    """Reasons of cuts by raw position, newest first."""
     covered: tuple[Span, ...] = ()
-    """Raw positions that a model has summarized in its own words, if that summary is in the view."""
+    """Raw positions that the summary of a model covers, if it is in the view."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Words:
-    """The words of a request, in which those of a raw message can be looked for."""
+    """Texts of a request that can be searched for words of a raw message."""
 
     sent: Sent
     said: Sayings | None
-    """None where all messages are there as they were."""
+    """None if all messages are in the request unchanged."""
     summary: int | None
-    """Position of the summary in the view."""
+    """Position of the summary in the view; None if there is none."""
 
     def echoes(self, at: int, reading: Reading) -> tuple[Echo, ...]:
-        """Places of the request that have words of a raw message, if that is not there word for word."""
+        """Places of the request that contain words of a raw message; none if the message is there verbatim."""
         fate = fate_of(self.sent, at)
         if self.said is None or fate.form == VERBATIM:
             return ()
         return echoes(self.said, reading, None if fate.sent is None else (fate.form, fate.sent))
 
     def told(self, at: int) -> int | None:
-        """Position of a summary that may tell what a raw message said, in other words."""
+        """Position of a summary that may paraphrase a raw message; None if there is none."""
         return self.summary if is_told(self.sent, at) else None
 
 
 class Tracer:
-    """Reads the requests of one record, and keeps the last of them; nothing here writes.
+    """Reads the requests of one record, with a cache of recent ones; never writes.
 
     Args:
         store: The record, opened read-only.
@@ -148,7 +150,7 @@ class Tracer:
         return await self.store.perform(query)
 
     def chain(self, db: Database, tip: str | None, session: int) -> tuple[Node, ...]:
-        """A chain without its bodies, from memory where it is known."""
+        """Chain of messages without their bodies, from the cache if possible; empty if `tip` is None."""
         if tip is None:
             return ()
         known = self._chains.get((tip, session))
@@ -161,7 +163,7 @@ class Tracer:
         return known
 
     def links(self, db: Database, session: int, tips: Sequence[RequestTips]) -> Mapping[str, browse.Row]:
-        """Every message of these requests of a session once, parents first, from memory where all are known."""
+        """Distinct messages of these requests of a session, parents first, from the cache if possible."""
         known = self._links.get(session)
         found = browse.session_nodes(db, session, tips, known)
         if found is not known:
@@ -169,11 +171,11 @@ class Tracer:
         return found
 
     def read_nodes(self, db: Database, nodes: Sequence[Node]) -> tuple[list[ModelMessage], list[Reading]]:
-        """Messages of a chain, with their readings."""
+        """Read messages of a chain, with their readings."""
         return self._read(db, nodes, self._reader)
 
     def trace(self, db: Database, row: RequestRow, record: Record) -> Sent:
-        """Both chains of a request, and the origin and form of every message of its view."""
+        """Read both chains of a request, and find origin and form of every message of its view."""
         known = self._sent.get(row.id)
         if known is None:
             known = self._align(db, row, record)
@@ -181,7 +183,7 @@ class Tracer:
         return known
 
     def words(self, db: Database, row: RequestRow, sent: Sent) -> Words:
-        """The words of a request."""
+        """Texts of a request, ready to be searched."""
         known = self._words.get(row.id)
         if known is None:
             known = self._read_words(db, row, sent)
@@ -199,8 +201,8 @@ class Tracer:
             if item.mark is not None
             for piece in written_texts(item, at)
         ]
-        told = [(len(text), at) for form, at, text in written if form == SUMMARY]
-        summary = max(told)[1] if told else None
+        summaries = [(len(text), at) for form, at, text in written if form == SUMMARY]
+        summary = max(summaries)[1] if summaries else None
         instructions = (one.instructions for one in messages[-1:] if isinstance(one, ModelRequest))
         beside = [text for text in instructions if text]
         for tool in queries.tools(db, row.id) or ():
@@ -216,9 +218,10 @@ class Tracer:
         )
 
     def verdicts(self, db: Database, row: RequestRow, sent: Sent) -> tuple[list[str], bool]:
-        """Verdict on each raw message, and whether words of all were looked for.
+        """Verdict on each raw message, and True if all left-out messages were searched.
 
-        In a very long history they are not: there a message may be called absent of which some words are there.
+        In a very long history they are not searched, so a message may be called absent although some of its words are
+        in the request.
         """
         known = self._verdicts.get(row.id)
         if known is None:
@@ -238,7 +241,7 @@ class Tracer:
         return forms, len(out) == len(searched)
 
     def uncounted(self, db: Database, nodes: Sequence[Node]) -> list[Reading]:
-        """Readings of messages whose tokens do not matter."""
+        """Readings of messages without token counts."""
         return self._read(db, nodes, self._uncounted)[1]
 
     def _read(self, db: Database, nodes: Sequence[Node], reader: Reader) -> tuple[list[ModelMessage], list[Reading]]:
@@ -285,7 +288,7 @@ class Tracer:
         taken: set[int],
         why: Mapping[int, Sequence[Cause]],
     ) -> int | None:
-        """Raw position of a shortened message: of those that it may be of, the one that shares most of its words."""
+        """Raw position of a shortened message: the possible origin that shares most of its words; None if unknown."""
         free = [at for at in between if at not in taken]
         carried = (at for at in why if at not in taken and at not in between and at < len(raw))
         near = [*dict.fromkeys([*(at for at in free if at in why), *reversed(free), *carried])][:NEAR]
@@ -300,7 +303,7 @@ class Tracer:
         return {word for item in self._uncounted.one(message).items for word in own_text(item).split()}
 
     def _active(self, db: Database, raw: Sequence[Node]) -> int:
-        """Raw position of the last message in which a user speaks."""
+        """Raw position of the last user prompt."""
         for stop in range(len(raw), 0, -BLOCK):
             start = max(0, stop - BLOCK)
             _, readings = self.read_nodes(db, raw[start:stop])
@@ -311,7 +314,7 @@ class Tracer:
 
 
 def _chain_of(links: Mapping[str, browse.Row], tip: str) -> list[Node]:
-    """A chain of messages that are in memory, oldest first."""
+    """Chain that ends with `tip`, from cached messages, oldest first."""
     found: list[Node] = []
     at: str | None = tip
     while at is not None and at in links:
@@ -321,10 +324,10 @@ def _chain_of(links: Mapping[str, browse.Row], tip: str) -> list[Node]:
 
 
 def session_of(db: Database, number: int) -> SessionRow:
-    """The session in that row.
+    """Session with a row number.
 
     Raises:
-        NotFound: there is none.
+        NotFound: There is no such session.
     """
     found = browse.find_session(db, number)
     if found is None:
@@ -333,10 +336,10 @@ def session_of(db: Database, number: int) -> SessionRow:
 
 
 def request_of(db: Database, number: int) -> tuple[RequestRow, Record]:
-    """The request of that number.
+    """Request with a number, and its record.
 
     Raises:
-        NotFound: there is none.
+        NotFound: There is no such request.
     """
     found = browse.find_request(db, number)
     if found is None:
@@ -363,10 +366,10 @@ def fate_of(sent: Sent, at: int) -> Fate:
 
 
 def _cause(known: Sequence[Cause], *, dropped: bool) -> Cause | None:
-    """The newest reason of the right kind, else the newest of all."""
+    """Newest cause whose step drops (or shortens) messages, else the newest of all; None if there is none."""
     wanted = "drops" if dropped else "shortens"
-    fitting = (one for one in known if (step := step_of(one.reason)) is not None and step.effect == wanted)
-    return next(fitting, known[0] if known else None)
+    matching = (one for one in known if (step := step_of(one.reason)) is not None and step.effect == wanted)
+    return next(matching, known[0] if known else None)
 
 
 def reason_here(sent: Sent, at: int) -> str:
@@ -383,15 +386,15 @@ def reason_here(sent: Sent, at: int) -> str:
 
 
 def is_told(sent: Sent, at: int) -> bool:
-    """True if a summary of a request covers a raw message that is not in it."""
+    """True if a raw message was left out of the request but is covered by its summary."""
     return any(start <= at < stop for start, stop in sent.covered) and fate_of(sent, at).form in (ABSENT, CARRIED)
 
 
 def verdict_of(fate: Fate, repeated: Sequence[Echo], told: int | None) -> str:
-    """Verdict on one raw message, by all that is in a request of it.
+    """Verdict on one raw message: the fullest form in which its content is in the request.
 
-    verbatim, shortened, partial for words of it elsewhere, identifier for no more than identifiers, carried, told for
-    what a summary may tell, or absent.
+    One of verbatim, shortened, partial (words of it are elsewhere), identifier (only identifiers are elsewhere),
+    carried, told (a summary may paraphrase it) and absent.
     """
     if fate.form in (VERBATIM, SHORTENED):
         return fate.form
@@ -402,7 +405,7 @@ def verdict_of(fate: Fate, repeated: Sequence[Echo], told: int | None) -> str:
 
 
 def _covered(made: Compile | None) -> Iterator[Span]:
-    """Raw positions that the summary of a compile covers, which a model has written: this one or one before it."""
+    """Raw positions covered by the model's summary in the view, which this compile or an earlier one wrote."""
     payload = made.input_payload if made is not None else None
     if made is None or payload is None:
         return

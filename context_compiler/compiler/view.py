@@ -1,7 +1,7 @@
-"""A view is what one request carries instead of its whole history, and where every part of it came from.
+"""Assemble a view, the messages that one request sends instead of its whole history, and report their origins.
 
-Order: what belongs to others (system text and the host's own parts of what is left out), one note with the
-summary, one fenced part with everything verbatim, then the kept messages, the current turn last.
+Order of a view: system text and host parts of messages that are left out, one note with the summary, one fenced part
+with all quotes, then the kept messages, the current turn last.
 """
 
 from __future__ import annotations
@@ -58,12 +58,12 @@ Placed = tuple[int, ModelMessage]
 """A message of a view with its position in the raw history."""
 
 OURS = -2
-"""Position of what was written for the view."""
+"""Position of a message that was written for the view."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Quote:
-    """Something of what is left out that a view holds word for word."""
+    """Verbatim text in a view from a message that is left out."""
 
     what: str
     """Origin, such as `turn 12`."""
@@ -80,7 +80,7 @@ class View:
     tokens: int
     """Exact tokens of the messages alone, by o200k; `tokens_sent` is what `budget` is about."""
     budget: int
-    """0 where there is none."""
+    """Budget of the request, in the model's tokens; 0 for none."""
     status: str
     """raw, compiled, cycle, fallback or floor_over_budget."""
     summary: str = ""
@@ -89,7 +89,7 @@ class View:
     """Token breakdown by section, with drops and their reasons."""
     drops: tuple[Drop, ...] = ()
     kept: tuple[tuple[int, str], ...] = ()
-    """Position of a raw message and why it is here."""
+    """Messages of the view, as `(raw position, reason)`."""
     quoted: tuple[Quote, ...] = ()
     """Quotes from left-out messages, with reasons; empty in a view that only extends an earlier one."""
     error: str | None = None
@@ -106,11 +106,11 @@ class View:
         return f"View({what})" if self.error is None else f"View({what}, error={self.error!r})"
 
     def _repr_html_(self) -> str:
-        """The view in a notebook: its budget bar and its messages, coloured by the reason why they are there."""
+        """Render the view for a notebook: budget bar and messages, coloured by the reason why they are there."""
         return fragment(*self._display())
 
     def to_html(self, path: str | Path) -> Path:
-        """Write the view as one HTML file that needs no other; the path, as a `Path`."""
+        """Write the view to a self-contained HTML file and return its path."""
         file = Path(path)
         file.write_text(document(*self._display()), encoding="utf-8")
         return file
@@ -126,12 +126,12 @@ class View:
 
 
 def note_text(text: str, preface: str) -> str:
-    """The summary part as sent: prefix, preface, text; empty for an empty text."""
+    """Summary part as sent: prefix, preface and text; empty for an empty text."""
     return f"{SUMMARY_PREFIX}\n{preface.strip()}\n\n{text.strip()}" if text.strip() else ""
 
 
 def head(cycle: Cycle, *, stamp: datetime, mark: Mapping[str, Any]) -> ModelRequest | None:
-    """One request with the note and the verbatim part; None where there is neither."""
+    """Request that contains the note and the quotes of a cycle; None if it has neither."""
     parts: list[Any] = []
     if cycle.note:
         parts.append(_note(cycle.note, cycle.channel, stamp, mark))
@@ -153,14 +153,14 @@ def _note(text: str, channel: str, stamp: datetime, mark: Mapping[str, Any]) -> 
 
 
 def with_recalled(message: ModelRequest, text: str) -> ModelRequest:
-    """A copy of a request with a text of ours directly before its prompt, which carries that request's time."""
+    """Copy a request with a text of ours directly before its prompt; the text gets the timestamp of the request."""
     place = next((at for at, part in enumerate(message.parts) if part.part_kind == "user-prompt"), len(message.parts))
     part = _user(text, stamp_of(message), {"v": 1})
     return replace(message, parts=[*message.parts[:place], part, *message.parts[place:]])
 
 
 def with_cache_point(messages: list[ModelMessage]) -> list[ModelMessage]:
-    """The same messages with a cache breakpoint at the end of our notes, if they are on the user channel."""
+    """Copy messages with a cache breakpoint at the end of our notes, if these are on the user channel."""
     for index, message in enumerate(messages):
         last = message.parts[-1] if message.parts else None
         if isinstance(message, ModelRequest) and isinstance(last, UserPromptPart):
@@ -176,12 +176,12 @@ def with_cache_point(messages: list[ModelMessage]) -> list[ModelMessage]:
 
 
 def marked_request(text: str, mark: Mapping[str, Any]) -> ModelRequest:
-    """A request of ours alone, with a mark."""
+    """Request that contains only a text of ours, with a mark."""
     return ModelRequest(parts=[_user(text, _DAY_ONE, mark)])
 
 
 def mark_in(message: ModelMessage) -> dict[str, Any] | None:
-    """Our mark on any part of a message, wherever the host has merged it to."""
+    """Mark of ours on any part of a message, into which the host may have merged it; None if there is none."""
     for part in message.parts:
         for thing in (part, *user_content(getattr(part, "content", None))):
             found = mark_of(thing)
@@ -191,7 +191,10 @@ def mark_in(message: ModelMessage) -> dict[str, Any] | None:
 
 
 def unled(messages: list[ModelMessage]) -> bool:
-    """True if the first message would be the assistant's, which providers reject; some hosts render loaded tools so."""
+    """True if the messages would begin with the assistant, which providers reject.
+
+    A `tool-availability-delta` part counts as such, because some hosts render loaded tools as an assistant message.
+    """
     for message in messages:
         kinds = {part.part_kind for part in message.parts}
         if isinstance(message, ModelResponse) or "tool-availability-delta" in kinds:
@@ -202,20 +205,20 @@ def unled(messages: list[ModelMessage]) -> bool:
 
 
 def stamp_of(message: ModelMessage) -> datetime:
-    """Timestamp of a message, if it has one: what we write carries the time of what it replaces."""
+    """Timestamp of a message, which a text of ours in its place gets too; a fixed day if it has none."""
     times = (getattr(part, "timestamp", None) for part in message.parts)
     known = getattr(message, "timestamp", None) or next((time for time in times if time is not None), None)
     return known or _DAY_ONE
 
 
 def assemble(history: History, cycle: Cycle, base: Mapping[int, Shape], reader: Reader) -> list[ModelMessage]:
-    """The messages of a view, freshly built but for those that stand whole.
+    """Build the messages of a view; those that are kept whole are the same objects as in the history.
 
     Args:
         history: The raw history.
-        cycle: What stays of its prefix, and what stands before it.
-        base: The shapes of broken messages after that prefix.
-        reader: Prices what is cut to size.
+        cycle: The current cycle.
+        base: Shapes of broken messages.
+        reader: Reads messages and counts tokens.
     """
     return [*opening(history, cycle, reader), *since(history, cycle.decided, base, reader)]
 
@@ -223,7 +226,7 @@ def assemble(history: History, cycle: Cycle, base: Mapping[int, Shape], reader: 
 def opening(
     history: History, cycle: Cycle, reader: Reader, recalled: Mapping[int, str] = NOTHING
 ) -> list[ModelMessage]:
-    """The part of a view that a cycle fixed: what belongs to others, note, quotes, and what it kept."""
+    """Build the part of a view that a cycle fixed: host parts, note, quotes, and kept messages."""
     before: list[Placed] = []
     kept: list[Placed] = []
     led = 0
@@ -250,9 +253,9 @@ def opening(
 
 
 def _spaced(placed: Sequence[Placed], history: History, stop: int) -> list[ModelMessage]:
-    """The messages that stand before position `stop`, with a line between two answers that did not follow each other.
+    """Insert a line between two responses if messages between them were left out, up to position `stop`.
 
-    Some providers refuse two messages of the assistant in a row, and what was said in between is left out.
+    Some providers reject two assistant messages in a row.
     """
     messages: list[ModelMessage] = []
     before = OURS
@@ -272,7 +275,7 @@ def _answers(messages: Sequence[ModelMessage]) -> bool:
 def since(
     history: History, start: int, base: Mapping[int, Shape], reader: Reader, recalled: Mapping[int, str] = NOTHING
 ) -> list[ModelMessage]:
-    """Everything after a position, whole but for what is broken; with what was recalled before a prompt."""
+    """Build the part of a view from a position on: whole messages without broken parts, and their recall blocks."""
     if not recalled and not any(index >= start for index in base):
         return list(history.messages[start:])
     placed: list[Placed] = []
@@ -290,7 +293,10 @@ def since(
 
 
 def unfolded(messages: Sequence[ModelMessage], reader: Reader) -> list[ModelMessage]:
-    """The messages, and no instructions on a request before another: the host folds both into one."""
+    """Copy messages without the instructions of requests directly before another request.
+
+    The host merges such requests, and would send instructions twice.
+    """
     kept = list(messages)
     for index in range(len(kept) - 1):
         message = kept[index]
@@ -300,9 +306,9 @@ def unfolded(messages: Sequence[ModelMessage], reader: Reader) -> list[ModelMess
 
 
 def cycle_drops(cycle: Cycle, plan: Plan) -> tuple[Drop, ...]:
-    """Everything that a cycle leaves out or shortens, turn by turn, and why.
+    """Drops of a cycle, turn by turn: everything that it leaves out or shortens, with reasons.
 
-    A pinned message that is missing or cut lacks room, whatever the reason was before it was pinned.
+    If a pinned message is missing or shortened, the reason is lack of room, even if it was cut before it was pinned.
     """
     shapes, readings = dict(cycle.kept), plan.history.readings
     why = {index: reason for start, stop, reason in cycle.why for index in range(start, stop)}
@@ -325,7 +331,7 @@ def cycle_drops(cycle: Cycle, plan: Plan) -> tuple[Drop, ...]:
 
 
 def broken_drops(start: int, plan: Plan) -> tuple[Drop, ...]:
-    """The broken parts that a view leaves out after a position."""
+    """Drops of broken parts from a position on."""
     gone = [(index, shape) for index, shape in sorted(plan.base.items()) if index >= start and shape.skip]
     tokens = [plan.history.readings[index].tokens - _price(index, shape, plan) for index, shape in gone]
     return tuple(
@@ -338,13 +344,13 @@ def _price(index: int, shape: Shape | None, plan: Plan) -> int:
 
 
 def summary_of(cycle: Cycle) -> str:
-    """Replacement of the left-out turns, without prefix and preface."""
+    """Text that replaces the left-out turns, without prefix and preface: the summary, else the note or the quotes."""
     body = cycle.note.partition("\n\n")[2] if cycle.own else ""
     return cycle.summary or body or cycle.quotes or cycle.note
 
 
 def why_kept(cycle: Cycle, plan: Plan) -> tuple[tuple[int, str], ...]:
-    """Every message of a view and why it is there."""
+    """Messages of a view, as `(raw position, reason)`."""
     shapes = dict(cycle.kept)
     active, pins = plan.active_start, plan.pinned()
     reasons: list[tuple[int, str]] = []
@@ -362,18 +368,18 @@ def _carried(plan: Plan, index: int) -> str:
 
 
 def sections_of(cycle: Cycle, view: History, counter: TokenCounter, blocks: Iterable[str] = ()) -> dict[str, int]:
-    """Exact tokens of a view's messages by section: note, quotes, recall blocks, and the messages themselves."""
+    """Exact tokens of a view by section: summary note, quotes, recall blocks, and the messages themselves."""
     note, quotes, recall = counter.text(cycle.note), counter.text(cycle.quotes), sum(map(counter.text, blocks))
     messages = view.tokens - note - quotes - recall
     return {"summary": note, "quotes": quotes, "recall": recall, "messages": messages}
 
 
 LISTED = 200
-"""Most runs of messages that the ledger names for one reason."""
+"""Maximum number of message ranges that the ledger lists for one reason."""
 
 
 def by_reason(drops: Sequence[Drop]) -> list[dict[str, object]]:
-    """Drops as the ledger shows them: one line a reason, with how many and how much."""
+    """Group drops by reason for the ledger, with their number, tokens and messages."""
     lines: dict[str, dict[str, object]] = {}
     for drop in drops:
         line = lines.setdefault(drop.reason, {"reason": drop.reason, "count": 0, "tokens": 0, "what": []})
@@ -410,9 +416,10 @@ class Place:
 
 
 def places(view: View, raw: History | None, sent: History) -> list[Place]:
-    """Origin of each message of a view; without the raw history, of as many as the view itself tells.
+    """Origin of each message of a view.
 
-    A view has messages carried for the host first, then those written for it, then the others in order.
+    It follows from the order of a view: messages carried for the host come first, then those written for the view, then
+    the others. If the numbers do not match, messages are looked up in the raw history by identity, if it is given.
     """
     carried = [one for one in view.kept if one[1].startswith("carried")]
     others = [one for one in view.kept if not one[1].startswith("carried")]
@@ -448,7 +455,7 @@ def _by_identity(view: View, raw: History | None, sent: History) -> list[Place]:
 
 
 def show_message(sent: History, place: Place, *, longest: int | None = None) -> ShownMessage:
-    """A message of a view for display; texts longer than `longest` characters are cut."""
+    """Prepare a message of a view for display; texts are cut to `longest` characters, None for no limit."""
     one = sent.readings[place.index]
     form = form_of(role(one), place.why)
     return ShownMessage(
@@ -464,7 +471,7 @@ def show_message(sent: History, place: Place, *, longest: int | None = None) -> 
 
 
 def form_of(role: str, why: str) -> str:
-    """Form of a message that is in a view for a reason."""
+    """Display form of a message, from its role and the reason why it is in the view."""
     if role == "notes":
         return SUMMARY
     if why.startswith("carried"):

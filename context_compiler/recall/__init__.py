@@ -1,4 +1,4 @@
-"""Past text that answers a question, found without a model."""
+"""Find past text that answers a question, without a model: indexing, ranking and selection of passages."""
 
 from __future__ import annotations
 

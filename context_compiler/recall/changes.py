@@ -1,10 +1,10 @@
-"""Changes: sentences that a later one revises or contradicts, found by rule.
+"""Detect by rules which sentences a later sentence revises or contradicts.
 
-A sentence revises if it names an old value and a new one ("make it 8 retries, not 5", "moved from May 3 to May 5",
-"switched from MySQL to Postgres"), if a verb of change leads to its only value of that kind ("the page load time has
-improved to 0.9 seconds"), or if it says "I've never …". It revises an earlier sentence that has the old value, or
-another value of that kind and unit, in the same words; "never" is contradicted by the same verb in the first person.
-What is asked, aimed at or a bound is no value. The rules know English, and rather miss a change than invent one.
+A sentence is a revision if it gives an old and a new value ("make it 8 retries, not 5", "moved from May 3 to May 5",
+"switched from MySQL to Postgres"), if a verb of change precedes its only value of that kind ("the page load time has
+improved to 0.9 seconds"), or if it says "I've never …". It revises an earlier sentence that gives the old value, or
+another value of the same kind and unit, in the same words. "Never" contradicts the same verb in the first person.
+Targets and bounds are not values. The rules are for English, and prefer to miss a change rather than invent one.
 """
 
 from __future__ import annotations
@@ -25,25 +25,25 @@ from context_compiler.recall.terms import stem, terms
 from context_compiler.tokens import TokenCounter
 
 SCANNED = 4_000
-"""Characters of a text that are searched, from its beginning."""
+"""Maximum number of characters searched from the beginning of a text."""
 
 SENTENCE = 500
-"""Characters; a longer sentence is data."""
+"""Maximum length of a sentence in characters; longer ones are data."""
 
 ANSWER = 600
-"""Characters; an assistant's longer texts are no statements of what holds."""
+"""Maximum length in characters of an assistant's text that is searched; longer ones rarely state facts of the user."""
 
 BEFORE, BEHIND = 90, 60
-"""Characters around a value that say what it is about."""
+"""Characters before and after a value that describe its subject."""
 
 NEAR = 3
-"""Terms right before a value that name its attribute."""
+"""Number of terms directly before a value that name its attribute."""
 
 COMPARED = 24
-"""Earlier messages that a revision is compared with: those that share most of its terms."""
+"""Maximum number of earlier messages compared with a revision: those that share most of its terms."""
 
 Place = tuple[int, int]
-"""Of a passage: the position of its message, and its number in it."""
+"""Key of a passage: position of its message, and number within it."""
 
 _FENCED = re.compile(r"```.*?(?:```|\Z)", re.S)
 _MONTH = (
@@ -69,12 +69,12 @@ _TO_NUMBER = re.compile(
     rf"(?i)(?:\breached|\b(?:is|are|has|have|down|up) now(?: (?:at|down to|up to))?"
     rf"|\bnow (?:is|are|at|down to|up to|has|have)|\b{_VERB}\b[^.?!;]{{0,60}}? to){_LEAD} *\Z"
 )
-"""Text right before a new number."""
+"""Text directly before a new number."""
 _TO_DATE = re.compile(
     r"(?i)(?:\bnew (?:\w+ ){0,3}(?:deadline|date|time|day)(?: is| of| for| on)?"
     rf"|\b{_VERB}\b[^.?!;]{{0,60}}? (?:to|until|till))(?: the)? *\Z"
 )
-"""Text right before a new date or time."""
+"""Text directly before a new date or time."""
 _AMOUNT = r"\$?\d[\w.,:%]{0,30}"
 _FROM = re.compile(
     rf"(?i)\b{_VERB}\b[^.?!]{{0,60}}?\bfrom (?P<old>[^.?!]{{1,30}}?) to (?=\S)"
@@ -106,7 +106,7 @@ _SCALES = frozenset(terms("ms second minute hour day week month year percent peo
     "%",
     "$",
 }
-"""Units of too many things to name one."""
+"""Units that too many quantities have in common to identify one."""
 _GENERAL = frozenset(
     terms(
         "help want need trying like make sure get use using used work working meet new now update change also still"
@@ -126,36 +126,39 @@ class Value:
     text: str
     at: int
     unit: frozenset[str]
-    """Terms behind a number."""
+    """Terms of the unit after a number; empty for a date or time."""
     about: frozenset[str]
-    """Telling terms around it."""
+    """Subject terms around it."""
     near: frozenset[str]
-    """Those right before it."""
+    """The last `NEAR` subject terms before it."""
     names: frozenset[str]
     """Names before it, in lower case."""
     before: str
+    """Text before it, up to `BEFORE` characters."""
     aim: bool
-    """It is aimed at, or a bound."""
+    """True if it is a target or a bound, not a fact."""
 
     def comparable(self, other: Value) -> bool:
-        """True if both are of one kind and unit."""
+        """True if both have the same kind and, for numbers, a common unit."""
         return self.kind == other.kind and (self.kind != "number" or bool(self.unit & other.unit))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Revision:
-    """A sentence that revises an earlier one."""
+    """Content of a revising sentence."""
 
     about: frozenset[str]
+    """Subject terms."""
     new: Value | None = None
+    """New value; None if it changes a name or denies an action."""
     old: str = ""
-    """The old value or name, if it is given."""
+    """Old value or name; empty if it is not given."""
     never: str = ""
-    """Stem of the verb behind "never"."""
+    """Stem of the verb after "never"; empty for other revisions."""
 
 
 def revisions(text: str) -> Iterator[tuple[str, Revision]]:
-    """The revising sentences of a text."""
+    """Revising sentences of a text, each with what it changes."""
     for sentence in sentences(text) if _HINT.search(text) else ():
         if not _HINT.search(sentence):
             continue
@@ -179,26 +182,28 @@ def revisions(text: str) -> Iterator[tuple[str, Revision]]:
                     yield sentence, Revision(new=value, about=value.about)
         if name is not None:
             new_name, old = name["new"] or name["now"], name["old"] or name["was"]
-            yield sentence, Revision(old=old, about=_telling(sentence) - _telling(f"{old} {new_name}"))
+            yield sentence, Revision(old=old, about=_subject_terms(sentence) - _subject_terms(f"{old} {new_name}"))
         if never is not None:
-            yield sentence, Revision(never=stem(never["verb"].lower()), about=_telling(never["what"]))
+            yield sentence, Revision(never=stem(never["verb"].lower()), about=_subject_terms(never["what"]))
 
 
-def revised(revision: Revision, sentence: str) -> bool:
-    """True if an earlier sentence says otherwise of the same."""
+def revises(revision: Revision, sentence: str) -> bool:
+    """True if an earlier sentence says something else about the same subject."""
     if revision.never:
-        return "never" not in sentence and any(_did(revision, one, sentence) for one in _DID.finditer(sentence))
+        return "never" not in sentence and any(
+            _contradicts_never(revision, one, sentence) for one in _DID.finditer(sentence)
+        )
     if revision.new is None:
         there = re.search(rf"(?<!\w){re.escape(revision.old)}(?!\w)", sentence)
-        return there is not None and not sentence.endswith("?") and len(revision.about & _telling(sentence)) >= 2
+        return there is not None and not sentence.endswith("?") and len(revision.about & _subject_terms(sentence)) >= 2
     given, new = values(sentence), revision.new
     if any(new.comparable(one) and one.text == new.text for one in given):
         return False
-    return any(_replaced(revision, new, one, given, sentence) for one in given if new.comparable(one))
+    return any(_replaces(revision, new, one, given, sentence) for one in given if new.comparable(one))
 
 
-def _replaced(revision: Revision, new: Value, old: Value, given: Sequence[Value], sentence: str) -> bool:
-    """True if a value gives way to a new one."""
+def _replaces(revision: Revision, new: Value, old: Value, given: Sequence[Value], sentence: str) -> bool:
+    """True if the value `old` of an earlier sentence is replaced by `new`."""
     shared = (old.about & new.about) - new.unit
     if old.aim and old.kind == "number":
         return False
@@ -211,12 +216,12 @@ def _replaced(revision: Revision, new: Value, old: Value, given: Sequence[Value]
     return len(shared) >= 2 and len(new.near & old.about) >= max(2, enough)
 
 
-def _did(revision: Revision, did: re.Match[str], sentence: str) -> bool:
-    """True if the first person did what "never" denies."""
+def _contradicts_never(revision: Revision, did: re.Match[str], sentence: str) -> bool:
+    """True if a first-person verb in an earlier sentence states what "never" denies."""
     verb = did["verb"].lower()
     if stem(verb) != revision.never or verb == revision.never:
         return False
-    shared = revision.about & _telling(sentence[did.end() : did.end() + 2 * BEHIND])
+    shared = revision.about & _subject_terms(sentence[did.end() : did.end() + 2 * BEHIND])
     return bool(shared) and (
         len(shared) >= 3 or 2 * len(shared) >= len(revision.about) and len(shared) >= min(2, len(revision.about))
     )
@@ -224,7 +229,7 @@ def _did(revision: Revision, did: re.Match[str], sentence: str) -> bool:
 
 @lru_cache(maxsize=4_096)
 def sentences(text: str) -> tuple[str, ...]:
-    """The sentences of a text, code left out."""
+    """Sentences of a text, without fenced code."""
     plain = _FENCED.sub(" ", text[:SCANNED])
     edges = [0, *sentence_ends(plain), len(plain)]
     pieces = (plain[start:end].strip() for start, end in zip(edges, edges[1:], strict=False))
@@ -233,7 +238,7 @@ def sentences(text: str) -> tuple[str, ...]:
 
 @lru_cache(maxsize=4_096)
 def values(sentence: str) -> tuple[Value, ...]:
-    """The values of a sentence; a number without a unit is none."""
+    """Values of a sentence; a number without a unit does not count."""
     return tuple(filter(None, (_value(sentence, one) for one in _VALUE.finditer(sentence))))
 
 
@@ -244,7 +249,7 @@ def _value(sentence: str, found: re.Match[str]) -> Value | None:
     units = frozenset[str]()
     if number:
         plain = "$" if number.startswith("$") else "%" if unit in ("%", "percent") else ""
-        units = frozenset({plain}) if plain else _telling(unit)
+        units = frozenset({plain}) if plain else _subject_terms(unit)
         if not units:
             return None
     words = re.findall(r"[A-Za-z][\w'-]*", _VALUE.sub(" ", before))
@@ -253,8 +258,8 @@ def _value(sentence: str, found: re.Match[str]) -> Value | None:
         text=_plain(number or found["date"] or found["time"]),
         at=found.start(),
         unit=units,
-        about=_telling(f"{before} {unit} {behind}"),
-        near=frozenset([term for word in words for term in sorted(_telling(word))][-NEAR:]),
+        about=_subject_terms(f"{before} {unit} {behind}"),
+        near=frozenset([term for word in words for term in sorted(_subject_terms(word))][-NEAR:]),
         names=frozenset(map(str.lower, _NAME.findall(before))),
         before=before,
         aim=bool(_AIM.search(before[-30:]) or _AIMED.search(behind[:25])),
@@ -265,25 +270,26 @@ def _plain(value: str) -> str:
     return re.sub(r"[^\w.$]+", " ", value.replace(",", "").lower()).strip(" .")
 
 
-def _telling(text: str) -> frozenset[str]:
-    """Terms that tell what a text is about, without its values."""
+def _subject_terms(text: str) -> frozenset[str]:
+    """Subject terms of a text: without its values, ids, digits and general words."""
     found = terms(_VALUE.sub(lambda one: f" {one['unit'] or ''} ", text))
     return frozenset(one for one in found if one[0] != "=" and not one[0].isdigit() and len(one) > 1) - _GENERAL
 
 
 class Changes:
-    """Sentences of a conversation that later ones change. It grows at its end."""
+    """Revised sentences of one conversation; only ever extended at its end."""
 
     def __init__(self) -> None:
-        """Changes of nothing."""
+        """Start with no message read."""
         self._read = 0
-        self._holding: defaultdict[str, list[int]] = defaultdict(list)
-        """Messages with a sentence that may be revised, by telling term."""
+        self._messages_with: defaultdict[str, list[int]] = defaultdict(list)
+        """Positions of the messages that contain a subject term, by term."""
         self.later: defaultdict[int, list[tuple[str, int, str]]] = defaultdict(list)
-        """By position: a sentence that is revised, the position of what revises it, and its sentence."""
+        """Revisions of each message, by its position: `(revised sentence, position of the revising message, revising
+        sentence)`."""
 
     def extend(self, history: History) -> None:
-        """Read the messages that are new."""
+        """Read the messages that were not read yet."""
         for at in range(self._read, len(history)):
             texts = [*_texts(history, at)]
             for text in texts:
@@ -291,11 +297,11 @@ class Changes:
                     self._compare(history, at, sentence, revision)
             words = "\n".join(one for text in texts for one in sentences(text))
             for term in frozenset(terms(words)) - _GENERAL:
-                self._holding[term].append(at)
+                self._messages_with[term].append(at)
         self._read = len(history)
 
     def changing(self, positions: Iterable[int]) -> set[int]:
-        """Positions of the messages that change what is said at these, and of those that change it again."""
+        """Positions of the messages that revise these messages, directly or through other revisions."""
         found = set[int]()
         waiting = [*positions]
         while waiting:
@@ -305,18 +311,18 @@ class Changes:
         return found
 
     def _compare(self, history: History, at: int, sentence: str, revision: Revision) -> None:
-        sharing = Counter(place for term in sorted(revision.about) for place in self._holding.get(term, ()))
+        sharing = Counter(place for term in sorted(revision.about) for place in self._messages_with.get(term, ()))
         if revision.new is not None:
-            sharing.update(place for term in sorted(revision.new.unit) for place in self._holding.get(term, ()))
+            sharing.update(place for term in sorted(revision.new.unit) for place in self._messages_with.get(term, ()))
         for place in sorted(sharing, key=lambda place: (-sharing[place], -place))[:COMPARED]:
             for text in _texts(history, place):
                 for one in sentences(text):
-                    if revised(revision, one):
+                    if revises(revision, one):
                         self.later[place].append((one, at, sentence))
 
 
 def _texts(history: History, at: int) -> Iterator[str]:
-    """Texts of a message that state what holds: a user's, and an assistant's short ones."""
+    """Texts of a message that may state facts: those of the user, and short ones of the assistant."""
     for item in history.readings[at].items:
         if item.mark is None and (item.kind is Kind.USER or item.kind is Kind.TEXT and len(item.text) <= ANSWER):
             yield item.text
@@ -331,18 +337,21 @@ def mark_changes(
     quote: Callable[[int], Iterable[Passage]],
     counter: TokenCounter,
 ) -> tuple[list[tuple[Passage, float]], dict[Place, Place]]:
-    """Passages with their scores, marked where a later message changes them, and what changes each of those.
+    """Mark passages that a later message revises, and add the passages that revise them.
 
-    What changes a passage is scored like it, and comes before it in the list.
+    A revising passage gets at least the score of the passage that it revises, and precedes it in the list.
 
     Args:
-        changes: Those of the conversation, continued as far as needed.
+        changes: Changes of the conversation; extended to the whole history.
         history: The raw history.
-        until: Position of the prompt that asks; what is behind it counts for nothing.
-        outline: Its turns.
-        ranked: Passages with their scores; above 0 for what answers.
-        quote: The passages of a message that may come beside those.
+        until: Position of the prompt that asks; later revisions are ignored.
+        outline: The turns of the history.
+        ranked: Passages with their scores; above 0 if they answer.
+        quote: Returns the passages of a message that may be added.
         counter: Prices the marks.
+
+    Returns:
+        The passages with their scores, and the place of the revising passage by the place of the revised one.
     """
     changes.extend(history)
     if not any(one.position in changes.later for one, _ in ranked):

@@ -1,7 +1,7 @@
-"""Ranking by meaning beside ranking by words, for those who bring an embedder.
+"""Rank passages by embeddings as well as by words, if the caller supplies an embedder.
 
-The two orders are fused by reciprocal rank (Cormack, Clarke and Büttcher 2009), which needs no common scale.
-An embedder that fails leaves the order of the words as it is.
+The two rankings are combined by reciprocal rank fusion (Cormack, Clarke and Büttcher 2009), which needs no common
+scale. If the embedder fails, the ranking by words is used alone.
 """
 
 from __future__ import annotations
@@ -21,31 +21,37 @@ from context_compiler.resilience import try_await
 LOG = logging.getLogger("context_compiler")
 
 DAMPING = 60
-"""Damping constant of reciprocal rank fusion; larger means flatter."""
+"""Damping constant of reciprocal rank fusion: the larger it is, the less the top ranks count."""
 
 EMBEDDED = 2_000
-"""Passages that are compared: those that rank best by words, then the newest."""
+"""Maximum number of passages compared by embedding: the best by words, ties to the later one."""
 
 BATCH = 128
-"""Passages in one call of the embedder."""
+"""Maximum number of passages in one call of the embedder."""
 
 REMEMBERED = 20_000
-"""Passages whose vectors are kept."""
+"""Number of passages whose vectors are cached."""
 
 CLOSE = 0.2
-"""Cosine; what is further from the question than this is not about it."""
+"""Minimum cosine similarity; a passage with less is not about the question."""
 
 
 class Likeness:
-    """Compares passages with questions by their embeddings, each of which is asked for once."""
+    """Compares passages with questions by their embeddings; each passage is embedded once."""
 
     def __init__(self, embedder: Embedder) -> None:
-        """Ask nothing yet."""
+        """Store the embedder; nothing is embedded yet."""
         self._embedder = embedder
         self._known: Memo[bytes, array[float]] = Memo(REMEMBERED)
 
     async def fused(self, question: str, candidates: Sequence[Passage], ranked: Sequence[float]) -> list[float]:
-        """One score a candidate from both orders, 0 where neither has anything to say for it."""
+        """Combined score of each candidate; 0 if it answers by neither words nor embeddings.
+
+        Args:
+            question: The question, as text.
+            candidates: Passages to score.
+            ranked: Their scores by words, above 0 for passages that answer.
+        """
         outcome = await try_await(self._cosines(question, candidates, ranked))
         if outcome.value is None:
             LOG.warning("context_compiler: the embedder failed (%s); ranked by words", type(outcome.error).__name__)
@@ -59,25 +65,25 @@ class Likeness:
 
     async def _cosines(self, question: str, candidates: Sequence[Passage], ranked: Sequence[float]) -> list[float]:
         wanted = sorted(range(len(candidates)), key=lambda at: (-ranked[at], -at))[:EMBEDDED]
-        await self._learn([candidates[at].text for at in wanted])
-        asked = _unit((await self._embedder.embed_query(question)).embeddings[0])
+        await self._embed([candidates[at].text for at in wanted])
+        query = _unit((await self._embedder.embed_query(question)).embeddings[0])
         found = [0.0] * len(candidates)
         for at in wanted:
-            known = self._known.get(_name(candidates[at].text))
-            found[at] = sum(map(float.__mul__, asked, known)) if known is not None else 0.0
+            known = self._known.get(_key(candidates[at].text))
+            found[at] = sum(map(float.__mul__, query, known)) if known is not None else 0.0
         return found
 
-    async def _learn(self, texts: Sequence[str]) -> None:
-        """Ask for the vectors that are not known yet."""
-        new = [text for text in dict.fromkeys(texts) if self._known.get(_name(text)) is None]
+    async def _embed(self, texts: Sequence[str]) -> None:
+        """Embed the texts whose vectors are not cached."""
+        new = [text for text in dict.fromkeys(texts) if self._known.get(_key(text)) is None]
         for start in range(0, len(new), BATCH):
             batch = new[start : start + BATCH]
             result = await self._embedder.embed_documents(batch)
             for text, vector in zip(batch, result.embeddings, strict=True):
-                self._known.keep(_name(text), _unit(vector))
+                self._known.keep(_key(text), _unit(vector))
 
 
-def _name(text: str) -> bytes:
+def _key(text: str) -> bytes:
     return blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).digest()
 
 

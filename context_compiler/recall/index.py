@@ -1,7 +1,7 @@
-"""An inverted index of a conversation that only grows, one document a message.
+"""Inverted index of one conversation; every message is a document, and the index is append-only.
 
-A tool's answer counts as said where the call was made, because there the exchange is quoted. Terms name the
-messages they occur in with how often, in arrays: about 12 bytes an occurrence and 200 a distinct term.
+A tool result is indexed at the position of its call, because the exchange is quoted there. Postings are flat arrays of
+(message position, term frequency): about 12 bytes for each occurrence and 200 for each distinct term.
 """
 
 from __future__ import annotations
@@ -22,32 +22,34 @@ from context_compiler.recall.terms import terms
 
 SPEAKERS = 4
 NOBODY, USER, ASSISTANT, TOOL = range(SPEAKERS)
-"""Speaker of a message."""
+"""Speakers of messages: codes from 0 to `SPEAKERS - 1`."""
 
 STANDING, PREFERENCE = 1, 2
-"""Flags of a user's message: a standing instruction, a preference."""
+"""Cue flags of a short user message: it gives a standing instruction; it states a preference."""
 
 TIMED, PLACED, LASTING = 4, 8, 16
-"""Flags of a short message: it names a time, a place, a duration."""
+"""Cue flags of a short message by either speaker: it names a time, a place, a duration."""
 
 CUES = 32
-"""The flags of a message are below this number."""
+"""Number of possible values of a message's combined cue flags."""
 
 BRIEF = 80
-"""Terms; of a longer message it says little that it names a time or a place."""
+"""Maximum size in terms of a message that gets `TIMED`, `PLACED` or `LASTING`: most longer ones name some time or
+place, so the flag would not distinguish them."""
 
 SHORT = 30
-"""Words; a longer message has other business than to lay something down."""
+"""Maximum size in terms of a user message that gets `STANDING` or `PREFERENCE`: longer ones are mainly about something
+else."""
 
 USUAL = 3.4
-"""The logarithm of the terms of a message that is not long, about 30."""
+"""Natural logarithm of the size, about 30 terms, up to which a message has no excess length."""
 
 MOST_EXCESS = 3.0
-"""Cap on the excess length of a message, as a logarithm: beyond about 600 terms it is a document, and a passage of
-it is as good as any."""
+"""Cap on a message's excess length (the logarithm of its size minus `USUAL`). Beyond about 600 terms a message is a
+document, whose passages are as good as those of a shorter one."""
 
 SCANNED = 200_000
-"""Characters looked at from each end of a text."""
+"""Characters indexed at each end of a text."""
 
 _LIKES = re.compile(
     r"(?i)\bi(?:'d| would|'m| am)? (?:\w+ )?"
@@ -73,56 +75,57 @@ _CALLED = re.compile(
     r"(?:^|[.!?,] |\b(?:[Hh]ey|[Hh]i|[Hh]ello|[Tt]hanks|[Tt]hank you|[Ww]ow|[Yy]eah|[Ss]ure|[Bb]ye),? )"
     r"([A-Z]\w{2,20})[!,.?]"
 )
-"""Forms of address in which people use a name."""
+"""A name used to address somebody, such as "Thanks, Ann!"."""
 
 
 ROOM = 4_000_000
-"""Terms of the indexes kept in memory to be extended, about 50 MB; of the four used last, whatever their size."""
+"""Maximum total size in terms of the indexes cached for extension, about 50 MB. One index counts for at most a quarter
+of it, so at least the four most recently used are kept whatever their size."""
 
 
 class Index:
-    """The messages of one conversation by term. It grows at its end and is never changed otherwise."""
+    """Messages of one conversation by term; only ever extended at its end."""
 
     def __init__(self) -> None:
-        """An index of nothing."""
+        """Create an empty index."""
         self.tip: str | None = None
-        """Names the history that was read last."""
+        """Chain id of the last indexed message, which identifies the indexed history; None if it is empty."""
         self.posts: dict[str, array[int]] = {}
-        """Term to position, times, position, times, …"""
+        """Postings by term, flattened: position, frequency, position, frequency, …"""
         self.sizes = array("I")
-        """Terms of each message."""
+        """Size of each message in terms."""
         self.costs = array("I")
-        """Terms of each message as it would be quoted: of a tool's exchange only a line."""
+        """Size of each message in terms without tool exchanges, of which only a line is quoted."""
         self.excess = array("d")
-        """Excess length of each message as it would be quoted, as a logarithm."""
+        """Excess length of each message: the logarithm of its `costs` minus `USUAL`, from 0 to `MOST_EXCESS`."""
         self.speakers = bytearray()
         self.cues = bytearray()
         self.sessions = array("I")
-        """The ordinal of each message's session."""
+        """Ordinal of the session of each message. A session is a stretch of messages from the same day."""
         self.days: list[str] = []
-        """The day of each session, as YYYY-MM-DD; empty when unknown."""
+        """Day of each session, as YYYY-MM-DD; empty if unknown."""
         self.called: defaultdict[str, list[int]] = defaultdict(lambda: [0, 0, 0, 0])
-        """A name, and how often each speaker called somebody by it."""
+        """Number of times each speaker addressed somebody by a name, by name."""
         self.spoken = [0, 0, 0, 0]
-        """Messages by speaker."""
+        """Number of message parts by speaker."""
         self.words = [0, 0, 0, 0]
-        """Terms by speaker."""
+        """Total terms by speaker."""
         self._calls: dict[tuple[str, bool], int] = {}
         self.totals = array("L")
-        """Terms of each session."""
+        """Total terms of each session."""
         self.saying = 0
-        """Messages that say anything."""
+        """Number of messages with at least one term."""
         self.bases: dict[int | None, array[float]] = {}
-        """Query-independent score of each message, by the speaker a question is about."""
+        """Query-independent score of each message, by the speaker that a question is about."""
         self.changes = Changes()
-        """Sentences that later ones change; read when passages are first marked."""
+        """Sentences that later ones revise; extended when passages are first marked."""
 
     def __len__(self) -> int:
         return len(self.sizes)
 
     @classmethod
     def of(cls, history: History) -> Index:
-        """The index of a whole history."""
+        """Index a whole history."""
         index = cls()
         index.extend(history)
         return index
@@ -132,20 +135,20 @@ class Index:
         return len(self) <= len(history) and (not len(self) or history.ids[len(self) - 1] == self.tip)
 
     def extend(self, history: History) -> None:
-        """Read what is new of a history that begins with what was read.
+        """Index the new messages of a history that begins with the indexed ones.
 
         Raises:
-            ValueError: It begins otherwise.
+            ValueError: The history begins with other messages.
         """
         if not self.extends_to(history):
-            raise ValueError("this history begins otherwise than the one that was indexed")
+            raise ValueError("the history does not begin with the messages that were indexed")
         for position in range(len(self), len(history)):
             self._add(position, history.readings[position])
         self.tip = history.tip
 
     @property
     def average(self) -> float:
-        """Terms of a message that says anything, on average."""
+        """Average size in terms of the messages that have any."""
         return sum(self.totals) / self.saying if self.saying else 1.0
 
     def _add(self, position: int, reading: Reading) -> None:
@@ -177,7 +180,7 @@ class Index:
         self.excess.append(min(MOST_EXCESS, max(0.0, log1p(self.costs[position]) - USUAL)))
 
     def _place(self, position: int, item: Item) -> int:
-        """Position that a part is indexed at: a tool's result at its call."""
+        """Position at which a part is indexed: that of the call for a tool result, else its own."""
         if item.call_id is None:
             return position
         key = item.call_id, item.native
@@ -187,7 +190,7 @@ class Index:
         return self._calls.pop(key, position)
 
     def _note(self, at: int, speaker: int, text: str, size: int) -> None:
-        """Update the statistics of a message and its speaker with one part."""
+        """Update the statistics of a message and its speaker with one part of `size` terms."""
         self.saying += size > 0 and not self.sizes[at]
         self.sizes[at] += size
         self.totals[self.sessions[at]] += size
@@ -221,11 +224,11 @@ def _scanned(item: Item, answer: str) -> Sequence[str]:
 
 
 _kept = Memo[str, Index](ROOM, weigh=lambda index: min(len(index) + sum(index.totals), ROOM // 4))
-"""By the history that was read last."""
+"""Indexes by the chain id of the last message that each has indexed."""
 
 
 def indexed(history: History) -> Index:
-    """The index of a history: that of the longest beginning of it seen lately, continued, else a new one."""
+    """Index of a history; extends a cached index of its longest known prefix, if there is one."""
     index = next((one for name in reversed(history.ids) if (one := _kept.take(name)) is not None), None) or Index()
     index.extend(history)
     if index.tip is not None:

@@ -1,7 +1,8 @@
-"""Index over the other conversations of an owner: what was said in them, by term, and the best of it for a question.
+"""Index of an owner's other conversations, searched for pieces of text that answer a question.
 
-It holds what users and assistants said, in pieces that can be quoted, and grows by what is new of each conversation.
-A piece is judged by the share of the question that it holds, weighed by how rare its terms are in all of them.
+It contains the texts of users and assistants in quotable pieces, and is extended with the new messages of each
+conversation. A piece is scored by the fraction of the question's terms that it contains, weighted by their idf over
+all conversations.
 """
 
 from __future__ import annotations
@@ -20,38 +21,40 @@ from context_compiler.recall.ranking import Question
 from context_compiler.recall.terms import terms
 
 FLOOR = 0.6
-"""Share of a question that a piece has to hold: conversations about other things share words by chance."""
+"""Minimum fraction of a question (by idf) that a piece must contain. It is high because conversations about other
+subjects share words by chance."""
 
 LONGEST = 20_000
-"""Characters of a message that are indexed: what is longer is a document."""
+"""Maximum number of characters of a message that are indexed; the rest of a longer one is a document."""
 
 NAME = 48
-"""Characters of the name of a conversation in a label."""
+"""Maximum length in characters of a conversation's name in a label."""
 
 BRACKETS = str.maketrans("[]", "()")
-"""Replacements for the characters that begin and end a label."""
+"""Replacements for the brackets that delimit a label."""
 
 SPEAKERS = {"user-prompt": "user", "text": "assistant"}
 
 Name = tuple[str, str]
-"""Name of a conversation and the time at which it began: its number may have been that of a deleted one."""
+"""Name of a conversation and the time at which it began. Both are needed because the number of a deleted conversation
+may be used again."""
 
 
 @dataclass(frozen=True, slots=True)
 class Mention:
-    """A piece of what was said in another conversation."""
+    """A quotable piece of a message in another conversation."""
 
     session: str
     day: str
-    """As YYYY-MM-DD; empty when unknown."""
+    """As YYYY-MM-DD; empty if unknown."""
     speaker: str
     text: str
     place: tuple[int, int]
-    """Number of the conversation, and of the piece in it."""
+    """Number of the conversation, and of the piece within it."""
 
     @property
     def line(self) -> str:
-        """The piece with its origin, as it is quoted."""
+        """Line that quotes the piece with its origin."""
         name = one_line(self.session, NAME).translate(BRACKETS)
         origin = ", ".join(filter(None, (name, self.day, self.speaker)))
         return f"[{origin}] {' '.join(self.text.split())}"
@@ -65,9 +68,9 @@ class News:
     name: Name
     tip: str
     bodies: Sequence[bytes]
-    """The canonical JSON of its new messages, oldest first."""
+    """Canonical JSON of the new messages, oldest first."""
     goes_on: bool
-    """They follow what was indexed; else they replace it."""
+    """True if these messages follow the indexed ones; False if they replace them."""
 
 
 @dataclass(slots=True)
@@ -79,23 +82,23 @@ class _Conversation:
 
 
 class OtherConversations:
-    """The conversations of one owner by term, for any number of threads."""
+    """Thread-safe index of the conversations of one owner."""
 
     def __init__(self) -> None:
-        """Begin with none."""
+        """Create an empty index."""
         self._all: dict[int, _Conversation] = {}
-        self._spread: Counter[str] = Counter()
+        self._spread: Counter[str] = Counter()  # pieces that contain a term, by term
         self._pieces = self.size = 0
         self._lock = Lock()
 
     @property
     def known(self) -> Mapping[int, tuple[Name, str]]:
-        """Name, and end of what was indexed, of each conversation by its number."""
+        """Name and last indexed chain id of each conversation, by its number."""
         with self._lock:
             return {number: (one.name, one.tip) for number, one in self._all.items()}
 
     def take(self, news: Sequence[News], alive: Mapping[int, Name]) -> None:
-        """Index what is new, and forget every conversation that is not alive any more."""
+        """Index new messages, and remove every conversation that is not in `alive`."""
         with self._lock:
             for gone in [number for number, one in self._all.items() if alive.get(number) != one.name]:
                 self._forget(gone)
@@ -105,7 +108,10 @@ class OtherConversations:
                 self._extend(one)
 
     def best(self, question: Question, session: str) -> list[tuple[float, Mention]]:
-        """Pieces that answer a question, best first, of equal ones the later; none of the conversation that asks."""
+        """Pieces that answer a question, with their scores, best first; ties to the later one.
+
+        Pieces of the conversation named `session`, which asks the question, are left out.
+        """
         with self._lock:
             weights = {
                 term: log1p((self._pieces - spread + 0.5) / (spread + 0.5))
@@ -117,12 +123,10 @@ class OtherConversations:
             found: list[tuple[float, Mention]] = []
             for one in self._all.values():
                 if one.name[0] != session:
-                    found += self._scored(one, weights, whole)
+                    found += self._score(one, weights, whole)
         return sorted(found, key=lambda pair: (-pair[0], (-pair[1].place[0], -pair[1].place[1])))
 
-    def _scored(
-        self, one: _Conversation, weights: Mapping[str, float], whole: float
-    ) -> Iterator[tuple[float, Mention]]:
+    def _score(self, one: _Conversation, weights: Mapping[str, float], whole: float) -> Iterator[tuple[float, Mention]]:
         held: dict[int, float] = {}
         for term, weight in weights.items():
             for at in one.posts.get(term, ()):
@@ -142,7 +146,7 @@ class OtherConversations:
         one = self._all.setdefault(news.number, _Conversation(news.name, news.tip))
         one.tip = news.tip
         for body in news.bodies:
-            for day, speaker, text in said(body):
+            for day, speaker, text in message_pieces(body):
                 at = len(one.mentions)
                 one.mentions.append(Mention(news.name[0], day, speaker, text, (news.number, at)))
                 for term in set(terms(text)):
@@ -152,8 +156,8 @@ class OtherConversations:
                 self.size += len(text)
 
 
-def said(body: bytes) -> Iterator[tuple[str, str, str]]:
-    """Day, speaker and text of what a message says, in pieces; tools, thoughts and system text are left out."""
+def message_pieces(body: bytes) -> Iterator[tuple[str, str, str]]:
+    """Pieces of a message, as `(day, speaker, text)`; tool exchanges, thinking and system text are left out."""
     message: Any = json.loads(body)
     for part in cast("list[dict[str, Any]]", message.get("parts") or []):
         speaker = SPEAKERS.get(str(part.get("part_kind")))
@@ -167,7 +171,7 @@ def said(body: bytes) -> Iterator[tuple[str, str, str]]:
 
 
 def _texts(content: object) -> Iterator[str]:
-    """The texts of a prompt, which may be a list with files between them."""
+    """Texts of a part's content, which may be a string or a list of texts and files."""
     for one in cast("list[object]", content) if isinstance(content, list) else [content]:
         text = cast("dict[str, object]", one).get("content") if isinstance(one, dict) else one
         if isinstance(text, str) and not (isinstance(one, dict) and cast("dict[str, object]", one).get("media_type")):

@@ -1,10 +1,11 @@
-"""Past text is quoted in passages: a sentence or a few, verbatim, with the turn, the day and who said it.
+"""Passages: short verbatim pieces of past messages, and the labelled lines in which they are quoted.
 
-A label names what changed since the line before it, so what a line costs depends on its neighbour: pieces of
-one text share a label, the lines of a turn its number, and those of a day its date. A `Quotation` knows.
+Each line has a label with turn, date and speaker. To save tokens, a label omits whatever equals the line before: pieces
+of one text share a label, lines of one turn its number, lines of one day its date. The cost of a passage therefore
+depends on its neighbours; `Quotation` keeps the exact total.
 
-A call and its outcome are one line, at the position of the call. Where a question is known, pieces of what the tool
-returned come too: rows of JSON, lines of text.
+A tool call and its outcome are one line, at the position of the call. If there is a question, pieces of the tool's
+result (rows of JSON, lines of text) are passages too.
 """
 
 from __future__ import annotations
@@ -28,70 +29,71 @@ from context_compiler.messages.turns import OUTPUT, Outline
 from context_compiler.tokens import TokenCounter, character_boundary
 
 WIDTH = 480
-"""Characters of a passage, at most; a longer text is split where a sentence or line ends."""
+"""Maximum length of a passage in characters; a longer text is split at the end of a sentence or line."""
 TAIL = 120
-"""Characters at the end of so long a piece in which its last sentence is looked for first."""
+"""Characters at the end of a full-width window in which a sentence end is preferred as the split point."""
 
 NARROW = 240
-"""Characters of a piece of what a tool returned, if a line or a row ends there."""
+"""Preferred maximum length in characters of a piece of a tool result, used if a line or row ends within it."""
 
 SCANNED = 100_000
-"""Characters at each end of what a tool returned that are cut in pieces."""
+"""Characters at each end of a tool result that are split into pieces; what is between them is ignored."""
 
 PIECES = 24
-"""Pieces of one result that are candidates at most."""
+"""Maximum number of pieces of one tool result that become passages."""
 
 UNDATED = "undated"
 
 REMEMBERED, ENTRY = 20_000_000, 500
-"""Characters of the passages that are remembered, and what each costs beside its text."""
+"""Size in characters of the passage cache, and overhead in characters that each passage adds to it."""
 
 Judge = Callable[[str], float]
-"""Weight of a text for a question; 0 where it has none."""
+"""Computes the weight of a text for a question; 0 if they have nothing in common."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Passage:
-    """A piece of what was said, small enough to quote."""
+    """A piece of a message, small enough to quote, with its price."""
 
     position: int
-    """Of its message."""
+    """Position of its message."""
     order: int
-    """Within its message. Consecutive numbers are pieces of one text; between two parts a number is left out."""
+    """Number within its message. Pieces of one text have consecutive numbers; between two parts a number is skipped."""
     turn: int
     """0-based; -1 before the first prompt."""
     speaker: str
     """user, assistant or tool."""
     text: str
-    """Verbatim, with white space up to the next piece; a tool exchange is reduced to one line."""
+    """Verbatim, including white space up to the next piece; a tool exchange is reduced to one line."""
     date: str
-    """The day it was said, as YYYY-MM-DD; empty when unknown."""
+    """Day of the message, as YYYY-MM-DD; empty if unknown."""
     tokens: int
-    """Tokens of the passage alone: label, text and line end."""
+    """Tokens as the only line of a quotation: full label, text and line end. The next five fields say what is saved
+    after another line."""
     label: int
-    """Tokens of the label; saved if the line before is the same text."""
+    """Tokens of the full label; saved if the line before is the previous piece of the same text."""
     opening: int
-    """Tokens of the label that only the first line bears."""
+    """Tokens of the label's fixed words and separators, which only the first line has."""
     day: int
-    """Tokens of the date; saved if the line before is of the same day."""
+    """Tokens of the date; saved if the line before has the same date."""
     year: int
-    """Tokens that the date has less if the line before is of the same year."""
+    """Tokens of the year in the date; saved if the line before has the same year."""
     number: int
-    """Tokens of the turn number; saved, with the date, if the line before is of the same turn."""
+    """Tokens of the turn number; saved if the line before has the same turn and date."""
     first: bool
-    """It begins its part."""
+    """True if it begins its part."""
     tool: str = ""
-    """Tool that returned it, for a piece of a result."""
+    """Name of the tool, for a piece of its result; else empty."""
     changed: int = -1
-    """Turn at which a later message changes what it says; -1 if none does."""
+    """Turn in which a later message revises this one; -1 if none does."""
 
     @property
     def place(self) -> tuple[int, int]:
-        """Names it within its history."""
+        """Key of the passage within its history: `(position, order)`."""
         return self.position, self.order
 
     def cost_after(self, before: Passage | None) -> int:
-        """Tokens it costs directly after `before`."""
+        """Tokens of the passage directly after the line `before`; None if it is the first line."""
         if before is None:
             return self.tokens
         if self.continues(before):
@@ -101,7 +103,7 @@ class Passage:
         return self.tokens - self.opening - (self.year if before.date[:4] == self.date[:4] else 0)
 
     def continues(self, before: Passage) -> bool:
-        """True if it is the next piece of the same text."""
+        """True if this is the next piece of the same text, so that both share a line."""
         together = before.position == self.position and before.order + 1 == self.order
         return together and before.changed == self.changed
 
@@ -109,11 +111,18 @@ class Passage:
 def passages(
     history: History, outline: Outline, positions: Iterable[int], counter: TokenCounter, bears: Judge | None = None
 ) -> tuple[Passage, ...]:
-    """Quotable passages of these messages, in order.
+    """Split messages into quotable passages, in order.
 
-    User and assistant text in pieces of at most 480 characters, media as their placeholders, and a tool call
-    with its answer as one line; no thinking, no system text, nothing of the host's or of this package's own.
-    With `bears`, the pieces of what tools returned come too that weigh most, if they weigh anything.
+    User and assistant text becomes pieces of at most `WIDTH` characters, media become placeholders, and a tool call
+    with its result becomes one line. Thinking, system text, and parts written by the host or this package are skipped.
+
+    Args:
+        history: The raw history.
+        outline: Its turns.
+        positions: Positions of the messages to split.
+        counter: Prices the passages.
+        bears: Weighs pieces of tool results. The `PIECES` heaviest of each result with a weight above 0 become passages
+            too; None for no pieces of results.
     """
     wanted = sorted(set(positions))
     starts = outline.starts
@@ -141,7 +150,7 @@ def passages(
 _known: Memo[tuple[int, str, int, str], tuple[TokenCounter, tuple[Passage, ...]]] = Memo(
     REMEMBERED, lambda kept: ENTRY + sum(len(one.text) + ENTRY for one in kept[1])
 )
-"""The passages of messages without tools, by counter, chain id, turn and day."""
+"""Passages of messages without tool exchanges, by counter, chain id, turn and day."""
 
 
 def _of_message(
@@ -158,20 +167,20 @@ def _of_message(
     for at, (part, item) in enumerate(zip(message.parts, history.readings[position].items, strict=True)):
         exchange, date = exchanges.get((position, at)), _day(part, message)
         pieces = result_pieces(exchange.result) if exchange is not None and bears is not None else ()
-        weightiest = _weightiest(pieces, bears) if bears is not None else []
-        speaker, texts = _quotable_pieces(item, (exchange.call if weightiest else exchange.line) if exchange else "")
+        heaviest = _heaviest(pieces, bears) if bears is not None else []
+        speaker, texts = _quotable_pieces(item, (exchange.call if heaviest else exchange.line) if exchange else "")
         for number, text in enumerate(texts):
             found.append(price.of(position, order + number, turn, date, speaker, text, number == 0))
         order += len(texts) + 1
-        for number in weightiest:
+        for number in heaviest:
             tool = _tool_name(exchange.tool if exchange else "")
             found.append(price.of(position, order + number, turn, date, "tool", pieces[number], True, tool))
         order += len(pieces) + 1 if pieces else 0
     return tuple(found)
 
 
-def _weightiest(pieces: Sequence[str], bears: Judge) -> list[int]:
-    """Places of the pieces that weigh most, in order."""
+def _heaviest(pieces: Sequence[str], bears: Judge) -> list[int]:
+    """Indices of the `PIECES` heaviest pieces, in order."""
     weights = [(weight, -place) for place, piece in enumerate(pieces) if (weight := bears(piece))]
     return sorted(-place for _, place in nlargest(PIECES, weights))
 
@@ -182,7 +191,7 @@ _NAME = re.compile(r"[^\w.:-]+")
 
 
 def _tool_name(tool: str) -> str:
-    """Name of a tool as a label bears it."""
+    """Name of a tool as it is written in a label."""
     return _NAME.sub("_", tool)[:64]
 
 
@@ -190,23 +199,24 @@ _LABEL = re.compile(
     r"(?im)((?:^|[\r\v\f\x1c-\x1e\x85\u2028\u2029])[^\S\n]{0,80})"
     r"(?=\[(?:turn \d|(?:\d+ )?(?:[\w-]+ ){0,2}(?:user|assistant|tool(?: [\w.:-]+)?)\]))"
 )
-"""A line that looks labelled is marked as a quotation, so that nobody's words pass for another's."""
+"""A line that looks like a label. It is prefixed with `> `, so that a text cannot forge a quotation of another
+speaker."""
 
 
 def _quotable_pieces(item: Item, exchange: str) -> tuple[str, list[str]]:
-    """Speaker of a part, and its quotable text in pieces."""
+    """Speaker and quotable pieces of a part; `exchange` is the line of its tool exchange, empty for none."""
     answer = answer_text(item)
     if exchange and not answer:
         return "tool", [exchange]
     if item.mark is not None or not (answer or item.kind in _SPEAKERS):
         return "", []
-    text = _unlabelled((answer or item.text).strip())
+    text = _escape_labels((answer or item.text).strip())
     speaker = _SPEAKERS.get(item.kind, "assistant")
     return speaker, [piece for piece in text_pieces(text) if not piece.isspace()] if text else []
 
 
 def answer_text(item: Item) -> str:
-    """Text of an answer that is given through an output tool; empty for anything else."""
+    """Text of a final answer that was given through an output tool; empty for anything else."""
     if item.kind is not Kind.CALL or not (item.tool or "").startswith(OUTPUT) or len(item.text) > PARSED:
         return ""
     given = parse_arguments(item.text) or {}
@@ -215,12 +225,16 @@ def answer_text(item: Item) -> str:
     return "\n".join(named if len(texts) > 1 else texts)
 
 
-def _unlabelled(text: str) -> str:
+def _escape_labels(text: str) -> str:
     return _LABEL.sub(r"\1> ", text) if "[" in text else text
 
 
 def text_pieces(text: str) -> Iterator[str]:
-    """The text in pieces that end where a sentence or line does, else between words, else where they must."""
+    """Split a text into pieces of at most `WIDTH` characters.
+
+    A piece ends at the last sentence or line end in its final `TAIL` characters, else at the last one anywhere in it,
+    else between words, else at its full width.
+    """
     start = 0
     while len(text) - start > WIDTH:
         window = text[start : start + WIDTH]
@@ -234,23 +248,23 @@ def text_pieces(text: str) -> Iterator[str]:
 
 _LINE = re.compile(r"\n")
 _JSON = re.compile(r'"(?:[^"\\]|\\.)*"?|[{}\[\]]|,\s*')
-"""Strings, brackets and commas."""
+"""A JSON token that matters for splitting: a string, a bracket or a comma."""
 
 _results: Memo[str, tuple[str, ...]] = Memo(REMEMBERED, lambda pieces: ENTRY + sum(2 * len(one) for one in pieces))
 
 
 def result_pieces(text: str) -> tuple[str, ...]:
-    """The pieces of a tool's result, which are those of its two ends if it is very long."""
+    """Pieces of a tool result; of a very long one only the two ends are split."""
     known = _results.get(text)
     if known is None:
         ends = (text,) if len(text) <= 2 * SCANNED else (text[:SCANNED], text[-SCANNED:])
-        known = tuple(piece for end in ends for piece in _rows(_unlabelled(TERMINAL.sub("", end).strip())))
+        known = tuple(piece for end in ends for piece in _result_rows(_escape_labels(TERMINAL.sub("", end).strip())))
         _results.keep(text, known)
     return known
 
 
-def _rows(text: str) -> Iterator[str]:
-    """The text in pieces that end where a row or a line does, else where a field does, else as text does."""
+def _result_rows(text: str) -> Iterator[str]:
+    """Split a result at the ends of JSON rows, fields or text lines, else between words, else at full width."""
     start, row_end = 0, _field_end if text[:1] in ("{", "[") else _line_end
     while len(text) - start > NARROW:
         window = text[start : start + WIDTH]
@@ -264,13 +278,13 @@ def _rows(text: str) -> Iterator[str]:
 
 
 def _line_end(window: str) -> int:
-    """End of the last line that is within the narrow width, else of the first; 0 where none ends."""
+    """End of the last line within `NARROW` characters, else of the first line; 0 if no line ends in the window."""
     ends = [match.end() for match in _LINE.finditer(window)]
     return max((end for end in ends if end <= NARROW), default=ends[0] if ends else 0)
 
 
 def _field_end(window: str) -> int:
-    """End of a row that begins here, else of the outermost field within the narrow width; 0 where none ends."""
+    """End of the row that begins the window, else of the outermost field within `NARROW` characters; 0 if none ends."""
     depth, ends = 0, list[tuple[int, int]]()
     for match in _JSON.finditer(window):
         sign = match[0][0]
@@ -286,10 +300,10 @@ def _field_end(window: str) -> int:
 
 @dataclass(slots=True)
 class _Exchange:
-    """A call with its outcome, or a result alone."""
+    """A tool call with its outcome, or a result without its call."""
 
     call: str
-    """A call as one line; of a result alone the name of its tool."""
+    """The call as one line; the tool's name if there is only a result."""
     tool: str
     outcome: str = ""
     result: str = ""
@@ -301,7 +315,10 @@ class _Exchange:
 
 
 def _exchanges(history: History, wanted: set[int], *, results: bool) -> dict[tuple[int, int], _Exchange]:
-    """The exchanges of these messages, by message and part; with `results`, those of their calls wherever they are."""
+    """Tool exchanges of the `wanted` messages, by message and part.
+
+    With `results`, a call gets its outcome even if the result is in a message that is not wanted.
+    """
     waiting: defaultdict[tuple[str, bool], deque[tuple[int, int]]] = defaultdict(deque)
     found: dict[tuple[int, int], _Exchange] = {}
     any_calls = any(history.readings[position].exchanges for position in wanted)
@@ -331,18 +348,18 @@ def _day(part: Any, message: Any) -> str:
 
 
 class _Price:
-    """Prices lines by their pieces; what labels are made of is counted once."""
+    """Prices passages by the pieces of their lines; each distinct piece of a label is counted once."""
 
     def __init__(self, counter: TokenCounter) -> None:
         self._text = counter.text
         self._count = cache(counter.text)
         self._spare = 0 if counter.text("a") else 1
-        """Correction for counters that round down, whose sums would be too small."""
+        """Extra token for each piece if the counter rounds down, because the sum would be too small."""
 
     def of(
         self, position: int, order: int, turn: int, date: str, speaker: str, text: str, first: bool, tool: str = ""
     ) -> Passage:
-        """A passage with its price."""
+        """Build a passage with its price."""
         pieces = ("turn · ·.", f" {date or UNDATED}", f"[{turn + 1}", f"[{speaker} {tool}]" if tool else f"[{speaker}]")
         opening, day, number, named = (self._count(piece) + self._spare for piece in pieces)
         short = self._count(f" {_in_year(date)}") + self._spare if date else day
@@ -365,7 +382,7 @@ class _Price:
 
 
 def _in_year(date: str) -> str:
-    """A day as it is written where its year is known: `May 15`."""
+    """Date without its year: `May 15`."""
     return f"{_MONTHS[int(date[5:7]) - 1]} {int(date[8:])}"
 
 
@@ -373,9 +390,10 @@ _MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct",
 
 
 def quoted(chosen: Sequence[Passage]) -> str:
-    """Passages in order as lines `[turn 12 · 2024-05-15 · user] text`, then `[14 user] text`. It is data: fence it.
+    """Write passages as labelled lines. The result is untrusted data, so the caller must fence it.
 
-    Another day of the same year is `[20 May 28 user]`.
+    The first line is `[turn 12 · 2024-05-15 · user] text`. Later labels omit what did not change: `[14 user] text` on
+    the same day, `[20 May 28 user] text` on another day of the same year.
     """
     lines: list[str] = []
     before: Passage | None = None
@@ -405,16 +423,16 @@ def _who(speaker: str, tool: str) -> str:
 
 
 class Quotation:
-    """Passages being gathered within a room; what is used is exact, whatever stands beside what."""
+    """Collects passages up to a number of tokens; the total is exact for any combination of neighbours."""
 
     def __init__(self, candidates: Sequence[Passage], room: int) -> None:
-        """Gather at most `room` tokens from `candidates`, which are in order."""
+        """Start with none taken, and `room` tokens left; `candidates` are in order of the conversation."""
         self.candidates = candidates
         self._taken: list[int] = []
         self.left = room
 
     def take(self, index: int) -> bool:
-        """Take a candidate if there is room for it."""
+        """Take a candidate if it fits; True if it was taken."""
         at = bisect_left(self._taken, index)
         cost = self._cost(index, at)
         if cost > self.left:
@@ -424,11 +442,11 @@ class Quotation:
         return True
 
     def fits(self, index: int) -> bool:
-        """True if there is room for a candidate."""
+        """True if a candidate would fit."""
         return self._cost(index, bisect_left(self._taken, index)) <= self.left
 
     def _cost(self, index: int, at: int) -> int:
-        """Tokens that a candidate adds at a place among those taken."""
+        """Tokens that a candidate adds as the `at`-th of those taken, including the change in the line after it."""
         passage, before = self.candidates[index], self.candidates[self._taken[at - 1]] if at else None
         cost = passage.cost_after(before)
         if at < len(self._taken):

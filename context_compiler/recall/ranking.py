@@ -1,13 +1,11 @@
-"""A question taken apart, and past text ranked against it by a few plain features with one set of round weights.
+"""Analyze a question, and rank past messages and passages against it with a linear score of a few plain features.
 
-A message scores by BM25 (Robertson & Zaragoza 2009), by that of the two messages on either side of it, by
-BM25 of its day as one document, for being said by whom the question is about and in the month it names, and
-loses the logarithm of its length; a passage adds its own BM25. In a talk between two people the BM25 of the message
-before, a date that the question names, and what its question word asks for count too. The weights were fitted on
-labelled conversations of two kinds, chats with an assistant and talks between people, and rounded.
+The main features are BM25 (Robertson & Zaragoza 2009) of the message, of its neighbours and of its day, the speaker,
+and the length; `Ranking` has the formula. The weights were fitted on labelled conversations of two kinds, chats with an
+assistant and conversations between people, and rounded.
 
-A ranking always has a best; `Relevance`, the share of a question's most telling terms that a text holds, says
-when even the best is beside the point.
+A ranking always has a best entry. `Relevance`, the fraction of the question that a text contains, shows if even the
+best one is irrelevant.
 """
 
 from __future__ import annotations
@@ -29,7 +27,8 @@ from context_compiler.recall.passages import Passage
 from context_compiler.recall.terms import beginnings, folded, passage_terms, terms
 
 LONGEST = 4_000
-"""Characters of a question that are looked at, from both ends: what is pasted between them is not what is asked."""
+"""Maximum number of characters of a question that are analyzed, half from each end. The middle of a longer prompt is
+usually pasted text, not the question."""
 
 _MONTHS = (
     r"jan(?:uary)?", r"feb(?:ruary)?", r"mar(?:ch)?", r"apr(?:il)?", 
@@ -37,7 +36,7 @@ _MONTHS = (
     r"sept?(?:ember)?", r"oct(?:ober)?", r"nov(?:ember)?", r"dec(?:ember)?",
 )  # fmt: skip
 _NAMED = [re.compile(rf"(?:(?<=[a-z0-9,] )|^){name[0].upper()}{name[1:]}\b(?=[\s,.?!]|$)") for name in _MONTHS]
-"""A month begins with a capital letter: not everything that may march. May is none where a question begins with it."""
+"""Month names. They must be capitalized, so that the verbs "march" and "may" do not count, and neither may "May I"."""
 _DATED = re.compile(r"\b\d{4}-(\d\d)(?:-\d\d)?\b")
 
 _DAY = re.compile(
@@ -73,7 +72,7 @@ _ORDER = re.compile(
     r"|\b(?:em que|por|na) ordem\b|\bcronol|\bв каком порядке\b|\bпо порядку\b|хронолог"
     r"|按.{0,4}顺序|什么顺序|时间线|どの順|時系列|順番"
 )
-"""It asks for a sequence."""
+"""The question asks for a sequence of events."""
 _WHOLE = re.compile(
     r"(?i)\b(?:summar(?:y|ies|i[sz]e)|recap|overview)\b"
     r"|\b(?:everything|all)(?: \w+){0,4} (?:about|regarding|concerning)\b"
@@ -84,7 +83,7 @@ _WHOLE = re.compile(
     r"|\bобобщи|\bподытожь|\bподведи итог|\bкратко изложи|\bвс[её],? что\b"
     r"|总结|概括|概述|まとめ|要約"
 )
-"""It asks for a summary, or for everything about something."""
+"""The question asks for a summary, or for everything about a subject."""
 _TALK = frozenset(
     terms(
         "summary summaries summarize summarise summarized recap overview complete comprehensive clear detailed full"
@@ -98,7 +97,8 @@ _TALK = frozenset(
         " обобщи подытожь итог всё разговор"
     )
 )
-"""Terms by which such questions speak of the conversation, not of what is in it."""
+"""Terms with which such questions refer to the conversation itself rather than to its subjects; ignored if others are
+left."""
 _ME = re.compile(r"(?i)\b(?:i|me|my|mine|i'm|i've|we|our)\b")
 _SAID = (
     "(?:said|suggested|recommended|told|mentioned|gave|given|listed|proposed|explained|advised|described|provided"
@@ -113,38 +113,38 @@ _NAME = re.compile(r"\b[A-Z]\w{2,20}")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
-    """A question, taken apart."""
+    """Features of one question."""
 
     terms: frozenset[str]
     months: frozenset[str]
-    """Those it names, as two digits."""
+    """Months named in the question, as two digits."""
     dates: frozenset[str]
-    """Those it names, as YYYY-MM-DD, or MM-DD where it names no year."""
+    """Dates named in the question, as YYYY-MM-DD, or MM-DD if without a year."""
     sought: int
-    """Flag of the index for what its question word asks for: a time, a place, a duration; else 0."""
+    """Cue flag of the index that the question word asks for: `TIMED`, `PLACED` or `LASTING`; 0 for none."""
     names: frozenset[str]
-    """Words that may name somebody."""
+    """Capitalized words, which may be names of people."""
     advice: bool
-    """It asks for help: what its user once laid down or likes has a bearing on the answer."""
+    """True if it asks for help or advice: standing instructions and preferences of the user then matter."""
     broad: bool
-    """It is about the order of things, or the whole."""
+    """True if it is about a sequence, a development, a count or the whole conversation."""
     order: bool
-    """It asks for a sequence: every mention counts, of the subject's first."""
+    """True if it asks for a sequence of events."""
     whole: bool
-    """It asks for a summary, or for everything about something."""
+    """True if it asks for a summary, or for everything about a subject."""
     mine: bool
-    """It is about who asks."""
+    """True if it is about the user who asks."""
     yours: bool
-    """It is about what the assistant said."""
+    """True if it is about something the assistant said."""
 
     @property
     def wide(self) -> bool:
-        """Mentions spread over the conversation answer it better than the best passages do."""
+        """True if mentions spread over the conversation answer it better than the best passages do."""
         return self.order or self.whole
 
     @classmethod
     def of(cls, text: str) -> Question:
-        """Take a question apart."""
+        """Analyze the text of a question."""
         text = text if len(text) <= LONGEST else f"{text[: LONGEST // 2]} … {text[-LONGEST // 2 :]}"
         order, whole, own = bool(_ORDER.search(text)), bool(_WHOLE.search(text)), frozenset(terms(text))
         broad = order or whole or bool(_BROAD.search(text))
@@ -165,7 +165,7 @@ class Question:
 
 
 def _date(found: re.Match[str]) -> str:
-    """A day of a month as MM-DD, with its year in front where that is named."""
+    """Format a matched date as YYYY-MM-DD, or MM-DD if it has no year."""
     month = (found["month"] or found["named"]).lower()[:3]
     number = 1 + [name[:3] for name in _MONTHS].index(month)
     year = f"{found['year']}-" if found["year"] else ""
@@ -173,115 +173,141 @@ def _date(found: re.Match[str]) -> str:
 
 
 def pending(history: History) -> str:
-    """The newest user prompt; empty if there is none."""
+    """Text of the newest user prompt; empty if there is none."""
     return next((question_text(reading) for reading in reversed(history.readings) if reading.asks), "")
 
 
 def question_text(reading: Reading) -> str:
-    """Prompt text of a request: of several prompts the last with an indexed term.
+    """Prompt text of a request; of several prompts, the last one that contains a term.
 
-    A prompt that was never answered stands in one request with the next one.
+    A request has several prompts if an earlier one was never answered.
     """
     prompts = [item.text for item in reading.items if item.kind is Kind.USER and item.mark is None]
     return next((text for text in reversed(prompts) if _has_term(text)), "\n".join(prompts))
 
 
 def _has_term(text: str) -> bool:
-    """True if there is an indexed term; the text is read piece by piece, for the first pieces nearly always do."""
+    """True if a text contains a term. It is read in chunks, because the first chunk nearly always decides."""
     return any(any(terms(text[at : at + LONGEST])) for at in range(0, len(text), LONGEST))
 
 
+# The weights below are in units of score. `Ranking` says how they are combined.
+
 MESSAGE, AROUND, DAY, SUBJECT, MONTH, PASSAGE = 3.4, 2.0, 2.4, 2.6, 5.6, 0.6
+"""Weights of the features: BM25 of the message, of the message with its neighbours, of its day; said by the speaker
+that the question is about; said in a month that it names; BM25 of the passage itself."""
 LENGTH, OTHERS_LENGTH = 0.8, 0.6
-"""Score lost per unit of log length, by messages of the subject and by others."""
+"""Score lost for each unit of excess length (a logarithm), by messages of that speaker and by other messages."""
 LAID_DOWN, LIKED = 2.0, 1.5
-"""Score gained by standing instructions and preferences if the question asks for advice."""
+"""Score added to standing instructions and to preferences if the question asks for advice."""
 CUED = (0.0, LAID_DOWN, LIKED, LAID_DOWN)
+"""The same by the two lowest cue flags of a message; one with both counts as an instruction."""
 SOUGHT = {TIMED: 1.0, PLACED: 1.5, LASTING: 2.0}
-"""Score gained by short messages that name what the question word asks for: a time, a place, a duration."""
+"""Score added to short messages that name what the question word asks for: a time, a place, a duration."""
 
 REPLY = 0.45
-"""Share of a message's hit that the next one gets: it may answer what that asks, in other words."""
+"""Fraction of a message's BM25 that is added to the next message, which may answer it in other words."""
 
 DATE, SOON = 3.0, 10
-"""Score gained by what was said on a date that the question names, less with every day after it, and days."""
+"""Score added to messages of a date that the question names, and the days after it within which that falls to 0."""
 
 OWN = 2.0
-"""Score gained by messages of the subject if the question asks for a sequence."""
+"""Score added to messages of the speaker that the question is about if it asks for a sequence."""
 
 K1, B = 1.2, 0.75
+"""The usual BM25 parameters: saturation of term frequency, and normalization by length."""
 GIANT = 4.0
-"""Cap on the length of a message, as a multiple of the average."""
+"""Cap on the length of a message in BM25, as a multiple of the average length."""
 NEAR = (0.6, 0.3)
-"""Share of a hit that its neighbours get, at distance one and two."""
+"""Fractions of a message's BM25 that count for the messages at distance one and two from it."""
 TYPICAL = 60
-"""Terms of a passage."""
+"""Average size of a passage in terms, assumed for its BM25."""
 
 NONE = float("-inf")
-"""Score of a message that may not be found."""
+"""Score of a message that must not be returned."""
 
 BESIDE = 100.0
-"""Offset below 0 of scores without an answer, which are still ranked by day, speaker and length."""
+"""Score subtracted from messages that do not answer. All of them end up below 0 and keep their order."""
 
 LATER = 1.0
-"""Score that a passage without an answer loses against an equal one that answers."""
+"""Score lost, instead of `BESIDE`, by passages that do not answer when they compete with those that do."""
 
 MOST = 48
-"""Terms that are looked up; of a longer question the rarest."""
+"""Maximum number of terms of a question that are looked up, the rarest first."""
 WORK = 50_000
-"""Limit on the occurrences examined; a term that would exceed it is too common to be worth its cost."""
+"""Maximum number of postings read for a question. Common terms that would exceed it are skipped, because they cost most
+and discriminate least."""
 CLOSE = 256
-"""The best passages, which are also ranked by their own words."""
+"""Number of the best passages for which the BM25 of the passage itself is computed."""
 
 
 OFTEN, MOSTLY = 3, 4
-"""Least uses of a name, and the least ratio between the two sides, to tell whose name it is."""
+"""Evidence needed that a name belongs to a speaker: minimum number of times that the other one used it, and minimum
+ratio to the times that the speaker did."""
 
 TALK = 2.25
-"""Greatest ratio of answer length to prompt length in a talk between two people."""
+"""Maximum ratio of answer length to prompt length in a conversation between two people."""
 
 FLOOR = 0.3
-"""Below this share a text only happens to use a word of the question's."""
+"""Minimum fraction of a question that a relevant text contains. With less, it shares a word by chance."""
 
 FEW = 64
-"""Terms; of a question with more it costs more to look for their beginnings than to take a text apart."""
+"""Maximum number of a question's terms for which a text is first searched for their prefixes. With more, splitting the
+text into terms at once is cheaper."""
 
 TELLING = 6
-"""Terms by which a question is known: those that the fewest messages hold."""
+"""Number of rarest terms of a question whose idf counts as the whole question: a text does not need the others."""
 
 
 def rank(index: Index, question: Question, candidates: Sequence[Passage]) -> list[float]:
-    """Score of each candidate for the question: higher is better, 0 and below is no answer.
+    """Score of each candidate for the question; above 0 if it answers, higher is better.
 
-    Messages after the last candidate, such as the question itself, do not count.
+    Messages after the last candidate, such as the question itself, are ignored.
     """
     return Ranking(index, question, 1 + max((one.position for one in candidates), default=-1)).passages(candidates)
 
 
 def merit(score: float) -> float:
-    """A score that ranks passages without an answer among weak answers: a good neighbour beats a weak answer."""
+    """Score by which answering and other passages are ranked together, so that a good neighbour beats a weak answer."""
     return score if score > 0 else score + BESIDE - LATER
 
 
 class Ranking:
-    """Scores of the messages before a position for one question. Cost grows with the occurrences of its terms."""
+    """Scores of the messages before a position for one question; the cost grows with the occurrences of its terms.
+
+    The raw score of a message is this sum:
+
+    - `MESSAGE` x its BM25, as a fraction of the best message's;
+    - `AROUND` x the BM25 of it and its neighbours (see `NEAR`), divided by the sum of the idf of the question's terms;
+    - `DAY` x the BM25 of its day, taken as one document, as a fraction of the best day's;
+    - `SUBJECT` if it is by the speaker that the question is about, or half of that if this speaker is unknown;
+    - minus `LENGTH` or `OTHERS_LENGTH` x its excess length;
+    - `MONTH` if it is from a month that the question names;
+    - in a conversation between two people, `DATE` if it is from a date that the question names or soon after,
+      `REPLY` x `MESSAGE` x the BM25 of the message before, and `SOUGHT` if it names what the question word asks for;
+    - `CUED` if the question asks for advice about the user, and `OWN` if it asks for a sequence.
+
+    A message answers if it or a message within two of it contains a term of the question, or if it is from a month that
+    the question names. `score` maps the raw score to log(1 + e^raw), which is above 0, and subtracts `BESIDE` if the
+    message does not answer.
+    """
 
     def __init__(self, index: Index, question: Question, stop: int) -> None:
-        """Score every message before `stop`."""
+        """Score every message before position `stop`."""
         people = named(index, question)
         talk = is_talk(index)
         self.of_somebody = talk and bool(people)
-        """True in a talk of two people where the question names one of them."""
+        """True if this is a conversation between two people and the question names one of them."""
         who = asked_about(index, question, people)
         self._wanted = _wanted(index, question, people)
         self._beginnings = [(start, term) for term in self._wanted for start in beginnings(term)]
-        hits, days = _hits(index, self._wanted, stop)
-        near = _around(hits)
+        hits, days = _bm25(index, self._wanted, stop)
+        near = _with_neighbours(hits)
         most, around = MESSAGE / (max(hits, default=0.0) or 1.0), AROUND / (sum(self._wanted.values()) or 1.0)
         named_month = [bool(question.months) and day[5:7] in question.months for day in index.days]
         days = [score + MONTH * here for score, here in zip(days, named_month, strict=True)]
-        for told, named_day in enumerate(_on_dates(index, question) if talk else ()):
-            days[told] += DATE * named_day
+        for session, nearness in enumerate(_closeness_to_dates(index, question) if talk else ()):
+            days[session] += DATE * nearness
         columns = zip(hits, near, map(days.__getitem__, index.sessions), _bases(index, who), strict=False)
         self._scores = [most * hit + around * close + day + base for hit, close, day, base in columns]
         if talk:
@@ -298,10 +324,16 @@ class Ranking:
         self._answers: Sequence[float] = near
         if any(named_month):
             self._answers = [close or named_month[day] for close, day in zip(near, index.sessions, strict=False)]
-        """By position; what is not true answers nothing."""
+        """Truthy for each message that answers, by position."""
 
     def best(self, count: int, without: Set[int] = frozenset(), *, beside: bool = False) -> list[int]:
-        """Positions of the messages that answer best, best first, `without` some; `beside` them the others."""
+        """Positions of the best messages, best first.
+
+        Args:
+            count: Maximum number of positions.
+            without: Positions to leave out.
+            beside: Include messages that do not answer, ranked by their raw scores.
+        """
         scores = [*self._scores] if beside else [*map(_if_answers, self._scores, self._answers)]
         for at in without:
             if at < len(scores):
@@ -311,48 +343,55 @@ class Ranking:
         return sorted(found, key=scores.__getitem__, reverse=True)[:count]
 
     def passages(self, candidates: Sequence[Passage]) -> list[float]:
-        """The score of each passage: its message's and its own; 0 or less for what answers nothing."""
+        """Score of each passage; above 0 if it answers.
+
+        It is the score of its message, plus `PASSAGE` x its own BM25 (as a fraction of the best) for the best `CLOSE`.
+        For a piece of a tool result it is then multiplied by a factor from 1/2 to 1, see `_piece_factors`.
+        """
         if not any(self._answers):
             return [0.0] * len(candidates)
         messages = {at: self.score(at) for at in {one.position for one in candidates}}
         found = [messages[one.position] for one in candidates]
         best = nlargest(CLOSE, (at for at, score in enumerate(found) if score > 0), key=lambda at: (found[at], -at))
         wanted = sorted(self._wanted.items())
-        own = [_own(wanted, candidates[at].text) for at in best]
+        own = [_passage_bm25(wanted, candidates[at].text) for at in best]
         top = max(own, default=0.0) or 1.0
         for at, score in zip(best, own, strict=True):
             found[at] += PASSAGE * score / top
-        for at, share in self._parts(candidates).items():
+        for at, share in self._piece_factors(candidates).items():
             found[at] *= share if found[at] > 0 else 1
         return found
 
-    def _parts(self, candidates: Sequence[Passage]) -> dict[int, float]:
-        """Factor for the score of each piece of a tool's result: half for its own terms, half for those of all."""
-        held = {at: self._held(one.text) for at, one in enumerate(candidates) if one.tool}
+    def _piece_factors(self, candidates: Sequence[Passage]) -> dict[int, float]:
+        """Factor for the score of each piece of a tool result.
+
+        It is 1/2 plus half the fraction that the piece has of the question's idf in all pieces of that result.
+        """
+        held = {at: self._possible_terms(one.text) for at, one in enumerate(candidates) if one.tool}
         exchanges: defaultdict[int, set[str]] = defaultdict(set)
         for at, own in held.items():
             exchanges[candidates[at].position] |= own
-        sums = {position: self._sum(own) for position, own in exchanges.items()}
-        return {at: (1 + self._sum(own) / sums[candidates[at].position]) / 2 for at, own in held.items() if own}
+        sums = {position: self._total_idf(own) for position, own in exchanges.items()}
+        return {at: (1 + self._total_idf(own) / sums[candidates[at].position]) / 2 for at, own in held.items() if own}
 
-    def _sum(self, held: Set[str]) -> float:
+    def _total_idf(self, held: Set[str]) -> float:
         return sum(map(self._wanted.__getitem__, sorted(held)))
 
-    def _held(self, text: str) -> set[str]:
-        """The terms of the question that a text may hold, found without taking it apart."""
+    def _possible_terms(self, text: str) -> set[str]:
+        """Terms of the question that a text may contain, found by prefix without splitting it into terms."""
         plain = folded(text)
         return {term for start, term in self._beginnings if start in plain}
 
     def weight(self, text: str) -> float:
-        """The idf of the terms of the question that a text may hold."""
-        return self._sum(self._held(text))
+        """Sum of the idf of the question's terms that a text may contain."""
+        return self._total_idf(self._possible_terms(text))
 
     def answering(self, positions: Sequence[int]) -> list[int]:
-        """Those of these messages that answer anything."""
+        """Filter positions for messages that answer."""
         return [*compress(positions, map(self._answers.__getitem__, positions))]
 
     def score(self, at: int) -> float:
-        """The score of a message, above 0 if it answers."""
+        """Score of the message at a position; above 0 if it answers, else below."""
         score = log1p(exp(self._scores[at]))
         return score if self._answers[at] else score - BESIDE
 
@@ -362,7 +401,7 @@ def _if_answers(score: float, answers: float) -> float:
 
 
 def _wanted(index: Index, question: Question, people: Collection[str]) -> dict[str, float]:
-    """The terms of the question that occur, rarest first, with how much each says (idf)."""
+    """Idf of the question's terms that occur in the index, rarest first; names of the two speakers are left out."""
     names = frozenset(term for name in people for term in terms(name))
     known = sorted((len(index.posts[term]) // 2, term) for term in question.terms - names if term in index.posts)
     work = accumulate(spread for spread, _ in known)
@@ -375,12 +414,15 @@ def _wanted(index: Index, question: Question, people: Collection[str]) -> dict[s
 
 
 def _saturated(times: float, size: float) -> float:
-    """BM25 term weight, from occurrences and from text length as a multiple of the average."""
+    """BM25 weight of a term before idf, from its frequency and the text's length as a multiple of the average."""
     return times * (K1 + 1) / (times + K1 * (1 - B + B * min(GIANT, size)))
 
 
 def _bases(index: Index, who: int | None) -> array[float]:
-    """Query-independent score of each message, from its speaker and its length."""
+    """Query-independent score of each message from speaker and length, cached in the index.
+
+    `who` is the speaker that the question is about; None if it may be either, which gives each half.
+    """
     known = index.bases.get(who, array("d"))
     if len(known) < len(index):
         theirs = [0.5 if who is None else float(speaker == who) for speaker in range(SPEAKERS)]
@@ -391,8 +433,8 @@ def _bases(index: Index, who: int | None) -> array[float]:
     return known
 
 
-def _on_dates(index: Index, question: Question) -> Iterator[float]:
-    """For each day of the conversation, how soon after a date of the question it comes: 1 for the date itself."""
+def _closeness_to_dates(index: Index, question: Question) -> Iterator[float]:
+    """Closeness of each day of the conversation to a date of the question: 1 on the date, 0 after `SOON` days."""
     for day in index.days if question.dates else ():
         year, rest = day[:4], day[5:]
         after = [_days_after(day, date if len(date) > len(rest) else f"{year}-{date}") for date in question.dates]
@@ -400,15 +442,15 @@ def _on_dates(index: Index, question: Question) -> Iterator[float]:
 
 
 def _days_after(day: str, date: str) -> int:
-    """Days from a date to a day; -1 where one of them is none."""
+    """Days from a date to a day; -1 if either is not a valid date."""
     try:
         return (datetime.date.fromisoformat(day) - datetime.date.fromisoformat(date)).days
     except ValueError:
         return -1
 
 
-def _hits(index: Index, wanted: Mapping[str, float], stop: int) -> tuple[list[float], list[float]]:
-    """The BM25 of each message before `stop`, and what that of each day as one document adds, of the best of them."""
+def _bm25(index: Index, wanted: Mapping[str, float], stop: int) -> tuple[list[float], list[float]]:
+    """BM25 of each message before `stop`, and the score that each day adds: `DAY` x its BM25 over that of the best."""
     found, days, sessions = [0.0] * stop, [0.0] * len(index.days), index.sessions
     base, slope, giant = K1 * (1 - B), K1 * B / index.average, GIANT * index.average
     damping = {size: base + slope * min(size, giant) for size in set(index.sizes)}
@@ -421,13 +463,13 @@ def _hits(index: Index, wanted: Mapping[str, float], stop: int) -> tuple[list[fl
             if at < stop:
                 found[at] += most * times / (times + damped[at])
                 by_day[sessions[at]] += times
-        _add_day(index, days, by_day)
+        _add_days(index, days, by_day)
     best = max(days, default=0.0) or 1.0
     return found, [DAY * score / best for score in days]
 
 
-def _add_day(index: Index, days: list[float], by_day: Sequence[int]) -> None:
-    """Add the BM25 of a term to each day that holds it so often; nothing where there is one day."""
+def _add_days(index: Index, days: list[float], by_day: Sequence[int]) -> None:
+    """Add the BM25 of a term to each day, given its frequency by day; with a single day there is nothing to compare."""
     count = len(days)
     if count < 2:
         return
@@ -438,16 +480,16 @@ def _add_day(index: Index, days: list[float], by_day: Sequence[int]) -> None:
             days[session] += weight * _saturated(often, index.totals[session] / average)
 
 
-def _around(hits: Sequence[float]) -> list[float]:
-    """Score of each message with those of its neighbours, weighted by distance."""
+def _with_neighbours(hits: Sequence[float]) -> list[float]:
+    """BM25 of each message plus that of its four neighbours, weighted by distance."""
     one, two = NEAR
     edged = [0.0, 0.0, *hits, 0.0, 0.0]
     rows = zip(edged, edged[1:], edged[2:], edged[3:], edged[4:], strict=False)
     return [at + one * (left + right) + two * (far + off) for far, left, at, right, off in rows]
 
 
-def _own(wanted: Sequence[tuple[str, float]], text: str) -> float:
-    """The BM25 of a passage."""
+def _passage_bm25(wanted: Sequence[tuple[str, float]], text: str) -> float:
+    """BM25 of a passage."""
     spoken = passage_terms(text)
     held = [(spoken[term], weight) for term, weight in wanted if term in spoken]
     size = sum(spoken.values()) / TYPICAL if held else 0.0
@@ -455,11 +497,14 @@ def _own(wanted: Sequence[tuple[str, float]], text: str) -> float:
 
 
 def named(index: Index, question: Question) -> dict[str, int]:
-    """The words of the question that name one of the two who talk: who is called so by the other."""
+    """Names in the question that belong to one of the two speakers, with that speaker.
+
+    A name belongs to the speaker whom the other one addresses by it.
+    """
     found: dict[str, int] = {}
     for name in sorted(question.names):
         for called, times in index.called.items():
-            if called[:3] != name[:3] or not _same(name, called):
+            if called[:3] != name[:3] or not _same_name(name, called):
                 continue
             by_user, by_assistant = times[USER], times[ASSISTANT]
             if by_user >= max(OFTEN, MOSTLY * by_assistant):
@@ -469,14 +514,14 @@ def named(index: Index, question: Question) -> dict[str, int]:
     return found
 
 
-def _same(name: str, called: str) -> bool:
-    """True if two names are the same, or one is a short form of the other."""
+def _same_name(name: str, called: str) -> bool:
+    """True if two names are equal, or one is a short form of the other."""
     short, long = sorted((name, called), key=len)
     return long == short or (len(short) > 2 and long.startswith(short))
 
 
 def asked_about(index: Index, question: Question, called: Mapping[str, int]) -> int | None:
-    """The speaker a question is about; None if it may be either."""
+    """Speaker that a question is about; None if it may be either."""
     people = set(called.values())
     if people:
         return people.pop() if len(people) == 1 else None
@@ -486,23 +531,27 @@ def asked_about(index: Index, question: Question, called: Mapping[str, int]) -> 
 
 
 def is_talk(index: Index) -> bool:
-    """True for a talk between two people: no tools, and answers about as long as what they answer."""
+    """True for a conversation between two people: no tools, and answers not much longer than the prompts."""
     user = index.words[USER] / max(1, index.spoken[USER])
     assistant = index.words[ASSISTANT] / max(1, index.spoken[ASSISTANT])
     return not index.spoken[TOOL] and assistant <= TALK * user
 
 
 class Relevance:
-    """Relevance of texts to one question."""
+    """Fraction of one question that texts contain, weighted by idf.
+
+    It is the sum of the idf of the question's terms in the text, divided by that of the question's `TELLING` rarest
+    terms, and at most 1.
+    """
 
     def __init__(self, index: Index, question: Question, *, least: float = 0.0, floor: float = FLOOR) -> None:
-        """Weigh the terms of the question by their idf; one that was never said weighs most.
+        """Weigh the terms of the question by idf; a term that does not occur in the index weighs most.
 
         Args:
-            index: What was said.
-            question: What is asked.
-            least: Added to every weight, because idf says little where little was said.
-            floor: The share below which a text counts for nothing.
+            index: Index of the conversation.
+            question: The question.
+            least: Added to every weight, because idf is unreliable in a short conversation.
+            floor: Fraction below which a text counts as irrelevant.
         """
         size, self._floor = len(index), floor
         self._weights = {
@@ -516,7 +565,7 @@ class Relevance:
         self._beginnings = [(start, weight) for term, weight in few.items() for start in beginnings(term)]
 
     def of(self, text: str) -> float:
-        """The share of the most telling terms' idf that the text holds, at most 1; 0 below the floor."""
+        """Fraction of the question that a text contains, from 0 to 1; 0 if it is below the floor."""
         if not self._all:
             return 0.0
         if self._beginnings:
@@ -527,9 +576,9 @@ class Relevance:
         return share if share >= self._floor else 0.0
 
     def held(self, text: str) -> set[str]:
-        """The terms of the question in a text."""
+        """Terms of the question that a text contains."""
         return self._weights.keys() & passage_terms(text).keys()
 
     def share(self, held: Set[str]) -> float:
-        """The share of the most telling terms' idf that these terms have, at most 1."""
+        """Fraction of the question that a set of its terms covers, from 0 to 1."""
         return min(1.0, sum(map(self._weights.__getitem__, sorted(held))) / self._all) if self._all else 0.0

@@ -1,22 +1,20 @@
-"""Selection of passages within a room: answers to the question first, best first, the rest by worth.
+"""Select passages within a token limit: first those that answer the question, then those worth most for their tokens.
 
-A question for a sequence or for the whole is answered by many mentions: it gets the best ones of every stretch of the
-conversation in turn, the beginnings of messages rather than their ends, and nothing that repeats what is there.
+`choose` has three stages; each takes passages until the room is used up:
 
-What covers most of a past that nothing is asked of is budgeted maximum coverage: the next passage is always
-the one with the largest gain for a token, and a gain only shrinks as more is taken, so it is computed again
-only where it might win (lazy greedy; Minoux 1978, Lin and Bilmes 2011). The gain of a passage is what its message is
-worth for its price, for a message is needed whole or not at all, times what of the passage has not been said yet,
-measured by its word pairs.
+1. Mentions, only for a question about a sequence or the whole conversation: the best answers of each quarter of the
+   conversation in turn, skipping repetitions, because many brief mentions answer such a question.
+2. Answers: all candidates by relevance to the question, plus a small bonus for worth per token (`LEANING`).
+3. Coverage: what is left of the room goes to the passage with the largest gain per token, again and again. The gain is
+   the worth of its message per token of the message, times the fraction of the passage's word pairs that are new. This
+   is budgeted maximum coverage. Gains only shrink as passages are taken, so a gain is computed again only if it could
+   be the largest (lazy greedy; Minoux 1978, Lin and Bilmes 2011).
 
-Worth is independent of any question, and estimated from wording and speaker.
-Each sign below adds to its logarithm; the weights were fitted (Poisson regression, rounded) on
-labelled conversations, where they predict what later questions need. Signs differ between a chat with an
-assistant, where the user's own messages and standing instructions matter, and a talk between two people, where
-answers, openings and names do; a conversation may lie between the two. Worth grows far less than length, so
-that short messages come first where it is held against the price. Where nothing is asked of a talk, more signs
-count: what is past, what is new, numbers, and no mere reactions. Beside a question they say nothing. Words are
-those of spaced scripts and pairs of characters of the others; the words for times, questions and the like are English.
+The worth of a message estimates, without a question, how likely later questions need it. It is e to the sum of the
+signs below, whose weights were fitted (Poisson regression, rounded) on labelled conversations. In a chat with an
+assistant, the user's messages and standing instructions count most; in a conversation between two people, answers,
+openings and names. A conversation may lie between these two kinds, see `_peer_share`. Worth grows far less than length,
+so short messages have the best worth per token. The word lists are English; other signs work in every script.
 """
 
 from __future__ import annotations
@@ -41,42 +39,48 @@ __all__ = ["Passage", "Quotation", "choose", "passages", "quoted", "spread"]
 T = TypeVar("T")
 
 SMALLEST = 8
-"""Tokens; less room than this holds no passage."""
+"""Minimum room in tokens for another passage; with less the selection ends."""
 
 REPEATED = 0.25
-"""A passage counts in full while at least this share of its word pairs is new."""
+"""Fraction of new word pairs from which a passage counts in full; below it, its gain falls linearly to 0."""
 
 LEANING = 0.4
-"""Weight of log worth per token beside the score for the question."""
+"""Weight of the logarithm of worth per token, added to the relevance score. Relevance still decides unless two scores
+are close."""
 
 USUAL = 40
-"""Tokens; where something is asked, a message that is shorter gains nothing by it: chatter would hide the answer."""
+"""Minimum price in tokens that is assumed for a message in that bonus. Without it, the shortest messages, which are
+chatter, would displace answers."""
 
 NEAR = 0.98
-"""A gain this close to the best is the best: computing on would change little."""
+"""Fraction of the largest possible gain at which a gain is accepted as the largest, to save computation."""
 
 STRETCHES = 4
-"""Equal parts of a conversation that a question for a sequence or for the whole is answered from in turn."""
+"""Number of equal parts of a conversation from which mentions are taken in turn."""
 
 FURTHER = 0.3
-"""Score that each further piece of a message loses there: one mention of many is better than all of one."""
+"""Score that a mention loses for each piece of its message before it: the beginnings of many messages are better than
+all of one."""
 
 ASKED = {"user": 2.4, "standing": 1.7}
-"""Weights in a chat with an assistant."""
+"""Weights of signs in a chat with an assistant: by the user, gives a standing instruction."""
 TALK = {"answers": 0.7, "opens": 0.7, "names": 0.3, "rare": 0.4, "asks": -1.2, "you": -0.8}
-"""Weights in a talk between two people."""
+"""Weights of signs in a conversation between two people: follows a question, is the first of its day, number of names,
+average idf of its words, fraction of sentences that are questions, frequency of "you"."""
 UNASKED = {"past": 0.1, "new": 0.1, "number": 0.4, "reacts": -0.2}
-"""Further weights in a talk where nothing is asked."""
+"""Weights of further signs in such a conversation, used only without a question: past tense, words said for the first
+time, a number, a mere reaction. They predict later questions, but not relevance to a given one."""
 BOTH = {"mass": 0.4, "times": 0.4, "slight": -1.5}
+"""Weights of signs in every conversation: logarithm of the total idf, words for times, hardly any words."""
 
 RARE = 2.0
-"""Words with a smaller idf than this say nothing: those in more than about every eighth passage."""
+"""Minimum idf of a word that counts; more frequent ones, in more than about every eighth passage, count 0."""
 SLIGHT = 4
-"""With fewer words a message is a nod."""
+"""Minimum number of words of a message that is more than a nod."""
 TURN_OF_TALK = 60
-"""Words; people who talk say no more at once, on average."""
+"""Maximum average number of words in a user's message in a conversation between two people."""
 LONGEST = 32
-"""Longer words are keys, hashes and the like, each of which is rare and none of which says anything."""
+"""Maximum length in characters of a word that counts. Longer ones are keys or hashes: rare, but without meaning."""
 
 _NAME = re.compile(r"(?<=[a-z,;] )[A-Z][a-z]")
 _STOPS = re.compile(r"[.!?？。]+")
@@ -104,14 +108,15 @@ def choose(
     wide: bool = False,
     newer: Mapping[tuple[int, int], tuple[int, int]] = MappingProxyType({}),
 ) -> tuple[Passage, ...]:
-    """The passages that tell most of these, together at most `room` tokens as `quoted` writes them, in order.
+    """Select passages of at most `room` tokens together, as `quoted` writes them; in order of the conversation.
 
-    Where any of `ranks`, which say how much each candidate answers a question, is above 0, they go in this order;
-    where the question is `wide`, those of each stretch of the conversation in turn. What `newer` names as the change
-    of a candidate, both by place, comes with it.
-    Else, in a chat with an assistant the user's own words come first, short messages and standing
-    instructions before long ones; in a talk between people what answers, opens and names. Ties go to the
-    earlier passage.
+    Args:
+        candidates: Passages to select from, in any order; messages should be complete.
+        room: Maximum number of tokens.
+        ranks: Relevance of each candidate to the question. If none is above 0, only coverage decides. Ties go to the
+            earlier passage.
+        wide: The question is for a sequence or for the whole conversation, so mentions are taken first.
+        newer: Place of the passage that revises a candidate, by place of the candidate. It is taken with it.
     """
     order = sorted(range(len(candidates)), key=lambda at: (candidates[at].position, candidates[at].order))
     quotation = Quotation([candidates[at] for at in order], room)
@@ -135,7 +140,7 @@ def choose(
 
 
 def spread(ranked: Sequence[T], place: Callable[[T], int]) -> list[T]:
-    """The best of each stretch of the places in turn, of what is given best first."""
+    """Reorder items, given best first, so that the best of each of `STRETCHES` equal parts of the places alternate."""
     places = [place(one) for one in ranked]
     first, extent = min(places, default=0), max(places, default=0) - min(places, default=0) + 1
     taken = [0] * STRETCHES
@@ -148,14 +153,14 @@ def spread(ranked: Sequence[T], place: Callable[[T], int]) -> list[T]:
 
 
 def _take(quotation: Quotation, at: int, after: Mapping[int, int]) -> bool:
-    """Take a candidate, after what changes it; true if it was not there and there was room."""
+    """Take a candidate, and before it the passage that revises it; True if the candidate is new and fits."""
     if at in after and not quotation.has(after[at]):
         quotation.take(after[at])
     return not quotation.has(at) and quotation.take(at)
 
 
 def _take_mentions(quotation: Quotation, ranks: Sequence[float], after: Mapping[int, int]) -> None:
-    """Take what answers, spread over the conversation, but for what repeats."""
+    """Take answers spread over the conversation, except those that repeat what is taken already."""
     ordered = quotation.candidates
     answering = [at for at, rank in enumerate(ranks) if rank > 0]
     answering.sort(key=lambda at: FURTHER * ordered[at].order - ranks[at])
@@ -169,9 +174,10 @@ def _take_mentions(quotation: Quotation, ranks: Sequence[float], after: Mapping[
 
 
 def _prices(ordered: Sequence[Passage], parts: Sequence[Part]) -> list[int]:
-    """Tokens of each passage's whole message; of a tool's result a piece is enough.
+    """Price in tokens of each passage's part: its whole message, or one piece of a tool result.
 
-    A passage counts as among others: with its own label at most, without the date.
+    The whole message counts because half of it is rarely of use. A passage is priced as if it followed another line of
+    the same day: the first of a text with a short label, the others without one.
     """
     found: dict[Part, int] = {}
     for passage, part in zip(ordered, parts, strict=True):
@@ -181,16 +187,21 @@ def _prices(ordered: Sequence[Passage], parts: Sequence[Part]) -> list[int]:
 
 
 Part = tuple[int, int]
-"""A message without the results of its tools, as position and -1, or a piece of a result."""
+"""Unit for which worth is estimated: a message without its tool results, as `(position, -1)`, or one piece of a tool
+result, as `(position, order)`."""
 
 
 def parts_of(candidates: Sequence[Passage]) -> list[Part]:
-    """The part that each passage is of."""
+    """Part to which each passage belongs."""
     return [(one.position, one.order if one.tool else -1) for one in candidates]
 
 
 def _fill(quotation: Quotation, rates: Sequence[float]) -> None:
-    """Take what is worth most for its price, until the room is used."""
+    """Take passages by gain per token until the room is used up.
+
+    `rates` is the worth per token of each candidate; novelty reduces it to the gain. The heap contains upper bounds of
+    the gains.
+    """
     ordered = quotation.candidates
     waiting = [(-rate, index) for index, rate in enumerate(rates) if not quotation.has(index) and quotation.fits(index)]
     if not waiting:
@@ -215,42 +226,45 @@ def _pairs(passage: Passage) -> frozenset[tuple[str, str]]:
 
 
 def _novelty(pairs: frozenset[tuple[str, str]], taken: set[tuple[str, str]]) -> float:
-    """1 for what is new, less where most of it has been said, 0 for a repetition."""
+    """Factor from 0 for a repetition to 1 if at least the fraction `REPEATED` of the word pairs is new."""
     if not pairs:
         return 0.0
     return min(1.0, (1 - len(pairs & taken) / len(pairs)) / REPEATED)
 
 
 def worths(candidates: Sequence[Passage], parts: Sequence[Part], *, asked: bool = False) -> list[float]:
-    """Worth of each passage's message, beside a question or alone; candidates are in order, and messages complete."""
-    pieces = [_said((passage.text,)) for passage in candidates]
+    """Worth of each passage's part; `asked` if it is used beside a question.
+
+    Candidates must be in order, with all passages of a message.
+    """
+    pieces = [_analyze((passage.text,)) for passage in candidates]
     idf = _idf(pieces)
     messages = _messages(candidates, parts, pieces, idf)
-    talk = _talk(candidates, messages)
+    talk = _peer_share(candidates, messages)
     unsaid = {} if asked else dict(idf)
     found: dict[Part, float] = {}
     for part, message in messages.items():
-        said = message.said
-        sign = BOTH["mass"] * log(1 + message.mass) + said.slight
-        sign += said.times
+        wording = message.wording
+        sign = BOTH["mass"] * log(1 + message.mass) + wording.slight
+        sign += wording.times
         if talk < 1 and message.speaker == "user":
-            sign += (1 - talk) * (ASKED["user"] + (ASKED["standing"] if _lays_down(message.texts) else 0))
+            sign += (1 - talk) * (ASKED["user"] + (ASKED["standing"] if _gives_instruction(message.texts) else 0))
         if talk > 0:
-            sign += talk * _talk_signs(message, messages.get((part[0] - 1, -1)))
+            sign += talk * _peer_signs(message, messages.get((part[0] - 1, -1)))
             sign += 0 if asked else talk * _unasked_signs(message, unsaid)
         found[part] = exp(sign)
     return [*map(found.__getitem__, parts)]
 
 
-class _Said(NamedTuple):
-    """Words and signs of one passage or of a whole message, whatever stands beside it."""
+class _Wording(NamedTuple):
+    """Words and weighted signs of a text, independent of its context."""
 
     size: int
-    """In words."""
+    """Number of words."""
     words: Sequence[str]
-    """Those that may say something, each once."""
+    """Distinct words of at most `LONGEST` characters."""
     asks: bool
-    """It ends with a question."""
+    """True if it ends with a question."""
     slight: float
     times: float
     names: float
@@ -259,13 +273,13 @@ class _Said(NamedTuple):
 
 
 @lru_cache(maxsize=4_096)
-def _said(texts: Sequence[str]) -> _Said:
-    """Read the passages of a message: they are chosen from again and again while a conversation goes on."""
+def _analyze(texts: Sequence[str]) -> _Wording:
+    """Analyze the passages of a message; cached because the same messages are candidates at every turn."""
     spoken = [word for text in texts for word in words(text)]
     size, last = len(spoken), texts[-1]
     marks = sum([text.count("?") + text.count("？") for text in texts])
     stops = sum([len(_STOPS.findall(text)) for text in texts])
-    return _Said(
+    return _Wording(
         size=size,
         words=tuple(dict.fromkeys(word for word in spoken if len(word) <= LONGEST)),
         asks=last.rstrip().endswith(("?", "？")),
@@ -278,13 +292,13 @@ def _said(texts: Sequence[str]) -> _Said:
 
 
 @lru_cache(maxsize=4_096)
-def _lays_down(texts: Sequence[str]) -> bool:
-    """True if a message gives standing instructions."""
+def _gives_instruction(texts: Sequence[str]) -> bool:
+    """True if a message gives a standing instruction."""
     return bool(instruction_sentences(" ".join(texts)))
 
 
-def _idf(pieces: Sequence[_Said]) -> dict[str, float]:
-    """The idf of the words that say something."""
+def _idf(pieces: Sequence[_Wording]) -> dict[str, float]:
+    """Idf of the words for which it is at least `RARE`; passages are the documents."""
     spread = Counter(chain.from_iterable([piece.words for piece in pieces]))
     logs = {times: log(len(pieces) / times) for times in set(spread.values())}
     telling = {times: value for times, value in logs.items() if value >= RARE}
@@ -292,21 +306,21 @@ def _idf(pieces: Sequence[_Said]) -> dict[str, float]:
 
 
 class _Message(NamedTuple):
-    """Signs of one message among others."""
+    """One message in its context."""
 
     speaker: str
     texts: Sequence[str]
-    said: _Said
+    wording: _Wording
     mass: float
-    """The idf of its words that say something, each once."""
+    """Total idf of its distinct words that count."""
     telling: int
-    """The number of those."""
+    """Number of those words."""
     opens: bool
-    """It is the first of its day."""
+    """True if it is the first of its day."""
 
 
 def _messages(
-    candidates: Sequence[Passage], parts: Sequence[Part], pieces: Sequence[_Said], idf: Mapping[str, float]
+    candidates: Sequence[Passage], parts: Sequence[Part], pieces: Sequence[_Wording], idf: Mapping[str, float]
 ) -> dict[Part, _Message]:
     found: dict[Part, _Message] = {}
     day: str | None = None
@@ -317,49 +331,53 @@ def _messages(
             stop += 1
         own, last = candidates[start:stop], candidates[stop - 1]
         texts = tuple([one.text for one in own])
-        said = pieces[start] if len(own) == 1 else _said(texts)
-        known = [*filter(None, map(value, said.words))]
+        wording = pieces[start] if len(own) == 1 else _analyze(texts)
+        known = [*filter(None, map(value, wording.words))]
         speaker = "user" if any([one.speaker == "user" for one in own]) else last.speaker
-        found[part] = _Message(speaker, texts, said, sum(known), len(known), last.date != day)
+        found[part] = _Message(speaker, texts, wording, sum(known), len(known), last.date != day)
         day, start = last.date, stop
     return found
 
 
-def _talk(candidates: Sequence[Passage], messages: Mapping[Part, _Message]) -> float:
-    """1 for a talk between equals, 0 for a chat with an assistant, by each side's share of the text."""
+def _peer_share(candidates: Sequence[Passage], messages: Mapping[Part, _Message]) -> float:
+    """Degree from 0 (a chat with an assistant) to 1 (a conversation between two people), by the average message sizes.
+
+    It is 1 if the answers have up to 1.5 times the words of the prompts, and falls to 0 at 3 times. It is also 0 if
+    more than a twentieth of the passages are tool exchanges, or if the prompts are longer than `TURN_OF_TALK`.
+    """
     if sum([passage.speaker == "tool" and not passage.tool for passage in candidates]) * 20 > len(candidates):
         return 0.0
     sizes: dict[str, list[int]] = {"user": [], "assistant": []}
     for message in messages.values():
         if message.speaker in sizes:
-            sizes[message.speaker].append(message.said.size)
+            sizes[message.speaker].append(message.wording.size)
     if not all(sizes.values()):
         return 0.0
     user, assistant = (sum(own) / len(own) for own in sizes.values())
     return min(1.0, max(0.0, (3 - assistant / max(user, 1)) / 1.5)) if user <= TURN_OF_TALK else 0.0
 
 
-def _talk_signs(message: _Message, before: _Message | None) -> float:
-    said = message.said
+def _peer_signs(message: _Message, before: _Message | None) -> float:
+    wording = message.wording
     return (
         TALK["rare"] * message.mass / max(1, message.telling)
-        + TALK["answers"] * (before is not None and before.said.asks)
+        + TALK["answers"] * (before is not None and before.wording.asks)
         + TALK["opens"] * message.opens
-        + said.names
-        + said.questions
-        + said.you
+        + wording.names
+        + wording.questions
+        + wording.you
     )
 
 
 def _unasked_signs(message: _Message, unsaid: dict[str, float]) -> float:
-    """Signs of what later questions are about; words that the message is the first to say are taken out of `unsaid`."""
-    news = sum([unsaid.pop(word, 0.0) for word in message.said.words])
-    return UNASKED["new"] * log(1 + news) + _telling(message.texts)
+    """Sum of the `UNASKED` signs of a message; its words are removed from `unsaid`, so only first uses are new."""
+    news = sum([unsaid.pop(word, 0.0) for word in message.wording.words])
+    return UNASKED["new"] * log(1 + news) + _wording_signs(message.texts)
 
 
 @lru_cache(maxsize=4_096)
-def _telling(texts: Sequence[str]) -> float:
-    """Signs in the wording of a message."""
+def _wording_signs(texts: Sequence[str]) -> float:
+    """Sum of those `UNASKED` signs that depend on the wording alone."""
     text = " ".join(texts)
     return (
         UNASKED["past"] * min(3, len(_PAST.findall(text)))

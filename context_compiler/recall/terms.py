@@ -1,8 +1,8 @@
-"""A text as terms: stems of its words, and ids and paths both whole and in their parts.
+"""Split text into search terms: word stems, plus ids and paths both whole and in parts.
 
-English and Russian words are stemmed with Snowball (Porter 1980, 2001), once for each word, and irregular forms of
-English verbs count as the verb ("bought" as "buy"); words of other spaced scripts stand as they are, and scripts
-without spaces become pairs of characters.
+English and Russian words are stemmed with Snowball (Porter 1980, 2001), and irregular forms of English verbs count as
+their verb ("bought" as "buy"). Words of other scripts with spaces are not stemmed. In scripts without spaces, every
+pair of adjacent characters is a term.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from typing import Any
 import snowballstemmer  # pyright: ignore[reportMissingTypeStubs] # it ships none
 
 LONGEST = 96
-"""Characters; what is longer is data, and nobody asks for it by name."""
+"""Maximum length of a term in characters. Longer strings are data that nobody asks for by name."""
 
 REMEMBERED = 65_536
-"""Words whose stems are remembered."""
+"""Number of words whose stems are cached."""
 
 RUNS, SHORT = 32_768, 20
-"""Runs of characters without white space whose terms are remembered, and how many characters each may have: longer
-ones, such as paths and sentences of scripts that are written without spaces, seldom come again and take much room."""
+"""Cache of the terms of whitespace-separated runs: number of entries, and maximum length of a run in characters.
+Longer runs, such as paths or sentences in scripts without spaces, rarely repeat and would take much memory."""
 
 STOPS = frozenset(
     "a about again all also am an and any are as at be because been before being but by can could did do does doing"
@@ -40,7 +40,7 @@ STOPS = frozenset(
     " der die das und ist nicht ein eine ich du wir sie es mit auf für von zu den dem was wie wo wann le la les des et"
     " est un une je tu nous vous il elle que qui dans pour sur el los las y en no por con una del se lo".split()
 )
-"""Words that say nothing about what is asked."""
+"""Stop words: they carry no information about the subject of a question."""
 
 IRREGULAR = MappingProxyType(
     {
@@ -67,7 +67,7 @@ IRREGULAR = MappingProxyType(
         for form in forms
     }
 )
-"""Forms of English verbs that a stem does not join, and the verb of each."""
+"""English verb forms that stemming does not map to their verb, with that verb."""
 
 _UNSPACED = (
     "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u2e80-\u2fff\u3040-\ua4cf\uac00-\ud7af\uf900-\ufaff\U00020000-\U0003ffff"
@@ -81,7 +81,7 @@ _HUMP = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[^\W\d_])(?=\d)|(?<=\d)(?=[^\W\d
 
 
 def words(text: str) -> list[str]:
-    """The words of a text in lower case; where a script has no spaces, every pair of characters."""
+    """Words of a text in lower case; in scripts without spaces, every pair of adjacent characters."""
     lowered = text.lower()
     if lowered.isascii():
         return _ASCII.findall(lowered)
@@ -106,7 +106,7 @@ _STEMMERS = {language: _stemmer(language) for language in ("english", "russian")
 
 @lru_cache(maxsize=REMEMBERED)
 def stem(word: str) -> str:
-    """The stem of one word in lower case; empty for a word that says nothing."""
+    """Stem of one lower-case word; empty for a stop word."""
     if word in STOPS:
         return ""
     if word.isdigit():
@@ -118,49 +118,49 @@ def stem(word: str) -> str:
 _FORMS: Mapping[str, Sequence[str]] = {
     stem(verb): tuple(form for form in IRREGULAR if IRREGULAR[form] == verb) for verb in set(IRREGULAR.values())
 }
-"""The irregular forms of each stem."""
+"""Irregular forms of a verb, by the stem of the verb."""
 
 
 def terms(text: str) -> Iterator[str]:
-    """The terms of a text, in no certain order, as often as they occur."""
+    """Terms of a text with repetitions, in no particular order."""
     runs = text.split()
-    return chain.from_iterable([_remembered(run) if len(run) <= SHORT else _terms(run) for run in runs])
+    return chain.from_iterable([_run_terms_cached(run) if len(run) <= SHORT else _run_terms(run) for run in runs])
 
 
-def _terms(run: str) -> tuple[str, ...]:
-    """The terms of a run of characters without white space, which no term spans."""
+def _run_terms(run: str) -> tuple[str, ...]:
+    """Terms of a run of characters without white space. No term spans two runs."""
     spoken = words(run.replace("’", "'").replace("_", " "))
     return *filter(None, map(stem, (word for word in spoken if len(word) <= LONGEST))), *identifiers(run)
 
 
-_remembered = lru_cache(maxsize=RUNS)(_terms)
+_run_terms_cached = lru_cache(maxsize=RUNS)(_run_terms)
 
 
 @lru_cache(maxsize=4_096)
 def passage_terms(passage: str) -> Mapping[str, int]:
-    """The terms of a passage, with how often: one is asked for again and again while a conversation goes on."""
+    """Term counts of a passage, cached because the same passages are scored at every turn of a conversation."""
     return Counter(terms(passage))
 
 
 def folded(text: str) -> str:
-    """A text as it can be searched for what terms begin with."""
+    """Normalize a text so that it can be searched for the `beginnings` of terms."""
     return text.lower().replace("’", "'").replace("ё", "е")
 
 
 def beginnings(term: str) -> tuple[str, ...]:
-    """Strings of which every folded text with this term contains one."""
+    """Substrings at least one of which occurs in every folded text that has this term."""
     return beginning(term), *_FORMS.get(term, ())
 
 
 def beginning(term: str) -> str:
-    """The letters that a stem shares with its regular words: all but the last."""
+    """Prefix that a stem shares with all regular forms of its word: everything but the last letter."""
     if term.startswith("="):
         return folded(term[1:])
     return term if term.isdigit() or not term.isascii() else term[: -2 if term.endswith("ie") else -1]
 
 
 def identifiers(text: str) -> Iterator[str]:
-    """Ids and paths as whole terms, and the parts that `words` does not see: `app2Main` is also app and main."""
+    """Ids and paths as whole terms, prefixed with `=`, and parts that `words` misses: app and main of `app2Main`."""
     for run in _JOINED.findall(text):
         whole = run.strip("./\\:@#+-") if len(run) <= LONGEST else ""
         if len(whole) < 3 or whole.isdigit() or whole.islower() and whole.isalpha() or not _MARKED.search(whole):

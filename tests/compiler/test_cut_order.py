@@ -179,7 +179,7 @@ def test_of_several_prompts_of_the_active_turn_the_first_and_the_last_stay() -> 
 
 def test_system_text_is_cut_last_wherever_it_stands() -> None:
     on = bench([user("a", system=LONG), assistant("b"), user("c", system=f"{LONG} and more")])
-    on.out(range(2), "old")
+    on.drop(range(2), "old")
     on.drops.clear()
     steps = [on.total for _ in cut_order.truncate_system_text(on)]
     assert len(steps) == 2

@@ -107,7 +107,7 @@ def test_many_conversations_that_take_turns_continue_their_indexes() -> None:
 
 def test_another_history_is_refused() -> None:
     index = Index.of(read(user("one"), assistant("two")))
-    with pytest.raises(ValueError, match="begins otherwise"):
+    with pytest.raises(ValueError, match="does not begin"):
         index.extend(read(user("three"), assistant("two"), user("four")))
 
 
