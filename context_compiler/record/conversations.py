@@ -27,7 +27,7 @@ from context_compiler.record.queries import (
     session_row,
     write_message,
 )
-from context_compiler.record.rows import bare, stored, writer_of
+from context_compiler.record.rows import stored_name, without_prefix, writer_of
 from context_compiler.record.values import list_of
 
 FOUND = (
@@ -110,8 +110,8 @@ def write_conversation(
     """
     messages = [(entry, _message(entry, text_of)) for entry in entries]
     with db.transaction():
-        db.hold(rows.plain(given.conversation_id))
-        db.hold(given.conversation_id)
+        db.lock_name(rows.plain(given.conversation_id))
+        db.lock_name(given.conversation_id)
         known = find_conversation(db, given.conversation_id)
         if (None if known is None else known.revision) != expected:
             return False
@@ -229,7 +229,7 @@ def _write_entry(db: Database, session: int, entry: LogEntry, message: NewMessag
     query = "SELECT e.node, n.position FROM entries e JOIN nodes n ON n.id = e.node WHERE e.owner = ? AND e.id = ?"
     parent = db.execute(query, (writer_of(db), entry.parent)).fetchone()
     before, place = (None, 0) if parent is None else (parent["node"], parent["position"] + 1)
-    name, content = stored(db, ids.exact_id(bare(before), message.id)), stored(db, message.content)
+    name, content = stored_name(db, ids.exact_id(without_prefix(before), message.id)), stored_name(db, message.content)
     write_message(db, replace(message, id=name, parent=before, position=place, content=content), session)
     same = db.execute("SELECT content FROM nodes WHERE id = ?", (name,)).fetchone()["content"] == content
     row = (writer_of(db), entry.id, entry.parent, name, None if same else content)

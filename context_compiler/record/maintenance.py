@@ -19,7 +19,7 @@ from context_compiler.record import rows
 from context_compiler.record.conversations import FOUND
 from context_compiler.record.database import Database
 from context_compiler.record.queries import OWNED, reseal
-from context_compiler.record.rows import bare, prefix, prefix_of, writer_of
+from context_compiler.record.rows import prefix, prefix_of, without_prefix, writer_of
 from context_compiler.record.sessions import commit_id, memory_diff
 from context_compiler.record.values import list_of, page_name, page_names, parse_json, parse_tools
 
@@ -270,7 +270,7 @@ def check_messages(db: Database) -> Iterator[str]:
         except (ValueError, TypeError, AttributeError, zlib.error) as error:
             yield f"contents {row['hash']}: cannot be read ({error})"
             continue
-        if ids.blob_id(body) != bare(row["hash"]):
+        if ids.blob_id(body) != without_prefix(row["hash"]):
             yield f"contents {row['hash']}: the body is another than the one that was named"
     for row in db.scan(
         "SELECT n.*, p.id AS found, p.position AS before FROM nodes n LEFT JOIN nodes p ON p.id = n.parent"
@@ -297,7 +297,7 @@ def _follows(name: str, row: Any, facts: Mapping[str, ids.IdentityFacts], texts:
         row[column] and prefix_of(row[column]) != prefix_of(name) for column in ("content", "parent", "instructions")
     ):
         return False
-    name, parent = bare(name), bare(row["parent"])
+    name, parent = without_prefix(name), without_prefix(row["parent"])
     if not name.startswith(ids.RECORDED):
         return row["instructions"] is None and ids.chain_id(parent, known.identity) == name
     if row["instructions"] is not None:
@@ -349,11 +349,11 @@ def check_cache_keys(db: Database) -> Iterator[str]:
 def check_memories(db: Database) -> Iterator[str]:
     """Check memories and commits against their names, and live memories against the state of their session."""
     for row in db.execute("SELECT * FROM memories"):
-        name = ids.chain_id(bare(row["parent"]), bare(row["content"]))
+        name = ids.chain_id(without_prefix(row["parent"]), without_prefix(row["content"]))
         if prefix_of(row["content"]) + name != row["id"]:
             yield f"memories {row['id']}: the name does not follow from content and parent"
     for row in db.execute("SELECT c.*, s.session_id FROM commits c JOIN sessions s ON s.id = c.session"):
-        if commit_id(row["session_id"], rows.mapping(row)) != bare(row["id"]):
+        if commit_id(row["session_id"], rows.mapping(row)) != without_prefix(row["id"]):
             yield f"commits {row['id']}: the name does not follow from what it holds"
     for row in db.execute("SELECT session, memory_tip FROM spaces"):
         live = db.execute("SELECT memory FROM live_memories WHERE session = ?", (row["session"],)).fetchall()

@@ -232,7 +232,7 @@ class PostgresDatabase:
         with self._between(f"BEGIN; {self._patience()} SELECT pg_advisory_xact_lock({APPLICATION_ID}, 1)"):
             yield
 
-    def hold(self, name: str) -> None:
+    def lock_name(self, name: str) -> None:
         """Let other transactions that hold the same name wait for the end of this one."""
         self.run("SELECT pg_advisory_xact_lock(hashtextextended($1, 0))", _argument(name))
 

@@ -24,7 +24,7 @@ from context_compiler.record.database import Database
 from context_compiler.record.dialect import escape
 from context_compiler.record.pool import CONFLICTS
 from context_compiler.record.queries import NEWEST, Additions, NewMessage, SessionKey
-from context_compiler.record.rows import prefix, stored
+from context_compiler.record.rows import prefix, stored_name
 from context_compiler.record.values import Chain, Entry, Record
 
 if TYPE_CHECKING:
@@ -186,9 +186,9 @@ class _Request:
             texts,
             None if record is None or record.run_id is None else escape(rows.plain(record.run_id)),
             record and record.request_index,
-            stored(db, raw_tip),
-            stored(db, view_tip),
-            stored(db, reusable),
+            stored_name(db, raw_tip),
+            stored_name(db, view_tip),
+            stored_name(db, reusable),
             self.compile is not None,
             escape(self.hash) if self.tools else None,
         ).fetchone()

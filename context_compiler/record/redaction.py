@@ -179,7 +179,7 @@ class Redactor:
     def compile(self, row: Compile, names: Mapping[str, str]) -> Compile:
         """A redacted compile, never reused since its text has changed; `names` maps chain ids to redacted ones.
 
-        Of a compile that covers another history the id stays: no record has it (`rows.covering`).
+        Of a compile that covers another history the id stays: no record has it (`rows.clear_unknown_tip`).
         """
         texts = ("compiled_prompt", "raw_output", "summary", "error")
         redacted = {name: self(text) for name in texts if (text := getattr(row, name)) is not None}

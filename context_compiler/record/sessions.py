@@ -28,7 +28,7 @@ from context_compiler.record.queries import (
     session_key,
     session_row,
 )
-from context_compiler.record.rows import bare, stored, writer_of
+from context_compiler.record.rows import stored_name, without_prefix, writer_of
 from context_compiler.record.values import Action, Chain, Compile, Cycle, LayerPages, page_name, page_names
 
 IndexTerms = Callable[[str], str]
@@ -111,7 +111,7 @@ def save_layers(
         StoreError: the newest version is another one.
     """
     with db.transaction():
-        db.hold(rows.plain(session_id))
+        db.lock_name(rows.plain(session_id))
         found = db.execute(NEWEST_LAYERS, session_key(db, session_id, vault_name)).fetchone()
         version = 0 if found is None else found["version"]
         if version != after:
@@ -219,7 +219,7 @@ def claim_compile(db: Database, cache_key: str, holder: str, seconds: float) -> 
 
     The claim is advisory: nothing is locked, and a process that does not ask can call the model anyway.
     """
-    name = stored(db, cache_key)
+    name = stored_name(db, cache_key)
     with db.transaction():
         now = db.clock()
         db.execute("DELETE FROM claims WHERE until <= ?", (now,))
@@ -232,7 +232,7 @@ def hold_claim(db: Database, cache_key: str, holder: str, seconds: float) -> Non
     """Renew a claim for this many seconds, if it still exists; after that, others may make the call."""
     with db.transaction():
         query = "UPDATE claims SET until = ? WHERE name = ? AND holder = ?"
-        db.execute(query, (db.clock() + seconds, stored(db, cache_key), holder))
+        db.execute(query, (db.clock() + seconds, stored_name(db, cache_key), holder))
 
 
 def save_compile(db: Database, compile: Compile) -> int:
@@ -263,7 +263,7 @@ def remember(db: Database, name: str, text: str, index_terms: IndexTerms, newest
     Of texts that begin with `newest`, such as versions of one summary, search finds only the one remembered last.
     """
     body = rows.to_bytes(text)
-    content, terms = stored(db, ids.blob_id(body)), index_terms(text)
+    content, terms = stored_name(db, ids.blob_id(body)), index_terms(text)
     with archiving(db, name, "", NO_TURNS) as session:
         tip = _space(db, session)["memory_tip"]
         known = db.execute(
@@ -272,15 +272,15 @@ def remember(db: Database, name: str, text: str, index_terms: IndexTerms, newest
         ).fetchone()
         if known is not None:
             _index_alone(db, session, known["id"], text, index_terms, newest)
-            return bare(known["id"])
-        memory = stored(db, ids.chain_id(bare(tip), bare(content)))
+            return without_prefix(known["id"])
+        memory = stored_name(db, ids.chain_id(without_prefix(tip), without_prefix(content)))
         keep_body(db, body)
         row = (memory, tip, content, _position(db, tip) + 1, rows.stamp(datetime.now(UTC)))
         db.execute("INSERT OR IGNORE INTO memories VALUES (?, ?, ?, ?, ?)", row)
         _make_live(db, session, memory, terms)
         db.execute("UPDATE spaces SET memory_tip = ? WHERE session = ?", (memory, session))
         _index_alone(db, session, memory, text, index_terms, newest)
-        return bare(memory)
+        return without_prefix(memory)
 
 
 def search_memories(db: Database, name: str, terms: Sequence[str], limit: int) -> list[tuple[str, str, datetime]]:
@@ -299,7 +299,7 @@ def commit(
         columns = {
             "parent": space["head"],
             "memory_tip": space["memory_tip"],
-            "turns_tip": stored(db, _tip(turns)),
+            "turns_tip": stored_name(db, _tip(turns)),
             "state": None if state is None else keep_body(db, rows.to_bytes(state)),
             "memories": _position(db, space["memory_tip"]) + 1,
             "turns": count,
@@ -307,18 +307,18 @@ def commit(
             "message": message,
             "created_at": rows.stamp(datetime.now(UTC)),
         }
-        commit = stored(db, commit_id(name, columns))
+        commit = stored_name(db, commit_id(name, columns))
         db.execute(
             f"INSERT INTO commits (id, session, {', '.join(COMMIT)}) VALUES (?, ?{', ?' * len(COMMIT)})",
             (commit, session, *(columns[column] for column in COMMIT)),
         )
         db.execute("UPDATE spaces SET head = ? WHERE session = ?", (commit, session))
-        return bare(commit)
+        return without_prefix(commit)
 
 
 def commit_id(name: str, columns: rows.Row) -> str:
     """The id of a commit: a hash of the session's name and of the columns `COMMIT`."""
-    given = [bare(columns[column]) if column in NAMES else columns[column] for column in COMMIT]
+    given = [without_prefix(columns[column]) if column in NAMES else columns[column] for column in COMMIT]
     return ids.blob_id(json.dumps([name, *given], separators=(",", ":")).encode())
 
 
@@ -359,7 +359,9 @@ def commit_log(db: Database, name: str, limit: int | None) -> list[rows.Row]:
         " SELECT c.* FROM up JOIN commits c ON c.id = up.id ORDER BY up.at LIMIT ?",
         (name, writer_of(db), ALL if limit is None else max(limit, 0)),
     )
-    return [{**rows.mapping(row), "id": bare(row["id"]), "parent": bare(row["parent"])} for row in found]
+    return [
+        {**rows.mapping(row), "id": without_prefix(row["id"]), "parent": without_prefix(row["parent"])} for row in found
+    ]
 
 
 def find_commit(db: Database, name: str, commit: str) -> rows.Row:
@@ -371,7 +373,7 @@ def find_commit(db: Database, name: str, commit: str) -> rows.Row:
     row = db.execute(
         "SELECT c.* FROM commits c JOIN sessions s ON s.id = c.session"
         " WHERE c.id = ? AND s.session_id = ? AND s.vault_name = '' AND s.owner = ?",
-        (stored(db, str(commit)), name, writer_of(db)),
+        (stored_name(db, str(commit)), name, writer_of(db)),
     ).fetchone()
     if row is None:
         raise ContextMemoryError(f"session {name!r} has no commit {commit!r}; `log` names those that there are")
@@ -415,7 +417,7 @@ def save_session(
     Raises:
         StoreError: the state on record is not `after`; None means none.
     """
-    tip = stored(db, _tip(turns))
+    tip = stored_name(db, _tip(turns))
     with archiving(db, name, "", turns) as session:
         _space(db, session)
         if session_state(db, name) not in (None, after):
@@ -515,7 +517,7 @@ def _parent(db: Database, memory: str) -> str | None:
 
 
 def _memory(row: Any) -> tuple[str, str, datetime]:
-    return bare(row["id"]), rows.to_text(rows.unpack(row["body"])), rows.parse_stamp(row["created_at"])
+    return without_prefix(row["id"]), rows.to_text(rows.unpack(row["body"])), rows.parse_stamp(row["created_at"])
 
 
 def _tip(turns: Chain | None) -> str | None:
