@@ -214,7 +214,7 @@ class Postgres:
             task = asyncio.run_coroutine_threadsafe(outcome.run(work()), self._loop)
         else:
             raise StoreError("the event loop of the pool has ended; give the address of the database instead")
-        task.add_done_callback(outcome.ended)
+        task.add_done_callback(outcome.check_failure)
         return await outcome.wait()
 
 
