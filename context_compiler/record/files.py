@@ -172,7 +172,7 @@ class File:
         return self._connection
 
     def _open(self, path: Path, failures: list[Exception]) -> FileDatabase:
-        """Open the file; if that fails, open an empty database, because aiosqlite ends its thread only for an open one."""
+        """Open the file, or an empty database if that fails, because aiosqlite ends its thread only for an open one."""
         try:
             return open_file(path, read_only=self.read_only, busy_timeout_ms=self.busy_timeout_ms)
         except FAILURES as error:

@@ -450,6 +450,6 @@ def _defects(db: Database, check: str, found: Iterator[str]) -> list[str]:
     try:
         for defect in found:
             defects.append(defect)
-    except (*db.damage, TypeError, AttributeError, ValueError) as error:  # the record is too damaged to continue the check
+    except (*db.damage, TypeError, AttributeError, ValueError) as error:  # too damaged to continue
         defects.append(f"{check}: {error}")
     return defects

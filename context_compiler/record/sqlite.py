@@ -170,7 +170,7 @@ class SQLiteDatabase(sqlite3.Connection):
             if row[0] != "ok":
                 yield f"database: {row[0]}"
         for row in self.execute("PRAGMA foreign_key_check"):
-            yield f"{row[0]} {row[1]}: points into {row[2]} at a row that is not there"
+            yield f"{row[0]} {row[1]}: points into {row[2]} at a row that does not exist"
 
     def check_schema(self) -> Iterator[str]:
         """Check that the tables are defined exactly as in a new file."""
@@ -181,7 +181,7 @@ class SQLiteDatabase(sqlite3.Connection):
         found = {row["name"]: row["sql"] for row in self.execute(query)}
         for name in sorted(expected.keys() | found.keys()):
             if found.get(name) != expected.get(name):
-                yield f"schema: {name} is not as it was made"
+                yield f"schema: {name} differs from a new record"
 
     def check_search_index(self) -> Iterator[str]:
         """Check that each indexed text has a message and, unless the file is read-only, that the indexes are intact."""
