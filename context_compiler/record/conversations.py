@@ -19,7 +19,7 @@ from context_compiler.errors import StoreError
 from context_compiler.record import rows
 from context_compiler.record.database import Database
 from context_compiler.record.queries import (
-    ALL,
+    NO_LIMIT,
     NewMessage,
     advance,
     insert,
@@ -30,7 +30,7 @@ from context_compiler.record.queries import (
 from context_compiler.record.rows import stored_name, without_prefix, writer_of
 from context_compiler.record.values import list_of
 
-FOUND = (
+CONVERSATIONS = (
     "SELECT c.scope, c.head, c.tips, c.state, c.revision, c.updated_at, c.session, s.session_id, s.owner, s.raw_tip"
     " FROM conversations c JOIN sessions s ON s.id = c.session WHERE s.owner = ifnull(?1, ifnull(c.scope, ''))"
 )
@@ -70,7 +70,7 @@ def find_conversation(db: Database, conversation_id: str) -> StoredConversation 
         StoreError: The store works for every owner, and several owners have a conversation with that id.
     """
     given = (db.owner, rows.plain(conversation_id))
-    found = db.execute(f"{FOUND} AND s.session_id = ?2 AND s.vault_name = ''", given).fetchall()
+    found = db.execute(f"{CONVERSATIONS} AND s.session_id = ?2 AND s.vault_name = ''", given).fetchall()
     if len(found) > 1:
         raise StoreError(f"{len(found)} owners have a conversation {conversation_id!r}: name the owner")
     return _conversation(found[0]) if found else None
@@ -79,8 +79,8 @@ def find_conversation(db: Database, conversation_id: str) -> StoredConversation 
 def conversations(db: Database, scope: str | None, limit: int | None) -> list[StoredConversation]:
     """Conversations of a scope, or of all scopes if it is None, newest first."""
     found = db.execute(
-        f"{FOUND} AND (?2 IS NULL OR c.scope = ?2) ORDER BY c.updated_at DESC, c.session DESC LIMIT ?3",
-        (db.owner, scope, ALL if limit is None else max(limit, 0)),
+        f"{CONVERSATIONS} AND (?2 IS NULL OR c.scope = ?2) ORDER BY c.updated_at DESC, c.session DESC LIMIT ?3",
+        (db.owner, scope, NO_LIMIT if limit is None else max(limit, 0)),
     )
     return [_conversation(row) for row in found.fetchall()]
 
@@ -143,7 +143,7 @@ def whole_history(db: Database, conversation_id: str) -> list[bytes] | None:
     """Messages of a conversation, oldest first; None if there is no such conversation."""
     with db.snapshot():
         given = (db.owner, rows.plain(conversation_id))
-        row = db.execute(f"{FOUND} AND s.session_id = ?2 AND s.vault_name = ''", given).fetchone()
+        row = db.execute(f"{CONVERSATIONS} AND s.session_id = ?2 AND s.vault_name = ''", given).fetchone()
         if row is None or row["head"] is None:
             return None if row is None else []
         return [entry.body for entry in _log(db, row["owner"], row["head"], None)]
@@ -159,7 +159,7 @@ def _log(db: Database, owner: str, head: str, limit: int | None) -> list[LogEntr
         " SELECT up.id, up.parent, t.body, i.body AS instructions FROM up JOIN nodes n ON n.id = up.node"
         " JOIN contents t ON t.hash = ifnull(up.content, n.content)"
         " LEFT JOIN contents i ON i.hash = n.instructions ORDER BY up.place DESC",
-        (owner, head, ALL if limit is None else limit),
+        (owner, head, NO_LIMIT if limit is None else limit),
     )
     return [_entry(row) for row in found.fetchall()]
 

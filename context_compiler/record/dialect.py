@@ -110,7 +110,7 @@ MARK, NUL = "\ufdd0", "\0"
 The mark is a Unicode noncharacter.
 """
 
-PART, OVERLAP, WORD = 1_000, 16, 200
+ROW_WORDS, OVERLAP_WORDS, MAX_WORD_LENGTH = 1_000, 16, 200
 """Words in a row of the search index, words that consecutive rows share, and maximum letters of a word.
 
 Rows overlap so that a phrase that crosses from one to the next is found.
@@ -134,22 +134,22 @@ def words_of(text: str) -> list[str]:
     bare = text.casefold()
     if not bare.isascii():
         bare = "".join(one for one in unicodedata.normalize("NFKD", bare) if not unicodedata.combining(one))
-    return [word[:WORD] for word in re.findall(r"[^\W_]+", bare)]
+    return [word[:MAX_WORD_LENGTH] for word in re.findall(r"[^\W_]+", bare)]
 
 
 def indexed_words(text: str) -> list[str]:
     """Return the words of a text in PostgreSQL's tsvector syntax, for one or more rows of the search index."""
     words = words_of(text)
     return [
-        " ".join(f"'{word}':{at}" for at, word in enumerate(words[start : start + PART + OVERLAP], 1))
-        for start in range(0, max(len(words), 1), PART)
+        " ".join(f"'{word}':{at}" for at, word in enumerate(words[start : start + ROW_WORDS + OVERLAP_WORDS], 1))
+        for start in range(0, max(len(words), 1), ROW_WORDS)
     ]
 
 
-def has_phrase(text: str, asked: Sequence[str]) -> bool:
+def has_phrase(text: str, phrase: Sequence[str]) -> bool:
     """True if a text contains these words in sequence; the last may be the beginning of a longer word."""
-    words, size = words_of(text), len(asked)
+    words, size = words_of(text), len(phrase)
     return any(
-        words[at + size - 1].startswith(asked[-1]) and words[at : at + size - 1] == [*asked[:-1]]
+        words[at + size - 1].startswith(phrase[-1]) and words[at : at + size - 1] == [*phrase[:-1]]
         for at in range(len(words) - size + 1)
     )

@@ -45,9 +45,9 @@ REMEDIES = {
     sqlite3.SQLITE_IOERR: "check the space, quota and state of the disk",
     sqlite3.SQLITE_READONLY: "open it without read_only, and check the permissions of the file and its folder",
     sqlite3.SQLITE_PERM: "check the permissions of the file and its folder",
-    sqlite3.SQLITE_CANTOPEN: "check that the path is a file in a folder that may be written",
+    sqlite3.SQLITE_CANTOPEN: "check that the path is a file in a writable folder",
     sqlite3.SQLITE_NOTADB: "it is not a record: move it away, or give another path",
-    sqlite3.SQLITE_CORRUPT: "it is damaged: move it away, and a new one is made; `sqlite3 FILE .recover` may save much",
+    sqlite3.SQLITE_CORRUPT: "it is damaged: move it away to start a new one; `sqlite3 FILE .recover` may rescue most of it",
 }
 
 

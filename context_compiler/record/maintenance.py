@@ -16,7 +16,7 @@ from typing import Any
 
 from context_compiler import ids
 from context_compiler.record import rows
-from context_compiler.record.conversations import FOUND
+from context_compiler.record.conversations import CONVERSATIONS
 from context_compiler.record.database import Database
 from context_compiler.record.queries import OWNED, reseal
 from context_compiler.record.rows import prefix, prefix_of, without_prefix, writer_of
@@ -142,7 +142,7 @@ def delete_conversation(db: Database, conversation_id: str, expected: str) -> bo
     """
     query = (
         "SELECT o.id FROM sessions o JOIN sessions k ON k.session_id = o.session_id AND k.owner = o.owner"
-        f" JOIN ({FOUND}) f ON f.session = k.id WHERE k.session_id = ?2 AND f.revision = ?3"
+        f" JOIN ({CONVERSATIONS}) f ON f.session = k.id WHERE k.session_id = ?2 AND f.revision = ?3"
     )
     given = (db.owner, rows.plain(conversation_id), expected)
     if not _numbers(db, query, given):

@@ -57,11 +57,11 @@ ATTEMPTS = 5
 
 REMEDIES = {
     "08": "check that the server runs",
-    "25": "give a database that may be written",
+    "25": "use a database that can be written",
     "28": "check the user and the password",
     "3D": "create the database first",
     "42": "check the rights of the user, or open it once as the owner of its tables",
-    "53": "make room on the server, or give fewer processes a pool of fewer connections",
+    "53": "free space on the server, or use fewer processes or smaller pools",
     "55": "another transaction holds it: try again",
     "57": "the server was stopped, or cancelled it: try again",
 }

@@ -34,7 +34,7 @@ from context_compiler.record.dialect import (
 )
 from context_compiler.record.pool import ATTEMPTS, CONFLICTS, FAILURES, LOST, SCHEMA, Connection, Pool, Postgres
 from context_compiler.record.postgres_save import Memory, archive, archive_fast, save, save_fast
-from context_compiler.record.postgres_search import EVERY, INDEXED, bm25
+from context_compiler.record.postgres_search import SAVES_PER_STEP, TEXTS_PER_STEP, bm25
 from context_compiler.record.postgres_tables import RECORD, REFERENCES, TABLES
 from context_compiler.record.rows import PLAIN, prefix, refuse_removed
 from context_compiler.record.schema import APPLICATION_ID
@@ -260,7 +260,7 @@ class PostgresDatabase:
 
     def index_waiting(self) -> bool:
         """Index some of the texts that are not indexed yet; True if more may be left."""
-        return postgres_search.index_waiting(self, INDEXED) == INDEXED
+        return postgres_search.index_waiting(self, TEXTS_PER_STEP) == TEXTS_PER_STEP
 
     def find_messages(self, words: Sequence[str], limit: int, *, prefix: str | None) -> list[tuple[str, str]]:
         """Find messages that contain a phrase, newest first."""
@@ -478,7 +478,7 @@ class PostgresStore(SQLStore):
             return await super().save(entry)
         given = {"entry": entry, "memory": self._memory}
         saved = await self.perform(partial(save, **given), first=partial(save_fast, **given))
-        if next(self._saves) % EVERY == 0 and not self._indexing:
+        if next(self._saves) % SAVES_PER_STEP == 0 and not self._indexing:
             task = asyncio.create_task(self._index())
             self._indexing.add(task)
             task.add_done_callback(self._indexing.discard)

@@ -17,7 +17,7 @@ from context_compiler.record.dialect import has_phrase, indexed_words, words_of
 if TYPE_CHECKING:
     from context_compiler.record.postgres import PostgresDatabase
 
-EVERY, INDEXED = 32, 256
+SAVES_PER_STEP, TEXTS_PER_STEP = 32, 256
 """Saves between two indexing steps, and maximum texts that are indexed in one step."""
 
 OF_OWNER = "($1 OR substr(node, 1, strpos(node, '/')) = $2)"
@@ -25,7 +25,7 @@ OF_OWNER = "($1 OR substr(node, 1, strpos(node, '/')) = $2)"
 
 
 def index_waiting(db: PostgresDatabase, limit: int) -> int:
-    """Index at most `limit` texts that are not indexed yet, in rows of `PART` words; return how many were indexed.
+    """Index at most `limit` texts that are not indexed yet, in rows of `ROW_WORDS` words; return their number.
 
     The commit does not wait for the disk: if a power failure undoes it, the texts are simply not indexed yet.
     """
@@ -58,29 +58,29 @@ def index_waiting(db: PostgresDatabase, limit: int) -> int:
 
 def find_messages(db: PostgresDatabase, words: Sequence[str], limit: int, prefix: str | None) -> list[tuple[str, str]]:
     """Find messages that contain a phrase, newest first, as `(message id, text)`; the last word may be a beginning."""
-    asked = words_of(" ".join(words))
-    if not asked:
+    phrase = words_of(" ".join(words))
+    if not phrase:
         return []
-    phrase = " <-> ".join(f"'{word}'" for word in asked) + ":*"
+    query = " <-> ".join(f"'{word}'" for word in phrase) + ":*"
     owner = (prefix is None, prefix or "")
     waiting = db.run(
         f"SELECT number, node, text FROM {db.schema}.messages_fts WHERE words IS NULL AND {OF_OWNER}", *owner
     )
-    found = [row for row in waiting if has_phrase(row[2], asked)]  # first, so that no text is indexed in between
+    found = [row for row in waiting if has_phrase(row[2], phrase)]  # first, so that no text is indexed in between
     found += db.run(
         f"SELECT number, node, text FROM {db.schema}.messages_fts WHERE text IS NOT NULL AND node IN ("
         f" SELECT node FROM {db.schema}.messages_fts WHERE words @@ CAST($3::text AS tsquery) AND {OF_OWNER}"
         ") ORDER BY number DESC LIMIT $4",
-        *(*owner, phrase, limit),
+        *(*owner, query, limit),
     )
     newest = {row[1]: row[2] for row in sorted(found, key=itemgetter(0), reverse=True)}
     return list(newest.items())[:limit]
 
 
-def bm25(documents: Sequence[Sequence[str]], asked: Sequence[str]) -> Callable[[Any], float]:
-    """Return a function that scores a matching row by its `terms`; `documents` are the terms of all matching rows."""
+def bm25(documents: Sequence[Sequence[str]], terms: Sequence[str]) -> Callable[[Any], float]:
+    """Return a function that scores a matching row by BM25; `documents` are the terms of each matching row."""
     average = sum(map(len, documents)) / max(len(documents), 1)
-    frequencies = {term: sum(term in set(one) for one in documents) for term in asked}
+    frequencies = {term: sum(term in set(one) for one in documents) for term in terms}
 
     def score(row: Any) -> float:
         counts, length = Counter[str](row["terms"]), 0.25 + 0.75 * len(row["terms"]) / max(average, 1.0)

@@ -34,7 +34,7 @@ SUMMARIES = (
 VIEWS = "SELECT v.*, s.session_id, s.vault_name, s.owner FROM views v JOIN sessions s ON s.id = v.session"
 OWNED = "(?{0} IS NULL OR s.owner = ?{0})"
 """Condition for sessions of one owner; format it with the owner's parameter number. NULL matches every owner."""
-ALL = -1
+NO_LIMIT = -1
 """Value of LIMIT for no limit, in SQLite."""
 
 UNDONE = "SELECT summary FROM actions WHERE kind = 'undo' AND summary NOT NULL"
@@ -95,7 +95,7 @@ def read_chain(db: Database, tip: str, session: int | None = None) -> list[bytes
 def _instructions(db: Database, name: str) -> str:
     row = db.execute("SELECT body FROM contents WHERE hash = ?", (name,)).fetchone()
     if row is None:
-        raise StoreError("the instructions of a message are gone; verify the record")
+        raise StoreError("the instructions of a message are missing; verify the record")
     return rows.to_text(rows.unpack(row["body"]))
 
 
@@ -126,7 +126,7 @@ def views(db: Database, session_id: str | None, limit: int | None) -> list[Recor
             f"{VIEWS} WHERE (?1 IS NULL OR s.session_id = ?1) AND {OWNED.format(3)} ORDER BY v.id DESC LIMIT ?2",
             (
                 None if session_id is None else rows.plain(session_id),
-                ALL if limit is None else max(limit, 0),
+                NO_LIMIT if limit is None else max(limit, 0),
                 db.owner,
             ),
         )
@@ -138,7 +138,7 @@ def summaries(db: Database, session_id: str, limit: int | None) -> list[Compile]
     with db.snapshot():
         found = db.execute(
             f"{SUMMARIES} WHERE s.session_id = ?1 AND {OWNED.format(3)} ORDER BY c.id DESC LIMIT ?2",
-            (rows.plain(session_id), ALL if limit is None else max(limit, 0), db.owner),
+            (rows.plain(session_id), NO_LIMIT if limit is None else max(limit, 0), db.owner),
         )
         return [rows.to_compile(rows.mapping(row)) for row in found]
 
@@ -447,7 +447,7 @@ def searchable_texts(messages: Iterable[NewMessage]) -> list[tuple[str, str]]:
     return [(one.id, one.text.encode("utf-8", "replace").decode()) for one in messages if one.text.strip()]
 
 
-NEWEST, FURTHER = 16, 16
+NEWEST, GROWTH = 16, 16
 """Names at the end of a history that are looked up first, and the factor by which each further lookup grows."""
 
 
@@ -461,7 +461,7 @@ def known_prefix(db: Database, names: Sequence[str], fresh: set[str]) -> int:
         known = {row[0] for row in db.execute(query, (json.dumps(list(part)),))} | fresh
         if length := prefix_in(part, known):
             return low + length
-        high, size = low, size * FURTHER
+        high, size = low, size * GROWTH
     return 0
 
 

@@ -136,7 +136,7 @@ def writer_of(db: Database) -> str:
     """
     owner = db.owner
     if owner is None:
-        raise StoreError("a store of every owner only reads and removes; name the owner: scoped(owner)")
+        raise StoreError("a store of every owner only reads and removes; choose an owner with scoped(owner)")
     return owner
 
 
@@ -164,7 +164,7 @@ def refuse_removed(db: Database) -> None:
         Removed: Something was removed since the first attempt.
     """
     if removed_since(db):
-        raise Removed("something was removed since this was first tried, and it may have been a part of it")
+        raise Removed("data was removed after this write was first attempted, possibly the same data")
 
 
 def newer_tip(db: Database, known: str | None, given: str | None) -> str | None:

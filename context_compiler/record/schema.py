@@ -227,10 +227,10 @@ def _keep_texts(db: sqlite3.Connection) -> None:
         given = dict(zip(SUMMARY, values, strict=True))
         texts = {name: _text(db, given[name]) for name in TEXTS}
         named |= {given[name] for name in TEXTS if isinstance(given[name], str)}
-        whole = seal(number, values) == old and all(texts[name] is not None for name in TEXTS if given[name])
+        is_intact = seal(number, values) == old and all(texts[name] is not None for name in TEXTS if given[name])
         row = tuple((given | texts).values())
         marks = ", ".join("?" * len(columns))
-        kept = (number, *row, seal(number, row) if whole else old)
+        kept = (number, *row, seal(number, row) if is_intact else old)
         db.execute(f"INSERT INTO summaries_with_texts ({', '.join(columns)}) VALUES ({marks})", kept)
     db.execute("DROP TABLE context_summaries")
     db.execute("ALTER TABLE summaries_with_texts RENAME TO context_summaries")

@@ -17,8 +17,8 @@ from context_compiler.errors import ContextMemoryError, StoreError
 from context_compiler.record import rows
 from context_compiler.record.database import Database
 from context_compiler.record.queries import (
-    ALL,
     KEY,
+    NO_LIMIT,
     OWNED,
     archiving,
     compile_row,
@@ -357,7 +357,7 @@ def commit_log(db: Database, name: str, limit: int | None) -> list[rows.Row]:
         " WHERE s.session_id = ? AND s.vault_name = '' AND s.owner = ?"
         " UNION ALL SELECT c.id, c.parent, up.at + 1 FROM up JOIN commits c ON c.id = up.parent)"
         " SELECT c.* FROM up JOIN commits c ON c.id = up.id ORDER BY up.at LIMIT ?",
-        (name, writer_of(db), ALL if limit is None else max(limit, 0)),
+        (name, writer_of(db), NO_LIMIT if limit is None else max(limit, 0)),
     )
     return [
         {**rows.mapping(row), "id": without_prefix(row["id"]), "parent": without_prefix(row["parent"])} for row in found

@@ -24,8 +24,8 @@ class SQLiteDatabase(sqlite3.Connection):
     owner: str | None = ""
     tried: Moment | None = None
     damage: tuple[type[Exception], ...] = (sqlite3.DatabaseError,)
-    _is_log_full: bool = False
-    """True while removed rows remain on disk, in the log and in free pages, because other processes were reading."""
+    _must_empty_log: bool = False
+    """True while removed rows are still in the log and in free pages, because other processes were reading."""
 
     def scan(self, sql: str, parameters: Sequence[Any] = ()) -> Iterator[Any]:
         """Yield the rows of a query whose result may be large."""
@@ -37,7 +37,7 @@ class SQLiteDatabase(sqlite3.Connection):
         with rows.transaction(self):
             rows.refuse_removed(self)
             yield
-        if self._is_log_full:
+        if self._must_empty_log:
             patience: int = self.execute("PRAGMA busy_timeout").fetchone()[0]
             self.execute("PRAGMA busy_timeout = 0")
             self._empty_log()
@@ -65,14 +65,12 @@ class SQLiteDatabase(sqlite3.Connection):
                 self._note_numbers()
                 yield
                 if len(self.execute("PRAGMA foreign_key_check").fetchall()) > broken:
-                    raise StoreError(
-                        "removing this would break what is kept, so nothing was removed; verify the record"
-                    )
+                    raise StoreError("remaining rows refer to removed ones, so nothing was removed; verify the record")
         finally:
             self.execute("PRAGMA foreign_keys = ON")
             self.execute("PRAGMA secure_delete = OFF")
         self._empty_log()
-        if self._is_log_full:
+        if self._must_empty_log:
             log.warning("removed data stays on disk until no other process is reading or writing this record")
 
     def _note_numbers(self) -> None:
@@ -83,10 +81,10 @@ class SQLiteDatabase(sqlite3.Connection):
 
     def _empty_log(self) -> None:
         """Return free pages to the disk and empty the log, unless another process is reading or writing."""
-        self._is_log_full = True
+        self._must_empty_log = True
         with suppress(sqlite3.OperationalError):  # another writer is active
             self.executescript("PRAGMA incremental_vacuum")  # `execute` would stop after the first page
-            self._is_log_full = bool(self.execute("PRAGMA wal_checkpoint (TRUNCATE)").fetchone()[0])
+            self._must_empty_log = bool(self.execute("PRAGMA wal_checkpoint (TRUNCATE)").fetchone()[0])
 
     def lock_name(self, name: str) -> None:
         """Do nothing, because SQLite allows only one write transaction at a time."""

@@ -321,7 +321,7 @@ class OwnerInfo:
     last_at: datetime | None
 
 
-WHY_EMPTY = {
+NULL_REASONS = {
     "error": "none",
     "run_id": "no run",
     "request_hash": "no run",
@@ -348,7 +348,7 @@ def with_null_reasons(row: Row, why: Mapping[str, str] | None = None) -> Row:
     exempt = ("id", "compile", "summary_id") if filled_on_save else ("id", "compile")
     for name in (column.name for column in fields(row)):
         if getattr(row, name) is None and name not in exempt and not re.search(rf"\b{name}\b", row.status):
-            reasons.setdefault(why.get(name) or WHY_EMPTY.get(name, "unknown"), []).append(name)
+            reasons.setdefault(why.get(name) or NULL_REASONS.get(name, "unknown"), []).append(name)
     notes = [f"{', '.join(names)}: {reason}" for reason, names in reasons.items()]
     return replace(row, status="; ".join([row.status, *notes]))
 
