@@ -47,7 +47,7 @@ REMEDIES = {
     sqlite3.SQLITE_PERM: "check the permissions of the file and its folder",
     sqlite3.SQLITE_CANTOPEN: "check that the path is a file in a writable folder",
     sqlite3.SQLITE_NOTADB: "it is not a record: move it away, or give another path",
-    sqlite3.SQLITE_CORRUPT: "it is damaged: move it away to start a new one; `sqlite3 FILE .recover` may rescue most of it",
+    sqlite3.SQLITE_CORRUPT: "it is damaged: move it away to start over; `sqlite3 FILE .recover` may rescue most of it",
 }
 
 
