@@ -1,4 +1,4 @@
-"""The record: its values, the `Store` protocol, and the stores in a file and in memory."""
+"""The record of requests and compiles: value types, the `Store` protocol, and the SQLite and in-memory stores."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""A loop on a daemon thread, to which the connections of a record belong, so that they outlive the loops that use them.
+"""An event loop on a daemon thread that owns all database connections, so that they outlive the callers' loops.
 
-It never keeps a process alive. Connections are closed before a fork and at exit, and opened again on use.
+The thread never keeps a process alive. Connections are closed before a fork and at exit; the next use reopens them.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from context_compiler.errors import StoreError
 T = TypeVar("T")
 
 EXIT_S, FORK_S = 2.0, 10.0
-"""Seconds that exit and fork wait for work in progress. An unfinished transaction is rolled back on next use."""
+"""Seconds that exit and fork wait for work in progress. The next use rolls back an unfinished transaction."""
 
 
 TICK_S = 0.05
-"""Seconds between two wake-ups of a loop whose wake-up pipe may be shared with another process."""
+"""Seconds between two forced wake-ups of a loop that may share its wake-up pipe with another process."""
 
 
 class Guest(Protocol):
-    """Something that is open on a background loop."""
+    """A file or pool that has open connections on a background loop."""
 
     async def leave(self, home: Background) -> None:
-        """Close without raising; it opens again on use."""
+        """Close all connections without raising; the next use opens them again."""
         ...
 
 
@@ -40,7 +40,7 @@ Work: TypeAlias = "Callable[[Background], Coroutine[Any, Any, T]]"
 
 
 class Background:
-    """An event loop on a daemon thread; threads started from it, such as those of aiosqlite, are daemons too."""
+    """An event loop on a daemon thread; threads started from it, such as those of aiosqlite, are daemon threads too."""
 
     def __init__(self) -> None:
         self.open: set[Guest] = set()
@@ -56,7 +56,7 @@ class Background:
             self._loop.close()
 
     def start(self, work: Work[T], done: Callable[[asyncio.Task[T]], object]) -> None:
-        """Start work from any thread; `done` is called on the background thread."""
+        """Start work from any thread; `done` is called with its task on the background thread."""
         self._loop.call_soon_threadsafe(self._begin, work, done)
 
     def _begin(self, work: Work[Any], done: Callable[[asyncio.Task[Any]], object]) -> None:
@@ -66,7 +66,7 @@ class Background:
         task.add_done_callback(done)
 
     def stop(self, patience: float) -> bool:
-        """Finish the work in progress, close every file and end the thread; False after `patience` seconds."""
+        """Finish work in progress, close all guests and end the thread; False if that exceeds `patience` seconds."""
         self.start(Background._finish, retrieve_error)
         self._thread.join(patience)
         return not self._thread.is_alive()
@@ -81,34 +81,34 @@ class Background:
 
 
 _gate = RLock()
-"""Held while work is submitted, and during a fork."""
+"""Lock that is held while work is submitted and during a fork."""
 _background: Background | None = None
 _forked = False
 _stranded: list[Background] = []
-"""Loops that did not end in time; after a fork, closing their connections would corrupt the file."""
+"""Loops that did not end in time; they are kept, because closing their connections after a fork corrupts the file."""
 
 
 def retrieve_error(done: asyncio.Future[Any]) -> None:
-    """Retrieve the error of a future that may have no waiter left, which asyncio would log."""
+    """Retrieve the error of a future that nobody may be waiting for, because asyncio logs errors never retrieved."""
     if not done.cancelled():
         done.exception()
 
 
 def current() -> Background | None:
-    """The loop that runs now, if there is one."""
+    """Return the current background loop; None if none is running."""
     return _background
 
 
 def hears_threads(loop: asyncio.AbstractEventLoop) -> bool:
-    """True if other threads can wake a loop: that of a workflow which is replayed step by step has no such call."""
+    """True if other threads can wake a loop; the loop of a replayed workflow does not support this."""
     return type(loop).call_soon_threadsafe is not asyncio.AbstractEventLoop.call_soon_threadsafe
 
 
 async def submit(work: Work[T]) -> T:
-    """Run a coroutine on the background loop; a cancelled caller still waits for its end.
+    """Run a coroutine on the background loop; a cancelled caller still waits until it ends.
 
     Raises:
-        StoreError: The caller's loop would never learn of that end.
+        StoreError: The background thread cannot wake the caller's loop.
     """
     global _background
     loop = asyncio.get_running_loop()
@@ -118,15 +118,15 @@ async def submit(work: Work[T]) -> T:
     with _gate:
         if _background is None:
             _background = Background()
-        _background.start(lambda home: outcome.run(work(home)), outcome.ended)
+        _background.start(lambda home: outcome.run(work(home)), outcome.check_failure)
     return await outcome.wait()
 
 
 @contextmanager
 def kept_awake(loop: asyncio.AbstractEventLoop) -> Generator[None]:
-    """Wake a loop every `TICK_S` where this process has forked or was forked.
+    """Wake a loop every `TICK_S` if this process has forked or was forked.
 
-    A loop from before the fork shares its wake-up pipe with the other process, which may read the wake-up first.
+    A loop created before the fork shares its wake-up pipe with the other process, which may consume a wake-up first.
     """
     if not _forked:
         yield
@@ -144,9 +144,9 @@ def kept_awake(loop: asyncio.AbstractEventLoop) -> Generator[None]:
 
 
 class Outcome(Generic[T]):
-    """The outcome of work on any loop, for the task that made this; a cancelled one still waits for it.
+    """The outcome of work on any loop, awaited by the task that created it; a cancelled task still waits for it.
 
-    With `asyncio.shield` that would take two more turns of its loop, each of which is a system call.
+    `asyncio.shield` would need two more iterations of the waiting loop, each with a system call.
     """
 
     def __init__(self) -> None:
@@ -156,19 +156,19 @@ class Outcome(Generic[T]):
         self._is_over = False
 
     async def run(self, work: Awaitable[T]) -> None:
-        """Do the work, and tell its result at once rather than after the end of its task."""
+        """Do the work and deliver its result at once, without waiting for the task to end."""
         result = await work
-        self._tell(partial(self._answered, result))
+        self._settle(partial(self._set_result, result))
 
-    def ended(self, done: asyncio.Future[None] | Future[None]) -> None:
-        """Tell how the task of `run` failed."""
-        if done.cancelled():  # its loop ends
-            self._tell(self._cancelled)
+    def check_failure(self, done: asyncio.Future[None] | Future[None]) -> None:
+        """Deliver the failure of the task of `run`, if it failed; a callback for when the task is done."""
+        if done.cancelled():  # its loop is ending
+            self._settle(self._set_cancelled)
         elif (error := done.exception()) is not None:
-            self._tell(partial(self._failed, error))
+            self._settle(partial(self._set_error, error))
 
     async def wait(self) -> T:
-        """The result."""
+        """Wait for the work to end; return its result or raise its error."""
         with kept_awake(self._loop):
             try:
                 return await self._answer
@@ -180,23 +180,24 @@ class Outcome(Generic[T]):
                 retrieve_error(self._answer)
                 raise
 
-    def _tell(self, settle: Callable[[], None]) -> None:
+    def _settle(self, settle: Callable[[], None]) -> None:
+        """Call `settle` on the thread of the waiting task."""
         if get_ident() == self._thread:
             settle()
             return
         with suppress(RuntimeError):  # the loop is closed
             self._loop.call_soon_threadsafe(settle)
 
-    def _answered(self, result: T) -> None:
+    def _set_result(self, result: T) -> None:
         self._is_over = True
         if not self._answer.done():
             self._answer.set_result(result)
 
-    def _cancelled(self) -> None:
+    def _set_cancelled(self) -> None:
         self._is_over = True
         self._answer.cancel()
 
-    def _failed(self, error: BaseException) -> None:
+    def _set_error(self, error: BaseException) -> None:
         self._is_over = True
         if not self._answer.done():
             self._answer.set_exception(error)
@@ -220,13 +221,13 @@ _held: list[Any] = []
 
 
 def hold_at_fork(lock: Any, owner: T | None = None, disconnect: Callable[[T], None] | None = None) -> None:
-    """Delay forks while `lock` is held, since its holder does not exist in the child; then disconnect its owner."""
+    """Delay forks while `lock` is held, because its holder does not exist in the child; then disconnect `owner`."""
     with _gate:
         _locks[lock] = None if disconnect is None else (ref(owner), disconnect)
 
 
 def _before_fork() -> None:
-    """Close every file: two processes must not share a connection."""
+    """Close every connection, because two processes must not share one."""
     _gate.acquire()
     _stop(FORK_S)
     for lock, closing in list(_locks.items()):

@@ -1,4 +1,4 @@
-"""Queries of one page each, for a record of any size: sessions, requests, and chains without their bodies."""
+"""Paged queries for browsing a record of any size: sessions, requests, and chains without message bodies."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from context_compiler.record.values import Compile, Drop, Record, mapping_of
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionRow:
-    """One conversation with its totals."""
+    """A session with its totals."""
 
     id: int
     session_id: str
@@ -33,13 +33,13 @@ class SessionRow:
     tokens_raw: int
     tokens_sent: int
     messages: int
-    """Length of its raw history as last seen; 0 without content."""
+    """Length of its newest raw history; 0 if content is not recorded."""
     owner: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestRow:
-    """One request without its messages."""
+    """A request without its messages."""
 
     id: int
     session: int
@@ -54,44 +54,44 @@ class RequestRow:
     tokens_raw: int
     tokens_sent: int
     messages_raw: int | None
-    """Length of its raw history; None without content."""
+    """Length of its raw history; None if content is not recorded."""
     messages_sent: int | None
     raw_tip: str | None
     view_tip: str | None
     summary_id: int | None
-    """Row number of the compile whose summary it carries."""
+    """Row number of the compile whose summary it contains."""
     template: str | None
     fidelity: str | None
     model: str | None
-    """Model that was asked for that summary; `none` for no model."""
+    """Model that wrote the summary; `none` if no model did."""
     latency_ms: float
     created_at: datetime
 
 
 class Node(NamedTuple):
-    """A message of a chain without its body; a tuple, because a chain may have tens of thousands."""
+    """A message of a chain without its body; a tuple, because a chain may contain tens of thousands of them."""
 
     id: str
     content: str
-    """Hash of the body, which two chains have in common where they hold the same message."""
+    """Hash of the body; the same message has the same hash in every chain."""
     instructions: str | None = None
-    """Hash of the instructions of a request."""
+    """Hash of the message's instructions; None if it has none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionFilter:
-    """Conditions of a list of sessions; an empty one holds for all."""
+    """Conditions that a listed session must meet; empty ones match every session."""
 
     name: str = ""
-    """A part of the session's name."""
+    """Substring of the session's name, ignoring case."""
     text: str = ""
-    """Words that were said in it; `among` is what they lead to."""
+    """Words from its messages. The caller searches for them and passes the matching sessions in `among`."""
     status: str = ""
-    """First word of the status of at least one of its requests."""
+    """First word of the status that at least one of its requests has."""
     template: str = ""
     model: str = ""
     among: tuple[int, ...] | None = None
-    """Row numbers; None means any."""
+    """Row numbers of the allowed sessions; None allows any."""
 
 
 _SESSIONS = (
@@ -113,17 +113,16 @@ _REQUESTS = (
     " JOIN sessions s ON s.id = v.session"
 )
 
-
 _CHAIN = (
     "WITH RECURSIVE up (id, parent, content, instructions, depth) AS ("
     "SELECT id, parent, content, instructions, 1 FROM nodes WHERE id = ?1"
     " UNION ALL SELECT n.id, n.parent, n.content, n.instructions, up.depth + 1"
     " FROM up JOIN nodes n ON n.id = up.parent WHERE ?2 < 0 OR up.depth < ?2)"
 )
-"""A chain from its end to its beginning, or only the last messages of it."""
+"""A chain from its tip `?1` backwards: the last `?2` messages, or all if `?2` is negative."""
 
 NEAR = 64
-"""Messages of a known chain that are looked for in another, at its end."""
+"""Messages near the end of a known chain at which reading another chain may stop."""
 
 _FROM_KNOWN = (
     "WITH RECURSIVE up (id, parent, content, instructions, position) AS"
@@ -132,11 +131,11 @@ _FROM_KNOWN = (
     " WHERE NOT (up.id IN (SELECT value FROM json_each(?2))))"
     " SELECT id, content, instructions, position FROM up ORDER BY position DESC"
 )
-"""A chain from its end to the first of some messages, or to its beginning."""
+"""A chain from its tip `?1` back to the first message in the JSON list `?2`, or to its beginning."""
 
 
 def sessions_page(db: Database, wanted: SessionFilter, *, limit: int, offset: int = 0) -> tuple[list[SessionRow], int]:
-    """Sessions, most recently used first, and how many there are in all."""
+    """A page of sessions, most recently used first, and the total number of matching sessions."""
     where, given = _conditions(wanted, db.owner)
     with db.snapshot():
         (total,) = db.execute(f"SELECT count(*) FROM sessions s WHERE {where}", given).fetchone()
@@ -150,43 +149,45 @@ def sessions_page(db: Database, wanted: SessionFilter, *, limit: int, offset: in
 
 
 def _conditions(wanted: SessionFilter, owner: str | None) -> tuple[str, list[object]]:
-    said, given = ["1 = 1"], list[object]()
+    """SQL condition on sessions `s`, and its parameters."""
+    conditions, given = ["1 = 1"], list[object]()
     if owner is not None:
-        said.append("s.owner = ?")
+        conditions.append("s.owner = ?")
         given.append(owner)
     if wanted.name:
-        said.append("instr(lower(s.session_id), lower(?)) > 0")
+        conditions.append("instr(lower(s.session_id), lower(?)) > 0")
         given.append(rows.plain(wanted.name))
     if wanted.status:
-        said.append(
+        conditions.append(
             "EXISTS (SELECT 1 FROM views v WHERE v.session = s.id AND (v.status = ? OR v.status LIKE ? || ';%'))"
         )
         given += [wanted.status, wanted.status]
     for column, value in (("template_name", wanted.template), ("model_alias", wanted.model)):
         if value:
-            said.append(f"EXISTS (SELECT 1 FROM context_summaries c WHERE c.session = s.id AND c.{column} = ?)")
+            conditions.append(f"EXISTS (SELECT 1 FROM context_summaries c WHERE c.session = s.id AND c.{column} = ?)")
             given.append(rows.plain(value))
     if wanted.among is not None:
-        said.append("s.id IN (SELECT value FROM json_each(?))")
+        conditions.append("s.id IN (SELECT value FROM json_each(?))")
         given.append(json.dumps(sorted(wanted.among)))
-    return " AND ".join(said), given
+    return " AND ".join(conditions), given
 
 
 def _in_order(db: Database, query: str, end: str, order: Sequence[int]) -> list[Any]:
+    """Rows with the given ids, in the order of the ids."""
     found = db.execute(f"{query} IN (SELECT value FROM json_each(?)) {end}", (json.dumps(order),))
     by_number = {row["id"]: row for row in found}
     return [by_number[number] for number in order if number in by_number]
 
 
 def find_session(db: Database, number: int) -> SessionRow | None:
-    """The session in that row."""
+    """Find a session by row number; None if there is no such row."""
     query = f"{_SESSIONS} WHERE s.id = ?1 AND {OWNED.format(2)} GROUP BY s.id"
     row = db.execute(query, (number, db.owner)).fetchone()
     return None if row is None else _session(row)
 
 
 def session_number(db: Database, session_id: str, vault_name: str = "") -> int | None:
-    """Row number of a session by its name; of several owners', if the connection sees all, that of the first."""
+    """Find the row number of a session by name; if several owners have one, take the first owner's."""
     names = rows.plain(session_id), rows.plain(vault_name), db.owner
     query = f"SELECT s.id FROM sessions s WHERE s.session_id = ?1 AND s.vault_name = ?2 AND {OWNED.format(3)}"
     row = db.execute(f"{query} ORDER BY s.owner LIMIT 1", names).fetchone()
@@ -194,7 +195,7 @@ def session_number(db: Database, session_id: str, vault_name: str = "") -> int |
 
 
 def choices(db: Database) -> Mapping[str, list[str]]:
-    """Templates and models that occur on the record."""
+    """Distinct templates and models of all compiles on the record."""
     own = f"context_summaries c JOIN sessions s ON s.id = c.session WHERE {OWNED.format(1)}"
     return {
         name: [row[0] for row in db.execute(f"SELECT DISTINCT c.{column} FROM {own} ORDER BY 1", (db.owner,))]
@@ -205,21 +206,20 @@ def choices(db: Database) -> Mapping[str, list[str]]:
 def requests_page(
     db: Database, session: int | None, *, limit: int, offset: int = 0, status: str = ""
 ) -> tuple[list[RequestRow], int]:
-    """Requests of a session, or of all, newest first, and how many there are in all."""
+    """A page of requests, newest first, and their total number; of all sessions if `session` is None."""
     where = "(?1 IS NULL OR v.session = ?1) AND (?2 = '' OR v.status = ?2 OR v.status LIKE ?2 || ';%')"
     with db.snapshot():
-        owner = db.owner
         every = f"SELECT count(*) FROM views v JOIN sessions s ON s.id = v.session WHERE {where} AND {OWNED.format(3)}"
-        (total,) = db.execute(every, (session, status, owner)).fetchone()
+        (total,) = db.execute(every, (session, status, db.owner)).fetchone()
         found = db.execute(
             f"{_REQUESTS} WHERE {where} AND {OWNED.format(3)} ORDER BY v.id DESC LIMIT ?4 OFFSET ?5",
-            (session, status, owner, limit, offset),
+            (session, status, db.owner, limit, offset),
         )
         return [_request(row) for row in found], total
 
 
 def request_numbers(db: Database, session: int | None, after: int, limit: int) -> list[int]:
-    """Numbers of the requests beyond one, of a session or of all, the lowest first."""
+    """Row numbers above `after`, in ascending order, of the requests of a session, or of all if `session` is None."""
     within, given = ("", ()) if session is None else ("v.session = ?4 AND ", (session,))
     query = "SELECT v.id FROM views v JOIN sessions s ON s.id = v.session"
     where = f"{within}v.id > ?1 AND {OWNED.format(3)}"
@@ -228,17 +228,17 @@ def request_numbers(db: Database, session: int | None, after: int, limit: int) -
 
 
 def requests_named(db: Database, numbers: Sequence[int]) -> list[RequestRow]:
-    """Requests by their numbers, in the same order."""
+    """Requests by row number, in the order of `numbers`."""
     return [_request(row) for row in _in_order(db, f"{_REQUESTS} WHERE v.id", "", numbers)]
 
 
 def newest_request(db: Database) -> int:
-    """Number of the newest request of all; 0 without any."""
+    """Row number of the newest request of all; 0 if there is none."""
     return db.execute("SELECT ifnull(max(id), 0) FROM views").fetchone()[0]
 
 
 def find_request(db: Database, number: int) -> tuple[RequestRow, Record] | None:
-    """The request in that row, as a row and in full."""
+    """Find a request by row number, as a `RequestRow` and as a full record; None if there is no such row."""
     with db.snapshot():
         row = db.execute(f"{_REQUESTS} WHERE v.id = ?1 AND {OWNED.format(2)}", (number, db.owner)).fetchone()
         if row is None:
@@ -248,14 +248,14 @@ def find_request(db: Database, number: int) -> tuple[RequestRow, Record] | None:
 
 
 def neighbours(db: Database, request: RequestRow) -> tuple[int | None, int | None]:
-    """Numbers of the requests before and after one in its session."""
+    """Row numbers of the previous and next requests in the same session; None at either end."""
     before = db.execute("SELECT max(id) FROM views WHERE session = ? AND id < ?", (request.session, request.id))
     after = db.execute("SELECT min(id) FROM views WHERE session = ? AND id > ?", (request.session, request.id))
     return before.fetchone()[0], after.fetchone()[0]
 
 
 def decisions(db: Database, request: RequestRow, limit: int) -> list[tuple[int, tuple[Drop, ...]]]:
-    """Drops of the requests before one in its session that cut the history back, the newest first."""
+    """Drops of earlier requests of the session that cut back the history, newest first, as `(row number, drops)`."""
     found = db.execute(
         "SELECT id, ledger FROM views WHERE session = ? AND id < ? AND (status LIKE 'compiled%'"
         " OR status LIKE 'fallback%' OR status LIKE 'floor_over_budget%') ORDER BY id DESC LIMIT ?",
@@ -265,7 +265,7 @@ def decisions(db: Database, request: RequestRow, limit: int) -> list[tuple[int, 
 
 
 def listed_drops(ledger: Mapping[str, Any]) -> tuple[Drop, ...]:
-    """Drops that a token breakdown lists."""
+    """Drops listed in the token breakdown of a request."""
     lines = cast("list[Mapping[str, Any]]", ledger.get("dropped") or [])
     found: list[Drop] = []
     for line in lines:
@@ -275,7 +275,7 @@ def listed_drops(ledger: Mapping[str, Any]) -> tuple[Drop, ...]:
 
 
 def find_compile(db: Database, number: int) -> tuple[int, Compile] | None:
-    """The compile in that row, and the row of its session."""
+    """Find a compile by row number; return the row number of its session and the compile, or None."""
     with db.snapshot():
         query = f"{SUMMARIES} WHERE c.id = ?1 AND {OWNED.format(2)}"
         row = db.execute(query, (number, db.owner)).fetchone()
@@ -283,19 +283,19 @@ def find_compile(db: Database, number: int) -> tuple[int, Compile] | None:
 
 
 def carriers(db: Database, compile: int) -> tuple[int | None, int | None, int]:
-    """First and last of the requests that carry the summary of a compile, and their number."""
+    """Row numbers of the first and last requests that contain a compile's summary, and the count of such requests."""
     row = db.execute("SELECT min(id), max(id), count(*) FROM views WHERE summary = ?", (compile,)).fetchone()
     return row[0], row[1], row[2]
 
 
 def newest_raw_tip(db: Database, session: int) -> str | None:
-    """End of the raw history of a session as last seen."""
+    """Tip of a session's newest raw history; None if it has none."""
     row = db.execute("SELECT raw_tip FROM sessions WHERE id = ?", (session,)).fetchone()
     return None if row is None else row[0]
 
 
 def chain_nodes(db: Database, tip: str | None, session: int, known: Sequence[Node] = ()) -> list[Node]:
-    """A chain without its bodies, oldest first; what it shares with a `known` one of its session is not read again."""
+    """Messages of a chain, oldest first; those shared with `known`, a chain of the same session, are not read again."""
     row = db.execute("SELECT position FROM nodes WHERE id = ?", (tip,)).fetchone()
     if row is None:
         return []
@@ -314,7 +314,7 @@ def last_nodes(db: Database, tip: str, count: int) -> list[Node]:
 
 
 def message_bodies(db: Database, nodes: Sequence[Node]) -> list[bytes]:
-    """Messages of a chain with their instructions, in the same order."""
+    """JSON of messages with their instructions, in the order of `nodes`."""
     found = bodies(db, [node.content for node in nodes])
     names = sorted({node.instructions for node in nodes if node.instructions is not None})
     texts = dict(zip(names, map(rows.to_text, bodies(db, names)), strict=True))
@@ -325,7 +325,7 @@ def message_bodies(db: Database, nodes: Sequence[Node]) -> list[bytes]:
 
 
 def bodies(db: Database, contents: Sequence[str]) -> list[bytes]:
-    """Bodies by their hashes, in the same order; messages are without their instructions."""
+    """Bodies by hash, in the order of `contents`; messages come without their instructions."""
     found = db.execute(
         "SELECT hash, body FROM contents WHERE hash IN (SELECT value FROM json_each(?))", (json.dumps(contents),)
     )
@@ -334,7 +334,7 @@ def bodies(db: Database, contents: Sequence[str]) -> list[bytes]:
 
 
 class RequestTips(NamedTuple):
-    """One request as the ends of its two chains; a tuple, because a session may have tens of thousands."""
+    """The two tips of a request; a tuple, because a session may contain tens of thousands of requests."""
 
     id: int
     turn_index: int
@@ -343,7 +343,7 @@ class RequestTips(NamedTuple):
 
 
 def request_tips(db: Database, session: int) -> list[RequestTips]:
-    """All requests of a session as they were sent, oldest first: in a dry run that is the raw history."""
+    """Tips of all requests of a session, oldest first; the view of a dry run is the raw history, which was sent."""
     found = db.execute(
         "SELECT id, turn_index, raw_tip, CASE WHEN substr(status, 1, 7) = 'dry_run' THEN raw_tip ELSE view_tip END"
         " FROM views WHERE session = ? ORDER BY id",
@@ -353,20 +353,20 @@ def request_tips(db: Database, session: int) -> list[RequestTips]:
 
 
 Row = tuple[str, str | None, str, int, str | None]
-"""A message as id, parent, content hash, position and hash of its instructions."""
+"""A message as `(id, parent, content hash, position, hash of its instructions)`."""
 
 
 def session_nodes(
     db: Database, session: int, tips: Iterable[RequestTips], known: Mapping[str, Row] | None = None
 ) -> Mapping[str, Row]:
-    """Every message of these requests of a session once by its id, parents first; `known` ones are not read again."""
+    """All messages of some requests of a session, by id, parents first; messages in `known` are not read again."""
     known = known or {}
     ends = {tip for one in tips for tip in (one.raw_tip, one.view_tip) if tip is not None and tip not in known}
     if not ends:
         return known
-    # with an end for each request of the record, all messages are faster read than one by one
+    # with as many ends as there are requests on the record, reading all messages at once is faster
     (newest,) = db.execute("SELECT max(id) FROM views").fetchone()
-    fresh = _walked(db, ends, known) if len(ends) >= newest else _climbed(db, ends, known)
+    fresh = _read_by_scan(db, ends, known) if len(ends) >= newest else _read_by_level(db, ends, known)
     for node, content in db.execute("SELECT node, content FROM copies WHERE session = ?", (session,)):
         if node in fresh:
             name, parent, _, position, instructions = fresh[node]
@@ -374,7 +374,8 @@ def session_nodes(
     return {**known, **{row[0]: row for row in sorted(fresh.values(), key=itemgetter(3))}}
 
 
-def _walked(db: Database, ends: Iterable[str], known: Mapping[str, Row]) -> dict[str, Row]:
+def _read_by_scan(db: Database, ends: Iterable[str], known: Mapping[str, Row]) -> dict[str, Row]:
+    """Read all messages of the record in one query, and return those of the chains that end at `ends`."""
     every: dict[str, Row] = {row[0]: tuple(row) for row in db.execute(f"SELECT {_ROW} FROM nodes")}
     seen: dict[str, Row] = {}
     for tip in ends:
@@ -385,13 +386,13 @@ def _walked(db: Database, ends: Iterable[str], known: Mapping[str, Row]) -> dict
     return seen
 
 
-def _climbed(db: Database, ends: set[str], known: Mapping[str, Row]) -> dict[str, Row]:
-    """Messages by their ends: those near an end level by level, a long rest in one query."""
+def _read_by_level(db: Database, ends: set[str], known: Mapping[str, Row]) -> dict[str, Row]:
+    """Read the chains that end at `ends`: the first `LEVELS` levels one query each, the rest in one query."""
     seen: dict[str, Row] = {}
     for level in range(LEVELS + 1):
         if not ends:
             break
-        found = db.execute(_NAMED if level < LEVELS else _ABOVE, (json.dumps(list(ends)),))
+        found = db.execute(_BY_ID if level < LEVELS else _WITH_ANCESTORS, (json.dumps(list(ends)),))
         fresh: dict[str, Row] = {row[0]: tuple(row) for row in found}
         seen |= fresh
         ends = {row[1] for row in fresh.values() if row[1] is not None and row[1] not in seen and row[1] not in known}
@@ -401,36 +402,35 @@ def _climbed(db: Database, ends: set[str], known: Mapping[str, Row]) -> dict[str
 _ROW = "id, parent, content, position, instructions"
 
 LEVELS = 24
-"""Levels that are read one by one."""
+"""Levels of ancestors that are read with one query each."""
 
-_NAMED = f"SELECT {_ROW} FROM nodes WHERE id IN (SELECT value FROM json_each(?))"
-_ABOVE = (
-    f"WITH RECURSIVE up ({_ROW}) AS ({_NAMED}"
+_BY_ID = f"SELECT {_ROW} FROM nodes WHERE id IN (SELECT value FROM json_each(?))"
+_WITH_ANCESTORS = (
+    f"WITH RECURSIVE up ({_ROW}) AS ({_BY_ID}"
     " UNION SELECT n.id, n.parent, n.content, n.position, n.instructions FROM up JOIN nodes n ON n.id = up.parent)"
     f" SELECT {_ROW} FROM up"
 )
 
 
 def matching_nodes(db: Database, words: str, limit: int) -> list[tuple[str, str]]:
-    """Raw messages that hold these words one after the other, the newest first: id and searchable text.
+    """Find raw messages that contain a phrase, newest first, as `(message id, searchable text)`.
 
-    The last word may be the beginning of a longer one.
+    The last word may be the beginning of a longer word.
     """
     pieces = re.findall(r"\w+", words)
     if not pieces:
         return []
-    owner = db.owner
-    return db.find_messages(pieces, limit, prefix=None if owner is None else prefix(owner))
+    return db.find_messages(pieces, limit, prefix=None if db.owner is None else prefix(db.owner))
 
 
 CONVERSATIONS = 500
-"""Newest conversations of an owner that are looked at together."""
+"""Maximum number of newest conversations that are returned together."""
 
 
 def newest_conversations(db: Database) -> list[tuple[int, str, str, str]]:
-    """Number, name, beginning and end of the newest conversations of an owner that have content.
+    """The newest conversations of an owner with recorded content, as `(row number, name, creation time, raw tip)`.
 
-    The number of a deleted one may be that of another later, which has another name or began at another time.
+    A row number may be reused after a deletion; the name or the creation time then differs.
     """
     found = db.execute(
         "SELECT id, session_id, created_at, raw_tip FROM sessions WHERE owner = ? AND raw_tip NOT NULL"
@@ -441,9 +441,9 @@ def newest_conversations(db: Database) -> list[tuple[int, str, str, str]]:
 
 
 def messages_since(db: Database, tip: str, known: str | None, most: int) -> tuple[list[bytes], bool]:
-    """The newest messages up to `tip`, oldest first and without instructions: those after `known`, or at most `most`.
+    """Messages after `known` and up to `tip`, at most the newest `most`, oldest first and without instructions.
 
-    The second value says if they follow `known` directly.
+    The second value is True if they directly follow `known`.
     """
     found = db.execute(
         "WITH RECURSIVE up (id, parent, content, place) AS (SELECT id, parent, content, 1 FROM nodes WHERE id = ?1"
@@ -452,12 +452,12 @@ def messages_since(db: Database, tip: str, known: str | None, most: int) -> tupl
         " SELECT up.parent, t.body FROM up JOIN contents t ON t.hash = up.content ORDER BY up.place DESC",
         (tip, most, known or ""),
     ).fetchall()
-    goes_on = bool(found) and known is not None and found[0][0] == known
-    return [rows.unpack(row[1]) for row in found], goes_on
+    follows_known = bool(found) and known is not None and found[0][0] == known
+    return [rows.unpack(row[1]) for row in found], follows_known
 
 
 def root_of(db: Database, node: str) -> str | None:
-    """First message of the chains that a message is in."""
+    """Id of the first message of a message's chain; None if the message is unknown."""
     row = db.execute(
         "WITH RECURSIVE up (id, parent) AS (SELECT id, parent FROM nodes WHERE id = ?"
         " UNION ALL SELECT n.id, n.parent FROM up JOIN nodes n ON n.id = up.parent)"
@@ -468,7 +468,7 @@ def root_of(db: Database, node: str) -> str | None:
 
 
 def first_tips(db: Database, after: int = 0) -> list[tuple[int, str]]:
-    """Row number of every session beyond `after`, with the end of the raw history of its first request."""
+    """Sessions with a row number above `after`, as `(row number, raw tip of the first request)`."""
     found = db.execute(
         "SELECT s.id, coalesce((SELECT v.raw_tip FROM views v WHERE v.session = s.id AND v.raw_tip NOT NULL"
         " ORDER BY v.id LIMIT 1), s.raw_tip) AS tip FROM sessions s WHERE s.id > ?1"
@@ -479,7 +479,7 @@ def first_tips(db: Database, after: int = 0) -> list[tuple[int, str]]:
 
 
 def common_length(db: Database, one: str | None, other: str | None) -> int:
-    """Number of messages that two chains have in common at their beginning."""
+    """Length of the common beginning of two chains, in messages."""
 
     def place(name: str | None) -> tuple[str | None, int]:
         row = db.execute("SELECT parent, position FROM nodes WHERE id = ?", (name,)).fetchone()
@@ -497,7 +497,7 @@ def common_length(db: Database, one: str | None, other: str | None) -> int:
 
 
 def compile_usage(db: Database, session: int, first: int, last: int) -> list[tuple[str, dict[str, int]]]:
-    """Model and usage of every compile that the requests from `first` to `last` carry, each once."""
+    """Model and usage of each compile that the requests from `first` to `last` use."""
     found = db.execute(
         "SELECT model_alias, usage FROM context_summaries WHERE usage <> '{}' AND id IN"
         " (SELECT summary FROM views WHERE session = ? AND id BETWEEN ? AND ?)",
@@ -509,7 +509,7 @@ def compile_usage(db: Database, session: int, first: int, last: int) -> list[tup
 def unsent_usage(
     db: Database, session: int, since: datetime | None, until: datetime | None
 ) -> list[tuple[str, dict[str, int]]]:
-    """Model and usage of every compile that no request carries, after `since` and up to `until`."""
+    """Model and usage of each compile that no request uses, made after `since` and up to `until`."""
     found = db.execute(
         "SELECT id, model_alias, usage FROM context_summaries WHERE session = ?1 AND usage <> '{}'"
         " AND (?2 IS NULL OR created_at > ?2) AND (?3 IS NULL OR created_at <= ?3)"
@@ -521,20 +521,20 @@ def unsent_usage(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnderWay:
-    """A call of a model that writes a summary now."""
+    """A model call that is writing a summary now."""
 
     session: int
     session_id: str
     model: str
     started_at: datetime
     until: datetime
-    """The end of its time limit."""
+    """When its time limit ends."""
 
 
 def compiles_under_way(db: Database, session: int | None = None) -> list[UnderWay]:
-    """Calls for summaries of a session, or of all, that have no outcome yet, the newest first.
+    """Model calls for summaries in progress, newest first; of all sessions if `session` is None.
 
-    The row of a compile is its outcome. A call without one is over when its time limit has passed.
+    A call has ended when its compile is stored or its time limit has passed.
     """
     found = db.execute(
         "SELECT u.session, s.session_id, u.model, u.started_at, u.expires_at"

@@ -1,8 +1,8 @@
-"""Conversations of the host's store: a log of entries, each a message of a chain, and a row that says where it ends.
+"""Storage for the host's conversations: a log of entries, and a row with the state and the end of the log.
 
-An entry names a node, so that its message is the one that a request of the same conversation is made of, stored once.
-A store of one owner has that owner's conversations. A store of every owner takes the scope of a conversation for its
-owner; there a conversation has an id of its own, as the host wants it.
+An entry refers to a node of a message chain, so a message that requests of the conversation also contain is stored
+once. A store of one owner has only that owner's conversations. In a store of every owner, the scope of a conversation
+is its owner, and a conversation id must be unique, as the host expects.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from context_compiler.errors import StoreError
 from context_compiler.record import rows
 from context_compiler.record.database import Database
 from context_compiler.record.queries import (
-    ALL,
+    NO_LIMIT,
     NewMessage,
     advance,
     insert,
@@ -27,35 +27,35 @@ from context_compiler.record.queries import (
     session_row,
     write_message,
 )
-from context_compiler.record.rows import bare, stored, writer_of
+from context_compiler.record.rows import stored_name, without_prefix, writer_of
 from context_compiler.record.values import list_of
 
-FOUND = (
+CONVERSATIONS = (
     "SELECT c.scope, c.head, c.tips, c.state, c.revision, c.updated_at, c.session, s.session_id, s.owner, s.raw_tip"
     " FROM conversations c JOIN sessions s ON s.id = c.session WHERE s.owner = ifnull(?1, ifnull(c.scope, ''))"
 )
-"""Conversations of an owner, or if that is NULL, those whose owner is their scope."""
+"""Conversations of the owner `?1`; if it is NULL, all conversations whose owner equals their scope."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredConversation:
-    """A conversation without its log."""
+    """A conversation of the host, without its log."""
 
     conversation_id: str
     scope: str | None
     head: str | None
-    """The newest entry."""
+    """Id of the newest entry; None if the log is empty."""
     branches: tuple[str, ...]
-    """The last entries of branches that it left."""
+    """Ids of the last entries of abandoned branches."""
     state: str
-    """The whole record of the host as JSON text, which the store does not read."""
+    """The host's whole record of the conversation as JSON text; the store does not parse it."""
     revision: str
     updated_at: datetime
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogEntry:
-    """A message of a log and its predecessor."""
+    """A message of a log, with the id of the entry before it."""
 
     id: str
     parent: str | None
@@ -64,23 +64,23 @@ class LogEntry:
 
 
 def find_conversation(db: Database, conversation_id: str) -> StoredConversation | None:
-    """A conversation of the owner; of a store of every owner, the one of that id.
+    """Find a conversation by its id; None if there is none.
 
     Raises:
-        StoreError: several owners have one of that id, and the store is of every owner.
+        StoreError: The store works for every owner, and several owners have a conversation with that id.
     """
     given = (db.owner, rows.plain(conversation_id))
-    found = db.execute(f"{FOUND} AND s.session_id = ?2 AND s.vault_name = ''", given).fetchall()
+    found = db.execute(f"{CONVERSATIONS} AND s.session_id = ?2 AND s.vault_name = ''", given).fetchall()
     if len(found) > 1:
         raise StoreError(f"{len(found)} owners have a conversation {conversation_id!r}: name the owner")
     return _conversation(found[0]) if found else None
 
 
 def conversations(db: Database, scope: str | None, limit: int | None) -> list[StoredConversation]:
-    """Conversations, or those of a scope, the newest first."""
+    """Conversations of a scope, or of all scopes if it is None, newest first."""
     found = db.execute(
-        f"{FOUND} AND (?2 IS NULL OR c.scope = ?2) ORDER BY c.updated_at DESC, c.session DESC LIMIT ?3",
-        (db.owner, scope, ALL if limit is None else max(limit, 0)),
+        f"{CONVERSATIONS} AND (?2 IS NULL OR c.scope = ?2) ORDER BY c.updated_at DESC, c.session DESC LIMIT ?3",
+        (db.owner, scope, NO_LIMIT if limit is None else max(limit, 0)),
     )
     return [_conversation(row) for row in found.fetchall()]
 
@@ -92,31 +92,31 @@ def write_conversation(
     expected: str | None,
     text_of: Callable[[bytes], str],
 ) -> bool:
-    """Keep a conversation and the new entries of its log, in one transaction.
+    """Save a conversation and the new entries of its log, in one transaction.
 
     Args:
         db: The record.
-        given: What is kept from now on.
-        entries: In order, each after its parent.
-        expected: Revision of what is kept until now; None for no conversation.
-        text_of: The searchable text of a message, of its JSON.
+        given: The new state of the conversation.
+        entries: The new entries in order, each after its parent.
+        expected: The revision that is stored now; None if the conversation is new.
+        text_of: A function that returns the searchable text of a message from its JSON.
 
     Returns:
-        False, and nothing is kept, if the stored revision is not `expected`, or an entry that the log continues is not
-        there.
+        False, with nothing saved, if the stored revision is not `expected`, or if the entry that the log continues from
+        is missing.
 
     Raises:
-        StoreError: the conversation has another scope, which is its owner.
+        StoreError: In a store of every owner, the conversation has a different scope; its scope cannot change.
     """
     messages = [(entry, _message(entry, text_of)) for entry in entries]
     with db.transaction():
-        db.hold(rows.plain(given.conversation_id))
-        db.hold(given.conversation_id)
+        db.lock_name(rows.plain(given.conversation_id))
+        db.lock_name(given.conversation_id)
         known = find_conversation(db, given.conversation_id)
         if (None if known is None else known.revision) != expected:
             return False
         if known is not None and known.scope != given.scope and db.owner is None:
-            raise StoreError(f"conversation {given.conversation_id!r}: its scope is its owner, and stays")
+            raise StoreError(f"conversation {given.conversation_id!r}: its scope is its owner and cannot change")
         after = entries[0].parent if entries else given.head
         if given.head not in (after, *(entry.id for entry in entries)):
             return False
@@ -124,7 +124,7 @@ def write_conversation(
         if after is not None and before is None:
             return False
         with _as_owner(db, given.scope or ""):
-            copied = [] if after is None else _copied(db, before, after, text_of)
+            copied = [] if after is None else _entries_to_copy(db, before, after, text_of)
             session = session_row(db, session_key(db, given.conversation_id, ""), datetime.now(UTC))
             for entry, message in (*copied, *messages):
                 _write_entry(db, session, entry, message)
@@ -133,40 +133,44 @@ def write_conversation(
 
 
 def read_log(db: Database, head: str, limit: int | None) -> list[LogEntry]:
-    """The entries up to one, oldest first, or the last of them; empty if there is no such entry."""
+    """Entries of a log up to `head`, oldest first, or only the last `limit` of them; empty if `head` is unknown."""
     with db.snapshot():
         owner = _owner_of_entry(db, head)
         return [] if owner is None or limit == 0 else _log(db, owner, head, limit)
 
 
 def whole_history(db: Database, conversation_id: str) -> list[bytes] | None:
-    """Messages of a conversation, oldest first; None if the store has no conversation of that id."""
+    """Messages of a conversation, oldest first; None if there is no such conversation."""
     with db.snapshot():
         given = (db.owner, rows.plain(conversation_id))
-        row = db.execute(f"{FOUND} AND s.session_id = ?2 AND s.vault_name = ''", given).fetchone()
+        row = db.execute(f"{CONVERSATIONS} AND s.session_id = ?2 AND s.vault_name = ''", given).fetchone()
         if row is None or row["head"] is None:
             return None if row is None else []
         return [entry.body for entry in _log(db, row["owner"], row["head"], None)]
 
 
 def _log(db: Database, owner: str, head: str, limit: int | None) -> list[LogEntry]:
+    """Entries of an owner's log up to `head`, oldest first, at most the last `limit`."""
     found = db.execute(
         "WITH RECURSIVE up (id, parent, node, content, place) AS ("
         " SELECT id, parent, node, content, 1 FROM entries WHERE owner = ?1 AND id = ?2"
         " UNION ALL SELECT e.id, e.parent, e.node, e.content, up.place + 1 FROM up"
         " JOIN entries e ON e.owner = ?1 AND e.id = up.parent WHERE ?3 < 0 OR up.place < ?3)"
-        " SELECT up.id, up.parent, t.body, i.body AS said FROM up JOIN nodes n ON n.id = up.node"
+        " SELECT up.id, up.parent, t.body, i.body AS instructions FROM up JOIN nodes n ON n.id = up.node"
         " JOIN contents t ON t.hash = ifnull(up.content, n.content)"
         " LEFT JOIN contents i ON i.hash = n.instructions ORDER BY up.place DESC",
-        (owner, head, ALL if limit is None else limit),
+        (owner, head, NO_LIMIT if limit is None else limit),
     )
     return [_entry(row) for row in found.fetchall()]
 
 
-def _copied(
+def _entries_to_copy(
     db: Database, owner: str | None, head: str, text_of: Callable[[bytes], str]
 ) -> list[tuple[LogEntry, NewMessage]]:
-    """The log up to an entry that another owner has, for this one: a fork shares nothing with another owner."""
+    """Entries of another owner's log up to `head`, to be copied because a fork shares no rows with another owner.
+
+    Empty if this owner has the entry itself.
+    """
     if owner is None or _owner_of_entry(db, head) is not None:
         return []
     return [(entry, _message(entry, text_of)) for entry in _log(db, owner, head, None)]
@@ -187,14 +191,14 @@ def _conversation(row: Any) -> StoredConversation:
 
 def _entry(row: Any) -> LogEntry:
     body = rows.unpack(row["body"])
-    if row["said"] is not None:
-        body = rows.join_instructions(body, rows.to_text(rows.unpack(row["said"])))
+    if row["instructions"] is not None:
+        body = rows.join_instructions(body, rows.to_text(rows.unpack(row["instructions"])))
     return LogEntry(id=row["id"], parent=row["parent"], body=body)
 
 
 @contextmanager
 def _as_owner(db: Database, scope: str) -> Generator[None]:
-    """Work for the owner that a scope is, if the connection works for every owner."""
+    """Work for the owner that a scope names, if the connection works for every owner."""
     before = db.owner
     db.owner = scope if before is None else before
     try:
@@ -204,14 +208,14 @@ def _as_owner(db: Database, scope: str) -> Generator[None]:
 
 
 def _owner_of_entry(db: Database, entry: str) -> str | None:
-    """The owner of an entry; of a store of every owner, the first that has it: a copy is the same for all."""
+    """Return the owner of an entry, the first one if several have equal copies; None if the entry is unknown."""
     query = "SELECT owner FROM entries WHERE id = ?1 AND (?2 IS NULL OR owner = ?2) ORDER BY owner LIMIT 1"
     found = db.execute(query, (entry, db.owner)).fetchone()
     return None if found is None else found["owner"]
 
 
 def _message(entry: LogEntry, text_of: Callable[[bytes], str]) -> NewMessage:
-    """The message of an entry, which gets its names when it is written: they depend on what comes before it."""
+    """Convert an entry to a message; writing it sets its name and parent, because they depend on the entry before."""
     body, instructions = rows.split_instructions(entry.body)
     return NewMessage(
         id=ids.identity_facts(entry.body).exact,
@@ -229,7 +233,7 @@ def _write_entry(db: Database, session: int, entry: LogEntry, message: NewMessag
     query = "SELECT e.node, n.position FROM entries e JOIN nodes n ON n.id = e.node WHERE e.owner = ? AND e.id = ?"
     parent = db.execute(query, (writer_of(db), entry.parent)).fetchone()
     before, place = (None, 0) if parent is None else (parent["node"], parent["position"] + 1)
-    name, content = stored(db, ids.exact_id(bare(before), message.id)), stored(db, message.content)
+    name, content = stored_name(db, ids.exact_id(without_prefix(before), message.id)), stored_name(db, message.content)
     write_message(db, replace(message, id=name, parent=before, position=place, content=content), session)
     same = db.execute("SELECT content FROM nodes WHERE id = ?", (name,)).fetchone()["content"] == content
     row = (writer_of(db), entry.id, entry.parent, name, None if same else content)

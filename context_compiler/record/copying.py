@@ -1,8 +1,8 @@
-"""A copy of a record in another store: rows keep names and values, and get numbers and seals of their new place.
+"""Copying a record to another store: rows keep their names and values, but get new numbers and seals.
 
-Rows are written in pages, each in one transaction, after the rows that they refer to. A row that never changes is
-skipped if the target has it, so repeating an interrupted copy finishes it. A row that can change, such as the end of a
-conversation, is updated from the source, unless the target has continued on its own: then it stays and is reported.
+Rows are written in pages, one transaction each, after the rows that they refer to. A row that never changes is skipped
+if the target has it, so an interrupted copy is finished by repeating it. A row that can change, such as the tip of a
+session, is updated from the source, unless it was continued in the target: then it is kept and reported.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from context_compiler.record.values import page_names
 
 Row = Mapping[str, Any]
 Numbers = dict[str, dict[int, int]]
-"""Numbers of rows in the copy, by table and by their number in the source."""
+"""Row numbers in the target, by table and by row number in the source."""
 
 REFERENCES = {"session": "sessions", "summary": "context_summaries"}
-"""Columns that hold the number of a row, and its table."""
+"""Columns that contain a row number, and the tables that they refer to."""
 
 KEYS = {
     "sessions": ("session_id", "vault_name", "owner"),
@@ -43,7 +43,7 @@ KEYS = {
     "actions": ("session", "number"),
     "toolsets": ("session", "request_hash"),
 }
-"""Columns by which a numbered row is found in the copy."""
+"""Columns that identify a numbered row, by which it is found in the target."""
 
 CHANGING = {
     "sessions": ("raw_tip",),
@@ -53,13 +53,13 @@ CHANGING = {
     "spaces": ("memory_tip", "head", "turns_tip", "state"),
     "conversations": ("head", "tips", "state", "revision", "updated_at"),
 }
-"""Columns that may differ from those of an earlier copy."""
+"""Columns that can change after an earlier copy, by table."""
 
 ENDS = {
     "sessions": (("raw_tip", "nodes"),),
     "spaces": (("memory_tip", "memories"), ("head", "commits"), ("turns_tip", "nodes")),
 }
-"""Columns that hold the newest state of a session, and the tables that they refer to."""
+"""Columns that name the newest state of a session, and the tables that they refer to."""
 
 NUMERIC = frozenset({"session", "turn_index", "request_index", "number"})
 
@@ -71,26 +71,26 @@ WITH RECURSIVE kept (id) AS (
 )
 SELECT id FROM kept
 """
-"""Entries and all their ancestors."""
+"""The entries of the JSON list `?1`, and all their ancestors, in the log of the owner `?2`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CopyResult:
-    """Outcome of a copy."""
+    """The outcome of a copy."""
 
     copied: Mapping[str, int]
-    """Rows added or updated, by table."""
+    """Number of rows added or updated, by table."""
     present: Mapping[str, int]
-    """Rows that were there already, by table."""
+    """Number of rows that the target already had, by table."""
     defects: tuple[str, ...]
-    """Defects of the copy, and rows where the target differs from the source; empty if it is sound and complete."""
+    """Defects of the target, and rows in which it differs from the source; empty if the copy is sound and complete."""
 
 
 async def copy_record(source: SQLStore, target: SQLStore, progress: Callable[[str], object]) -> CopyResult:
-    """Copy every row of every owner, and verify the copy; `progress` is called for each row, with its table.
+    """Copy the rows of all owners and verify the target; `progress` is called with the table of each row.
 
     Raises:
-        StoreError: a row of the source was changed since it was written, or one of the stores cannot be used.
+        StoreError: A row of the source does not match its seal, or one of the stores cannot be used.
     """
     numbers: Numbers = {"sessions": {}, "context_summaries": {}}
     copied, present = Counter[str](), Counter[str]()
@@ -98,10 +98,10 @@ async def copy_record(source: SQLStore, target: SQLStore, progress: Callable[[st
     before = await target.perform(_count)
     async with aclosing(source.scoped(None).export()) as found:
         async for table, page in _pages(found):
-            added, known, unlike = await target.perform(partial(_write_page, table=table, page=page, numbers=numbers))
+            added, known, unequal = await target.perform(partial(_write_page, table=table, page=page, numbers=numbers))
             if table in numbers:
                 numbers[table] |= known
-            changed += [(table, row) for row in unlike]
+            changed += [(table, row) for row in unequal]
             copied[table] += added
             present[table] += len(page) - added
             for _ in page:
@@ -111,25 +111,26 @@ async def copy_record(source: SQLStore, target: SQLStore, progress: Callable[[st
             copied[table] = number - before[table]
             present[table] -= copied[table]
     for table, row in changed:
-        held = await target.perform(partial(_held, table=table, row=row))
-        if await source.perform(partial(_has_gone_on, table=table, held=held, row=row)):
-            await target.perform(partial(_keep, table=table, held=held, row=row))
-            name = f"session {held['session_id']!r}" + (f" of {held['owner']!r}" if held["owner"] else "")
+        current = await target.perform(partial(_target_row, table=table, row=row))
+        if await source.perform(partial(_has_diverged, table=table, current=current, row=row)):
+            await target.perform(partial(_keep_reachable, table=table, current=current, row=row))
+            owner = f" of {current['owner']!r}" if current["owner"] else ""
+            name = f"session {current['session_id']!r}{owner}"
             defects.append(f"{table}: {name} was changed in the target, so it is not as in the source")
         else:
-            await target.perform(partial(_update, table=table, held=held, row=row))
+            await target.perform(partial(_update, table=table, current=current, row=row))
             copied[table] += 1
             present[table] -= 1
     sessions = numbers["sessions"]
     for session, memory, terms in await source.perform(lambda db: db.live_memories()):
         if session in sessions:
-            await target.perform(partial(_revive, session=sessions[session], memory=memory, terms=terms))
+            await target.perform(partial(_add_live_memory, session=sessions[session], memory=memory, terms=terms))
     await _index(source, target, progress)
     return CopyResult(copied=dict(copied), present=dict(present), defects=(*defects, *await target.verify()))
 
 
 async def _pages(found: AsyncIterator[Row]) -> AsyncIterator[tuple[str, list[Row]]]:
-    """Rows in pages of one table."""
+    """Group rows into pages of at most `PAGE` rows, each page from one table."""
     table, page = "", list[Row]()
     async for row in found:
         if page and (row["table"] != table or len(page) == PAGE):
@@ -142,7 +143,7 @@ async def _pages(found: AsyncIterator[Row]) -> AsyncIterator[tuple[str, list[Row
 
 
 Written = tuple[int, dict[int, int], Sequence[Row]]
-"""Count of added numbered rows, the new numbers of all of them, and rows that the target has with other values."""
+"""Number of added numbered rows; row numbers in the target by number in the source; rows that differ in the target."""
 
 
 def _write_page(db: Database, table: str, page: Sequence[Row], numbers: Numbers) -> Written:
@@ -162,12 +163,13 @@ def _write_page(db: Database, table: str, page: Sequence[Row], numbers: Numbers)
             )
             columns = ["session", "node", "content"]
         db.executemany(query, [[row[column] for column in columns] for row in given])
-        unlike = [row for row in given if _is_unlike(row, _held(db, table, row), table)] if table in CHANGING else []
-        return 0, {}, unlike
+        if table not in CHANGING:
+            return 0, {}, ()
+        return 0, {}, [row for row in given if _differs(row, _target_row(db, table, row), table)]
 
 
-def _held(db: Database, table: str, row: Row) -> Row:
-    """The target's row with the key of a source row, and the names of its session."""
+def _target_row(db: Database, table: str, row: Row) -> Row:
+    """Read the target's row with the same key as a source row, joined with the name and owner of its session."""
     if table == "sessions":
         query, given = "SELECT * FROM sessions WHERE id = ?", [row["id"]]
     else:
@@ -181,79 +183,79 @@ def _held(db: Database, table: str, row: Row) -> Row:
     return rows.mapping(db.execute(query, given).fetchone())
 
 
-def _is_unlike(row: Row, held: Row, table: str) -> bool:
-    return any(row[column] != held[column] for column in CHANGING[table])
+def _differs(row: Row, current: Row, table: str) -> bool:
+    return any(row[column] != current[column] for column in CHANGING[table])
 
 
-def _has_gone_on(db: Database, table: str, held: Row, row: Row) -> bool:
-    """True if the target holds a state that the source never had, because somebody has continued it."""
+def _has_diverged(db: Database, table: str, current: Row, row: Row) -> bool:
+    """True if the target's row has a state that the source never had, because it was continued in the target."""
     if table == "layers":
-        return held["version"] >= row["version"]
+        return current["version"] >= row["version"]
     if table == "conversations":
         query = "SELECT 1 FROM entries WHERE owner = ? AND id = ?"
-        return held["updated_at"] > row["updated_at"] or any(
-            db.execute(query, (held["owner"], tip)).fetchone() is None for tip in json.loads(held["tips"])
+        return current["updated_at"] > row["updated_at"] or any(
+            db.execute(query, (current["owner"], tip)).fetchone() is None for tip in json.loads(current["tips"])
         )
     known = (
-        held[column] is None or db.execute(f"SELECT 1 FROM {named} WHERE id = ?", (held[column],)).fetchone()
+        current[column] is None or db.execute(f"SELECT 1 FROM {named} WHERE id = ?", (current[column],)).fetchone()
         for column, named in ENDS.get(table, ())
     )
     return table == "actions" or not all(known)
 
 
-def _update(db: Database, table: str, held: Row, row: Row) -> None:
+def _update(db: Database, table: str, current: Row, row: Row) -> None:
     """Update a row of the target from the source."""
     values = {column: row[column] for column in CHANGING[table]}
     if table in rows.SEALED:
-        new = {**held, **values}
-        values["seal"] = rows.seal(held["id"], [new[column] for column in rows.SEALED[table]])
+        new = {**current, **values}
+        values["seal"] = rows.seal(current["id"], [new[column] for column in rows.SEALED[table]])
     key = "rowid" if table in rows.SEALED else "session"
     with db.transaction():
-        if table == "cycles":  # written anew: the highest number is the newest cycle
-            db.execute("DELETE FROM cycles WHERE rowid = ?", (held["id"],))
+        if table == "cycles":  # insert it again, because the newest cycle must have the highest number
+            db.execute("DELETE FROM cycles WHERE rowid = ?", (current["id"],))
             insert(db, "cycles", [row[column] for column in rows.CYCLE])
             return
         if table == "spaces":
-            live = db.execute("SELECT id FROM live_memories WHERE session = ?", (held["id"],)).fetchall()
+            live = db.execute("SELECT id FROM live_memories WHERE session = ?", (current["id"],)).fetchall()
             for (number,) in live:
                 db.unindex_memory(number)
-            db.execute("DELETE FROM live_memories WHERE session = ?", (held["id"],))
+            db.execute("DELETE FROM live_memories WHERE session = ?", (current["id"],))
         settings = ", ".join(f"{column} = ?" for column in values)
-        db.execute(f"UPDATE {table} SET {settings} WHERE {key} = ?", (*values.values(), held["id"]))
+        db.execute(f"UPDATE {table} SET {settings} WHERE {key} = ?", (*values.values(), current["id"]))
         if table == "layers":
-            _keep_pages(db, row)
+            _remove_unlisted_pages(db, row)
 
 
-def _keep(db: Database, table: str, held: Row, row: Row) -> None:
-    """Keep a row of the target as it is, but let everything that was copied be reachable from it."""
+def _keep_reachable(db: Database, table: str, current: Row, row: Row) -> None:
+    """Keep a row of the target, but make everything copied for it reachable, so that pruning does not remove it."""
     with db.transaction():
         if table == "layers":
-            _keep_pages(db, held)
+            _remove_unlisted_pages(db, current)
         if table == "conversations":
-            tips: list[str] = json.loads(held["tips"])
-            found = db.execute(LOG, (json.dumps(tips), held["owner"])).fetchall()
+            tips: list[str] = json.loads(current["tips"])
+            found = db.execute(LOG, (json.dumps(tips), current["owner"])).fetchall()
             known = {one[0] for one in found}
             further = [tip for tip in json.loads(row["tips"]) if tip not in known]
             if further:
                 query = "UPDATE conversations SET tips = ? WHERE session = ?"
-                db.execute(query, (json.dumps([*tips, *further]), held["session"]))
-                reseal(db, "conversations", held["id"])
+                db.execute(query, (json.dumps([*tips, *further]), current["session"]))
+                reseal(db, "conversations", current["id"])
 
 
-def _keep_pages(db: Database, layers: Row) -> None:
-    """Remove pages that the layers of a session do not list."""
+def _remove_unlisted_pages(db: Database, layers: Row) -> None:
+    """Remove the pages that the layers of a session do not list."""
     query = "DELETE FROM layer_pages WHERE session = ? AND NOT name IN (SELECT value FROM json_each(?))"
     db.execute(query, (layers["session"], json.dumps(list(page_names(layers["state"])))))
 
 
 def _count(db: Database) -> dict[str, int]:
-    """Rows of the tables without numbers."""
+    """Count the rows of each table without row numbers."""
     named = [table for table in EXPORTED if table not in rows.SEALED]
     return {table: int(db.execute(f"SELECT count(*) FROM {table}").fetchone()[0]) for table in named}
 
 
 def _renumber(row: Row, numbers: Numbers) -> dict[str, Any]:
-    """A row with the numbers of the copy."""
+    """Return a row whose references contain the row numbers of the target."""
     new = {
         column: numbers[table][row[column]] for column, table in REFERENCES.items() if isinstance(row.get(column), int)
     }
@@ -261,37 +263,38 @@ def _renumber(row: Row, numbers: Numbers) -> dict[str, Any]:
 
 
 def _write_sealed(db: Database, table: str, page: Sequence[Row], numbers: Numbers) -> Written:
-    columns, added, known, unlike = rows.SEALED[table], 0, dict[int, int](), list[Row]()
+    """Write the sealed rows of a table that the target does not have, with new numbers and seals."""
+    columns, added, known, unequal = rows.SEALED[table], 0, dict[int, int](), list[Row]()
     for row in page:
         if not rows.is_sealed(row["id"], [row[column] for column in columns], row["seal"]):
             raise StoreError(f"{table} {row['id']} of the source was changed since it was written; verify it")
-        new = _copied_state(db, table, _renumber(row, numbers), numbers)
+        new = _renumber_compile(db, table, _renumber(row, numbers), numbers)
         number = _number_of(db, table, new)
         if number is None:
             number, added = db.next_number(table), added + 1
             if table == "context_summaries":
-                new = _with_free_key(db, new)
+                new = _without_used_key(db, new)
             values = [new[column] for column in columns]
             names = ("rowid", *columns, "seal")
             query = f"INSERT INTO {table} ({', '.join(names)}) VALUES ({', '.join('?' * len(names))})"
             db.execute(query, (number, *values, rows.seal(number, values)))
         elif table in CHANGING:
             new = {**new, "id": number}
-            unlike += [new] if _is_unlike(new, _held(db, table, new), table) else []
+            unequal += [new] if _differs(new, _target_row(db, table, new), table) else []
         known[row["id"]] = number
-    return added, known, unlike
+    return added, known, unequal
 
 
-def _with_free_key(db: Database, row: Row) -> Row:
-    """The row of a compile, without its cache key if another compile of the target has that key."""
+def _without_used_key(db: Database, row: Row) -> Row:
+    """Return the row of a compile, without its cache key if another compile in the target has the same key."""
     found = db.execute("SELECT 1 FROM context_summaries WHERE cache_key = ?", (row["cache_key"],)).fetchone()
     if found is None:
         return row
     return {**row, "cache_key": None, "status": f"{row['status']}; cache_key: of another answer"}
 
 
-def _copied_state(db: Database, table: str, row: Row, numbers: Numbers) -> dict[str, Any]:
-    """A row whose state, if it has one, names the compile of a cycle by its number in the copy."""
+def _renumber_compile(db: Database, table: str, row: Row, numbers: Numbers) -> dict[str, Any]:
+    """Return a row whose state, if it is an action or a cycle, contains the target's row number of its compile."""
     if table == "actions":
         return {**row, "state": _renumber_state(row["state"], numbers)}
     if table != "cycles":
@@ -308,7 +311,7 @@ def _copied_state(db: Database, table: str, row: Row, numbers: Numbers) -> dict[
 
 
 def _renumber_state(state: str, numbers: Numbers) -> str:
-    """The state of a cycle, or of an action that led to one, with the number of the copy."""
+    """Replace the row number of the compile in the state of a cycle, or of an action that contains a cycle."""
     try:
         given: Any = json.loads(state)
     except ValueError:
@@ -327,7 +330,7 @@ def _renumber_state(state: str, numbers: Numbers) -> str:
 
 
 def _number_of(db: Database, table: str, row: Row) -> int | None:
-    """The number of a row in the copy, by its key; None if it is not there."""
+    """Find the number of a row in the target by its key; None if it is not there."""
     if row.get("cache_key") is not None:
         query = "SELECT id FROM context_summaries WHERE cache_key = ? AND raw_output = ?"
         if (found := db.execute(query, (row["cache_key"], row["raw_output"])).fetchone()) is not None:
@@ -339,8 +342,8 @@ def _number_of(db: Database, table: str, row: Row) -> int | None:
     return None if found is None else int(found["id"])
 
 
-def _revive(db: Database, session: int, memory: str, terms: str | None) -> None:
-    """Add a memory to what a session remembers, if it belongs to the memory of the copy."""
+def _add_live_memory(db: Database, session: int, memory: str, terms: str | None) -> None:
+    """Add a memory to the live memories of a session, if the session's current state in the target contains it."""
     with db.transaction():
         tip = db.execute("SELECT memory_tip FROM spaces WHERE session = ?", (session,)).fetchone()
         query = "SELECT 1 FROM live_memories WHERE session = ? AND memory = ?"
@@ -354,7 +357,7 @@ def _revive(db: Database, session: int, memory: str, terms: str | None) -> None:
 
 
 async def _index(source: SQLStore, target: SQLStore, progress: Callable[[str], object]) -> None:
-    """Add to the search index of the copy what it lacks."""
+    """Add the texts that the search index of the target lacks."""
     indexed = await target.perform(lambda db: {row[0] for row in db.execute("SELECT DISTINCT node FROM messages_fts")})
     after = 0
     while page := await source.perform(lambda db, after=after: db.message_texts(after, PAGE)):

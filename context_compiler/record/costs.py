@@ -1,7 +1,7 @@
-"""Costs of recorded requests and compiles, in US dollars: as sent, and if everything had been sent, with the cache.
+"""Input costs of recorded requests and compiles, in US dollars: as sent, and as if the whole history had been sent.
 
-Answers are left out, because a view does not change them. A request counts as if the provider's prompt cache had kept
-all that it begins with as the request before did; where a price or the model is unknown, it is not counted at all.
+Costs of answers are left out, because a view does not change them. The prompt cache is assumed to contain the longest
+beginning that a request shares with the previous one. Requests of unknown models or prices are not counted.
 """
 
 from __future__ import annotations
@@ -16,25 +16,25 @@ from context_compiler.record.values import Compile, Record
 from context_compiler.tokens.prices import cost_of, dollars, price_of
 
 PRICE = "price"
-"""Key of a record's ledger: model, provider, and the tokens that a prompt cache has."""
+"""Key in a record's ledger; its value contains the model, the provider and the cached tokens."""
 
 NO_MODEL = "requests without a model's name"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestCost:
-    """Cost of the input of one request; None where no price is known."""
+    """Input cost of one request in US dollars; None if the price is unknown."""
 
     model: str
     sent: Decimal | None
     everything: Decimal | None
-    """Cost if everything had been sent, with the same cache."""
+    """Cost if the whole history had been sent, with prompt caching."""
     cached: int
-    """Tokens that the cache has of it as sent."""
+    """Tokens of the sent request that the prompt cache contains."""
 
 
 def request_cost(record: Record) -> RequestCost:
-    """Cost of the input of a recorded request."""
+    """Compute the input cost of a recorded request."""
     given = record.ledger.get(PRICE)
     facts = cast("dict[str, object]", given) if isinstance(given, dict) else dict[str, object]()
     model, provider = str(facts.get("model") or ""), facts.get("provider")
@@ -48,7 +48,7 @@ def request_cost(record: Record) -> RequestCost:
 
 
 def compile_cost(compile: Compile | None) -> Decimal | None:
-    """Cost of a compile; 0 where no model was asked, None where the price is unknown."""
+    """Compute the cost of a compile; 0 if no model was used, None if the price is unknown."""
     if compile is None or not compile.usage:
         return Decimal(0)
     return cost_of(compile.model_alias, compile.usage)
@@ -56,11 +56,11 @@ def compile_cost(compile: Compile | None) -> Decimal | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Costs:
-    """Costs of several requests and of the compiles that they carry; None where no price of any is known."""
+    """Total costs of several requests and their compiles, in US dollars; None if no price is known."""
 
     requests: int
     priced: int
-    """Requests whose price is known: the amounts are theirs."""
+    """Requests with a known price, which the amounts cover."""
     sent: Decimal | None
     everything: Decimal | None
     compiles: Decimal | None
@@ -69,7 +69,7 @@ class Costs:
 
     @property
     def text(self) -> str:
-        """The costs as one line."""
+        """The costs in one line, for people."""
         known = self.sent is not None or self.everything is not None
         parts = [
             *([f"{dollars(self.sent)} sent"] if known else []),
@@ -84,7 +84,10 @@ class Costs:
 
 
 def add_costs(records: Sequence[Record], unsent: Sequence[Compile] = ()) -> Costs:
-    """Add up what was sent, what everything would have cost, and each compile once; `unsent` no request carries."""
+    """Add up the costs of requests and of compiles; a compile that several requests use counts once.
+
+    `unsent` are compiles that no request uses.
+    """
     found = [request_cost(record) for record in records]
     made = {record.summary_id: record.compile for record in records if record.compile and record.compile.usage}
     compiles = [(one.model_alias, compile_cost(one)) for one in (*made.values(), *unsent)]

@@ -1,7 +1,7 @@
-"""The connection that all functions of the record work on: SQL that SQLite and PostgreSQL share, and where they differ.
+"""The connection protocol behind every function of the record, implemented for SQLite and for PostgreSQL.
 
-Statements are written for SQLite with markers `?`. `PostgresDatabase` translates them; what has no translation is a
-method here.
+Functions write their statements for SQLite, with `?` markers, and `PostgresDatabase` translates them. Operations that
+cannot be translated are methods of the protocol.
 """
 
 from __future__ import annotations
@@ -15,99 +15,102 @@ from typing import Any, Protocol
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """Now, by two clocks: one that nobody sets, which may stand still in sleep, and one that does not."""
+    """A moment by two clocks: a monotonic one, which may stop during sleep, and the wall clock, which may be reset."""
 
     steady: float = field(default_factory=time.monotonic)
     wall: float = field(default_factory=time.time)
 
     @property
     def age(self) -> float:
-        """Seconds since then."""
+        """Seconds since this moment, by whichever clock shows more."""
         return max(time.monotonic() - self.steady, time.time() - self.wall)
 
 
 class Rows(Protocol):
-    """The outcome of a statement; each row is read by name or by position."""
+    """The result of a statement; columns of a row are read by name or by position."""
 
     @property
     def rowcount(self) -> int:
-        """Rows that were changed."""
+        """Number of rows that the statement changed."""
         ...
 
     def fetchone(self) -> Any:
-        """The next row, or None."""
+        """Return the next row; None after the last."""
         ...
 
     def fetchall(self) -> list[Any]:
-        """All further rows."""
+        """Return all remaining rows."""
         ...
 
     def __iter__(self) -> Iterator[Any]: ...
 
 
 class Database(Protocol):
-    """A connection to a record, which works for one owner at a time."""
+    """A connection to a record; it works for one owner at a time."""
 
     owner: str | None
-    """Owner whose rows the queries see and write; None sees every owner's."""
+    """Owner whose rows are read and written; None reads the rows of every owner."""
     tried: Moment | None
-    """When what it writes was first tried; such a write is refused if anything was removed since. None is now."""
+    """When its writes were first attempted; a write is refused if anything was removed since. None is now."""
     damage: tuple[type[Exception], ...]
-    """Errors of reading a record that is damaged."""
+    """Errors that reading a damaged record may raise."""
 
     def execute(self, sql: str, parameters: Sequence[Any] = (), /) -> Rows:
         """Run one statement."""
         ...
 
     def executemany(self, sql: str, parameters: Sequence[Sequence[Any]], /) -> object:
-        """Run one statement for each of these parameters."""
+        """Run one statement once for each sequence of parameters."""
         ...
 
     def scan(self, sql: str, parameters: Sequence[Any] = ()) -> Iterator[Any]:
-        """Rows of a query of any size, within `snapshot`."""
+        """Yield the rows of a query whose result may be large; call it within `snapshot`."""
         ...
 
     def transaction(self) -> AbstractContextManager[None]:
-        """A write transaction, rolled back on an error."""
+        """Run a write transaction; an error rolls it back."""
         ...
 
     def snapshot(self) -> AbstractContextManager[None]:
-        """A read transaction: one state of the record, whatever others write meanwhile."""
+        """Run a read transaction, which sees one state of the record regardless of concurrent writes."""
         ...
 
     def sweep(self) -> AbstractContextManager[None]:
-        """A transaction in which rows are removed, while nobody else writes."""
+        """Run a transaction that removes rows; no other transaction writes meanwhile."""
         ...
 
-    def hold(self, name: str) -> None:
-        """Let other transactions that hold the same name wait for the end of this one."""
+    def lock_name(self, name: str) -> None:
+        """Take a lock on a name until the transaction ends; other transactions that take it wait."""
         ...
 
     def clock(self) -> float:
-        """The time in seconds, by a clock that all who write to the record share."""
+        """Return the time in seconds, by a clock that all writers of the record share."""
         ...
 
     def next_number(self, table: str) -> int:
-        """The number of a new row."""
+        """Return the number for a new row of a table."""
         ...
 
     def index_messages(self, texts: Sequence[tuple[str, str]]) -> None:
-        """Add texts of messages to the search index, each with the name of its message."""
+        """Add texts of messages to the search index, as `(message id, text)`."""
         ...
 
     def index_waiting(self) -> bool:
-        """Move some texts that wait into the search index; True if more may wait."""
+        """Index some of the texts that are not indexed yet; True if more may be left."""
         ...
 
     def find_messages(self, words: Sequence[str], limit: int, *, prefix: str | None) -> list[tuple[str, str]]:
-        """Messages with these words one after the other, newest first: id and text.
+        """Find messages that contain a phrase, newest first, as `(message id, text)`.
 
-        The last word may be the beginning of a longer one. Names begin with `prefix`; None is any.
+        Args:
+            words: The words of the phrase; the last may be the beginning of a longer word.
+            limit: Maximum number of messages.
+            prefix: The owner prefix of the messages; None finds those of every owner.
         """
         ...
 
     def index_memory(self, number: int, terms: str) -> None:
-        """Add a memory to the search index."""
+        """Add the terms of a memory to the search index."""
         ...
 
     def unindex_memory(self, number: int) -> None:
@@ -115,33 +118,33 @@ class Database(Protocol):
         ...
 
     def find_memories(self, session: int, terms: Sequence[str], limit: int) -> list[Any]:
-        """The best matches of a session for any of these terms: `id`, `created_at`, `position` and `body`."""
+        """Find the best matches in a session for any of these terms: `id`, `created_at`, `position` and `body`."""
         ...
 
     def memories_with(self, session: int, phrase: str) -> list[Any]:
-        """Memories in the index with a phrase: `number`, `memory`, `id`, `created_at` and `body`."""
+        """Find indexed memories that contain a phrase: `number`, `memory`, `id`, `created_at` and `body`."""
         ...
 
     def message_texts(self, after: int, limit: int) -> list[tuple[int, str, str]]:
-        """Texts of the search index beyond a row of it: row, name of the message, text."""
+        """Search-index entries after the given row, as `(row, message id, text)`."""
         ...
 
     def live_memories(self) -> list[tuple[int, str, str | None]]:
-        """Memories of every session in order: session, name, and terms if the index has them."""
+        """Live memories of all sessions in order, as `(session, memory, terms)`; terms are None if not indexed."""
         ...
 
     def clean_indexes(self) -> None:
-        """Remove from the search indexes what is gone from the tables."""
+        """Remove search-index entries whose messages or memories no longer exist."""
         ...
 
     def check_structure(self) -> Iterator[str]:
-        """Check what the database itself promises: pages, indexes and references."""
+        """Check what the database itself guarantees, such as pages, indexes and references."""
         ...
 
     def check_schema(self) -> Iterator[str]:
-        """Check that the tables are those of a new record."""
+        """Check that the tables are defined as in a new record."""
         ...
 
     def check_search_index(self) -> Iterator[str]:
-        """Check the search indexes against their texts, and each text for its message."""
+        """Check that each entry of the search indexes matches its text and its message."""
         ...

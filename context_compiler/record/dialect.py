@@ -1,4 +1,4 @@
-"""Statements of SQLite in the words of PostgreSQL, as far as this package writes them, and texts as that holds them."""
+"""Translation of this package's SQLite statements, texts and search words to PostgreSQL."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ NO_NULLS: frozenset[int] = frozenset()
 
 _ROWID = ("cycles", "layers", "conversations", "actions")
 NUMBERS: Mapping[str, str] = {"contents": "hash", "spaces": "session", **dict.fromkeys(_ROWID, "rowid")}
-"""The columns in place of SQLite's `rowid`, where it is not `id`."""
+"""Columns that replace SQLite's `rowid`, by table; in all other tables it is `id`."""
 
 _LITERAL = re.compile(r"('(?:[^']|'')*')")
 _TABLE = re.compile(rf"\b(FROM|JOIN|INTO|UPDATE|TABLE)(\s+)({'|'.join(TABLES)})\b", re.IGNORECASE)
 _LIST = re.compile(r"IN \(SELECT value FROM json_each\((\?\d*)\)\)")
 _TIPS = re.compile(r"json_each\((\?\d*)\) AS tip")
 _NULL = re.compile(r"(\?\d*) IS NULL")
-_MARKED = re.compile(r"(IN \(SELECT value FROM json_each\(\?\d*\)\)|json_each\(\?\d*\) AS tip|\?\d* IS NULL|\?\d*)")
-"""Markers of parameters, with the words around them that are other ones in PostgreSQL."""
+_MARKER = re.compile(r"(IN \(SELECT value FROM json_each\(\?\d*\)\)|json_each\(\?\d*\) AS tip|\?\d* IS NULL|\?\d*)")
+"""Parameter markers, with the words around them that PostgreSQL writes differently."""
 _WORDS = (
     (re.compile(r"\bifnull\("), "coalesce("),
     (re.compile(r"\binstr\("), "strpos("),
@@ -37,22 +37,22 @@ _WRITES = re.compile(r"(WITH\b.*\)\s*)?(INSERT|UPDATE|DELETE)\b", re.DOTALL)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Statement:
-    """A statement in PostgreSQL's words."""
+    """A statement translated to PostgreSQL."""
 
     text: str
     returns_rows: bool
     lists: frozenset[int]
-    """Positions of parameters that are lists, as JSON."""
+    """Positions of parameters that are JSON lists."""
     body: int | None
-    """Position of a parameter that is the stored form of a body."""
+    """Position of the parameter with a body in stored form; None if there is none."""
 
 
 @lru_cache(maxsize=1_000)
 def translate(sql: str, schema: str, nulls: frozenset[int] = NO_NULLS) -> Statement:
-    """A statement for the tables of a schema.
+    """Translate a statement for the tables of a schema.
 
-    `nulls` are the positions of parameters that are NULL: where a statement asks for that, the answer is written into
-    it, because the type of a parameter of which nothing else is asked would be unknown.
+    `nulls` are the positions of parameters that are NULL. Each `? IS NULL` is replaced by TRUE or FALSE, because
+    PostgreSQL cannot infer the type of a parameter that is used only in such a test.
     """
     first = _TABLE.search(sql)
     number = NUMBERS.get(first[3].lower(), "id") if first else "id"
@@ -77,17 +77,17 @@ def _words(text: str, schema: str) -> str:
 
 @dataclass(slots=True, kw_only=True)
 class _Markers:
-    """The markers of one statement, in order."""
+    """Translation of the parameter markers of one statement, in order."""
 
     nulls: frozenset[int]
     count: int = 0
     lists: set[int] = field(default_factory=set[int])
 
     def replace(self, text: str) -> str:
-        """The text with PostgreSQL's markers."""
-        return _MARKED.sub(lambda found: self._marked(found[0]), text)
+        """Replace the markers in a part of the statement by those of PostgreSQL."""
+        return _MARKER.sub(lambda found: self._translate(found[0]), text)
 
-    def _marked(self, text: str) -> str:
+    def _translate(self, text: str) -> str:
         if found := _LIST.fullmatch(text):
             return f"= ANY({self._marker(found[1], is_list=True)})"
         if found := _TIPS.fullmatch(text):
@@ -105,45 +105,51 @@ class _Markers:
 
 
 MARK, NUL = "\ufdd0", "\0"
-"""A text cannot hold NUL here; it is written as the mark and `0`, and the mark, which is not a character, twice."""
+"""Escapes of NUL, which PostgreSQL cannot store in a text: NUL becomes the mark and `0`, and the mark is doubled.
 
-PART, OVERLAP, WORD = 1_000, 16, 200
-"""Words in a row of the search index, words that two rows share so that phrases cross them, and letters of a word."""
+The mark is a Unicode noncharacter.
+"""
+
+ROW_WORDS, OVERLAP_WORDS, MAX_WORD_LENGTH = 1_000, 16, 200
+"""Words in a row of the search index, words that consecutive rows share, and maximum letters of a word.
+
+Rows overlap so that a phrase that crosses from one to the next is found.
+"""
 
 
 def escape(text: str) -> str:
-    """A text that PostgreSQL can hold."""
+    """Escape a text so that PostgreSQL can store it."""
     if NUL not in text and MARK not in text:
         return text
     return text.replace(MARK, MARK + MARK).replace(NUL, MARK + "0")
 
 
 def unescape(text: str) -> str:
-    """The text of `escape`."""
+    """Return the text that `escape` was given."""
     return re.sub(f"{MARK}(.)", lambda found: NUL if found[1] == "0" else MARK, text)
 
 
 def words_of(text: str) -> list[str]:
-    """Words of a text as the search index knows them: without case and accents."""
+    """Split a text into words as the search index stores them: without case and accents."""
     bare = text.casefold()
     if not bare.isascii():
         bare = "".join(one for one in unicodedata.normalize("NFKD", bare) if not unicodedata.combining(one))
-    return [word[:WORD] for word in re.findall(r"[^\W_]+", bare)]
+    return [word[:MAX_WORD_LENGTH] for word in re.findall(r"[^\W_]+", bare)]
 
 
 def indexed_words(text: str) -> list[str]:
-    """The words of a text for the rows of the search index that it takes, one or more, as PostgreSQL reads them."""
+    """Return the words of a text in PostgreSQL's tsvector syntax, for one or more rows of the search index."""
     words = words_of(text)
     return [
-        " ".join(f"'{word}':{at}" for at, word in enumerate(words[start : start + PART + OVERLAP], 1))
-        for start in range(0, max(len(words), 1), PART)
+        " ".join(f"'{word}':{at}" for at, word in enumerate(words[start : start + ROW_WORDS + OVERLAP_WORDS], 1))
+        for start in range(0, max(len(words), 1), ROW_WORDS)
     ]
 
 
-def has_phrase(text: str, asked: Sequence[str]) -> bool:
-    """True if a text has these words one after the other; the last may be the beginning of one."""
-    words, size = words_of(text), len(asked)
+def has_phrase(text: str, phrase: Sequence[str]) -> bool:
+    """True if a text contains these words in sequence; the last may be the beginning of a longer word."""
+    words, size = words_of(text), len(phrase)
     return any(
-        words[at + size - 1].startswith(asked[-1]) and words[at : at + size - 1] == [*asked[:-1]]
+        words[at + size - 1].startswith(phrase[-1]) and words[at : at + size - 1] == [*phrase[:-1]]
         for at in range(len(words) - size + 1)
     )

@@ -1,7 +1,7 @@
-"""The file of the record: its location, its connection and its errors.
+"""The SQLite file of a record: its location, its connection and its errors.
 
-All event loops of a process share one connection per store. It belongs to the background loop; aiosqlite runs its work
-on another thread. Connections are closed before a fork and at exit.
+All event loops of a process share one connection per store. The connection belongs to the background loop, and
+aiosqlite runs its work on a separate thread. Connections are closed before a fork and at exit.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ log = logging.getLogger("context_compiler.store")
 
 NAME, FORMER_NAME = "context.db", "context_compiler.db"
 BUSY_TIMEOUT_MS = 5_000
-"""Milliseconds that a save waits for another process unless the caller says: as long as for PostgreSQL."""
+"""Default milliseconds that a save waits while another process writes; the same as for PostgreSQL."""
 GRACE_S = 1.0
-"""Seconds that opening waits for another process that is creating the same file."""
+"""Seconds that opening waits while another process creates the same file."""
 FAILURES = (StoreError, sqlite3.Error, OSError, ValueError, OverflowError, zlib.error)
-"""Errors of a file, from a full disk to a damaged row."""
+"""Errors that work on a file may raise, from a full disk to a damaged row."""
 
 REMEDIES = {
     sqlite3.SQLITE_BUSY: "another process is writing to it: try again, or give this process a file of its own",
@@ -45,20 +45,20 @@ REMEDIES = {
     sqlite3.SQLITE_IOERR: "check the space, quota and state of the disk",
     sqlite3.SQLITE_READONLY: "open it without read_only, and check the permissions of the file and its folder",
     sqlite3.SQLITE_PERM: "check the permissions of the file and its folder",
-    sqlite3.SQLITE_CANTOPEN: "check that the path is a file in a folder that may be written",
+    sqlite3.SQLITE_CANTOPEN: "check that the path is a file in a writable folder",
     sqlite3.SQLITE_NOTADB: "it is not a record: move it away, or give another path",
-    sqlite3.SQLITE_CORRUPT: "it is damaged: move it away, and a new one is made; `sqlite3 FILE .recover` may save much",
+    sqlite3.SQLITE_CORRUPT: "it is damaged: move it away to start over; `sqlite3 FILE .recover` may rescue most of it",
 }
 
 
 def locate(path: Path) -> Path:
-    """The file to use: `path`, or the file under the former name beside it if only that exists."""
+    """Return the file to use: `path`, or the file with the former default name beside it if only that exists."""
     former = path.with_name(FORMER_NAME)
     return former if path.name == NAME and file_identity(path) is None and file_identity(former) is not None else path
 
 
 def explain(error: Exception, path: Path | str) -> StoreError:
-    """A StoreError with the place and the remedy."""
+    """Convert an error to a StoreError that names the place and a remedy."""
     if isinstance(error, StoreError):
         return type(error)(f"{path}: {error}")
     if isinstance(error, FileExistsError | NotADirectoryError):
@@ -75,23 +75,23 @@ def explain(error: Exception, path: Path | str) -> StoreError:
 
 
 class Job(str, Generic[T]):
-    """A function disguised as a script, the one argument that aiosqlite passes to its connection unchanged."""
+    """A function in the guise of an SQL script, because aiosqlite passes a script to its connection unchanged."""
 
     work: Callable[[FileDatabase], T]
     value: T
 
     def __new__(cls, work: Callable[[FileDatabase], T]) -> Job[T]:
-        """Wrap a function; `FileDatabase` runs it."""
+        """Wrap a function that `FileDatabase` will run."""
         job = super().__new__(cls)
         job.work = work
         return job
 
 
 class FileDatabase(SQLiteDatabase):
-    """A connection that runs a `Job` like a script: without interruption, on its own thread."""
+    """A connection that runs a `Job` like a script: uninterrupted, on the connection's own thread."""
 
     def executescript(self, sql_script: str, /) -> sqlite3.Cursor:
-        """Run a script, or a `Job` and store its value."""
+        """Run a script, or run a `Job` and store its result in the job."""
         if not isinstance(sql_script, Job):
             return super().executescript(sql_script)
         job = cast("Job[Any]", sql_script)
@@ -100,7 +100,7 @@ class FileDatabase(SQLiteDatabase):
 
 
 class File:
-    """A file with one connection that does one job at a time; arguments as for `SQLiteStore`."""
+    """A file with one connection that runs one job at a time; see `SQLiteStore` for the arguments."""
 
     def __init__(self, path: Path, *, read_only: bool, busy_timeout_ms: int) -> None:
         self.path = path
@@ -112,16 +112,16 @@ class File:
         self._opened: OpenDatabase | None = None
 
     async def perform(self, work: Callable[[FileDatabase], T]) -> T:
-        """Run a function on the connection; a cancelled caller still waits for its end."""
+        """Run a function on the connection; a cancelled caller still waits until it ends."""
         return await submit(partial(self._perform, work))
 
     async def close(self) -> None:
-        """Close the file; it opens again on use."""
+        """Close the file; the next use opens it again."""
         if current() is not None:
             await submit(self._close)
 
     def release(self) -> None:
-        """Close the file after the work in progress, without waiting."""
+        """Close the file once the work in progress has ended, without waiting for that."""
         home = current()
         if home is not None and self in home.open:
             with suppress(RuntimeError):  # the loop has just ended and closed every file
@@ -135,12 +135,12 @@ class File:
                 await connection.executescript(job)
             except sqlite3.Error:
                 with suppress(sqlite3.Error):
-                    await self._disconnect(home)  # a failed connection is not used again
+                    await self._disconnect(home)  # never reuse a connection that failed
                 raise
             return job.value
 
     async def leave(self, home: Background) -> None:
-        """Close the file as the loop ends."""
+        """Close the file, because the background loop is ending."""
         with suppress(sqlite3.Error):
             await self._close(home)
 
@@ -149,13 +149,13 @@ class File:
             await self._disconnect(home)
 
     def _locked(self, home: Background) -> asyncio.Lock:
-        """The lock of this file on the current background loop."""
+        """Return the lock of this file; a new one if the background loop has been replaced."""
         if self._home is not home:
             self._home, self._lock, self._connection = home, asyncio.Lock(), None
         return self._lock
 
     async def _connected(self, home: Background) -> aiosqlite.Connection:
-        """The connection, reopened if the file has been removed or replaced."""
+        """Return the connection; reopen it if the file has been removed or replaced."""
         if self._connection is not None and self._opened is not None:
             if not self._opened.gone():
                 return self._connection
@@ -172,7 +172,7 @@ class File:
         return self._connection
 
     def _open(self, path: Path, failures: list[Exception]) -> FileDatabase:
-        """Open the file, or on failure an empty database: aiosqlite joins its thread only for an open one."""
+        """Open the file, or an empty database if that fails, because aiosqlite ends its thread only for an open one."""
         try:
             return open_file(path, read_only=self.read_only, busy_timeout_ms=self.busy_timeout_ms)
         except FAILURES as error:
@@ -187,7 +187,7 @@ class File:
 
 
 def open_file(path: Path, *, read_only: bool, busy_timeout_ms: int) -> FileDatabase:
-    """Open a record; unless `read_only`, create or migrate it first."""
+    """Open a record; unless `read_only`, create it or apply missing migrations first."""
     if path.is_dir():
         raise StoreError("is a folder; give the path of a file in it")
     with ExitStack() as undo:
@@ -198,7 +198,7 @@ def open_file(path: Path, *, read_only: bool, busy_timeout_ms: int) -> FileDatab
             db = _upgraded_copy(db)
             undo.callback(db.close)
         elif read_only and version_of(db) == 0:
-            raise StoreError("it holds no current record; open it once for writing")
+            raise StoreError("it contains no record of the current version; open it once for writing")
         db.row_factory = sqlite3.Row
         if not read_only:
             _prepare(db)
@@ -207,7 +207,7 @@ def open_file(path: Path, *, read_only: bool, busy_timeout_ms: int) -> FileDatab
 
 
 def _upgraded_copy(db: FileDatabase) -> FileDatabase:
-    """A temporary copy of a file of an earlier version, so that it can be read without being changed."""
+    """Return a migrated temporary copy of a file of an earlier version, so that the file itself is not changed."""
     copy = sqlite3.connect("", isolation_level=None, factory=FileDatabase)
     with db:
         db.backup(copy)
@@ -220,9 +220,9 @@ def _upgraded_copy(db: FileDatabase) -> FileDatabase:
 def _reader(path: Path) -> FileDatabase:
     if not path.exists():
         raise StoreError("there is no record here; give the path of one, or run something that is recorded first")
-    # SQLite creates -wal and -shm beside a file even to read it; in a folder where it may not, nobody writes either.
-    sealed = not os.access(path.parent, os.W_OK) and not write_ahead_log(path).exists()
-    uri = path.as_uri() + ("?mode=ro&immutable=1" if sealed else "?mode=ro")
+    # SQLite creates -wal and -shm beside a file even to read it; if the folder is read-only, nobody writes the file.
+    is_read_only = not os.access(path.parent, os.W_OK) and not write_ahead_log(path).exists()
+    uri = path.as_uri() + ("?mode=ro&immutable=1" if is_read_only else "?mode=ro")
     return sqlite3.connect(uri, uri=True, isolation_level=None, factory=FileDatabase)
 
 
@@ -242,13 +242,13 @@ def _prepare(db: sqlite3.Connection) -> None:
     patience = time.monotonic() + GRACE_S
     while True:
         try:
-            if version_of(db) == 0:  # refuses a foreign file before it is changed
+            if version_of(db) == 0:  # it raises for a file of another program, before anything is changed
                 db.execute("PRAGMA auto_vacuum = INCREMENTAL")
             db.execute("PRAGMA journal_mode = WAL")
             db.execute("PRAGMA synchronous = NORMAL")
             migrate(db)
         except sqlite3.OperationalError as error:
-            # Two processes that create a file at once can both be refused at once, without the busy timeout.
+            # If two processes create a file at the same time, SQLite may refuse both without waiting for the timeout.
             if error.sqlite_errorcode != sqlite3.SQLITE_BUSY or time.monotonic() > patience:
                 raise
             time.sleep(0.01)

@@ -1,8 +1,8 @@
-"""Export, delete, prune and verify.
+"""Export, delete, prune and verify records.
 
-Whatever a remaining request, conversation, compile or cycle points to is kept, with everything before it; the rest is
-removed, overwritten on disk, and taken out of the search index. Verifying derives every name again from what reading
-returns: a check is a function from a database to the defects it finds, as sentences.
+Removal keeps everything that a remaining request, conversation, compile or cycle refers to, with all its ancestors. The
+rest is deleted, overwritten on disk, and removed from the search index. Verification recomputes every name and seal
+from the stored data; each check yields the defects that it finds, as sentences.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from typing import Any
 
 from context_compiler import ids
 from context_compiler.record import rows
-from context_compiler.record.conversations import FOUND
+from context_compiler.record.conversations import CONVERSATIONS
 from context_compiler.record.database import Database
 from context_compiler.record.queries import OWNED, reseal
-from context_compiler.record.rows import bare, prefix, prefix_of, writer_of
+from context_compiler.record.rows import prefix, prefix_of, without_prefix, writer_of
 from context_compiler.record.sessions import commit_id, memory_diff
 from context_compiler.record.values import list_of, page_name, page_names, parse_json, parse_tools
 
@@ -27,10 +27,10 @@ EXPORTED = (
     *("contents", "nodes", "sessions", "copies", "context_summaries", "cycles", "views", "layer_pages", "layers"),
     *("actions", "toolsets", "memories", "commits", "spaces", "scores", "entries", "conversations"),
 )
-"""Every table but the search indexes, each after those it refers to."""
+"""All exported tables, each after the tables that it refers to."""
 
 NAMED = {"contents": "hash", "nodes": "id", "memories": "id"}
-"""Tables whose rows name their owner by a prefix, and the column with that prefix."""
+"""Tables whose rows belong to the owner in the prefix of a name, and the column with that name."""
 
 ORDERS = {
     "nodes": "position, id",
@@ -50,11 +50,11 @@ WITH RECURSIVE kept (id) AS (
 )
 DELETE FROM nodes WHERE id IN (SELECT id FROM nodes EXCEPT SELECT id FROM kept)
 """
-"""Messages that nothing reaches.
+"""Remove messages that no remaining row refers to, directly or through later messages.
 
-`EXCEPT` instead of `NOT IN`, here and below: both databases sort or hash the list once, while PostgreSQL scans the list
-of a `NOT IN` again for each row if it expects it to be large. Parents are looked up one by one by key, because a join
-may be planned as a scan of all messages for each step of a chain.
+Here and below, `EXCEPT` replaces `NOT IN`: both databases sort or hash an `EXCEPT` list once, but PostgreSQL rescans a
+`NOT IN` list for each row if it expects the list to be large. Parents are looked up by key, one at a time, because a
+join may be planned as a scan of all messages for each step of a chain.
 """
 DROP_CONTENTS = """
 DELETE FROM contents WHERE hash IN (
@@ -72,7 +72,7 @@ WITH RECURSIVE kept (owner, id) AS (
 )
 DELETE FROM entries WHERE (owner, id) IN (SELECT owner, id FROM entries EXCEPT SELECT owner, id FROM kept)
 """
-"""Entries that neither a conversation nor a branch that it left reaches."""
+"""Remove log entries that neither the end of a conversation nor an abandoned branch leads back to."""
 DROP_TOOLS = """
 DELETE FROM toolsets WHERE (session, request_hash) IN (
     SELECT session, request_hash FROM toolsets EXCEPT SELECT session, request_hash FROM views
@@ -88,19 +88,19 @@ DELETE FROM memories WHERE id IN (SELECT id FROM memories EXCEPT SELECT id FROM 
 """
 
 RECENT = 1
-"""Days of what a write that comes late may be of: what removes only what is older does not concern it."""
+"""Maximum age in days of data in a retried write; removing only older data does not conflict with one."""
 
-HELD = "SELECT session FROM spaces UNION SELECT session FROM layers UNION SELECT session FROM conversations"
-"""Sessions that stay without requests."""
+LASTING_SESSIONS = "SELECT session FROM spaces UNION SELECT session FROM layers UNION SELECT session FROM conversations"
+"""Sessions that are kept even without requests."""
 
-OF_SESSION = (
+SESSION_TABLES = (
     *("cycles", "copies", "layers", "scores", "live_memories", "spaces", "commits", "conversations"),
     *("layer_pages", "toolsets", "under_way"),
 )
-"""Tables whose rows go with their session."""
+"""Tables whose rows are removed with their session."""
 
 SESSIONS = f"SELECT s.id FROM sessions s WHERE {OWNED.format(1)}"
-"""The sessions of the owner that a connection works for."""
+"""Sessions of the owner `?1`; NULL is every owner."""
 
 OLD_VIEWS = f"""
 SELECT id FROM (
@@ -125,68 +125,72 @@ AND session IN ({SESSIONS})
 
 
 def delete(db: Database, session_id: str) -> int:
-    """Remove a conversation and everything only it used; the number of requests removed."""
+    """Remove a conversation and all data that only it used; return the number of requests removed."""
     return _delete(db, f"{SESSIONS} AND s.session_id = ?2", (db.owner, rows.plain(session_id)))
 
 
 def erase(db: Database) -> int:
-    """Remove every conversation of the owner, and all that was kept with them; the number of requests removed."""
+    """Remove all conversations of the owner with their data; return the number of requests removed."""
     return _delete(db, SESSIONS, (writer_of(db),))
 
 
 def delete_conversation(db: Database, conversation_id: str, expected: str) -> bool:
-    """Remove a conversation of the host, with its requests and all that only it used.
+    """Remove a conversation of the host, with its requests and all data that only it used.
 
     Returns:
-        False, and nothing is removed, if the stored revision is not `expected`.
+        False, with nothing removed, if the stored revision is not `expected`.
     """
     query = (
         "SELECT o.id FROM sessions o JOIN sessions k ON k.session_id = o.session_id AND k.owner = o.owner"
-        f" JOIN ({FOUND}) f ON f.session = k.id WHERE k.session_id = ?2 AND f.revision = ?3"
+        f" JOIN ({CONVERSATIONS}) f ON f.session = k.id WHERE k.session_id = ?2 AND f.revision = ?3"
     )
     given = (db.owner, rows.plain(conversation_id), expected)
     if not _numbers(db, query, given):
         return False
     with _sweep(db):
-        gone = _numbers(db, query, given)
-        _remove(db, "views", "session", gone)
-        _forget(db, gone)
-    return bool(gone)
+        doomed = _numbers(db, query, given)
+        _remove(db, "views", "session", doomed)
+        _remove_sessions(db, doomed)
+    return bool(doomed)
 
 
 def _delete(db: Database, query: str, arguments: Sequence[object]) -> int:
+    """Remove the sessions that a query returns; return the number of requests removed."""
     with _sweep(db):
-        gone = _numbers(db, query, arguments)
-        removed = _remove(db, "views", "session", gone)
-        _forget(db, gone)
+        doomed = _numbers(db, query, arguments)
+        removed = _remove(db, "views", "session", doomed)
+        _remove_sessions(db, doomed)
     return removed
 
 
 def prune(db: Database, older_than_days: float | None, keep_last: int | None) -> int:
-    """Remove the requests that are both old and beyond the newest; the number of requests removed."""
+    """Remove requests that are both too old and not among the newest; return the number of requests removed."""
     limited, owner = older_than_days is not None or keep_last is not None, db.owner
     age = None if older_than_days is None else rows.days_ago(older_than_days)
-    recent = limited and (older_than_days is None or older_than_days < RECENT)
-    with _sweep(db, noted=recent):
+    is_recent = limited and (older_than_days is None or older_than_days < RECENT)
+    with _sweep(db, refuse_retries=is_recent):
         old = _numbers(db, OLD_VIEWS, (owner, age, keep_last)) if limited else []
-        before = _sessions(db)
+        before = _sessions_with_requests(db)
         removed = _remove(db, "views", "id", old)
         if limited:
             _remove(db, "cycles", "rowid", _numbers(db, OLD_CYCLES, (owner,)))
-            held = set(_numbers(db, HELD))
-            _forget(db, sorted(before - _sessions(db) - held))
+            lasting = set(_numbers(db, LASTING_SESSIONS))
+            _remove_sessions(db, sorted(before - _sessions_with_requests(db) - lasting))
             _remove(db, "context_summaries", "id", _numbers(db, UNUSED_SUMMARIES, (owner,)))
     return removed
 
 
-def _sessions(db: Database) -> set[int]:
-    """Rows of the conversations with requests."""
+def _sessions_with_requests(db: Database) -> set[int]:
+    """Row numbers of the sessions that have requests."""
     return set(_numbers(db, "SELECT DISTINCT session FROM views"))
 
 
 @contextmanager
-def _sweep(db: Database, *, noted: bool = True) -> Generator[None]:
-    """A transaction that ends by removing everything without a reference; unless `noted`, late writes may follow."""
+def _sweep(db: Database, *, refuse_retries: bool = True) -> Generator[None]:
+    """Run a transaction that finally removes all unreferenced rows.
+
+    With `refuse_retries`, writes first attempted before it are refused afterwards, so that they restore nothing.
+    """
     with db.sweep():
         yield
         for statement in (DROP_ENTRIES, DROP_NODES, DROP_COPIES, DROP_TOOLS):
@@ -195,12 +199,12 @@ def _sweep(db: Database, *, noted: bool = True) -> Generator[None]:
         db.execute("DELETE FROM claims")
         db.execute(DROP_MEMORIES)
         db.execute(DROP_CONTENTS)
-        if noted:
+        if refuse_retries:
             rows.note_removal(db)
 
 
-def _forget(db: Database, sessions: Sequence[int]) -> None:
-    """Remove conversations without requests; a compile that another conversation uses passes to that one."""
+def _remove_sessions(db: Database, sessions: Sequence[int]) -> None:
+    """Remove sessions that have no requests; a compile that another session uses moves to that session."""
     _remove(db, "actions", "session", sessions)
     shared = db.execute(
         "SELECT c.id, min(v.session) AS heir FROM context_summaries c JOIN"
@@ -215,22 +219,24 @@ def _forget(db: Database, sessions: Sequence[int]) -> None:
     query = "SELECT id FROM live_memories WHERE session IN (SELECT value FROM json_each(?))"
     for number in _numbers(db, query, (json.dumps(sessions),)):
         db.unindex_memory(number)
-    for table in OF_SESSION:
+    for table in SESSION_TABLES:
         _remove(db, table, "session", sessions)
     _remove(db, "sessions", "id", sessions)
 
 
 def _numbers(db: Database, query: str, arguments: Sequence[object] = ()) -> list[int]:
+    """First column of the rows of a query."""
     return [row[0] for row in db.execute(query, tuple(arguments))]
 
 
 def _remove(db: Database, table: str, column: str, values: Sequence[int]) -> int:
+    """Delete the rows with one of these values in a column; return their number."""
     condition = f"{column} IN (SELECT value FROM json_each(?))"
     return db.execute(f"DELETE FROM {table} WHERE {condition}", (json.dumps(values),)).rowcount
 
 
 def export(db: Database) -> Generator[Mapping[str, object]]:
-    """Every row of one snapshot, ready for JSON; contents as text."""
+    """Yield every row of one snapshot as a JSON-ready mapping, with contents as text."""
     owner = db.owner
     with db.snapshot():
         for table in EXPORTED:
@@ -244,7 +250,7 @@ def export(db: Database) -> Generator[Mapping[str, object]]:
 
 
 def _owned(table: str) -> str:
-    """SQL condition for the rows of an owner, or of a prefix in `NAMED` tables; a NULL argument matches every row."""
+    """SQL condition for the rows of the owner `?1`, or of the prefix `?1` in `NAMED` tables; NULL matches every row."""
     if table in NAMED:
         name = NAMED[table]
         return f"?1 IS NULL OR substr({name}, 1, instr({name}, '/')) = ?1"
@@ -254,7 +260,7 @@ def _owned(table: str) -> str:
 
 
 def check_messages(db: Database) -> Iterator[str]:
-    """Check contents against their hashes, and nodes against the content and parent that name them."""
+    """Check that contents match their hashes, and that nodes match their names, content and parents."""
     facts: dict[str, ids.IdentityFacts] = {}
     texts: dict[str, str] = {}
     query = "SELECT content FROM nodes UNION SELECT content FROM copies UNION SELECT content FROM entries"
@@ -270,26 +276,26 @@ def check_messages(db: Database) -> Iterator[str]:
         except (ValueError, TypeError, AttributeError, zlib.error) as error:
             yield f"contents {row['hash']}: cannot be read ({error})"
             continue
-        if ids.blob_id(body) != bare(row["hash"]):
-            yield f"contents {row['hash']}: the body is another than the one that was named"
+        if ids.blob_id(body) != without_prefix(row["hash"]):
+            yield f"contents {row['hash']}: the body does not match its hash"
     for row in db.scan(
         "SELECT n.*, p.id AS found, p.position AS before FROM nodes n LEFT JOIN nodes p ON p.id = n.parent"
     ):
-        if not _follows(row["id"], row, facts, texts):
-            yield f"nodes {row['id']}: the name does not follow from content and parent"
-        yield from _place(row)
+        if not _matches_name(row["id"], row, facts, texts):
+            yield f"nodes {row['id']}: the name does not match the content and parent"
+        yield from _check_position(row)
     for row in db.execute(
         "SELECT 'copies ' || c.session || ' ' || c.node AS place, c.node, c.content, n.parent, n.instructions"
         " FROM copies c JOIN nodes n ON n.id = c.node UNION ALL"
         " SELECT 'entries ' || e.id, e.node, e.content, n.parent, n.instructions"
         " FROM entries e JOIN nodes n ON n.id = e.node WHERE e.content NOT NULL"
     ):
-        if not _follows(row["node"], row, facts, texts):
-            yield f"{row['place']}: the name does not follow from content and parent"
+        if not _matches_name(row["node"], row, facts, texts):
+            yield f"{row['place']}: the name does not match the content and parent"
 
 
-def _follows(name: str, row: Any, facts: Mapping[str, ids.IdentityFacts], texts: Mapping[str, str]) -> bool:
-    """True if a message is named by its content and parent, or if its content cannot be read."""
+def _matches_name(name: str, row: Any, facts: Mapping[str, ids.IdentityFacts], texts: Mapping[str, str]) -> bool:
+    """True if a message's name matches its content and parent, or if its content cannot be read."""
     known = facts.get(row["content"])
     if known is None:
         return True
@@ -297,7 +303,7 @@ def _follows(name: str, row: Any, facts: Mapping[str, ids.IdentityFacts], texts:
         row[column] and prefix_of(row[column]) != prefix_of(name) for column in ("content", "parent", "instructions")
     ):
         return False
-    name, parent = bare(name), bare(row["parent"])
+    name, parent = without_prefix(name), without_prefix(row["parent"])
     if not name.startswith(ids.RECORDED):
         return row["instructions"] is None and ids.chain_id(parent, known.identity) == name
     if row["instructions"] is not None:
@@ -306,15 +312,16 @@ def _follows(name: str, row: Any, facts: Mapping[str, ids.IdentityFacts], texts:
     return ids.sent_id(parent, known.exact, rendering) == name
 
 
-def _place(row: Any) -> Iterator[str]:
+def _check_position(row: Any) -> Iterator[str]:
+    """Check that a node's parent exists and its position is one more than the parent's."""
     if row["parent"] is not None and row["found"] is None:
-        yield f"nodes {row['id']}: the parent {row['parent']} is not there"
+        yield f"nodes {row['id']}: the parent {row['parent']} is missing"
     elif row["position"] != (0 if row["parent"] is None else row["before"] + 1):
         yield f"nodes {row['id']}: position {row['position']} is not its parent's plus one"
 
 
 def check_tips(db: Database) -> Iterator[str]:
-    """Check that every chain is there that a row names."""
+    """Check that every message that a row refers to exists and belongs to the same owner."""
     for table, column in (*rows.TIPS, *rows.TURN_TIPS):
         for row in db.execute(
             f"SELECT t.{'id' if table == 'commits' else 'rowid'} AS id, t.{column} AS tip FROM {table} t"
@@ -331,7 +338,7 @@ def check_tips(db: Database) -> Iterator[str]:
 
 
 def check_seals(db: Database) -> Iterator[str]:
-    """Check the seals of the rows whose names do not prove them."""
+    """Check the seals of all sealed rows."""
     for table, columns in rows.SEALED.items():
         for row in db.scan(f"SELECT rowid, seal, {', '.join(columns)} FROM {table}"):
             number, seal, *values = row
@@ -340,35 +347,35 @@ def check_seals(db: Database) -> Iterator[str]:
 
 
 def check_cache_keys(db: Database) -> Iterator[str]:
-    """Check that only a compile with status ok can be used again."""
+    """Check that only compiles with status ok have a cache key."""
     for row in db.execute("SELECT id, status FROM context_summaries WHERE cache_key NOT NULL"):
         if str(row["status"]).split(";")[0].strip() != "ok":
             yield f"context_summaries {row['id']}: has a cache key with status {row['status']!r}"
 
 
 def check_memories(db: Database) -> Iterator[str]:
-    """Check memories and commits against their names, and live memories against the state of their session."""
+    """Check that memories and commits match their names, and that live memories match the state of their session."""
     for row in db.execute("SELECT * FROM memories"):
-        name = ids.chain_id(bare(row["parent"]), bare(row["content"]))
+        name = ids.chain_id(without_prefix(row["parent"]), without_prefix(row["content"]))
         if prefix_of(row["content"]) + name != row["id"]:
-            yield f"memories {row['id']}: the name does not follow from content and parent"
+            yield f"memories {row['id']}: the name does not match the content and parent"
     for row in db.execute("SELECT c.*, s.session_id FROM commits c JOIN sessions s ON s.id = c.session"):
-        if commit_id(row["session_id"], rows.mapping(row)) != bare(row["id"]):
-            yield f"commits {row['id']}: the name does not follow from what it holds"
+        if commit_id(row["session_id"], rows.mapping(row)) != without_prefix(row["id"]):
+            yield f"commits {row['id']}: the name does not match the columns"
     for row in db.execute("SELECT session, memory_tip FROM spaces"):
         live = db.execute("SELECT memory FROM live_memories WHERE session = ?", (row["session"],)).fetchall()
         if {found["memory"] for found in live} != set(memory_diff(db, None, row["memory_tip"])[1]):
-            yield f"live_memories {row['session']}: they are not what the session remembers"
+            yield f"live_memories {row['session']}: they do not match the memory of the session"
 
 
 def check_tools(db: Database) -> Iterator[str]:
-    """Check that the tools of each session can be read, and are its owner's."""
+    """Check that the tools of each session can be read and belong to its owner."""
     for row in db.execute(
         "SELECT t.id, t.content, s.owner, c.body FROM toolsets t JOIN sessions s ON s.id = t.session"
         " LEFT JOIN contents c ON c.hash = t.content"
     ):
         if prefix_of(row["content"]) != prefix(row["owner"]):
-            yield f"toolsets {row['id']}: the tools are of another owner"
+            yield f"toolsets {row['id']}: the tools belong to another owner"
         try:
             parse_tools(rows.to_text(rows.unpack(row["body"])))
         except (ValueError, TypeError, LookupError, zlib.error) as error:
@@ -376,20 +383,20 @@ def check_tools(db: Database) -> Iterator[str]:
 
 
 def check_layers(db: Database) -> Iterator[str]:
-    """Check that the pages of layers are there, and are as they were named."""
+    """Check that all pages of layers exist and match their names."""
     known: set[tuple[int, str]] = set()
     for row in db.scan("SELECT session, name, body FROM layer_pages"):
         known.add((row["session"], row["name"]))
         if page_name(row["body"]) != row["name"]:
-            yield f"layer_pages {row['session']} {row['name']}: the body is another than the one that was named"
+            yield f"layer_pages {row['session']} {row['name']}: the body does not match its name"
     for row in db.scan("SELECT session, state FROM layers"):
         for name in page_names(row["state"]):
             if (row["session"], name) not in known:
-                yield f"layers of session {row['session']}: the page {name} is not there"
+                yield f"layers of session {row['session']}: the page {name} is missing"
 
 
 def check_conversations(db: Database) -> Iterator[str]:
-    """Check that logs of conversations are whole, and that their messages follow one another."""
+    """Check that logs of conversations are complete, and that each message follows the one before it."""
     reached: dict[tuple[str, str], str] = {}
     for row in db.execute(
         "SELECT e.owner, e.id, e.parent, e.node, n.parent AS before, p.node AS found FROM entries e"
@@ -397,16 +404,16 @@ def check_conversations(db: Database) -> Iterator[str]:
     ):
         reached[row["owner"], row["id"]] = row["node"]
         if row["before"] != row["found"] or (row["parent"] is None) != (row["found"] is None):
-            yield f"entries {row['id']}: the message does not follow that of the entry before"
+            yield f"entries {row['id']}: the message does not follow the message of the parent entry"
         if prefix_of(row["node"]) != prefix(row["owner"]):
-            yield f"entries {row['id']}: the message is of another owner"
+            yield f"entries {row['id']}: the message belongs to another owner"
     query = "SELECT c.session, c.head, c.tips, s.owner FROM conversations c JOIN sessions s ON s.id = c.session"
     for row in db.execute(query):
         tips = list_of(row["tips"])
         if not isinstance(parse_json(row["tips"]), list):
             yield f"conversations {row['session']}: the list of its ends is damaged"
         elif any((row["owner"], tip) not in reached for tip in tips) or row["head"] not in (None, *tips[:1]):
-            yield f"conversations {row['session']}: an end of its log is not there"
+            yield f"conversations {row['session']}: an end of its log is missing"
 
 
 CHECKS: tuple[Callable[[Database], Iterator[str]], ...] = (
@@ -422,13 +429,13 @@ CHECKS: tuple[Callable[[Database], Iterator[str]], ...] = (
 
 
 def inexact_requests(db: Database) -> int:
-    """Number of requests whose instructions and outcomes were not recorded, by an earlier version."""
+    """Number of requests by earlier versions, whose instructions and outcomes were not recorded."""
     query = "SELECT count(*) FROM views WHERE instr(status, ?) > 0"
     return int(db.execute(query, (rows.NOT_RECORDED,)).fetchone()[0])
 
 
 def verify(db: Database) -> tuple[str, ...]:
-    """Every defect of one snapshot of the record; empty if it is sound."""
+    """Run all checks on one snapshot of the record; return the defects, none if it is sound."""
     with db.snapshot():
         found = _defects(db, "structure", db.check_structure())
         found += [one for check in CHECKS for one in _defects(db, check.__name__.removeprefix("check_"), check(db))]
@@ -438,10 +445,11 @@ def verify(db: Database) -> tuple[str, ...]:
 
 
 def _defects(db: Database, check: str, found: Iterator[str]) -> list[str]:
+    """Collect the defects of a check; an error that stops the check is one too."""
     defects: list[str] = []
     try:
         for defect in found:
             defects.append(defect)
-    except (*db.damage, TypeError, AttributeError, ValueError) as error:  # too damaged to read on
+    except (*db.damage, TypeError, AttributeError, ValueError) as error:  # too damaged to continue
         defects.append(f"{check}: {error}")
     return defects

@@ -1,7 +1,7 @@
-"""A PostgreSQL database: its connections, the loop to which they belong, its errors, and migrations under a lock.
+"""Access to a PostgreSQL database: connection pools, errors, and migrations under a lock.
 
-A pool belongs to one event loop. Work runs on that loop, whichever loop or thread asks for it: a pool of our own is on
-the background loop, a caller's is on the caller's.
+A pool belongs to one event loop, and all its work runs on that loop, whichever loop or thread submits it. Our own pools
+belong to the background loop, and a caller's pool to the loop on which it was passed in or first used.
 """
 
 from __future__ import annotations
@@ -31,42 +31,48 @@ except ImportError as missing:
 T = TypeVar("T")
 
 SCHEMA = "context_compiler"
-SIZE, PATIENCE_S, CLOSE_S, IDLE_S = 8, 5.0, 1.0, 300.0
-"""Connections of a pool of our own, seconds to wait for one, for an answer, and for the end of one, and to keep one."""
+SIZE = 8
+"""Maximum connections of a pool of our own."""
+PATIENCE_S = 5.0
+"""Seconds to wait for a connection, and for the answer to one statement."""
+CLOSE_S = 1.0
+"""Seconds to wait for a connection to close before it is terminated."""
+IDLE_S = 300.0
+"""Seconds that a pool of our own keeps an idle connection."""
 
 TORN = asyncpg.InternalClientError
-"""Error of a connection whose server has gone in the middle of an answer; it cannot be used any more."""
+"""Error of a connection that the server closed in the middle of an answer; it cannot be used again."""
 
 FAILURES = (asyncpg.PostgresError, asyncpg.InterfaceError, TORN, OSError, TimeoutError, ValueError, OverflowError)
-"""Errors of a database, from a server that is away to a value that it cannot hold."""
+"""Errors that work on a database may raise, from an unreachable server to a value that is too large."""
 
 LOST = (ConnectionError, asyncpg.PostgresConnectionError, asyncpg.AdminShutdownError, asyncpg.CrashShutdownError)
-"""Errors of a connection whose server has gone; another connection may have better luck."""
+"""Errors of a connection to a server that has gone away; a new connection may succeed."""
 
 CONFLICTS = (asyncpg.SerializationError, asyncpg.DeadlockDetectedError, asyncpg.UniqueViolationError)
-"""Errors of a transaction that met another one; once more, it finds what the other has written."""
+"""Errors of a transaction that conflicts with a concurrent one; a retry sees the other's writes."""
 
 ATTEMPTS = 5
-"""Attempts of a transaction that meets others."""
+"""Maximum attempts of a transaction that conflicts with others."""
 
 REMEDIES = {
     "08": "check that the server runs",
-    "25": "give a database that may be written",
+    "25": "use a database that can be written",
     "28": "check the user and the password",
     "3D": "create the database first",
     "42": "check the rights of the user, or open it once as the owner of its tables",
-    "53": "make room on the server, or give fewer processes a pool of fewer connections",
+    "53": "free space on the server, or use fewer processes or smaller pools",
     "55": "another transaction holds it: try again",
     "57": "the server was stopped, or cancelled it: try again",
 }
-"""Remedies by the class of an SQLSTATE."""
+"""Remedies by SQLSTATE class."""
 
 
 class Connection(Protocol):
-    """A connection with asyncpg's interface."""
+    """The part of asyncpg's connection interface that is used here."""
 
     async def execute(self, query: str, *args: Any, timeout: float | None = None) -> str:
-        """Run statements and return the status of the last."""
+        """Run statements and return the status of the last one."""
         ...
 
     async def executemany(self, command: str, args: Iterable[Sequence[Any]], *, timeout: float | None = None) -> None:
@@ -82,7 +88,7 @@ class Connection(Protocol):
         ...
 
     def cursor(self, query: str, *args: Any, timeout: float | None = None) -> Awaitable[Any]:
-        """Open a cursor, in a transaction."""
+        """Open a cursor; call it within a transaction."""
         ...
 
     def transaction(self) -> AbstractAsyncContextManager[Any]:
@@ -90,19 +96,19 @@ class Connection(Protocol):
         ...
 
     def is_closed(self) -> bool:
-        """True if the connection cannot be used any more."""
+        """True if the connection is closed."""
         ...
 
     def terminate(self) -> None:
-        """Close the connection at once."""
+        """Close the connection immediately, without waiting for the server."""
         ...
 
 
 class Pool(Protocol):
-    """A pool with asyncpg's interface."""
+    """The part of asyncpg's pool interface that is used here."""
 
     def acquire(self, *, timeout: float | None = None) -> AbstractAsyncContextManager[Any]:
-        """Lend a connection, for `async with`."""
+        """Borrow a connection, for `async with`."""
         ...
 
 
@@ -111,34 +117,34 @@ Work = Callable[[Connection], Awaitable[T]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Component:
-    """Tables that belong together, by their migrations; append only.
+    """A group of tables, defined by its migrations, which are append only.
 
-    A migration is a sequence of statements, or of files of them. `{schema}` is the name of the schema in them, and
-    `{lock}` the number of the record's advisory lock.
+    A migration is a sequence of SQL texts and SQL files. In them, `{schema}` is replaced by the name of the schema, and
+    `{lock}` by the number of the record's advisory lock.
     """
 
     name: str
     migrations: Sequence[Sequence[str | Path]]
 
     def scripts(self, schema: str, version: int = 0) -> Iterator[str]:
-        """The migrations after `version`, one script each."""
+        """Yield one script for each migration after `version`."""
         for step in self.migrations[version:]:
             text = ";".join(one if isinstance(one, str) else one.read_text(encoding="utf-8") for one in step)
             yield text.replace("{schema}", schema).replace("{lock}", str(APPLICATION_ID))
 
 
 class Postgres:
-    """A database, for many tasks, event loops and threads at once; nothing is opened before it is used.
+    """A database, safe to use from many tasks, event loops and threads at once; nothing is opened before first use.
 
     Args:
-        source: A pool with asyncpg's interface, which stays the caller's to close, or an address (`postgresql://…`),
-            for which the process has one pool, whoever gives it.
+        source: A pool with asyncpg's interface, which the caller must close, or an address (`postgresql://…`), for
+            which all its users in the process share one pool.
         schema: The schema of all tables.
-        size: Connections of the pool of an address.
+        size: Maximum connections of the pool of an address.
         patience_s: Seconds to wait for a connection, and for the answer to one statement.
 
     Raises:
-        StoreError: From every method, with place and remedy, if the database cannot be used.
+        StoreError: Any method raises it, with the place and a remedy, if the database cannot be used.
     """
 
     def __init__(
@@ -155,18 +161,18 @@ class Postgres:
         self._loop = _running_loop()
         self._known: set[str] = set()
         if self._own is not None:
-            finalize(self, self._own.release, self._user).atexit = False  # every pool is closed at exit
+            finalize(self, self._own.release, self._user).atexit = False  # the background loop closes all pools at exit
 
     def __repr__(self) -> str:
         return f"Postgres({self.place!r})"
 
     async def run(self, work: Work[T], *, needs: Component | None = None, read_only: bool = False) -> T:
-        """Run work on a connection; a cancelled caller still waits for its end.
+        """Run work on a connection; a cancelled caller still waits until it ends.
 
         Args:
-            work: A function from a connection to an awaitable; it runs on the loop of the pool.
-            needs: Tables that are made or migrated first, unless `read_only`.
-            read_only: Missing tables are an error.
+            work: A function that takes a connection and returns an awaitable; it runs on the loop of the pool.
+            needs: Tables that are created or migrated first, unless `read_only`.
+            read_only: Treat missing or outdated tables as an error.
         """
         call = partial(self._perform, work, needs, read_only)
         try:
@@ -178,7 +184,7 @@ class Postgres:
             raise explain(error, self.place) from error
 
     async def close(self) -> None:
-        """Close a pool of our own, unless others use it; it opens again on use."""
+        """Close our own pool, unless others still use it; the next use opens it again."""
         if self._own is not None and current() is not None:
             await submit(partial(self._own.close, self._user))
 
@@ -189,10 +195,10 @@ class Postgres:
                 self._known.add(needs.name)
             return await work(connection)
         except (asyncpg.UndefinedTableError, asyncpg.InvalidSchemaNameError):
-            self._known.clear()  # the database was made anew
+            self._known.clear()  # the database was recreated, so check its tables again
             raise
         except (TimeoutError, OSError):
-            connection.terminate()  # to end it politely would take as long again
+            connection.terminate()  # a regular close would have to wait for the server again
             raise
         except TORN as error:
             connection.terminate()
@@ -203,7 +209,7 @@ class Postgres:
             return await call(connection)
 
     async def _on_loop(self, work: Callable[[], Any]) -> Any:
-        """Run work on the loop of the caller's pool."""
+        """Run work on the event loop of the caller's pool."""
         here = asyncio.get_running_loop()
         if self._loop is None:
             self._loop = here
@@ -214,14 +220,15 @@ class Postgres:
             task = asyncio.run_coroutine_threadsafe(outcome.run(work()), self._loop)
         else:
             raise StoreError("the event loop of the pool has ended; give the address of the database instead")
-        task.add_done_callback(outcome.ended)
+        task.add_done_callback(outcome.check_failure)
         return await outcome.wait()
 
 
 class _OwnPool:
     """Connections on the background loop, shared by all users of one address.
 
-    One is lent and given back without a round trip or a task, as asyncpg's pool does it: no work changes its session.
+    Unlike in asyncpg's pool, borrowing and returning a connection takes no round trip and no task, because no work
+    changes the state of its session.
     """
 
     def __init__(self, url: str, size: int, patience_s: float) -> None:
@@ -229,15 +236,15 @@ class _OwnPool:
         self._home: Background | None = None
         self._places = asyncio.Semaphore(size)
         self._idle: list[tuple[Any, float]] = []
-        """Idle connections and the times of their return, newest last."""
-        self._resting: asyncio.TimerHandle | None = None
+        """Idle connections with the times when they became idle, newest last."""
+        self._idle_timer: asyncio.TimerHandle | None = None
         self._users = set[object]()
-        """Users that have not closed it since they last used it."""
+        """Users that have used the pool and not closed it since."""
 
     async def lend(self, user: object, call: Work[T], home: Background) -> T:
-        """Run work on a connection."""
+        """Run work on a connection of the pool, for a user."""
         if self._home is not home:
-            self._home, self._places, self._idle, self._resting = home, asyncio.Semaphore(self._size), [], None
+            self._home, self._places, self._idle, self._idle_timer = home, asyncio.Semaphore(self._size), [], None
             self._users = set[object]()
         home.open.add(self)
         self._users.add(user)
@@ -256,6 +263,7 @@ class _OwnPool:
             places.release()
 
     async def _take(self, idle: list[tuple[Any, float]]) -> Any:
+        """Take an idle connection, or open a new one."""
         while idle:
             connection, _ = idle.pop()
             if not connection.is_closed():
@@ -264,61 +272,62 @@ class _OwnPool:
         named = {"application_name": "context-compiler"}
         try:
             return await connect(server_settings={**named, "jit": "off"})
-        except asyncpg.ProtocolViolationError:  # poolers such as PgBouncer take few settings at the start
+        except asyncpg.ProtocolViolationError:  # poolers such as PgBouncer accept few settings in the handshake
             connection = await connect(server_settings=named)
             await connection.execute("SET jit = off")
             return connection
 
     async def _give_back(self, connection: Any, idle: list[tuple[Any, float]]) -> None:
+        """Return a connection to the pool, or close it if it cannot be reused."""
         if connection.is_closed():
             return
-        if connection.is_in_transaction():  # which its work could not end
+        if connection.is_in_transaction():  # its work failed to end the transaction
             connection.terminate()
         elif idle is not self._idle:  # the pool was closed meanwhile
-            await _end(connection)
+            await _close_connection(connection)
         else:
             loop = asyncio.get_running_loop()
             idle.append((connection, loop.time()))
-            if self._resting is None:
-                self._resting = loop.call_later(IDLE_S, self._rest)
+            if self._idle_timer is None:
+                self._idle_timer = loop.call_later(IDLE_S, self._close_idle)
 
-    def _rest(self) -> None:
-        """Close what nobody has used for long."""
-        loop, self._resting = asyncio.get_running_loop(), None
+    def _close_idle(self) -> None:
+        """Close the connections that have been idle for `IDLE_S`."""
+        loop, self._idle_timer = asyncio.get_running_loop(), None
         while self._idle and self._idle[0][1] <= loop.time() - IDLE_S:
             self._idle.pop(0)[0].terminate()
         if self._idle:
-            self._resting = loop.call_at(self._idle[0][1] + IDLE_S, self._rest)
+            self._idle_timer = loop.call_at(self._idle[0][1] + IDLE_S, self._close_idle)
 
     def release(self, user: object) -> None:
-        """Close after the work in progress, without waiting, unless others use it."""
+        """Close the pool for a user once the work in progress has ended, without waiting for that."""
         home = current()
         if home is not None and self in home.open:
             with suppress(RuntimeError):  # the loop has just ended and closed everything
                 home.start(partial(self.close, user), retrieve_error)
 
     async def close(self, user: object, home: Background) -> None:
-        """Close for a user, and everything with the last one."""
+        """Unregister a user; with the last one, close all connections."""
         self._users.discard(user)
         if not self._users:
             await self.leave(home)
 
     async def leave(self, home: Background) -> None:
-        """Close every connection that is idle now, and those that are lent when they come back."""
+        """Close all idle connections now, and borrowed ones when they are given back."""
         home.open.discard(self)
         if self._home is home:
             idle, self._idle = self._idle, []
-            await asyncio.gather(*(_end(connection) for connection, _ in idle))
+            await asyncio.gather(*(_close_connection(connection) for connection, _ in idle))
 
 
 _pools: WeakValueDictionary[tuple[str, int, float], _OwnPool] = WeakValueDictionary()
-"""Pools by address, size and patience; the stores of many runs at once share one."""
-_making = Lock()
-hold_at_fork(_making)
+"""Pools by address, size and patience, so that all stores with the same ones share a pool."""
+_pools_lock = Lock()
+hold_at_fork(_pools_lock)
 
 
 def _pool_of(url: str, size: int, patience_s: float) -> _OwnPool:
-    with _making:
+    with _pools_lock:
         key = (url, size, patience_s)
         found = _pools.get(key)
         if found is None:
@@ -326,8 +335,8 @@ def _pool_of(url: str, size: int, patience_s: float) -> _OwnPool:
         return found
 
 
-async def _end(connection: Any) -> None:
-    """Close a connection; one that does not end in time is cut."""
+async def _close_connection(connection: Any) -> None:
+    """Close a connection; terminate it if that takes longer than `CLOSE_S`."""
     try:
         await connection.close(timeout=CLOSE_S)
     except FAILURES:
@@ -342,7 +351,7 @@ def _running_loop() -> asyncio.AbstractEventLoop | None:
 
 
 def explain(error: Exception, place: str) -> StoreError:
-    """A StoreError with the place and the remedy."""
+    """Convert an error to a StoreError that names the place and a remedy."""
     if isinstance(error, StoreError):
         return error if str(error).startswith(place) else type(error)(f"{place}: {error}")
     if isinstance(error, asyncpg.ForeignKeyViolationError):
@@ -360,15 +369,15 @@ def explain(error: Exception, place: str) -> StoreError:
 async def migrate(
     connection: Connection, component: Component, *, schema: str = SCHEMA, read_only: bool = False
 ) -> None:
-    """Apply the migrations that the database lacks, under a lock: many processes may do so at once.
+    """Apply the migrations that the database lacks, under a lock, so that several processes may do so at once.
 
     Raises:
-        StoreError: the tables are of a newer version, or missing or older and `read_only`.
+        StoreError: The tables were written by a newer version, or they are missing or older and `read_only` is set.
     """
     newest = len(component.migrations)
     version = await _version(connection, component, schema)
     if version < newest and read_only:
-        raise StoreError("it holds no current record; open it once for writing")
+        raise StoreError("it contains no record of the current version; open it once for writing")
     if version < newest:
         async with connection.transaction():
             await connection.execute("SELECT pg_advisory_xact_lock($1)", APPLICATION_ID)

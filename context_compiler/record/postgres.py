@@ -1,8 +1,8 @@
-"""The record in PostgreSQL: the same functions as for SQLite, on a connection that translates their statements.
+"""The store in PostgreSQL: the same functions as for SQLite, run on a connection that translates their statements.
 
-The functions are synchronous, and so is `PostgresDatabase`; they run in a greenlet, which waits for each answer on the
+The functions and `PostgresDatabase` are synchronous. They run in a greenlet, which waits for each answer on the event
 loop of the connection. Saving takes a shared advisory lock and removing an exclusive one, so no message is removed
-while another transaction begins to use it. Unique keys decide who was first; the other transaction begins anew.
+while another transaction starts to use it. On a unique-key conflict, the later transaction is retried.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ from context_compiler.record.dialect import (
     unescape,
 )
 from context_compiler.record.pool import ATTEMPTS, CONFLICTS, FAILURES, LOST, SCHEMA, Connection, Pool, Postgres
-from context_compiler.record.postgres_save import Memory, archive, archive_usual, save, save_usual
-from context_compiler.record.postgres_search import EVERY, INDEXED, bm25
+from context_compiler.record.postgres_save import Memory, archive, archive_fast, save, save_fast
+from context_compiler.record.postgres_search import SAVES_PER_STEP, TEXTS_PER_STEP, bm25
 from context_compiler.record.postgres_tables import RECORD, REFERENCES, TABLES
 from context_compiler.record.rows import PLAIN, prefix, refuse_removed
 from context_compiler.record.schema import APPLICATION_ID
@@ -45,7 +45,7 @@ T = TypeVar("T")
 
 
 class Row:
-    """A row with texts that hold NUL."""
+    """A row with unescaped texts."""
 
     __slots__ = ("_names", "_values")
 
@@ -67,41 +67,44 @@ class Row:
 
 
 class Answer:
-    """The outcome of a statement."""
+    """The result of a statement."""
 
     def __init__(self, rows: Sequence[Any], rowcount: int) -> None:
         self._rows = iter(rows)
         self.rowcount = rowcount
 
     def fetchone(self) -> Any:
-        """The next row, or None."""
+        """Return the next row; None after the last."""
         return next(self._rows, None)
 
     def fetchall(self) -> list[Any]:
-        """All further rows."""
+        """Return all remaining rows."""
         return list(self._rows)
 
     def __iter__(self) -> Iterator[Any]:
         return self._rows
 
 
-def _readable(row: Any) -> Any:
+def _unescape_row(row: Any) -> Any:
+    """Unescape the texts of a row; return it unchanged if none is escaped."""
     if any(isinstance(value, str) and MARK in value for value in row):
         values = [unescape(value) if isinstance(value, str) and MARK in value else value for value in row]
         return Row(list(row.keys()), values)
     return row
 
 
-def _stored(body: object) -> object:
+def _body_bytes(body: object) -> object:
+    """Convert a stored body to bytes; see `rows.pack`."""
     return PLAIN + body.encode() if isinstance(body, str) else body
 
 
-def _argument(value: object) -> object:
+def _escape_text(value: object) -> object:
+    """Escape an argument if it is a text."""
     return escape(value) if isinstance(value, str) else value
 
 
 class PostgresDatabase:
-    """A connection for functions that wait for nothing; they run within `perform`."""
+    """The PostgreSQL implementation of `Database`; its methods are called within `perform`."""
 
     owner: str | None = ""
     tried: Moment | None = None
@@ -112,30 +115,30 @@ class PostgresDatabase:
         self.schema = schema
         self.timeout = timeout
         self.committing = False
-        """True from the moment on at which a transaction may have been committed."""
+        """True while it is unknown whether a transaction was committed."""
 
     async def perform(self, work: Callable[[PostgresDatabase], T]) -> T:
-        """Run a function in a greenlet that yields what it waits for."""
+        """Run a synchronous function in a greenlet, and await what it waits for on the loop of the connection."""
         fiber: Any = greenlet(work)
         fiber.gr_context = copy_context()
         step = fiber.switch(self)
         while not fiber.dead:
             try:
                 value = await step
-            except (*FAILURES, asyncio.CancelledError, TypeError) as error:  # so that the transaction is rolled back
-                step = fiber.throw(error)
+            except (*FAILURES, asyncio.CancelledError, TypeError) as error:
+                step = fiber.throw(error)  # so that the function rolls its transaction back
             else:
                 step = fiber.switch(value)
         return cast(T, step)
 
     def wait(self, awaited: Awaitable[T]) -> T:
-        """Wait, on the loop of the connection."""
+        """Wait for an awaitable on the loop of the connection, and return its result."""
         parent = getcurrent().parent
         assert parent is not None
         return cast(T, parent.switch(awaited))
 
     def execute(self, sql: str, parameters: Sequence[Any] = (), /) -> Answer:
-        """Run one statement in SQLite's words."""
+        """Run one statement in the SQL of SQLite."""
         statement = self._statement(sql, parameters)
         return self.run(statement.text, *self._arguments(statement, parameters), returns_rows=statement.returns_rows)
 
@@ -146,23 +149,23 @@ class PostgresDatabase:
     def _arguments(self, statement: Statement, parameters: Sequence[Any]) -> list[Any]:
         given = [json.loads(value) if at in statement.lists else value for at, value in enumerate(parameters)]
         if statement.body is not None:
-            given[statement.body] = _stored(given[statement.body])
+            given[statement.body] = _body_bytes(given[statement.body])
         return [
-            [*map(_argument, cast("list[object]", one))] if isinstance(one, list) else _argument(one) for one in given
+            [*map(_escape_text, cast("list[object]", one))] if isinstance(one, list) else _escape_text(one)
+            for one in given
         ]
 
     def run(self, sql: str, *arguments: Any, returns_rows: bool = True) -> Answer:
-        """Run one statement in PostgreSQL's words."""
+        """Run one statement in the SQL of PostgreSQL."""
         if returns_rows:
-            return Answer(
-                [_readable(row) for row in self.wait(self.connection.fetch(sql, *arguments, timeout=self.timeout))], -1
-            )
+            rows = self.wait(self.connection.fetch(sql, *arguments, timeout=self.timeout))
+            return Answer([*map(_unescape_row, rows)], -1)
         status = self.wait(self.connection.execute(sql, *arguments, timeout=self.timeout))
         number = status.rpartition(" ")[2]
         return Answer((), int(number) if number.isdigit() else -1)
 
     async def commit(self, sql: str, *arguments: Any) -> Any:
-        """Run one statement in PostgreSQL's words that is a transaction by itself, and return its value."""
+        """Run one PostgreSQL statement that is a whole transaction, and return the first value of its result."""
         self.committing = True
         try:
             rows = await self.connection.fetch(sql, *arguments, timeout=self.timeout)
@@ -173,7 +176,7 @@ class PostgresDatabase:
         return rows[0][0]
 
     def executemany(self, sql: str, parameters: Sequence[Sequence[Any]], /) -> None:
-        """Run one statement for each of these parameters, in one round trip."""
+        """Run one statement once for each sequence of parameters, in one round trip."""
         if parameters:
             statement = self._statement(sql, parameters[0])
             self._run_many(statement.text, [self._arguments(statement, one) for one in parameters])
@@ -185,120 +188,124 @@ class PostgresDatabase:
             self.wait(self.connection.executemany(sql, arguments, timeout=self.timeout))
 
     def scan(self, sql: str, parameters: Sequence[Any] = ()) -> Iterator[Any]:
-        """Rows of a query of any size, within a transaction."""
+        """Yield the rows of a query whose result may be large; call it within a transaction."""
         statement = self._statement(sql, parameters)
         cursor = self.wait(self.connection.cursor(statement.text, *self._arguments(statement, parameters)))
         while page := self.wait(cursor.fetch(PAGE)):
-            yield from map(_readable, page)
+            yield from map(_unescape_row, page)
 
     @contextmanager
-    def _between(self, begin: str) -> Generator[None]:
+    def _run_transaction(self, begin: str) -> Generator[None]:
+        """Run a transaction that the statements `begin` start; an error rolls it back."""
         self.wait(self.connection.execute(begin, timeout=self.timeout))
-        open_ = True
+        is_open = True
         try:
             yield
             self.committing = True
             self.wait(self.connection.execute("COMMIT", timeout=self.timeout))
-            self.committing = open_ = False
+            self.committing = is_open = False
         finally:
-            if open_ and not self.connection.is_closed():
+            if is_open and not self.connection.is_closed():
                 with suppress(*FAILURES):  # the connection may be gone, and the transaction with it
                     self.wait(self.connection.execute("ROLLBACK", timeout=self.timeout))
 
     @property
     def patience_ms(self) -> str | None:
-        """Milliseconds to wait for a lock; None for as long as it takes."""
+        """Milliseconds to wait for a lock, as text; None to wait as long as it takes."""
         return None if self.timeout is None else f"{self.timeout * 1_000:.0f}"
 
-    def _patience(self) -> str:
+    def _set_lock_timeout(self) -> str:
+        """The statement that sets the lock timeout of a transaction; empty if there is no limit."""
         return "" if self.patience_ms is None else f"SET LOCAL lock_timeout = {self.patience_ms};"
 
     @contextmanager
     def transaction(self) -> Generator[None]:
-        """A write transaction beside others."""
-        with self._between(f"BEGIN; {self._patience()} SELECT pg_advisory_xact_lock_shared({APPLICATION_ID}, 1)"):
+        """Run a write transaction, concurrently with others; an error rolls it back."""
+        lock = f"SELECT pg_advisory_xact_lock_shared({APPLICATION_ID}, 1)"
+        with self._run_transaction(f"BEGIN; {self._set_lock_timeout()} {lock}"):
             refuse_removed(self)
             yield
 
     @contextmanager
     def snapshot(self) -> Generator[None]:
-        """A read transaction."""
-        with self._between("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"):
+        """Run a read transaction, which sees one state of the record."""
+        with self._run_transaction("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"):
             yield
 
     @contextmanager
     def sweep(self) -> Generator[None]:
-        """A transaction while nobody else writes."""
-        with self._between(f"BEGIN; {self._patience()} SELECT pg_advisory_xact_lock({APPLICATION_ID}, 1)"):
+        """Run a transaction that removes rows; no other transaction writes meanwhile."""
+        lock = f"SELECT pg_advisory_xact_lock({APPLICATION_ID}, 1)"
+        with self._run_transaction(f"BEGIN; {self._set_lock_timeout()} {lock}"):
             yield
 
-    def hold(self, name: str) -> None:
-        """Let other transactions that hold the same name wait for the end of this one."""
-        self.run("SELECT pg_advisory_xact_lock(hashtextextended($1, 0))", _argument(name))
+    def lock_name(self, name: str) -> None:
+        """Take a lock on a name until the transaction ends; other transactions that take it wait."""
+        self.run("SELECT pg_advisory_xact_lock(hashtextextended($1, 0))", _escape_text(name))
 
     def clock(self) -> float:
-        """The time in seconds, by the clock of the server."""
+        """Return the time in seconds, by the clock of the server."""
         return float(self.run("SELECT extract(epoch FROM clock_timestamp())").fetchone()[0])
 
     def next_number(self, table: str) -> int:
-        """The number of a new row."""
+        """Return the number for a new row of a table."""
         return self.run(f"SELECT nextval('{self.schema}.{table}_numbers')").fetchone()[0]
 
     def index_messages(self, texts: Sequence[tuple[str, str]]) -> None:
-        """Add texts of messages to those that wait for the search index, where they are found too."""
+        """Add texts of messages, as `(message id, text)`; they can be found at once, and are indexed later."""
         if texts:
             columns = [node for node, _ in texts], [escape(text) for _, text in texts]
             query = f"INSERT INTO {self.schema}.messages_fts (node, text) SELECT * FROM unnest($1::text[], $2::text[])"
             self.run(query, *columns, returns_rows=False)
 
     def index_waiting(self) -> bool:
-        """Move some texts that wait into the search index; True if more may wait."""
-        return postgres_search.index_waiting(self, INDEXED) == INDEXED
+        """Index some of the texts that are not indexed yet; True if more may be left."""
+        return postgres_search.index_waiting(self, TEXTS_PER_STEP) == TEXTS_PER_STEP
 
     def find_messages(self, words: Sequence[str], limit: int, *, prefix: str | None) -> list[tuple[str, str]]:
-        """Messages with these words one after the other, newest first."""
+        """Find messages that contain a phrase, newest first."""
         return postgres_search.find_messages(self, words, limit, prefix)
 
     def index_memory(self, number: int, terms: str) -> None:
-        """Add a memory to the search index."""
+        """Add the terms of a memory to the search index."""
         query = f"INSERT INTO {self.schema}.memories_fts (id, terms) VALUES ($1, string_to_array($2, ' '))"
-        self.run(query, number, _argument(terms), returns_rows=False)
+        self.run(query, number, _escape_text(terms), returns_rows=False)
 
     def unindex_memory(self, number: int) -> None:
         """Remove a memory from the search index."""
         self.execute("DELETE FROM memories_fts WHERE id = ?", (number,))
 
     def find_memories(self, session: int, terms: Sequence[str], limit: int) -> list[Any]:
-        """The best matches of a session by BM25."""
+        """Find the best matches in a session by BM25."""
         found = self.run(
             "SELECT m.id, m.created_at, m.position, t.body, f.terms"
             f" FROM {self.schema}.memories_fts f JOIN {self.schema}.live_memories l ON l.id = f.id"
             f" JOIN {self.schema}.memories m ON m.id = l.memory JOIN {self.schema}.contents t ON t.hash = m.content"
             " WHERE l.session = $1 AND f.terms && $2::text[]",
             session,
-            [*map(_argument, terms)],
+            [*map(_escape_text, terms)],
         ).fetchall()
         score = bm25([row["terms"] for row in found], [*map(escape, terms)])
         return sorted(found, key=score, reverse=True)[:limit]
 
     def memories_with(self, session: int, phrase: str) -> list[Any]:
-        """Memories in the index with all terms of a phrase."""
+        """Find indexed memories that contain all terms of a phrase."""
         return self.run(
             f"SELECT l.id AS number, l.memory, m.id, m.created_at, t.body FROM {self.schema}.memories_fts f"
             f" JOIN {self.schema}.live_memories l ON l.id = f.id JOIN {self.schema}.memories m ON m.id = l.memory"
             f" JOIN {self.schema}.contents t ON t.hash = m.content"
             " WHERE l.session = $1 AND f.terms @> string_to_array($2, ' ')",
             session,
-            _argument(phrase),
+            _escape_text(phrase),
         ).fetchall()
 
     def message_texts(self, after: int, limit: int) -> list[tuple[int, str, str]]:
-        """Texts of the search index beyond a row of it."""
+        """Search-index entries after the given row, as `(row, message id, text)`."""
         query = "SELECT number, node, text FROM messages_fts WHERE number > ? AND text NOT NULL ORDER BY number LIMIT ?"
         return [(row[0], row[1], row[2]) for row in self.execute(query, (after, limit))]
 
     def live_memories(self) -> list[tuple[int, str, str | None]]:
-        """Memories of every session in order."""
+        """Live memories of all sessions in order, as `(session, memory, terms)`."""
         query = (
             "SELECT l.session, l.memory, array_to_string(f.terms, ' ') FROM live_memories l"
             " LEFT JOIN memories_fts f ON f.id = l.id ORDER BY l.id"
@@ -306,25 +313,25 @@ class PostgresDatabase:
         return [(row[0], row[1], row[2]) for row in self.execute(query)]
 
     def clean_indexes(self) -> None:
-        """Remove from the search indexes what is gone from the tables."""
+        """Remove search-index entries whose messages or memories no longer exist."""
         for table, key, kept in (("messages_fts", "node", "nodes"), ("memories_fts", "id", "live_memories")):
             gone = f"SELECT {key} FROM {table} EXCEPT SELECT id FROM {kept}"
             self.execute(f"DELETE FROM {table} WHERE {key} IN ({gone})")
 
     def check_structure(self) -> Iterator[str]:
-        """Check the references that are not foreign keys; the others the database keeps itself."""
+        """Check the references that are not foreign keys; the database enforces the others."""
         for table, column, other, key in REFERENCES:
             for row in self.execute(
                 f"SELECT t.{column} AS gone FROM {table} t LEFT JOIN {other} o ON o.{key} = t.{column}"
                 f" WHERE t.{column} IS NOT NULL AND o.{key} IS NULL"
             ):
-                yield f"{table}: points into {other} at {row['gone']!r}, which is not there"
+                yield f"{table}: points into {other} at {row['gone']!r}, which does not exist"
 
     def check_schema(self) -> Iterator[str]:
-        """Check that columns, keys and indexes are those of a new record; not on a server that only reads."""
+        """Check that columns, keys and indexes are those of a new record; skipped on a read-only server."""
         found = self._definitions(self.schema)
         try:
-            with self._between("BEGIN"):
+            with self._run_transaction("BEGIN"):
                 for script in RECORD.scripts("pg_temp"):
                     self.run(script, returns_rows=False)
                 expected = self._definitions("pg_temp")
@@ -333,10 +340,10 @@ class PostgresDatabase:
             return
         for name in sorted(expected.keys() | found.keys()):
             if found.get(name) != expected.get(name):
-                yield f"schema: {name} is not as it was made"
+                yield f"schema: {name} differs from a new record"
 
     def _definitions(self, schema: str) -> dict[str, str]:
-        """Columns, indexes and constraints of the record's tables in a schema."""
+        """Definitions of the columns, indexes, constraints and functions of the record in a schema, by name."""
         found = self.run(
             "WITH place AS ("
             " SELECT CASE $1::text WHEN 'pg_temp' THEN pg_my_temp_schema() ELSE to_regnamespace($1)::oid END AS number"
@@ -357,7 +364,7 @@ class PostgresDatabase:
         return {place.sub("", row[0]): place.sub("", row[1]) for row in found}
 
     def check_search_index(self) -> Iterator[str]:
-        """Check each text of the search indexes for its message or memory, and each row for its text."""
+        """Check that each entry of the search indexes has its message or memory."""
         for row in self.execute("SELECT node FROM messages_fts EXCEPT SELECT id FROM nodes"):
             yield f"messages_fts: {row['node']!r} is not a known message"
         for row in self.execute("SELECT id FROM memories_fts EXCEPT SELECT id FROM live_memories"):
@@ -365,24 +372,24 @@ class PostgresDatabase:
 
 
 SETTINGS = "SELECT set_config('context_compiler.owner', $1, false), set_config('context_compiler.prefix', $2, false)"
-"""The owner of a connection, for the policy of `row_security.sql`."""
+"""Sets the owner of a connection, for the policy in `row_security.sql`."""
 
 
 class PostgresStore(SQLStore):
-    """A store in PostgreSQL, for many tasks, event loops, processes and machines at once.
+    """A store in PostgreSQL, safe to use from many tasks, event loops, processes and machines at once.
 
-    Its tables are made, or migrated, on first use. Every promise of `SQLiteStore` holds: a saved request is committed,
-    the same span is never compiled twice, and `verify` proves each row.
+    Its tables are created or migrated on first use. It gives the same guarantees as `SQLiteStore`: a saved request is
+    committed, the same span is never compiled twice, and `verify` checks every row.
 
     Args:
-        source: A pool with asyncpg's interface, which stays the caller's to close, an address (`postgresql://…`), or a
-            `Postgres` that has either.
+        source: A pool with asyncpg's interface, which the caller must close, an address (`postgresql://…`), or a
+            `Postgres` with either.
         schema: The schema of the tables.
         read_only: Never write; a missing record is an error.
-        row_security: Say in each transaction which owner it is for, as the policy of `row_security.sql` wants.
+        row_security: Set the owner for all statements of a connection, as the policy in `row_security.sql` requires.
 
     Raises:
-        StoreError: From every method, with place and remedy, if the database cannot be used.
+        StoreError: Any method raises it, with the place and a remedy, if the database cannot be used.
     """
 
     def __init__(
@@ -410,7 +417,7 @@ class PostgresStore(SQLStore):
         return self.database.place
 
     def writer(self) -> PostgresStore:
-        """A store of the same database that writes, with connections of the same pool."""
+        """Return a writable store of the same database, which uses the same pool."""
         return PostgresStore(self.database, row_security=self.row_security)
 
     async def perform(
@@ -420,23 +427,23 @@ class PostgresStore(SQLStore):
         patient: bool = False,
         first: Callable[[PostgresDatabase], Awaitable[T | None]] | None = None,
     ) -> T:
-        """Run a function on a connection; once more if its transaction met another one, or its server has gone.
+        """Run a function on a connection; retry it after a conflict with another transaction or a lost server.
 
         Args:
             work: The function; it may be called several times.
             patient: Wait for each answer as long as it takes.
-            first: What is tried before it, without a greenlet; None of it if it did nothing.
+            first: A coroutine to try before `work`, without a greenlet; it returns None if it did nothing.
         """
         timeout = None if patient else self.database.patience_s
-        for last in (False, True):
-            unsure: list[PostgresDatabase] = []
+        for is_last in (False, True):
+            used: list[PostgresDatabase] = []
             try:
                 return await self.database.run(
-                    partial(self._attempt, work, first, timeout, unsure), needs=RECORD, read_only=self.read_only
+                    partial(self._attempt, work, first, timeout, used), needs=RECORD, read_only=self.read_only
                 )
             except StoreError as error:
-                gone = isinstance(error.__cause__, (*LOST, asyncpg.UndefinedTableError))
-                if last or not gone or any(one.committing for one in unsure):
+                is_lost = isinstance(error.__cause__, (*LOST, asyncpg.UndefinedTableError))
+                if is_last or not is_lost or any(db.committing for db in used):
                     raise
         raise AssertionError
 
@@ -467,37 +474,40 @@ class PostgresStore(SQLStore):
 
     async def save(self, entry: Entry) -> Record:
         """Save an entry in one transaction and return its record with `id` and `summary_id`."""
-        if self.tried is not None:  # the usual way does not look what was removed
+        if self.tried is not None:  # the fast path does not check for removals
             return await super().save(entry)
         given = {"entry": entry, "memory": self._memory}
-        saved = await self.perform(partial(save, **given), first=partial(save_usual, **given))
-        if next(self._saves) % EVERY == 0 and not self._indexing:
+        saved = await self.perform(partial(save, **given), first=partial(save_fast, **given))
+        if next(self._saves) % SAVES_PER_STEP == 0 and not self._indexing:
             task = asyncio.create_task(self._index())
             self._indexing.add(task)
             task.add_done_callback(self._indexing.discard)
         return saved
 
     async def archive(self, session_id: str, vault_name: str, raw: Chain) -> None:
-        """Save a raw history without a request, as the newest of its conversation."""
+        """Save a raw history without a request, as the newest history of its conversation."""
         if self.tried is not None:
             return await super().archive(session_id, vault_name, raw)
         given = {"session_id": session_id, "vault_name": vault_name, "raw": raw, "memory": self._memory}
-        await self.perform(partial(archive, **given), first=partial(archive_usual, **given))
+        await self.perform(partial(archive, **given), first=partial(archive_fast, **given))
 
     async def _index(self) -> None:
-        """Move texts that wait into the search index; what fails is left to the next time."""
+        """Index the texts that are not indexed yet; if that fails, they are left for the next time."""
         with suppress(StoreError):
             while await self.perform(lambda db: db.index_waiting()):
                 pass
 
     async def enable_row_security(self, role: str | None = None) -> None:
-        """Let each role but the owner of the tables see the rows of one owner only; run it as the owner of the tables.
+        """Enable row-level security: roles other than the owner of the tables see the rows of one owner only.
+
+        Call it as the owner of the tables.
 
         Args:
-            role: A role to give the rights that it needs on the record; it loses those on other tables of the schema.
+            role: A role that is granted the rights it needs on the record, and loses its rights on other tables of the
+                schema.
 
         Raises:
-            StoreError: The role may not change the tables.
+            StoreError: The connection's user may not change the tables.
         """
         policy = Path(__file__).with_name("row_security.sql").read_text(encoding="utf-8")
 
@@ -509,24 +519,24 @@ class PostgresStore(SQLStore):
         await self.database.run(enable, needs=RECORD)
 
     async def delete(self, session_id: str) -> int:
-        """Remove a conversation and everything only it used; the number of requests removed."""
+        """Remove a conversation and all data that only it used; return the number of requests removed."""
         return await self.perform(partial(maintenance.delete, session_id=session_id), patient=True)
 
     async def erase(self) -> int:
-        """Remove everything of the owner; the number of requests removed."""
+        """Remove all data of the owner; return the number of requests removed."""
         return await self.perform(maintenance.erase, patient=True)
 
     async def prune(self, *, older_than_days: float | None = None, keep_last: int | None = None) -> int:
-        """Remove old requests; no kept chain is ever broken."""
+        """Remove old requests; return the number removed. No remaining chain is ever broken."""
         work = partial(maintenance.prune, older_than_days=older_than_days, keep_last=keep_last)
         return await self.perform(work, patient=True)
 
     async def verify(self) -> tuple[str, ...]:
-        """Every defect found by deriving each name again from what reading returns; empty if sound."""
+        """Recompute every name and checksum from the stored data; return all defects, none if the record is sound."""
         return await self.perform(maintenance.verify, patient=True)
 
     async def export(self) -> AsyncGenerator[Mapping[str, object]]:
-        """Every row as of now, page by page from one transaction."""
+        """Yield every row of one snapshot as a JSON-ready mapping, read page by page in one transaction."""
         loop, pages = asyncio.get_running_loop(), asyncio.Queue[list[Mapping[str, object]]](1)
         stopped = False
 
@@ -559,7 +569,7 @@ class PostgresStore(SQLStore):
         await filling
 
     async def close(self) -> None:
-        """Close a pool of its own; it opens again on use."""
+        """Close the connections of its own pool; the next use opens them again."""
         here = asyncio.get_running_loop()
         if indexing := [task for task in self._indexing if task.get_loop() is here]:
             await asyncio.wait(indexing)

@@ -1,11 +1,10 @@
-"""A request saved in PostgreSQL in one round trip: a function of the database writes everything that is new.
+"""Saving a request to PostgreSQL in one round trip, in which a database function writes all new rows.
 
-What is new follows from what the last request of the conversation left, which is remembered; the function writes
-nothing if the record is another one by then. The first request of a conversation here, and each with a compile, look
-first what is there, which is a second round trip. `queries.save` does the same for every request, in about twenty. What
-is unusual is left to it: a history that was changed, or is shared with another conversation, a request or a compile
-that is stored already, a compile of another history, and a transaction that met another one. A history without a
-request, with which each run ends, is saved in the same way, so that the request after it goes on with what this left.
+The new rows are computed from the state that the last request of the conversation left, which is remembered. The
+function writes nothing if the record has changed since. The first request of a conversation in this process, and each
+request with a compile, look up the stored state first, in a second round trip. `queries.save` needs about twenty round
+trips and handles all other cases: changed or shared histories, requests and compiles that are already stored, and
+conflicts with other transactions. A history without a request, which ends each run, is saved in the same way.
 """
 
 from __future__ import annotations
@@ -24,13 +23,13 @@ from context_compiler.record.database import Database
 from context_compiler.record.dialect import escape
 from context_compiler.record.pool import CONFLICTS
 from context_compiler.record.queries import NEWEST, Additions, NewMessage, SessionKey
-from context_compiler.record.rows import prefix, stored
+from context_compiler.record.rows import prefix, stored_name
 from context_compiler.record.values import Chain, Entry, Record
 
 if TYPE_CHECKING:
     from context_compiler.record.postgres import PostgresDatabase
 
-LOOK = """
+LOOK_UP = """
 SELECT s.id AS session, s.created_at, s.seal, s.raw_tip, tip.position AS tip_position,
     ARRAY(SELECT id FROM {schema}.nodes WHERE id = ANY($4::text[])) AS nodes,
     ARRAY(SELECT hash FROM {schema}.contents WHERE hash = ANY($5::text[])) AS contents,
@@ -46,77 +45,79 @@ FROM (VALUES (1)) AS one
 LEFT JOIN {schema}.sessions s ON s.session_id = $1 AND s.vault_name = $2 AND s.owner = $3
 LEFT JOIN {schema}.nodes tip ON tip.id = s.raw_tip
 """
-"""All that decides what a request adds, and numbers for rows to which others of the request refer."""
+"""Read the stored state that determines the new rows of a request, and draw the row numbers that others refer to."""
 
 
 @cache
-def _write(schema: str) -> str:
+def _call(schema: str) -> str:
+    """The statement that calls the function of `save_request.sql`."""
     return f"SELECT {schema}.save_request({', '.join(f'${at}' for at in range(1, 20))})"
 
 
 CONVERSATIONS, TOOLS = 1_000, 32
-"""Conversations that are remembered, and hashes of requests with tools of each."""
+"""Maximum number of remembered conversations, and of remembered tool hashes in each."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Known:
-    """State of a conversation on the record, as looked up or as the last request left it."""
+    """The stored state of a conversation, as looked up or as the last request left it."""
 
     session: int
     created_at: str
     seal: str | None
-    """Seal of the session, which proves that it has not changed; None if it is new."""
+    """Seal of the session row, which reveals any change; None if the session is new."""
     raw_tip: str | None
     length: int
-    """Messages of the raw history."""
+    """Length of the raw history in messages."""
     nodes: Set[str]
-    """Messages at the ends of its chains."""
+    """Stored names of the last messages of its chains."""
     contents: Set[str]
+    """Names of stored contents that the next request may repeat."""
     tools: Set[str]
-    """Hashes of requests whose tools are there."""
+    """Request hashes whose tools are stored."""
     view: Sequence[str] = ()
-    """Messages at the end of the last view."""
+    """Stored names of the last messages of the last view."""
     summary: int | None = None
-    """Number for a new compile."""
+    """Row number drawn for a new compile; None if there is none."""
 
 
 Memory = dict[SessionKey, Known]
-"""Conversations as their last requests left them, most recently used last."""
+"""Conversations as their last requests left them, the most recently used last."""
 
 
-async def save_usual(db: PostgresDatabase, entry: Entry, memory: Memory) -> Record | None:
-    """Save an entry that only goes on with a conversation that is remembered; None for any other."""
+async def save_fast(db: PostgresDatabase, entry: Entry, memory: Memory) -> Record | None:
+    """Save an entry that only continues a remembered conversation; return None, with nothing saved, for any other."""
     key = queries.session_key(db, entry.record.session_id, entry.record.vault_name)
     known = memory.get(key)
     if known is None or entry.compile is not None or entry.raw is None or not entry.raw.ids:
         return None
-    written = await _write_usual(_Request(db, key, entry.raw, entry), known, memory)
+    written = await _write_fast(_Request(db, key, entry.raw, entry), known, memory)
     return written and written.record(entry)
 
 
-async def archive_usual(
+async def archive_fast(
     db: PostgresDatabase, session_id: str, vault_name: str, raw: Chain, memory: Memory
 ) -> Written | None:
-    """Save a raw history that only goes on with a conversation that is remembered; None for any other."""
+    """Save a raw history that only continues a remembered conversation; return None, with nothing saved, for others."""
     key = queries.session_key(db, session_id, vault_name)
     known = memory.get(key)
     if known is None or not raw.ids:
         return None
-    return await _write_usual(_Request(db, key, raw), known, memory)
+    return await _write_fast(_Request(db, key, raw), known, memory)
 
 
-async def _write_usual(request: _Request, known: Known, memory: Memory) -> Written | None:
-    added = request.additions(known, is_usual=True)
+async def _write_fast(request: _Request, known: Known, memory: Memory) -> Written | None:
+    added = request.additions(known, may_look_up=False)
     if added is None:
         return None
-    del memory[request.key]  # what an error leaves is unknown
+    del memory[request.key]  # after an error, the stored state is unknown
     with suppress(*CONFLICTS):
         return await request.write(known, added, memory)
     return None
 
 
 def save(db: Database, entry: Entry, memory: Memory) -> Record:
-    """Save an entry and return its record with `id` and `summary_id`; an entry saved before is only looked up."""
+    """Save an entry and return its record with `id` and `summary_id`; an already stored entry is only looked up."""
     key = queries.session_key(db, entry.record.session_id, entry.record.vault_name)
     known = memory.pop(key, None)
     made = entry.compile
@@ -128,7 +129,7 @@ def save(db: Database, entry: Entry, memory: Memory) -> Record:
 
 
 def archive(db: Database, session_id: str, vault_name: str, raw: Chain, memory: Memory) -> Written | None:
-    """Save a raw history without a request, as the newest of its conversation."""
+    """Save a raw history without a request, as the newest history of its conversation."""
     key = queries.session_key(db, session_id, vault_name)
     known = memory.pop(key, None)
     if raw.ids and (written := _Request(cast("PostgresDatabase", db), key, raw).save(known, memory)):
@@ -138,20 +139,21 @@ def archive(db: Database, session_id: str, vault_name: str, raw: Chain, memory: 
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """Numbers of what was written, and the owner."""
+    """Row numbers of what was written, and its owner."""
 
     number: int
-    """Of the request; 0 for a history without one."""
+    """Row number of the request; 0 for a history without a request."""
     summary: int | None
+    """Row number of the compile whose summary the request contains."""
     owner: str
 
     def record(self, entry: Entry) -> Record:
-        """The record of the entry that was written."""
+        """Return the record of the entry that was written."""
         return rows.complete_record(entry, self.owner, id=self.number, summary_id=self.summary)
 
 
 class _Request:
-    """A history on its way into the record, with the entry of a request unless there is none."""
+    """A raw history that is being saved, with the entry of its request, if any."""
 
     def __init__(self, db: PostgresDatabase, key: SessionKey, raw: Chain, entry: Entry | None = None) -> None:
         self.db, self.key, self.own, self.raw, self.entry = db, key, prefix(key[2]), raw, entry
@@ -164,31 +166,31 @@ class _Request:
         self.states = {(cycle.tip, cycle.config): (self._name(cycle.state), cycle.state) for cycle in cycles}
 
     def save(self, known: Known | None, memory: Memory) -> Written | None:
-        """Write what is new to the state that is known, or to the one that is looked up; None if it is unusual."""
-        for look in (lambda: known, self.look):
+        """Write the new rows, based on the remembered or else the looked-up state; None if this way cannot save it."""
+        for find_state in (lambda: known, self.look_up):
             with suppress(*CONFLICTS):
-                found = look()
+                found = find_state()
                 added = None if found is None else self.additions(found)
                 if found and added and (written := self.db.wait(self.write(found, added, memory))):
                     return written
         return None
 
-    def look(self) -> Known | None:
-        """Look up what the record has; None if it has the request, or its compile."""
+    def look_up(self) -> Known | None:
+        """Look up the stored state of the conversation; None if the request or its compile is already stored."""
         db, record = self.db, self.entry and self.entry.record
         texts = [name for name, _ in self.states.values()] + ([self._name(self.tools)] if self.tools else [])
         reusable = None if self.compile is None else rows.reusable_key(self.compile)
         raw_tip, view_tip = rows.tips(self.entry) if self.entry else (None, None)
         found = db.run(
-            LOOK.format(schema=db.schema),
+            LOOK_UP.format(schema=db.schema),
             *map(escape, self.key),
             [*self._ends(self.raw), *self._ends(self.view)],
             texts,
             None if record is None or record.run_id is None else escape(rows.plain(record.run_id)),
             record and record.request_index,
-            stored(db, raw_tip),
-            stored(db, view_tip),
-            stored(db, reusable),
+            stored_name(db, raw_tip),
+            stored_name(db, view_tip),
+            stored_name(db, reusable),
             self.compile is not None,
             escape(self.hash) if self.tools else None,
         ).fetchone()
@@ -207,7 +209,7 @@ class _Request:
         )
 
     async def write(self, known: Known, added: Additions, memory: Memory) -> Written | None:
-        """Write what is new and remember it; None if the record is not as it was known: nothing was written."""
+        """Write the new rows and remember the new state; None, with nothing written, if the record has changed."""
         db, raw, entry = self.db, self.raw, self.entry
         new_tools = self._name(self.tools) if self.tools and self.hash not in known.tools else None
         texts = self._texts(added.messages) | ({} if new_tools is None else {new_tools: self.tools})
@@ -220,7 +222,7 @@ class _Request:
         view = None if entry is None else rows.view_row(entry, known.session, summary, self.own)
         tools = (known.session, self.hash, new_tools)
         number = await db.commit(
-            _write(db.schema),
+            _call(db.schema),
             db.patience_ms,
             [*dict.fromkeys(added.anchors)],
             [name for name in texts if name in known.contents],
@@ -236,7 +238,7 @@ class _Request:
         if number is None:
             return None
         known.seal, known.raw_tip, known.length = seal, place[2], len(raw.ids)
-        if entry is not None:  # else the next request goes on with these of the last one
+        if entry is not None:  # otherwise the next request continues from the last one
             known.contents, known.view = frozenset(texts), self._ends(self.view)
         known.nodes = {*self._ends(raw), *known.view}
         if new_tools is not None:
@@ -247,11 +249,11 @@ class _Request:
         return Written(number, summary, self.key[2])
 
     def _ends(self, chain: Chain | None) -> Sequence[str]:
-        """Messages at the end of a chain."""
+        """Stored names of the last messages of a chain."""
         return () if chain is None else queries.stored_names(chain, self.own)[-NEWEST:]
 
     def _columns(self, messages: Sequence[NewMessage], texts: Mapping[str, str]) -> Iterator[list[Any]]:
-        """New contents, messages and their texts for the search, by column."""
+        """Yield the columns of new contents, messages and search texts, as arguments of the database function."""
         bodies: dict[str, bytes | str] = {one.content: one.body for one in messages}
         bodies |= {name: rows.pack(rows.to_bytes(text)) for name, text in texts.items()}
         yield [*bodies]
@@ -263,30 +265,30 @@ class _Request:
         yield [escape(text) for _, text in texts_of]
 
     def _cycle_rows(self, known: Known) -> list[str]:
-        """The rows of its decisions."""
+        """Rows of the cycles of the entry, as PostgreSQL row literals."""
         found = [(known.session, *place, name) for place, (name, _) in self.states.items()]
         return [_row(row, rows.digest(row)) for row in found]
 
     def _compile_row(self, known: Known) -> str | None:
-        """The row of a new compile."""
+        """Row of a new compile, as a PostgreSQL row literal; None if there is none."""
         if self.compile is None or known.summary is None:
             return None
         row = rows.summary_row(self.compile, known.session, self.own)
         return _row(row, rows.seal(known.summary, row), known.summary)
 
     def _name(self, text: str) -> str:
-        """The name under which a text is stored."""
+        """Return the stored name of a text."""
         return self.own + ids.blob_id(rows.to_bytes(text))
 
     def _texts(self, messages: Sequence[NewMessage]) -> dict[str, str]:
-        """Instructions of messages, and states, by the names under which they are stored."""
-        said = dict.fromkeys(one.instructions for one in messages if one.instructions is not None)
-        return {self._name(text): text for text in said} | dict(self.states.values())
+        """Instructions of messages and states of cycles, by stored name."""
+        instructions = dict.fromkeys(one.instructions for one in messages if one.instructions is not None)
+        return {self._name(text): text for text in instructions} | dict(self.states.values())
 
-    def additions(self, known: Known, *, is_usual: bool = False) -> Additions | None:
-        """The new messages; None if the history is not the saved one of its conversation, or more of that.
+    def additions(self, known: Known, *, may_look_up: bool = True) -> Additions | None:
+        """Find the new messages; None if the raw history does not continue the stored one.
 
-        Of a usual request, none that are beyond the ends that are known: nothing is looked up for it.
+        Unless `may_look_up`, also None if the known ends of the chains do not suffice to find them.
         """
         additions, fresh = Additions(), set[str]()
         for chain, is_raw in ((self.raw, True), (self.view, False)):
@@ -296,7 +298,7 @@ class _Request:
             low = max(0, len(names) - NEWEST)
             start = low + queries.prefix_in(names[low:], known.nodes | fresh)
             if start == low > 0:
-                if is_usual:
+                if not may_look_up:
                     return None
                 start = queries.known_prefix(self.db, names[:low], fresh)
             if is_raw and (start != known.length or (start and names[start - 1] != known.raw_tip)):
@@ -310,7 +312,7 @@ class _Request:
 
 
 def _row(values: Sequence[rows.Column], seal: str, number: int | None = None) -> str:
-    """A row of a table as PostgreSQL writes it: its number, the columns under its seal, and that."""
+    """Format a row as a PostgreSQL row literal: its number, the sealed columns, and the seal."""
     texts = [
         '"' + one.replace("\\", "\\\\").replace('"', '""') + '"'
         if isinstance(one, str)

@@ -1,7 +1,7 @@
-"""The tables of the record in PostgreSQL, with the columns, values and seals of those in SQLite.
+"""The tables of the record in PostgreSQL, with the same columns, values and seals as in SQLite.
 
-Rows that are named by their content refer to each other without foreign keys: removing one would look for all others
-that may name it. `verify` checks these references. Names compare by their bytes (`COLLATE "C"`).
+References between rows that are named by their content are not foreign keys, because deleting a row would then search
+for all rows that may refer to it; `verify` checks them. Names are compared byte by byte (`COLLATE "C"`).
 """
 
 from __future__ import annotations
@@ -227,9 +227,9 @@ RECORD_TOOLS = (
 WAITING = (
     "ALTER TABLE {schema}.messages_fts ALTER words DROP NOT NULL",
     "CREATE INDEX messages_waiting ON {schema}.messages_fts (number) WHERE words IS NULL",
-    "ALTER TABLE {schema}.contents ALTER body SET STORAGE EXTERNAL",  # they are compressed already
+    "ALTER TABLE {schema}.contents ALTER body SET STORAGE EXTERNAL",  # bodies are already compressed
 )
-"""Texts that wait for the search index have no words; a search reads them one by one."""
+"""Allows texts without words, which are not indexed yet; a search reads them one by one."""
 
 RECORD_LAYER_PAGES = (
     f"""CREATE TABLE {{schema}}.layer_pages (
@@ -250,7 +250,7 @@ ONLY_WORDS = (
     "DROP INDEX {schema}.messages_by_word",
     "CREATE INDEX messages_by_word ON {schema}.messages_fts USING gin (words) WHERE words IS NOT NULL",
 )
-"""Texts that wait for the search index have no entry in it."""
+"""Leaves texts that are not indexed yet out of the index of words."""
 
 _FIRST = (
     "sessions",
@@ -264,7 +264,7 @@ _FIRST = (
     "actions",
 )
 NUMBERED = (*_FIRST, "toolsets")
-"""Tables whose rows have numbers; a number is taken before its row is written, because the seal covers it."""
+"""Tables with row numbers. A number is drawn before its row is written, because the seal covers it."""
 
 TABLES = (
     *("contents", "nodes", "sessions", "copies", "context_summaries", "cycles", "views", "layers", "actions"),
@@ -305,10 +305,10 @@ REFERENCES = (
     ("entries", "content", "contents", "hash"),
     ("toolsets", "content", "contents", "hash"),
 )
-"""References that are not foreign keys: table and column, and the table and column they name."""
+"""References that are not foreign keys, as `(table, column, referenced table, referenced column)`."""
 
 SAVE = Path(__file__).with_name("save_request.sql")
-"""The function that saves a request."""
+"""File with the SQL function that saves a request."""
 
 RECORD = Component(
     name="record",
@@ -316,7 +316,7 @@ RECORD = Component(
         (*CREATE, *(f"CREATE SEQUENCE {{schema}}.{table}_numbers" for table in _FIRST)),
         (*RECORD_TOOLS, "CREATE SEQUENCE {schema}.toolsets_numbers"),
         (SAVE,),
-        ("DROP FUNCTION {schema}.save_request", SAVE),  # which had another form before
+        ("DROP FUNCTION {schema}.save_request", SAVE),  # replace its earlier version, here and below
         (*WAITING, "DROP FUNCTION {schema}.save_request", SAVE),
         RECORD_LAYER_PAGES,
         (*ONLY_WORDS, "DROP FUNCTION {schema}.save_request", SAVE),

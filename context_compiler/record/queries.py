@@ -1,4 +1,4 @@
-"""Reading and saving, one function each; an entry is saved in one transaction, and only rows that are new."""
+"""Functions that read the record and save entries: one transaction for each entry, which writes only new rows."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from context_compiler import ids
 from context_compiler.errors import StoreError
 from context_compiler.record import rows
 from context_compiler.record.database import Database
-from context_compiler.record.rows import Names, bare, prefix, stored, writer_of
+from context_compiler.record.rows import Names, prefix, stored_name, without_prefix, writer_of
 from context_compiler.record.values import (
     Chain,
     Compile,
@@ -33,23 +33,23 @@ SUMMARIES = (
 )
 VIEWS = "SELECT v.*, s.session_id, s.vault_name, s.owner FROM views v JOIN sessions s ON s.id = v.session"
 OWNED = "(?{0} IS NULL OR s.owner = ?{0})"
-"""The condition of rows of one owner, whose number among the parameters is to be filled in; NULL is every owner."""
-ALL = -1
-"""No limit, in SQLite."""
+"""Condition for sessions of one owner; format it with the owner's parameter number. NULL matches every owner."""
+NO_LIMIT = -1
+"""Value of LIMIT for no limit, in SQLite."""
 
 UNDONE = "SELECT summary FROM actions WHERE kind = 'undo' AND summary NOT NULL"
-"""Compiles that a user has undone, which are not used again."""
+"""Row numbers of compiles that a user has undone; they are never reused."""
 
 
 def find_compile(db: Database, cache_key: str) -> tuple[int, Compile] | None:
-    """The reusable compile with that cache key and its row number."""
+    """Find a reusable compile by cache key; return its row number and the compile, or None."""
     query = f"{SUMMARIES} WHERE c.cache_key = ? AND c.id NOT IN ({UNDONE})"
-    row = db.execute(query, (stored(db, cache_key),)).fetchone()
+    row = db.execute(query, (stored_name(db, cache_key),)).fetchone()
     return None if row is None else (row["id"], rows.to_compile(rows.mapping(row)))
 
 
 def find_cycle(db: Database, tips: Sequence[str], config: str) -> Cycle | None:
-    """The newest cycle of the last of `tips` that has one of this `config`."""
+    """Find the newest cycle of `config` for the last of `tips` that has one."""
     row = db.execute(
         "SELECT c.raw_tip, t.body FROM json_each(?) AS tip JOIN cycles c ON c.raw_tip = tip.value AND c.config = ?"
         " JOIN sessions s ON s.id = c.session AND s.owner = ?"
@@ -62,12 +62,18 @@ def find_cycle(db: Database, tips: Sequence[str], config: str) -> Cycle | None:
 
 
 def chain(db: Database, tip: str) -> list[bytes]:
-    """Bodies of the chain that ends in `tip`, oldest first."""
-    return read_chain(db, stored(db, tip))
+    """Message bodies of the chain that ends at `tip`, oldest first; StoreError if it is unknown or broken."""
+    return read_chain(db, stored_name(db, tip))
 
 
 def read_chain(db: Database, tip: str, session: int | None = None) -> list[bytes]:
-    """Bodies of the chain that ends in the stored name `tip`; `session` selects a conversation's own copies."""
+    """Message bodies of the chain that ends at the stored name `tip`, oldest first.
+
+    With `session`, a message of which that conversation has its own copy is read from the copy.
+
+    Raises:
+        StoreError: The chain is unknown or broken.
+    """
     found = db.execute(
         "WITH RECURSIVE up (id, parent, content, position, instructions) AS ("
         " SELECT id, parent, content, position, instructions FROM nodes WHERE id = ?"
@@ -78,9 +84,9 @@ def read_chain(db: Database, tip: str, session: int | None = None) -> list[bytes
         (tip, session),
     ).fetchall()
     if not found:
-        raise StoreError(f"no message {bare(tip)!r}; it was never recorded, or has been deleted or pruned")
+        raise StoreError(f"no message {without_prefix(tip)!r}; it was never recorded, or has been deleted or pruned")
     if [row["position"] for row in found] != list(range(len(found))):
-        raise StoreError(f"the chain of message {bare(tip)!r} is broken; verify the record")
+        raise StoreError(f"the chain of message {without_prefix(tip)!r} is broken; verify the record")
     texts = {name: _instructions(db, name) for name in {row["instructions"] for row in found} if name is not None}
     bodies = ((rows.unpack(row["body"]), texts.get(row["instructions"])) for row in found)
     return [body if text is None else rows.join_instructions(body, text) for body, text in bodies]
@@ -89,12 +95,12 @@ def read_chain(db: Database, tip: str, session: int | None = None) -> list[bytes
 def _instructions(db: Database, name: str) -> str:
     row = db.execute("SELECT body FROM contents WHERE hash = ?", (name,)).fetchone()
     if row is None:
-        raise StoreError("the instructions of a message are gone; verify the record")
+        raise StoreError("the instructions of a message are missing; verify the record")
     return rows.to_text(rows.unpack(row["body"]))
 
 
 def view(db: Database, view_id: int) -> Record | None:
-    """One request with its compile."""
+    """A request with its compile, by row number; None if there is no such row."""
     with db.snapshot():
         found = _records(
             db, db.execute(f"{VIEWS} WHERE v.id = ?1 AND {OWNED.format(2)}", (view_id, db.owner)).fetchall()
@@ -103,7 +109,7 @@ def view(db: Database, view_id: int) -> Record | None:
 
 
 def tools(db: Database, view_id: int) -> tuple[Tool, ...] | None:
-    """Tools that a request was sent with; None if they are not on the record."""
+    """Tools sent with a request; None if they are not on the record."""
     row = db.execute(
         "SELECT c.body FROM views v JOIN sessions s ON s.id = v.session"
         " JOIN toolsets t ON t.session = v.session AND t.request_hash = v.request_hash"
@@ -120,7 +126,7 @@ def views(db: Database, session_id: str | None, limit: int | None) -> list[Recor
             f"{VIEWS} WHERE (?1 IS NULL OR s.session_id = ?1) AND {OWNED.format(3)} ORDER BY v.id DESC LIMIT ?2",
             (
                 None if session_id is None else rows.plain(session_id),
-                ALL if limit is None else max(limit, 0),
+                NO_LIMIT if limit is None else max(limit, 0),
                 db.owner,
             ),
         )
@@ -132,13 +138,13 @@ def summaries(db: Database, session_id: str, limit: int | None) -> list[Compile]
     with db.snapshot():
         found = db.execute(
             f"{SUMMARIES} WHERE s.session_id = ?1 AND {OWNED.format(3)} ORDER BY c.id DESC LIMIT ?2",
-            (rows.plain(session_id), ALL if limit is None else max(limit, 0), db.owner),
+            (rows.plain(session_id), NO_LIMIT if limit is None else max(limit, 0), db.owner),
         )
         return [rows.to_compile(rows.mapping(row)) for row in found]
 
 
 def unsent_summaries(db: Database, session_id: str | None) -> list[Compile]:
-    """Compiles by a model that no request carries, of a session or of all, newest first."""
+    """Compiles by a model that no request uses, newest first; of one session, or of all if `session_id` is None."""
     found = db.execute(
         f"{SUMMARIES} WHERE (?1 IS NULL OR s.session_id = ?1) AND c.usage <> '{{}}'"
         f" AND c.id IN (SELECT id FROM context_summaries EXCEPT SELECT summary FROM views) AND {OWNED.format(2)}"
@@ -163,7 +169,7 @@ def sessions(db: Database) -> list[SessionInfo]:
 
 
 def owners(db: Database) -> list[OwnerInfo]:
-    """Every owner that the connection sees, by name."""
+    """All owners that the connection sees, sorted by name."""
     found = db.execute(
         "SELECT s.owner, count(DISTINCT s.id) AS sessions, count(v.id) AS requests, max(v.created_at) AS last_at"
         f" FROM sessions s LEFT JOIN views v ON v.session = s.id WHERE {OWNED.format(1)} GROUP BY s.owner ORDER BY 1",
@@ -181,7 +187,7 @@ def owners(db: Database) -> list[OwnerInfo]:
 
 
 def transcript(db: Database, session_id: str, vault_name: str | None = None) -> list[bytes]:
-    """The raw history of a conversation as last seen; of several vaults, if none is named, the most recently used."""
+    """Message bodies of a conversation's newest raw history; without `vault_name`, of the most recently used vault."""
     with db.snapshot():
         row = db.execute(
             "SELECT s.id, s.raw_tip FROM sessions s LEFT JOIN views v ON v.session = s.id"
@@ -193,7 +199,7 @@ def transcript(db: Database, session_id: str, vault_name: str | None = None) -> 
 
 
 def record_of(db: Database, row: Any) -> Record:
-    """The record of one row of `VIEWS`, with its compile."""
+    """Convert a row of `VIEWS` to a record with its compile."""
     return _records(db, [row])[0]
 
 
@@ -205,7 +211,7 @@ def _records(db: Database, found: Sequence[Any]) -> list[Record]:
 
 
 def compiles_of(found: Iterable[Any]) -> dict[int, Compile]:
-    """Compiles of rows of `SUMMARIES`, by row number."""
+    """Convert rows of `SUMMARIES` to compiles, by row number."""
     return {row["id"]: rows.to_compile(rows.mapping(row)) for row in found}
 
 
@@ -220,7 +226,7 @@ def _session(row: Any) -> SessionInfo:
         compiles=row["compiles"],
         tokens_raw=row["tokens_raw"],
         tokens_sent=row["tokens_sent"],
-        raw_tip=bare(row["raw_tip"]),
+        raw_tip=without_prefix(row["raw_tip"]),
     )
 
 
@@ -228,40 +234,40 @@ SessionKey = tuple[str, str, str]
 """Session id, vault name and owner of a conversation."""
 
 COMPARED = 8
-"""Messages at the end of a known prefix that are compared; after a fork, a repeated prompt may differ in its times."""
+"""Messages compared at the end of a known prefix, because after a fork a repeated prompt may differ in its times."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewMessage:
-    """A message that is not in the file yet."""
+    """A message that is not stored yet."""
 
     id: str
     parent: str | None
     position: int
     content: str
     body: bytes | str
-    """In stored form, without instructions; see `rows.pack`."""
+    """The stored form of its JSON without instructions; see `rows.pack`."""
     instructions: str | None
     raw: bool
-    """Part of a raw history, which is returned exactly and can be searched."""
+    """True if it belongs to a raw history: it can then be searched, and is returned exactly as it was saved."""
     text: str
-    """Text for the search index; empty for none."""
+    """Text for the search index; empty if it is not indexed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Additions:
-    """New messages of an entry's chains, and the known messages they start from."""
+    """New messages of an entry's chains, and the stored messages that they follow."""
 
     messages: list[NewMessage] = field(default_factory=list[NewMessage])
     anchors: list[str] = field(default_factory=list[str])
     packed: dict[str, bytes | str] = field(default_factory=dict[str, bytes | str])
-    """Stored forms of bodies by name; a message of both chains is compressed once."""
+    """Stored forms of bodies by name, so that a message of both chains is compressed once."""
 
 
 def save(db: Database, entry: Entry) -> Record:
-    """Save an entry and return its record with `id` and `summary_id`; an entry saved before is only looked up.
+    """Save an entry and return its record with `id` and `summary_id`; an already stored entry is only looked up.
 
-    Bodies are read and compressed before the transaction begins, to keep the write lock short.
+    Bodies are read and compressed before the transaction begins, to hold the write lock only briefly.
     """
     key = session_key(db, entry.record.session_id, entry.record.vault_name)
     additions = additions_of(db, key, entry.raw, entry.view)
@@ -273,36 +279,36 @@ def save(db: Database, entry: Entry) -> Record:
         if known is None:
             return _insert_view(db, record, session, entry)
         if entry.compile is not None and (key := rows.reusable_key(entry.compile)) and not _has_key(db, key):
-            compile_row(db, entry.compile, session)  # can be reused even if the request is known already
+            compile_row(db, entry.compile, session)  # it can be reused even though the request is already stored
         return known
 
 
 def archive(db: Database, session_id: str, vault_name: str, raw: Chain) -> None:
-    """Save a raw history without a request, as the newest of its conversation."""
+    """Save a raw history without a request, as the newest history of its conversation."""
     with archiving(db, session_id, vault_name, raw):
         pass
 
 
 @contextmanager
 def archiving(db: Database, session_id: str, vault_name: str, raw: Chain) -> Generator[int]:
-    """A transaction that saves a history as the newest of its conversation, and gives the conversation's row."""
+    """Run a transaction that saves a history as the newest of its conversation; yield the session's row number."""
     key = session_key(db, session_id, vault_name)
     additions = additions_of(db, key, raw, None)
     with db.transaction():
         session = session_row(db, key, datetime.now(UTC))
         write_messages(db, additions, key, session, raw, None)
         if raw.ids:
-            advance(db, session, stored(db, raw.ids[-1]))
+            advance(db, session, stored_name(db, raw.ids[-1]))
         yield session
 
 
 def session_key(db: Database, session_id: str, vault_name: str) -> SessionKey:
-    """A conversation of the owner that the connection works for."""
+    """Return the key of a session for the owner that the connection works for."""
     return rows.plain(session_id), rows.plain(vault_name), writer_of(db)
 
 
 def additions_of(db: Database, key: SessionKey, raw: Chain | None, view: Chain | None) -> Additions:
-    """Additions of an entry's chains to the record."""
+    """Find the messages of an entry's chains that are not stored yet."""
     additions, own = Additions(), prefix(key[2])
     fresh: set[str] = set()
     for chain, is_raw in ((raw, True), (view, False)):
@@ -314,19 +320,19 @@ def additions_of(db: Database, key: SessionKey, raw: Chain | None, view: Chain |
         if start and names[start - 1] not in fresh:
             additions.anchors.append(names[start - 1])
         additions.messages.extend(new_messages(chain, names, start, own, raw=is_raw, packed=additions.packed))
-        fresh.update(names[start:])  # also known ones, which another process may be removing
+        fresh.update(names[start:])  # even those already stored, because another process may be removing them
     return additions
 
 
 def stored_names(chain: Chain, prefix: str) -> Sequence[str]:
-    """The names under which the messages of a chain are stored."""
+    """Return the stored names of a chain's messages."""
     return Names(prefix, chain.ids) if prefix else chain.ids
 
 
 def new_messages(
     chain: Chain, names: Sequence[str], start: int, prefix: str, *, raw: bool, packed: dict[str, bytes | str]
 ) -> Iterator[NewMessage]:
-    """The messages of a chain from a position on, ready to be stored; `packed` are stored forms that are known."""
+    """Yield the messages of a chain from position `start` on, ready to be stored; `packed` caches stored forms."""
     for index in range(start, len(names)):
         body, instructions = _body(chain, index)
         content = prefix + ids.blob_id(body)
@@ -343,7 +349,7 @@ def new_messages(
 
 
 def _body(chain: Chain, index: int) -> tuple[bytes, str | None]:
-    """A message and its instructions; under another name than an exact one they are a part of it."""
+    """Return the body of a message and its instructions; without an exact name they stay in the body."""
     body = chain.body(index)
     return rows.split_instructions(body) if chain.ids[index].startswith(ids.RECORDED) else (body, None)
 
@@ -351,26 +357,27 @@ def _body(chain: Chain, index: int) -> tuple[bytes, str | None]:
 def _own_prefix(db: Database, key: SessionKey, raw: Chain, names: Sequence[str], known: int) -> int:
     """Length of the known prefix whose stored messages have this conversation's times and run ids.
 
-    Another conversation's messages may have others. If one of the last `COMPARED` is the same, so is all before it.
+    Messages that another conversation stored may have different ones. If one of the last `COMPARED` messages is equal,
+    all before it are taken as equal too.
     """
-    held = _saved_prefix(db, key, names)
-    if held >= known:
+    saved = _saved_prefix(db, key, names)
+    if saved >= known:
         return known
     if db.execute(
         "SELECT 1 FROM copies c JOIN sessions s ON s.id = c.session"
         " WHERE s.session_id = ? AND s.vault_name = ? AND s.owner = ?",
         key,
     ).fetchone():
-        return held
-    for index in range(known - 1, max(held, known - COMPARED) - 1, -1):
+        return saved
+    for index in range(known - 1, max(saved, known - COMPARED) - 1, -1):
         found = db.execute("SELECT content FROM nodes WHERE id = ?", (names[index],)).fetchone()
-        if found is not None and bare(found["content"]) == ids.blob_id(_body(raw, index)[0]):
+        if found is not None and without_prefix(found["content"]) == ids.blob_id(_body(raw, index)[0]):
             return index + 1
-    return held
+    return saved
 
 
 def _saved_prefix(db: Database, key: SessionKey, names: Sequence[str]) -> int:
-    """Length of the prefix that the conversation has saved before."""
+    """Length of the prefix that this conversation has already saved."""
     found = db.execute(f"SELECT raw_tip FROM sessions WHERE {KEY}", key).fetchone()
     tip = found["raw_tip"] if found else None
     while tip is not None:
@@ -384,7 +391,7 @@ def _saved_prefix(db: Database, key: SessionKey, names: Sequence[str]) -> int:
 def write_messages(
     db: Database, additions: Additions, key: SessionKey, session: int, raw: Chain | None, view: Chain | None
 ) -> None:
-    """Write new messages; they are collected again if another process has removed what they start from."""
+    """Write new messages; if another process has removed a message that they follow, find the new ones again first."""
     known = _contents_of(db, additions)
     if not all(anchor in known for anchor in additions.anchors):
         additions = additions_of(db, key, raw, view)
@@ -393,61 +400,59 @@ def write_messages(
 
 
 def write_message(db: Database, message: NewMessage, session: int) -> None:
-    """Write a message whose predecessor is there."""
+    """Write a message whose predecessor is stored."""
     _write(db, [message], _contents_of(db, Additions(messages=[message])), session)
 
 
 def _write(db: Database, messages: Sequence[NewMessage], known: Mapping[str, str], session: int) -> None:
-    """Write messages, or this conversation's copies of those that another wrote with other times or run ids."""
+    """Write messages; of those stored with different times or run ids, write a copy for this conversation."""
     own, write = prefix(writer_of(db)), db.executemany
     new = [message for message in messages if message.id not in known]
-    said = instructions_of(new, own)
-    other = [one for one in messages if one.raw and known.get(one.id, one.content) != one.content]
+    instructions = instructions_of(new, own)
+    differing = [one for one in messages if one.raw and known.get(one.id, one.content) != one.content]
     same = [(session, one.id) for one in messages if one.raw and known.get(one.id) == one.content]
-    write("INSERT OR IGNORE INTO contents VALUES (?, ?)", [(one.content, one.body) for one in (*new, *other)] + said)
-    write(
-        "INSERT INTO nodes VALUES (?, ?, ?, ?, ?)",
-        [node_row(one, own) for one in new],
-    )
+    contents = [(one.content, one.body) for one in (*new, *differing)] + instructions
+    write("INSERT OR IGNORE INTO contents VALUES (?, ?)", contents)
+    write("INSERT INTO nodes VALUES (?, ?, ?, ?, ?)", [node_row(one, own) for one in new])
     write(
         "INSERT INTO copies VALUES (?, ?, ?) ON CONFLICT (session, node) DO UPDATE SET content = excluded.content",
-        [(session, one.id, one.content) for one in other],
+        [(session, one.id, one.content) for one in differing],
     )
     write("DELETE FROM copies WHERE session = ? AND node = ?", same)
     db.index_messages(searchable_texts(new))
 
 
 def _contents_of(db: Database, additions: Additions) -> dict[str, str]:
-    """Contents of those messages that are known, their own names and those that they start from."""
+    """Stored content names of the messages of `additions` that are already stored, anchors included, by message id."""
     names = [*additions.anchors, *(message.id for message in additions.messages)]
     query = "SELECT id, content FROM nodes WHERE id IN (SELECT value FROM json_each(?))"
     return dict(db.execute(query, (json.dumps(names),)).fetchall()) if names else {}
 
 
 def instructions_of(messages: Iterable[NewMessage], prefix: str) -> list[tuple[str, bytes | str]]:
-    """Instructions of messages, each once: name and stored form."""
+    """Distinct instructions of messages, as `(stored name, stored form)`."""
     found = dict.fromkeys(message.instructions for message in messages if message.instructions is not None)
     return [(prefix + ids.blob_id(body), rows.pack(body)) for body in map(rows.to_bytes, found)]
 
 
 def node_row(message: NewMessage, prefix: str) -> tuple[str, str | None, str, int, str | None]:
-    """The row of a message in `nodes`."""
+    """Return the row of a message in `nodes`."""
     text = message.instructions
     instructions = None if text is None else prefix + ids.blob_id(rows.to_bytes(text))
     return message.id, message.parent, message.content, message.position, instructions
 
 
 def searchable_texts(messages: Iterable[NewMessage]) -> list[tuple[str, str]]:
-    """Texts of messages for the search index, each with the name of its message."""
+    """Texts of messages for the search index, as `(message id, text)`; messages without text are left out."""
     return [(one.id, one.text.encode("utf-8", "replace").decode()) for one in messages if one.text.strip()]
 
 
-NEWEST, FURTHER = 16, 16
-"""Names at the end of a history that are looked up first, and how many times more each further time."""
+NEWEST, GROWTH = 16, 16
+"""Names at the end of a history that are looked up first, and the factor by which each further lookup grows."""
 
 
 def known_prefix(db: Database, names: Sequence[str], fresh: set[str]) -> int:
-    """Length of the known prefix, looked for from the end: a message is never known without all before it."""
+    """Length of the known prefix of a chain, searched from the end: if a message is stored, so are all before it."""
     high, size = len(names), NEWEST
     while high:
         low = max(0, high - size)
@@ -456,21 +461,21 @@ def known_prefix(db: Database, names: Sequence[str], fresh: set[str]) -> int:
         known = {row[0] for row in db.execute(query, (json.dumps(list(part)),))} | fresh
         if length := prefix_in(part, known):
             return low + length
-        high, size = low, size * FURTHER
+        high, size = low, size * GROWTH
     return 0
 
 
 def prefix_in(names: Sequence[str], known: Set[str]) -> int:
-    """Length of the known prefix of names."""
+    """Length of the prefix of `names` that is in `known`."""
     return bisect_left(range(len(names)), True, key=lambda at: names[at] not in known)
 
 
 KEY = "session_id = ? AND vault_name = ? AND owner = ?"
-"""The condition of a session by its `SessionKey`."""
+"""Condition for a session, by its `SessionKey`."""
 
 
 def session_row(db: Database, key: SessionKey, created_at: datetime) -> int:
-    """The row of a conversation, made at first use."""
+    """Return the row number of a session; insert the row if it does not exist yet."""
     found = db.execute(f"SELECT id FROM sessions WHERE {KEY}", key).fetchone()
     session_id, vault_name, owner = key
     return (
@@ -480,7 +485,7 @@ def session_row(db: Database, key: SessionKey, created_at: datetime) -> int:
 
 def _find_view(db: Database, record: Record, session: int) -> Record | None:
     run_id = None if record.run_id is None else rows.plain(record.run_id)
-    key = (session, run_id, record.request_index, stored(db, record.raw_tip), stored(db, record.view_tip))
+    key = (session, run_id, record.request_index, stored_name(db, record.raw_tip), stored_name(db, record.view_tip))
     found = db.execute(
         "SELECT id, summary FROM views WHERE session = ? AND ifnull(run_id, '') = ifnull(?, '') AND request_index = ?"
         " AND ifnull(raw_tip, '') = ifnull(?, '') AND ifnull(view_tip, '') = ifnull(?, '')",
@@ -495,7 +500,7 @@ def _insert_view(db: Database, record: Record, session: int, entry: Entry) -> Re
     for cycle in filter(None, (entry.cycle, entry.blocks)):
         _save_cycle(db, cycle, session)
     if entry.raw is not None and entry.raw.ids:
-        advance(db, session, stored(db, entry.raw.ids[-1]))
+        advance(db, session, stored_name(db, entry.raw.ids[-1]))
     if entry.tools is not None and record.request_hash is not None:
         _save_tools(db, session, rows.plain(record.request_hash), entry.tools)
     row = rows.view_row(entry, session, summary, prefix(writer_of(db)))
@@ -510,16 +515,16 @@ def _save_tools(db: Database, session: int, request_hash: str, tools: str) -> No
 
 def _has_key(db: Database, cache_key: str) -> bool:
     query = "SELECT 1 FROM context_summaries WHERE cache_key = ?"
-    return db.execute(query, (stored(db, cache_key),)).fetchone() is not None
+    return db.execute(query, (stored_name(db, cache_key),)).fetchone() is not None
 
 
 def compile_row(db: Database, compile: Compile, session: int) -> int:
-    """The row of a compile: the one under its cache key if that has its answer, else a new one.
+    """Return the row number of a compile: an equal one with the same cache key, or a new row.
 
-    A key that another row has is left out. If two processes ask a model at the same time, later requests reuse the
-    first answer; the second is recorded for the one request that was sent it.
+    The new row has no cache key if another row already has it. If two processes ask a model at the same time, later
+    requests reuse the first answer; the second is recorded only for the request that used it.
     """
-    own, compile = prefix(writer_of(db)), rows.covering(db, compile)
+    own, compile = prefix(writer_of(db)), rows.clear_unknown_tip(db, compile)
     row = rows.summary_row(compile, session, own)
     key, answer = (row[rows.SUMMARY.index(name)] for name in ("cache_key", "raw_output"))
     found = db.execute("SELECT id, raw_output FROM context_summaries WHERE cache_key = ?", (key,)).fetchone()
@@ -542,15 +547,15 @@ def _save_cycle(db: Database, cycle: Cycle, session: int) -> None:
 
 
 def keep_body(db: Database, body: bytes) -> str:
-    """Store a text or payload and return the name under which it is stored."""
-    name = stored(db, ids.blob_id(body))
+    """Store a body in `contents`, unless it is there, and return its stored name."""
+    name = stored_name(db, ids.blob_id(body))
     if db.execute("SELECT 1 FROM contents WHERE hash = ?", (name,)).fetchone() is None:
         db.execute("INSERT OR IGNORE INTO contents VALUES (?, ?)", (name, rows.pack(body)))
     return name
 
 
 def insert(db: Database, table: str, values: Sequence[rows.Column]) -> int:
-    """Add a sealed row to `table` and return its number."""
+    """Insert a row with its seal into `table` and return its number."""
     row = db.next_number(table)
     columns = ("rowid", *rows.SEALED[table], "seal")
     marks = ", ".join("?" * len(columns))
@@ -560,14 +565,14 @@ def insert(db: Database, table: str, values: Sequence[rows.Column]) -> int:
 
 
 def reseal(db: Database, table: str, row: int) -> None:
-    """Renew the seal of a row after a change."""
+    """Recompute the seal of a row after a change."""
     columns = rows.SEALED[table]
     values = db.execute(f"SELECT {', '.join(columns)} FROM {table} WHERE rowid = ?", (row,)).fetchone()
     db.execute(f"UPDATE {table} SET seal = ? WHERE rowid = ?", (rows.seal(row, tuple(values)), row))
 
 
 def advance(db: Database, session: int, tip: str | None) -> None:
-    """Set the tip of a conversation's raw history, by its stored name; a late write never sets it back."""
+    """Set the tip of a session's raw history to a stored name; a retried write never moves it back."""
     query = f"SELECT {', '.join(rows.SESSION)} FROM sessions WHERE id = ?"
     known = rows.mapping(db.execute(query, (session,)).fetchone())
     row = {**known, "raw_tip": rows.newer_tip(db, known["raw_tip"], tip)}

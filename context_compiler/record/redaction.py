@@ -1,6 +1,6 @@
-"""Records with redacted content, or with none.
+"""Redaction of requests before they are saved, and removal of their content.
 
-In redaction every text of every message goes through `redact`, and nothing else changes.
+Redaction passes every text of every message through `redact`, and changes nothing else.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from context_compiler.ids import RENDERED, identity_facts, sent_id
 from context_compiler.record.values import Chain, Compile, Entry, with_null_reasons
 
 Redact = Callable[[str], str]
-"""A function from a text to the part of it that may be recorded."""
+"""A function that returns the part of a text that may be recorded."""
 
 CACHE_SIZE = 50_000_000
-"""Size of the cache of redacted messages, in bytes and characters."""
+"""Maximum size of the cache of redacted messages: bytes of JSON plus characters of searchable text."""
 TOOLSETS = 100
-"""Sets of tools whose redacted form is remembered."""
+"""Number of tool sets whose redacted form is cached."""
 FREE = frozenset({"args", "content", "metadata", "provider_details", "vendor_metadata", "vendor_details"})
-"""Fields of a message with user data, whose keys are user data too."""
+"""Message fields that contain user data; mapping keys in them are user data too."""
 TEXTS = FREE | {
     "instructions",
     "transcript",
@@ -38,24 +38,24 @@ TEXTS = FREE | {
     "provider_url",
     "model_name",
 }
-"""Fields with arbitrary text; all others hold the host's own words."""
+"""Message fields with arbitrary text; all other fields contain only the host's own words."""
 PIECES = frozenset(
     {"binary", "image-url", "audio-url", "video-url", "document-url", "uploaded-file", "cache-point", "text-content"}
 )
-"""Values of `kind` of the host's files and texts."""
+"""Values of the field `kind` in the host's file and text objects."""
 PIECE_FIELDS = frozenset(
     {"kind", "data", "url", "file_id", "content", "media_type", "identifier", "force_download", "provider_name", "ttl"}
     | {"metadata", "vendor_metadata"}
 )
-"""Their fields; a mapping with any other field is user data."""
+"""Fields of such objects; a mapping with any other field is user data."""
 FIXED = frozenset({"retry-prompt", "retry-feedback"})
-"""Parts whose content has fixed keys."""
+"""Kinds of message parts whose content is a mapping with keys of the host."""
 
 CONTENT = tuple("raw_tip view_tip cache_key compiled_prompt raw_output summary summary_json input_payload".split())
-"""Columns that hold content of a conversation, or ids derived from it."""
+"""Columns that contain content of a conversation, or ids derived from it."""
 
 METADATA, REDACTED = "record is metadata", "content is redacted, and no request has this compile"
-"""Reasons why those columns are empty."""
+"""Reasons why the columns `CONTENT` are NULL."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,21 +76,21 @@ class RedactedChain:
 
 
 class Redactor:
-    """Redacts chains, each message once; redacted messages are named by their redacted content."""
+    """Redacts chains, each message only once; the ids of redacted messages are computed from the redacted content."""
 
     def __init__(self, redact: Redact) -> None:
-        """Record what `redact` returns."""
+        """Create a redactor that applies `redact` to every text."""
         self.redact = redact
         self._done: Memo[str, tuple[str, bytes, str]] = Memo(CACHE_SIZE, lambda done: len(done[1]) + len(done[2]))
         self._tools: Memo[str, str] = Memo(TOOLSETS)
 
     def __call__(self, text: str) -> str:
-        """The part of a text that may be recorded."""
+        """Return the part of a text that may be recorded; empty if `redact` does not return a string."""
         kept = cast(object, self.redact(text))
         return kept if isinstance(kept, str) else ""
 
     def entry(self, entry: Entry) -> Entry:
-        """A redacted request."""
+        """Redact a request, its chains, its compile and its tools."""
         record, row, tools = entry.record, entry.compile, entry.tools
         raw, view = (None if chain is None else self.chain(chain) for chain in (entry.raw, entry.view))
         kept = replace(
@@ -104,7 +104,7 @@ class Redactor:
         return Entry(record=kept, raw=raw, view=view, compile=row, tools=tools and self.tools(tools))
 
     def chain(self, chain: Chain) -> RedactedChain:
-        """A chain with redacted messages."""
+        """Redact every message of a chain."""
         kept: list[tuple[str, bytes, str]] = []
         for index, name in enumerate(chain.ids):
             done = self._done.get(name)
@@ -120,9 +120,9 @@ class Redactor:
         return RedactedChain(ids=ids, bodies=bodies, texts=texts)
 
     def _host_data(self, given: dict[str, Any]) -> dict[str, Any]:
-        """A redacted message, part or piece of content, whose fields are the host's."""
-        own = bool(given.get("tool_kind"))
-        fixed = own or given.get("part_kind") in FIXED
+        """Redact a message, a part or an object inside its content; the host defines its fields."""
+        is_host_tool = bool(given.get("tool_kind"))
+        fixed = is_host_tool or given.get("part_kind") in FIXED
         clean: dict[str, Any] = {}
         for key, one in given.items():
             if key == "data" and isinstance(one, str):
@@ -130,7 +130,7 @@ class Redactor:
             elif key == "citations":
                 clean[key] = one if self(json.dumps(one)) == json.dumps(one) else None
             elif isinstance(one, str):
-                clean[key] = self(one) if key in TEXTS and not (own and key == "tool_name") else one
+                clean[key] = self(one) if key in TEXTS and not (is_host_tool and key == "tool_name") else one
             elif key in FREE:
                 clean[key] = self._user_data(one, fixed=fixed)
             else:
@@ -143,7 +143,7 @@ class Redactor:
         return self._host_data(cast(dict[str, Any], value)) if isinstance(value, dict) else value
 
     def _user_data(self, value: Any, *, fixed: bool) -> Any:
-        """Redacted user data: every text and, unless `fixed`, every key; files are the host's."""
+        """Redact user data: every text and, unless `fixed`, every key; file objects are redacted field by field."""
         if isinstance(value, str):
             return self(value)
         if isinstance(value, list):
@@ -165,7 +165,7 @@ class Redactor:
         return base64.urlsafe_b64encode(self(content.decode("utf-8", "replace")).encode("utf-8", "replace")).decode()
 
     def tools(self, text: str) -> str:
-        """Tools with every text of theirs redacted: names, descriptions, and schemas with their keys."""
+        """Redact the JSON text of tools: names, descriptions, and schemas including their keys."""
         done = self._tools.get(text)
         if done is None:
             done = json.dumps([self._tool(one) for one in json.loads(text)])
@@ -177,9 +177,10 @@ class Redactor:
         return {key: self._user_data(one, fixed=False) if key in free else one for key, one in given.items()}
 
     def compile(self, row: Compile, names: Mapping[str, str]) -> Compile:
-        """A redacted compile, never reused since its text has changed; `names` maps chain ids to redacted ones.
+        """Redact a compile; it is never reused, because its text has changed.
 
-        Of a compile that covers another history the id stays: no record has it (`rows.covering`).
+        `names` maps chain ids to redacted ones. A tip that it does not contain belongs to another history. It is kept,
+        because it is not on the record, so saving clears it (`rows.clear_unknown_tip`).
         """
         texts = ("compiled_prompt", "raw_output", "summary", "error")
         redacted = {name: self(text) for name in texts if (text := getattr(row, name)) is not None}
@@ -196,16 +197,16 @@ class Redactor:
 
 
 def without_content(entry: Entry) -> Entry:
-    """A request and its compile without any content: what `record="metadata"` keeps."""
+    """Remove all content from a request and its compile, for `record="metadata"`."""
     record, row = entry.record, entry.compile
     kept = replace(record, raw_tip=None, view_tip=None, error=_error_kind(record.error))
-    bare = None if row is None else compile_without_content(row)
-    return Entry(record=with_null_reasons(kept, dict.fromkeys(CONTENT, METADATA)), raw=None, view=None, compile=bare)
+    compile = None if row is None else compile_without_content(row)
+    return Entry(record=with_null_reasons(kept, dict.fromkeys(CONTENT, METADATA)), raw=None, view=None, compile=compile)
 
 
 def compile_without_content(row: Compile, why: str = METADATA) -> Compile:
-    """A compile without any content."""
-    bare = replace(
+    """Remove all content from a compile; `why` is the reason given for the NULL columns."""
+    kept = replace(
         row,
         covered_tip="",
         cache_key=None,
@@ -216,11 +217,11 @@ def compile_without_content(row: Compile, why: str = METADATA) -> Compile:
         input_payload=None,
         error=_error_kind(row.error),
     )
-    return with_null_reasons(bare, dict.fromkeys(CONTENT, why))
+    return with_null_reasons(kept, dict.fromkeys(CONTENT, why))
 
 
 def _error_kind(error: str | None) -> str | None:
-    """The type of an error, and what was sent instead; the message may repeat content of the conversation."""
+    """Reduce an error to its type and what was sent instead, because its message may contain conversation content."""
     if error is None:
         return None
     _, sent, what = error.rpartition("; sent:")

@@ -1,14 +1,14 @@
--- Row-level security for the record: a role that is not the owner of the tables sees and writes the rows of one owner.
--- `PostgresStore(…, row_security=True)` says in each transaction which one that is:
+-- Row-level security for the record: a role that does not own the tables reads and writes only the rows of one owner.
+-- `PostgresStore(…, row_security=True)` sets that owner on its connections:
 --   context_compiler.owner   'o:' and the owner
 --   context_compiler.prefix  'p:' and the prefix of the names of the owner's messages, contents and memories
--- A connection that says nothing sees nothing. The owner of the tables, superusers and roles with BYPASSRLS see everything.
--- Run `await store.enable_row_security("application")` as the owner of the tables, or replace {schema} by the schema of the
--- record, which is context_compiler unless another was given, and run this file after
+-- A connection without these settings sees no rows. The owner of the tables, superusers and roles with BYPASSRLS see all.
+-- To enable it, run `await store.enable_row_security("application")` as the owner of the tables. Or replace {schema} by the
+-- schema of the record (context_compiler by default), and run this file after
 --   SET context_compiler.role = 'application';
--- That role gets the rights that it needs on the tables of the record, and loses those on all others of the schema: runs
--- of pipelines have no owner, and whoever may read one reads all. Without a role, no rights change.
--- Running it again changes nothing.
+-- That role is granted the rights it needs on the tables of the record, and loses its rights on all other tables of the
+-- schema, because pipeline runs have no owner, so a role that may read one could read all of them. Without a role, no rights
+-- change. Running this file again has no effect.
 DO $$
 DECLARE
     own CONSTANT TEXT := '''o:'' || owner = current_setting(''context_compiler.owner'', true)';

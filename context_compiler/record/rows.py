@@ -1,8 +1,8 @@
-"""Rows of the record from values and back, their names and checksums, and transactions; `schema` has the tables.
+"""Conversion of values to rows and back, stored names, seals (checksums), and SQLite transactions.
 
-A session belongs to an owner, and so do the rows that refer to it. Messages, contents and memories are named by what
-they hold; so that no two owners share one, an owner's names begin with a prefix of their own. The owner ``""``, whose
-names have none, has everything that no other owner has, such as all rows of earlier versions.
+A session belongs to an owner, and so does every row that refers to it. Messages, contents and memories are named by a
+hash of their content. An owner's names start with a prefix of their own, so that no two owners share a row. The owner
+``""`` has no prefix; it owns everything that belongs to no other owner, such as all rows of earlier versions.
 """
 
 from __future__ import annotations
@@ -40,18 +40,18 @@ Column = str | int | float | None
 
 
 class BrokenReference(StoreError):
-    """A row names another one that is not there any more."""
+    """A row refers to another row that no longer exists."""
 
 
 class Removed(StoreError):
-    """A write comes too late, because something was removed since it was first tried, and may have been its own."""
+    """A retried write was refused, because removals since its first attempt may have removed the same data."""
 
 
 Row = Mapping[str, Any]
 """A row by column name."""
 
 STEP_S = 0.003
-"""Seconds between checks for another process that is still writing."""
+"""Seconds between two attempts to begin a transaction while another process writes."""
 
 SESSION = ("session_id", "vault_name", "raw_tip", "created_at", "owner")
 CYCLE = ("session", "raw_tip", "config", "state")
@@ -64,9 +64,9 @@ SCORE = (
     *("rolled_back", "trouble", "created_at"),
 )
 TEXTS = ("compiled_prompt", "raw_output", "summary", "input_payload")
-"""Texts of a compile, which are hashes into `contents` in a file of schema 1 to 3."""
+"""Text columns of a compile; files of schema 1 to 3 store them in `contents`, and their hashes here."""
 NOT_RECORDED = "instructions, outcomes: not recorded before schema 4"
-"""Note in the status of a request of schema 1 to 3, whose messages may be those of another that began alike."""
+"""Note in the status of a request of schema 1 to 3, whose messages may be those of one that differed only in these."""
 SUMMARY = (
     *("session", "turn_index", "run_id", "covered_tip", "cache_key"),
     *("template_name", "template_source", "template_path", "template_hash", "fidelity", "model_alias"),
@@ -90,7 +90,7 @@ SEALED: Mapping[str, Sequence[str]] = {
     "actions": ACTION,
     "toolsets": TOOLS,
 }
-"""Columns under the `seal` of a row, in order, for the tables whose rows are not named by their content."""
+"""Columns that the `seal` of a row covers, in order, by table. Rows of other tables are named by their content."""
 
 TIPS = (
     ("sessions", "raw_tip"),
@@ -98,10 +98,10 @@ TIPS = (
     ("views", "view_tip"),
     ("context_summaries", "covered_tip"),
 )
-"""Columns that name a message; NULL or empty if no content is recorded."""
+"""Columns that contain the stored name of a message; NULL or empty if content is not recorded."""
 
 TURN_TIPS = (("commits", "turns_tip"), ("spaces", "turns_tip"), ("scores", "turns_tip"))
-"""The same columns of managed sessions."""
+"""Such columns in the tables of managed sessions."""
 
 
 _PREFIX = re.compile(r"[a-z2-7]{16}/")
@@ -111,45 +111,45 @@ Name = TypeVar("Name", bound=str | None)
 
 @lru_cache(maxsize=10_000)
 def prefix(owner: str) -> str:
-    """The beginning of all names of an owner."""
+    """Return the prefix of all stored names of an owner: a hash and a slash; empty for the owner ``""``."""
     if not owner:
         return ""
     return b32encode(blake2b(owner.encode(), digest_size=10).digest()).decode().lower() + "/"
 
 
 def prefix_of(name: str) -> str:
-    """The prefix of a stored name."""
+    """Return the owner prefix of a stored name; empty if it has none."""
     found = _PREFIX.match(name)
     return found[0] if found else ""
 
 
-def bare(name: Name) -> Name:
-    """A stored name without its prefix."""
+def without_prefix(name: Name) -> Name:
+    """Return a stored name without its owner prefix."""
     return cast(Name, name[len(prefix_of(name)) :]) if isinstance(name, str) else name
 
 
 def writer_of(db: Database) -> str:
-    """The owner that a connection writes for.
+    """Return the owner that a connection writes for.
 
     Raises:
-        StoreError: It works for every owner.
+        StoreError: The connection works for every owner.
     """
     owner = db.owner
     if owner is None:
-        raise StoreError("a store of every owner only reads and removes; name the owner: scoped(owner)")
+        raise StoreError("a store of every owner only reads and removes; choose an owner with scoped(owner)")
     return owner
 
 
 def note_removal(db: Database) -> None:
-    """Note when something was removed, and nothing of what it was."""
+    """Record the time of a removal, but nothing about the data that was removed."""
     query = "INSERT INTO removals (id, at) VALUES (1, ?) ON CONFLICT (id) DO UPDATE SET at = excluded.at"
     db.execute(query, (db.clock(),))
 
 
 def removed_since(db: Database) -> bool:
-    """True if something has been removed since this write was first tried.
+    """True if anything was removed from the record since this write was first attempted.
 
-    Ages are compared, not times, because the clock of the record and ours may differ.
+    The ages of the removal and the write are compared, because the clocks of the database and this machine may differ.
     """
     if db.tried is None:
         return False
@@ -158,17 +158,17 @@ def removed_since(db: Database) -> bool:
 
 
 def refuse_removed(db: Database) -> None:
-    """Refuse a write that was first tried before the newest removal; within its transaction.
+    """Refuse a write that was first attempted before the newest removal. Call it within the write's transaction.
 
     Raises:
-        Removed: Something was removed since.
+        Removed: Something was removed since the first attempt.
     """
     if removed_since(db):
-        raise Removed("something was removed since this was first tried, and it may have been a part of it")
+        raise Removed("data was removed after this write was first attempted, possibly the same data")
 
 
 def newer_tip(db: Database, known: str | None, given: str | None) -> str | None:
-    """The new tip of a conversation that ends in `known`: a late write never sets it back to an earlier message."""
+    """Return the new tip of a conversation: `given`, unless a retried write would move it back from `known`."""
     if db.tried is None:
         return given
     found = db.execute(
@@ -180,30 +180,34 @@ def newer_tip(db: Database, known: str | None, given: str | None) -> str | None:
     return given if found is None else known
 
 
-def stored(db: Database, name: Name) -> Name:
-    """The name under which the connection's owner stores what is named so; as given for every owner."""
+def stored_name(db: Database, name: Name) -> Name:
+    """Return a name with the prefix of the connection's owner; unchanged if the connection works for every owner."""
     owner = db.owner
     if owner is None or not isinstance(name, str) or not name:
         return name
     if not owner:
-        return cast(Name, f"/{name}") if prefix_of(name) else name  # another owner's, which this one has not
+        # a name with a prefix belongs to another owner; the slash makes it match no row
+        return cast(Name, f"/{name}") if prefix_of(name) else name
     return cast(Name, prefix(owner) + name)
 
 
-def covering(db: Database, compile: Compile) -> Compile:
-    """A compile without what it covers, if that is not on the record: of one without use the texts are dropped too."""
-    tip = compile.covered_tip and stored(db, compile.covered_tip)
+def clear_unknown_tip(db: Database, compile: Compile) -> Compile:
+    """Clear the `covered_tip` of a compile if that message is not on the record.
+
+    A skipped or failed compile then loses its texts too, because no request uses them.
+    """
+    tip = compile.covered_tip and stored_name(db, compile.covered_tip)
     if not tip or db.execute("SELECT 1 FROM nodes WHERE id = ?", (tip,)).fetchone():
         return compile
     if not compile.status.startswith(("skipped", "failed")):
         return replace(compile, covered_tip="")
-    bare = replace(compile, covered_tip="", **dict.fromkeys((*TEXTS, "summary_json"), None))
-    return with_null_reasons(bare, dict.fromkeys((*TEXTS, "summary_json"), "what it covers is not on the record"))
+    cleared = replace(compile, covered_tip="", **dict.fromkeys((*TEXTS, "summary_json"), None))
+    return with_null_reasons(cleared, dict.fromkeys((*TEXTS, "summary_json"), "what it covers is not on the record"))
 
 
 @dataclass(frozen=True, slots=True)
 class Names(Sequence[str]):
-    """Names of a chain with a prefix, each put together when it is asked for."""
+    """The names of a chain with a prefix, which is added when a name is read."""
 
     prefix: str
     names: Sequence[str]
@@ -222,14 +226,14 @@ class Names(Sequence[str]):
 
 
 PLAIN = b"="
-"""First byte of a text that is stored as bytes, which no compressed body has."""
+"""First byte of a text that is stored as bytes; no compressed body starts with it."""
 
 LARGE = 1_000_000
-"""Bytes of a body from which on it is compressed fast rather than well."""
+"""Bytes above which a body is compressed at the fastest level."""
 
 
 def pack(body: bytes) -> bytes | str:
-    """The stored form of a body: text, or compressed bytes if that saves a tenth or the body is not UTF-8."""
+    """Return a body as stored: text, or compressed bytes if they are a tenth smaller or the body is not UTF-8."""
     small = zlib.compress(body, 1 if len(body) > LARGE else -1) if len(body) > 100 else body
     if len(small) < 0.9 * len(body):
         return small
@@ -240,7 +244,7 @@ def pack(body: bytes) -> bytes | str:
 
 
 def unpack(stored: object) -> bytes:
-    """The body of its stored form; ValueError or zlib.error if damaged."""
+    """Return the body of its stored form; ValueError or zlib.error if it is damaged."""
     if isinstance(stored, str):
         return stored.encode()
     if isinstance(stored, bytes):
@@ -253,7 +257,10 @@ _NO_INSTRUCTIONS = re.compile(rb'"instructions":(null)')
 
 
 def split_instructions(body: bytes) -> tuple[bytes, str | None]:
-    """A message without its instructions, and those: each message of a conversation would repeat them."""
+    """Split a message into its JSON without instructions and the instructions; None if it has none.
+
+    They are stored apart, because every request of a conversation repeats the same instructions.
+    """
     if b'"instructions":"' in body:
         text = json.loads(body).get("instructions")
         if isinstance(text, str):
@@ -262,24 +269,24 @@ def split_instructions(body: bytes) -> tuple[bytes, str | None]:
 
 
 def join_instructions(body: bytes, text: str) -> bytes:
-    """A message with its instructions."""
+    """Return the JSON of a message with its instructions put back."""
     return _with_instructions(body, _NO_INSTRUCTIONS, text)
 
 
-def _with_instructions(body: bytes, now: re.Pattern[bytes], text: str | None) -> bytes:
-    """The message with other instructions; a key of that name may also be in what a tool was given."""
+def _with_instructions(body: bytes, current: re.Pattern[bytes], text: str | None) -> bytes:
+    """Replace the instructions of a message. Other matches are keys of that name in the arguments of a tool call."""
     value = json.dumps(text, ensure_ascii=False).encode()
-    found = [body[: match.start(1)] + value + body[match.end(1) :] for match in now.finditer(body)]
+    found = [body[: match.start(1)] + value + body[match.end(1) :] for match in current.finditer(body)]
     return found[0] if len(found) == 1 else next(one for one in found if json.loads(one).get("instructions") == text)
 
 
 def to_bytes(text: str) -> bytes:
-    """UTF-8 with lone surrogates."""
+    """Encode a text as UTF-8 that may contain lone surrogates."""
     return text.encode("utf-8", "surrogatepass")
 
 
 def to_text(body: bytes) -> str:
-    """The text of `to_bytes`."""
+    """Decode a text that `to_bytes` encoded."""
     return body.decode("utf-8", "surrogatepass")
 
 
@@ -288,35 +295,36 @@ _WRITTEN = json.JSONEncoder(separators=(",", ":"), default=str).encode
 
 
 def seal(row: int, values: Sequence[Column]) -> str:
-    """The checksum of a row number and its values."""
+    """Return the seal of a row: a checksum of its number and values."""
     return digest([row, *values])[:16]
 
 
 def digest(values: Sequence[Column]) -> str:
-    """The checksum of values without a number."""
+    """Return a checksum of the values alone, without a row number."""
     return ids.blob_id(_SEALED(values).encode())
 
 
 def is_sealed(row: int, values: Sequence[Column], given: str) -> bool:
-    """True if a seal is that of a row: ours, or the one that a database makes when it gives a row its number.
+    """True if a seal matches its row.
 
-    That one is over the number and the digest of the values, by a hash that PostgreSQL knows.
+    There are two forms: `seal`, and the one that PostgreSQL computes when it numbers a row itself: a SHA-256 of the
+    number and the `digest` of the values.
     """
     return given == seal(row, values) or given == ids.text_hash(f"{row}:{digest(values)}")[:16]
 
 
 def mapping(row: sqlite3.Row) -> Row:
-    """A row by column name."""
+    """Convert a row to a mapping by column name."""
     return dict(zip(row.keys(), row, strict=True))
 
 
 def reusable_key(compile: Compile) -> str | None:
-    """The cache key of a compile with status ok; None for any other."""
+    """Return the cache key of a compile with status ok; None for any other compile."""
     return compile.cache_key if compile.status.split(";")[0].strip() == "ok" else None
 
 
 def complete_record(entry: Entry, owner: str, **numbers: int | None) -> Record:
-    """The record of an entry with its owner, the tips of its chains, its compile, and numbers of its rows."""
+    """Return the record of an entry, completed with owner, tips, compile and the given row numbers."""
     compile = entry.compile or entry.record.compile
     raw_tip, view_tip = tips(entry)
     made = compile and replace(compile, owner=owner)
@@ -324,7 +332,7 @@ def complete_record(entry: Entry, owner: str, **numbers: int | None) -> Record:
 
 
 def tips(entry: Entry) -> tuple[str | None, str | None]:
-    """The tips of the chains of an entry."""
+    """Return the raw and view tips of an entry: those of its record, or else the ends of its chains."""
     return _tip(entry.record.raw_tip, entry.raw), _tip(entry.record.view_tip, entry.view)
 
 
@@ -333,24 +341,24 @@ def _tip(given: str | None, chain: Chain | None) -> str | None:
 
 
 def stamp(moment: datetime) -> str:
-    """UTC in ISO 8601 with microseconds, so that texts sort as times; a naive time is taken as UTC."""
+    """Format a time as ISO 8601 in UTC with microseconds, so that texts sort by time; a naive time counts as UTC."""
     if moment.tzinfo is not UTC:
         moment = moment.astimezone(UTC) if moment.tzinfo else moment.replace(tzinfo=UTC)
     return moment.isoformat(timespec="microseconds")
 
 
 def days_ago(days: float) -> str:
-    """The stamp of `days` ago, capped at 700,000 because a date goes no further back."""
+    """Return the stamp of `days` ago, at most 700,000 because a datetime cannot go further back."""
     return stamp(datetime.now(UTC) - timedelta(days=min(days, 700_000)))
 
 
 def parse_stamp(stamp: object) -> datetime:
-    """The time of a stamp; ValueError if damaged."""
+    """Parse a stamp; ValueError if it is damaged."""
     return datetime.fromisoformat(str(stamp))
 
 
 def summary_row(compile: Compile, session: int, prefix: str) -> tuple[Column, ...]:
-    """The columns `SUMMARY` of a compile; `prefix` begins the names of its owner."""
+    """Return the columns `SUMMARY` of a compile; `prefix` is that of its owner's names."""
     key = reusable_key(compile)
     dropped = [{"what": drop.what, "reason": drop.reason, "tokens": drop.tokens} for drop in compile.sections_dropped]
     given: dict[str, Column] = {
@@ -371,7 +379,7 @@ def summary_row(compile: Compile, session: int, prefix: str) -> tuple[Column, ..
 
 
 def view_row(entry: Entry, session: int, summary: int | None, prefix: str) -> tuple[Column, ...]:
-    """The columns `VIEW` of the request of an entry; `prefix` begins the names of its owner."""
+    """Return the columns `VIEW` of an entry's request; `prefix` is that of its owner's names."""
     one = entry.record
     raw_tip, view_tip = tips(entry)
     row = (
@@ -384,7 +392,7 @@ def view_row(entry: Entry, session: int, summary: int | None, prefix: str) -> tu
 
 
 def to_compile(row: Row) -> Compile:
-    """The compile of a row joined with its session."""
+    """Convert a row of `context_summaries`, joined with its session, to a compile."""
     given = {name: row[name] for name in SUMMARY if name != "session"}
     parsed = {name: parse_json(given[name]) for name in ("summary_json", "input_payload")}
     given |= {name: value if isinstance(value, dict) else None for name, value in parsed.items()}
@@ -392,23 +400,22 @@ def to_compile(row: Row) -> Compile:
     given["sections_dropped"] = tuple(_drops(list_of(row["sections_dropped"])))
     given["usage"] = mapping_of(row["usage"])
     given["created_at"] = parse_stamp(row["created_at"])
-    given |= {name: bare(given[name]) for name in ("covered_tip", "cache_key")}
+    given |= {name: without_prefix(given[name]) for name in ("covered_tip", "cache_key")}
     return Compile(session_id=row["session_id"], vault_name=row["vault_name"], owner=row["owner"], **given)
 
 
 def to_record(row: Row, compile: Compile | None) -> Record:
-    """The record of a row joined with its session."""
+    """Convert a row of `views`, joined with its session, to a record."""
     given = {name: row[name] for name in VIEW if name not in ("session", "summary")}
     given["ledger"] = mapping_of(row["ledger"])
     given["created_at"] = parse_stamp(row["created_at"])
-    given |= {name: bare(given[name]) for name in ("raw_tip", "view_tip")}
+    given |= {name: without_prefix(given[name]) for name in ("raw_tip", "view_tip")}
     place = {name: row[name] for name in ("session_id", "vault_name", "owner")}
     return Record(id=row["id"], summary_id=row["summary"], compile=compile, **place, **given)
 
 
 def _json(value: object) -> str:
-    plain = dict(cast(Mapping[str, object], value)) if isinstance(value, Mapping) else value
-    return _WRITTEN(plain)
+    return _WRITTEN(dict(cast(Mapping[str, object], value)) if isinstance(value, Mapping) else value)
 
 
 def _real(value: float) -> float:
@@ -416,7 +423,7 @@ def _real(value: float) -> float:
 
 
 def plain(text: str) -> str:
-    """A text that SQLite can store: lone surrogates become backslash escapes."""
+    """Replace lone surrogates, which SQLite cannot store, by backslash escapes."""
     return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode()
 
 
@@ -433,7 +440,7 @@ def _drops(items: Iterable[object]) -> Iterable[Drop]:
 
 @contextmanager
 def transaction(db: sqlite3.Connection) -> Generator[None]:
-    """A write transaction, rolled back on an error."""
+    """Run a write transaction; an error rolls it back."""
     _begin(db)
     try:
         yield
@@ -444,9 +451,9 @@ def transaction(db: sqlite3.Connection) -> Generator[None]:
 
 
 def _begin(db: sqlite3.Connection) -> None:
-    """Begin as soon as no other process writes, within the busy timeout.
+    """Begin a write transaction as soon as no other process writes, within the busy timeout.
 
-    SQLite's own wait sleeps longer each time, so that of many writers some would wait until their time is over.
+    SQLite's own wait sleeps longer after each attempt, so with many writers some of them would time out.
     """
     patience: int = db.execute("PRAGMA busy_timeout").fetchone()[0]
     end = time.monotonic() + patience / 1_000
@@ -466,7 +473,7 @@ def _begin(db: sqlite3.Connection) -> None:
 
 @contextmanager
 def snapshot(db: sqlite3.Connection) -> Generator[None]:
-    """A read transaction: one state of the file, whatever others write meanwhile."""
+    """Run a read transaction, which sees one state of the file regardless of concurrent writes."""
     db.execute("BEGIN DEFERRED")
     try:
         yield

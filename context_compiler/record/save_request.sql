@@ -1,14 +1,15 @@
--- Everything that a request adds to the record, in one call, which is one transaction; migration 10 of the record.
--- Returns the number of the request, 0 for a history without one, or NULL if the record is not as the caller takes it to be: nothing has happened then.
--- Each statement sees what others have committed by then; a row that another transaction wrote meanwhile is a unique
--- violation, after which the caller begins anew. A row that gets its number here comes with the digest of its values in
--- place of its seal. Contents come as their stored bytes, rows as the text of their type. That nothing is missing is asked
--- by a join, whose plan begins in half the time of one that counts what is there.
+-- Writes everything that a request adds to the record, in one call, which is one transaction; migration 10 of the record.
+-- Returns the number of the request, or 0 for a history without a request. If the record is not in the state that the
+-- caller assumes, it writes nothing and returns NULL.
+-- Each statement sees what other transactions have committed by then. If one of them wrote the same row meanwhile, a unique
+-- violation is raised, and the caller retries. A row that is numbered here is passed with the digest of its values in place
+-- of its seal. Contents are passed as their stored bytes, and rows as row literals. A join checks that no message or content
+-- is missing, because its plan starts in half the time of one that counts the existing rows.
 CREATE FUNCTION {schema}.save_request(
     patience TEXT,         -- lock_timeout, or NULL
     anchors TEXT[],        -- messages that the new ones follow
-    kept TEXT[],           -- contents that are there already
-    kept_tools TEXT,       -- the hash of a request whose tools are there already, or NULL
+    kept TEXT[],           -- contents that must already be stored
+    kept_tools TEXT,       -- the hash of a request whose tools must already be stored, or NULL
     hashes TEXT[],
     bodies BYTEA[],
     new_ids TEXT[],        -- of messages
@@ -16,16 +17,16 @@ CREATE FUNCTION {schema}.save_request(
     new_contents TEXT[],
     new_positions BIGINT[],
     new_instructions TEXT[],
-    text_nodes TEXT[],     -- of the search index
+    text_nodes TEXT[],     -- messages of the texts for the search index
     text_bodies TEXT[],
     a_session TEXT,
-    former_seal TEXT,      -- of the session, or NULL if it is new
+    former_seal TEXT,      -- the seal of the session that the caller knows, or NULL if the session is new
     new_summary TEXT,
     new_cycles TEXT[],
     new_toolset TEXT,
-    new_view TEXT          -- or NULL
+    new_view TEXT          -- NULL for a history without a request
 ) RETURNS BIGINT LANGUAGE plpgsql
-SET plan_cache_mode = 'force_generic_plan'  -- every statement finds its rows by their keys, however many there are
+SET plan_cache_mode = 'force_generic_plan'  -- plan by keys, whatever the number of rows
 SET enable_seqscan = 'off'
 AS $$
 DECLARE

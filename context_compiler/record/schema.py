@@ -1,9 +1,9 @@
-"""The tables of the record and their migrations.
+"""The tables of the record in SQLite, and their migrations.
 
 `PRAGMA user_version` counts the `MIGRATIONS` applied to a file, and `PRAGMA application_id` marks it as a record. A
-column that ends in `_tip` names a node, but for the tip of a cycle, which is a chain id; the state of a cycle is a hash
-into `contents`, while the texts of a compile are columns that any tool can read. A `seal` is a checksum of the other
-columns of its row, for rows that are not named by their content.
+`_tip` column contains the id of a node, except in `cycles`, where it is a chain id. A `seal` is a checksum of the other
+columns of a row; rows that are named by their content have none. `verify` compares the SQL text of each table with that
+of a new file, comments included, so the text of an existing statement must not change.
 """
 
 from __future__ import annotations
@@ -193,7 +193,7 @@ def create_memories(db: sqlite3.Connection) -> None:
 
 
 def create_layers(db: sqlite3.Connection) -> None:
-    """Create the table of layers: the newest state of each session."""
+    """Create the table of layers, which contains the newest state of each session."""
     db.execute(
         """CREATE TABLE layers (
         session INTEGER NOT NULL UNIQUE REFERENCES sessions(id),
@@ -205,7 +205,7 @@ def create_layers(db: sqlite3.Connection) -> None:
 
 
 def record_exactly(db: sqlite3.Connection) -> None:
-    """Record messages with their instructions, and the texts of compiles as text; earlier requests get a note."""
+    """Add instructions to messages, store texts of compiles as plain text, and mark earlier requests as inexact."""
     db.execute("ALTER TABLE nodes ADD COLUMN instructions TEXT REFERENCES contents(hash)")
     for number, *values, old in db.execute(f"SELECT id, {', '.join(VIEW)}, seal FROM views").fetchall():
         given = dict(zip(VIEW, values, strict=True))
@@ -217,7 +217,7 @@ def record_exactly(db: sqlite3.Connection) -> None:
 
 
 def _keep_texts(db: sqlite3.Connection) -> None:
-    """Move the texts of compiles from `contents` into their columns; a row that was damaged keeps its wrong seal."""
+    """Move the texts of compiles from `contents` into their columns; a damaged row keeps its wrong seal."""
     table = next(statement for statement in TABLES if "TABLE context_summaries" in statement)
     table = table.replace(" REFERENCES contents(hash)", "").replace("context_summaries", "summaries_with_texts")
     db.execute(table)
@@ -227,10 +227,10 @@ def _keep_texts(db: sqlite3.Connection) -> None:
         given = dict(zip(SUMMARY, values, strict=True))
         texts = {name: _text(db, given[name]) for name in TEXTS}
         named |= {given[name] for name in TEXTS if isinstance(given[name], str)}
-        whole = seal(number, values) == old and all(texts[name] is not None for name in TEXTS if given[name])
+        is_intact = seal(number, values) == old and all(texts[name] is not None for name in TEXTS if given[name])
         row = tuple((given | texts).values())
         marks = ", ".join("?" * len(columns))
-        kept = (number, *row, seal(number, row) if whole else old)
+        kept = (number, *row, seal(number, row) if is_intact else old)
         db.execute(f"INSERT INTO summaries_with_texts ({', '.join(columns)}) VALUES ({marks})", kept)
     db.execute("DROP TABLE context_summaries")
     db.execute("ALTER TABLE summaries_with_texts RENAME TO context_summaries")
@@ -245,7 +245,7 @@ def _keep_texts(db: sqlite3.Connection) -> None:
 
 
 def _text(db: sqlite3.Connection, name: Column) -> str | None:
-    """A text of `contents`; None if it is not there or damaged."""
+    """Read a text from `contents`; None if it is missing or damaged."""
     found = db.execute("SELECT body FROM contents WHERE hash = ?", (name,)).fetchone()
     try:
         body = None if found is None else unpack(found[0])
@@ -255,9 +255,9 @@ def _text(db: sqlite3.Connection, name: Column) -> str | None:
 
 
 def separate_owners(db: sqlite3.Connection) -> None:
-    """Give sessions an owner, and make the tables of the host's conversations; what there is belongs to the owner ''.
+    """Add an owner to sessions, and create the tables of the host's conversations.
 
-    Only sessions are written again: names of that owner's rows have no prefix, so they stay as they are.
+    All existing rows belong to the owner ``""``, whose names have no prefix, so only sessions are rewritten.
     """
     db.execute(
         """CREATE TABLE owned_sessions (
@@ -309,7 +309,7 @@ CONVERSATION_TABLES = (
 
 
 def create_actions(db: sqlite3.Connection) -> None:
-    """Create the table of actions."""
+    """Create the table of manual actions."""
     db.execute(
         """CREATE TABLE actions (
         session INTEGER NOT NULL REFERENCES sessions(id),
@@ -326,7 +326,7 @@ def create_actions(db: sqlite3.Connection) -> None:
 
 
 def create_tools(db: sqlite3.Connection) -> None:
-    """Create the table of tools, and that of compiles under way."""
+    """Create the tables of tools sent with requests and of compiles in progress."""
     db.execute(
         """CREATE TABLE toolsets (           -- tools of the requests of a session with that hash
         id INTEGER PRIMARY KEY,
@@ -348,7 +348,7 @@ def create_tools(db: sqlite3.Connection) -> None:
 
 
 def create_layer_pages(db: sqlite3.Connection) -> None:
-    """Create the table of entities of layers; a state of an earlier version has its own until it is next saved."""
+    """Create the table of layer pages; a state saved before contains its entities itself until its next save."""
     db.execute(
         """CREATE TABLE layer_pages (
         session INTEGER NOT NULL REFERENCES sessions(id),
@@ -360,7 +360,7 @@ def create_layer_pages(db: sqlite3.Connection) -> None:
 
 
 def create_removals(db: sqlite3.Connection) -> None:
-    """Create the table that says when something was last removed."""
+    """Create the table with the time of the last removal."""
     db.execute(
         """CREATE TABLE removals (           -- one row; no part of a copy
         id INTEGER PRIMARY KEY,
@@ -370,7 +370,7 @@ def create_removals(db: sqlite3.Connection) -> None:
 
 
 def create_numbers(db: sqlite3.Connection) -> None:
-    """Create the table of numbers that no new row may have."""
+    """Create the table of the highest row numbers ever used, so that the numbers of removed rows are not reused."""
     db.execute(
         """CREATE TABLE numbers (            -- highest of tables from which rows were removed; no part of a copy
         name TEXT PRIMARY KEY,
@@ -380,7 +380,7 @@ def create_numbers(db: sqlite3.Connection) -> None:
 
 
 def create_claims(db: sqlite3.Connection) -> None:
-    """Create the table of summaries that a process asks a model for."""
+    """Create the table of claims: summaries that some process is requesting from a model."""
     db.execute(
         """CREATE TABLE claims (             -- others wait for the answer until then; no part of a copy
         name TEXT PRIMARY KEY,              -- the cache key of the compile
@@ -403,25 +403,25 @@ MIGRATIONS: tuple[Callable[[sqlite3.Connection], None], ...] = (
     create_numbers,
     create_claims,
 )
-"""In order; append only."""
+"""All migrations in order; append only."""
 
 
 def version_of(db: sqlite3.Connection) -> int:
-    """Number of migrations applied to the file; 0 for a new one.
+    """Return the number of migrations applied to the file; 0 for a new one.
 
     Raises:
-        StoreError: the file belongs to another program, or to a newer version of this one.
+        StoreError: The file belongs to another program, or was written by a newer version of this one.
     """
     with snapshot(db):
         return _version(db)
 
 
 def migrate(db: sqlite3.Connection) -> None:
-    """Apply the migrations that the file lacks; two processes may do so at once."""
+    """Apply the migrations that the file lacks; safe if several processes do so at once."""
     if version_of(db) == len(MIGRATIONS):
         return
     checked = db.execute("PRAGMA foreign_keys").fetchone()[0]
-    db.execute("PRAGMA foreign_keys = OFF")  # a table that others refer to is replaced
+    db.execute("PRAGMA foreign_keys = OFF")  # a migration replaces a table that others refer to
     try:
         with transaction(db):
             for step in MIGRATIONS[_version(db) :]:
@@ -432,7 +432,7 @@ def migrate(db: sqlite3.Connection) -> None:
 
 
 def _version(db: sqlite3.Connection) -> int:
-    """The version of the file; three queries, which must see one state of it."""
+    """Read the version of the file with three queries; call it in a transaction, so that they see one state."""
     version = int(db.execute("PRAGMA user_version").fetchone()[0])
     owner = int(db.execute("PRAGMA application_id").fetchone()[0])
     tables = int(db.execute("SELECT count(*) FROM sqlite_master").fetchone()[0])

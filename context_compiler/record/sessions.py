@@ -1,7 +1,7 @@
-"""Sessions beyond their requests: their layers, what they remember and commit, and the managed sessions themselves.
+"""Session data other than requests: layers, manual actions, memories, commits, and the state of managed sessions.
 
-A memory is named as reached by all that was remembered before it, so one name stands for a whole state of the memory,
-and two states differ by what lies between them: a commit costs one row, and a checkout costs what it changes.
+The name of a memory is a hash of its text and of the memory before it, so one name identifies a whole state of the
+memory. A commit therefore costs one row, and a checkout costs only the difference between two states.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from context_compiler.errors import ContextMemoryError, StoreError
 from context_compiler.record import rows
 from context_compiler.record.database import Database
 from context_compiler.record.queries import (
-    ALL,
     KEY,
+    NO_LIMIT,
     OWNED,
     archiving,
     compile_row,
@@ -28,20 +28,20 @@ from context_compiler.record.queries import (
     session_key,
     session_row,
 )
-from context_compiler.record.rows import bare, stored, writer_of
+from context_compiler.record.rows import stored_name, without_prefix, writer_of
 from context_compiler.record.values import Action, Chain, Compile, Cycle, LayerPages, page_name, page_names
 
 IndexTerms = Callable[[str], str]
-"""The terms by which a text is found, separated by blanks."""
+"""A function that returns the search terms of a text, separated by spaces."""
 
 SessionState = tuple[str | None, str]
-"""The chain id of a session's last message, and all else about the session as JSON."""
+"""State of a managed session: the stored name of its last message, and everything else as JSON text."""
 
 COMMIT = ("parent", "memory_tip", "turns_tip", "state", "memories", "turns", "author", "message", "created_at")
-"""The columns that name a commit, after the name of its session."""
+"""Columns that are hashed, after the name of the session, into the id of a commit."""
 
 NAMES = ("parent", "memory_tip", "turns_tip", "state")
-"""Those of them that are names themselves."""
+"""Columns of `COMMIT` that contain stored names."""
 
 
 class _NoTurns:
@@ -59,7 +59,7 @@ class _NoTurns:
 NO_TURNS = _NoTurns()
 
 LONGEST_S = 3_600.0
-"""Seconds for which a compile is shown at most."""
+"""Maximum seconds for which a model call is announced or claimed."""
 
 
 NEWEST_LAYERS = (
@@ -69,20 +69,20 @@ NEWEST_LAYERS = (
 
 
 def load_layers(db: Database, session_id: str, vault_name: str) -> tuple[str, int] | None:
-    """The newest layers of a session as JSON text, and their version from 1; None if it has none.
+    """Return the newest layers of a session as JSON text, with their version, from 1; None if it has no layers.
 
     Raises:
-        StoreError: their pages are not as they were written.
+        StoreError: A page is missing or damaged.
     """
     found = load_layer_pages(db, session_id, vault_name, None)
     return None if found is None else (found.joined(), found.version)
 
 
 def load_layer_pages(db: Database, session_id: str, vault_name: str, known: LayerPages | None) -> LayerPages | None:
-    """The newest layers of a session in parts; what is as `known` is not read again.
+    """Return the newest layers of a session in pages; None if it has none. Pages in `known` are not read again.
 
     Raises:
-        StoreError: a page is missing, or not as it was written.
+        StoreError: A page is missing or damaged.
     """
     key = session_key(db, session_id, vault_name)
     if known is not None:
@@ -93,25 +93,25 @@ def load_layer_pages(db: Database, session_id: str, vault_name: str, known: Laye
         row = db.execute(NEWEST_LAYERS, key).fetchone()
         if row is None:
             return None
-        held: Mapping[str, str] = {} if known is None else known.pages
+        known_pages: Mapping[str, str] = {} if known is None else known.pages
         query = "SELECT name, body FROM layer_pages WHERE session = ? AND NOT name IN (SELECT value FROM json_each(?))"
-        found = dict(db.execute(query, (row["session"], json.dumps(list(held)))).fetchall())
-    pages = {name: held.get(name) or found.get(name, "") for name in page_names(row["state"])}
-    if any(name not in held and page_name(text) != name for name, text in pages.items()):
-        raise StoreError(f"session {session_id!r}: its layers are not as they were written; verify the record")
+        found = dict(db.execute(query, (row["session"], json.dumps(list(known_pages)))).fetchall())
+    pages = {name: known_pages.get(name) or found.get(name, "") for name in page_names(row["state"])}
+    if any(name not in known_pages and page_name(text) != name for name, text in pages.items()):
+        raise StoreError(f"session {session_id!r}: a page of its layers is missing or damaged; verify the record")
     return LayerPages(state=row["state"], version=row["version"], pages=pages)
 
 
 def save_layers(
     db: Database, session_id: str, vault_name: str, state: str, after: int, pages: Mapping[str, str] | None = None
 ) -> int:
-    """Replace version `after` of a session's layers and return the new version; only pages that are new are written.
+    """Replace version `after` of a session's layers and return the new version; only new pages are written.
 
     Raises:
-        StoreError: the newest version is another one.
+        StoreError: The newest version is not `after`.
     """
     with db.transaction():
-        db.hold(rows.plain(session_id))
+        db.lock_name(rows.plain(session_id))
         found = db.execute(NEWEST_LAYERS, session_key(db, session_id, vault_name)).fetchone()
         version = 0 if found is None else found["version"]
         if version != after:
@@ -127,7 +127,7 @@ def save_layers(
 
 
 def _save_pages(db: Database, session: int, pages: Mapping[str, str]) -> None:
-    """Make these the pages of a session's layers."""
+    """Write the new pages of a session's layers, and remove the pages that are not in `pages`."""
     known = {row[0] for row in db.execute("SELECT name FROM layer_pages WHERE session = ?", (session,))}
     if gone := known - pages.keys():
         query = "DELETE FROM layer_pages WHERE session = ? AND name IN (SELECT value FROM json_each(?))"
@@ -137,7 +137,7 @@ def _save_pages(db: Database, session: int, pages: Mapping[str, str]) -> None:
 
 
 def actions(db: Database, session_id: str, vault_name: str) -> list[Action]:
-    """The actions of users on a conversation, oldest first."""
+    """Manual actions on a conversation, oldest first."""
     found = db.execute(
         "SELECT a.* FROM actions a JOIN sessions s ON s.id = a.session"
         " WHERE s.session_id = ? AND s.vault_name = ? AND s.owner = ? ORDER BY a.number",
@@ -154,7 +154,7 @@ def actions(db: Database, session_id: str, vault_name: str) -> list[Action]:
 
 
 def answers_by_turn(db: Database, session_id: str, vault_name: str) -> dict[int, int]:
-    """Number of the newest request of every turn of a session, the turns from 0."""
+    """Row number of the newest request of each turn of a session, by turn index from 0."""
     found = db.execute(
         "SELECT v.turn_index, max(v.id) FROM views v JOIN sessions s ON s.id = v.session"
         f" WHERE s.session_id = ?1 AND s.vault_name = ?2 AND {OWNED.format(3)} GROUP BY v.turn_index",
@@ -166,10 +166,10 @@ def answers_by_turn(db: Database, session_id: str, vault_name: str) -> dict[int,
 def save_action(
     db: Database, session_id: str, vault_name: str, action: Action, after: int, compile: Compile | None
 ) -> Action:
-    """Save an action with the compile that it made, if it made one; the action as it was saved.
+    """Save an action with the compile that it made, if any, and return it with `number` and `summary_id`.
 
     Raises:
-        StoreError: the newest action is another one than number `after`.
+        StoreError: The number of the newest action is not `after`.
     """
     with db.transaction():
         known = actions(db, session_id, vault_name)
@@ -190,9 +190,9 @@ def save_action(
 def announce_compile(
     db: Database, session_id: str, vault_name: str, model: str, seconds: float
 ) -> tuple[int, datetime] | None:
-    """Show that a model writes a summary, for at most that long; what `withdraw_compile` takes.
+    """Announce that a model is writing a summary, for at most `seconds`; return arguments for `withdraw_compile`.
 
-    None for a conversation without a record.
+    Returns None if the conversation is not on the record.
     """
     now = datetime.now(UTC)
     given = (rows.plain(model), rows.stamp(now), rows.stamp(now + timedelta(seconds=min(seconds, LONGEST_S))))
@@ -209,17 +209,17 @@ def announce_compile(
 
 
 def withdraw_compile(db: Database, session: int, started_at: datetime) -> None:
-    """Show a call of a model no longer; a later one of the session stays."""
+    """Remove the announcement of a model call; one that replaced it stays."""
     with db.transaction():
         db.execute("DELETE FROM under_way WHERE session = ? AND started_at = ?", (session, rows.stamp(started_at)))
 
 
 def claim_compile(db: Database, cache_key: str, holder: str, seconds: float) -> bool:
-    """Claim a model call for a summary, for this many seconds; False while another holder has it.
+    """Claim a model call for a summary, for at most `seconds`; False while another holder has the claim.
 
     The claim is advisory: nothing is locked, and a process that does not ask can call the model anyway.
     """
-    name = stored(db, cache_key)
+    name = stored_name(db, cache_key)
     with db.transaction():
         now = db.clock()
         db.execute("DELETE FROM claims WHERE until <= ?", (now,))
@@ -229,21 +229,21 @@ def claim_compile(db: Database, cache_key: str, holder: str, seconds: float) -> 
 
 
 def hold_claim(db: Database, cache_key: str, holder: str, seconds: float) -> None:
-    """Renew a claim for this many seconds, if it still exists; after that, others may make the call."""
+    """Extend a claim by `seconds` from now, if the holder still has it; others may make the call once it expires."""
     with db.transaction():
         query = "UPDATE claims SET until = ? WHERE name = ? AND holder = ?"
-        db.execute(query, (db.clock() + seconds, stored(db, cache_key), holder))
+        db.execute(query, (db.clock() + seconds, stored_name(db, cache_key), holder))
 
 
 def save_compile(db: Database, compile: Compile) -> int:
-    """Save a compile that no request carries; its row."""
+    """Save a compile that belongs to no request, and return its row number."""
     with db.transaction():
         session = session_row(db, session_key(db, compile.session_id, compile.vault_name), compile.created_at)
         return compile_row(db, compile, session)
 
 
 def session_cycles(db: Database, session_id: str, vault_name: str) -> list[Cycle]:
-    """Every cycle of a conversation, oldest first."""
+    """All cycles of a conversation, oldest first."""
     found = db.execute(
         "SELECT c.raw_tip, c.config, t.body FROM cycles c JOIN sessions s ON s.id = c.session"
         " JOIN contents t ON t.hash = c.state WHERE s.session_id = ? AND s.vault_name = ? AND s.owner = ?"
@@ -253,17 +253,17 @@ def session_cycles(db: Database, session_id: str, vault_name: str) -> list[Cycle
     return [
         Cycle(tip=row["raw_tip"], config=row["config"], state=rows.to_text(rows.unpack(row["body"])))
         for row in found
-        if isinstance(row["config"], str)  # else it is damaged
+        if isinstance(row["config"], str)  # otherwise the row is damaged
     ]
 
 
 def remember(db: Database, name: str, text: str, index_terms: IndexTerms, newest: str = "") -> str:
-    """Add a text to a session's memory and return its id; a text that is there already keeps its id.
+    """Add a text to a session's memory and return its id; a text that is already there keeps its id.
 
-    Of texts that begin with `newest`, such as versions of one summary, search finds only the one remembered last.
+    Of the texts that start with `newest`, such as versions of one summary, search finds only the last one added.
     """
     body = rows.to_bytes(text)
-    content, terms = stored(db, ids.blob_id(body)), index_terms(text)
+    content, terms = stored_name(db, ids.blob_id(body)), index_terms(text)
     with archiving(db, name, "", NO_TURNS) as session:
         tip = _space(db, session)["memory_tip"]
         known = db.execute(
@@ -271,20 +271,20 @@ def remember(db: Database, name: str, text: str, index_terms: IndexTerms, newest
             (content, session),
         ).fetchone()
         if known is not None:
-            _index_alone(db, session, known["id"], text, index_terms, newest)
-            return bare(known["id"])
-        memory = stored(db, ids.chain_id(bare(tip), bare(content)))
+            _index_newest(db, session, known["id"], text, index_terms, newest)
+            return without_prefix(known["id"])
+        memory = stored_name(db, ids.chain_id(without_prefix(tip), without_prefix(content)))
         keep_body(db, body)
         row = (memory, tip, content, _position(db, tip) + 1, rows.stamp(datetime.now(UTC)))
         db.execute("INSERT OR IGNORE INTO memories VALUES (?, ?, ?, ?, ?)", row)
         _make_live(db, session, memory, terms)
         db.execute("UPDATE spaces SET memory_tip = ? WHERE session = ?", (memory, session))
-        _index_alone(db, session, memory, text, index_terms, newest)
-        return bare(memory)
+        _index_newest(db, session, memory, text, index_terms, newest)
+        return without_prefix(memory)
 
 
 def search_memories(db: Database, name: str, terms: Sequence[str], limit: int) -> list[tuple[str, str, datetime]]:
-    """The best matches of any of these terms by BM25, oldest first: id, text and time."""
+    """Find the best matches for any of these terms by BM25; return them oldest first, as `(id, text, time)`."""
     session = db.execute(f"SELECT id FROM sessions WHERE {KEY}", session_key(db, name, "")).fetchone()
     found = [] if session is None else db.find_memories(session["id"], terms, limit)
     return [_memory(row) for row in sorted(found, key=lambda row: row["position"])]
@@ -293,13 +293,13 @@ def search_memories(db: Database, name: str, terms: Sequence[str], limit: int) -
 def commit(
     db: Database, name: str, message: str, author: str, turns: Chain | None, count: int, state: str | None
 ) -> str:
-    """Commit a session's memory, and the session itself if its `turns` and `state` are given; the commit's id."""
+    """Commit a session's memory, and the session itself if `turns` and `state` are given; return the commit's id."""
     with archiving(db, name, "", turns or NO_TURNS) as session:
         space = _space(db, session)
         columns = {
             "parent": space["head"],
             "memory_tip": space["memory_tip"],
-            "turns_tip": stored(db, _tip(turns)),
+            "turns_tip": stored_name(db, _tip(turns)),
             "state": None if state is None else keep_body(db, rows.to_bytes(state)),
             "memories": _position(db, space["memory_tip"]) + 1,
             "turns": count,
@@ -307,18 +307,18 @@ def commit(
             "message": message,
             "created_at": rows.stamp(datetime.now(UTC)),
         }
-        commit = stored(db, commit_id(name, columns))
+        commit = stored_name(db, commit_id(name, columns))
         db.execute(
             f"INSERT INTO commits (id, session, {', '.join(COMMIT)}) VALUES (?, ?{', ?' * len(COMMIT)})",
             (commit, session, *(columns[column] for column in COMMIT)),
         )
         db.execute("UPDATE spaces SET head = ? WHERE session = ?", (commit, session))
-        return bare(commit)
+        return without_prefix(commit)
 
 
 def commit_id(name: str, columns: rows.Row) -> str:
-    """The id of a commit: a hash of the session's name and of the columns `COMMIT`."""
-    given = [bare(columns[column]) if column in NAMES else columns[column] for column in COMMIT]
+    """Compute the id of a commit: a hash of the session's name and of the columns `COMMIT`."""
+    given = [without_prefix(columns[column]) if column in NAMES else columns[column] for column in COMMIT]
     return ids.blob_id(json.dumps([name, *given], separators=(",", ":")).encode())
 
 
@@ -344,42 +344,47 @@ def checkout(db: Database, name: str, commit: str, index_terms: IndexTerms, newe
             texts = ((one["id"], _memory(one)[1]) for one in found)
             last = next((one for one in texts if one[1].startswith(newest)), None)
             if last is not None:
-                _index_alone(db, session, *last, index_terms, newest)
+                _index_newest(db, session, *last, index_terms, newest)
         head = (row["memory_tip"], row["id"], session)
         db.execute("UPDATE spaces SET memory_tip = ?, head = ? WHERE session = ?", head)
 
 
 def commit_log(db: Database, name: str, limit: int | None) -> list[rows.Row]:
-    """The current commit of a session and its ancestors, newest first."""
+    """The current commit of a session and its ancestors, newest first, at most `limit` of them."""
     found = db.execute(
         "WITH RECURSIVE up (id, parent, at) AS ("
         " SELECT c.id, c.parent, 0 FROM sessions s JOIN spaces p ON p.session = s.id JOIN commits c ON c.id = p.head"
         " WHERE s.session_id = ? AND s.vault_name = '' AND s.owner = ?"
         " UNION ALL SELECT c.id, c.parent, up.at + 1 FROM up JOIN commits c ON c.id = up.parent)"
         " SELECT c.* FROM up JOIN commits c ON c.id = up.id ORDER BY up.at LIMIT ?",
-        (name, writer_of(db), ALL if limit is None else max(limit, 0)),
+        (name, writer_of(db), NO_LIMIT if limit is None else max(limit, 0)),
     )
-    return [{**rows.mapping(row), "id": bare(row["id"]), "parent": bare(row["parent"])} for row in found]
+    return [
+        {**rows.mapping(row), "id": without_prefix(row["id"]), "parent": without_prefix(row["parent"])} for row in found
+    ]
 
 
 def find_commit(db: Database, name: str, commit: str) -> rows.Row:
-    """A commit of a session, its names as they are stored.
+    """Find a commit of a session by its id; columns keep their stored names.
 
     Raises:
-        ContextMemoryError: the session has no such commit.
+        ContextMemoryError: The session has no such commit.
     """
     row = db.execute(
         "SELECT c.* FROM commits c JOIN sessions s ON s.id = c.session"
         " WHERE c.id = ? AND s.session_id = ? AND s.vault_name = '' AND s.owner = ?",
-        (stored(db, str(commit)), name, writer_of(db)),
+        (stored_name(db, str(commit)), name, writer_of(db)),
     ).fetchone()
     if row is None:
-        raise ContextMemoryError(f"session {name!r} has no commit {commit!r}; `log` names those that there are")
+        raise ContextMemoryError(f"session {name!r} has no commit {commit!r}; `log` lists its commits")
     return rows.mapping(row)
 
 
 def memory_diff(db: Database, old: str | None, new: str | None) -> tuple[list[str], list[str]]:
-    """Memories to remove from and to add to the state `old` for the state `new`, oldest first, by stored names."""
+    """Compute which memories to remove and which to add to get from one state to another, oldest first.
+
+    A state is the stored name of its last memory, or None if it is empty; the results are stored names.
+    """
     removed: list[str] = []
     added: list[str] = []
     while old != new:
@@ -393,7 +398,7 @@ def memory_diff(db: Database, old: str | None, new: str | None) -> tuple[list[st
 
 
 def read_memories(db: Database, memories: Sequence[str]) -> list[tuple[str, str, datetime]]:
-    """Memories by their stored names: id, text and time."""
+    """Read memories by stored name, as `(id, text, time)`."""
     query = "SELECT m.id, m.created_at, t.body FROM memories m JOIN contents t ON t.hash = m.content WHERE m.id = ?"
     return [_memory(db.execute(query, (memory,)).fetchone()) for memory in memories]
 
@@ -407,20 +412,20 @@ def save_session(
     compile: Compile | None,
     after: SessionState | None,
 ) -> SessionState:
-    """Save a session, the score of its last turn, and the compile of its summary; where it is refused, nothing.
+    """Save a managed session, the score of its last turn, and the compile of its summary, in one transaction.
 
     Returns:
-        The new state, for the `after` of the next save.
+        The new state, to pass as `after` to the next save.
 
     Raises:
-        StoreError: the state on record is not `after`; None means none.
+        StoreError: The stored state is not `after`; nothing was saved. A session that was never saved is accepted.
     """
-    tip = stored(db, _tip(turns))
+    tip = stored_name(db, _tip(turns))
     with archiving(db, name, "", turns) as session:
         _space(db, session)
         if session_state(db, name) not in (None, after):
             raise StoreError(
-                f"session {name!r}: another manager has kept it meanwhile; `resume` goes on with what that one kept"
+                f"session {name!r}: another manager has kept it meanwhile; call `resume` to continue from that state"
             )
         db.execute("UPDATE spaces SET turns_tip = ?, state = ? WHERE session = ?", (tip, state, session))
         if compile is not None:
@@ -431,20 +436,20 @@ def save_session(
 
 
 def session_state(db: Database, name: str) -> SessionState | None:
-    """The state of a session as it was saved last; None if it never was."""
+    """Return the state of a session as last saved; None if it was never saved."""
     row = _saved_space(db, name)
     return None if row is None else (row["turns_tip"], row["state"])
 
 
 def latest_session(db: Database, name: str) -> tuple[str, list[bytes]] | None:
-    """State and messages of a session as it was saved last; None if it never was."""
+    """State and messages of a session as last saved; None if it was never saved."""
     with db.snapshot():
         row = _saved_space(db, name)
         return None if row is None else (row["state"], _bodies(db, rows.mapping(row)))
 
 
 def session_at(db: Database, name: str, commit: str) -> tuple[str, list[bytes]] | None:
-    """State and messages of a session as of a commit; None if the commit holds the memory alone."""
+    """State and messages of a session as of a commit; None if the commit contains only the memory."""
     with db.snapshot():
         row = find_commit(db, name, commit)
         if row["state"] is None:
@@ -454,7 +459,7 @@ def session_at(db: Database, name: str, commit: str) -> tuple[str, list[bytes]] 
 
 
 def scores(db: Database, name: str | None) -> list[rows.Row]:
-    """The scores of a session, or of all, oldest first; `session_id` names the session of each."""
+    """Scores of a session, or of all if `name` is None, oldest first; each row contains its `session_id`."""
     found = db.execute(
         "SELECT c.*, s.session_id FROM scores c JOIN sessions s ON s.id = c.session"
         f" WHERE (?1 IS NULL OR s.session_id = ?1) AND {OWNED.format(2)} ORDER BY c.id",
@@ -464,7 +469,7 @@ def scores(db: Database, name: str | None) -> list[rows.Row]:
 
 
 def _space(db: Database, session: int) -> Any:
-    """The row of a session's memory and turns, made at first use; nobody else writes it before the transaction ends."""
+    """Return the `spaces` row of a session, inserting it on first use, and lock it until the transaction ends."""
     db.execute(
         "INSERT INTO spaces (session) VALUES (?) ON CONFLICT (session) DO UPDATE SET session = excluded.session",
         (session,),
@@ -490,8 +495,8 @@ def _make_live(db: Database, session: int, memory: str, terms: str) -> None:
     db.index_memory(number, terms)
 
 
-def _index_alone(db: Database, session: int, memory: str, text: str, index_terms: IndexTerms, prefix: str) -> None:
-    """Make a text the only one with its prefix in the search index; a text without the prefix changes nothing."""
+def _index_newest(db: Database, session: int, memory: str, text: str, index_terms: IndexTerms, prefix: str) -> None:
+    """Make a text the only indexed one that starts with `prefix`; do nothing if it does not start with it."""
     if not prefix or not text.startswith(prefix):
         return
     others = db.memories_with(session, index_terms(prefix))
@@ -515,7 +520,7 @@ def _parent(db: Database, memory: str) -> str | None:
 
 
 def _memory(row: Any) -> tuple[str, str, datetime]:
-    return bare(row["id"]), rows.to_text(rows.unpack(row["body"])), rows.parse_stamp(row["created_at"])
+    return without_prefix(row["id"]), rows.to_text(rows.unpack(row["body"])), rows.parse_stamp(row["created_at"])
 
 
 def _tip(turns: Chain | None) -> str | None:

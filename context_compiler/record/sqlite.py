@@ -1,4 +1,4 @@
-"""The connection of a record in SQLite: its transactions, search index and checks."""
+"""The SQLite implementation of `Database`: transactions, search indexes and checks."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ class SQLiteDatabase(sqlite3.Connection):
     owner: str | None = ""
     tried: Moment | None = None
     damage: tuple[type[Exception], ...] = (sqlite3.DatabaseError,)
-    _is_log_full: bool = False
-    """Removed rows are still in the log, and in pages that it will overwrite, because others were reading."""
+    _must_empty_log: bool = False
+    """True while removed rows are still in the log and in free pages, because other processes were reading."""
 
     def scan(self, sql: str, parameters: Sequence[Any] = ()) -> Iterator[Any]:
-        """Rows of a query of any size."""
+        """Yield the rows of a query whose result may be large."""
         return self.execute(sql, parameters)
 
     @contextmanager
     def transaction(self) -> Generator[None]:
-        """A write transaction, rolled back on an error."""
+        """Run a write transaction; an error rolls it back."""
         with rows.transaction(self):
             rows.refuse_removed(self)
             yield
-        if self._is_log_full:
+        if self._must_empty_log:
             patience: int = self.execute("PRAGMA busy_timeout").fetchone()[0]
             self.execute("PRAGMA busy_timeout = 0")
             self._empty_log()
@@ -45,18 +45,17 @@ class SQLiteDatabase(sqlite3.Connection):
 
     @contextmanager
     def snapshot(self) -> Generator[None]:
-        """A read transaction: one state of the file, whatever others write meanwhile."""
+        """Run a read transaction, which sees one state of the file regardless of concurrent writes."""
         with rows.snapshot(self):
             yield
 
     @contextmanager
     def sweep(self) -> Generator[None]:
-        """A transaction in which rows are removed; what it frees is overwritten.
+        """Run a transaction that removes rows, and overwrite their data on disk.
 
-        Where others read for longer than the busy timeout, it is overwritten after a later transaction, or when the
-        last of them closes the file.
-
-        Foreign keys are checked once at the end; row by row, each check would scan whole tables.
+        If other processes read for longer than the busy timeout, the data is overwritten after a later transaction, or
+        when the last of them closes the file. Foreign keys are checked once at the end, because each check of a single
+        row would scan whole tables.
         """
         self.execute("PRAGMA foreign_keys = OFF")
         self.execute("PRAGMA secure_delete = ON")
@@ -66,52 +65,50 @@ class SQLiteDatabase(sqlite3.Connection):
                 self._note_numbers()
                 yield
                 if len(self.execute("PRAGMA foreign_key_check").fetchall()) > broken:
-                    raise StoreError(
-                        "removing this would break what is kept, so nothing was removed; verify the record"
-                    )
+                    raise StoreError("remaining rows refer to removed ones, so nothing was removed; verify the record")
         finally:
             self.execute("PRAGMA foreign_keys = ON")
             self.execute("PRAGMA secure_delete = OFF")
         self._empty_log()
-        if self._is_log_full:
-            log.warning("what was removed is overwritten once no other process reads this record, or writes to it")
+        if self._must_empty_log:
+            log.warning("removed data stays on disk until no other process is reading or writing this record")
 
     def _note_numbers(self) -> None:
-        """Note the highest numbers there are: a request under way may name a compile that is removed now."""
+        """Record the highest row numbers, so that none is reused; a request in progress may name a removed compile."""
         numbers = [(table, self.next_number(table) - 1) for table in rows.SEALED]
         query = "INSERT INTO numbers VALUES (?, ?) ON CONFLICT (name) DO UPDATE SET highest = excluded.highest"
         self.executemany(query, numbers)
 
     def _empty_log(self) -> None:
-        """Give freed pages back and overwrite what was removed, unless others read or write meanwhile."""
-        self._is_log_full = True
+        """Return free pages to the disk and empty the log, unless another process is reading or writing."""
+        self._must_empty_log = True
         with suppress(sqlite3.OperationalError):  # another writer is active
             self.executescript("PRAGMA incremental_vacuum")  # `execute` would stop after the first page
-            self._is_log_full = bool(self.execute("PRAGMA wal_checkpoint (TRUNCATE)").fetchone()[0])
+            self._must_empty_log = bool(self.execute("PRAGMA wal_checkpoint (TRUNCATE)").fetchone()[0])
 
-    def hold(self, name: str) -> None:
-        """Do nothing: no two transactions write at once."""
+    def lock_name(self, name: str) -> None:
+        """Do nothing, because SQLite allows only one write transaction at a time."""
 
     def clock(self) -> float:
-        """The time in seconds, by the clock of the machine."""
+        """Return the time in seconds, by the clock of the machine."""
         return time.time()
 
     def next_number(self, table: str) -> int:
-        """The number of a new row, which none ever had."""
+        """Return a number that no row of the table has ever had."""
         former = "(SELECT highest FROM numbers WHERE name = ?)"
         query = f"SELECT max(ifnull(max(rowid), 0), ifnull({former}, 0)) + 1 FROM {table}"
         return int(self.execute(query, (table,)).fetchone()[0])
 
     def index_messages(self, texts: Sequence[tuple[str, str]]) -> None:
-        """Add texts of messages to the search index."""
+        """Add texts of messages to the search index, as `(message id, text)`."""
         self.executemany("INSERT INTO messages_fts (node, text) VALUES (?, ?)", texts)
 
     def index_waiting(self) -> bool:
-        """Do nothing: no text waits."""
+        """Return False, because texts are indexed as soon as they are added."""
         return False
 
     def find_messages(self, words: Sequence[str], limit: int, *, prefix: str | None) -> list[tuple[str, str]]:
-        """Messages with these words one after the other, newest first."""
+        """Find messages that contain a phrase, newest first."""
         found = self.execute(
             "SELECT node, text FROM messages_fts WHERE messages_fts MATCH ?1"
             " AND (?3 IS NULL OR substr(node, 1, instr(node, '/')) = ?3) ORDER BY rowid DESC LIMIT ?2",
@@ -120,7 +117,7 @@ class SQLiteDatabase(sqlite3.Connection):
         return [(row[0], row[1]) for row in found]
 
     def index_memory(self, number: int, terms: str) -> None:
-        """Add a memory to the search index."""
+        """Add the terms of a memory to the search index."""
         self.execute("INSERT INTO memories_fts (rowid, terms) VALUES (?, ?)", (number, terms))
 
     def unindex_memory(self, number: int) -> None:
@@ -128,7 +125,7 @@ class SQLiteDatabase(sqlite3.Connection):
         self.execute("DELETE FROM memories_fts WHERE rowid = ?", (number,))
 
     def find_memories(self, session: int, terms: Sequence[str], limit: int) -> list[Any]:
-        """The best matches of a session by BM25."""
+        """Find the best matches in a session by BM25."""
         return self.execute(
             "SELECT m.id, m.created_at, m.position, t.body FROM memories_fts f JOIN live_memories l ON l.id = f.rowid"
             " JOIN memories m ON m.id = l.memory JOIN contents t ON t.hash = m.content"
@@ -137,7 +134,7 @@ class SQLiteDatabase(sqlite3.Connection):
         ).fetchall()
 
     def memories_with(self, session: int, phrase: str) -> list[Any]:
-        """Memories in the index with a phrase."""
+        """Find indexed memories that contain a phrase."""
         return self.execute(
             "SELECT l.id AS number, l.memory, m.id, m.created_at, t.body FROM memories_fts f"
             " JOIN live_memories l ON l.id = f.rowid JOIN memories m ON m.id = l.memory"
@@ -146,12 +143,12 @@ class SQLiteDatabase(sqlite3.Connection):
         ).fetchall()
 
     def message_texts(self, after: int, limit: int) -> list[tuple[int, str, str]]:
-        """Texts of the search index beyond a row of it."""
+        """Search-index entries after the given row, as `(row, message id, text)`."""
         query = "SELECT rowid, node, text FROM messages_fts WHERE rowid > ? ORDER BY rowid LIMIT ?"
         return [(row[0], row[1], row[2]) for row in self.execute(query, (after, limit))]
 
     def live_memories(self) -> list[tuple[int, str, str | None]]:
-        """Memories of every session in order."""
+        """Live memories of all sessions in order, as `(session, memory, terms)`."""
         query = (
             "SELECT l.session, l.memory, f.terms FROM live_memories l LEFT JOIN memories_fts f ON f.rowid = l.id"
             " ORDER BY l.id"
@@ -159,7 +156,7 @@ class SQLiteDatabase(sqlite3.Connection):
         return [(row[0], row[1], row[2]) for row in self.execute(query)]
 
     def clean_indexes(self) -> None:
-        """Remove from the search indexes what is gone from the tables."""
+        """Remove search-index entries whose messages or memories no longer exist."""
         if self.execute("DELETE FROM messages_fts WHERE node NOT IN (SELECT id FROM nodes)").rowcount:
             self.execute("INSERT INTO messages_fts (messages_fts) VALUES ('optimize')")
         if self.execute("DELETE FROM memories_fts WHERE rowid NOT IN (SELECT id FROM live_memories)").rowcount:
@@ -171,10 +168,10 @@ class SQLiteDatabase(sqlite3.Connection):
             if row[0] != "ok":
                 yield f"database: {row[0]}"
         for row in self.execute("PRAGMA foreign_key_check"):
-            yield f"{row[0]} {row[1]}: points into {row[2]} at a row that is not there"
+            yield f"{row[0]} {row[1]}: points into {row[2]} at a row that does not exist"
 
     def check_schema(self) -> Iterator[str]:
-        """Check that the tables are those of a new file."""
+        """Check that the tables are defined exactly as in a new file."""
         query = "SELECT name, sql FROM sqlite_master WHERE name NOT LIKE '%!_fts!_%' ESCAPE '!'"
         with closing(sqlite3.connect(":memory:", isolation_level=None)) as new:
             migrate(new)
@@ -182,10 +179,10 @@ class SQLiteDatabase(sqlite3.Connection):
         found = {row["name"]: row["sql"] for row in self.execute(query)}
         for name in sorted(expected.keys() | found.keys()):
             if found.get(name) != expected.get(name):
-                yield f"schema: {name} is not as it was made"
+                yield f"schema: {name} differs from a new record"
 
     def check_search_index(self) -> Iterator[str]:
-        """Check the search indexes against their texts, and each text for its message; not on a read-only file."""
+        """Check that each indexed text has a message and, unless the file is read-only, that the indexes are intact."""
         for row in self.execute("SELECT node FROM messages_fts WHERE node NOT IN (SELECT id FROM nodes)"):
             yield f"messages_fts: {row['node']!r} is not a known message"
         try:
@@ -201,19 +198,19 @@ def _quoted(phrase: str) -> str:
 
 
 def open_memory() -> SQLiteDatabase:
-    """An empty record in memory, for use by one thread at a time."""
+    """Create an empty record in memory, for use by one thread at a time."""
     db = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False, factory=SQLiteDatabase)
     db.row_factory = sqlite3.Row
     with closing(sqlite3.connect(":memory:")) as empty:
         empty.deserialize(_empty_record())
-        empty.backup(db)  # which may outgrow the limit of what was deserialized
+        empty.backup(db)  # a copy, because a deserialized database may not grow
     db.execute("PRAGMA foreign_keys = ON")
     return db
 
 
 @cache
 def _empty_record() -> bytes:
-    """The file of a record without rows: copying it takes a twentieth of the time of all migrations."""
+    """Return the bytes of an empty record; copying them takes a twentieth of the time of running all migrations."""
     with closing(sqlite3.connect(":memory:", isolation_level=None)) as db:
         db.execute("PRAGMA auto_vacuum = INCREMENTAL")
         migrate(db)

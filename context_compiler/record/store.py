@@ -1,8 +1,8 @@
-"""The `Store` protocol in four parts, and the record in SQLite: in a file, and in memory.
+"""The `Store` protocol, in four parts, and its SQLite implementations: a file and an in-memory database.
 
-The conformance suite in `tests/record` defines what a store is; `SQLiteStore` and `MemoryStore` pass it. A saved
-request survives the death of the process at any moment: each save is one transaction in a write-ahead log. It does not
-wait for the disk (`synchronous = NORMAL`), so a power failure may lose the last moments, and nothing else.
+The conformance suite in `tests/record` defines how a store behaves. A saved request survives if the process dies at
+any moment, because each save is one transaction in a write-ahead log. A save does not wait for the disk
+(`synchronous = NORMAL`), so a power failure may lose the most recent saves, but nothing else.
 """
 
 from __future__ import annotations
@@ -59,48 +59,47 @@ __all__ = [
     "open_store",
 ]
 
-
 T = TypeVar("T")
 DEFAULT_PATH = "system/context.db"
 PAGE = 500
-"""Rows that an export fetches at once."""
+"""Rows that an export fetches at a time."""
 
 
 class Recorder(Protocol):
-    """Methods on the path of a request. Append-only: saving an entry again is a no-op."""
+    """Methods called while a request is sent. Append-only: saving the same entry again changes nothing."""
 
     async def save(self, entry: Entry) -> Record:
         """Save an entry in one transaction and return its record with `id` and `summary_id`.
 
-        Only messages of the two chains that are not stored yet are read and written. The same request (session, run,
-        request index, raw tip and view tip) saved twice is one row. `summary_id` is the record's own, else the row of
-        the entry's compile, or of a compile with the same answer that is stored under the same cache key already. Only
-        a compile with status ok keeps its cache key, and only the first one under it. Row numbers rise from save to
-        save, possibly with gaps.
+        Of the two chains, only messages that are not stored yet are read and written. A request is identified by its
+        session, run, request index, raw tip and view tip; saving it twice creates one row. `summary_id` is the one
+        already set on the record, or else the row of the entry's compile; if a compile with the same answer is already
+        stored under the same cache key, its row is used. Only the first compile with status ok keeps a given cache
+        key. Row numbers increase with each save, possibly with gaps.
 
         Raises:
-            StoreError: It could not be saved; nothing of it was.
+            StoreError: Saving failed; nothing was written.
         """
         ...
 
     async def archive(self, session_id: str, vault_name: str, raw: Chain) -> None:
-        """Save a raw history without a request, as the newest of its conversation.
+        """Save a raw history without a request, as the newest history of its conversation.
 
         Raises:
-            StoreError: It could not be saved; nothing of it was.
+            StoreError: Saving failed; nothing was written.
         """
         ...
 
     async def find_compile(self, cache_key: str) -> tuple[int, Compile] | None:
-        """The reusable compile with that cache key and its row number."""
+        """Find a reusable compile by cache key; return its row number and the compile, or None."""
         ...
 
     async def find_cycle(self, tips: Sequence[str], config: str) -> Cycle | None:
-        """The newest cycle of this `config` for the last of `tips` that has one: the longest known ancestor."""
+        """Find the newest cycle of `config` for the last of `tips` that has one: the longest ancestor with a cycle."""
         ...
 
     async def close(self) -> None:
-        """Close connections; they open again on use."""
+        """Close all connections; the next use opens them again."""
         ...
 
 
@@ -108,11 +107,11 @@ class Reader(Protocol):
     """Methods that read the record."""
 
     async def chain(self, tip: str) -> list[bytes]:
-        """Message bodies of the chain that ends in `tip`, oldest first; StoreError if `tip` is unknown."""
+        """Message bodies of the chain that ends at `tip`, oldest first; StoreError if `tip` is unknown."""
         ...
 
     async def view(self, view_id: int) -> Record | None:
-        """One request with its compile."""
+        """A request with its compile, by row number; None if there is no such row."""
         ...
 
     async def views(self, session_id: str | None = None, *, limit: int | None = None) -> list[Record]:
@@ -128,9 +127,9 @@ class Reader(Protocol):
         ...
 
     async def transcript(self, session_id: str, vault_name: str | None = None) -> list[bytes]:
-        """Message bodies of a session's raw history as last seen; empty if unknown.
+        """Message bodies of a session's newest raw history; empty if the session is unknown.
 
-        If no vault is named and several have a session of that name, the most recently used one counts.
+        Without `vault_name`, the most recently used session of that name in any vault is taken.
         """
         ...
 
@@ -139,52 +138,52 @@ class Layered(Protocol):
     """Methods for the layers of a session: entities, conversation and reasoning."""
 
     async def layers(self, session_id: str, vault_name: str = "") -> tuple[str, int] | None:
-        """The newest layers of a session as JSON text, and their version; None if it has none."""
+        """The newest layers of a session as JSON text, with their version; None if the session has no layers."""
         ...
 
     async def save_layers(self, session_id: str, vault_name: str, state: str, *, after: int) -> int:
-        """Replace version `after` (0 for none) of a session's layers and return the new version.
+        """Replace version `after` of a session's layers and return the new version; `after` is 0 for the first.
 
         Raises:
-            StoreError: The newest version is another one, or saving failed; nothing has changed.
+            StoreError: The newest version is not `after`, or saving failed; nothing was changed.
         """
         ...
 
 
 @runtime_checkable
 class PagedLayers(Protocol):
-    """Methods for layers in parts, so that a turn reads and writes only what changed; a store may do without."""
+    """Optional methods that split layers into pages, so that a turn reads and writes only the changed pages."""
 
     async def layer_pages(
         self, session_id: str, vault_name: str = "", *, known: LayerPages | None = None
     ) -> LayerPages | None:
-        """The newest layers of a session in parts; None if it has none. What is as `known` is not read again."""
+        """The newest layers of a session in pages; None if it has none. Pages already in `known` are not read again."""
         ...
 
     async def save_layer_pages(
         self, session_id: str, vault_name: str, state: str, pages: Mapping[str, str], *, after: int
     ) -> int:
-        """Replace version `after` (0 for none) of a session's layers and return the new version.
+        """Replace version `after` of a session's layers and return the new version; `after` is 0 for the first.
 
         Args:
             session_id: The session.
-            vault_name: Its vault.
-            state: JSON text that lists the names of the pages in `id_registry.pages`.
-            pages: Text of every page by its name.
-            after: The version that is replaced.
+            vault_name: The vault of the session.
+            state: JSON text that lists the page names in `id_registry.pages`.
+            pages: The text of every page, by page name.
+            after: The version to replace.
 
         Raises:
-            StoreError: The newest version is another one, or saving failed; nothing has changed.
+            StoreError: The newest version is not `after`, or saving failed; nothing was changed.
         """
         ...
 
 
 @runtime_checkable
 class Steered(Protocol):
-    """Methods for what users do by hand: compile, undo, pin and unpin. A store without them keeps none of it."""
+    """Optional methods for manual actions of users: compile, undo, pin and unpin. Other stores save no actions."""
 
     async def actions(self, session_id: str, vault_name: str = "") -> list[Action]:
-        """The actions on a conversation, oldest first."""
+        """Manual actions on a conversation, oldest first."""
         ...
 
     async def save_action(
@@ -192,101 +191,101 @@ class Steered(Protocol):
     ) -> Action:
         """Save an action, with the compile that it made, and return it with `number` and `summary_id`.
 
-        A compile that an `undo` names by its `summary_id` is not found by `find_compile` any more.
+        Once an `undo` names a compile in `summary_id`, `find_compile` no longer returns that compile.
 
         Raises:
-            StoreError: The newest action has another number than `after`, or saving failed; nothing was saved.
+            StoreError: The number of the newest action is not `after`, or saving failed; nothing was written.
         """
         ...
 
     async def save_compile(self, compile: Compile) -> int:
-        """Save a compile that no request carries and no action made, and return its row number.
+        """Save a compile that belongs to no request and no action, and return its row number.
 
         Raises:
-            StoreError: It could not be saved.
+            StoreError: Saving failed; nothing was written.
         """
         ...
 
     async def session_cycles(self, session_id: str, vault_name: str = "") -> list[Cycle]:
-        """Every cycle of a conversation, oldest first."""
+        """All cycles of a conversation, oldest first."""
         ...
 
 
 class Keeper(Protocol):
-    """Methods that keep the record small and sound."""
+    """Methods that remove, verify and export records."""
 
     async def delete(self, session_id: str) -> int:
-        """Remove a conversation and everything only it used; the number of requests removed.
+        """Remove a conversation and all data that only it used; return the number of requests removed.
 
-        Messages and compiles that another conversation uses pass to that one.
+        Messages and compiles that another conversation uses are kept; such a compile moves to that conversation.
         """
         ...
 
     async def prune(self, *, older_than_days: float | None = None, keep_last: int | None = None) -> int:
-        """Remove old requests and everything that no remaining one needs; the number of requests removed.
+        """Remove old requests and all data that no remaining request needs; return the number of requests removed.
 
         A request is removed if it is older than `older_than_days` *and* not among the newest `keep_last` of its
-        session. A limit of None protects nothing; with neither limit, only unreferenced rows are removed. A session
-        keeps its raw history, its newest cycle and the compiles of its remaining requests and turns; a session without
-        remaining requests is removed too. No remaining chain is ever broken.
+        session. A limit of None protects nothing; if both are None, only unreferenced rows are removed. A session
+        keeps its raw history, its newest cycle and the compiles of its remaining requests and turns. A session whose
+        requests are all removed is removed too. No remaining chain is ever broken.
         """
         ...
 
     async def verify(self) -> tuple[str, ...]:
-        """Every defect found by deriving each name again from what reading returns; empty if sound."""
+        """Recompute every name and checksum from the stored data; return all defects, none if the record is sound."""
         ...
 
     def export(self) -> AsyncIterator[Mapping[str, object]]:
-        """Every row as a JSON-ready mapping: its `table`, its columns, contents as text.
+        """Yield every row as a JSON-ready mapping: its `table`, its columns, and contents as text.
 
-        A row comes after the rows it refers to. The search indexes are left out: they repeat the messages.
+        A row comes after the rows that it refers to. The search indexes are left out, because they repeat the messages.
         """
         ...
 
 
 @runtime_checkable
 class Store(Recorder, Reader, Layered, Keeper, Protocol):
-    """A store of the record."""
+    """A store of the record: the protocol that every store implements."""
 
 
 @runtime_checkable
 class Tenants(Store, Protocol):
-    """A store of many owners, each of whom sees, shares and removes only what is their own.
+    """A store shared by many owners, each of whom reads, reuses and removes only their own data.
 
-    A store is made for the owner ``""``, who has what nobody else has.
+    A new store works for the owner ``""``, who owns everything that belongs to no other owner.
     """
 
     owner: str | None
-    """Owner whose store this is; None is every owner, for those who operate it: such a store does not save."""
+    """Owner that this store works for; None is for operators: it sees every owner, and cannot save."""
 
     def scoped(self, owner: str | None) -> Tenants:
-        """The same store for another owner.
+        """Return the same store for another owner; None is every owner.
 
         Raises:
-            SettingsError: No store can keep an owner of that name.
+            SettingsError: The name is not valid; see `check_owner`.
         """
         ...
 
     async def owners(self) -> list[OwnerInfo]:
-        """Every owner that this store sees, by name."""
+        """All owners that this store sees, sorted by name."""
         ...
 
     async def erase(self) -> int:
-        """Remove everything of the owner; the number of requests removed.
+        """Remove all data of the owner; return the number of requests removed.
 
         Raises:
-            StoreError: This store is of every owner, or removing failed; nothing was removed.
+            StoreError: This store works for every owner, or removing failed; nothing was removed.
         """
         ...
 
 
 def open_store(store: str | Path | Store | None, *, busy_timeout_ms: int = BUSY_TIMEOUT_MS) -> Store:
-    """The store itself, or the one at a place, or one in memory for None; nothing is opened yet.
+    """Return a store for an argument: a place, a store (returned unchanged), or None for a new one in memory.
 
-    A place is the path of an SQLite file, or the address of a PostgreSQL database (`postgresql://…`).
+    A place is the path of an SQLite file or the address of a PostgreSQL database. Nothing is opened yet.
 
     Raises:
-        SettingsError: It is an address, and what is needed for it is not installed.
+        SettingsError: The place is an address, and the packages for PostgreSQL are not installed.
     """
     if store is None:
         return MemoryStore()
@@ -296,68 +295,68 @@ def open_store(store: str | Path | Store | None, *, busy_timeout_ms: int = BUSY_
 def open_place(
     place: str | Path, *, read_only: bool = False, busy_timeout_ms: int = BUSY_TIMEOUT_MS
 ) -> SQLiteStore | PostgresStore:
-    """The store at a place; an SQLite file waits `busy_timeout_ms` for another process that is writing."""
+    """Return the store at a place; one in an SQLite file waits `busy_timeout_ms` while another process writes."""
     if not is_address(place):
         return SQLiteStore(place, read_only=read_only, busy_timeout_ms=busy_timeout_ms)
     require_postgres()
     return import_module("context_compiler.record.postgres").PostgresStore(place, read_only=read_only)
 
 
-def _for_owner(owner: str | None, tried: Moment | None, work: Callable[[Database], T], db: Database) -> T:
-    """Run a function on a connection that belongs to one job at a time, for a store."""
+def _run_for_owner(owner: str | None, tried: Moment | None, work: Callable[[Database], T], db: Database) -> T:
+    """Run a function on a connection that has been set to the owner and the first attempt of a store."""
     db.owner, db.tried = owner, tried
     return work(db)
 
 
 @runtime_checkable
 class SQLStore(Protocol):
-    """The methods of a store as functions on the connection that `perform` gives them."""
+    """A store whose methods are functions that `perform` runs on a connection."""
 
     owner: str | None = ""
-    """Owner whose store this is; None is every owner."""
-    tried: Moment | None = None  # when its writes were; None is now
-    _origin: object = None  # the store that this one was scoped from, which closes the connection of both
+    """Owner that this store works for; None is every owner."""
+    tried: Moment | None = None  # when its writes were first attempted; None is now
+    _origin: object = None  # the store that this one was scoped from, which owns the connection
 
     @property
     def origin(self) -> object:
-        """The store that was opened: the same for every owner."""
+        """The store that was opened; stores scoped from it to other owners share it."""
         return self._origin or self
 
     @property
     def place(self) -> str:
-        """Place of the record, for messages: a path, or an address without its password."""
+        """Place of the record, for messages to users: a path, or an address without its password."""
         ...
 
     def writer(self) -> SQLStore:
-        """A store of the same record that writes, for the owner ``""``."""
+        """Return a writable store of the same record, for the owner ``""``."""
         ...
 
     async def perform(self, work: Callable[[Database], T]) -> T:
-        """Run a function on the connection, for the owner of this store and without interruption."""
+        """Run a function on the connection, uninterrupted, for the owner of this store."""
         ...
 
     def scoped(self, owner: str | None) -> Self:
-        """The same store for another owner; None is every owner."""
+        """Return the same store for another owner; None is every owner."""
         other = copy(self)
         other.owner, other._origin = check_owner(owner), self._origin or self
         return other
 
     def late(self, tried: Moment) -> Self:
-        """The same store for a write that was first tried then: refused if anything was removed from it since."""
+        """Return the same store for a retried write; it is refused if anything was removed since the moment `tried`."""
         other = self.scoped(self.owner)
         other.tried = tried
         return other
 
     async def owners(self) -> list[OwnerInfo]:
-        """Every owner that this store sees, by name."""
+        """All owners that this store sees, sorted by name."""
         return await self.perform(queries.owners)
 
     async def erase(self) -> int:
-        """Remove everything of the owner; the number of requests removed."""
+        """Remove all data of the owner; return the number of requests removed."""
         return await self.perform(maintenance.erase)
 
     async def close(self) -> None:
-        """Close the connection, if there is one; it opens again on use."""
+        """Close the connection, if it is open; the next use opens it again."""
         ...
 
     async def save(self, entry: Entry) -> Record:
@@ -365,27 +364,27 @@ class SQLStore(Protocol):
         return await self.perform(partial(queries.save, entry=entry))
 
     async def archive(self, session_id: str, vault_name: str, raw: Chain) -> None:
-        """Save a raw history without a request, as the newest of its conversation."""
+        """Save a raw history without a request, as the newest history of its conversation."""
         await self.perform(partial(queries.archive, session_id=session_id, vault_name=vault_name, raw=raw))
 
     async def find_compile(self, cache_key: str) -> tuple[int, Compile] | None:
-        """The reusable compile with that cache key and its row number."""
+        """Find a reusable compile by cache key; return its row number and the compile, or None."""
         return await self.perform(partial(queries.find_compile, cache_key=cache_key))
 
     async def find_cycle(self, tips: Sequence[str], config: str) -> Cycle | None:
-        """The newest cycle of the last of `tips` that has one of this `config`."""
+        """Find the newest cycle of `config` for the last of `tips` that has one."""
         return await self.perform(partial(queries.find_cycle, tips=tips, config=config))
 
     async def chain(self, tip: str) -> list[bytes]:
-        """Message bodies of the chain that ends in `tip`, oldest first."""
+        """Message bodies of the chain that ends at `tip`, oldest first."""
         return await self.perform(partial(queries.chain, tip=tip))
 
     async def view(self, view_id: int) -> Record | None:
-        """One request with its compile."""
+        """A request with its compile, by row number; None if there is no such row."""
         return await self.perform(partial(queries.view, view_id=view_id))
 
     async def tools(self, view_id: int) -> tuple[Tool, ...] | None:
-        """Tools and output schemas that a request was sent with; None if they are not on the record."""
+        """Tools and output schemas sent with a request; None if they are not on the record."""
         return await self.perform(partial(queries.tools, view_id=view_id))
 
     async def views(self, session_id: str | None = None, *, limit: int | None = None) -> list[Record]:
@@ -401,11 +400,11 @@ class SQLStore(Protocol):
         return await self.perform(queries.sessions)
 
     async def transcript(self, session_id: str, vault_name: str | None = None) -> list[bytes]:
-        """Message bodies of a session's raw history as last seen; empty if unknown."""
+        """Message bodies of a session's newest raw history; empty if the session is unknown."""
         return await self.perform(partial(queries.transcript, session_id=session_id, vault_name=vault_name))
 
     async def layers(self, session_id: str, vault_name: str = "") -> tuple[str, int] | None:
-        """The newest layers of a session as JSON text, and their version; None if it has none."""
+        """The newest layers of a session as JSON text, with their version; None if the session has no layers."""
         return await self.perform(partial(sessions.load_layers, session_id=session_id, vault_name=vault_name))
 
     async def save_layers(self, session_id: str, vault_name: str, state: str, *, after: int) -> int:
@@ -416,7 +415,7 @@ class SQLStore(Protocol):
     async def layer_pages(
         self, session_id: str, vault_name: str = "", *, known: LayerPages | None = None
     ) -> LayerPages | None:
-        """The newest layers of a session in parts; None if it has none. What is as `known` is not read again."""
+        """The newest layers of a session in pages; None if it has none. Pages already in `known` are not read again."""
         given = {"session_id": session_id, "vault_name": vault_name, "known": known}
         return await self.perform(partial(sessions.load_layer_pages, **given))
 
@@ -428,21 +427,21 @@ class SQLStore(Protocol):
         return await self.perform(partial(sessions.save_layers, **given))
 
     async def actions(self, session_id: str, vault_name: str = "") -> list[Action]:
-        """The actions on a conversation, oldest first."""
+        """Manual actions on a conversation, oldest first."""
         return await self.perform(partial(sessions.actions, session_id=session_id, vault_name=vault_name))
 
     async def announce_compile(
         self, session_id: str, vault_name: str, model: str, seconds: float
     ) -> tuple[int, datetime] | None:
-        """Show that a model writes a summary, for at most that long; what `withdraw_compile` takes.
+        """Announce that a model is writing a summary, for at most `seconds`; return arguments for `withdraw_compile`.
 
-        None for a conversation without a record.
+        Returns None if the conversation is not on the record.
         """
         given = {"session_id": session_id, "vault_name": vault_name, "model": model, "seconds": seconds}
         return await self.perform(partial(sessions.announce_compile, **given))
 
     async def withdraw_compile(self, session: int, started_at: datetime) -> None:
-        """Show a call of a model no longer; a later one of the session stays."""
+        """Remove the announcement of a model call; one that replaced it stays."""
         await self.perform(partial(sessions.withdraw_compile, session=session, started_at=started_at))
 
     async def save_action(
@@ -453,48 +452,48 @@ class SQLStore(Protocol):
         return await self.perform(partial(sessions.save_action, **given, after=after, compile=compile))
 
     async def save_compile(self, compile: Compile) -> int:
-        """Save a compile that no request carries and no action made, and return its row number."""
+        """Save a compile that belongs to no request and no action, and return its row number."""
         return await self.perform(partial(sessions.save_compile, compile=compile))
 
     async def session_cycles(self, session_id: str, vault_name: str = "") -> list[Cycle]:
-        """Every cycle of a conversation, oldest first."""
+        """All cycles of a conversation, oldest first."""
         return await self.perform(partial(sessions.session_cycles, session_id=session_id, vault_name=vault_name))
 
     async def conversation(self, session_id: str) -> list[bytes] | None:
-        """Message bodies of a conversation of the host's store; None if it has none of that name."""
+        """Message bodies of a conversation in the host's conversation store; None if it is not there."""
         return await self.perform(partial(conversations.whole_history, conversation_id=session_id))
 
     def export(self) -> AsyncGenerator[Mapping[str, object]]:
-        """Every row as of now, ready for JSON."""
+        """Yield every row of one snapshot as a JSON-ready mapping."""
         ...
 
     async def delete(self, session_id: str) -> int:
-        """Remove a conversation and everything only it used; the number of requests removed."""
+        """Remove a conversation and all data that only it used; return the number of requests removed."""
         return await self.perform(partial(maintenance.delete, session_id=session_id))
 
     async def prune(self, *, older_than_days: float | None = None, keep_last: int | None = None) -> int:
-        """Remove old requests; no kept chain is ever broken."""
+        """Remove old requests; return the number removed. No remaining chain is ever broken."""
         return await self.perform(partial(maintenance.prune, older_than_days=older_than_days, keep_last=keep_last))
 
     async def verify(self) -> tuple[str, ...]:
-        """Every defect found by deriving each name again from what reading returns; empty if sound."""
+        """Recompute every name and checksum from the stored data; return all defects, none if the record is sound."""
         return await self.perform(maintenance.verify)
 
 
 class SQLiteStore(SQLStore):
-    """A store in one file, for many tasks, event loops and processes at once.
+    """A store in one SQLite file, safe to use from many tasks, event loops and processes at once.
 
-    The file is opened, and made if need be, on first use, and again on the first use after `close`. A store that is
-    never closed does not keep a program alive.
+    The file is opened, and created if needed, on first use and on the first use after `close`. A store that is never
+    closed does not keep a program alive.
 
     Args:
-        path: The file. If it is an absent `context.db`, `context_compiler.db` beside it is used if that exists.
+        path: The file. If `context.db` does not exist but `context_compiler.db` does, that file is used instead.
         read_only: Never write; a missing file is an error.
-        busy_timeout_ms: Milliseconds that a save waits for another process that is writing. A disk that many use may
-            keep a commit of another process, and the lock with it, for seconds.
+        busy_timeout_ms: Milliseconds that a save waits while another process writes. On a busy disk, a commit of
+            another process can hold the lock for seconds.
 
     Raises:
-        StoreError: From every method, with path and remedy, if the file cannot be used.
+        StoreError: Any method raises it, with the path and a remedy, if the file cannot be used.
     """
 
     def __init__(
@@ -508,7 +507,7 @@ class SQLiteStore(SQLStore):
         self.read_only = read_only
         self.busy_timeout_ms = busy_timeout_ms
         self._file = File(self.path, read_only=read_only, busy_timeout_ms=busy_timeout_ms)
-        finalize(self, self._file.release).atexit = False  # every file is closed at exit
+        finalize(self, self._file.release).atexit = False  # the background loop closes all files at exit
 
     def __repr__(self) -> str:
         owner = "" if self.owner == "" else f", owner={self.owner!r}"
@@ -516,25 +515,25 @@ class SQLiteStore(SQLStore):
 
     @property
     def place(self) -> str:
-        """The path."""
+        """The path of the file."""
         return str(self.path)
 
     def writer(self) -> SQLiteStore:
-        """A store of the same file that writes."""
+        """Return a writable store of the same file."""
         return SQLiteStore(self.path)
 
     async def perform(self, work: Callable[[Database], T]) -> T:
-        """Run a function on the connection, without interruption; memories of the same file use it too."""
-        with self._explaining():
-            return await self._file.perform(partial(_for_owner, self.owner, self.tried, work))
+        """Run a function on the connection, uninterrupted."""
+        with self._explained_errors():
+            return await self._file.perform(partial(_run_for_owner, self.owner, self.tried, work))
 
     async def export(self) -> AsyncGenerator[Mapping[str, object]]:
-        """Every row as of now, read on a second connection, so that saving goes on meanwhile."""
+        """Yield every row of one snapshot, read on a second connection so that saving continues meanwhile."""
         file = File(self.path, read_only=True, busy_timeout_ms=self.busy_timeout_ms)
-        with self._explaining():
+        with self._explained_errors():
             await self._file.perform(version_of)
             try:
-                found = await file.perform(partial(_for_owner, self.owner, self.tried, maintenance.export))
+                found = await file.perform(partial(_run_for_owner, self.owner, self.tried, maintenance.export))
                 try:
                     while page := await file.perform(lambda _: list(islice(found, PAGE))):
                         for row in page:
@@ -545,12 +544,13 @@ class SQLiteStore(SQLStore):
                 await file.close()
 
     async def close(self) -> None:
-        """Close the file; it opens again on use."""
-        with self._explaining():
+        """Close the file; the next use opens it again."""
+        with self._explained_errors():
             await self._file.close()
 
     @contextmanager
-    def _explaining(self) -> Generator[None]:
+    def _explained_errors(self) -> Generator[None]:
+        """Raise a StoreError with the path and a remedy for any error of the file."""
         try:
             yield
         except FAILURES as error:
@@ -558,10 +558,10 @@ class SQLiteStore(SQLStore):
 
 
 class MemoryStore(SQLStore):
-    """A store without a file: for tests, trials, and data that may not be left behind.
+    """A store in memory: for tests, trials, and data that must not be left on disk.
 
-    It grows until it is pruned. Its methods block their event loop for the milliseconds they take, as there is no disk
-    to wait for; so it has no thread and needs no closing.
+    It grows until it is pruned. It has no thread and need not be closed: its methods run on the caller's event loop
+    and block it for the few milliseconds that they take.
     """
 
     def __init__(self) -> None:
@@ -575,23 +575,23 @@ class MemoryStore(SQLStore):
 
     @property
     def place(self) -> str:
-        """A name for messages."""
+        """A name of the record, for messages to users."""
         return "the record in memory"
 
     def writer(self) -> MemoryStore:
-        """This store."""
+        """Return this store."""
         return self
 
     async def perform(self, work: Callable[[Database], T]) -> T:
-        """Run a function on the connection, without interruption."""
+        """Run a function on the connection, uninterrupted."""
         with self._lock:
             try:
-                return _for_owner(self.owner, self.tried, work, self._db)
+                return _run_for_owner(self.owner, self.tried, work, self._db)
             except FAILURES as error:
                 raise explain(error, "the record in memory") from error
 
     async def export(self) -> AsyncGenerator[Mapping[str, object]]:
-        """Every row as of now, ready for JSON."""
+        """Yield every row of one snapshot as a JSON-ready mapping."""
         for row in await self.perform(lambda db: list(maintenance.export(db))):
             yield row
 

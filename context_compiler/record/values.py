@@ -1,6 +1,6 @@
-"""The values of the record: requests, their compiles, and the chains of messages they refer to.
+"""Value types of the record: requests, compiles, cycles, actions, and chains of messages.
 
-All are frozen and independent of the store.
+All are immutable and independent of the store that saves them.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from context_compiler.messages.display import bars, fragment
 
 
 class Chain(Protocol):
-    """A history as ids and bodies; `ids[i]` names message `i` together with all before it."""
+    """A message history as ids and bodies; `ids[i]` identifies message `i` together with every message before it."""
 
     @property
     def ids(self) -> Sequence[str]:
@@ -35,13 +35,13 @@ class Chain(Protocol):
 
 
 def now() -> datetime:
-    """The time, in UTC."""
+    """Return the current time in UTC."""
     return datetime.now(UTC)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Drop:
-    """Something left out of a view or a prompt, with the reason."""
+    """An item that was left out of a view or a prompt, with the reason."""
 
     what: str
     reason: str
@@ -52,7 +52,7 @@ _RANGE = re.compile(r"messages? (\d+)(?:-(\d+))?\Z")
 
 
 def positions_of(what: str) -> range:
-    """Raw positions that a drop names; empty if it names none."""
+    """Positions in the raw history from the text of a drop; empty if the text contains none."""
     found = _RANGE.match(what)
     return range(int(found[1]), int(found[2] or found[1]) + 1) if found else range(0)
 
@@ -63,33 +63,33 @@ COMPILE, UNDO, PIN, UNPIN = "compile", "undo", "pin", "unpin"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Action:
-    """One action of a user on a conversation; a row of `actions`."""
+    """A manual action of a user on a conversation: compile, undo, pin or unpin. A row of `actions`."""
 
     kind: str
-    """compile, undo, pin or unpin."""
+    """`COMPILE`, `UNDO`, `PIN` or `UNPIN`."""
     tip: str
-    """Chain id: the newest message that a compile decides on, that there was at an undo, or the pinned message."""
+    """Chain id: the last message that a compile decides on, the newest one at an undo, or the pinned one."""
     state: str
     """JSON text, opaque to the store."""
     created_at: datetime
     summary_id: int | None = None
-    """Row number of the compile that was made or undone."""
+    """Row number of the compile that this action made or undid."""
     number: int = 0
-    """Ordinal in its conversation, from 1, once stored."""
+    """Ordinal within the conversation, starting at 1; 0 until the action is stored."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerPages:
-    """The newest layers of a session, in parts; rows of `layers` and `layer_pages`."""
+    """The newest layers of a session, split into pages; rows of `layers` and `layer_pages`."""
 
     state: str
-    """JSON text; with pages, `id_registry.pages` of it lists their names."""
+    """JSON text; if the entities are in pages, its `id_registry.pages` lists the page names."""
     version: int
     pages: Mapping[str, str]
-    """JSON texts of entities, by `page_name`; empty where the state has everything."""
+    """JSON text of each page of entities, by `page_name`; empty if the state contains all entities itself."""
 
     def joined(self) -> str:
-        """The state with the entities of its pages, as JSON text; as it is if it lists none."""
+        """Return the state as JSON text with the entities of its pages merged in; unchanged if it lists no pages."""
         if not page_names(self.state):
             return self.state
         state: dict[str, Any] = json.loads(self.state)
@@ -104,7 +104,7 @@ class LayerPages:
 
 
 def parse_json(text: object) -> Any:
-    """The JSON text of a row; None where it is damaged."""
+    """Parse JSON text from a row; None if it is damaged."""
     try:
         return json.loads(text) if isinstance(text, str) else None
     except (ValueError, RecursionError):
@@ -112,35 +112,35 @@ def parse_json(text: object) -> Any:
 
 
 def mapping_of(text: object) -> dict[str, Any]:
-    """The JSON object of a row; empty where it is damaged."""
+    """Parse a JSON object from a row; empty if it is damaged."""
     value = parse_json(text)
     return cast("dict[str, Any]", value) if isinstance(value, dict) else {}
 
 
 def list_of(text: object) -> list[Any]:
-    """The JSON list of a row; empty where it is damaged."""
+    """Parse a JSON list from a row; empty if it is damaged."""
     value = parse_json(text)
     return cast("list[Any]", value) if isinstance(value, list) else []
 
 
 def page_names(state: str) -> Sequence[str]:
-    """Names of the pages that layers list; none for those that have their entities in themselves."""
+    """Names of the pages that a state of layers lists; empty if the state contains its entities itself."""
     if '"pages"' not in state:
         return ()
     try:
         return tuple(json.loads(state)["id_registry"]["pages"].values())
-    except (ValueError, LookupError, TypeError, AttributeError):  # an application's own text
+    except (ValueError, LookupError, TypeError, AttributeError):  # text that an application wrote itself
         return ()
 
 
 def page_name(text: str) -> str:
-    """Name of a page of entities by its text."""
+    """Return the name of a page of entities: the hash of its text."""
     return ids.blob_id(text.encode("utf-8", "surrogatepass"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Compile:
-    """A compile with its input, output and cost; a row of `context_summaries`."""
+    """A compile with its input, output and cost. A row of `context_summaries`."""
 
     session_id: str
     vault_name: str
@@ -149,7 +149,7 @@ class Compile:
     covered_tip: str
     """Chain id of the last raw message that the summary covers."""
     cache_key: str | None
-    """Hash of span, template, fidelity, model and cap; None if the compile may not be reused."""
+    """Hash of the span, template, fidelity, model and token cap; None if the compile may not be reused."""
     template_name: str
     template_source: str
     template_path: str | None
@@ -164,33 +164,33 @@ class Compile:
     sections_included: tuple[str, ...]
     sections_dropped: tuple[Drop, ...]
     budget_used: int
-    """Tokens of the summary and its quotes in the view."""
+    """Tokens that the summary and its quotes take in the view."""
     survival: float | None
-    """Share of the identifiers in the compiled span that the summary keeps, 0 to 1; None if no answer was used."""
+    """Fraction of the identifiers in the compiled span that the summary keeps; None if no model answer was used."""
     latency_ms: float
     usage: Mapping[str, int]
     status: str
-    """First word ok, deterministic, refused, failed or skipped; after `;`, reasons for NULL columns."""
+    """Starts with ok, deterministic, refused, failed or skipped; after `;` come the reasons for NULL columns."""
     error: str | None
     created_at: datetime
     owner: str = ""
-    """Owner of the session, as the store knows it."""
+    """Owner of the session in the store."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cycle:
-    """Decisions that hold between two compiles, found by the chain id of the last message they cover."""
+    """Decisions that stay fixed between two compiles, keyed by the chain id of the last message that they cover."""
 
     tip: str
     config: str
-    """Hash of the settings that shape a view; other settings have cycles of their own."""
+    """Hash of the settings that shape a view; different settings have separate cycles."""
     state: str
     """JSON text, opaque to the store."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Record:
-    """A request: its raw history, the view sent instead, and the tokens of both; a row of `views`."""
+    """A request: its raw history, the view sent instead, and the tokens of both. A row of `views`."""
 
     session_id: str
     vault_name: str
@@ -202,11 +202,11 @@ class Record:
     raw_tip: str | None
     view_tip: str | None
     status: str
-    """First word raw, compiled, cycle, fallback, floor_over_budget or dry_run; after `;`, reasons for NULL columns."""
+    """Starts with raw, compiled, cycle, fallback, floor_over_budget or dry_run; after `;` come reasons for NULLs."""
     error: str | None
     budget: int | None
     tokens_raw: int
-    """Calibrated tokens of the raw request: messages, instructions and schemas."""
+    """Calibrated tokens of the raw request: messages, instructions and tool schemas."""
     tokens_sent: int
     """Calibrated tokens of the view."""
     tokens_exact: int
@@ -218,20 +218,20 @@ class Record:
     latency_ms: float
     created_at: datetime
     id: int | None = None
-    """Row number, once stored."""
+    """Row number; None until stored."""
     summary_id: int | None = None
-    """Row number of the compile whose summary this view carries."""
+    """Row number of the compile whose summary this view contains."""
     compile: Compile | None = field(default=None, repr=False)
-    """That compile, if loaded or just made."""
+    """The compile of `summary_id`, if it was loaded or just made."""
     owner: str = ""
-    """Owner of the session, as the store knows it."""
+    """Owner of the session in the store."""
 
     def __repr__(self) -> str:
         status, sent = self.status.partition(";")[0], f"{self.tokens_raw:,} → {self.tokens_sent:,} tokens"
         return f"Record(id={self.id}, session_id={self.session_id!r}, turn={self.turn_index + 1}, {status}, {sent})"
 
     def _repr_html_(self) -> str:
-        """The request in a notebook: its figures and its budget bar."""
+        """Render the request for a notebook: key figures and a budget bar."""
         made = self.compile
         facts = [
             ("turn", str(self.turn_index + 1)),
@@ -247,15 +247,15 @@ class Record:
 
 
 NATIVE = "native output"
-"""Kind of an output schema that a provider enforces, which is not a tool."""
+"""`Tool.kind` of an output schema that the provider enforces itself, without a tool."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tool:
-    """A tool, or an output schema, as the provider of a model was sent it."""
+    """A tool or output schema, as sent to the model provider."""
 
     kind: str
-    """function, external, unapproved or output, as the host calls it, or `NATIVE`."""
+    """The host's kind (function, external, unapproved or output), or `NATIVE`."""
     name: str
     description: str | None
     parameters: Mapping[str, Any]
@@ -264,7 +264,7 @@ class Tool:
 
 
 def parse_tools(text: str) -> tuple[Tool, ...]:
-    """Tools of their JSON text."""
+    """Parse tools from JSON text."""
     found = (cast("Mapping[str, Any]", one) for one in list_of(text) if isinstance(one, dict))
     return tuple(
         Tool(
@@ -280,23 +280,23 @@ def parse_tools(text: str) -> tuple[Tool, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
-    """Everything that one request adds to the record; saved in one transaction."""
+    """Everything that one request adds to the record, saved in one transaction."""
 
     record: Record
     raw: Chain | None
     view: Chain | None
     compile: Compile | None = None
-    """A compile made for this request; None if a stored one (`record.summary_id`) or none was used."""
+    """Compile made for this request; None if the request used a stored compile (`record.summary_id`) or none."""
     cycle: Cycle | None = None
     blocks: Cycle | None = None
-    """Recall blocks of this request's prompt, under the prompt's chain id."""
+    """Recall blocks of this request's prompt, keyed by the prompt's chain id."""
     tools: str | None = None
-    """JSON of the tools that the request is sent with; None if they are not known, or may not be kept."""
+    """JSON of the tools sent with the request; None if they are unknown or may not be recorded."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionInfo:
-    """One conversation on the record."""
+    """A conversation on the record, with its totals."""
 
     session_id: str
     vault_name: str
@@ -305,7 +305,7 @@ class SessionInfo:
     requests: int
     compiles: int
     tokens_raw: int
-    """Tokens of all its raw requests."""
+    """Total tokens of its raw requests."""
     tokens_sent: int
     raw_tip: str | None
     owner: str = ""
@@ -313,7 +313,7 @@ class SessionInfo:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OwnerInfo:
-    """One owner on the record."""
+    """An owner on the record, with its totals."""
 
     owner: str
     sessions: int
@@ -321,7 +321,7 @@ class OwnerInfo:
     last_at: datetime | None
 
 
-WHY_EMPTY = {
+NULL_REASONS = {
     "error": "none",
     "run_id": "no run",
     "request_hash": "no run",
@@ -332,41 +332,41 @@ WHY_EMPTY = {
     "summary_id": "nothing was compiled",
     "survival": "not measured",
 }
-"""Default reasons for NULL columns."""
+"""Default reason why a column is NULL, by column."""
 
 Row = TypeVar("Row", Compile, Record)
 
 
 def with_null_reasons(row: Row, why: Mapping[str, str] | None = None) -> Row:
-    """The row with the reason for every NULL column added to its status.
+    """Return the row with a reason for every NULL column added to its status.
 
-    The number of a compile that is kept with its request is not known before, and its column is not empty after.
+    `summary_id` gets no reason if the row has a compile, because saving the row fills in that column.
     """
     why = why or {}
     reasons: dict[str, list[str]] = {}
-    known_later = getattr(row, "compile", None) is not None and "summary_id" not in why
-    given = ("id", "compile", "summary_id") if known_later else ("id", "compile")
+    filled_on_save = getattr(row, "compile", None) is not None and "summary_id" not in why
+    exempt = ("id", "compile", "summary_id") if filled_on_save else ("id", "compile")
     for name in (column.name for column in fields(row)):
-        if getattr(row, name) is None and name not in given and not re.search(rf"\b{name}\b", row.status):
-            reasons.setdefault(why.get(name) or WHY_EMPTY.get(name, "unknown"), []).append(name)
-    notes = [f"{', '.join(names)}: {said}" for said, names in reasons.items()]
+        if getattr(row, name) is None and name not in exempt and not re.search(rf"\b{name}\b", row.status):
+            reasons.setdefault(why.get(name) or NULL_REASONS.get(name, "unknown"), []).append(name)
+    notes = [f"{', '.join(names)}: {reason}" for reason, names in reasons.items()]
     return replace(row, status="; ".join([row.status, *notes]))
 
 
-LONGEST = 400
-"""Characters of the name of an owner."""
+MAX_OWNER_LENGTH = 400
+"""Maximum characters of an owner's name."""
 
 
 def check_owner(owner: object) -> str | None:
-    """Return an owner that a store can keep.
+    """Return an owner's name unchanged if a store can keep it; None, for every owner, is allowed.
 
     Raises:
-        SettingsError: It is not such a text.
+        SettingsError: The name is not a string, is too long, or contains NUL or lone surrogates.
     """
     if owner is None:
         return None
     if not isinstance(owner, str):
         raise SettingsError(f"owner={owner!r:.80}: give a name, or None for every owner")
-    if len(owner) > LONGEST or "\x00" in owner or any("\ud800" <= char <= "\udfff" for char in owner):
-        raise SettingsError(f"owner={owner!r:.80}: give at most {LONGEST} characters of valid Unicode")
+    if len(owner) > MAX_OWNER_LENGTH or "\x00" in owner or any("\ud800" <= char <= "\udfff" for char in owner):
+        raise SettingsError(f"owner={owner!r:.80}: give at most {MAX_OWNER_LENGTH} characters of valid Unicode")
     return owner

@@ -205,7 +205,7 @@ async def test_what_others_read_while_it_is_erased_is_overwritten_later(
     reader.execute("BEGIN")
     reader.execute("SELECT count(*) FROM views").fetchone()
     assert await store.erase() == 1
-    assert "what was removed is overwritten once no other process reads this record" in caplog.text
+    assert "removed data stays on disk until no other process is reading or writing this record" in caplog.text
     reader.close()
     await store.save(request(talk(1), session_id="another"))
     assert not any(SECRET.encode() in file.read_bytes() for file in tmp_path.iterdir())
