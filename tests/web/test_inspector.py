@@ -119,7 +119,7 @@ def test_a_record_that_does_not_exist_yet_is_explained_and_then_shown(db: Path, 
     ("damage", "says"),
     [
         (lambda db: db.write_bytes(b"not a database at all" * 200), "not a record"),
-        (lambda db: db.write_bytes(b""), "no current record"),
+        (lambda db: db.write_bytes(b""), "no record of the current version"),
         (lambda db: sqlite3.connect(db, isolation_level=None).execute("PRAGMA user_version = 999"), "newer version"),
     ],
     ids=["damaged", "empty", "newer"],
