@@ -1,6 +1,7 @@
-"""Compiles in the background: begun before the high threshold is reached, used at the first request that is over it.
+"""Background compiles: started below the high threshold, and used by the first request above it.
 
-One a conversation. What it has compiled must still be how the history begins when it is used; else it is thrown away.
+Each conversation has at most one. A compile is used only if the messages it covers are still the beginning of the
+history; otherwise it is discarded.
 """
 
 from __future__ import annotations
@@ -19,17 +20,17 @@ from context_compiler.recall import question_text
 from context_compiler.record.values import Compile
 
 BACKGROUND = "made in the background"
-"""Words in the status of a compile that began before a request needed it."""
+"""Part of a compile's status if it started before a request needed it."""
 
 
 def pending(context: RequestContext) -> PendingCompile | None:
-    """The compile of this conversation that is under way, or done and not used yet."""
+    """The background compile of this conversation, running or finished but unused; None if there is none."""
     return context.compiler.pending.find(context.conversation, context.history, context.policy.config)
 
 
 def where_asked(context: RequestContext, limits: Limits, cycle: Cycle | None) -> Limits:
-    """The thresholds at which a view is cut back next, if its prompt asks as one of the newest did."""
-    if cycle is None:  # nothing has been left out that could be asked for
+    """Lower the high threshold if a recent prompt asked for earlier text: the next such prompt is cut sooner."""
+    if cycle is None:  # nothing has been left out yet, so no prompt can ask for it
         return limits
     least, history = limits.room // DUE, context.history
     recent = (history.readings[turn.start] for turn in context.outline.turns[-TURNS:])
@@ -38,7 +39,7 @@ def where_asked(context: RequestContext, limits: Limits, cycle: Cycle | None) ->
 
 
 async def start(context: RequestContext, previous: Cycle | None, host: Host) -> bool:
-    """Begin a compile while the conversation goes on; False if no model would be asked now, or none can be."""
+    """Start a background compile; False if no model may or can be asked now."""
     run = context.run
     if context.policy.model == "none" or context.rests or run.refused or run.asked_turn == context.turn:
         return False
@@ -51,7 +52,7 @@ async def start(context: RequestContext, previous: Cycle | None, host: Host) -> 
     if not context.affords(wanted, host):
         return False
     if not all_pending.begin(context.conversation):
-        return True  # another run of this conversation does
+        return True  # another run of this conversation is starting one
     try:
         task = await host.launch(wanted)
         if task is None:
@@ -77,7 +78,11 @@ async def start(context: RequestContext, previous: Cycle | None, host: Host) -> 
 async def finish(
     context: RequestContext, one: PendingCompile, host: Host
 ) -> tuple[Advance | None, Compile | None, CompileError | None]:
-    """The advance that a compile in the background has made, waited for if need be; its row and error if it failed."""
+    """Wait for a background compile and turn it into an advance.
+
+    Returns:
+        The advance, or None with the row and the error of a failed compile.
+    """
     response = await host.land(one.task)
     try:
         response = host.charge(_due(context, one, response))
@@ -96,9 +101,12 @@ async def finish(
 
 
 async def discard(context: RequestContext, host: Host) -> tuple[Compile | None, CompileError | None]:
-    """Let go of a compile that failed, or is of no use for this request: its row, and the error if it failed.
+    """Discard a background compile that failed or does not fit this request.
 
-    What it has cost is charged to this run. After a failure no other compile is tried in this turn.
+    Its cost is charged to this run. After a failure no other compile is tried in this turn.
+
+    Returns:
+        The row of the discarded compile, and the error if it failed; None for both if nothing was discarded.
     """
     one = pending(context)
     if one is None:
@@ -115,7 +123,7 @@ async def discard(context: RequestContext, host: Host) -> tuple[Compile | None, 
 
 
 def unused_row(one: PendingCompile) -> Compile | None:
-    """The row of a compile that was done and that no request has used; None if it has cost nothing."""
+    """Row of a finished compile that no request has used; None if it cost nothing."""
     made = response_of(one.task)
     if not made.usage:
         return None
@@ -126,12 +134,12 @@ def unused_row(one: PendingCompile) -> Compile | None:
 
 
 def _due(context: RequestContext, one: PendingCompile, response: SummaryResponse) -> SummaryResponse:
-    """The response with what this run has to pay for it: exactly one run pays."""
+    """The response, without its usage and cost if another run has paid for it: exactly one run pays."""
     return response if context.compiler.pending.take(one) else replace(response, usage={}, cost=None)
 
 
 def _unfit(context: RequestContext, one: PendingCompile, host: Host) -> str | None:
-    """Reason why a compile is of no use for this request."""
+    """Reason why this request cannot use a compile; None if it can."""
     if one.task.get_loop() is not host.loop:
         return "it was made in another event loop"
     if one.task.cancelled():
@@ -145,7 +153,7 @@ def _row(one: PendingCompile, error: CompileError, status: str = "failed") -> Co
 
 
 def _noted(one: PendingCompile, row: Compile, status: str = "") -> Compile:
-    """A row whose status says where the compile was made."""
+    """The row with a note in its status that the compile was made in the background."""
     word, _, reasons = row.status.partition("; ")
     notes = [status or word, f"{BACKGROUND} since turn {one.where.turn_index + 1}", reasons]
     return replace(row, status="; ".join(filter(None, notes)))

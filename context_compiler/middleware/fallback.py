@@ -1,7 +1,7 @@
-"""The view that is sent where none could be made: the first of a fixed list that fits, at last the least possible.
+"""Fallback views: if no view can be made, the first entry of a fixed list that fits is sent.
 
-With a cycle: the last good view and everything since, then raw history, then a view without a model. Without
-one: raw history first.
+With a cycle, the order is: the last good view plus everything since, raw history, a view without a model. Without a
+cycle, raw history comes first. The last resort is the last exchange alone.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from context_compiler.resilience import attempt, floor, try_await
 LAST_RESORT = "last resort: only the last exchange is sent"
 
 Read = Callable[[], RequestContext]
-"""Reads the request, which may fail too."""
+"""Reads the request; this may fail too."""
 
 
 async def fallback(compiler: CompilerState, run: Run, request: Request, host: Host, error: Exception) -> Result:
-    """The view that goes out instead of one that failed with `error`, and the reason. Never raises."""
+    """Make the view that is sent after `error` prevented the normal one. Never raises."""
     budget, allowed = _ceiling(compiler, run, request)
     ratio = run.ratios.of(request.family)
 
@@ -50,7 +50,7 @@ async def fallback(compiler: CompilerState, run: Run, request: Request, host: Ho
 
 
 def _ceiling(compiler: CompilerState, run: Run, request: Request) -> tuple[int, int | None]:
-    """The budget, and the most that may go out now, in exact tokens; None means no limit."""
+    """Budget and maximum for this request in exact tokens; a maximum of None means no limit."""
     budget, allowed = compiler.arguments.whole_budget(**request.terms)
     if allowed is None and run.refused:
         allowed = budget
@@ -61,7 +61,7 @@ def _ceiling(compiler: CompilerState, run: Run, request: Request) -> tuple[int, 
 def _ways(
     compiler: CompilerState, run: Run, request: Request, host: Host
 ) -> list[tuple[str, Callable[[], Awaitable[Result | None]]]]:
-    """Everything that may be sent instead of a view, the best first; each reads the request anew."""
+    """Candidates for a fallback view, best first, each with its name; each reads the request again."""
     read: Read = partial(read_request, compiler, run, request, host)
     plain: Read = partial(read, plain=True)
     return [
@@ -82,7 +82,7 @@ async def _last(read: Read) -> Result | None:
     blocks = blocks if blocks is not None and blocks.own.turn == context.turn else None
     carried = attempt(lambda: assemble_view(context, cycle, "fallback", blocks=blocks))
     if carried.error is not None:
-        run.enter(None)  # it would fail at every request from now on
+        run.enter(None)  # it would fail at every later request too
     return carried.value
 
 
@@ -101,7 +101,7 @@ async def _view_without_model(read: Read) -> Result | None:
 
 
 def _without_recall(context: RequestContext) -> Blocks | None:
-    """Blocks of a turn that began without recall: its later requests must not insert any before its prompt."""
+    """Empty blocks for a turn that began without recall, so that its later requests insert none before its prompt."""
     at = prompt_at(context.history)
     if at is None:
         return None
@@ -116,7 +116,16 @@ def _bare(
     ceiling: tuple[int, int | None],
     why: str,
 ) -> Result:
-    """A result that needs none of our own reading, as far as reading fails; `kept` are its messages by raw position."""
+    """Build a result without a plan; a history that cannot be read is left empty.
+
+    Args:
+        compiler: State shared by all runs.
+        run: The run.
+        request: The request.
+        kept: Messages to send by raw position.
+        ceiling: Budget, and maximum in exact tokens or None.
+        why: Error text of the view.
+    """
     (budget, allowed), messages = ceiling, list(kept.values())
     raw = attempt(lambda: compiler.reader.read(request.messages)).value or EMPTY
     sent = attempt(lambda: compiler.reader.read(messages)).value or EMPTY
@@ -146,7 +155,7 @@ def _bare(
 
 
 def unrecorded(request: Request, result: Result) -> ContextCompilerError | None:
-    """Parts of a request that cannot be recorded because they cannot be read, such as a result nested too deep."""
+    """Error that names the parts of a request that cannot be read, such as a deeply nested result; None if all can."""
     given = {"history": (request.messages, result.raw), "view": (result.view.messages, result.sent)}
     names = [name for name, (messages, history) in given.items() if messages and not len(history)]
     lost = f"the {' and the '.join(names)} of a request cannot be read: its row is recorded without"
@@ -154,7 +163,7 @@ def unrecorded(request: Request, result: Result) -> ContextCompilerError | None:
 
 
 def _last_drops(raw: History, sent: History, kept: Sequence[int]) -> Iterator[Drop]:
-    """Everything that the last exchange leaves out or shortens; `kept` are raw positions of what is sent."""
+    """Drops for everything that the last exchange leaves out or shortens; `kept` are the raw positions of `sent`."""
     start = 0
     for place, at in zip((*sent.readings, None), (*kept, len(raw)), strict=False):
         if start < at <= len(raw):

@@ -1,6 +1,6 @@
-"""OpenTelemetry metrics of requests and compiles: figures under a few fixed labels, no content, no names of anybody.
+"""OpenTelemetry metrics of requests and compiles: numbers with a few fixed labels, no content and no names.
 
-Without a meter provider they cost next to nothing. A label outside its known values is `other`.
+Without a meter provider they cost next to nothing. A label outside its known values becomes `other`.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _ERRORS = _METER.create_counter("context_compiler.errors", "{error}", "Errors th
 
 
 def count_view(record: Record) -> None:
-    """Count a request, and the compile that it needed."""
+    """Count a request and its compile, if it needed one."""
     status = {"status": label(record.status.partition(";")[0], VIEW_STATUSES)}
     _VIEWS.add(1, status)
     _VIEW_TIME.record(record.latency_ms / 1_000, status)
@@ -58,7 +58,7 @@ def _count_compile(row: Compile) -> None:
 
 
 def count_response(model: str, provider: str | None, usage: RequestUsage) -> None:
-    """Count what a provider reports of a request."""
+    """Count the usage that a provider reported for a request."""
     _INPUT.add(usage.input_tokens)
     _CACHED.add(usage.cache_read_tokens)
     names = ("input_tokens", "cache_read_tokens", "cache_write_tokens", "output_tokens")
@@ -79,5 +79,5 @@ def count_error(error: Exception) -> None:
 
 
 def label(value: str, known: Collection[str]) -> str:
-    """A value if it is one of the known ones."""
+    """The value if it is known, else `other`."""
     return value if value in known else OTHER
