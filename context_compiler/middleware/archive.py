@@ -126,8 +126,7 @@ class Archive:
     async def keep(
         self, record: Record, result: Result, cycle: Cycle | None, blocks: Blocks | None, tools: str | None
     ) -> Record:
-        """Save one request that was sent with `tools`; return the saved record, or the given one if it was not saved.
-        """
+        """Save a request that was sent with `tools`; return the saved record, or the given one if that failed."""
         if self._arguments.record == "off":
             return with_null_reasons(record, {"summary_id": "record is off"})
         write = partial(self._save, record, result, cycle, blocks, tools)
@@ -135,9 +134,7 @@ class Archive:
         return with_null_reasons(record, {"summary_id": "not stored, or later"}) if kept is None else kept
 
     def _store_for(self, tried: Moment | None) -> Store:
-        """The store for a write, which refuses content that was deleted after `tried`, the first attempt, if there was
-        one.
-        """
+        """The store for a write; `tried` is the time of its first attempt, if that has passed."""
         store = self.store
         return store.late(tried) if tried is not None and isinstance(store, SQLStore) else store
 
@@ -192,9 +189,7 @@ class Archive:
         await try_await(self._on_sql(lambda store: store.withdraw_compile(*announced)))
 
     async def last_request(self, session_id: str) -> Record | None:
-        """The newest recorded request of a conversation; None if the record cannot be reused or has none for this
-        vault.
-        """
+        """The newest recorded request of a conversation; None if there is none in this vault that can be reused."""
         if not self.whole:
             return None
         found = await self._tried(lambda: self.store.views(session_id, limit=1))
@@ -350,9 +345,7 @@ class Archive:
         return found
 
     async def linked(self, cycle: Cycle, session_id: str) -> Cycle:
-        """The cycle with the row of its compile, which is not known when a cycle is first saved, from the newest
-        request.
-        """
+        """Link a cycle to the row of its compile in the newest request: a cycle is saved before that row has an id."""
         if cycle.summary_id is not None or not cycle.summary or not self.whole:
             return cycle
         newest = await self.newest(session_id)

@@ -419,9 +419,7 @@ class Arguments:
 
 
 def _template_hint(value: object) -> str:
-    """Hint at the likely mistake behind a wrong template: a budget without its name, or the class instead of an
-    instance.
-    """
+    """Hint at the likely mistake: a budget without its name, or the class instead of an instance."""
     if isinstance(value, RunContext):
         return "; in capabilities=, give ContextCompiler(), not the class"
     return f"; a budget has its name, budget={value!r}" if isinstance(value, int | float | Money) else ""
