@@ -1,7 +1,7 @@
-"""Views steered by hand: compile now, preview and undo it, and pin messages, whatever the thresholds say.
+"""Manual control of views: compile now, preview and undo a compile, and pin messages, regardless of thresholds.
 
-What is asked for goes on the record as an action of its conversation, and the next run of it finds it there, in this
-process or another. A step that fails leaves the conversation as it was, and says so.
+Each operation is recorded as an action of its conversation, which the next run finds, in this process or another. An
+operation that fails leaves the conversation as it was, and reports the error.
 """
 
 from __future__ import annotations
@@ -51,10 +51,10 @@ from context_compiler.tokens import Ratios
 from context_compiler.tokens.prices import cost_of, dollars
 
 LONGEST_FOCUS = 2_000
-"""Most characters of a focus."""
+"""Maximum length of a focus in characters."""
 
 PROMPT, EXCERPT = 400, 80
-"""Characters of the placeholder for the next prompt, and of the excerpt of a pinned message."""
+"""Maximum characters of the placeholder for the next prompt, and of the excerpt of a pinned message."""
 
 NO_MODEL = "no model is known before the first request of this process: give model= to have one write the summary"
 
@@ -69,32 +69,32 @@ class CompileResult:
     kind: str
     """compile, preview or undo."""
     done: bool
-    """True if the next request will be another one; of a preview, if a compile would make it one."""
+    """True if the next request is changed; for a preview, if a compile would change it."""
     why: str = ""
-    """Reason why not."""
+    """Reason why it is not."""
     focus: str = ""
     before: int = 0
-    """Tokens of the next request, without its prompt, as it would have been."""
+    """Tokens of the next request without its prompt, as it would have been."""
     after: int = 0
-    """The same as it will be; of a preview with a model, the most that it can be."""
+    """Tokens of the next request without its prompt, as it will be; for a preview with a model, the maximum."""
     kept: int = 0
-    """Tokens of the messages that stay word for word."""
+    """Tokens of the messages that are kept verbatim."""
     turns: int = 0
-    """Turns that stay, whole or in part."""
+    """Turns that are kept in full or in part."""
     left_out: tuple[Drop, ...] = ()
     summary: str = ""
     """Replacement of the messages that are left out."""
     model: str = "none"
     """Model that writes the summary; "none" quotes."""
     usage: Mapping[str, int] = field(default_factory=dict[str, int])
-    """Tokens that the compile took; of a preview, those that it may take."""
+    """Tokens that the compile used; for a preview, the maximum."""
     cost: Decimal | None = None
-    """In US dollars; None where no price is known."""
+    """In US dollars; None if no price is known."""
     seconds: float = 0.0
 
     @property
     def saved(self) -> int:
-        """Tokens that each request from now on is smaller by; negative after an undo."""
+        """Tokens that each later request saves; negative after an undo."""
         return self.before - self.after
 
     def __str__(self) -> str:
@@ -122,7 +122,7 @@ def _number(count: int, noun: str) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Profile:
-    """The last request of a conversation, without its messages, and the model that it went to."""
+    """The last request of a conversation without its messages, and the model that it was sent to."""
 
     request: Request
     model: Model | None
@@ -130,18 +130,18 @@ class Profile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Session:
-    """A conversation as it is now, read for one step by hand."""
+    """The current state of a conversation, read for one operation."""
 
     context: RequestContext
-    """With a short prompt at the end, in place of the next one."""
+    """Its history ends with a short placeholder for the next prompt."""
     number: int
-    """Of the newest action."""
+    """Number of the newest action."""
     steps: Steps
     writer: Model | str
     note: str
-    """Reason why no model can be asked; empty if one can, or if none is wanted."""
+    """Reason why no model can be called; empty if one can, or if none is wanted."""
     began: Moment
-    """When it was read."""
+    """Time when the conversation was read."""
 
     @property
     def id(self) -> str:
@@ -150,25 +150,25 @@ class _Session:
 
     @property
     def raw(self) -> History:
-        """The history with the prompt at its end."""
+        """The history including the placeholder prompt."""
         return self.context.history
 
     @property
     def length(self) -> int:
-        """Messages without that prompt."""
+        """Number of messages without the placeholder prompt."""
         return len(self.raw) - 1
 
     @property
     def ratio(self) -> float:
-        """The model's learnt ratio."""
+        """The learnt ratio of the model."""
         return self.context.run.ratios.of(self.context.request.family)
 
     def current(self) -> Cycle | None:
-        """The cycle that the next request would be in; None for raw history."""
+        """The cycle of the next request; None for raw history."""
         return self._here(self.steps.current)
 
     def before(self) -> Cycle | None:
-        """The cycle before that."""
+        """The cycle before the current one; None for raw history."""
         return self._here(self.steps.before)
 
     def _here(self, cycle: Cycle | None) -> Cycle | None:
@@ -182,7 +182,7 @@ class _Session:
         return with_pins(found, self.context, self.context.limits(found).room)
 
     def calibrated(self, exact: int) -> int:
-        """Tokens of the model, without those of the prompt at the end."""
+        """Exact tokens converted to the model's, without the placeholder prompt."""
         return round((exact - self.raw.readings[-1].tokens) * self.ratio)
 
     def size(self, cycle: Cycle | None, done: Advance | None = None) -> int:
@@ -191,10 +191,10 @@ class _Session:
         return self.calibrated(assemble_view(self.context, cycle, status, done).cost)
 
     def find(self, message: int | str) -> int:
-        """Position of a message by its number, as `m12` or `turn 3`, or by words that it holds.
+        """Find the position of a message by its number, as `m12` or `turn 3`, or by words in it.
 
         Raises:
-            SettingsError: there is no such message.
+            SettingsError: There is no such message.
         """
         named = REFERENCE.fullmatch(str(message).strip())
         number = int(named[2]) if named else -1
@@ -212,7 +212,7 @@ class _Session:
         return found
 
     def _saying(self, words: str) -> int | None:
-        """The newest message with these words, one of a user before any other."""
+        """The newest message that contains these words, preferably a user message."""
         if not words:
             return None
         found = [
@@ -224,7 +224,7 @@ class _Session:
         return next((index for index in found if self.raw.readings[index].asks), found[0] if found else None)
 
     def order(self, focus: str, start: int | str | None) -> Order:
-        """The compile that is asked for; one from a message on begins with its turn."""
+        """The compile to make; with `start`, it begins at the turn of that message."""
         if start is None:
             return Order(focus=focus)
         at = self.find(start)
@@ -250,15 +250,15 @@ async def _refuse(request: SummaryRequest) -> SummaryResponse:
 
 
 class Manual:
-    """Compiles, undos and pins by hand, for the conversations of one owner.
+    """Compiles, undos and pins by hand for the conversations of one owner.
 
     Args:
         state: State of the compiler.
-        archive: Its record.
+        archive: Archive of the owner.
         ratios: Learnt ratios of models.
-        profile: The last request of a conversation in this process, by owner and label.
-        summaries: Its summaries, held to the limit of its sessions.
-        report: Called with what failed.
+        profile: Returns the last request of a conversation in this process, by owner and label.
+        summaries: Summaries of the compiler, which enforce its spend limit.
+        report: Called with any error.
     """
 
     def __init__(
@@ -290,7 +290,7 @@ class Manual:
     async def preview(
         self, session: str, focus: str, *, start: int | str | None, model: Model | str | None
     ) -> CompileResult:
-        """The outcome of a compile as far as it is known without one; no model is asked and nothing is recorded."""
+        """Outcome of a compile as far as it is known in advance; no model is called and nothing is recorded."""
         focus = _focus(focus)
         found = await self._read(session, model)
         wanted: list[SummaryRequest] = []
@@ -354,7 +354,7 @@ class Manual:
         return result
 
     def _row(self, found: _Session, order: Order, done: Advance) -> Compile | None:
-        """The row of a compile: the prompt at the end of the history is not a message of the conversation."""
+        """The row of a compile; its tip excludes the placeholder prompt, which is not part of the conversation."""
         if done.row is None:
             return None
         tip = found.raw.exact[found.length - 1]
@@ -363,7 +363,7 @@ class Manual:
     async def _failed(
         self, found: _Session, kind: str, focus: str, error: Exception | None, spent: SummaryResponse | None = None
     ) -> CompileResult:
-        """The outcome of a step in which something failed, which is reported: nothing is changed."""
+        """Report an error, and return the outcome of an operation that changed nothing."""
         error = error or RuntimeError("nothing came of it")
         await self._report(error)
         why, size = f"{error}; {AS_IT_WAS}", found.size(found.current())
@@ -385,7 +385,7 @@ class Manual:
         await self._archive.save_action(found.id, action, found.began, after=found.number, row=row)
 
     async def undo(self, session: str) -> CompileResult:
-        """Go back to the view before the last compile; see `ContextCompiler.undo_compile`."""
+        """Restore the view before the last compile; see `ContextCompiler.undo_compile`."""
         found = await self._read(session, "none")
         current, before = found.current(), found.before()
         if current is None:
@@ -451,7 +451,7 @@ class Manual:
         return pin
 
     async def unpin(self, session: str, message: int | str) -> Pin:
-        """Let a pinned message go with the others; see `ContextCompiler.unpin`."""
+        """Unpin a message; see `ContextCompiler.unpin`."""
         found = await self._read(session, "none")
         words = " ".join(str(message).split()).casefold()
         pin = pin_of(found.context.steering, found.raw, words, lambda: found.find(message))
@@ -469,7 +469,7 @@ class Manual:
     async def _advance(
         self, found: _Session, kind: str, order: Order, ask: Callable[[SummaryRequest], Awaitable[SummaryResponse]]
     ) -> tuple[Advance, CompileResult]:
-        """Cut back as ordered; with a focus, all that is left out is summarised anew from the raw history."""
+        """Advance as ordered; with a focus, everything that is left out is summarised again from the raw history."""
         context, previous = found.context, found.current()
         if order.focus and previous is not None:
             previous = replace(previous, summary="", covered=(), summary_id=None)
@@ -490,7 +490,7 @@ class Manual:
         return done, self._result(found, kind, done, order.focus)
 
     def _result(self, found: _Session, kind: str, done: Advance, focus: str) -> CompileResult:
-        """The figures of an advance, and the reason why it is of no use, if it is not."""
+        """Figures of an advance, and the reason why it is not used, if it is not."""
         draft, current = done.selection.draft, found.current()
         kept = [index for index in range(found.length) if draft.here(index) is not None]
         before, after = found.size(current), found.size(done.cycle, done)
@@ -518,10 +518,10 @@ class Manual:
         )
 
     async def _read(self, session: str, model: Model | str | None) -> _Session:
-        """A conversation as it is now.
+        """Read the current state of a conversation.
 
         Raises:
-            StoreError: nothing of it is on the record, or the record cannot be read.
+            StoreError: The record has no such conversation, or cannot be read.
         """
         began, actions = Moment(), await self._archive.actions(session)
         messages = _answered(await self._archive.history(session))
@@ -549,7 +549,7 @@ class Manual:
     def _arguments(
         self, profile: Profile | None, newest: Record | None, model: Model | str | None
     ) -> tuple[Arguments, Model | str, str]:
-        """The arguments of one step: its model, and the budget of the last request where none is given."""
+        """The compiler's arguments for one operation, the model that writes, and the reason if no model is known."""
         arguments = copy(self._state.arguments)
         if arguments.budget is None and newest is not None and newest.budget is not None:
             arguments.budget = max(1, int(newest.budget / newest.ratio))
@@ -564,7 +564,7 @@ class Manual:
 
 
 def _answered(messages: list[ModelMessage]) -> list[ModelMessage]:
-    """A history without a prompt at its end that nobody answered: the host puts it and the next one into one."""
+    """The history without an unanswered prompt at its end, because the host merges that with the next prompt."""
     last = messages[-1] if messages else None
     waits = isinstance(last, ModelRequest) and all(
         part.part_kind in ("user-prompt", "system-prompt") for part in last.parts
@@ -573,24 +573,24 @@ def _answered(messages: list[ModelMessage]) -> list[ModelMessage]:
 
 
 def _recorded_request(session: str, newest: Record | None) -> Request:
-    """The request that a conversation would make next, as far as the record tells."""
+    """The next request of a conversation, as far as the record shows it."""
     ledger = cast("Mapping[str, Any]", newest.ledger if newest is not None else {})
     overhead = int(ledger.get("tokens", {}).get("instructions and schemas", 0))
     return Request(messages=[], session_id=session, scope=named_scope(session), overhead=overhead)
 
 
 def _writer(found: _Session, usage: Mapping[str, int], cost: str | None = None) -> dict[str, Any]:
-    """Name of the model that writes a summary, and the cost of a usage of it."""
+    """Name of the model that writes a summary, and the cost of its usage."""
     name, provider = model_alias(found.writer), None if isinstance(found.writer, str) else found.writer.system
     known = Decimal(cost) if cost is not None else cost_of(name, usage, provider)
     return {"model": name, "cost": known}
 
 
 def _focus(text: str) -> str:
-    """A focus as it goes into a prompt.
+    """Strip a focus and check its length.
 
     Raises:
-        SettingsError: it is too long.
+        SettingsError: The focus is too long.
     """
     text = text.strip()
     if len(text) > LONGEST_FOCUS:
