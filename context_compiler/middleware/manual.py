@@ -549,7 +549,7 @@ class Manual:
     def _arguments(
         self, profile: Profile | None, newest: Record | None, model: Model | str | None
     ) -> tuple[Arguments, Model | str, str]:
-        """The compiler's arguments for one operation, the model that writes, and the reason if no model is known."""
+        """Arguments (with the last budget if none is set), the writing model, and why no model is known."""
         arguments = copy(self._state.arguments)
         if arguments.budget is None and newest is not None and newest.budget is not None:
             arguments.budget = max(1, int(newest.budget / newest.ratio))
