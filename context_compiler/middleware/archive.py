@@ -84,14 +84,14 @@ class Archive:
         self._arguments = arguments
         self._cycles: Memo[tuple[str, str], Cycle] = Memo(CYCLES)
         self._blocks: Memo[tuple[str, str], Blocks] = Memo(CYCLES)
-        self._raws: Memo[tuple[str | None, str], tuple[History, Moment]] = Memo(SESSIONS)
+        self._histories: Memo[tuple[str | None, str], tuple[History, Moment]] = Memo(SESSIONS)
         self._report = report
         self._opened: list[Store] = []
         """The store once it is open, else empty; shared with the archives of other owners."""
         self._breaker = Breaker()
         self._redactor = Redactor(arguments.redact) if arguments.redact else None
         self._answers: Memo[str, SummaryResponse] = Memo(ANSWERS)
-        self._made: Memo[tuple[str | None, str], tuple[Cycle, ...]] = Memo(CYCLES)
+        self._session_cycles: Memo[tuple[str | None, str], tuple[Cycle, ...]] = Memo(CYCLES)
         self._actions: Memo[tuple[str | None, str], tuple[Action, ...]] = Memo(CYCLES)
         self._late = LateWrites(report) if arguments.store is not None else None
         """None for a record in memory, whose writes cannot be delayed by a lock or a full disk."""
@@ -108,7 +108,7 @@ class Archive:
 
     def conversation(self, session_id: str) -> Hashable:
         """Key of a conversation, the same for all compilers of this process that share the record."""
-        return self.shared(session_id), self.owner, self._arguments.place
+        return self.compile_key(session_id), self.owner, self._arguments.place
 
     @property
     def store(self) -> Store:
@@ -119,7 +119,7 @@ class Archive:
         return _scoped(self._opened[0], self.owner)
 
     @property
-    def whole(self) -> bool:
+    def keeps_content(self) -> bool:
         """True if the record keeps content unchanged, so that it can be reused."""
         return self._arguments.record == "full" and self._redactor is None and self.owner is not None
 
@@ -131,7 +131,7 @@ class Archive:
             return with_null_reasons(record, {"summary_id": "record is off"})
         write = partial(self._save, record, result, cycle, blocks, tools)
         kept = await self._write(record.session_id, write)
-        return with_null_reasons(record, {"summary_id": "not stored, or later"}) if kept is None else kept
+        return with_null_reasons(record, {"summary_id": "not stored, or stored later"}) if kept is None else kept
 
     def _store_for(self, tried: Moment | None) -> Store:
         """The store for a write; `tried` is the time of its first attempt, if that has passed."""
@@ -155,7 +155,7 @@ class Archive:
         elif self._redactor is not None:
             entry = self._redactor.entry(entry)
         else:
-            entry = replace(entry, cycle=_stored(cycle), blocks=_stored_blocks(blocks))
+            entry = replace(entry, cycle=_stored_cycle(cycle), blocks=_stored_blocks(blocks))
         try:
             return replace(await store.save(entry), compile=result.row)
         except BrokenReference:
@@ -182,7 +182,7 @@ class Archive:
             store = self.store
             return await work(store) if isinstance(store, SQLStore) else None
 
-        return cast("T | None", await self._in_time(done))
+        return cast("T | None", await self._within_limit(done))
 
     async def withdraw_compile(self, announced: tuple[int, datetime]) -> None:
         """Remove the announcement of a call that has ended."""
@@ -190,27 +190,27 @@ class Archive:
 
     async def last_request(self, session_id: str) -> Record | None:
         """The newest recorded request of a conversation; None if there is none in this vault that can be reused."""
-        if not self.whole:
+        if not self.keeps_content:
             return None
-        found = await self._tried(lambda: self.store.views(session_id, limit=1))
+        found = await self._try(lambda: self.store.views(session_id, limit=1))
         return found[0] if found and found[0].vault_name == self._arguments.place else None
 
     async def compiles(self, session_id: str) -> list[Compile] | None:
         """The recorded compiles of a session; None if there is no record or it cannot be read."""
         if self._arguments.record == "off" or self.owner is None:
             return None
-        return await self._tried(lambda: self.store.summaries(session_id))
+        return await self._try(lambda: self.store.summaries(session_id))
 
     async def bodies(self, tip: str) -> list[bytes]:
         """Message bodies of a recorded chain; empty if they cannot be read."""
-        return await self._tried(lambda: self.store.chain(tip)) or []
+        return await self._try(lambda: self.store.chain(tip)) or []
 
-    async def raw(self, session_id: str, history: History) -> None:
+    async def save_raw(self, session_id: str, history: History) -> None:
         """Save a raw history without a request: the last answer of a run extends it."""
         if self._arguments.record == "full":
-            await self._write(session_id, partial(self._archived, session_id, history))
+            await self._write(session_id, partial(self._save_raw, session_id, history))
 
-    async def _archived(self, session_id: str, history: History, tried: Moment | None) -> bool:
+    async def _save_raw(self, session_id: str, history: History, tried: Moment | None) -> bool:
         chain = self._redactor.chain(history.chain) if self._redactor else history.chain
         await self._store_for(tried).archive(session_id, self._arguments.place, chain)
         return True
@@ -218,38 +218,44 @@ class Archive:
     async def _write(self, session_id: str, work: Write) -> Any:
         """Execute a write after the delayed ones, and return its result; None if it failed or was delayed."""
         if not self._breaker.open:
-            turn = partial(work, None) if self._late is None else partial(self._in_turn, self._late, session_id, work)
-            return await self._tried(turn, writes=True)
-        if self._late is not None and self._late.is_away:
-            await try_await(self._put_off(self._late, session_id, Moment(), work))
+            turn = (
+                partial(work, None)
+                if self._late is None
+                else partial(self._write_in_order, self._late, session_id, work)
+            )
+            return await self._try(turn, writes=True)
+        if self._late is not None and self._late.is_unavailable:
+            await try_await(self._delay(self._late, session_id, Moment(), work))
         return None
 
-    async def _in_turn(self, late: LateWrites, session_id: str, work: Write) -> Any:
+    async def _write_in_order(self, late: LateWrites, session_id: str, work: Write) -> Any:
         tried = Moment()
         try:
             if not late.waiting or await late.catch_up((self.owner, session_id)):
                 return await work(None)
         except StoreError as error:
             if is_passing(error):
-                await self._put_off(late, session_id, tried, work)
+                await self._delay(late, session_id, tried, work)
             raise
-        await self._put_off(late, session_id, tried, work)
+        await self._delay(late, session_id, tried, work)
         return None
 
-    async def _put_off(self, late: LateWrites, session_id: str, tried: Moment, work: Write) -> None:
+    async def _delay(self, late: LateWrites, session_id: str, tried: Moment, work: Write) -> None:
         """Delay a write, if its store can later tell whether content was deleted in the meantime."""
         if self.owner is not None and self._opened and isinstance(self._opened[0], SQLStore):
-            await late.put_off((self.owner, session_id), tried, work)
+            await late.delay((self.owner, session_id), tried, work)
 
     async def catch_up(self) -> None:
         """Execute the delayed writes, or report why they must wait."""
         late = self._late
-        error = (await try_await(self._in_time(late.catch_up))).error if late is not None and late.waiting else None
+        error = (
+            (await try_await(self._within_limit(late.catch_up))).error if late is not None and late.waiting else None
+        )
         if late is not None and error is not None:
             waiting = f"{len(late)} {'write waits' if len(late) == 1 else 'writes wait'} for the record"
-            await self._report(StoreError(f"{waiting}, and can be made later or not at all: {error}"))
+            await self._report(StoreError(f"{waiting}, now delayed or lost: {error}"))
 
-    async def _tried(self, work: Callable[[], Awaitable[Any]], *, writes: bool = False) -> Any:
+    async def _try(self, work: Callable[[], Awaitable[Any]], *, writes: bool = False) -> Any:
         """Result of a store operation; None if it failed, if the breaker is open, or if the owner is unknown.
 
         A record in memory is not read before the first write, because it is empty until then.
@@ -257,19 +263,19 @@ class Archive:
         blank = self._arguments.store is None and not self._opened and not writes
         if blank or self._breaker.open or self.owner is None:
             return None
-        outcome = await try_await(self._in_time(work))
+        outcome = await try_await(self._within_limit(work))
         if outcome.error is None:
             if writes:  # a full disk or a locked file can still be read, so only writes count
                 self._breaker.succeeded()
             return outcome.value
         if not isinstance(outcome.error, Removed):
             if self._late is not None:
-                self._late.is_away = is_passing(outcome.error)
+                self._late.is_unavailable = is_passing(outcome.error)
             self._breaker.failed()
         await self._report(outcome.error)
         return None
 
-    async def _in_time(self, work: Callable[[], Awaitable[Any]]) -> Any:
+    async def _within_limit(self, work: Callable[[], Awaitable[Any]]) -> Any:
         """Await a store operation within the time limit; the stores of this package have their own limits.
 
         Raises:
@@ -281,20 +287,20 @@ class Archive:
         late = StoreError(f"{type(given).__name__} did not answer within {limit:g} s (timeout)")
         return await await_within(limit, work(), late)
 
-    def shared(self, key: str) -> Hashable:
+    def compile_key(self, key: str) -> Hashable:
         """Key of a compile, the same for all compilers of this process that share the record."""
         given = self._arguments.store
-        if not self.whole or given is None:
+        if not self.keeps_content or given is None:
             return id(self), key
         path = given if isinstance(given, str | Path) else getattr(given, "path", None)
         return os.path.abspath(path) if isinstance(path, str | Path) else id(given), key
 
-    async def answered(self, key: str) -> SummaryResponse | None:
+    async def find_answer(self, key: str) -> SummaryResponse | None:
         """An earlier answer to the same summary request, from memory or the record; None if there is none."""
         made = self._answers.get(key)
-        if made is not None or not self.whole:
+        if made is not None or not self.keeps_content:
             return made
-        found = await self._tried(lambda: self.store.find_compile(key))
+        found = await self._try(lambda: self.store.find_compile(key))
         return SummaryResponse(text=found[1].raw_output, row=found[0]) if found and found[1].raw_output else None
 
     async def claim_compile(self, key: str, holder: str, seconds: float) -> bool | None:
@@ -302,7 +308,7 @@ class Archive:
 
         Like an announcement, a claim is skipped if the store has failed, and its own failure does not count.
         """
-        if not self.whole or self._arguments.store is None or self._breaker.failures:
+        if not self.keeps_content or self._arguments.store is None or self._breaker.failures:
             return None
         work = partial(claim_compile, cache_key=key, holder=holder, seconds=seconds)
         return (await try_await(self._on_sql(lambda store: store.perform(work)))).value
@@ -323,8 +329,10 @@ class Archive:
     def remember_cycle(self, cycle: Cycle, session_id: str) -> None:
         """Keep a cycle in memory under the last message it decides on; the least recently used is evicted first."""
         self._cycles.keep((cycle.tip, cycle.config), cycle)
-        made = self._made.get((self.owner, session_id)) or ()
-        self._made.keep((self.owner, session_id), (*(one for one in made if one.tip != cycle.tip), cycle)[-STEPS:])
+        made = self._session_cycles.get((self.owner, session_id)) or ()
+        self._session_cycles.keep(
+            (self.owner, session_id), (*(one for one in made if one.tip != cycle.tip), cycle)[-STEPS:]
+        )
 
     async def cycle(self, ids: Sequence[str], config: str, former: str | None = None) -> Cycle | None:
         """The newest cycle of the longest known prefix of a history, in memory or on the record.
@@ -336,27 +344,27 @@ class Archive:
         """
         tips = reversed(ids) if self._cycles else ()
         found = next((found for tip in tips if (found := self._cycles.get((tip, config)))), None)
-        if found is None and self.whole:
-            stored = await self._tried(lambda: self.store.find_cycle(ids, config))
+        if found is None and self.keeps_content:
+            stored = await self._try(lambda: self.store.find_cycle(ids, config))
             if stored is None and former is not None and self._arguments.store is not None:
-                stored = await self._tried(lambda: self.store.find_cycle(ids, former))
+                stored = await self._try(lambda: self.store.find_cycle(ids, former))
             found = Cycle.from_json(stored.state) if stored else None
             found = replace(found, config=config) if found is not None else None
         return found
 
-    async def linked(self, cycle: Cycle, session_id: str) -> Cycle:
+    async def link_compile(self, cycle: Cycle, session_id: str) -> Cycle:
         """Link a cycle to the row of its compile in the newest request: a cycle is saved before that row has an id."""
-        if cycle.summary_id is not None or not cycle.summary or not self.whole:
+        if cycle.summary_id is not None or not cycle.summary or not self.keeps_content:
             return cycle
-        newest = await self.newest(session_id)
-        made = newest.compile if newest is not None else None
-        if newest is None or made is None or (made.raw_output or "").strip() != cycle.summary:
+        newest_request = await self.newest_request(session_id)
+        made = newest_request.compile if newest_request is not None else None
+        if newest_request is None or made is None or (made.raw_output or "").strip() != cycle.summary:
             return cycle
-        return replace(cycle, summary_id=newest.summary_id)
+        return replace(cycle, summary_id=newest_request.summary_id)
 
     async def actions(self, session_id: str) -> list[Action]:
         """User actions on a conversation, oldest first: those on the record, else those of this process."""
-        found = await self._tried(lambda: self._stored_actions(session_id)) if self.whole else None
+        found = await self._try(lambda: self._stored_actions(session_id)) if self.keeps_content else None
         return list(self._actions.get((self.owner, session_id)) or ()) if found is None else found
 
     async def _stored_actions(self, session_id: str) -> list[Action] | None:
@@ -372,7 +380,7 @@ class Archive:
             StoreError: The action could not be saved, content was deleted since the conversation was read, or another
                 action came first; nothing was saved.
         """
-        store, place = self._store_for(began) if self.whole else None, self._arguments.place
+        store, place = self._store_for(began) if self.keeps_content else None, self._arguments.place
         if isinstance(store, Steered):
             try:
                 action = await store.save_action(session_id, place, action, after=after, compile=row)
@@ -396,25 +404,25 @@ class Archive:
         if row is None or not row.usage or self._arguments.record == "off" or self.owner is None:
             return
         why = METADATA if self._redactor is None else REDACTED
-        kept = row if self.whole else compile_without_content(row, why)
-        await self._tried(partial(self._kept_unsent, kept, began), writes=True)
+        kept = row if self.keeps_content else compile_without_content(row, why)
+        await self._try(partial(self._save_unsent, kept, began), writes=True)
 
-    async def _kept_unsent(self, row: Compile, began: Moment) -> None:
+    async def _save_unsent(self, row: Compile, began: Moment) -> None:
         store = self._store_for(began)
         if isinstance(store, Steered):
             await store.save_compile(row)
 
     async def cycles(self, session_id: str) -> list[Cycle]:
         """All cycles of a conversation, oldest first; StoreError if the record cannot be read."""
-        if not (self.whole and isinstance(self.store, Steered)):
-            return list(self._made.get((self.owner, session_id)) or ())
+        if not (self.keeps_content and isinstance(self.store, Steered)):
+            return list(self._session_cycles.get((self.owner, session_id)) or ())
         found = await self.store.session_cycles(session_id, self._arguments.place)
         cycles = ((one, Cycle.from_json(one.state)) for one in found if not one.config.endswith(RECALLED))
         return [replace(cycle, config=one.config) for one, cycle in cycles if cycle is not None]
 
     def remember_raw(self, session_id: str, history: History, since: Moment) -> None:
         """Keep the raw history of a named conversation in memory; `since` is a time before it was saved."""
-        self._raws.keep((self.owner, session_id), (history, since))
+        self._histories.keep((self.owner, session_id), (history, since))
 
     async def before_window(
         self, session_id: str, window: History, reader: Reader, *, named: bool
@@ -423,24 +431,24 @@ class Archive:
 
         If the conversation is not `named`, only the messages of the host's conversation store are searched.
         """
-        if not self.whole or not window.ids:
+        if not self.keeps_content or not window.ids:
             return ()
-        known, since = (self._raws.get((self.owner, session_id)) if named else None) or (None, None)
+        known, since = (self._histories.get((self.owner, session_id)) if named else None) or (None, None)
         start = None if known is None else _window_start(known, window)
-        if since is not None and start and await self._is_older(since):
-            self._raws.take((self.owner, session_id))
+        if since is not None and start and await self._is_stale(since):
+            self._histories.take((self.owner, session_id))
             known = start = None
         if start is None:
             seen = named and known is None
-            known = await self._tried(lambda: self._recorded(session_id, reader, seen=seen))
+            known = await self._try(lambda: self._read_conversation(session_id, reader, seen=seen))
             start = None if known is None else _window_start(known, window)
         return known.messages[: start or 0] if known is not None else ()
 
-    async def _is_older(self, since: Moment) -> bool:
+    async def _is_stale(self, since: Moment) -> bool:
         """True if content has been deleted since then, or may have been."""
-        return since.age > FRESH_S or bool(await self._tried(partial(self._removed, since)))
+        return since.age > FRESH_S or bool(await self._try(partial(self._has_removals, since)))
 
-    async def _removed(self, since: Moment) -> bool:
+    async def _has_removals(self, since: Moment) -> bool:
         store = self._store_for(since)
         return await store.perform(rows.removed_since) if isinstance(store, SQLStore) else True
 
@@ -448,16 +456,16 @@ class Archive:
         """Passages of the owner's other conversations that answer a prompt; empty if the store fails."""
         if self._arguments.record == "off":
             return []
-        return await self._tried(lambda: other_mentions(self.store, session_id, prompt)) or []
+        return await self._try(lambda: other_mentions(self.store, session_id, prompt)) or []
 
-    async def _recorded(self, session_id: str, reader: Reader, *, seen: bool) -> History | None:
+    async def _read_conversation(self, session_id: str, reader: Reader, *, seen: bool) -> History | None:
         """A conversation as the host's store has it; without one there and with `seen`, as the compiler last saw it."""
-        bodies = await self._conversation(session_id)
+        bodies = await self._host_conversation(session_id)
         if bodies is None and seen:
             bodies = await self._bodies(session_id)
         return reader.read(load_messages(bodies)) if bodies else None
 
-    async def _conversation(self, session_id: str) -> list[bytes] | None:
+    async def _host_conversation(self, session_id: str) -> list[bytes] | None:
         """Messages of a conversation in the host's store; None if that has no such conversation."""
         return await self.store.conversation(session_id) if isinstance(self.store, SQLStore) else None
 
@@ -470,8 +478,8 @@ class Archive:
         ids = [name.removeprefix(PROMPT) for name in ids]
         tips = reversed(ids) if self._blocks else ()
         found = next((found for tip in tips if (found := self._blocks.get((tip, config)))), None)
-        if found is None and self.whole:
-            stored = await self._tried(lambda: self.store.find_cycle(ids, _beside(config)))
+        if found is None and self.keeps_content:
+            stored = await self._try(lambda: self.store.find_cycle(ids, _blocks_config(config)))
             found = Blocks.from_json(stored.state, config) if stored else None
         return found
 
@@ -481,15 +489,15 @@ class Archive:
         Raises:
             StoreError: The record cannot be read.
         """
-        if self.whole:
+        if self.keeps_content:
             return await self.transcript(session_id)
-        known = self._raws.get((self.owner, session_id))
+        known = self._histories.get((self.owner, session_id))
         return list(known[0].messages) if known is not None else []
 
-    async def newest(self, session_id: str) -> Record | None:
+    async def newest_request(self, session_id: str) -> Record | None:
         """The newest request of a conversation, with or without content; preferably one with a budget."""
         for limit in (1, NEWEST):
-            found: list[Record] = await self._tried(partial(self._newest_views, session_id, limit)) or []
+            found: list[Record] = await self._try(partial(self._newest_views, session_id, limit)) or []
             within = next((one for one in found if one.budget is not None), None)
             if within is not None or len(found) < limit:
                 break
@@ -506,11 +514,11 @@ class Archive:
         place = self._arguments.place
         return await (self.store.transcript(session_id, place) if place else self.store.transcript(session_id))
 
-    async def rest(self) -> None:
+    async def close(self) -> None:
         """Close the store if this archive opened it; the next use opens it again."""
         for store in self._opened:
             if store is not self._arguments.store:
-                await try_await(self._in_time(store.close))
+                await try_await(self._within_limit(store.close))
 
 
 def _scoped(store: Store, owner: str | None) -> Store:
@@ -548,16 +556,16 @@ def _window_start(known: History, window: History) -> int | None:
     return found
 
 
-def _stored(cycle: Cycle | None) -> StoredCycle | None:
+def _stored_cycle(cycle: Cycle | None) -> StoredCycle | None:
     return None if cycle is None else StoredCycle(tip=cycle.tip, config=cycle.config, state=cycle.to_json())
 
 
 def _stored_blocks(blocks: Blocks | None) -> StoredCycle | None:
     if blocks is None:
         return None
-    return StoredCycle(tip=blocks.own.name, config=_beside(blocks.config), state=blocks.to_json())
+    return StoredCycle(tip=blocks.own.name, config=_blocks_config(blocks.config), state=blocks.to_json())
 
 
-def _beside(config: str) -> str:
+def _blocks_config(config: str) -> str:
     """Configuration under which recall blocks are saved, next to the cycles of `config`."""
     return f"{config}{RECALLED}"

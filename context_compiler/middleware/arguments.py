@@ -60,36 +60,36 @@ SHIPPED = TemplateLibrary(system=None)
 """The templates that come with the package."""
 
 
-def _one_of(*kinds: type[object]) -> Callable[[object], bool]:
+def _none_or_type(*kinds: type[object]) -> Callable[[object], bool]:
     return lambda value: value is None or isinstance(value, kinds)
 
 
-def _one_of_these(names: Collection[str]) -> Callable[[object], bool]:
+def _none_or_word(names: Collection[str]) -> Callable[[object], bool]:
     return lambda value: value is None or (isinstance(value, str) and value in names)
 
 
-def _seconds(value: object) -> bool:
+def _is_seconds(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < float("inf")
 
 
 ALLOWED: dict[str, tuple[Callable[[object], bool], str]] = {
     "template": (lambda value: isinstance(value, str | Template), "a name or a Template"),
-    "model": (_one_of(str, Model), "a model or its name"),
-    "store": (_one_of(str, Path, Store), "a path, a PostgreSQL address or a Store"),
-    "vault": (_one_of(str, Path), "a folder"),
-    "system": (_one_of(str, Path), "a folder"),
+    "model": (_none_or_type(str, Model), "a model or its name"),
+    "store": (_none_or_type(str, Path, Store), "a path, a PostgreSQL address or a Store"),
+    "vault": (_none_or_type(str, Path), "a folder"),
+    "system": (_none_or_type(str, Path), "a folder"),
     "vault_name": (lambda value: isinstance(value, str), "a name"),
     "every_turn": (lambda value: isinstance(value, bool), "True or False"),
     "compile_tool": (lambda value: isinstance(value, bool), "True or False"),
     "background": (lambda value: isinstance(value, bool), "True or False"),
     "dry_run": (lambda value: isinstance(value, bool), "True or False"),
-    "reflections": (_one_of(ReflectionPolicy), "a ReflectionPolicy"),
-    "timeout": (_seconds, "seconds above 0"),
+    "reflections": (_none_or_type(ReflectionPolicy), "a ReflectionPolicy"),
+    "timeout": (_is_seconds, "seconds above 0"),
     "on_view": (lambda value: value is None or callable(value), "a function"),
     "on_error": (lambda value: value is None or callable(value), "a function"),
     "layers": (lambda value: value is None or isinstance(value, Layers) or callable(value), "a Layers or a function"),
     "role": (
-        lambda value: isinstance(value, Need) or _one_of_these(NEEDS)(value),
+        lambda value: isinstance(value, Need) or _none_or_word(NEEDS)(value),
         f"one of {', '.join(NEEDS)}, or a Need",
     ),
     "redact": (lambda value: value is None or callable(value), "a function"),
@@ -236,13 +236,13 @@ class Arguments:
         return "" if callable(self.owner) else self.owner
 
     @property
-    def vaults_of_owners(self) -> bool:
+    def has_owner_vaults(self) -> bool:
         """True if each owner has a vault of its own."""
         return self.vault is not None and OWNER in str(self.vault)
 
     def templates(self, owner: str | None) -> TemplateLibrary:
         """Templates for the requests of an owner; without an owner, vaults that belong to owners are left out."""
-        vault = self.vault if owner or not self.vaults_of_owners else None
+        vault = self.vault if owner or not self.has_owner_vaults else None
         return TemplateLibrary(vault=vault, system=self.system, owner=owner)
 
     def given(self) -> dict[str, Any]:
@@ -292,7 +292,7 @@ class Arguments:
             TemplateError: There is no template of that name.
             SettingsError: There is no model of that name.
         """
-        if isinstance(self.template, str) and not (self.vaults_of_owners and callable(self.owner)):
+        if isinstance(self.template, str) and not (self.has_owner_vaults and callable(self.owner)):
             self.templates(self.static_owner).check(self.template)
         if isinstance(self.model, str) and self.model != "none":
             check_model_name(self.model, "model")
@@ -385,8 +385,8 @@ class Arguments:
             TemplateError: The template is missing or wrong.
         """
         template, fidelity = templates.find(template or self.template), self._fidelity()
-        turns = _first(self.recent_turns, template.recent_turns, settings.context_compiler_recent_turns)
-        results = _first(
+        turns = _first_given(self.recent_turns, template.recent_turns, settings.context_compiler_recent_turns)
+        results = _first_given(
             self.recent_tool_results, template.recent_tool_results, settings.context_compiler_recent_tool_results
         )
         budget, _ = self.whole_budget(window=window, max_tokens=max_tokens, model=model, provider=provider, cache=cache)
@@ -455,7 +455,7 @@ def _check_count(name: str, value: object) -> None:
         raise SettingsError(f'{name}={value!r}: give a number from 0 up, or "all"')
 
 
-def _first(*given: Count | None) -> int | None:
+def _first_given(*given: Count | None) -> int | None:
     """The first count that is given; None means all."""
     value = next((one for one in given if one is not None), "all")
     return None if isinstance(value, str) else value

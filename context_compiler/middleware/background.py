@@ -28,7 +28,7 @@ def pending(context: RequestContext) -> PendingCompile | None:
     return context.compiler.pending.find(context.conversation, context.history, context.policy.config)
 
 
-def where_asked(context: RequestContext, limits: Limits, cycle: Cycle | None) -> Limits:
+def limits_for_questions(context: RequestContext, limits: Limits, cycle: Cycle | None) -> Limits:
     """Lower the high threshold if a recent prompt asked for earlier text: the next such prompt is cut sooner."""
     if cycle is None:  # nothing has been left out yet, so no prompt can ask for it
         return limits
@@ -41,9 +41,9 @@ def where_asked(context: RequestContext, limits: Limits, cycle: Cycle | None) ->
 async def start(context: RequestContext, previous: Cycle | None, host: Host) -> bool:
     """Start a background compile; False if no model may or can be asked now."""
     run = context.run
-    if context.policy.model == "none" or context.rests or run.refused or run.asked_turn == context.turn:
+    if context.policy.model == "none" or context.is_paused or run.refused or run.asked_turn == context.turn:
         return False
-    limits = where_asked(context, context.limits(), previous).ahead
+    limits = limits_for_questions(context, context.limits(), previous).ahead
     chosen = select(context, limits, previous=previous, overhead=context.request.fixed)
     decided = decided_by(chosen)
     if not decided or reason_for_no_model(chosen, context.turn) is not None:
@@ -51,7 +51,7 @@ async def start(context: RequestContext, previous: Cycle | None, host: Host) -> 
     wanted, all_pending = summary_request(chosen), context.compiler.pending
     if not context.affords(wanted, host):
         return False
-    if not all_pending.begin(context.conversation):
+    if not all_pending.reserve(context.conversation):
         return True  # another run of this conversation is starting one
     try:
         task = await host.launch(wanted)
@@ -71,7 +71,7 @@ async def start(context: RequestContext, previous: Cycle | None, host: Host) -> 
             )
         )
     finally:
-        all_pending.begun(context.conversation)
+        all_pending.release(context.conversation)
     return True
 
 
@@ -85,7 +85,7 @@ async def finish(
     """
     response = await host.land(one.task)
     try:
-        response = host.charge(_due(context, one, response))
+        response = host.charge(_charge_once(context, one, response))
     except CompileError as error:
         context.run.ask(context.turn)
         return None, _row(one, error), error
@@ -97,7 +97,7 @@ async def finish(
     fixed = begun.request.fixed
     done = await advance(begun, one.limits, where=one.where, ask=answer, previous=one.previous, overhead=fixed)
     cycle = fitting(done.cycle, context.history, context.policy.config) or done.cycle
-    return replace(done, cycle=cycle, row=done.row and _noted(one, done.row)), None, None
+    return replace(done, cycle=cycle, row=done.row and _with_note(one, done.row)), None, None
 
 
 async def discard(context: RequestContext, host: Host) -> tuple[Compile | None, CompileError | None]:
@@ -111,15 +111,15 @@ async def discard(context: RequestContext, host: Host) -> tuple[Compile | None, 
     one = pending(context)
     if one is None:
         return None, None
-    unfit, made = _unfit(context, one, host), response_of(one.task) if one.task.done() else None
-    if unfit is None:
+    reason, made = _reason_unusable(context, one, host), response_of(one.task) if one.task.done() else None
+    if reason is None:
         return (await finish(context, one, host))[1:] if made is not None and made.failure else (None, None)
     spent: dict[str, int] = {}
     if made is not None:
-        spent = host.charge(replace(_due(context, one, made), failure=None)).usage
+        spent = host.charge(replace(_charge_once(context, one, made), failure=None)).usage
     context.compiler.pending.take(one)
     one.cancel()
-    return _row(one, CompileError(unfit, model=context.policy.model, phase="background", usage=spent), "skipped"), None
+    return _row(one, CompileError(reason, model=context.policy.model, phase="background", usage=spent), "skipped"), None
 
 
 def unused_row(one: PendingCompile) -> Compile | None:
@@ -129,16 +129,16 @@ def unused_row(one: PendingCompile) -> Compile | None:
         return None
     model = one.context.policy.model
     return _row(
-        one, CompileError("no request came for it", model=model, phase="background", usage=made.usage), "skipped"
+        one, CompileError("no request used it", model=model, phase="background", usage=made.usage), "skipped"
     )
 
 
-def _due(context: RequestContext, one: PendingCompile, response: SummaryResponse) -> SummaryResponse:
+def _charge_once(context: RequestContext, one: PendingCompile, response: SummaryResponse) -> SummaryResponse:
     """The response, without its usage and cost if another run has paid for it: exactly one run pays."""
     return response if context.compiler.pending.take(one) else replace(response, usage={}, cost=None)
 
 
-def _unfit(context: RequestContext, one: PendingCompile, host: Host) -> str | None:
+def _reason_unusable(context: RequestContext, one: PendingCompile, host: Host) -> str | None:
     """Reason why this request cannot use a compile; None if it can."""
     if one.task.get_loop() is not host.loop:
         return "it was made in another event loop"
@@ -149,10 +149,10 @@ def _unfit(context: RequestContext, one: PendingCompile, host: Host) -> str | No
 
 def _row(one: PendingCompile, error: CompileError, status: str = "failed") -> Compile:
     begun = one.context
-    return _noted(one, failed_row(one.where, begun.history, begun.policy, one.request, error), status)
+    return _with_note(one, failed_row(one.where, begun.history, begun.policy, one.request, error), status)
 
 
-def _noted(one: PendingCompile, row: Compile, status: str = "") -> Compile:
+def _with_note(one: PendingCompile, row: Compile, status: str = "") -> Compile:
     """The row with a note in its status that the compile was made in the background."""
     word, _, reasons = row.status.partition("; ")
     notes = [status or word, f"{BACKGROUND} since turn {one.where.turn_index + 1}", reasons]

@@ -32,7 +32,7 @@ from context_compiler.middleware.arguments import Arguments
 from context_compiler.middleware.compile_tool import GO_ON, compile_context
 from context_compiler.middleware.manual import CompileResult
 from context_compiler.middleware.middleware import Middleware
-from context_compiler.middleware.off_loop import beside
+from context_compiler.middleware.off_loop import run_blocking
 from context_compiler.middleware.overflow import RetryModelRequest, TightModel, is_overflow
 from context_compiler.middleware.request import (
     Host,
@@ -54,7 +54,7 @@ T = TypeVar("T")
 
 _COMPILING: dict[str, ContextCompiler] = {}
 """The first compiler of each run in progress, by run id."""
-TWO_COMPILERS = "this agent has two ContextCompilers: {}; give it one, and a run that needs another one its own"
+TWO_COMPILERS = "this agent has two ContextCompilers: {}; give it only one; a run may be given another"
 """Message about a misconfigured agent; the placeholder takes the consequence."""
 
 COMPACTED = "gen_ai.conversation.compacted"
@@ -116,7 +116,7 @@ class ContextCompiler(Arguments, AbstractCapability[Any]):
     _: KW_ONLY
     id: str | None = "context_compiler"
     """Constant, because durable engines name their steps by it."""
-    _ware: Middleware = field(init=False, repr=False, compare=False)
+    _middleware: Middleware = field(init=False, repr=False, compare=False)
     _run: Run = field(init=False, repr=False, compare=False, default_factory=Run)
     _running: WeakValueDictionary[str, ContextCompiler] = field(
         init=False, repr=False, compare=False, default_factory=lambda: WeakValueDictionary[str, "ContextCompiler"]()
@@ -139,13 +139,13 @@ class ContextCompiler(Arguments, AbstractCapability[Any]):
         if self.defer_loading:
             raise SettingsError("defer_loading would keep the compiler silent until the model loads it: leave it out")
         warn_of_namesake()
-        self._ware = Middleware(self)
+        self._middleware = Middleware(self)
         self.check_names()
 
     @property
     def last_view(self) -> View | None:
         """The last view that any run has sent."""
-        return self._ware.last_view
+        return self._middleware.last_view
 
     def recorder(self) -> ContextCompiler:
         """A copy of this compiler that only records requests: they are sent unchanged, however long they are.
@@ -164,7 +164,7 @@ class ContextCompiler(Arguments, AbstractCapability[Any]):
             SettingsError: `owner` is missing, although the compiler's own is a function.
             StoreError: The record cannot be read.
         """
-        return await self._ware.views(session, owner)
+        return await self._middleware.views(session, owner)
 
     async def transcript(self, session: str, *, owner: str | None = None) -> list[ModelMessage]:
         """The complete raw history of a conversation, as last seen.
@@ -173,7 +173,7 @@ class ContextCompiler(Arguments, AbstractCapability[Any]):
             SettingsError: `owner` is missing, although the compiler's own is a function.
             StoreError: The record cannot be read.
         """
-        return await self._ware.transcript(session, owner)
+        return await self._middleware.transcript(session, owner)
 
     def compaction_transcript_handle(self) -> str | None:
         """Name of this run's conversation in `RecordHistory`; None if the record cannot be read by another process.
@@ -186,7 +186,7 @@ class ContextCompiler(Arguments, AbstractCapability[Any]):
 
     async def aclose(self) -> None:
         """Cancel every background compile and close the store. The compiler can be used again."""
-        await self._ware.close()
+        await self._middleware.close()
 
     async def __aenter__(self) -> Self:
         """Return the compiler itself."""
@@ -224,7 +224,9 @@ class ContextCompiler(Arguments, AbstractCapability[Any]):
             SettingsError: The focus is too long, or there is no such turn.
             StoreError: The record has no such conversation, or cannot be read.
         """
-        return await self._ware.steer(lambda manual: manual.compile(session, focus, start=start, model=model), owner)
+        return await self._middleware.steer(
+            lambda manual: manual.compile(session, focus, start=start, model=model), owner
+        )
 
     async def preview(
         self,
@@ -244,7 +246,9 @@ class ContextCompiler(Arguments, AbstractCapability[Any]):
             SettingsError: The focus is too long, or there is no such turn.
             StoreError: The record has no such conversation, or cannot be read.
         """
-        return await self._ware.steer(lambda manual: manual.preview(session, focus, start=start, model=model), owner)
+        return await self._middleware.steer(
+            lambda manual: manual.preview(session, focus, start=start, model=model), owner
+        )
 
     async def undo_compile(self, session: str, *, owner: str | None = None) -> CompileResult:
         """Restore the view before the last compile, automatic or not; a further call undoes one more compile.
@@ -255,7 +259,7 @@ class ContextCompiler(Arguments, AbstractCapability[Any]):
         Raises:
             StoreError: The record has no such conversation, or cannot be read.
         """
-        return await self._ware.steer(lambda manual: manual.undo(session), owner)
+        return await self._middleware.steer(lambda manual: manual.undo(session), owner)
 
     async def pin(self, session: str, message: int | str, *, owner: str | None = None) -> Pin:
         """Keep a message verbatim in every view of a conversation, from its next run on.
@@ -271,7 +275,7 @@ class ContextCompiler(Arguments, AbstractCapability[Any]):
             SettingsError: There is no such message, or it does not fit: pinned messages may take a quarter of the room.
             StoreError: The record cannot be read or written.
         """
-        return await self._ware.steer(lambda manual: manual.pin(session, message), owner)
+        return await self._middleware.steer(lambda manual: manual.pin(session, message), owner)
 
     async def unpin(self, session: str, message: int | str, *, owner: str | None = None) -> Pin:
         """Unpin a message; the next compile may leave it out.
@@ -280,11 +284,11 @@ class ContextCompiler(Arguments, AbstractCapability[Any]):
             SettingsError: The message is not pinned.
             StoreError: The record cannot be read or written.
         """
-        return await self._ware.steer(lambda manual: manual.unpin(session, message), owner)
+        return await self._middleware.steer(lambda manual: manual.unpin(session, message), owner)
 
     async def pins(self, session: str, *, owner: str | None = None) -> tuple[Pin, ...]:
         """The pinned messages of a conversation, the oldest pin first."""
-        return await self._ware.steer(lambda manual: manual.pins(session), owner)
+        return await self._middleware.steer(lambda manual: manual.pins(session), owner)
 
     def get_toolset(self) -> FunctionToolset[Any] | None:
         """The toolset with `compile_context` if `compile_tool=True`, else None."""
@@ -302,7 +306,9 @@ class ContextCompiler(Arguments, AbstractCapability[Any]):
         mine = self._running.get(ctx.run_id or "")
         if mine is None or mine._request is None or mine._host is None or self.dry_run or is_durable(ctx):
             return f"Nothing was compiled: it cannot be done in this run. {GO_ON}"
-        return await compile_context(self._ware.state, mine._run, mine._request, mine._host, focus, self._ware.report)
+        return await compile_context(
+            self._middleware.state, mine._run, mine._request, mine._host, focus, self._middleware.report
+        )
 
     @classmethod
     def combine(cls, capabilities: Sequence[AbstractCapability[Any]]) -> AbstractCapability[Any]:
@@ -325,52 +331,52 @@ class ContextCompiler(Arguments, AbstractCapability[Any]):
 
     async def wrap_run(self, ctx: RunContext[Any], *, handler: Callable[[], Awaitable[Any]]) -> Any:
         """Record the last answer too, and close the store after the last run in progress, however the run ends."""
-        self._ware.runs += 1
+        self._middleware.runs += 1
         compiles = bool(ctx.run_id) and not self._only_records
         if compiles and _COMPILING.setdefault(str(ctx.run_id), self) is not self:
             both = SettingsError(TWO_COMPILERS.format("the second compiles what the first sends"))
-            await _run_work(lambda _: self._ware.report_once(both))
+            await _run_work(lambda _: self._middleware.report_once(both))
         try:
             try:
                 result = await handler()
             finally:
                 if self._recording is not None:
                     await asyncio.wait({self._recording})
-            await _run_work(lambda _: self._ware.finished(self._run, ctx, result.all_messages()))
+            await _run_work(lambda _: self._middleware.finish_run(self._run, ctx, result.all_messages()))
             return result
         finally:
-            self._ware.runs -= 1
+            self._middleware.runs -= 1
             if compiles and _COMPILING.get(str(ctx.run_id)) is self:
                 del _COMPILING[str(ctx.run_id)]
-            await _run_work(lambda _: self._ware.rest())
+            await _run_work(lambda _: self._middleware.rest())
 
     async def _view(self, ctx: RunContext[Any], given: ModelRequestContext) -> ModelRequestContext:
         self._request = None
         if not given.messages or not isinstance(given.messages[-1], ModelRequest):
             return given  # a suspended response is resumed: the provider already has its context
         host = _RunHost(self, ctx, given)
-        await _run_work(lambda _: self._ware.load_counter())
-        seen = attempt(lambda: host_request(ctx, given, self._ware.state.counter))
+        await _run_work(lambda _: self._middleware.load_counter())
+        seen = attempt(lambda: host_request(ctx, given, self._middleware.state.counter))
         if seen.value is None:
-            await self._ware.report(seen.error or RuntimeError("the request could not be read"))
+            await self._middleware.report(seen.error or RuntimeError("the request could not be read"))
             return given
-        request = replace(seen.value, owner=await self._ware.owner_of(ctx))
-        self._ware.remember(request, given.model)
+        request = replace(seen.value, owner=await self._middleware.owner_of(ctx))
+        self._middleware.remember(request, given.model)
         if self._only_records:
             request = replace(request, messages=list(given.messages))  # the host appends the answer to its own list
             before = self._recording
-            keep = _run_work(lambda _: self._ware.keep_raw(self._run, request, after=before), host)
+            keep = _run_work(lambda _: self._middleware.record_unchanged(self._run, request, after=before), host)
             self._recording = asyncio.create_task(keep)
             return given
         self._request, self._host = request, host
         with ctx.tracer.start_as_current_span("context_compiler.view") as span:
-            view = await _run_work(lambda there: self._ware.view(self._run, request, there), host)
-            span.set_attributes(_figures(view))
+            view = await _run_work(lambda there: self._middleware.view(self._run, request, there), host)
+            span.set_attributes(_span_attributes(view))
         if self.dry_run:
             return given
         if not view.status.startswith("raw"):
-            _note_compacted()
-        return replace(given, messages=self._ware.mark_move(request, view))
+            _mark_span_compacted()
+        return replace(given, messages=self._middleware.mark_move(request, view))
 
     if RetryModelRequest is not None:
 
@@ -384,7 +390,7 @@ class ContextCompiler(Arguments, AbstractCapability[Any]):
             self, ctx: RunContext[Any], *, request_context: ModelRequestContext, error: Exception
         ) -> ModelResponse:
             """Retry once with a smaller view if the provider refused the request as too long."""
-            if RetryModelRequest is None or not self._refused(error):
+            if RetryModelRequest is None or not self._tighten_after(error):
                 raise error
             raise RetryModelRequest from error
 
@@ -398,39 +404,40 @@ class ContextCompiler(Arguments, AbstractCapability[Any]):
 
         def get_wrapper_model(self, model: Model) -> Model | None:
             """Return a model that retries once with a smaller view if the provider refuses the request as too long."""
-            return None if self._only_records else TightModel(model, self._tighter)
+            return None if self._only_records else TightModel(model, self._tighter_messages)
 
-    def _refused(self, error: BaseException) -> bool:
+    def _tighten_after(self, error: BaseException) -> bool:
         """True if the request should be retried with less: at most once a run, and only if our view was too long."""
         if self._request is None or self._run.refused or self.dry_run or not is_overflow(error):
             return False
         self._run.tighten()
         return True
 
-    async def _tighter(self, error: BaseException) -> list[ModelMessage] | None:
-        if self._request is None or self._host is None or not self._refused(error):
+    async def _tighter_messages(self, error: BaseException) -> list[ModelMessage] | None:
+        if self._request is None or self._host is None or not self._tighten_after(error):
             return None
-        view = await self._ware.view(self._run, self._request, self._host)
-        return _merged(self._host.framing(_merged(view.messages)))  # rendered by the host as at the first attempt
+        view = await self._middleware.view(self._run, self._request, self._host)
+        rendered = self._host.framing(_merge_requests(view.messages))  # as the host does at the first attempt
+        return _merge_requests(rendered)
 
     async def after_model_request(
         self, ctx: RunContext[Any], *, request_context: ModelRequestContext, response: ModelResponse
     ) -> ModelResponse:
         """Learn the model's token ratio from the usage that it reports."""
-        self._ware.learn(self._run, self._request, response)
+        self._middleware.learn(self._run, self._request, response)
         return response
 
     @durable_operation(name="compile")
     async def compile(self, ctx: RunContext[Any], order: dict[str, Any]) -> dict[str, Any]:
         """Compile once, as the host's durable operation: a resumed workflow replays the result."""
-        owner = await self._ware.owner_of(ctx)
+        owner = await self._middleware.owner_of(ctx)
         given = order["key"], order["prompts"], order.get("cap", 0)
-        return asdict(await self._ware.compile(owner, session_of(ctx), ctx.model, *given))
+        return asdict(await self._middleware.compile(owner, session_of(ctx), ctx.model, *given))
 
     @durable_operation(name="begin")
     async def begin(self, ctx: RunContext[Any], ids: list[str], config: str) -> dict[str, Any]:
         """Starting state of a run, recorded in the journal, because a resumed run must start from the same state."""
-        return await self._ware.begin(await self._ware.owner_of(ctx), session_of(ctx), ids, config)
+        return await self._middleware.begin(await self._middleware.owner_of(ctx), session_of(ctx), ids, config)
 
 
 class _RunHost(RunHost):
@@ -448,7 +455,7 @@ class _RunHost(RunHost):
         return self.charge(SummaryResponse(**await self._compiler.compile(self._ctx, order)))
 
     async def launch(self, request: SummaryRequest) -> asyncio.Task[SummaryResponse] | None:
-        return await self._compiler._ware.launch(self._ctx, request)  # pyright: ignore[reportPrivateUsage]
+        return await self._compiler._middleware.launch(self._ctx, request)  # pyright: ignore[reportPrivateUsage]
 
     def framing(self, messages: list[ModelMessage]) -> list[ModelMessage]:
         given = self._given
@@ -461,7 +468,7 @@ class _RunHost(RunHost):
     async def count(self, messages: list[ModelMessage]) -> int:
         given = self._given
         model, parameters = given.model, given.model_request_parameters
-        merged = _merged(countable(model, self.framing(messages), parameters))
+        merged = _merge_requests(countable(model, self.framing(messages), parameters))
         usage = await model.count_tokens(merged, given.model_settings, parameters)
         return usage.input_tokens
 
@@ -472,10 +479,10 @@ async def _run_work(work: Callable[[Any], Coroutine[Any, Any, T]], host: Host | 
     if hears_threads(loop):
         with kept_awake(loop):
             return await work(host)
-    return await beside(work, host)
+    return await run_blocking(work, host)
 
 
-def _note_compacted() -> None:
+def _mark_span_compacted() -> None:
     """Set the standard attribute for compaction on the host's span of a model request, if that is the current span."""
     span = get_current_span()
     attributes = cast("Mapping[str, object]", getattr(span, "attributes", None) or {})
@@ -483,7 +490,7 @@ def _note_compacted() -> None:
         span.set_attribute(COMPACTED, True)
 
 
-def _merged(messages: list[ModelMessage]) -> list[ModelMessage]:
+def _merge_requests(messages: list[ModelMessage]) -> list[ModelMessage]:
     """Merge consecutive requests into one, as the host sends them."""
     merged: list[ModelMessage] = []
     for message in messages:
@@ -495,7 +502,7 @@ def _merged(messages: list[ModelMessage]) -> list[ModelMessage]:
     return merged
 
 
-def _figures(view: View) -> dict[str, str | int]:
+def _span_attributes(view: View) -> dict[str, str | int]:
     """Span attributes of a view: numbers and its status, no content."""
     facts: dict[str, str | int] = {"status": view.status, "budget": view.budget}
     facts |= {name: getattr(view.record, name) for name in ("tokens_raw", "tokens_sent") if view.record}

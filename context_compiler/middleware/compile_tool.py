@@ -12,7 +12,7 @@ from context_compiler.compiler.steering import Order
 from context_compiler.messages.fences import clip
 from context_compiler.middleware.background import pending
 from context_compiler.middleware.request import Host, Request
-from context_compiler.middleware.respond import asking, assemble_view
+from context_compiler.middleware.respond import assemble_view, summary_callback
 from context_compiler.middleware.state import CompilerState, RequestContext, Run, read_request
 from context_compiler.resilience import Report, try_await
 
@@ -56,7 +56,7 @@ def _refusal(context: RequestContext) -> str:
     """Reason not to compile now; empty if a compile is allowed."""
     if context.turn in (context.run.ordered_turn, context.run.asked_turn):
         return "it was compiled in this turn already, or asked for"
-    if context.rests:
+    if context.is_paused:
         return "the user has undone the last compile"
     return "a compile is under way" if pending(context) is not None else ""
 
@@ -75,7 +75,7 @@ async def _compile(context: RequestContext, host: Host, order: Order) -> str:
         context,
         limits,
         where=context.where,
-        ask=asking(context, host),
+        ask=summary_callback(context, host),
         previous=cycle,
         overhead=overhead,
         order=order,

@@ -18,7 +18,7 @@ from context_compiler.compiler.view import View, by_reason, token_breakdown
 from context_compiler.errors import ContextCompilerError
 from context_compiler.messages.history import History
 from context_compiler.middleware.request import Host, Request
-from context_compiler.middleware.respond import advance_request, assemble_view, rendered_cost, started
+from context_compiler.middleware.respond import advance_request, assemble_view, rendered_cost, starting_cycle
 from context_compiler.middleware.state import EMPTY, CompilerState, RequestContext, Result, Run, read_request
 from context_compiler.record.values import Drop
 from context_compiler.resilience import attempt, floor, try_await
@@ -37,8 +37,8 @@ async def fallback(compiler: CompilerState, run: Run, request: Request, host: Ho
     def why(name: str) -> str:
         return f"{type(error).__name__}: {error}; {request.instead or f'sent: {name}'}"
 
-    for name, way in _ways(compiler, run, request, host):
-        result = (await try_await(way())).value
+    for name, make in _candidates(compiler, run, request, host):
+        result = (await try_await(make())).value
         if result is None or (allowed is not None and result.cost * max(1.0, result.ratio / ratio) > allowed):
             continue
         view = replace(result.view, status="fallback", error=why(name))
@@ -46,7 +46,7 @@ async def fallback(compiler: CompilerState, run: Run, request: Request, host: Ho
     cut = attempt(lambda: floor(request.messages, None if allowed is None else max(0, allowed - request.overhead)))
     whole = dict(enumerate(request.messages))
     messages, name = (whole, "raw history") if allowed is None else (cut.value, "the last exchange")
-    return _bare(compiler, run, request, messages or whole, (budget, allowed), why(name))
+    return _bare_result(compiler, run, request, messages or whole, (budget, allowed), why(name))
 
 
 def _ceiling(compiler: CompilerState, run: Run, request: Request) -> tuple[int, int | None]:
@@ -58,21 +58,21 @@ def _ceiling(compiler: CompilerState, run: Run, request: Request) -> tuple[int, 
     return budget, None if allowed is None else int(allowed * share)
 
 
-def _ways(
+def _candidates(
     compiler: CompilerState, run: Run, request: Request, host: Host
 ) -> list[tuple[str, Callable[[], Awaitable[Result | None]]]]:
     """Candidates for a fallback view, best first, each with its name; each reads the request again."""
     read: Read = partial(read_request, compiler, run, request, host)
     plain: Read = partial(read, plain=True)
     return [
-        ("the last good view", lambda: _last(plain)),
-        ("raw history", lambda: _raw(plain)),
+        ("the last good view", lambda: _last_good_view(plain)),
+        ("raw history", lambda: _raw_history(plain)),
         ("a view without a model", lambda: _view_without_model(read)),
         ("a view without a model or template", lambda: _view_without_model(plain)),
     ]
 
 
-async def _last(read: Read) -> Result | None:
+async def _last_good_view(read: Read) -> Result | None:
     context = read()
     run = context.run
     cycle = fitting(run.cycle, context.history, run.cycle.config) if run.cycle else None
@@ -86,7 +86,7 @@ async def _last(read: Read) -> Result | None:
     return carried.value
 
 
-async def _raw(read: Read) -> Result | None:
+async def _raw_history(read: Read) -> Result | None:
     context = read()
     result = assemble_view(context, None, "fallback")
     cost = max(result.cost, rendered_cost(context, result.view.messages, result.sent))
@@ -97,7 +97,7 @@ async def _view_without_model(read: Read) -> Result | None:
     context = read()
     previous = fitting(context.run.cycle, context.history, context.policy.config)
     done = await advance_request(context, previous, None)
-    return started(assemble_view(context, done.cycle, "fallback", done, blocks=_without_recall(context)))
+    return starting_cycle(assemble_view(context, done.cycle, "fallback", done, blocks=_without_recall(context)))
 
 
 def _without_recall(context: RequestContext) -> Blocks | None:
@@ -108,7 +108,7 @@ def _without_recall(context: RequestContext) -> Blocks | None:
     return Blocks(own=Block(at, context.history.ids[at], context.turn, ""), earlier=(), config=context.policy.config)
 
 
-def _bare(
+def _bare_result(
     compiler: CompilerState,
     run: Run,
     request: Request,
@@ -154,11 +154,11 @@ def _bare(
     )
 
 
-def unrecorded(request: Request, result: Result) -> ContextCompilerError | None:
+def unreadable_parts(request: Request, result: Result) -> ContextCompilerError | None:
     """Error that names the parts of a request that cannot be read, such as a deeply nested result; None if all can."""
     given = {"history": (request.messages, result.raw), "view": (result.view.messages, result.sent)}
     names = [name for name, (messages, history) in given.items() if messages and not len(history)]
-    lost = f"the {' and the '.join(names)} of a request cannot be read: its row is recorded without"
+    lost = f"the {' and the '.join(names)} of a request cannot be read: its row is recorded without it"
     return ContextCompilerError(lost) if names else None
 
 

@@ -67,7 +67,7 @@ class RecordHistory:
         Raises:
             StoreError: The record cannot be read.
         """
-        return _everything(await self._read(partial(_versions, run_id=run_id)))
+        return _merge_versions(await self._read(partial(_versions, run_id=run_id)))
 
     async def _read(self, work: Callable[[Store], Awaitable[T]]) -> T:
         """Read from the store, and close it if it was opened here."""
@@ -95,24 +95,24 @@ async def _versions(store: Store, run_id: str) -> list[list[ModelMessage]]:
     return found[::-1]
 
 
-def _everything(versions: Iterable[Sequence[ModelMessage]]) -> list[ModelMessage]:
+def _merge_versions(versions: Iterable[Sequence[ModelMessage]]) -> list[ModelMessage]:
     """Merge the versions of a history: every part once, in the order in which it first appeared.
 
     A part that a later version lacks was removed by a compaction, and is kept. If the last prompt is missing too and
     there is no sign of a new compaction, the user took those parts back, so they are removed.
     """
-    said: dict[Hashable, tuple[ModelMessage, Any]] = {}
+    merged: dict[Hashable, tuple[ModelMessage, Any]] = {}
     before: dict[Hashable, tuple[ModelMessage, Any]] = {}
     for messages in versions:
-        found = {_name(message, part): (message, part) for message in messages for part in message.parts}
+        found = {_part_key(message, part): (message, part) for message in messages for part in message.parts}
         artifacts = {name for name, (_, part) in found.items() if _is_artifact(part)}
         prompt = next((name for name, (_, part) in reversed(before.items()) if part.part_kind == "user-prompt"), None)
         if prompt is not None and prompt not in found and artifacts <= before.keys():
             for name in before.keys() - found.keys():
-                said.pop(name, None)
-        said |= {name: one for name, one in found.items() if name not in said and name not in artifacts}
+                merged.pop(name, None)
+        merged |= {name: one for name, one in found.items() if name not in merged and name not in artifacts}
         before = found
-    groups = groupby(said.values(), key=lambda one: id(one[0]))
+    groups = groupby(merged.values(), key=lambda one: id(one[0]))
     return [_with_parts([*group]) for _, group in groups]
 
 
@@ -121,11 +121,11 @@ def _with_parts(group: Sequence[tuple[ModelMessage, Any]]) -> ModelMessage:
     return replace(group[0][0], parts=parts)
 
 
-def _name(message: ModelMessage, part: Any) -> Hashable:
+def _part_key(message: ModelMessage, part: Any) -> Hashable:
     """Key of a part that survives when the host merges its message into another."""
     when = getattr(part, "timestamp", None) or message.timestamp
-    said = getattr(part, "content", None), getattr(part, "args", None)
-    return part.part_kind, when, getattr(part, "tool_call_id", None), plain_text(said)
+    content = getattr(part, "content", None), getattr(part, "args", None)
+    return part.part_kind, when, getattr(part, "tool_call_id", None), plain_text(content)
 
 
 def _is_artifact(part: Any) -> bool:

@@ -30,8 +30,8 @@ PASSING = frozenset(
 PASSING_STATES = ("08", "40", "53", "55P03", "57")
 """Prefixes of temporary PostgreSQL SQLSTATEs: connection, conflict, resources, lock, server shutdown."""
 
-REMOVED = "something was deleted from the record since, and they may have been a part of it"
-TOO_MANY, TOO_LATE = f"more than {LATE} wait", f"they waited for more than {LATE_S / 60:.0f} minutes"
+REMOVED = "content was deleted from the record since, which may include theirs"
+TOO_MANY, TOO_LATE = f"more than {LATE} are waiting", f"they waited for more than {LATE_S / 60:.0f} minutes"
 
 Write = Callable[[Moment | None], Awaitable[Any]]
 """A repeatable write of an owner; its argument is the time of the first attempt, or None at the first attempt."""
@@ -47,7 +47,7 @@ def is_passing(error: Exception) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class _Waiting:
+class _DelayedWrite:
     conversation: Hashable
     tried: Moment
     work: Write
@@ -59,28 +59,28 @@ class LateWrites:
     def __init__(self, report: Report) -> None:
         """Start with an empty queue."""
         self._report = report
-        self.is_away = False
+        self.is_unavailable = False
         """True while the last failure of the record was temporary."""
         self.forget()
         _ALL.add(self)
 
     def forget(self) -> None:
         """Empty the queue, because after a fork its writes belong to the parent process."""
-        self.waiting: deque[_Waiting] = deque()
+        self.waiting: deque[_DelayedWrite] = deque()
         """Usually empty; a write stays in the queue while it is executed."""
-        self._making, self._changing = Lock(), Lock()
+        self._executing, self._editing = Lock(), Lock()
 
     def __len__(self) -> int:
         return len(self.waiting)
 
-    async def put_off(self, conversation: Hashable, tried: Moment, work: Write) -> None:
+    async def delay(self, conversation: Hashable, tried: Moment, work: Write) -> None:
         """Add a write of a conversation to the queue; abandon the oldest if the queue is full."""
-        with self._changing:
-            self.waiting.append(_Waiting(conversation, tried, work))
+        with self._editing:
+            self.waiting.append(_DelayedWrite(conversation, tried, work))
             lost = len(self.waiting) - LATE
             for _ in range(lost):
-                del self.waiting[1 if self._making.locked() else 0]  # the first write is being executed
-        await self._give_up({TOO_MANY: max(0, lost)})
+                del self.waiting[1 if self._executing.locked() else 0]  # the first write is being executed
+        await self._abandon({TOO_MANY: max(0, lost)})
 
     async def catch_up(self, conversation: Hashable = None) -> bool:
         """Execute all delayed writes.
@@ -91,20 +91,20 @@ class LateWrites:
         Raises:
             StoreError: A write failed again for a temporary reason, and stays in the queue.
         """
-        if not self._making.acquire(blocking=False):
+        if not self._executing.acquire(blocking=False):
             return all(one.conversation != conversation for one in tuple(self.waiting))
         lost = Counter[str]()
         try:
             while self.waiting:
-                await self._make(self.waiting[0], lost)
-                with self._changing:
+                await self._execute(self.waiting[0], lost)
+                with self._editing:
                     self.waiting.popleft()
         finally:
-            self._making.release()
-            await self._give_up(lost)
+            self._executing.release()
+            await self._abandon(lost)
         return True
 
-    async def _make(self, one: _Waiting, lost: Counter[str]) -> None:
+    async def _execute(self, one: _DelayedWrite, lost: Counter[str]) -> None:
         if one.tried.age > LATE_S:
             lost[TOO_LATE] += 1
             return
@@ -114,7 +114,7 @@ class LateWrites:
         if error is not None:
             lost[REMOVED if isinstance(error, Removed) else str(error)] += 1
 
-    async def _give_up(self, lost: Counter[str] | dict[str, int]) -> None:
+    async def _abandon(self, lost: Counter[str] | dict[str, int]) -> None:
         for why, count in lost.items():
             if count:
                 writes = "1 write that waited" if count == 1 else f"{count} writes that waited"

@@ -71,8 +71,8 @@ def warn_of_fewer_turns(arguments: Arguments, result: Result) -> bool:
     if not isinstance(wanted, int) or kept >= min(wanted, turns):
         return False
     LOG.warning(
-        "context_compiler: recent_turns=%d: %d kept whole or in part, more would take over half of the room that the "
-        "budget of %s tokens leaves; a larger budget or fewer turns would do",
+        "context_compiler: recent_turns=%d: %d kept in full or in part, because more would take over half of the room "
+        "within the budget of %s tokens; a larger budget or fewer turns would do",
         wanted,
         max(0, kept),
         f"{result.view.budget:,}",

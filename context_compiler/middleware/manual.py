@@ -56,7 +56,7 @@ LONGEST_FOCUS = 2_000
 PROMPT, EXCERPT = 400, 80
 """Maximum characters of the placeholder for the next prompt, and of the excerpt of a pinned message."""
 
-NO_MODEL = "no model is known before the first request of this process: give model= to have one write the summary"
+NO_MODEL = "no model is known before the first request of this process: give model= to get a written summary"
 
 AS_IT_WAS = "the conversation is as it was"
 
@@ -103,7 +103,7 @@ class CompileResult:
         about = "at most " if self.kind == "preview" and self.model != "none" else ""
         parts = [f"{self.before:,} → {about}{self.after:,} tokens"]
         if self.kind != "undo":
-            parts.append(f"{_number(self.turns, 'turn')} kept word for word ({self.kept:,} tokens)")
+            parts.append(f"{_count_of(self.turns, 'turn')} kept word for word ({self.kept:,} tokens)")
         if self.usage:
             asked = "would be asked" if self.kind == "preview" else "asked"
             parts.append(f"{self.model} {asked}: {sum(self.usage.get(name, 0) for name in TOKENS):,} tokens")
@@ -116,7 +116,7 @@ class CompileResult:
 TOKENS = ("input_tokens", "output_tokens")
 
 
-def _number(count: int, noun: str) -> str:
+def _count_of(count: int, noun: str) -> str:
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
@@ -165,13 +165,13 @@ class _Session:
 
     def current(self) -> Cycle | None:
         """The cycle of the next request; None for raw history."""
-        return self._here(self.steps.current)
+        return self._fit(self.steps.current)
 
     def before(self) -> Cycle | None:
         """The cycle before the current one; None for raw history."""
-        return self._here(self.steps.before)
+        return self._fit(self.steps.before)
 
-    def _here(self, cycle: Cycle | None) -> Cycle | None:
+    def _fit(self, cycle: Cycle | None) -> Cycle | None:
         if cycle is None:
             return None
         config = self.context.policy.config
@@ -204,14 +204,14 @@ class _Session:
             turns = self.context.outline.turns[:-1]
             found = next((turn.start for turn in turns if turn.index + 1 == number), None)
         else:
-            found = self._saying(" ".join(str(message).split()).casefold())
+            found = self._find_words(" ".join(str(message).split()).casefold())
         if found is None:
             last = self.context.outline.turns[:-1][-1].index + 1
             what = f"turn 1 to turn {last}, m0 to m{self.length - 1}, or words of a message"
             raise SettingsError(f"message={one_line(str(message), EXCERPT)!r}: there is no such message; give {what}")
         return found
 
-    def _saying(self, words: str) -> int | None:
+    def _find_words(self, words: str) -> int | None:
         """The newest message that contains these words, preferably a user message."""
         if not words:
             return None
@@ -232,7 +232,7 @@ class _Session:
         return Order(focus=focus, start=turn.start)
 
 
-class _Unsent(Host):
+class _UnsentHost(Host):
     """Host of a request that is never sent."""
 
     def __init__(self, answer: Callable[[SummaryRequest], Awaitable[SummaryResponse]]) -> None:
@@ -277,21 +277,21 @@ class Manual:
         self, session: str, focus: str, *, start: int | str | None, model: Model | str | None
     ) -> CompileResult:
         """Compile a conversation now; see `ContextCompiler.compile_now`."""
-        focus, began = _focus(focus), time.perf_counter()
+        focus, began = _checked_focus(focus), time.perf_counter()
         key, timeout = self._archive.conversation(session), self._state.arguments.timeout
         async with SESSIONS.hold(key, wait=timeout) as mine:
             if not mine:
                 why = f"another compile of this conversation is under way; {AS_IT_WAS}"
                 return CompileResult(session=session, kind="compile", done=False, why=why, focus=focus)
             found = await self._read(session, model)
-            result = await self._compiled(found, found.order(focus, start))
+            result = await self._compile(found, found.order(focus, start))
         return replace(result, seconds=time.perf_counter() - began)
 
     async def preview(
         self, session: str, focus: str, *, start: int | str | None, model: Model | str | None
     ) -> CompileResult:
         """Outcome of a compile as far as it is known in advance; no model is called and nothing is recorded."""
-        focus = _focus(focus)
+        focus = _checked_focus(focus)
         found = await self._read(session, model)
         wanted: list[SummaryRequest] = []
 
@@ -301,7 +301,7 @@ class Manual:
 
         outcome = await try_await(self._advance(found, "preview", found.order(focus, start), refuse))
         if outcome.value is None:
-            return await self._failed(found, "preview", focus, outcome.error)
+            return await self._failure(found, "preview", focus, outcome.error)
         done, result = outcome.value
         if not wanted:
             return result
@@ -313,15 +313,15 @@ class Manual:
         given = sum(map(count, order.prompts)) + order.cap * (len(order.prompts) - 1)
         usage = {"input_tokens": round(given * found.ratio), "output_tokens": order.cap * len(order.prompts)}
         most = found.calibrated(found.context.request.fixed + done.selection.draft.total)
-        result = replace(result, after=most, usage=usage, **_writer(found, usage), summary="")
+        result = replace(result, after=most, usage=usage, **_model_and_cost(found, usage), summary="")
         return replace(result, done=most < result.before or bool(focus), why="")
 
-    async def _compiled(self, found: _Session, order: Order) -> CompileResult:
+    async def _compile(self, found: _Session, order: Order) -> CompileResult:
         answers, asked = list[SummaryResponse](), list[SummaryRequest]()
 
         async def ask(wanted: SummaryRequest) -> SummaryResponse:
             asked.append(wanted)
-            summaries = self._summaries.beside(found.context.compiler.arguments)
+            summaries = self._summaries.with_arguments(found.context.compiler.arguments)
             answer = await summaries.answer(
                 wanted.key, wanted.prompts, found.writer, self._archive, session=found.id, cap=wanted.cap
             )
@@ -337,10 +337,10 @@ class Manual:
                 where, policy = found.context.where, found.context.policy
                 row = failed_row(where, found.raw, policy, asked[0], outcome.error)
                 await self._archive.keep_unsent(row, found.began)
-            return await self._failed(found, "compile", order.focus, outcome.error, spent)
+            return await self._failure(found, "compile", order.focus, outcome.error, spent)
         done, result = outcome.value
         if spent is not None and spent.refused is None:
-            result = replace(result, usage=spent.usage, **_writer(found, spent.usage, spent.cost))
+            result = replace(result, usage=spent.usage, **_model_and_cost(found, spent.usage, spent.cost))
         elif spent is not None and result.done:
             result = replace(result, why=f"{spent.refused}: no model was asked")
         row = self._row(found, order, done)
@@ -350,7 +350,7 @@ class Manual:
         saved = await try_await(self._save(found, done, result, row))
         if saved.error is not None:
             await self._archive.keep_unsent(row, found.began)
-            return await self._failed(found, "compile", order.focus, saved.error, spent)
+            return await self._failure(found, "compile", order.focus, saved.error, spent)
         return result
 
     def _row(self, found: _Session, order: Order, done: Advance) -> Compile | None:
@@ -360,7 +360,7 @@ class Manual:
         tip = found.raw.exact[found.length - 1]
         return replace(done.row, input_payload={**(done.row.input_payload or {}), "raw_tip": tip, "focus": order.focus})
 
-    async def _failed(
+    async def _failure(
         self, found: _Session, kind: str, focus: str, error: Exception | None, spent: SummaryResponse | None = None
     ) -> CompileResult:
         """Report an error, and return the outcome of an operation that changed nothing."""
@@ -369,7 +369,9 @@ class Manual:
         why, size = f"{error}; {AS_IT_WAS}", found.size(found.current())
         result = CompileResult(session=found.id, kind=kind, done=False, why=why, focus=focus, before=size, after=size)
         return (
-            result if spent is None else replace(result, usage=spent.usage, **_writer(found, spent.usage, spent.cost))
+            result
+            if spent is None
+            else replace(result, usage=spent.usage, **_model_and_cost(found, spent.usage, spent.cost))
         )
 
     async def _save(self, found: _Session, done: Advance, result: CompileResult, row: Compile | None) -> None:
@@ -401,7 +403,7 @@ class Manual:
         )
         budget = found.context.limits().budget * found.ratio
         if result.after > budget:
-            why = f"that is over the budget of {int(budget):,}, so the next request is cut and quoted, without a model"
+            why = f"that is over the budget of {int(budget):,}, so the next request is cut, with quotes and without a model"
             result = replace(result, why=why)
         state = {"cycle": before.to_json() if before is not None else None, "before": result.before}
         action = Action(
@@ -409,7 +411,7 @@ class Manual:
             tip=found.raw.ids[found.length - 1],
             state=json.dumps({**state, "after": result.after}),
             created_at=now(),
-            summary_id=(await self._archive.linked(current, found.id)).summary_id,
+            summary_id=(await self._archive.link_compile(current, found.id)).summary_id,
         )
         saved = await try_await(self._archive.save_action(session, action, found.began, after=found.number))
         if saved.error is not None:
@@ -440,7 +442,7 @@ class Manual:
         cost = sum(found.raw.readings[index].tokens for index in whole)
         room = context.limits().room // PINS
         if cost > room:
-            others = f", with {_number(len(known), 'message')} pinned already" if known else ""
+            others = f", with {_count_of(len(known), 'message')} pinned already" if known else ""
             raise SettingsError(
                 f"message={one_line(str(message), EXCERPT)!r}: {cost:,} tokens{others}; pinned messages may take"
                 f" {room:,} of a budget of {context.policy.budget:,}: unpin another one, pin a shorter one, or give a"
@@ -473,7 +475,7 @@ class Manual:
         context, previous = found.context, found.current()
         if order.focus and previous is not None:
             previous = replace(previous, summary="", covered=(), summary_id=None)
-        host: Host = _Unsent(ask)
+        host: Host = _UnsentHost(ask)
 
         async def work(there: Host) -> Advance:
             return await advance(
@@ -496,11 +498,11 @@ class Manual:
         before, after = found.size(current), found.size(done.cycle, done)
         why = ""
         if not 0 < done.cycle.decided <= found.length or not done.selection.out:
-            why = "there is nothing that could be left out"
+            why = "nothing can be left out"
         elif not done.cycle.note and not done.cycle.quotes:
-            why = "nothing of it is worth a summary"
+            why = "nothing that is left out is worth a summary"
         elif not done.selection.span and not focus:
-            why = "nothing is new since the last compile; say what to keep, and all of it is compiled again"
+            why = "nothing is new since the last compile; give a focus to compile everything again"
         elif after >= before and not (focus and current is not None):
             why = f"it would save nothing: {before:,} → {after:,} tokens"
         return CompileResult(
@@ -524,11 +526,11 @@ class Manual:
             StoreError: The record has no such conversation, or cannot be read.
         """
         began, actions = Moment(), await self._archive.actions(session)
-        messages = _answered(await self._archive.history(session))
+        messages = _without_open_prompt(await self._archive.history(session))
         if not messages:
             raise StoreError(f"session {session!r}: nothing of it is on the record")
         profile = self._profile((self._archive.owner, session))
-        newest = await self._archive.newest(session) if profile is None else None
+        newest = await self._archive.newest_request(session) if profile is None else None
         arguments, writer, note = self._arguments(profile, newest, model)
         run = Run()
         run.steer(steering_of(actions)[0])
@@ -540,7 +542,7 @@ class Manual:
             replace(self._state, arguments=arguments),
             run,
             replace(request, messages=[*messages, prompt], run_id=None, owner=self._archive.owner),
-            _Unsent(_refuse),
+            _UnsentHost(_refuse),
         )
         steps = Steps.of(actions, await self._archive.cycles(session), context.history.tips())
         number = actions[-1].number if actions else 0
@@ -563,7 +565,7 @@ class Manual:
         return arguments, "none", NO_MODEL
 
 
-def _answered(messages: list[ModelMessage]) -> list[ModelMessage]:
+def _without_open_prompt(messages: list[ModelMessage]) -> list[ModelMessage]:
     """The history without an unanswered prompt at its end, because the host merges that with the next prompt."""
     last = messages[-1] if messages else None
     waits = isinstance(last, ModelRequest) and all(
@@ -579,14 +581,14 @@ def _recorded_request(session: str, newest: Record | None) -> Request:
     return Request(messages=[], session_id=session, scope=named_scope(session), overhead=overhead)
 
 
-def _writer(found: _Session, usage: Mapping[str, int], cost: str | None = None) -> dict[str, Any]:
+def _model_and_cost(found: _Session, usage: Mapping[str, int], cost: str | None = None) -> dict[str, Any]:
     """Name of the model that writes a summary, and the cost of its usage."""
     name, provider = model_alias(found.writer), None if isinstance(found.writer, str) else found.writer.system
     known = Decimal(cost) if cost is not None else cost_of(name, usage, provider)
     return {"model": name, "cost": known}
 
 
-def _focus(text: str) -> str:
+def _checked_focus(text: str) -> str:
     """Strip a focus and check its length.
 
     Raises:

@@ -40,7 +40,7 @@ from context_compiler.messages.prompts import asking_part, asks
 from context_compiler.middleware.archive import Archive
 from context_compiler.middleware.arguments import Arguments
 from context_compiler.middleware.background import unused_row
-from context_compiler.middleware.fallback import fallback, unrecorded
+from context_compiler.middleware.fallback import fallback, unreadable_parts
 from context_compiler.middleware.log_lines import log_compile, log_text, warn_of_fewer_turns
 from context_compiler.middleware.manual import Manual, Profile
 from context_compiler.middleware.metrics import count_error, count_response, count_view
@@ -49,7 +49,7 @@ from context_compiler.middleware.others import quoted_mentions
 from context_compiler.middleware.prompt_cache import LastRequests, mark_move
 from context_compiler.middleware.provider_counts import ProviderCounts
 from context_compiler.middleware.request import JOINED, Host, Request, is_durable, is_long, session_of
-from context_compiler.middleware.respond import advance_again, crowded_out, respond, unchanged
+from context_compiler.middleware.respond import advance_again, crowds_out_layers, respond, unchanged_result
 from context_compiler.middleware.single_flight import SESSIONS, Summaries
 from context_compiler.middleware.state import CompilerState, Result, Run, read_history
 from context_compiler.recall.ranking import question_text
@@ -95,7 +95,7 @@ class Middleware:
         self._ready = False
         self._reported: set[str] = set()
         """Messages of errors, and names of models without a price, that were reported and are not reported again."""
-        self._short = False
+        self._warned_of_turns = False
         """True after a warning that fewer turns are kept than the caller wants."""
 
     async def _prepare(self) -> None:
@@ -139,23 +139,23 @@ class Middleware:
         if self.arguments.budget_unpriced(request.model, request.provider):
             await self._report_unpriced(request)
         request = await self._join(run, request)
-        request, result = await self._result(run, await self._attach_layers(run, request), host)
+        request, result = await self._view_or_fallback(run, await self._attach_layers(run, request), host)
         if result.view.status == "floor_over_budget":
-            await self.report(BudgetError(f"even the least is over the budget of {result.view.budget} tokens"))
+            await self.report(BudgetError(f"even the smallest view is over the budget of {result.view.budget} tokens"))
         return await self._deliver(run, request, result, started)
 
-    async def keep_raw(self, run: Run, request: Request, *, after: asyncio.Task[None] | None) -> None:
+    async def record_unchanged(self, run: Run, request: Request, *, after: asyncio.Task[None] | None) -> None:
         """Record a request that is sent unchanged, once the task `after` is done; an error is reported."""
         if after is not None:
             await asyncio.wait({after})
-        outcome = await try_await(self._keep_raw(run, request))
+        outcome = await try_await(self._record_unchanged(run, request))
         if outcome.error is not None:
             await self.report(outcome.error)
 
-    async def _keep_raw(self, run: Run, request: Request) -> None:
+    async def _record_unchanged(self, run: Run, request: Request) -> None:
         started = time.perf_counter()
         history = await read_history(self.state.reader, run, request.messages)
-        result = unchanged(request, history, self._ratios.of(request.family), self.state.counter)
+        result = unchanged_result(request, history, self._ratios.of(request.family), self.state.counter)
         self._settle(run, request, result)
         await self._deliver(run, request, result, started)
 
@@ -163,10 +163,10 @@ class Middleware:
         """Record the view of a request, and pass it to the callbacks."""
         view = await self._record_view(run, request, result, (time.perf_counter() - started) * 1000)
         run.count()
-        if view.record is not None and _measured():
+        if view.record is not None and _has_metrics():
             count_view(view.record)
         self.last_view = view
-        await self._tell(self.arguments.on_view, view)
+        await self._call_back(self.arguments.on_view, view)
         return view
 
     async def _report_unpriced(self, request: Request) -> None:
@@ -202,7 +202,7 @@ class Middleware:
             await try_await(read_history(self.state.reader, run, request.messages))
         return request
 
-    async def _result(self, run: Run, request: Request, host: Host) -> tuple[Request, Result]:
+    async def _view_or_fallback(self, run: Run, request: Request, host: Host) -> tuple[Request, Result]:
         """Make the view of a request or its fallback; return it with the request that it answers.
 
         The layers are dropped from that request if the prompt or the smallest possible request needs their room.
@@ -217,8 +217,8 @@ class Middleware:
             self._settle(run, request, result)
             if result.fault is not None:
                 await self.report(result.fault)
-            if request.layers.text and crowded_out(result):
-                run.attach(drop_block(request.layers, "the prompt, or the least that can be sent, needs their room"))
+            if request.layers.text and crowds_out_layers(result):
+                run.attach(drop_block(request.layers, "the prompt or the smallest possible request needs their room"))
                 request = replace(request, layers=run.layers or NO_LAYERS)
                 less = partial(advance_again, self.state, run, request, result=result)
                 again = (await try_await(self._off_loop(run, request, host, less))).value
@@ -228,7 +228,7 @@ class Middleware:
         else:
             await self.report(error := outcome.error or RuntimeError("no view"))
             result = await self._off_loop(run, request, host, partial(fallback, self.state, run, request, error=error))
-            if (lost := unrecorded(request, result)) is not None:
+            if (lost := unreadable_parts(request, result)) is not None:
                 await self.report(lost)
             self._settle(run, request, result)
         return request, result
@@ -267,10 +267,10 @@ class Middleware:
                 if outcome.error is not None:
                     await self.report(outcome.error)
                     block = drop_block(NO_LAYERS, f"could not be told: {type(outcome.error).__name__}")
-            run.attach(await self._with_others(run, request, block))
+            run.attach(await self._add_other_conversations(run, request, block))
         return replace(request, layers=run.layers or NO_LAYERS)
 
-    async def _with_others(self, run: Run, request: Request, block: LayerBlock) -> LayerBlock:
+    async def _add_other_conversations(self, run: Run, request: Request, block: LayerBlock) -> LayerBlock:
         """Add passages from the owner's other conversations that answer the prompt, if `recall_across` is set."""
         share, counter = self.arguments.recall_across, self.state.counter
         if not share or request.owner is None:
@@ -325,8 +325,8 @@ class Middleware:
                 self.archive.scoped(request.owner).remember_cycle(known, request.session_id)
         if (result.began or result.row is not None) and LOG.isEnabledFor(logging.INFO):
             log_compile(record, result)
-        if result.began and self.arguments.recent_turns is not None and not self._short:
-            self._short = warn_of_fewer_turns(self.arguments, result)
+        if result.began and self.arguments.recent_turns is not None and not self._warned_of_turns:
+            self._warned_of_turns = warn_of_fewer_turns(self.arguments, result)
         return replace(result.view, record=record)
 
     async def owner_of(self, ctx: RunContext[Any]) -> str | None:
@@ -361,12 +361,12 @@ class Middleware:
     async def close(self) -> None:
         """Cancel the background work of this event loop, and close the store if no run is in progress."""
         await self.state.pending.end()
-        await self._summaries.withdrawn()
-        await self._keep_unused()
+        await self._summaries.wait_until_withdrawn()
+        await self._record_unused()
         await self.archive.catch_up()
         await self.rest()
 
-    async def _keep_unused(self) -> None:
+    async def _record_unused(self) -> None:
         """Record background compiles that no request will use, because they had a cost."""
         for one in self.state.pending.take_unused():
             row = unused_row(one)
@@ -387,8 +387,8 @@ class Middleware:
             steering, chosen = steering_of(actions)
             base, config = base_config(config), steering.config(config)
         cycle = await archive.cycle(ids, config, None if steering.generation else self.state.former.get(base))
-        cycle = await archive.linked(cycle, session) if cycle is not None else None
-        adopted = chosen is not None and chosen.tip in ids and (cycle is None or _earlier(cycle, chosen, ids))
+        cycle = await archive.link_compile(cycle, session) if cycle is not None else None
+        adopted = chosen is not None and chosen.tip in ids and (cycle is None or _is_earlier(cycle, chosen, ids))
         cycle = replace(chosen, config=config) if chosen is not None and adopted else cycle
         blocks = await archive.blocks(ids, config) if cycle else None
         return {
@@ -402,7 +402,7 @@ class Middleware:
     def learn(self, run: Run, request: Request | None, response: ModelResponse) -> None:
         """Count a reported usage, and learn from it if it belongs to a request of ours."""
         usage = response.usage
-        if _measured():
+        if _has_metrics():
             count_response(response.model_name or "", response.provider_name, usage)
         if request is None:
             return
@@ -416,13 +416,13 @@ class Middleware:
         name = None if view.status.startswith("raw") else self._last_requests.moved(request)
         return view.messages if name is None else mark_move(view.messages, name)
 
-    async def finished(self, run: Run, ctx: RunContext[Any], messages: list[ModelMessage]) -> None:
+    async def finish_run(self, run: Run, ctx: RunContext[Any], messages: list[ModelMessage]) -> None:
         """Archive the raw history of a run including its last answer."""
         history = (await try_await(read_history(self.state.reader, run, [*(run.earlier or ()), *messages]))).value
-        await self._keep_unused()
+        await self._record_unused()
         if history is not None and messages:
             archive, since = self.archive.scoped(await self.owner_of(ctx)), Moment()
-            await archive.raw(session_of(ctx), history)
+            await archive.save_raw(session_of(ctx), history)
             archive.remember_raw(session_of(ctx), history, since)
 
     async def views(self, session: str | None, owner: str | None) -> list[Record]:
@@ -454,14 +454,14 @@ class Middleware:
     async def rest(self) -> None:
         """Close the store if no run is in progress."""
         if self.runs == 0:
-            await self.archive.rest()
+            await self.archive.close()
 
     async def report(self, error: Exception) -> None:
         """Report an error: in the log and to `on_error`."""
         LOG.warning("context_compiler: %s", log_text(error))
-        if _measured():
+        if _has_metrics():
             count_error(error)
-        await self._tell(self.arguments.on_error, error)
+        await self._call_back(self.arguments.on_error, error)
 
     async def report_once(self, error: Exception) -> None:
         """Report an error that concerns the agent rather than a single run: once per message."""
@@ -469,7 +469,7 @@ class Middleware:
             self._reported.add(str(error))
             await self.report(error)
 
-    async def _tell(self, callback: Callable[[Any], Any] | None, what: Any) -> None:
+    async def _call_back(self, callback: Callable[[Any], Any] | None, what: Any) -> None:
         if callback is None:
             return
         limit, name = self.arguments.timeout, "on_error" if callback is self.arguments.on_error else "on_view"
@@ -483,7 +483,7 @@ class Middleware:
             LOG.warning("context_compiler: on_error failed: %s", log_text(outcome.error))
 
 
-def _earlier(cycle: Cycle, chosen: Cycle, ids: Sequence[str]) -> bool:
+def _is_earlier(cycle: Cycle, chosen: Cycle, ids: Sequence[str]) -> bool:
     """True if a cycle decides on fewer messages than the cycle that a user chose."""
     return ids.index(cycle.tip) < ids.index(chosen.tip)
 
@@ -510,7 +510,7 @@ def record_of(
         request_index=request_index,
         raw_tip=result.raw.chain.tip,
         view_tip=result.sent.view_chain.tip,
-        status=("dry_run" if arguments.dry_run else view.status) + _joined(request),
+        status=("dry_run" if arguments.dry_run else view.status) + _window_note(request),
         error=view.error,
         budget=view.budget or None,
         tokens_raw=round((request.overhead + result.raw.tokens) * ratio),
@@ -528,10 +528,10 @@ def record_of(
     return with_null_reasons(record, {"budget": "everything is sent", "raw_tip": unread, "view_tip": unread})
 
 
-def _joined(request: Request) -> str:
+def _window_note(request: Request) -> str:
     return f"; a window, joined with {request.joined} earlier messages of the record" if request.joined else ""
 
 
-def _measured() -> bool:
+def _has_metrics() -> bool:
     """True if the application has set a metrics provider; OpenTelemetry's default one counts nothing."""
     return not type(get_meter_provider()).__module__.startswith("opentelemetry.metrics")

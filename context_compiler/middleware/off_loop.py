@@ -32,7 +32,7 @@ async def off_loop(work: Callable[[Host], Coroutine[Any, Any, T]], host: Host) -
     tasks: list[tuple[asyncio.AbstractEventLoop, asyncio.Task[T]]] = []
 
     async def main() -> T:
-        task = asyncio.ensure_future(work(_DistantHost(host, here)))
+        task = asyncio.ensure_future(work(_OtherLoopHost(host, here)))
         tasks.append((asyncio.get_running_loop(), task))
         return await task
 
@@ -52,39 +52,39 @@ async def off_loop(work: Callable[[Host], Coroutine[Any, Any, T]], host: Host) -
         raise
 
 
-async def beside(work: Callable[[Any], Coroutine[Any, Any, T]], host: Host | None = None) -> T:
+async def run_blocking(work: Callable[[Any], Coroutine[Any, Any, T]], host: Host | None = None) -> T:
     """Run a coroutine in another thread while the calling loop is blocked; for the loop of a workflow.
 
     The loop of a Temporal workflow gets no events from other threads, and its thread may not open files. The workflow
     therefore blocks until the work ends or calls the host. This also keeps the order of host calls the same in a
     replay.
     """
-    turns = SimpleQueue[Coroutine[Any, Any, None] | None]()
+    calls = SimpleQueue[Coroutine[Any, Any, None] | None]()
     tasks: list[asyncio.Task[T]] = []
 
     async def main() -> None:
-        tasks.append(asyncio.ensure_future(work(None if host is None else _StandingHost(host, turns))))
+        tasks.append(asyncio.ensure_future(work(None if host is None else _BlockedLoopHost(host, calls))))
         await asyncio.wait(tasks)
 
     def run() -> None:
         try:
             asyncio.run(main())
         finally:
-            turns.put(None)
+            calls.put(None)
 
     Thread(target=copy_context().run, args=(run,), name="context-compiler-beside", daemon=True).start()
-    while (turn := _next(turns)) is not None:
-        await turn
+    while (call := _wait_for_next(calls)) is not None:
+        await call
     return tasks[0].result()
 
 
-def _next(turns: SimpleQueue[T]) -> T:
+def _wait_for_next(calls: SimpleQueue[T]) -> T:
     while True:
         with suppress(Empty):  # the timeout lets an engine interrupt this thread
-            return turns.get(timeout=INTERRUPTIBLE_S)
+            return calls.get(timeout=INTERRUPTIBLE_S)
 
 
-class _DistantHost(Host):
+class _OtherLoopHost(Host):
     """Host for work in the loop of another thread; calls are forwarded to the loop of the run."""
 
     def __init__(self, host: Host, loop: asyncio.AbstractEventLoop) -> None:
@@ -122,12 +122,12 @@ class _DistantHost(Host):
         return await self._call(self._host.count(messages))
 
 
-class _StandingHost(_DistantHost):
+class _BlockedLoopHost(_OtherLoopHost):
     """Host for work beside a blocked loop; each call is queued as a coroutine that the blocked loop awaits."""
 
-    def __init__(self, host: Host, turns: SimpleQueue[Coroutine[Any, Any, None] | None]) -> None:
+    def __init__(self, host: Host, calls: SimpleQueue[Coroutine[Any, Any, None] | None]) -> None:
         super().__init__(host, asyncio.get_running_loop())
-        self._turns = turns
+        self._calls = calls
 
     async def _call(self, work: Coroutine[Any, Any, T]) -> T:
         here = asyncio.get_running_loop()
@@ -140,7 +140,7 @@ class _StandingHost(_DistantHost):
             else:
                 answer.set_exception(error)
 
-        async def turn() -> None:
+        async def call() -> None:
             task = asyncio.ensure_future(work)
             try:
                 await asyncio.wait({task})
@@ -149,5 +149,5 @@ class _StandingHost(_DistantHost):
                     task.cancel()
                 here.call_soon_threadsafe(settle, task)
 
-        self._turns.put(turn())
+        self._calls.put(call())
         return await answer

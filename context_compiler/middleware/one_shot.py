@@ -212,7 +212,7 @@ async def _layer_block(
 def _refusal(view: View, done: Advance | None) -> str:
     """Reason why a strict caller does not get this view; empty if there is none."""
     if view.tokens > view.budget:
-        return f"even the least takes {view.tokens} of {view.budget} tokens"
+        return f"even the smallest view takes {view.tokens} of {view.budget} tokens"
     if done is None:
         return ""
     draft = done.selection.draft
@@ -221,7 +221,7 @@ def _refusal(view: View, done: Advance | None) -> str:
         longest = max((item.tokens for item in reading.items if item.kind is Kind.USER), default=0)
         limit = None if shape is None else shape.limit if shape.prompt is None else shape.prompt
         if reading.asks and (shape is None or (limit is not None and longest > limit)):
-            return f"{view.budget} tokens are kept only by cutting the prompt, which takes {reading.tokens}"
+            return f"{view.budget} tokens are enough only if the prompt is cut, which takes {reading.tokens}"
     return ""
 
 

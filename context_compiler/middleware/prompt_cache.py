@@ -59,12 +59,12 @@ class LastRequests:
         one = _Request(hash=request.hash, sent=result.sent.view_chain.ids, raw=result.raw.chain.ids)
         sent = raw = 0
         if before is not None:
-            shared = common(one.sent, before.sent)
+            shared = common_length(one.sent, before.sent)
             goes_on = before.sent and (one.sent[shared - 1] if shared else None) == before.sent[-1]
             one = replace(one, moved=before.moved if goes_on else one.sent[-1] if one.sent else None)
             if before.hash == request.hash:
                 sent = request.overhead + result.sent.sums[shared]
-                raw = request.overhead + result.raw.sums[common(one.raw, before.raw)]
+                raw = request.overhead + result.raw.sums[common_length(one.raw, before.raw)]
         self._last.keep(place, one)
         return {
             "model": request.model,
@@ -90,15 +90,15 @@ class LastRequests:
         last = await archive.last_request(request.session_id)
         if last is None:
             return None
-        return _Request(hash=last.request_hash, sent=await self._names(archive, last), raw=_tip(last.raw_tip))
+        return _Request(hash=last.request_hash, sent=await self._names(archive, last), raw=_tip_only(last.raw_tip))
 
     async def _names(self, archive: Archive, last: Record) -> Sequence[str]:
         tip = last.view_tip
         if tip is None or last.status.startswith("raw") or last.tokens_sent > COMPARED:
-            return _tip(tip)
+            return _tip_only(tip)
         bodies = await archive.bodies(tip)
         names = self._reader.read(load_messages(bodies)).view_chain.ids if bodies else ()
-        return names or _tip(tip)
+        return names or _tip_only(tip)
 
 
 def mark_move(messages: Sequence[ModelMessage], name: str) -> list[ModelMessage]:
@@ -120,11 +120,11 @@ def mark_move(messages: Sequence[ModelMessage], name: str) -> list[ModelMessage]
     return [*messages[:first], replace(answer, parts=[mark, *answer.parts]), *messages[first + 1 :]]
 
 
-def _tip(name: str | None) -> Sequence[str]:
+def _tip_only(name: str | None) -> Sequence[str]:
     return () if name is None else (name,)
 
 
-def common(names: Sequence[str], before: Sequence[str]) -> int:
+def common_length(names: Sequence[str], before: Sequence[str]) -> int:
     """Length of the common beginning of two requests, in messages.
 
     An id covers all messages before it, so if two differ, all later ones do. A request known by its last id alone

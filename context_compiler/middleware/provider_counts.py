@@ -69,14 +69,14 @@ class ProviderCounts:
         self._report, self._work = report, work
         self._breakers: dict[str, Breaker] = {}
         self._reported: set[str] = set()
-        self._begun: set[str] = set()
+        self._counted: set[str] = set()
         """Model families for which a request was counted."""
 
     async def calibrate(self, run: Run, request: Request, host: Host) -> Count | None:
         """Learn the ratio of an unknown family; return the count from which it was learnt, or None."""
-        if self._settled(run, request):
+        if self._needs_no_count(run, request):
             return None
-        self._begun.add(request.family)
+        self._counted.add(request.family)
         found = (await try_await(self._work(run, request, host, partial(_sample, self._state, run, request)))).value
         counted = await self._count(request, host, found.view.messages) if found is not None else None
         if found is None or counted is None or not found.cost:
@@ -84,21 +84,21 @@ class ProviderCounts:
         count = Count(found.cost, counted, found.view.status == "raw")
         self._measure(run, request, count)
         if counted > self._budget(run, request):
-            self._hold(run, request, count, None, 0)
+            self._hold_ratio(run, request, count, None, 0)
         return count
 
-    def _settled(self, run: Run, request: Request) -> bool:
+    def _needs_no_count(self, run: Run, request: Request) -> bool:
         """True if this request needs no count before a view is made.
 
         This is so if the ratio is known, if the history fits by any plausible ratio, or if a cycle can be continued,
         since that view can be counted itself. The first request of a family is always counted.
         """
-        if self._measured(run, request):
+        if self._is_measured(run, request):
             return True
-        if request.family not in self._begun:
+        if request.family not in self._counted:
             return False
         raw = attempt(lambda: self._state.reader.read(request.messages, last=run.raw)).value
-        fits = raw is not None and _at_most(request.fixed + raw.tokens) <= self._budget(run, request)
+        fits = raw is not None and _upper_bound(request.fixed + raw.tokens) <= self._budget(run, request)
         return fits or run.cycle is not None
 
     async def verify(self, run: Run, request: Request, host: Host, result: Result, before: Count | None) -> Result:
@@ -113,7 +113,7 @@ class ProviderCounts:
         """
         counted = before.tokens if before is not None and before.raw and result.view.status == "raw" else None
         for tries in range(TRIES + 1):
-            if counted is None and (tries or self._doubtful(run, request, result)):
+            if counted is None and (tries or self._might_not_fit(run, request, result)):
                 counted = await self._count(request, host, result.view.messages)
             if counted is None or not result.cost:
                 break
@@ -126,7 +126,7 @@ class ProviderCounts:
                 return replace(result, view=replace(result.view, status="compiled")) if least else result
             if least or tries == TRIES:
                 break
-            self._hold(run, request, count, before, tries)
+            self._hold_ratio(run, request, count, before, tries)
             smaller = partial(advance_again, self._state, run, request, result=result)
             again = (await try_await(self._work(run, request, host, smaller))).value
             if again is None:
@@ -134,15 +134,15 @@ class ProviderCounts:
             result, counted, before = again, None, count
         return result
 
-    def _doubtful(self, run: Run, request: Request, result: Result) -> bool:
+    def _might_not_fit(self, run: Run, request: Request, result: Result) -> bool:
         """True if a request might not fit by its provider's count; after a cut or a refusal it is always counted."""
         if result.view.status not in GROWN or run.refused:
             return True
         ratio = max(result.ratio, run.ratios.of(request.family))
-        most = result.cost * ratio / NEAR if self._measured(run, request) else _at_most(result.cost)
+        most = result.cost * ratio / NEAR if self._is_measured(run, request) else _upper_bound(result.cost)
         return most > self._budget(run, request)
 
-    def _measured(self, run: Run, request: Request) -> bool:
+    def _is_measured(self, run: Run, request: Request) -> bool:
         return run.ratios.measured(request.family) or self._ratios.measured(request.family)
 
     def _budget(self, run: Run, request: Request) -> float:
@@ -159,7 +159,7 @@ class ProviderCounts:
             ratios.measure(request.family, exact=count.exact, counted=count.tokens)
         run.ratios.hold(request.family, min(run.ratios.of(request.family), count.tokens / count.exact))
 
-    def _hold(self, run: Run, request: Request, count: Count, before: Count | None, tries: int) -> None:
+    def _hold_ratio(self, run: Run, request: Request, count: Count, before: Count | None, tries: int) -> None:
         """Set a ratio for the run by which a request that is over its budget must become smaller.
 
         A provider counts more for each of our tokens, and adds a constant to every request. One count cannot separate
@@ -179,7 +179,7 @@ class ProviderCounts:
         breaker = self._breakers.setdefault(request.model, Breaker(limit=1, pause=PAUSE_S, longest=3_600))
         if breaker.open:
             return None
-        outcome = await try_await(self._asked(host, messages))
+        outcome = await try_await(self._ask(host, messages))
         if outcome.error is None:
             breaker.succeeded()
             return outcome.value
@@ -194,7 +194,7 @@ class ProviderCounts:
             await self._report(error)
         return None
 
-    async def _asked(self, host: Host, messages: list[ModelMessage]) -> int:
+    async def _ask(self, host: Host, messages: list[ModelMessage]) -> int:
         async with asyncio.timeout(self._arguments.timeout):
             counted = await host.count(messages)
         if counted is None:
@@ -216,6 +216,6 @@ async def _sample(compiler: CompilerState, run: Run, request: Request, host: Hos
     return assemble_view(context, done.cycle, "sample", done)
 
 
-def _at_most(exact: int) -> float:
+def _upper_bound(exact: int) -> float:
     """Maximum that a provider may count for a request while its ratio is unknown."""
     return exact * PLAUSIBLE[1] + FRAMING

@@ -105,13 +105,13 @@ class Recall(AbstractCapability[Any]):
             query: What to look for: names, ids, paths and words as they were used.
         """
         own = await self.recall_search(ctx, query)
-        outcome = await try_await(self._elsewhere(ctx, query))
+        outcome = await try_await(self._search_others(ctx, query))
         if outcome.error is not None:
             return f"{own}\n\nOther conversations cannot be searched now."
         others, _ = quoted_mentions(outcome.value or [], self.tokens, self._reader.counter)
         return f"{own}\n\n{others}" if others else own
 
-    async def _elsewhere(self, ctx: RunContext[Any], query: str) -> list[tuple[float, Mention]]:
+    async def _search_others(self, ctx: RunContext[Any], query: str) -> list[tuple[float, Mention]]:
         """Passages of the owner's other conversations, best first."""
         store = open_store(self.store)
         try:
@@ -205,7 +205,7 @@ def _positions(ref: str, history: History, turns: Outline) -> range | None:
     return range(found.start, found.stop) if found else None
 
 
-_SAID = {
+_SPEAKERS = {
     Kind.USER: "user",
     Kind.PIN: "user",
     Kind.TEXT: "assistant",
@@ -224,7 +224,7 @@ def _lines(items: Sequence[Item], at: int) -> list[str]:
             continue
         if item.kind is Kind.CALL:
             lines.append(f"[m{at} · assistant called {item.tool}] {item.text}")
-        elif item.kind in _SAID:
-            who = f"{_SAID[item.kind]} {item.tool}" if item.kind is Kind.RETURN else _SAID[item.kind]
+        elif item.kind in _SPEAKERS:
+            who = f"{_SPEAKERS[item.kind]} {item.tool}" if item.kind is Kind.RETURN else _SPEAKERS[item.kind]
             lines.append(f"[m{at} · {who}] {item.text}")
     return lines

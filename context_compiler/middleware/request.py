@@ -218,19 +218,19 @@ def host_request(ctx: RunContext[Any], context: ModelRequestContext, counter: To
     given: dict[str, object] = dict(settings or {})
     instructions = _instructions(parameters.instruction_parts, context.messages)
     sent = (*parameters.function_tools, *parameters.output_tools)
-    facts = [_facts(tool) for tool in sent]
-    tools = list(map(_tool, facts))
+    facts = [_definition(tool) for tool in sent]
+    tools = list(map(_as_function, facts))
     native = parameters.output_object if parameters.output_mode == "native" else None
     schema = json.dumps(native.json_schema, default=str) if native else ""
     stable = {key: value for key, value in given.items() if isinstance(value, str | int | float | bool)}
     request = run_request(ctx, model, given, context.messages)
     return replace(
         request,
-        overhead=_overhead(_announced(model, parameters, context.messages, instructions), tools, counter)
+        overhead=_overhead(_full_instructions(model, parameters, context.messages, instructions), tools, counter)
         + counter.text(schema),
         refs=any(tool.name == READ for tool in parameters.function_tools),
         hash=_hash([instructions, tools, schema, stable]),
-        tools=_tool_list([*map(_entry, sent, facts), *([_native(native, schema)] if native else [])]),
+        tools=_tool_list([*map(_tool_entry, sent, facts), *([_output_entry(native, schema)] if native else [])]),
         cache_point=_cache_point(given, context.messages),
     )
 
@@ -247,12 +247,12 @@ def _instructions(parts: Sequence[Any] | None, messages: Sequence[ModelMessage])
     for message in reversed(messages):
         if isinstance(message, ModelRequest):
             newest.append(message)
-        elif any(one.instructions for one in newest) or not all(map(_answers, newest)):
+        elif any(one.instructions for one in newest) or not all(map(_only_answers, newest)):
             break
     return next(([one.instructions] for one in newest if one.instructions), list[str]())
 
 
-def _announced(
+def _full_instructions(
     model: object, parameters: ModelRequestParameters, messages: list[ModelMessage], instructions: list[str]
 ) -> list[str]:
     """The instructions including any text that the host puts before them for some models.
@@ -273,11 +273,11 @@ def countable(model: Any, messages: list[ModelMessage], parameters: ModelRequest
     """
     if getattr(getattr(model, "client", None), "vertexai", None) is not False:
         return messages
-    tools = [_tool(_facts(tool)) for tool in (*parameters.function_tools, *parameters.output_tools)]
+    tools = [_as_function(_definition(tool)) for tool in (*parameters.function_tools, *parameters.output_tools)]
     if parameters.output_mode == "native" and parameters.output_object is not None:
         tools.append(json.dumps(parameters.output_object.json_schema, default=str))
     instructions = _instructions(parameters.instruction_parts, messages)
-    fixed = "\n".join([*_announced(model, parameters, messages, instructions), *tools])
+    fixed = "\n".join([*_full_instructions(model, parameters, messages, instructions), *tools])
     counted = [
         replace(message, parts=[_as_prompt(part) for part in message.parts])
         if isinstance(message, ModelRequest)
@@ -291,7 +291,7 @@ def _as_prompt(part: ModelRequestPart) -> ModelRequestPart:
     return UserPromptPart(part.content) if isinstance(part, SystemPromptPart) else part
 
 
-def _answers(request: ModelRequest) -> bool:
+def _only_answers(request: ModelRequest) -> bool:
     """True if a request contains only answers to calls."""
     return all(part.part_kind in ("tool-return", "retry-prompt", "retry-feedback") for part in request.parts)
 
@@ -314,14 +314,14 @@ def processor_request(ctx: RunContext[Any], messages: list[ModelMessage], counte
     last = messages[-1] if messages else None
     instructions = [text] if (text := getattr(last, "instructions", None)) else []
     known = known_tools(ctx)
-    facts = list(map(_facts, known))
-    tools = list(map(_tool, facts))
+    facts = list(map(_definition, known))
+    tools = list(map(_as_function, facts))
     return replace(
         run_request(ctx, ctx.model, dict(ctx.model_settings or {}), messages),
         overhead=_overhead(instructions, tools, counter),
         refs=any(tool.name == READ for tool in known),
         hash=_hash([instructions, tools]),
-        tools=_tool_list(map(_entry, known, facts)),
+        tools=_tool_list(map(_tool_entry, known, facts)),
         marked=True,
     )
 
@@ -360,21 +360,21 @@ def _overhead(instructions: Sequence[str], tools: Sequence[str], counter: TokenC
     return prose + sum(counter.text(tool) + TOOL_OVERHEAD for tool in tools)
 
 
-def _facts(tool: Any) -> str:
+def _definition(tool: Any) -> str:
     facts = {"name": tool.name, "description": tool.description, "parameters": tool.parameters_json_schema}
     return json.dumps(facts, default=str)
 
 
-def _tool(facts: str) -> str:
+def _as_function(facts: str) -> str:
     return f'{{"type": "function", "function": {facts}}}'
 
 
-def _entry(tool: Any, facts: str) -> str:
+def _tool_entry(tool: Any, facts: str) -> str:
     """A tool for the record: its definition, with the host's `kind` and `strict`."""
     return f'{{"kind": {json.dumps(tool.kind)}, "strict": {json.dumps(tool.strict)}, {facts[1:]}'
 
 
-def _native(output: Any, schema: str) -> str:
+def _output_entry(output: Any, schema: str) -> str:
     """The output schema that the provider enforces, for the record."""
     name, description = json.dumps(output.name or "output"), json.dumps(output.description)
     given = f'"strict": {json.dumps(output.strict)}, "name": {name}, "description": {description}'
@@ -390,7 +390,7 @@ def tool_tokens(tool: Tool, counter: TokenCounter) -> int:
     if tool.kind == NATIVE:
         return counter.text(json.dumps(tool.parameters))
     facts = {"name": tool.name, "description": tool.description, "parameters": tool.parameters}
-    return counter.text(_tool(json.dumps(facts))) + TOOL_OVERHEAD
+    return counter.text(_as_function(json.dumps(facts))) + TOOL_OVERHEAD
 
 
 def _positive(value: object) -> int | None:

@@ -51,7 +51,7 @@ from context_compiler.layers.context import insert_block, with_layer_tokens
 from context_compiler.messages.history import History, common_prefix
 from context_compiler.messages.items import Kind
 from context_compiler.messages.turns import pair, turn_index
-from context_compiler.middleware.background import discard, finish, pending, start, where_asked
+from context_compiler.middleware.background import discard, finish, limits_for_questions, pending, start
 from context_compiler.middleware.request import Host, Request
 from context_compiler.middleware.state import (
     CompilerState,
@@ -70,17 +70,17 @@ from context_compiler.tokens import TokenCounter
 JOURNALLED = 2_000
 """Maximum number of newest chain ids to look up; limited because a durable run records them in its journal."""
 
-FRAMED = 4
+RENDERED_ABOVE = 4
 """Divisor of the budget: from this fraction on, raw history is counted as the host renders it, which is slow."""
 
-ROOMY, DEEPER = {False: 0.5, True: 0.6}, 5
+BLOCK_ROOM, EXTRA_CUT = {False: 0.5, True: 0.6}, 5
 """Fraction of the room that a block should have after a cut, in chats and (`True`) in tool work; divisor of the room
 for the extra cut."""
 
-GIVES = 4
+SHORTENED = 4
 """Divisor of a block: the most by which it is shortened in a chat to delay a cut until the next turn."""
 
-TRIES, LOOSER = 3, 6
+CUTS, LOOSENINGS = 3, 6
 """Maximum tries to cut a view that the host's framing puts over the budget, and then to loosen that cut."""
 
 
@@ -91,35 +91,35 @@ async def respond(compiler: CompilerState, run: Run, request: Request, host: Hos
         ContextCompilerError: The template, the model or anything else failed; the caller falls back.
     """
     context, cycle = await _current_cycle(read_request(compiler, run, request, host), host)
-    opens = _opens(context, cycle)
+    compiles = _compiles_every_turn(context, cycle)
     run.open_turn(context.turn)
     made = run.take_prepared()
     if made is not None and fitting(made.cycle, context.history, context.policy.config) is not None:
         return await _new_cycle(context, cycle, host, made)
-    if not opens and compiler.arguments.background:
-        return await _without_waiting(context, cycle, host)
-    return (None if opens else _grown(context, cycle)) or await _new_cycle(context, cycle, host)
+    if not compiles and compiler.arguments.background:
+        return await _respond_in_background(context, cycle, host)
+    return (None if compiles else _extend(context, cycle)) or await _new_cycle(context, cycle, host)
 
 
-def _grown(context: RequestContext, cycle: Cycle | None, *, to_budget: bool = False) -> Result | None:
+def _extend(context: RequestContext, cycle: Cycle | None, *, to_budget: bool = False) -> Result | None:
     """Extend the previous view by everything since, up to the high threshold or the budget; None if it is too long."""
-    return _raw(context, to_budget) if cycle is None else _carry_on(context, cycle, to_budget)
+    return _raw_view(context, to_budget) if cycle is None else _continue_cycle(context, cycle, to_budget)
 
 
-async def _without_waiting(context: RequestContext, cycle: Cycle | None, host: Host) -> Result:
+async def _respond_in_background(context: RequestContext, cycle: Cycle | None, host: Host) -> Result:
     """Make the view if compiles are made in the background.
 
     A compile starts at the soft threshold and is used from the high threshold on. Until it is finished, the view keeps
     growing. A request waits for it only if it would be over the budget or has no room for what its prompt asks for.
     """
     useless, error = await discard(context, host)
-    begun, result = pending(context), _grown(context, cycle)
+    begun, result = pending(context), _extend(context, cycle)
     ready = begun is not None and begun.task.done()
     if result is None and not ready:
-        result = _grown(context, cycle, to_budget=True)
+        result = _extend(context, cycle, to_budget=True)
         if result is not None and begun is None and not await start(context, cycle, host):
             result = None
-    elif result is not None and begun is None and _soon_cut(context, cycle, result):
+    elif result is not None and begun is None and _is_over_soft(context, cycle, result):
         await start(context, cycle, host)
     if result is None:
         first = None
@@ -129,10 +129,10 @@ async def _without_waiting(context: RequestContext, cycle: Cycle | None, host: H
     return replace(result, row=result.row or useless, fault=result.fault or error)
 
 
-def _soon_cut(context: RequestContext, cycle: Cycle | None, result: Result) -> bool:
+def _is_over_soft(context: RequestContext, cycle: Cycle | None, result: Result) -> bool:
     """True if a request without its recall blocks is above the soft threshold."""
     bare = result.cost - (result.blocks.tokens(context.counter) if result.blocks else 0)
-    return bare > where_asked(context, context.limits(cycle), cycle).soft
+    return bare > limits_for_questions(context, context.limits(cycle), cycle).soft
 
 
 async def _current_cycle(context: RequestContext, host: Host) -> tuple[RequestContext, Cycle | None]:
@@ -167,27 +167,27 @@ async def _current_cycle(context: RequestContext, host: Host) -> tuple[RequestCo
     return context, cycle
 
 
-def _opens(context: RequestContext, cycle: Cycle | None) -> bool:
+def _compiles_every_turn(context: RequestContext, cycle: Cycle | None) -> bool:
     """True if `every_turn` requires a compile at this request, the first of a user turn."""
     recent, opened = context.policy.recent_turns, (context.run.opened_turn, cycle and cycle.turn)
-    if not context.policy.every_turn or recent is None or context.turn in opened or context.rests:
+    if not context.policy.every_turn or recent is None or context.turn in opened or context.is_paused:
         return False
     return len(context.outline.turns) - 1 > recent
 
 
-def _raw(context: RequestContext, to_budget: bool = False) -> Result | None:
+def _raw_view(context: RequestContext, to_budget: bool = False) -> Result | None:
     """The raw history, up to the high threshold or the budget; None if it is too long, also as the host renders it."""
     limits, tokens = context.limits(), context.request.fixed + context.history.tokens
     if tokens > (limits.budget if to_budget else limits.high):
         return None
     result = assemble_view(context, None, "raw")
-    if tokens * FRAMED < limits.budget:
+    if tokens * RENDERED_ABOVE < limits.budget:
         return result
     result = replace(result, cost=max(result.cost, rendered_cost(context, result.view.messages, result.sent)))
     return result if result.cost <= limits.budget else None
 
 
-def _carry_on(context: RequestContext, cycle: Cycle, to_budget: bool = False) -> Result | None:
+def _continue_cycle(context: RequestContext, cycle: Cycle, to_budget: bool = False) -> Result | None:
     """The cycle plus everything since and the turn's recall blocks, up to the high threshold or the budget.
 
     In a chat, a view is not cut in the middle of a turn while it fits the budget, or would fit with a slightly shorter
@@ -197,17 +197,17 @@ def _carry_on(context: RequestContext, cycle: Cycle, to_budget: bool = False) ->
     most = limits.budget if to_budget else limits.high
     if known is None or known.own.turn != context.turn:
         plain = assemble_view(context, cycle, "cycle")
-        keep = context.rests or cycle.tight < 1  # a new cycle would get back the budget that the provider refused
+        keep = context.is_paused or cycle.tight < 1  # a new cycle would get back the budget that the provider refused
         narrow = not keep and attempt(lambda: crowded(context, limits, cycle, plain.cost)).value
         if plain.cost > most or narrow:
             return None
-        return _with_recall(context, cycle, plain)
+        return _recall_for_turn(context, cycle, plain)
     result = assemble_view(context, cycle, "cycle", blocks=known)
-    gives = 0 if context.loops else known.own.tokens(context.counter) // GIVES
+    gives = 0 if context.loops else known.own.tokens(context.counter) // SHORTENED
     waits = not cycle.tools and result.cost <= limits.budget + gives
     if result.cost - known.tokens(context.counter) > most and not waits:
         return None
-    return _fitting(context, cycle, result)
+    return _fit_budget(context, cycle, result)
 
 
 def _known_blocks(context: RequestContext) -> Blocks | None:
@@ -215,7 +215,7 @@ def _known_blocks(context: RequestContext) -> Blocks | None:
     return blocks and holding(blocks, context.history, context.policy.config)
 
 
-def _with_recall(context: RequestContext, cycle: Cycle, plain: Result, done: Advance | None = None) -> Result:
+def _recall_for_turn(context: RequestContext, cycle: Cycle, plain: Result, done: Advance | None = None) -> Result:
     """Add recall blocks to the view of the first request of a user turn.
 
     Args:
@@ -243,10 +243,10 @@ def _with_recall(context: RequestContext, cycle: Cycle, plain: Result, done: Adv
     if not blocks.all:
         return replace(plain, blocks=blocks, fault=fault)
     result = replace(assemble_view(context, cycle, plain.view.status, done, blocks=blocks, earlier=plain), fault=fault)
-    return _fitting(context, cycle, result, done) or replace(plain, blocks=blocks.without())
+    return _fit_budget(context, cycle, result, done) or replace(plain, blocks=blocks.without())
 
 
-def _fitting(context: RequestContext, cycle: Cycle, result: Result, done: Advance | None = None) -> Result | None:
+def _fit_budget(context: RequestContext, cycle: Cycle, result: Result, done: Advance | None = None) -> Result | None:
     """Shorten or remove the block of a view until it is within its budget; None if that is not enough."""
     blocks, over = result.blocks, result.cost - result.limit
     if over <= 0:
@@ -287,17 +287,17 @@ async def _new_cycle(
 ) -> Result:
     """Make the first view of a new cycle with its recall block; `first` is an advance that was made before."""
     context.run.relax()
-    trial = None if first is None else _trial(context, previous, first)
+    trial = None if first is None else _make_trial(context, previous, first)
     if trial is None or trial.over > 0:  # too many messages have arrived since `first` was made
         trial = await _cut_back(context, previous, host, trial)
     if trial.over > 0:
         result = replace(trial.result, view=replace(trial.result.view, status="floor_over_budget"))
     else:
-        result = _recalling(context, trial.result, trial.done)
-    return replace(started(result), row=trial.row)
+        result = _add_recall(context, trial.result, trial.done)
+    return replace(starting_cycle(result), row=trial.row)
 
 
-def _trial(
+def _make_trial(
     context: RequestContext, start: Cycle | None, done: Advance, framing: int = 0, before: Trial | None = None
 ) -> Trial:
     earlier, row = (before.result, before.row) if before is not None else (None, None)
@@ -311,17 +311,19 @@ async def _cut_back(context: RequestContext, previous: Cycle | None, host: Host,
     deeper, framing, tries = _room_for_block(context, previous), 0, 0
     while True:
         start, tries = previous if trial is None else trial.done.cycle, tries + 1
-        done = await advance_request(context, start, asking(context, host), framing, block=block, deeper=deeper)
-        trial, selection = _trial(context, start, done, framing, trial), done.selection
-        if trial.over <= 0 or not selection.fits or tries == TRIES:
+        done = await advance_request(
+            context, start, summary_callback(context, host), framing, block=block, deeper=deeper
+        )
+        trial, selection = _make_trial(context, start, done, framing, trial), done.selection
+        if trial.over <= 0 or not selection.fits or tries == CUTS:
             break
         framing += trial.over + max(0, trial.result.limit - context.request.fixed - framing - selection.draft.total)
     if trial.over < 0 and framing and (selection.cut_from_prompts or not selection.fits):
-        return await _loosened(context, trial, block)
+        return await _loosen(context, trial, block)
     return trial
 
 
-async def _loosened(context: RequestContext, trial: Trial, block: int) -> Trial:
+async def _loosen(context: RequestContext, trial: Trial, block: int) -> Trial:
     """Search the smallest cut of prompts that fits, between the cut of an attempt with reserved framing and none.
 
     The host drops its framing together with the text that it belongs to, so its size cannot be known in advance.
@@ -330,12 +332,12 @@ async def _loosened(context: RequestContext, trial: Trial, block: int) -> Trial:
     whole = trial.result.limit - context.request.fixed - selection.draft.total - selection.cut_from_prompts
     guesses = [trial.framing + trial.over, whole]
     loose = min(guesses)
-    for _ in range(LOOSER):
+    for _ in range(LOOSENINGS):
         framing = guesses.pop(0) if guesses else (trial.framing + loose) // 2
         if not loose <= framing < trial.framing:
             continue
         done = await advance_request(context, trial.start, None, framing, block=block)
-        looser = replace(_trial(context, trial.start, done, framing, trial), row=trial.row)
+        looser = replace(_make_trial(context, trial.start, done, framing, trial), row=trial.row)
         if looser.over <= 0:
             trial = looser
             if not done.selection.cut_from_prompts:
@@ -351,21 +353,21 @@ def _room_for_block(context: RequestContext, previous: Cycle | None) -> int:
     if previous is None or (known is not None and known.own.turn == context.turn):
         return 0
     limits = context.limits(previous)
-    narrow = limits.budget - limits.low < limits.room * ROOMY[previous.tools]
+    narrow = limits.budget - limits.low < limits.room * BLOCK_ROOM[previous.tools]
     found = attempt(lambda: narrow and crowded(context, limits, previous, limits.budget)).value
-    return limits.room // DEEPER if found else 0
+    return limits.room // EXTRA_CUT if found else 0
 
 
-def _recalling(context: RequestContext, plain: Result, done: Advance) -> Result:
+def _add_recall(context: RequestContext, plain: Result, done: Advance) -> Result:
     """Add the recall block of the turn to the view of a new cycle: the block found before, or else a new one."""
     known, cycle = _known_blocks(context), done.cycle
     if known is None or known.own.turn != context.turn:
-        return _with_recall(context, cycle, plain, done) if done.selection.out or done.selection.abridged else plain
+        return _recall_for_turn(context, cycle, plain, done) if done.selection.out or done.selection.abridged else plain
     known = replace(known, earlier=()) if known.earlier else known
     if not known.own.text:
         return replace(plain, blocks=known)
     result = assemble_view(context, cycle, plain.view.status, done, blocks=known, earlier=plain)
-    return _fitting(context, cycle, result, done) or replace(plain, blocks=known.without())
+    return _fit_budget(context, cycle, result, done) or replace(plain, blocks=known.without())
 
 
 async def advance_again(compiler: CompilerState, run: Run, request: Request, host: Host, *, result: Result) -> Result:
@@ -382,7 +384,7 @@ async def advance_again(compiler: CompilerState, run: Run, request: Request, hos
     return replace(again, row=result.row or again.row, fault=result.fault or again.fault)
 
 
-def crowded_out(result: Result) -> bool:
+def crowds_out_layers(result: Result) -> bool:
     """True if a view is over its budget or shortens the newest prompt, so that its layers must be dropped."""
     at, kept = prompt_at(result.raw), dict(result.cycle.kept) if result.cycle else {}
     shape = kept.get(at) if at is not None else None
@@ -399,14 +401,14 @@ async def advance_request(
     return await advance(context, limits, where=context.where, ask=ask, previous=previous, overhead=overhead)
 
 
-def asking(context: RequestContext, host: Host) -> Ask | None:
+def summary_callback(context: RequestContext, host: Host) -> Ask | None:
     """Callback that asks for a summary at most once a user turn and within the usage limits; None if it has asked."""
     run = context.run
     if run.asked_turn == context.turn:
         return None
 
     async def ask(wanted: SummaryRequest) -> SummaryResponse:
-        if context.rests:
+        if context.is_paused:
             return SummaryResponse(text="", refused="the last compile of this conversation was undone")
         run.ask(context.turn)
         if not context.affords(wanted, host):
@@ -420,7 +422,7 @@ def asking(context: RequestContext, host: Host) -> Ask | None:
     return ask
 
 
-def unchanged(request: Request, history: History, ratio: float, counter: TokenCounter) -> Result:
+def unchanged_result(request: Request, history: History, ratio: float, counter: TokenCounter) -> Result:
     """Result for a request that is sent unchanged, however long it is; it has no budget."""
     sections = {"instructions and schemas": request.overhead, **sections_of(RAW, history, counter)}
     view = View(
@@ -443,7 +445,7 @@ def unchanged(request: Request, history: History, ratio: float, counter: TokenCo
     )
 
 
-def started(result: Result) -> Result:
+def starting_cycle(result: Result) -> Result:
     """Mark a result as the first of a new cycle, if its cycle decides on any message."""
     cycle = result.cycle if result.cycle and result.cycle.decided else None
     return replace(result, cycle=cycle, next_cycle=cycle, began=cycle is not None)
@@ -584,6 +586,6 @@ def _check(sent: History, raw: History) -> None:
         raise ContextCompilerError("the view does not end with the active request")
     last, asked = sent.readings[-1], raw.readings[-1]
     if (asked.prompts and not last.prompts) or not set(last.answers) <= set(asked.answers):
-        raise ContextCompilerError("the view ends with another request than the active one")
+        raise ContextCompilerError("the view ends with a request other than the active one")
     if pair(sent).broken:
         raise ContextCompilerError("the view has a call without its answer, or an answer without its call")

@@ -55,13 +55,13 @@ class _Flight:
     task: asyncio.Task[SummaryResponse]
     waiting: int = 0
     paid: bool = False
-    landed: float | None = None
+    finished_at: float | None = None
     """Monotonic time of a usable response."""
 
     @property
-    def over(self) -> bool:
+    def is_over(self) -> bool:
         """True if the response should be on the record by now, or is lost."""
-        late = self.landed is not None and time.monotonic() - self.landed > GRACE_S
+        late = self.finished_at is not None and time.monotonic() - self.finished_at > GRACE_S
         return late or self.task.cancelled() or self.loop is not asyncio.get_running_loop()
 
 
@@ -88,27 +88,27 @@ class SingleFlight(threading.local):
         Raises:
             TimeoutError: The call itself was cancelled, not a caller.
         """
-        for late in [name for name, known in self._under_way.items() if known.over]:
+        for late in [name for name, known in self._under_way.items() if known.is_over]:
             del self._under_way[late]
         flight = self._under_way.get(key)
         if flight is None:
             flight = _Flight(loop=asyncio.get_running_loop(), task=asyncio.create_task(start()))
             self._under_way[key] = flight
-        await self._landing(key, flight)
+        await self._wait_for(key, flight)
         if flight.task.cancelled():
             raise TimeoutError("the call was cancelled")
         pays, flight.paid = not flight.paid, True
         return flight.task.result(), pays
 
-    async def _landing(self, key: Hashable, flight: _Flight) -> None:
+    async def _wait_for(self, key: Hashable, flight: _Flight) -> None:
         flight.waiting += 1
         try:
             await asyncio.wait({flight.task})
         finally:
             flight.waiting -= 1
             if not flight.waiting:
-                flight.landed = time.monotonic() if _useful(flight.task) else None
-                if flight.landed is None and self._under_way.get(key) is flight:
+                flight.finished_at = time.monotonic() if _is_shareable(flight.task) else None
+                if flight.finished_at is None and self._under_way.get(key) is flight:
                     del self._under_way[key]
                 await _end(flight.task)
 
@@ -157,7 +157,7 @@ UNDER_WAY = SingleFlight()
 """Calls of all compilers: compilers on one record share their calls."""
 
 
-def _useful(task: asyncio.Task[SummaryResponse]) -> bool:
+def _is_shareable(task: asyncio.Task[SummaryResponse]) -> bool:
     """True if the task has a response that others may share."""
     if not task.done() or task.cancelled() or task.exception() is not None:
         return False
@@ -197,13 +197,13 @@ class Summaries:
         self._arguments, limit = arguments, arguments.spend_limit()
         self._spending = None if limit is None else Spending(limit.amount, counter, report)
         self._breaker, self._rest = Breaker(), rest
-        self._shown: dict[asyncio.Task[None], asyncio.Future[Any]] = {}
+        self._announcements: dict[asyncio.Task[None], asyncio.Future[Any]] = {}
 
     async def answer(
         self, key: str, prompts: Sequence[str], model: object, archive: Archive, *, session: str, cap: int
     ) -> SummaryResponse:
         """Return one summary: remembered, shared with another run, or new; a failure is returned as data."""
-        known = await archive.answered(key)
+        known = await archive.find_answer(key)
         if known is not None:
             return known
         if self._spending is None:
@@ -226,21 +226,21 @@ class Summaries:
 
         The task does not use the store, because it may outlive the run and with it the open file.
         """
-        known = await archive.answered(key)
+        known = await archive.find_answer(key)
         if known is not None:
-            task = asyncio.create_task(_answered(known))
+            task = asyncio.create_task(_return(known))
         else:
             held, refused, writer = Decimal(0), None, self._writer(model)
             if self._spending is not None:
                 held, refused = await self._spending.reserve(archive, session, writer, prompts, cap)
             if refused is not None:
                 return None
-            task = asyncio.create_task(self._alone(key, prompts, cast(Model, model), archive, session))
+            task = asyncio.create_task(self._ask_if_free(key, prompts, cast(Model, model), archive, session))
             if self._spending is not None:
                 task.add_done_callback(partial(_settle, self._spending, archive.owner, session, held, writer))
         end_at_exit(task)
         if known is None:
-            self._show(task, archive, session, model)
+            self._announce(task, archive, session, model)
         return task
 
     async def _ask_and_announce(
@@ -248,17 +248,19 @@ class Summaries:
     ) -> SummaryResponse:
         """Ask a model while the record shows a compile in progress; the call does not wait for the record."""
         ended = asyncio.get_running_loop().create_future()
-        shown = self._show(ended, archive, session, model)
+        announcement = self._announce(ended, archive, session, model)
         try:
             return await self.ask(key, prompts, cast(Model, model), archive, claims=True)
         finally:
             ended.cancel()
-            await asyncio.wait({shown})
+            await asyncio.wait({announcement})
 
-    def _show(self, ended: asyncio.Future[Any], archive: Archive, session: str, model: object) -> asyncio.Task[None]:
+    def _announce(
+        self, ended: asyncio.Future[Any], archive: Archive, session: str, model: object
+    ) -> asyncio.Task[None]:
         """Show on the record that a model is writing a summary, until `ended` is done."""
 
-        async def show() -> None:
+        async def announce() -> None:
             alias = model_alias(self._writer(model))
             announced = await archive.announce_compile(session, alias, self._arguments.timeout)
             if announced is None:
@@ -269,16 +271,16 @@ class Summaries:
                 await archive.withdraw_compile(announced)
                 await self._rest()
 
-        shown = asyncio.create_task(show())
-        self._shown[shown] = ended
-        shown.add_done_callback(self._shown.pop)
-        end_at_exit(shown)
-        return shown
+        announcement = asyncio.create_task(announce())
+        self._announcements[announcement] = ended
+        announcement.add_done_callback(self._announcements.pop)
+        end_at_exit(announcement)
+        return announcement
 
-    async def withdrawn(self) -> None:
+    async def wait_until_withdrawn(self) -> None:
         """Wait until the announcements of all compiles that have ended in this event loop are withdrawn."""
         loop = asyncio.get_running_loop()
-        mine = {one for one, ended in self._shown.items() if ended.done() and one.get_loop() is loop}
+        mine = {one for one, ended in self._announcements.items() if ended.done() and one.get_loop() is loop}
         if mine:
             await asyncio.wait(mine)
 
@@ -286,7 +288,7 @@ class Summaries:
         """The model that writes summaries: the configured one, else the run's own."""
         return self._arguments.model if self._arguments.model is not None else cast(Model, model)
 
-    def beside(self, arguments: Arguments) -> Summaries:
+    def with_arguments(self, arguments: Arguments) -> Summaries:
         """A copy with other arguments and the same spend limit."""
         other = copy(self)
         other._arguments = arguments
@@ -298,9 +300,9 @@ class Summaries:
         """Reason why the spend limit forbids such a summary; None if it does not."""
         if self._spending is None:
             return None
-        return (await self._spending.quote(archive, session, writer, prompts, cap))[1]
+        return (await self._spending.estimate(archive, session, writer, prompts, cap))[1]
 
-    async def _alone(
+    async def _ask_if_free(
         self, key: str, prompts: Sequence[str], model: Model, archive: Archive, session: str
     ) -> SummaryResponse:
         """Make one summary, unless the conversation is being compiled by hand."""
@@ -317,22 +319,22 @@ class Summaries:
         With `claims`, calls are also shared with other processes.
         """
         compiler = self._writer(model)
-        place, make = archive.shared(key), self._claimed if claims else self._made
+        place, make = archive.compile_key(key), self._claim_and_call if claims else self._call_model
         given = key, prompts, compiler, archive, self._arguments.timeout
         outcome = await try_await(UNDER_WAY.join(place, lambda: make(*given)))
         if outcome.value is None:
-            return _failed(outcome.error, model_alias(compiler))
+            return _failure(outcome.error, model_alias(compiler))
         response, pays = outcome.value
         return response if pays else replace(response, usage={}, cost=None)
 
-    async def _claimed(
+    async def _claim_and_call(
         self, key: str, prompts: Sequence[str], compiler: Model | str, archive: Archive, timeout: float
     ) -> SummaryResponse:
         """Wait for the answer of another process with the same request, or make the call."""
         began, name = time.monotonic(), UNDER_WAY.name
         while (mine := await archive.claim_compile(key, name, CLAIM_S)) is False:
             await asyncio.sleep(min(STEP_S, WAIT * timeout))
-            known = await archive.answered(key)
+            known = await archive.find_answer(key)
             if known is not None:
                 return known
             if time.monotonic() - began >= WAIT * timeout:
@@ -340,7 +342,7 @@ class Summaries:
         response, renewing = None, asyncio.create_task(_renew(key, name, archive)) if mine else None
         try:
             left = max(timeout - (time.monotonic() - began), (1 - WAIT) * timeout)  # waiting for a lock counts
-            response = await self._made(key, prompts, compiler, archive, left)
+            response = await self._call_model(key, prompts, compiler, archive, left)
             return response
         finally:
             if renewing is not None:
@@ -349,16 +351,16 @@ class Summaries:
                 useful = response is not None and response.failure is None
                 await archive.hold_claim(key, name, RECORDING_S if useful else 0.0)
 
-    async def _made(
+    async def _call_model(
         self, key: str, prompts: Sequence[str], compiler: Model | str, archive: Archive, timeout: float
     ) -> SummaryResponse:
         if self._breaker.open:
-            why = "it failed too often and is left alone for a while"
-            return _failed(CompileError(why, model=model_alias(compiler), phase="call"), model_alias(compiler))
+            why = "it failed too often and is not called for a while"
+            return _failure(CompileError(why, model=model_alias(compiler), phase="call"), model_alias(compiler))
         outcome = await try_await(ask(prompts, compiler, timeout=timeout))
         if outcome.value is None:
             self._breaker.failed()
-            return _failed(outcome.error, model_alias(compiler))
+            return _failure(outcome.error, model_alias(compiler))
         self._breaker.succeeded()
         if outcome.value.text:
             archive.remember(key, outcome.value)
@@ -377,7 +379,7 @@ def _settle(
     spending.settle(owner, session, held, None if failed else task.result(), writer)
 
 
-async def _answered(known: SummaryResponse) -> SummaryResponse:
+async def _return(known: SummaryResponse) -> SummaryResponse:
     return known
 
 
@@ -400,7 +402,7 @@ def _end_tasks() -> None:
             loop.run_until_complete(_end(task))
 
 
-def _failed(error: Exception | None, model: str) -> SummaryResponse:
+def _failure(error: Exception | None, model: str) -> SummaryResponse:
     """Convert an error into a response: the arguments of its `CompileError`, and the usage until then."""
     if not isinstance(error, CompileError):
         message = f"{type(error).__name__}: {error}"

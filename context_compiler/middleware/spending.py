@@ -53,13 +53,13 @@ class Spending:
             cap: Maximum tokens of each answer.
         """
         place = archive.owner, session
-        most, refused = await self.quote(archive, session, writer, prompts, cap)
+        most, refused = await self.estimate(archive, session, writer, prompts, cap)
         if refused is not None:
-            return Decimal(0), await self._tell(place, refused)
+            return Decimal(0), await self._report_once(place, refused)
         self._under_way[place] = self._under_way.get(place, Decimal(0)) + most
         return most, None
 
-    async def quote(
+    async def estimate(
         self, archive: Archive, session: str, writer: Model | str, prompts: Sequence[str], cap: int
     ) -> tuple[Decimal, str | None]:
         """The maximum cost of a compile, and the reason if it would be refused; nothing is reserved."""
@@ -101,10 +101,10 @@ class Spending:
         if cost is None or cost:
             self._spent.keep(place, (self._spent.get(place) or Decimal(0)) + (held if cost is None else cost))
 
-    async def _tell(self, place: Place, why: str) -> str:
+    async def _report_once(self, place: Place, why: str) -> str:
         if self._reported.get(place) is None:
             self._reported.keep(place, True)
-            await self._report(BudgetError(f"{why}: no model is asked for it any more, passages are quoted instead"))
+            await self._report(BudgetError(f"{why}: no model is called for it any more, and passages are quoted instead"))
         return why
 
 

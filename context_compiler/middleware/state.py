@@ -258,19 +258,19 @@ class Pending:
     def __init__(self) -> None:
         """Start without compiles."""
         self._all: dict[Conversation, PendingCompile] = {}
-        self._begun: set[Conversation] = set()
+        self._reserved: set[Conversation] = set()
         self._unused: list[PendingCompile] = []
 
-    def begin(self, conversation: Conversation) -> bool:
-        """Reserve the start of a compile of a conversation until `begun`; False if it is reserved already."""
-        if conversation in self._begun:
+    def reserve(self, conversation: Conversation) -> bool:
+        """Reserve the start of a compile of a conversation until `release`; False if it is reserved already."""
+        if conversation in self._reserved:
             return False
-        self._begun.add(conversation)
+        self._reserved.add(conversation)
         return True
 
-    def begun(self, conversation: Conversation) -> None:
+    def release(self, conversation: Conversation) -> None:
         """Release the reservation: a compile was added, or none was started."""
-        self._begun.discard(conversation)
+        self._reserved.discard(conversation)
 
     def find(self, conversation: Conversation, history: History, config: str) -> PendingCompile | None:
         """The compile of a conversation by its label, or by a matching history if the host renames each run."""
@@ -282,7 +282,7 @@ class Pending:
         """Add a compile; if there are too many, the oldest is cancelled."""
         self._all[one.context.conversation] = one
         while len(self._all) > PENDING:
-            self._leave(self._all.pop(next(iter(self._all)))).cancel()
+            self._note_unused(self._all.pop(next(iter(self._all)))).cancel()
 
     def take(self, one: PendingCompile) -> bool:
         """Remove a compile; True only for the first caller."""
@@ -291,7 +291,7 @@ class Pending:
         del self._all[one.context.conversation]
         return True
 
-    def _leave(self, one: PendingCompile) -> PendingCompile:
+    def _note_unused(self, one: PendingCompile) -> PendingCompile:
         """Remember a finished compile that no request will use, so that its cost is recorded."""
         if one.task.done():
             self._unused.append(one)
@@ -304,7 +304,7 @@ class Pending:
 
     async def end(self) -> None:
         """Cancel all compiles, and wait until those of this event loop have ended."""
-        tasks = [self._leave(one).cancel() for one in self._all.values()]
+        tasks = [self._note_unused(one).cancel() for one in self._all.values()]
         self._all.clear()
         mine = {task for task in tasks if task.get_loop() is asyncio.get_running_loop()}
         if mine:
@@ -357,7 +357,7 @@ class RequestContext(Plan):
         After an undo, the high threshold is raised to the budget for a while.
         """
         limits = self._thresholds(cycle)
-        return replace(limits, high=limits.budget) if self._rests(limits) else limits
+        return replace(limits, high=limits.budget) if self._is_paused(limits) else limits
 
     def _thresholds(self, cycle: Cycle | None) -> Limits:
         ratio = cycle.ratio if cycle is not None else self.run.ratios.of(self.request.family)
@@ -366,11 +366,11 @@ class RequestContext(Plan):
         return limits if self.host is None else limits.beside(self.prompt_tokens, self.recent_tokens)
 
     @property
-    def rests(self) -> bool:
+    def is_paused(self) -> bool:
         """True while an undone compile must not be repeated: only the budget causes a cut, and no model is called."""
-        return bool(self.steering.held) and self._rests(self._thresholds(None))
+        return bool(self.steering.held) and self._is_paused(self._thresholds(None))
 
-    def _rests(self, limits: Limits) -> bool:
+    def _is_paused(self, limits: Limits) -> bool:
         """True until the conversation has grown by a whole cycle since a compile was undone."""
         held, ids = self.steering.held, self.history.ids
         if not held or held not in ids:
