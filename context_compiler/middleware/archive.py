@@ -217,15 +217,12 @@ class Archive:
 
     async def _write(self, session_id: str, work: Write) -> Any:
         """Execute a write after the delayed ones, and return its result; None if it failed or was delayed."""
+        late = self._late
         if not self._breaker.open:
-            turn = (
-                partial(work, None)
-                if self._late is None
-                else partial(self._write_in_order, self._late, session_id, work)
-            )
-            return await self._try(turn, writes=True)
-        if self._late is not None and self._late.is_unavailable:
-            await try_await(self._delay(self._late, session_id, Moment(), work))
+            write = partial(work, None) if late is None else partial(self._write_in_order, late, session_id, work)
+            return await self._try(write, writes=True)
+        if late is not None and late.is_unavailable:
+            await try_await(self._delay(late, session_id, Moment(), work))
         return None
 
     async def _write_in_order(self, late: LateWrites, session_id: str, work: Write) -> Any:
@@ -248,12 +245,12 @@ class Archive:
     async def catch_up(self) -> None:
         """Execute the delayed writes, or report why they must wait."""
         late = self._late
-        error = (
-            (await try_await(self._within_limit(late.catch_up))).error if late is not None and late.waiting else None
-        )
-        if late is not None and error is not None:
+        if late is None or not late.waiting:
+            return
+        error = (await try_await(self._within_limit(late.catch_up))).error
+        if error is not None:
             waiting = f"{len(late)} {'write waits' if len(late) == 1 else 'writes wait'} for the record"
-            await self._report(StoreError(f"{waiting}, now delayed or lost: {error}"))
+            await self._report(StoreError(f"{waiting} and may yet be lost: {error}"))
 
     async def _try(self, work: Callable[[], Awaitable[Any]], *, writes: bool = False) -> Any:
         """Result of a store operation; None if it failed, if the breaker is open, or if the owner is unknown.

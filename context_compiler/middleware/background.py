@@ -128,9 +128,7 @@ def unused_row(one: PendingCompile) -> Compile | None:
     if not made.usage:
         return None
     model = one.context.policy.model
-    return _row(
-        one, CompileError("no request used it", model=model, phase="background", usage=made.usage), "skipped"
-    )
+    return _row(one, CompileError("no request used it", model=model, phase="background", usage=made.usage), "skipped")
 
 
 def _charge_once(context: RequestContext, one: PendingCompile, response: SummaryResponse) -> SummaryResponse:

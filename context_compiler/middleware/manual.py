@@ -403,7 +403,7 @@ class Manual:
         )
         budget = found.context.limits().budget * found.ratio
         if result.after > budget:
-            why = f"that is over the budget of {int(budget):,}, so the next request is cut, with quotes and without a model"
+            why = f"that is over the budget of {int(budget):,}, so the next request is cut again, without a model"
             result = replace(result, why=why)
         state = {"cycle": before.to_json() if before is not None else None, "before": result.before}
         action = Action(

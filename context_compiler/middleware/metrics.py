@@ -20,17 +20,15 @@ OTHER = "other"
 
 _METER = get_meter("context_compiler")
 _VIEWS = _METER.create_counter("context_compiler.views", "{view}", "Requests, by status of their view")
-_VIEW_TIME = _METER.create_histogram("context_compiler.view.duration", "s", "Time to make a view, including its compile")
-_RAW = _METER.create_counter("context_compiler.tokens.raw", "{token}", "Tokens that requests would have had as raw history")
+_VIEW_TIME = _METER.create_histogram("context_compiler.view.duration", "s", "Time to make a view and its compile")
+_RAW = _METER.create_counter("context_compiler.tokens.raw", "{token}", "Tokens of requests as raw history")
 _SENT = _METER.create_counter("context_compiler.tokens.sent", "{token}", "Tokens that were sent")
 _INPUT = _METER.create_counter("context_compiler.tokens.input", "{token}", "Input tokens reported by providers")
 _CACHED = _METER.create_counter("context_compiler.tokens.cached", "{token}", "Input tokens read from a prompt cache")
 _COMPILES = _METER.create_counter("context_compiler.compiles", "{compile}", "Compiles, by status")
 _COMPILE_TIME = _METER.create_histogram("context_compiler.compile.duration", "s", "Time of a compile with a model")
 _COMPILE_TOKENS = _METER.create_counter("context_compiler.compile.tokens", "{token}", "Tokens of compiles")
-_COST = _METER.create_counter(
-    "context_compiler.cost", "USD", "Cost of requests and compiles with known prices"
-)
+_COST = _METER.create_counter("context_compiler.cost", "USD", "Cost of requests and compiles with known prices")
 _UNPRICED = _METER.create_counter("context_compiler.unpriced", "{call}", "Calls to models without a known price")
 _ERRORS = _METER.create_counter("context_compiler.errors", "{error}", "Errors that did not stop a run, by type")
 
