@@ -407,7 +407,7 @@ class ContextCompiler(Arguments, AbstractCapability[Any]):
             return None if self._only_records else TightModel(model, self._tighter_messages)
 
     def _tighten_after(self, error: BaseException) -> bool:
-        """True if the request should be retried with less: at most once a run, and only if our view was too long."""
+        """Tighten the run after a provider refused our view as too long; True if it should be retried, once a run."""
         if self._request is None or self._run.refused or self.dry_run or not is_overflow(error):
             return False
         self._run.tighten()

@@ -368,11 +368,9 @@ class Manual:
         await self._report(error)
         why, size = f"{error}; {AS_IT_WAS}", found.size(found.current())
         result = CompileResult(session=found.id, kind=kind, done=False, why=why, focus=focus, before=size, after=size)
-        return (
-            result
-            if spent is None
-            else replace(result, usage=spent.usage, **_model_and_cost(found, spent.usage, spent.cost))
-        )
+        if spent is None:
+            return result
+        return replace(result, usage=spent.usage, **_model_and_cost(found, spent.usage, spent.cost))
 
     async def _save(self, found: _Session, done: Advance, result: CompileResult, row: Compile | None) -> None:
         cycle = done.cycle

@@ -40,7 +40,7 @@ Transcript = Callable[[str], Awaitable[list[ModelMessage]]]
 FOUND, READ = "FOUND IN EARLIER TURNS", "EARLIER IN THIS CONVERSATION"
 
 FRAME = 64
-"""Tokens of a result reserved for the fence and the line that tells how to continue."""
+"""Tokens of a result reserved for the fence and the line on how to continue."""
 
 MOST = 200
 """Maximum number of messages whose passages are ranked."""

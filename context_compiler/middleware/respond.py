@@ -136,7 +136,7 @@ def _is_over_soft(context: RequestContext, cycle: Cycle | None, result: Result) 
 
 
 async def _current_cycle(context: RequestContext, host: Host) -> tuple[RequestContext, Cycle | None]:
-    """Find the cycle of this request: the run's own, or for the first request that of the longest known prefix.
+    """Find the cycle of this request: the run's own, or at the first request that of its longest known prefix.
 
     The user's steering is looked up at the same time; the returned request includes it.
     """
@@ -373,7 +373,7 @@ def _add_recall(context: RequestContext, plain: Result, done: Advance) -> Result
 async def advance_again(compiler: CompilerState, run: Run, request: Request, host: Host, *, result: Result) -> Result:
     """Replace `result`, which is over the budget or has too little room by the current ratio.
 
-    No model is called, because a user turn calls it at most once; an existing summary is kept.
+    No model is called, because it is called at most once per user turn; an existing summary is kept.
 
     Raises:
         ContextCompilerError: The template or anything else failed.
@@ -402,7 +402,7 @@ async def advance_request(
 
 
 def summary_callback(context: RequestContext, host: Host) -> Ask | None:
-    """Callback that asks for a summary at most once a user turn and within the usage limits; None if it has asked."""
+    """Callback that asks for a summary, within the usage limits; None if this user turn has asked already."""
     run = context.run
     if run.asked_turn == context.turn:
         return None

@@ -83,7 +83,7 @@ class Spending:
         rows = await archive.compiles(session)
         recorded = sum((cost for row in rows or () if (cost := compile_cost(row)) is not None), Decimal(0))
         if rows is not None:
-            if recorded < (self._recorded.get(place) or 0):  # the session was deleted or pruned: count anew
+            if recorded < (self._recorded.get(place) or 0):  # the session was deleted or pruned: start again
                 self._spent.keep(place, recorded)
                 self._reported.take(place)
             self._recorded.keep(place, recorded)
