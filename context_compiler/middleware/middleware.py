@@ -182,8 +182,8 @@ class Middleware:
     async def _join(self, run: Run, request: Request) -> Request:
         """Prepend the recorded messages before a window, if the application gives only a window of a conversation.
 
-        This works for conversations that the application names or keeps in the host's store. All other ids are made up
-        anew for every run.
+        This works for conversations that the application names or keeps in the host's store. All other ids differ in
+        every run.
         """
         read = False
         if run.earlier is None:
