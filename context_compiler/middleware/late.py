@@ -30,7 +30,7 @@ PASSING = frozenset(
 PASSING_STATES = ("08", "40", "53", "55P03", "57")
 """Prefixes of temporary PostgreSQL SQLSTATEs: connection, conflict, resources, lock, server shutdown."""
 
-REMOVED = "content was deleted from the record since, which may include theirs"
+REMOVED = "something was deleted from the record since, which may include their content"
 TOO_MANY, TOO_LATE = f"more than {LATE} are waiting", f"they waited for more than {LATE_S / 60:.0f} minutes"
 
 Write = Callable[[Moment | None], Awaitable[Any]]

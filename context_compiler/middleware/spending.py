@@ -104,7 +104,7 @@ class Spending:
     async def _report_once(self, place: Place, why: str) -> str:
         if self._reported.get(place) is None:
             self._reported.keep(place, True)
-            await self._report(BudgetError(f"{why}: no model is called for it any more; passages are quoted"))
+            await self._report(BudgetError(f"{why}: no model is asked for it any more; passages are quoted"))
         return why
 
 
