@@ -355,7 +355,7 @@ class Summaries:
         self, key: str, prompts: Sequence[str], compiler: Model | str, archive: Archive, timeout: float
     ) -> SummaryResponse:
         if self._breaker.open:
-            why = "it failed too often and is not called for a while"
+            why = "it failed too often and is left alone for a while"
             return _failure(CompileError(why, model=model_alias(compiler), phase="call"), model_alias(compiler))
         outcome = await try_await(ask(prompts, compiler, timeout=timeout))
         if outcome.value is None:
