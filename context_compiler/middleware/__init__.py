@@ -1,1 +1,1 @@
-"""The host's side: capability, history processor and one-shot views; everything that waits, records or fails open."""
+"""The host side: capability, history processor and one-shot views; everything that waits, records or fails open."""

@@ -1,4 +1,4 @@
-"""Every argument of `ContextCompiler` and `compile_view`, checked, and the policy that follows for one request."""
+"""Arguments of `ContextCompiler` and `compile_view`: their checks, and the policy they give for a request."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ from context_compiler.tokens.prices import Budget, Money, check_budget, highest_
 Owner = str | Callable[[RunContext[Any]], str] | None
 
 RECALL = 0.5
-"""Share of the room for messages that a recall block may take by default."""
+"""Default maximum size of a recall block, as a fraction of the room."""
 
 FORMER_RECALL = 0.3
-"""That default in files of schema 3; see `Policy.former`."""
+"""The same default in files of schema 3; see `Policy.former`."""
 
 REFLECTIONS = ReflectionPolicy()
 
@@ -50,52 +50,52 @@ CHOICES = {
     "inject": ("user", "system", "compaction"),
     "record": ("full", "metadata", "off"),
 }
-"""Words that an argument may be."""
+"""Allowed words of an argument."""
 
 SHORT = Repr()
 SHORT.maxstring = SHORT.maxother = 60
-"""Values of arguments, as long as a line has room for."""
+"""Formatter that shortens the values of arguments to fit on a line."""
 
 SHIPPED = TemplateLibrary(system=None)
 """The templates that come with the package."""
 
 
-def _one_of(*kinds: type[object]) -> Callable[[object], bool]:
+def _none_or_type(*kinds: type[object]) -> Callable[[object], bool]:
     return lambda value: value is None or isinstance(value, kinds)
 
 
-def _one_of_these(names: Collection[str]) -> Callable[[object], bool]:
+def _none_or_word(names: Collection[str]) -> Callable[[object], bool]:
     return lambda value: value is None or (isinstance(value, str) and value in names)
 
 
-def _seconds(value: object) -> bool:
+def _is_seconds(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < float("inf")
 
 
 ALLOWED: dict[str, tuple[Callable[[object], bool], str]] = {
     "template": (lambda value: isinstance(value, str | Template), "a name or a Template"),
-    "model": (_one_of(str, Model), "a model or its name"),
-    "store": (_one_of(str, Path, Store), "a path, a PostgreSQL address or a Store"),
-    "vault": (_one_of(str, Path), "a folder"),
-    "system": (_one_of(str, Path), "a folder"),
+    "model": (_none_or_type(str, Model), "a model or its name"),
+    "store": (_none_or_type(str, Path, Store), "a path, a PostgreSQL address or a Store"),
+    "vault": (_none_or_type(str, Path), "a folder"),
+    "system": (_none_or_type(str, Path), "a folder"),
     "vault_name": (lambda value: isinstance(value, str), "a name"),
     "every_turn": (lambda value: isinstance(value, bool), "True or False"),
     "compile_tool": (lambda value: isinstance(value, bool), "True or False"),
     "background": (lambda value: isinstance(value, bool), "True or False"),
     "dry_run": (lambda value: isinstance(value, bool), "True or False"),
-    "reflections": (_one_of(ReflectionPolicy), "a ReflectionPolicy"),
-    "timeout": (_seconds, "seconds above 0"),
+    "reflections": (_none_or_type(ReflectionPolicy), "a ReflectionPolicy"),
+    "timeout": (_is_seconds, "seconds above 0"),
     "on_view": (lambda value: value is None or callable(value), "a function"),
     "on_error": (lambda value: value is None or callable(value), "a function"),
     "layers": (lambda value: value is None or isinstance(value, Layers) or callable(value), "a Layers or a function"),
     "role": (
-        lambda value: isinstance(value, Need) or _one_of_these(NEEDS)(value),
+        lambda value: isinstance(value, Need) or _none_or_word(NEEDS)(value),
         f"one of {', '.join(NEEDS)}, or a Need",
     ),
     "redact": (lambda value: value is None or callable(value), "a function"),
     "owner": (lambda value: value is None or isinstance(value, str) or callable(value), "a name or a function"),
 }
-"""Types of the arguments that nothing else checks: a YAML spec passes any value."""
+"""Checks of arguments that nothing else checks, with the text of the error: a YAML spec passes any value."""
 
 
 @dataclass(repr=False)
@@ -103,80 +103,81 @@ class Arguments:
     """The arguments of a compiler; nothing is opened or read before the first request."""
 
     template: str | Template = "chat_compiler"
-    """A name, a path inside the template folders, or a `Template`."""
+    """A template name, a path inside the template folders, or a `Template`."""
     _: KW_ONLY
     budget: Budget | None = None
-    """Input tokens of one request, a share of the window, or `Money`; None is 0.8 of a known window, else 32,000."""
+    """Input tokens per request, a fraction of the window, or `Money`; None is 0.8 of a known window, else 32,000."""
     trigger: Amount | None = None
-    """When to cut back, in tokens or as a share of the budget; None is the template's, else one that suits the room and
-    the kind of session."""
+    """Threshold of a compile, in tokens or as a fraction of the budget; None is the template's, else one that suits the
+    room and the kind of session."""
     reserve: int | None = None
     """Tokens of a known window that stay free for the answer."""
     window: int | None = None
-    """The model's context window in tokens, where the host does not know it."""
+    """The model's context window in tokens, if the host does not know it."""
     counter: TokenCounter | CountText | Literal["provider"] | None = None
-    """Token counter; None counts o200k exactly, "provider" asks the model's provider, too."""
+    """Token counter; None counts exactly with o200k, "provider" also asks the model's provider."""
     fidelity: Fidelity | str | None = None
     """Fidelity of the summary; None takes the template's."""
     every_turn: bool = False
-    """Compile at the first request of every user turn, which moves the prompt-cache prefix once a turn."""
+    """Compile at the first request of every user turn; this invalidates the prompt cache once a turn."""
     compile_tool: bool = False
-    """Give the agent the tool `compile_context`, with which it has its own conversation compiled."""
+    """Give the agent the tool `compile_context`, which compiles its own conversation."""
     background: bool = False
-    """Compile while the conversation goes on, before the threshold is reached, so that requests rarely wait for it."""
+    """Compile in the background before the threshold is reached, so that requests rarely wait for a compile."""
     model: Model | str | None = None
-    """The compiler's model; None is the run's own, "none" means no model."""
+    """Model that writes summaries; None is the run's own, "none" uses no model."""
     compile_spend_limit: Money | str | None = None
-    """The most that the compiles of a session may cost; then no model is asked. Requests do not count."""
+    """Maximum cost of the compiles of a session; once it is reached, no model is called. Requests do not count."""
     store: str | Path | Store | None = "system/context.db"
     """Store of the record: a path, the address of a PostgreSQL database, or a `Store`; None keeps it in memory."""
     vault: str | Path | None = None
-    """A folder whose `AssistantMD/ContextTemplates/` comes first; with `{owner}` in its path, one for each owner."""
+    """Folder whose `AssistantMD/ContextTemplates/` is searched first; `{owner}` in its path gives each owner a folder.
+    """
     system: str | Path | None = "system"
-    """A folder whose `ContextTemplates/` comes second."""
+    """Folder whose `ContextTemplates/` is searched second."""
     vault_name: str = ""
-    """Name of the vault on the record; empty is none, or the role of a node with layers."""
+    """Name of the vault on the record; empty means none, or the role of a node with layers."""
     recent_turns: Count | None = None
-    """Turns before the current one to keep if they fit; None is the template's, "all" is all."""
+    """Turns to keep before the current one if they fit; None is the template's, "all" is all."""
     recent_tool_results: Count | None = None
-    """Tool results that a compile sees whole; None is the template's, "all" is all."""
+    """Tool results that a compile includes in full; None is the template's, "all" is all."""
     tool_history: str = "paired"
     """Tool exchanges of kept turns: paired (verbatim), drop, or render (as text)."""
     recall: Amount = RECALL
-    """The most that the recall block of a prompt may take: a share of the room for messages (1.0: all that is free),
-    or tokens; 0 recalls nothing."""
+    """Maximum size of a prompt's recall block: a fraction of the room (1.0: all that is free), or tokens; 0 recalls
+    nothing."""
     recall_across: Amount = 0
-    """The most that passages of the owner's other conversations may take before a prompt that asks: a share of the
-    room, or tokens; 0, the default, quotes none."""
+    """Maximum size of the passages from the owner's other conversations before a prompt that asks for something: a
+    fraction of the room, or tokens; 0, the default, quotes none."""
     reflections: ReflectionPolicy | None = None
-    """Policy that fills `reflections` for a template that asks for them; None takes the last three failed calls."""
+    """Policy that fills `reflections` in a template that uses them; None takes the last three failed calls."""
     inject: str = "user"
-    """The channel of the summary: user, system or compaction."""
+    """Channel of the summary: user, system or compaction."""
     record: str = "full"
     """Content of the record: full, metadata, or off."""
     owner: Owner = None
-    """Owner of the conversations, or a function from a run to it: nothing of one owner is found by another. None is
-    the owner of the store."""
+    """Owner of the conversations, or a function from a run to its owner; an owner never finds anything of another
+    owner. None is the owner of the store."""
     redact: Redact | None = None
-    """Given a text, what of it may be kept on the record."""
+    """Function that returns the part of a text that may be recorded."""
     dry_run: bool = False
-    """Record and log what would be sent, and send raw history."""
+    """Record and log the view that would be sent, but send raw history."""
     timeout: float = 60.0
-    """Seconds for one compile."""
+    """Time limit of a compile in seconds."""
     on_view: Callable[[View], Any] | None = None
     """Called with every view before it is sent; may be async."""
     on_error: Callable[[Exception], Any] | None = None
-    """Called with everything that failed here; may be async."""
+    """Called with every error that did not stop the run; may be async."""
 
     layers: LayerSource | None = None
-    """Source of the layers: `Layers`, or a function from a session to its state. What `role` needs of
-    them stands before each run's prompt."""
+    """Source of the layers: `Layers`, or a function from a session to its state. The layers that `role` needs are put
+    before each run's prompt."""
     role: str | Need | None = None
     """Node of the agent: understand, think, act, reply, or a `Need` of your own."""
 
     @classmethod
     def from_config(cls, path: str | Path | None = None, **given: Any) -> Self:
-        """A compiler with the values of a configuration file; arguments that are given here win.
+        """Build a compiler from a configuration file; arguments given here take precedence.
 
         Args:
             path: The file; None is `context_compiler.toml`, else `[tool.context_compiler]` in `pyproject.toml`, both in
@@ -184,23 +185,23 @@ class Arguments:
             given: Further arguments.
 
         Raises:
-            SettingsError: The file is wrong, or a value in it is.
+            SettingsError: The file or a value in it is wrong.
         """
         arguments: dict[str, Any] = {**Config.load(path).arguments(), **given}
         return cls(**arguments)
 
     def __copy__(self) -> Self:
-        """The same once more: state, if there is any, is shared."""
+        """A shallow copy that shares the state, if there is any."""
         other = object.__new__(type(self))
         other.__dict__.update(self.__dict__)
         return other
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
-        """A new one of the same arguments, which are shared: a store and a model stay what they are."""
+        """A new object with the same arguments; stores and models are shared, not copied."""
         return type(self)(**self.given())
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """The arguments, without any state.
+        """Pickle the arguments without any state.
 
         Raises:
             PicklingError: An argument cannot be pickled; the message names it.
@@ -214,42 +215,42 @@ class Arguments:
         return _rebuild, (type(self), given)
 
     def __repr__(self) -> str:
-        """The arguments that are not the default, each in short."""
+        """The arguments that differ from their defaults, each shortened."""
         changed = [one for one in fields(self) if one.init and one.repr and _differs(getattr(self, one.name), one)]
         given = [f"{one.name}={SHORT.repr(getattr(self, one.name))}" for one in changed]
         return f"{type(self).__name__}({', '.join(given)})"
 
     @property
     def place(self) -> str:
-        """Vault on the record: a node with layers has a conversation of its own in each session, named by its role."""
+        """Vault name on the record: with layers, the role, because each node has its own conversation in a session."""
         if self.vault_name or self.layers is None or self.role is None:
             return self.vault_name
         return self.role.name if isinstance(self.role, Need) else self.role
 
     @property
     def static_owner(self) -> str:
-        """The owner that needs no run to be known; "" where a function names the owner of each run."""
+        """The owner if it is known without a run; "" if a function names the owner of each run."""
         if self.owner is None:
             owner: object = self.store.owner if isinstance(self.store, Tenants) else ""
             return owner if isinstance(owner, str) else ""
         return "" if callable(self.owner) else self.owner
 
     @property
-    def vaults_of_owners(self) -> bool:
-        """True if each owner has a vault."""
+    def has_owner_vaults(self) -> bool:
+        """True if each owner has a vault of its own."""
         return self.vault is not None and OWNER in str(self.vault)
 
     def templates(self, owner: str | None) -> TemplateLibrary:
-        """Templates for the requests of an owner; without an owner, no vault where each owner has one."""
-        vault = self.vault if owner or not self.vaults_of_owners else None
+        """Templates for the requests of an owner; without an owner, vaults that belong to owners are left out."""
+        vault = self.vault if owner or not self.has_owner_vaults else None
         return TemplateLibrary(vault=vault, system=self.system, owner=owner)
 
     def given(self) -> dict[str, Any]:
-        """Every argument by name."""
+        """All arguments by name."""
         return {one.name: getattr(self, one.name) for one in fields(self) if one.init}
 
     def check(self) -> None:
-        """Refuse wrong values; a YAML spec passes them unchecked.
+        """Check all values, because a YAML spec passes them unchecked.
 
         Raises:
             SettingsError: A value is wrong; the message says what is allowed.
@@ -282,16 +283,16 @@ class Arguments:
         _check_choice("record", self.record)
 
     def check_names(self) -> None:
-        """Refuse a template that cannot be found, and a model of a provider that does not exist.
+        """Check that the template exists, and that the model's provider does.
 
         Faults inside a template and missing API keys are reported at the first request, because both can still change.
-        If each owner has a vault and a function names the owner of each run, templates are not known yet.
+        If each owner has a vault and a function names the owner, the template cannot be checked yet.
 
         Raises:
             TemplateError: There is no template of that name.
             SettingsError: There is no model of that name.
         """
-        if isinstance(self.template, str) and not (self.vaults_of_owners and callable(self.owner)):
+        if isinstance(self.template, str) and not (self.has_owner_vaults and callable(self.owner)):
             self.templates(self.static_owner).check(self.template)
         if isinstance(self.model, str) and self.model != "none":
             check_model_name(self.model, "model")
@@ -320,7 +321,7 @@ class Arguments:
         return whole_budget(budget, reserve=self.reserve, window=self.window or window, max_tokens=max_tokens)
 
     def budget_tokens(self, model: str, provider: str | None, *, cache: str = "") -> Amount | None:
-        """The budget in tokens of a model or as a share; money buys what it does without any cache hit."""
+        """The budget in tokens or as a fraction; money is converted at the price of a request without a cache hit."""
         if self.budget is None or isinstance(self.budget, int | float):
             return self.budget
         money = Money.parse(self.budget, name="budget")
@@ -329,10 +330,10 @@ class Arguments:
         return money.fallback if tokens is None else max(1, tokens)
 
     def spend_limit(self) -> Money | None:
-        """The limit of what the compiles of a session may cost.
+        """Maximum cost of the compiles of a session; None if there is no limit.
 
         Raises:
-            SettingsError: It is not money, or money with a fallback.
+            SettingsError: The value is not money, or is money with a fallback.
         """
         limit = cast(object, self.compile_spend_limit)
         if limit is None:
@@ -345,7 +346,7 @@ class Arguments:
         return money
 
     def budget_unpriced(self, model: str, provider: str | None) -> bool:
-        """True if the budget is money, and no price of the model is known."""
+        """True if the budget is money but no price of the model is known."""
         money = self.budget is not None and not isinstance(self.budget, int | float)
         price = highest_price(model, provider) if money else None
         return money and (price is None or price.affordable(Decimal(1)) is None)
@@ -365,27 +366,27 @@ class Arguments:
         provider: str | None = None,
         cache: str = "",
     ) -> Policy:
-        """Resolve every choice for one request: these arguments, else the template, else the settings.
+        """Resolve every choice for one request: from these arguments, else the template, else the settings.
 
         Args:
-            templates: Where the template is looked up.
-            settings: Defaults of the environment.
-            template: Instead of the one that was asked for.
+            templates: Library of templates.
+            settings: Defaults from the environment.
+            template: Template to use instead of the configured one.
             model: Name of the run's model, which writes summaries unless the caller named another.
             family: Tokenizer family of the run's model.
-            window: Its context window in tokens, where it is known.
-            max_tokens: The most tokens of an answer that the request's settings allow.
-            scope: Conversations that share their compiles.
-            refs: The agent has a tool that reads what is left out.
+            window: Context window of the run's model in tokens; None if unknown.
+            max_tokens: Maximum tokens of an answer, by the request's settings.
+            scope: Scope within which conversations share their compiles.
+            refs: True if the agent has a tool that reads messages left out of a view.
             provider: Provider of the run's model.
-            cache: "5m" or "1h" where the request is written to a prompt cache.
+            cache: Cache time, "5m" or "1h", if the request is written to a prompt cache.
 
         Raises:
-            TemplateError: the template is missing or wrong.
+            TemplateError: The template is missing or wrong.
         """
         template, fidelity = templates.find(template or self.template), self._fidelity()
-        turns = _first(self.recent_turns, template.recent_turns, settings.context_compiler_recent_turns)
-        results = _first(
+        turns = _first_given(self.recent_turns, template.recent_turns, settings.context_compiler_recent_turns)
+        results = _first_given(
             self.recent_tool_results, template.recent_tool_results, settings.context_compiler_recent_tool_results
         )
         budget, _ = self.whole_budget(window=window, max_tokens=max_tokens, model=model, provider=provider, cache=cache)
@@ -418,7 +419,7 @@ class Arguments:
 
 
 def _template_hint(value: object) -> str:
-    """The likely mistake behind a template that is none: a budget without its name, or a class for an instance."""
+    """Hint at the likely mistake: a budget without its name, or the class instead of an instance."""
     if isinstance(value, RunContext):
         return "; in capabilities=, give ContextCompiler(), not the class"
     return f"; a budget has its name, budget={value!r}" if isinstance(value, int | float | Money) else ""
@@ -454,17 +455,17 @@ def _check_count(name: str, value: object) -> None:
         raise SettingsError(f'{name}={value!r}: give a number from 0 up, or "all"')
 
 
-def _first(*given: Count | None) -> int | None:
+def _first_given(*given: Count | None) -> int | None:
     """The first count that is given; None means all."""
     value = next((one for one in given if one is not None), "all")
     return None if isinstance(value, str) else value
 
 
 def check_model_name(model: str, what: str) -> None:
-    """Refuse the name of a model whose provider does not exist.
+    """Check that a model name has a known provider; `what` names the argument in the error.
 
     Raises:
-        SettingsError: There is no model of that name; `what` was given.
+        SettingsError: There is no model of that name.
     """
     provider, _ = parse_model_id(model)
     if model != "test" and (

@@ -1,6 +1,7 @@
-"""Compiles in the background: begun before the high threshold is reached, used at the first request that is over it.
+"""Background compiles: started below the high threshold, and used by the first request above it.
 
-One a conversation. What it has compiled must still be how the history begins when it is used; else it is thrown away.
+Each conversation has at most one. A compile is used only if the messages it covers are still the beginning of the
+history; otherwise it is discarded.
 """
 
 from __future__ import annotations
@@ -19,17 +20,17 @@ from context_compiler.recall import question_text
 from context_compiler.record.values import Compile
 
 BACKGROUND = "made in the background"
-"""Words in the status of a compile that began before a request needed it."""
+"""Part of a compile's status if it started before a request needed it."""
 
 
 def pending(context: RequestContext) -> PendingCompile | None:
-    """The compile of this conversation that is under way, or done and not used yet."""
+    """The background compile of this conversation, running or finished but unused; None if there is none."""
     return context.compiler.pending.find(context.conversation, context.history, context.policy.config)
 
 
-def where_asked(context: RequestContext, limits: Limits, cycle: Cycle | None) -> Limits:
-    """The thresholds at which a view is cut back next, if its prompt asks as one of the newest did."""
-    if cycle is None:  # nothing has been left out that could be asked for
+def limits_for_questions(context: RequestContext, limits: Limits, cycle: Cycle | None) -> Limits:
+    """Lower the high threshold if a recent prompt asked for earlier text: the next such prompt is cut sooner."""
+    if cycle is None:  # nothing has been left out yet, so no prompt can ask for it
         return limits
     least, history = limits.room // DUE, context.history
     recent = (history.readings[turn.start] for turn in context.outline.turns[-TURNS:])
@@ -38,11 +39,11 @@ def where_asked(context: RequestContext, limits: Limits, cycle: Cycle | None) ->
 
 
 async def start(context: RequestContext, previous: Cycle | None, host: Host) -> bool:
-    """Begin a compile while the conversation goes on; False if no model would be asked now, or none can be."""
+    """Start a background compile; False if no model may or can be asked now."""
     run = context.run
-    if context.policy.model == "none" or context.rests or run.refused or run.asked_turn == context.turn:
+    if context.policy.model == "none" or context.is_paused or run.refused or run.asked_turn == context.turn:
         return False
-    limits = where_asked(context, context.limits(), previous).ahead
+    limits = limits_for_questions(context, context.limits(), previous).ahead
     chosen = select(context, limits, previous=previous, overhead=context.request.fixed)
     decided = decided_by(chosen)
     if not decided or reason_for_no_model(chosen, context.turn) is not None:
@@ -50,8 +51,8 @@ async def start(context: RequestContext, previous: Cycle | None, host: Host) -> 
     wanted, all_pending = summary_request(chosen), context.compiler.pending
     if not context.affords(wanted, host):
         return False
-    if not all_pending.begin(context.conversation):
-        return True  # another run of this conversation does
+    if not all_pending.reserve(context.conversation):
+        return True  # another run of this conversation is starting one
     try:
         task = await host.launch(wanted)
         if task is None:
@@ -70,17 +71,21 @@ async def start(context: RequestContext, previous: Cycle | None, host: Host) -> 
             )
         )
     finally:
-        all_pending.begun(context.conversation)
+        all_pending.release(context.conversation)
     return True
 
 
 async def finish(
     context: RequestContext, one: PendingCompile, host: Host
 ) -> tuple[Advance | None, Compile | None, CompileError | None]:
-    """The advance that a compile in the background has made, waited for if need be; its row and error if it failed."""
+    """Wait for a background compile and turn it into an advance.
+
+    Returns:
+        The advance, or None with the row and the error of a failed compile.
+    """
     response = await host.land(one.task)
     try:
-        response = host.charge(_due(context, one, response))
+        response = host.charge(_charge_once(context, one, response))
     except CompileError as error:
         context.run.ask(context.turn)
         return None, _row(one, error), error
@@ -92,46 +97,47 @@ async def finish(
     fixed = begun.request.fixed
     done = await advance(begun, one.limits, where=one.where, ask=answer, previous=one.previous, overhead=fixed)
     cycle = fitting(done.cycle, context.history, context.policy.config) or done.cycle
-    return replace(done, cycle=cycle, row=done.row and _noted(one, done.row)), None, None
+    return replace(done, cycle=cycle, row=done.row and _with_note(one, done.row)), None, None
 
 
 async def discard(context: RequestContext, host: Host) -> tuple[Compile | None, CompileError | None]:
-    """Let go of a compile that failed, or is of no use for this request: its row, and the error if it failed.
+    """Discard a background compile that failed or does not fit this request.
 
-    What it has cost is charged to this run. After a failure no other compile is tried in this turn.
+    Its cost is charged to this run. After a failure no other compile is tried in this turn.
+
+    Returns:
+        The row of the discarded compile, and the error if it failed; None for both if nothing was discarded.
     """
     one = pending(context)
     if one is None:
         return None, None
-    unfit, made = _unfit(context, one, host), response_of(one.task) if one.task.done() else None
-    if unfit is None:
+    reason, made = _reason_unusable(context, one, host), response_of(one.task) if one.task.done() else None
+    if reason is None:
         return (await finish(context, one, host))[1:] if made is not None and made.failure else (None, None)
     spent: dict[str, int] = {}
     if made is not None:
-        spent = host.charge(replace(_due(context, one, made), failure=None)).usage
+        spent = host.charge(replace(_charge_once(context, one, made), failure=None)).usage
     context.compiler.pending.take(one)
     one.cancel()
-    return _row(one, CompileError(unfit, model=context.policy.model, phase="background", usage=spent), "skipped"), None
+    return _row(one, CompileError(reason, model=context.policy.model, phase="background", usage=spent), "skipped"), None
 
 
 def unused_row(one: PendingCompile) -> Compile | None:
-    """The row of a compile that was done and that no request has used; None if it has cost nothing."""
+    """Row of a finished compile that no request has used; None if it cost nothing."""
     made = response_of(one.task)
     if not made.usage:
         return None
     model = one.context.policy.model
-    return _row(
-        one, CompileError("no request came for it", model=model, phase="background", usage=made.usage), "skipped"
-    )
+    return _row(one, CompileError("no request used it", model=model, phase="background", usage=made.usage), "skipped")
 
 
-def _due(context: RequestContext, one: PendingCompile, response: SummaryResponse) -> SummaryResponse:
-    """The response with what this run has to pay for it: exactly one run pays."""
+def _charge_once(context: RequestContext, one: PendingCompile, response: SummaryResponse) -> SummaryResponse:
+    """The response, without its usage and cost if another run has paid for it: exactly one run pays."""
     return response if context.compiler.pending.take(one) else replace(response, usage={}, cost=None)
 
 
-def _unfit(context: RequestContext, one: PendingCompile, host: Host) -> str | None:
-    """Reason why a compile is of no use for this request."""
+def _reason_unusable(context: RequestContext, one: PendingCompile, host: Host) -> str | None:
+    """Reason why this request cannot use a compile; None if it can."""
     if one.task.get_loop() is not host.loop:
         return "it was made in another event loop"
     if one.task.cancelled():
@@ -141,11 +147,11 @@ def _unfit(context: RequestContext, one: PendingCompile, host: Host) -> str | No
 
 def _row(one: PendingCompile, error: CompileError, status: str = "failed") -> Compile:
     begun = one.context
-    return _noted(one, failed_row(one.where, begun.history, begun.policy, one.request, error), status)
+    return _with_note(one, failed_row(one.where, begun.history, begun.policy, one.request, error), status)
 
 
-def _noted(one: PendingCompile, row: Compile, status: str = "") -> Compile:
-    """A row whose status says where the compile was made."""
+def _with_note(one: PendingCompile, row: Compile, status: str = "") -> Compile:
+    """The row with a note in its status that the compile was made in the background."""
     word, _, reasons = row.status.partition("; ")
     notes = [status or word, f"{BACKGROUND} since turn {one.where.turn_index + 1}", reasons]
     return replace(row, status="; ".join(filter(None, notes)))

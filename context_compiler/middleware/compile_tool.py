@@ -1,7 +1,7 @@
-"""`compile_context`: a tool with which an agent has its own conversation compiled, guarded against loops.
+"""The `compile_context` tool, with which an agent compiles its own conversation; guarded against loops.
 
-It compiles at most once a turn, and only where that saves something. The result is an advance like any other: the next
-request of the run begins a cycle with it, and `undo_compile` takes it back.
+It compiles at most once a turn, and only if that saves enough. The compile is an ordinary advance: the next request of
+the run starts a cycle with it, and `undo_compile` reverts it.
 """
 
 from __future__ import annotations
@@ -12,17 +12,17 @@ from context_compiler.compiler.steering import Order
 from context_compiler.messages.fences import clip
 from context_compiler.middleware.background import pending
 from context_compiler.middleware.request import Host, Request
-from context_compiler.middleware.respond import asking, assemble_view
+from context_compiler.middleware.respond import assemble_view, summary_callback
 from context_compiler.middleware.state import CompilerState, RequestContext, Run, read_request
 from context_compiler.resilience import Report, try_await
 
 TOOL = "compile_context"
 
 LEAST, SHARE = 300, 10
-"""The least that a compile has to save: tokens, and a divisor of the request."""
+"""Minimum that a compile must save: in tokens, and as a divisor of the request's tokens."""
 
 FOCUS = 500
-"""Characters of a focus that are looked at."""
+"""Maximum length of a focus in characters; the rest is cut off."""
 
 GO_ON = "Go on with the task."
 
@@ -30,15 +30,15 @@ GO_ON = "Go on with the task."
 async def compile_context(
     compiler: CompilerState, run: Run, request: Request, host: Host, focus: str, report: Report
 ) -> str:
-    """Compile the conversation of a run, for its next request; the answer of the tool.
+    """Compile the conversation of a run for its next request, and return the tool's answer.
 
     Args:
-        compiler: Shared by all runs.
+        compiler: State shared by all runs.
         run: The run that calls the tool.
-        request: Its last request.
+        request: Last request of the run.
         host: Sender of that request.
-        focus: Subject that summary and quotes are to keep.
-        report: Called with what fails.
+        focus: Subject that the summary and the quotes should keep.
+        report: Called with any error.
     """
     context = read_request(compiler, run, request, host)
     reason = _refusal(context)
@@ -53,10 +53,10 @@ async def compile_context(
 
 
 def _refusal(context: RequestContext) -> str:
-    """Reason why nothing may be compiled now; empty if something may."""
+    """Reason not to compile now; empty if a compile is allowed."""
     if context.turn in (context.run.ordered_turn, context.run.asked_turn):
         return "it was compiled in this turn already, or asked for"
-    if context.rests:
+    if context.is_paused:
         return "the user has undone the last compile"
     return "a compile is under way" if pending(context) is not None else ""
 
@@ -75,7 +75,7 @@ async def _compile(context: RequestContext, host: Host, order: Order) -> str:
         context,
         limits,
         where=context.where,
-        ask=asking(context, host),
+        ask=summary_callback(context, host),
         previous=cycle,
         overhead=overhead,
         order=order,

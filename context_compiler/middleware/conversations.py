@@ -1,7 +1,7 @@
-"""`RecordConversationStore`: the host's conversations in the file of the record, with the views that were sent of them.
+"""`RecordConversationStore`: the host's conversations in the database of the record, next to their views.
 
-The host keeps a conversation as a log of messages. Here each is a message of the record, so that a compiler over the
-same store finds the whole conversation where a run is given the last messages of it alone.
+The host stores a conversation as a log of messages. Here each entry is a message of the record. A compiler on the same
+store therefore finds the whole conversation, even if a run is given only its last messages.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ try:
         ConversationRecord,
         ConversationStore,
     )
-except ImportError:  # before 2.68
+except ImportError:  # before version 2.68
     if TYPE_CHECKING:
         raise
     ConversationConflict = ConversationEntry = ConversationRecord = None
@@ -35,18 +35,18 @@ except ImportError:  # before 2.68
 
 
 class RecordConversationStore(ConversationStore):
-    """Conversations of the host in a record: each message once, in the same rows as the requests that were made of it.
+    """Store of the host's conversations in a record; each message is stored once and shared with the recorded requests.
 
-    Give the compiler the same store and owner: what a windowed `load(limit=…)` leaves out is then compiled and recalled
-    all the same.
+    Give the compiler the same store and owner: it then also compiles and recalls the messages that a windowed
+    `load(limit=…)` leaves out.
 
     `delete` removes a conversation with its requests, compiles, layers and memory, and every message that nothing else
-    needs: nothing is left in the file.
+    needs, so nothing of it is left in the file.
 
     Args:
         store: A path, or a store that the compiler uses too.
-        owner: Owner of all conversations; two owners may use the same ids. None takes each conversation's `scope` for
-            its owner, and `""` where it has none.
+        owner: Owner of all conversations; two owners may use the same ids. None takes each conversation's `scope` as
+            its owner, or `""` if it has no scope.
 
     Raises:
         SettingsError: This version of Pydantic AI has no conversation stores, or the store cannot keep conversations.
@@ -66,13 +66,13 @@ class RecordConversationStore(ConversationStore):
         return f"RecordConversationStore({self.store!r})"
 
     async def read_record(self, conversation_id: str) -> ConversationRecord | None:
-        """The record for a conversation, or None if the store does not have it."""
+        """The record for a conversation; None if the store does not have it."""
         work = partial(conversations.find_conversation, conversation_id=conversation_id)
         found = await self.store.perform(work)
         return None if found is None else self._record(found)
 
     async def read_records(self, *, scope: str | None = None, limit: int | None = None) -> Sequence[ConversationRecord]:
-        """The records, or those of a scope, newest first."""
+        """All records or those of a scope, newest first."""
         found = await self.store.perform(partial(conversations.conversations, scope=scope, limit=limit))
         return [self._record(one) for one in found]
 
@@ -83,11 +83,11 @@ class RecordConversationStore(ConversationStore):
         new_entries: Sequence[ConversationEntry] = (),
         expected_revision: str | None,
     ) -> None:
-        """Store a record and new entries, in one transaction.
+        """Store a record and new entries in one transaction.
 
         Raises:
-            ConversationConflict: The stored revision is another one, or an entry that the log continues is gone.
-            StoreError: It could not be saved; nothing of it was.
+            ConversationConflict: The stored revision is a different one, or the parent of an entry no longer exists.
+            StoreError: The record could not be saved; nothing was written.
         """
         log = [LogEntry(id=one.id, parent=one.parent_id, body=message_body(one.message)) for one in new_entries]
         work = partial(
@@ -101,21 +101,25 @@ class RecordConversationStore(ConversationStore):
             raise ConversationConflict(record.conversation_id)
 
     async def delete_record(self, conversation_id: str, *, expected_revision: str) -> None:
-        """Delete a conversation and all that was kept with it; entries that another one needs stay.
+        """Delete a conversation and everything stored with it; entries that another conversation needs are kept.
 
         Raises:
-            ConversationConflict: The stored revision is another one.
+            ConversationConflict: The stored revision is a different one.
         """
         work = partial(maintenance.delete_conversation, conversation_id=conversation_id, expected=expected_revision)
         if not await self.store.perform(work):
             raise ConversationConflict(conversation_id)
 
     async def read_entry(self, entry_id: str) -> ConversationEntry:
-        """One entry; LookupError if there is none."""
+        """One entry; LookupError if it does not exist."""
         return (await self.read_history(entry_id, limit=1))[-1]
 
     async def read_history(self, head_id: str | None, *, limit: int | None = None) -> list[ConversationEntry]:
-        """The entries up to one, oldest first, or the last of them; LookupError if there is no such entry."""
+        """The entries up to and including `head_id`, oldest first, or the last `limit` of them.
+
+        Raises:
+            LookupError: There is no such entry.
+        """
         if head_id is None or limit == 0:
             return []
         found = await self.store.perform(partial(conversations.read_log, head=head_id, limit=limit))
@@ -128,7 +132,7 @@ class RecordConversationStore(ConversationStore):
         ]
 
     async def close(self) -> None:
-        """Close the store; it opens again on use."""
+        """Close the store; the next use opens it again."""
         await self.store.close()
 
     def _conversation(self, record: ConversationRecord) -> StoredConversation:

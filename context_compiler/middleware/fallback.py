@@ -1,7 +1,7 @@
-"""The view that is sent where none could be made: the first of a fixed list that fits, at last the least possible.
+"""Fallback views: if no view can be made, the first entry of a fixed list that fits is sent.
 
-With a cycle: the last good view and everything since, then raw history, then a view without a model. Without
-one: raw history first.
+With a cycle, the order is: the last good view plus everything since, raw history, a view without a model. Without a
+cycle, raw history comes first. The last resort is the last exchange alone.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from context_compiler.compiler.view import View, by_reason, token_breakdown
 from context_compiler.errors import ContextCompilerError
 from context_compiler.messages.history import History
 from context_compiler.middleware.request import Host, Request
-from context_compiler.middleware.respond import advance_request, assemble_view, rendered_cost, started
+from context_compiler.middleware.respond import advance_request, assemble_view, rendered_cost, starting_cycle
 from context_compiler.middleware.state import EMPTY, CompilerState, RequestContext, Result, Run, read_request
 from context_compiler.record.values import Drop
 from context_compiler.resilience import attempt, floor, try_await
@@ -26,19 +26,19 @@ from context_compiler.resilience import attempt, floor, try_await
 LAST_RESORT = "last resort: only the last exchange is sent"
 
 Read = Callable[[], RequestContext]
-"""Reads the request, which may fail too."""
+"""Reads the request; this may fail too."""
 
 
 async def fallback(compiler: CompilerState, run: Run, request: Request, host: Host, error: Exception) -> Result:
-    """The view that goes out instead of one that failed with `error`, and the reason. Never raises."""
+    """Make the view that is sent after `error` prevented the normal one. Never raises."""
     budget, allowed = _ceiling(compiler, run, request)
     ratio = run.ratios.of(request.family)
 
     def why(name: str) -> str:
         return f"{type(error).__name__}: {error}; {request.instead or f'sent: {name}'}"
 
-    for name, way in _ways(compiler, run, request, host):
-        result = (await try_await(way())).value
+    for name, make in _candidates(compiler, run, request, host):
+        result = (await try_await(make())).value
         if result is None or (allowed is not None and result.cost * max(1.0, result.ratio / ratio) > allowed):
             continue
         view = replace(result.view, status="fallback", error=why(name))
@@ -46,11 +46,11 @@ async def fallback(compiler: CompilerState, run: Run, request: Request, host: Ho
     cut = attempt(lambda: floor(request.messages, None if allowed is None else max(0, allowed - request.overhead)))
     whole = dict(enumerate(request.messages))
     messages, name = (whole, "raw history") if allowed is None else (cut.value, "the last exchange")
-    return _bare(compiler, run, request, messages or whole, (budget, allowed), why(name))
+    return _bare_result(compiler, run, request, messages or whole, (budget, allowed), why(name))
 
 
 def _ceiling(compiler: CompilerState, run: Run, request: Request) -> tuple[int, int | None]:
-    """The budget, and the most that may go out now, in exact tokens; None means no limit."""
+    """Budget and maximum for this request in exact tokens; a maximum of None means no limit."""
     budget, allowed = compiler.arguments.whole_budget(**request.terms)
     if allowed is None and run.refused:
         allowed = budget
@@ -58,21 +58,21 @@ def _ceiling(compiler: CompilerState, run: Run, request: Request) -> tuple[int, 
     return budget, None if allowed is None else int(allowed * share)
 
 
-def _ways(
+def _candidates(
     compiler: CompilerState, run: Run, request: Request, host: Host
 ) -> list[tuple[str, Callable[[], Awaitable[Result | None]]]]:
-    """Everything that may be sent instead of a view, the best first; each reads the request anew."""
+    """Candidates for a fallback view, best first, each with its name; each reads the request again."""
     read: Read = partial(read_request, compiler, run, request, host)
     plain: Read = partial(read, plain=True)
     return [
-        ("the last good view", lambda: _last(plain)),
-        ("raw history", lambda: _raw(plain)),
+        ("the last good view", lambda: _last_good_view(plain)),
+        ("raw history", lambda: _raw_history(plain)),
         ("a view without a model", lambda: _view_without_model(read)),
         ("a view without a model or template", lambda: _view_without_model(plain)),
     ]
 
 
-async def _last(read: Read) -> Result | None:
+async def _last_good_view(read: Read) -> Result | None:
     context = read()
     run = context.run
     cycle = fitting(run.cycle, context.history, run.cycle.config) if run.cycle else None
@@ -82,11 +82,11 @@ async def _last(read: Read) -> Result | None:
     blocks = blocks if blocks is not None and blocks.own.turn == context.turn else None
     carried = attempt(lambda: assemble_view(context, cycle, "fallback", blocks=blocks))
     if carried.error is not None:
-        run.enter(None)  # it would fail at every request from now on
+        run.enter(None)  # it would fail at every later request too
     return carried.value
 
 
-async def _raw(read: Read) -> Result | None:
+async def _raw_history(read: Read) -> Result | None:
     context = read()
     result = assemble_view(context, None, "fallback")
     cost = max(result.cost, rendered_cost(context, result.view.messages, result.sent))
@@ -97,18 +97,18 @@ async def _view_without_model(read: Read) -> Result | None:
     context = read()
     previous = fitting(context.run.cycle, context.history, context.policy.config)
     done = await advance_request(context, previous, None)
-    return started(assemble_view(context, done.cycle, "fallback", done, blocks=_without_recall(context)))
+    return starting_cycle(assemble_view(context, done.cycle, "fallback", done, blocks=_without_recall(context)))
 
 
 def _without_recall(context: RequestContext) -> Blocks | None:
-    """Blocks of a turn that began without recall: its later requests must not insert any before its prompt."""
+    """Empty blocks for a turn that began without recall, so that its later requests insert none before its prompt."""
     at = prompt_at(context.history)
     if at is None:
         return None
     return Blocks(own=Block(at, context.history.ids[at], context.turn, ""), earlier=(), config=context.policy.config)
 
 
-def _bare(
+def _bare_result(
     compiler: CompilerState,
     run: Run,
     request: Request,
@@ -116,7 +116,16 @@ def _bare(
     ceiling: tuple[int, int | None],
     why: str,
 ) -> Result:
-    """A result that needs none of our own reading, as far as reading fails; `kept` are its messages by raw position."""
+    """Build a result without a plan; a history that cannot be read is left empty.
+
+    Args:
+        compiler: State shared by all runs.
+        run: The run.
+        request: The request.
+        kept: Messages to send by raw position.
+        ceiling: Budget, and maximum in exact tokens or None.
+        why: Error text of the view.
+    """
     (budget, allowed), messages = ceiling, list(kept.values())
     raw = attempt(lambda: compiler.reader.read(request.messages)).value or EMPTY
     sent = attempt(lambda: compiler.reader.read(messages)).value or EMPTY
@@ -145,16 +154,16 @@ def _bare(
     )
 
 
-def unrecorded(request: Request, result: Result) -> ContextCompilerError | None:
-    """Parts of a request that cannot be recorded because they cannot be read, such as a result nested too deep."""
+def unreadable_parts(request: Request, result: Result) -> ContextCompilerError | None:
+    """Error that names the parts of a request that cannot be read, such as a deeply nested result; None if all can."""
     given = {"history": (request.messages, result.raw), "view": (result.view.messages, result.sent)}
     names = [name for name, (messages, history) in given.items() if messages and not len(history)]
-    lost = f"the {' and the '.join(names)} of a request cannot be read: its row is recorded without"
+    lost = f"the {' and the '.join(names)} of a request cannot be read: its row is recorded without it"
     return ContextCompilerError(lost) if names else None
 
 
 def _last_drops(raw: History, sent: History, kept: Sequence[int]) -> Iterator[Drop]:
-    """Everything that the last exchange leaves out or shortens; `kept` are raw positions of what is sent."""
+    """Drops for everything that the last exchange leaves out or shortens; `kept` are the raw positions of `sent`."""
     start = 0
     for place, at in zip((*sent.readings, None), (*kept, len(raw)), strict=False):
         if start < at <= len(raw):

@@ -1,6 +1,6 @@
-"""The record for the Pydantic AI harness: `RecordHistory` is a source of its conversation search.
+"""`RecordHistory`: the record as a source for the conversation search of the Pydantic AI harness.
 
-The one module that loads the harness, which comes with the extra `harness`, when its search asks for a conversation.
+This is the only module that imports the harness (extra `harness`), and only when a search lists conversations.
 """
 
 from __future__ import annotations
@@ -27,28 +27,28 @@ T = TypeVar("T")
 _READER = reader_of(as_counter(None))
 
 SUMMARY, RECEIPT = "pydantic-ai-harness.compaction.summary.v1", "pydantic-ai-harness.compaction.receipt.v1"
-"""Metadata of what a compaction of the harness writes into a history."""
+"""Metadata of the messages that a compaction of the harness adds to a history."""
 
 
 class RecordHistory:
-    """Raw histories of the record as a `HistorySource` of the harness: whole, whatever the views have left out.
+    """Raw histories of the record as a `HistorySource` of the harness: complete, even if views left messages out.
 
-    What a compaction of the harness has taken out of the stored history is there too; what a user took back is not.
-    A conversation is one run, whose id is that of the conversation; with a vault, `vault/conversation`.
+    They include messages that a compaction of the harness removed from the stored history, but not messages that the
+    user took back. Each conversation is one run whose id is the conversation's label, or `vault/label` with a vault.
     """
 
     def __init__(self, store: str | Path | Store = "system/context.db") -> None:
         """Read the record at a path, or the `Store` that a compiler was given.
 
         Raises:
-            SettingsError: The store is for every owner, and several owners may have a conversation of the same name.
+            SettingsError: The store is not scoped to one owner; several owners may use the same conversation label.
         """
         if isinstance(store, Tenants) and store.owner is None:
             raise SettingsError(f"{store!r}: give the store of one owner, scoped(owner)")
         self._store = store
 
     async def list_runs(self) -> list[Any]:
-        """Every conversation of the record, the oldest first.
+        """All conversations of the record, oldest first.
 
         Raises:
             ImportError: The harness is not installed.
@@ -62,15 +62,15 @@ class RecordHistory:
         ]
 
     async def run_history(self, *, run_id: str) -> list[ModelMessage]:
-        """Everything that was said in a conversation, in order; empty if it is unknown.
+        """All messages of a conversation in order; empty if the conversation is unknown.
 
         Raises:
             StoreError: The record cannot be read.
         """
-        return _everything(await self._read(partial(_versions, run_id=run_id)))
+        return _merge_versions(await self._read(partial(_versions, run_id=run_id)))
 
     async def _read(self, work: Callable[[Store], Awaitable[T]]) -> T:
-        """Read from the store, which is closed again if it was opened here."""
+        """Read from the store, and close it if it was opened here."""
         store = open_store(self._store)
         try:
             return await work(store)
@@ -80,7 +80,7 @@ class RecordHistory:
 
 
 async def _versions(store: Store, run_id: str) -> list[list[ModelMessage]]:
-    """The histories of a conversation of which none continues another, oldest first."""
+    """Versions of a conversation's history, oldest first; a version that a later one continues is left out."""
     known = next((one for one in await store.sessions() if _run_id(one) == run_id), None)
     if known is None:
         return []
@@ -89,30 +89,30 @@ async def _versions(store: Store, run_id: str) -> list[list[ModelMessage]]:
     for view in await store.views(known.session_id):
         if view.vault_name != known.vault_name or view.raw_tip is None or view.raw_tip in named:
             continue
-        with suppress(StoreError):  # pruned
+        with suppress(StoreError):  # the chain was pruned
             found.append(load_messages(await store.chain(view.raw_tip)))
             named |= {view.raw_tip, *_READER.read(found[-1]).chain.ids}
     return found[::-1]
 
 
-def _everything(versions: Iterable[Sequence[ModelMessage]]) -> list[ModelMessage]:
-    """All parts of the versions of a history once, in the order in which they came.
+def _merge_versions(versions: Iterable[Sequence[ModelMessage]]) -> list[ModelMessage]:
+    """Merge the versions of a history: every part once, in the order in which it first appeared.
 
-    Parts that are not there any more were taken out by a compaction, and come back. Where the last prompt has gone too
-    and nothing says that there was a compaction, the user took them back.
+    A part that a later version lacks was removed by a compaction, and is kept. If the last prompt is missing too and
+    there is no sign of a new compaction, the user took those parts back, so they are removed.
     """
-    said: dict[Hashable, tuple[ModelMessage, Any]] = {}
+    merged: dict[Hashable, tuple[ModelMessage, Any]] = {}
     before: dict[Hashable, tuple[ModelMessage, Any]] = {}
     for messages in versions:
-        found = {_name(message, part): (message, part) for message in messages for part in message.parts}
+        found = {_part_key(message, part): (message, part) for message in messages for part in message.parts}
         artifacts = {name for name, (_, part) in found.items() if _is_artifact(part)}
         prompt = next((name for name, (_, part) in reversed(before.items()) if part.part_kind == "user-prompt"), None)
         if prompt is not None and prompt not in found and artifacts <= before.keys():
             for name in before.keys() - found.keys():
-                said.pop(name, None)
-        said |= {name: one for name, one in found.items() if name not in said and name not in artifacts}
+                merged.pop(name, None)
+        merged |= {name: one for name, one in found.items() if name not in merged and name not in artifacts}
         before = found
-    groups = groupby(said.values(), key=lambda one: id(one[0]))
+    groups = groupby(merged.values(), key=lambda one: id(one[0]))
     return [_with_parts([*group]) for _, group in groups]
 
 
@@ -121,15 +121,15 @@ def _with_parts(group: Sequence[tuple[ModelMessage, Any]]) -> ModelMessage:
     return replace(group[0][0], parts=parts)
 
 
-def _name(message: ModelMessage, part: Any) -> Hashable:
-    """A name that a part keeps when the host folds its message into another."""
+def _part_key(message: ModelMessage, part: Any) -> Hashable:
+    """Key of a part that survives when the host merges its message into another."""
     when = getattr(part, "timestamp", None) or message.timestamp
-    said = getattr(part, "content", None), getattr(part, "args", None)
-    return part.part_kind, when, getattr(part, "tool_call_id", None), plain_text(said)
+    content = getattr(part, "content", None), getattr(part, "args", None)
+    return part.part_kind, when, getattr(part, "tool_call_id", None), plain_text(content)
 
 
 def _is_artifact(part: Any) -> bool:
-    """True for a summary or a receipt of the harness, which nobody said."""
+    """True for a summary or a receipt of the harness, which is not part of the conversation."""
     metadata: Any = getattr(part, "metadata", None)
     if part.part_kind == "compaction":
         return isinstance(metadata, dict) and SUMMARY in metadata

@@ -1,4 +1,4 @@
-"""Writes that a record could not take: made before the next one of the same compiler, or reported."""
+"""Delayed writes: writes that the record could not take are repeated before the compiler's next write, or reported."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from context_compiler.record.rows import Removed
 from context_compiler.resilience import Report, try_await
 
 LATE, LATE_S = 100, 300.0
-"""Most writes that wait, and seconds after which one is given up."""
+"""Maximum number of delayed writes, and seconds after which one is abandoned."""
 
 PASSING = frozenset(
     (
@@ -25,20 +25,20 @@ PASSING = frozenset(
         *(sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CANTOPEN),
     )
 )
-"""Errors of SQLite that end by themselves, or when somebody makes room."""
+"""SQLite errors that are temporary: a lock, a full disk, a file that cannot be opened."""
 
 PASSING_STATES = ("08", "40", "53", "55P03", "57")
-"""The same of PostgreSQL, as beginnings of SQLSTATEs: connection, conflict, resources, a lock, a server that stops."""
+"""Prefixes of temporary PostgreSQL SQLSTATEs: connection, conflict, resources, lock, server shutdown."""
 
-REMOVED = "something was deleted from the record since, and they may have been a part of it"
-TOO_MANY, TOO_LATE = f"more than {LATE} wait", f"they waited for more than {LATE_S / 60:.0f} minutes"
+REMOVED = "something was deleted from the record since, which may include their content"
+TOO_MANY, TOO_LATE = f"more than {LATE} are waiting", f"they waited for more than {LATE_S / 60:.0f} minutes"
 
 Write = Callable[[Moment | None], Awaitable[Any]]
-"""A write of an owner, which may be done again; it is given the time when it was first tried, if that is past."""
+"""A repeatable write of an owner; its argument is the time of the first attempt, or None at the first attempt."""
 
 
 def is_passing(error: Exception) -> bool:
-    """True if a lock, a full disk or a database that is away has stopped something, which may succeed later."""
+    """True if a store error is temporary, such as a lock, a full disk or an unreachable database."""
     cause = error.__cause__ if isinstance(error, StoreError) else None
     code, state = getattr(cause, "sqlite_errorcode", None), getattr(cause, "sqlstate", None)
     if code is not None:
@@ -47,61 +47,64 @@ def is_passing(error: Exception) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class _Waiting:
+class _DelayedWrite:
     conversation: Hashable
     tried: Moment
     work: Write
 
 
 class LateWrites:
-    """Writes that wait, oldest first; one task at a time makes them, in order."""
+    """Queue of delayed writes, oldest first; only one task at a time executes them, in order."""
 
     def __init__(self, report: Report) -> None:
-        """Nothing waits yet."""
+        """Start with an empty queue."""
         self._report = report
-        self.is_away = False
-        """True while the last failure of the record was one that passes."""
+        self.is_unavailable = False
+        """True while the last failure of the record was temporary."""
         self.forget()
         _ALL.add(self)
 
     def forget(self) -> None:
-        """Keep nothing: after a fork, what waits is the parent's."""
-        self.waiting: deque[_Waiting] = deque()
-        """Empty in most cases; one that is being made is still in it."""
-        self._making, self._changing = Lock(), Lock()
+        """Empty the queue, because after a fork its writes belong to the parent process."""
+        self.waiting: deque[_DelayedWrite] = deque()
+        """Usually empty; a write stays in the queue while it is executed."""
+        self._executing, self._editing = Lock(), Lock()
 
     def __len__(self) -> int:
         return len(self.waiting)
 
-    async def put_off(self, conversation: Hashable, tried: Moment, work: Write) -> None:
-        """Let a write of a conversation wait; the oldest is given up where too many do."""
-        with self._changing:
-            self.waiting.append(_Waiting(conversation, tried, work))
+    async def delay(self, conversation: Hashable, tried: Moment, work: Write) -> None:
+        """Add a write of a conversation to the queue; abandon the oldest if the queue is full."""
+        with self._editing:
+            self.waiting.append(_DelayedWrite(conversation, tried, work))
             lost = len(self.waiting) - LATE
             for _ in range(lost):
-                del self.waiting[1 if self._making.locked() else 0]  # the first is being made
-        await self._give_up({TOO_MANY: max(0, lost)})
+                del self.waiting[1 if self._executing.locked() else 0]  # the first write is being executed
+        await self._abandon({TOO_MANY: max(0, lost)})
 
     async def catch_up(self, conversation: Hashable = None) -> bool:
-        """Make what waits; False if another task is about to, and something of this conversation is among it.
+        """Execute all delayed writes.
+
+        Returns:
+            False if another task is already doing so and a write of this conversation is in the queue.
 
         Raises:
-            StoreError: One could not be made, and waits on.
+            StoreError: A write failed again for a temporary reason, and stays in the queue.
         """
-        if not self._making.acquire(blocking=False):
+        if not self._executing.acquire(blocking=False):
             return all(one.conversation != conversation for one in tuple(self.waiting))
         lost = Counter[str]()
         try:
             while self.waiting:
-                await self._make(self.waiting[0], lost)
-                with self._changing:
+                await self._execute(self.waiting[0], lost)
+                with self._editing:
                     self.waiting.popleft()
         finally:
-            self._making.release()
-            await self._give_up(lost)
+            self._executing.release()
+            await self._abandon(lost)
         return True
 
-    async def _make(self, one: _Waiting, lost: Counter[str]) -> None:
+    async def _execute(self, one: _DelayedWrite, lost: Counter[str]) -> None:
         if one.tried.age > LATE_S:
             lost[TOO_LATE] += 1
             return
@@ -111,7 +114,7 @@ class LateWrites:
         if error is not None:
             lost[REMOVED if isinstance(error, Removed) else str(error)] += 1
 
-    async def _give_up(self, lost: Counter[str] | dict[str, int]) -> None:
+    async def _abandon(self, lost: Counter[str] | dict[str, int]) -> None:
         for why, count in lost.items():
             if count:
                 writes = "1 write that waited" if count == 1 else f"{count} writes that waited"

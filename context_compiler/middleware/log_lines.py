@@ -1,4 +1,4 @@
-"""Lines of the log: one for each compile, a warning if fewer turns are kept, and errors in a form safe to log."""
+"""Log lines: one per compile, a warning if fewer turns are kept than requested, and errors in a form safe to log."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LOG = logging.getLogger("context_compiler")
 
 
 def log_text(error: Exception) -> str:
-    """Text of an error that is safe to log, on one line: messages of foreign errors may repeat conversation content."""
+    """One line about an error that is safe to log: texts of foreign errors are left out, as they may quote messages."""
     kind = type(error).__name__
     if isinstance(error, CompileError):
         return safe_line(f"{kind}: {error.phase} ({error.model})")
@@ -29,7 +29,7 @@ def log_text(error: Exception) -> str:
 
 
 def log_compile(record: Record, result: Result) -> None:
-    """Log one line for a compile: tokens before and after, turns kept, the use of a model, time and cost."""
+    """Log one line for a compile: tokens before and after, turns kept, model calls, time and cost."""
     kept = sum(reading.prompts for reading in result.sent.readings)
     recalled, sent = result.view.ledger["tokens"].get("recall", 0) * result.ratio, result.cost * result.ratio
     LOG.info(
@@ -54,7 +54,7 @@ def _compile_label(row: Compile | None) -> str:
 
 
 def _cost_text(record: Record, made: Compile | None) -> str:
-    """Costs of the input of a request and of its compile."""
+    """Input cost of a request, and the cost of its compile."""
     cost, spent = request_cost(record), compile_cost(made)
     parts = ["price unknown"]
     if cost.sent is not None:
@@ -65,14 +65,14 @@ def _cost_text(record: Record, made: Compile | None) -> str:
 
 
 def warn_of_fewer_turns(arguments: Arguments, result: Result) -> bool:
-    """Warn if fewer turns are kept than the caller asked for, and say what helps; True if so."""
+    """Warn if fewer turns are kept than the caller asked for, and suggest a remedy; True if a warning was logged."""
     wanted = arguments.recent_turns
     kept, turns = (sum(reading.asks for reading in one.readings) - 1 for one in (result.sent, result.raw))
     if not isinstance(wanted, int) or kept >= min(wanted, turns):
         return False
     LOG.warning(
-        "context_compiler: recent_turns=%d: %d kept whole or in part, more would take over half of the room that the "
-        "budget of %s tokens leaves; a larger budget or fewer turns would do",
+        "context_compiler: recent_turns=%d: %d kept in full or in part, because more would take over half of the room "
+        "within the budget of %s tokens; a larger budget or fewer turns would do",
         wanted,
         max(0, kept),
         f"{result.view.budget:,}",

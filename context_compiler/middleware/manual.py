@@ -1,7 +1,7 @@
-"""Views steered by hand: compile now, preview and undo it, and pin messages, whatever the thresholds say.
+"""Manual control of views: compile now, preview and undo a compile, and pin messages, regardless of thresholds.
 
-What is asked for goes on the record as an action of its conversation, and the next run of it finds it there, in this
-process or another. A step that fails leaves the conversation as it was, and says so.
+Each operation is recorded as an action of its conversation, which the next run finds, in this process or another. An
+operation that fails leaves the conversation as it was, and reports the error.
 """
 
 from __future__ import annotations
@@ -51,12 +51,12 @@ from context_compiler.tokens import Ratios
 from context_compiler.tokens.prices import cost_of, dollars
 
 LONGEST_FOCUS = 2_000
-"""Most characters of a focus."""
+"""Maximum length of a focus in characters."""
 
 PROMPT, EXCERPT = 400, 80
-"""Characters of the placeholder for the next prompt, and of the excerpt of a pinned message."""
+"""Maximum characters of the placeholder for the next prompt, and of the excerpt of a pinned message."""
 
-NO_MODEL = "no model is known before the first request of this process: give model= to have one write the summary"
+NO_MODEL = "no model is known before the first request of this process: give model= to get a written summary"
 
 AS_IT_WAS = "the conversation is as it was"
 
@@ -69,32 +69,32 @@ class CompileResult:
     kind: str
     """compile, preview or undo."""
     done: bool
-    """True if the next request will be another one; of a preview, if a compile would make it one."""
+    """True if the next request is changed; for a preview, if a compile would change it."""
     why: str = ""
-    """Reason why not."""
+    """Reason why it is not."""
     focus: str = ""
     before: int = 0
-    """Tokens of the next request, without its prompt, as it would have been."""
+    """Tokens of the next request without its prompt, as it would have been."""
     after: int = 0
-    """The same as it will be; of a preview with a model, the most that it can be."""
+    """Tokens of the next request without its prompt, as it will be; for a preview with a model, the maximum."""
     kept: int = 0
-    """Tokens of the messages that stay word for word."""
+    """Tokens of the messages that are kept verbatim."""
     turns: int = 0
-    """Turns that stay, whole or in part."""
+    """Turns that are kept in full or in part."""
     left_out: tuple[Drop, ...] = ()
     summary: str = ""
     """Replacement of the messages that are left out."""
     model: str = "none"
     """Model that writes the summary; "none" quotes."""
     usage: Mapping[str, int] = field(default_factory=dict[str, int])
-    """Tokens that the compile took; of a preview, those that it may take."""
+    """Tokens that the compile used; for a preview, the maximum."""
     cost: Decimal | None = None
-    """In US dollars; None where no price is known."""
+    """In US dollars; None if no price is known."""
     seconds: float = 0.0
 
     @property
     def saved(self) -> int:
-        """Tokens that each request from now on is smaller by; negative after an undo."""
+        """Tokens that each later request saves; negative after an undo."""
         return self.before - self.after
 
     def __str__(self) -> str:
@@ -103,7 +103,7 @@ class CompileResult:
         about = "at most " if self.kind == "preview" and self.model != "none" else ""
         parts = [f"{self.before:,} → {about}{self.after:,} tokens"]
         if self.kind != "undo":
-            parts.append(f"{_number(self.turns, 'turn')} kept word for word ({self.kept:,} tokens)")
+            parts.append(f"{_count_of(self.turns, 'turn')} kept word for word ({self.kept:,} tokens)")
         if self.usage:
             asked = "would be asked" if self.kind == "preview" else "asked"
             parts.append(f"{self.model} {asked}: {sum(self.usage.get(name, 0) for name in TOKENS):,} tokens")
@@ -116,13 +116,13 @@ class CompileResult:
 TOKENS = ("input_tokens", "output_tokens")
 
 
-def _number(count: int, noun: str) -> str:
+def _count_of(count: int, noun: str) -> str:
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Profile:
-    """The last request of a conversation, without its messages, and the model that it went to."""
+    """The last request of a conversation without its messages, and the model that it was sent to."""
 
     request: Request
     model: Model | None
@@ -130,18 +130,18 @@ class Profile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Session:
-    """A conversation as it is now, read for one step by hand."""
+    """The current state of a conversation, read for one operation."""
 
     context: RequestContext
-    """With a short prompt at the end, in place of the next one."""
+    """Its history ends with a short placeholder for the next prompt."""
     number: int
-    """Of the newest action."""
+    """Number of the newest action."""
     steps: Steps
     writer: Model | str
     note: str
-    """Reason why no model can be asked; empty if one can, or if none is wanted."""
+    """Reason why no model can be called; empty if one can, or if none is wanted."""
     began: Moment
-    """When it was read."""
+    """Time when the conversation was read."""
 
     @property
     def id(self) -> str:
@@ -150,28 +150,28 @@ class _Session:
 
     @property
     def raw(self) -> History:
-        """The history with the prompt at its end."""
+        """The history including the placeholder prompt."""
         return self.context.history
 
     @property
     def length(self) -> int:
-        """Messages without that prompt."""
+        """Number of messages without the placeholder prompt."""
         return len(self.raw) - 1
 
     @property
     def ratio(self) -> float:
-        """The model's learnt ratio."""
+        """The learnt ratio of the model."""
         return self.context.run.ratios.of(self.context.request.family)
 
     def current(self) -> Cycle | None:
-        """The cycle that the next request would be in; None for raw history."""
-        return self._here(self.steps.current)
+        """The cycle of the next request; None for raw history."""
+        return self._fit(self.steps.current)
 
     def before(self) -> Cycle | None:
-        """The cycle before that."""
-        return self._here(self.steps.before)
+        """The cycle before the current one; None for raw history."""
+        return self._fit(self.steps.before)
 
-    def _here(self, cycle: Cycle | None) -> Cycle | None:
+    def _fit(self, cycle: Cycle | None) -> Cycle | None:
         if cycle is None:
             return None
         config = self.context.policy.config
@@ -182,7 +182,7 @@ class _Session:
         return with_pins(found, self.context, self.context.limits(found).room)
 
     def calibrated(self, exact: int) -> int:
-        """Tokens of the model, without those of the prompt at the end."""
+        """Exact tokens converted to the model's, without the placeholder prompt."""
         return round((exact - self.raw.readings[-1].tokens) * self.ratio)
 
     def size(self, cycle: Cycle | None, done: Advance | None = None) -> int:
@@ -191,10 +191,10 @@ class _Session:
         return self.calibrated(assemble_view(self.context, cycle, status, done).cost)
 
     def find(self, message: int | str) -> int:
-        """Position of a message by its number, as `m12` or `turn 3`, or by words that it holds.
+        """Find the position of a message by its number, as `m12` or `turn 3`, or by words in it.
 
         Raises:
-            SettingsError: there is no such message.
+            SettingsError: There is no such message.
         """
         named = REFERENCE.fullmatch(str(message).strip())
         number = int(named[2]) if named else -1
@@ -204,15 +204,15 @@ class _Session:
             turns = self.context.outline.turns[:-1]
             found = next((turn.start for turn in turns if turn.index + 1 == number), None)
         else:
-            found = self._saying(" ".join(str(message).split()).casefold())
+            found = self._find_words(" ".join(str(message).split()).casefold())
         if found is None:
             last = self.context.outline.turns[:-1][-1].index + 1
             what = f"turn 1 to turn {last}, m0 to m{self.length - 1}, or words of a message"
             raise SettingsError(f"message={one_line(str(message), EXCERPT)!r}: there is no such message; give {what}")
         return found
 
-    def _saying(self, words: str) -> int | None:
-        """The newest message with these words, one of a user before any other."""
+    def _find_words(self, words: str) -> int | None:
+        """The newest message that contains these words, preferably a user message."""
         if not words:
             return None
         found = [
@@ -224,7 +224,7 @@ class _Session:
         return next((index for index in found if self.raw.readings[index].asks), found[0] if found else None)
 
     def order(self, focus: str, start: int | str | None) -> Order:
-        """The compile that is asked for; one from a message on begins with its turn."""
+        """The compile to make; with `start`, it begins at the turn of that message."""
         if start is None:
             return Order(focus=focus)
         at = self.find(start)
@@ -232,7 +232,7 @@ class _Session:
         return Order(focus=focus, start=turn.start)
 
 
-class _Unsent(Host):
+class _UnsentHost(Host):
     """Host of a request that is never sent."""
 
     def __init__(self, answer: Callable[[SummaryRequest], Awaitable[SummaryResponse]]) -> None:
@@ -250,15 +250,15 @@ async def _refuse(request: SummaryRequest) -> SummaryResponse:
 
 
 class Manual:
-    """Compiles, undos and pins by hand, for the conversations of one owner.
+    """Compiles, undos and pins by hand for the conversations of one owner.
 
     Args:
         state: State of the compiler.
-        archive: Its record.
+        archive: Archive of the owner.
         ratios: Learnt ratios of models.
-        profile: The last request of a conversation in this process, by owner and label.
-        summaries: Its summaries, held to the limit of its sessions.
-        report: Called with what failed.
+        profile: Returns the last request of a conversation in this process, by owner and label.
+        summaries: Summaries of the compiler, which enforce its spend limit.
+        report: Called with any error.
     """
 
     def __init__(
@@ -277,21 +277,21 @@ class Manual:
         self, session: str, focus: str, *, start: int | str | None, model: Model | str | None
     ) -> CompileResult:
         """Compile a conversation now; see `ContextCompiler.compile_now`."""
-        focus, began = _focus(focus), time.perf_counter()
+        focus, began = _checked_focus(focus), time.perf_counter()
         key, timeout = self._archive.conversation(session), self._state.arguments.timeout
         async with SESSIONS.hold(key, wait=timeout) as mine:
             if not mine:
                 why = f"another compile of this conversation is under way; {AS_IT_WAS}"
                 return CompileResult(session=session, kind="compile", done=False, why=why, focus=focus)
             found = await self._read(session, model)
-            result = await self._compiled(found, found.order(focus, start))
+            result = await self._compile(found, found.order(focus, start))
         return replace(result, seconds=time.perf_counter() - began)
 
     async def preview(
         self, session: str, focus: str, *, start: int | str | None, model: Model | str | None
     ) -> CompileResult:
-        """The outcome of a compile as far as it is known without one; no model is asked and nothing is recorded."""
-        focus = _focus(focus)
+        """Outcome of a compile as far as it is known in advance; no model is called and nothing is recorded."""
+        focus = _checked_focus(focus)
         found = await self._read(session, model)
         wanted: list[SummaryRequest] = []
 
@@ -301,7 +301,7 @@ class Manual:
 
         outcome = await try_await(self._advance(found, "preview", found.order(focus, start), refuse))
         if outcome.value is None:
-            return await self._failed(found, "preview", focus, outcome.error)
+            return await self._failure(found, "preview", focus, outcome.error)
         done, result = outcome.value
         if not wanted:
             return result
@@ -313,15 +313,15 @@ class Manual:
         given = sum(map(count, order.prompts)) + order.cap * (len(order.prompts) - 1)
         usage = {"input_tokens": round(given * found.ratio), "output_tokens": order.cap * len(order.prompts)}
         most = found.calibrated(found.context.request.fixed + done.selection.draft.total)
-        result = replace(result, after=most, usage=usage, **_writer(found, usage), summary="")
+        result = replace(result, after=most, usage=usage, **_model_and_cost(found, usage), summary="")
         return replace(result, done=most < result.before or bool(focus), why="")
 
-    async def _compiled(self, found: _Session, order: Order) -> CompileResult:
+    async def _compile(self, found: _Session, order: Order) -> CompileResult:
         answers, asked = list[SummaryResponse](), list[SummaryRequest]()
 
         async def ask(wanted: SummaryRequest) -> SummaryResponse:
             asked.append(wanted)
-            summaries = self._summaries.beside(found.context.compiler.arguments)
+            summaries = self._summaries.with_arguments(found.context.compiler.arguments)
             answer = await summaries.answer(
                 wanted.key, wanted.prompts, found.writer, self._archive, session=found.id, cap=wanted.cap
             )
@@ -337,10 +337,10 @@ class Manual:
                 where, policy = found.context.where, found.context.policy
                 row = failed_row(where, found.raw, policy, asked[0], outcome.error)
                 await self._archive.keep_unsent(row, found.began)
-            return await self._failed(found, "compile", order.focus, outcome.error, spent)
+            return await self._failure(found, "compile", order.focus, outcome.error, spent)
         done, result = outcome.value
         if spent is not None and spent.refused is None:
-            result = replace(result, usage=spent.usage, **_writer(found, spent.usage, spent.cost))
+            result = replace(result, usage=spent.usage, **_model_and_cost(found, spent.usage, spent.cost))
         elif spent is not None and result.done:
             result = replace(result, why=f"{spent.refused}: no model was asked")
         row = self._row(found, order, done)
@@ -350,27 +350,27 @@ class Manual:
         saved = await try_await(self._save(found, done, result, row))
         if saved.error is not None:
             await self._archive.keep_unsent(row, found.began)
-            return await self._failed(found, "compile", order.focus, saved.error, spent)
+            return await self._failure(found, "compile", order.focus, saved.error, spent)
         return result
 
     def _row(self, found: _Session, order: Order, done: Advance) -> Compile | None:
-        """The row of a compile: the prompt at the end of the history is not a message of the conversation."""
+        """The row of a compile; its tip excludes the placeholder prompt, which is not part of the conversation."""
         if done.row is None:
             return None
         tip = found.raw.exact[found.length - 1]
         return replace(done.row, input_payload={**(done.row.input_payload or {}), "raw_tip": tip, "focus": order.focus})
 
-    async def _failed(
+    async def _failure(
         self, found: _Session, kind: str, focus: str, error: Exception | None, spent: SummaryResponse | None = None
     ) -> CompileResult:
-        """The outcome of a step in which something failed, which is reported: nothing is changed."""
+        """Report an error, and return the outcome of an operation that changed nothing."""
         error = error or RuntimeError("nothing came of it")
         await self._report(error)
         why, size = f"{error}; {AS_IT_WAS}", found.size(found.current())
         result = CompileResult(session=found.id, kind=kind, done=False, why=why, focus=focus, before=size, after=size)
-        return (
-            result if spent is None else replace(result, usage=spent.usage, **_writer(found, spent.usage, spent.cost))
-        )
+        if spent is None:
+            return result
+        return replace(result, usage=spent.usage, **_model_and_cost(found, spent.usage, spent.cost))
 
     async def _save(self, found: _Session, done: Advance, result: CompileResult, row: Compile | None) -> None:
         cycle = done.cycle
@@ -385,7 +385,7 @@ class Manual:
         await self._archive.save_action(found.id, action, found.began, after=found.number, row=row)
 
     async def undo(self, session: str) -> CompileResult:
-        """Go back to the view before the last compile; see `ContextCompiler.undo_compile`."""
+        """Restore the view before the last compile; see `ContextCompiler.undo_compile`."""
         found = await self._read(session, "none")
         current, before = found.current(), found.before()
         if current is None:
@@ -401,7 +401,7 @@ class Manual:
         )
         budget = found.context.limits().budget * found.ratio
         if result.after > budget:
-            why = f"that is over the budget of {int(budget):,}, so the next request is cut and quoted, without a model"
+            why = f"that is over the budget of {int(budget):,}, so the next request is cut again, without a model"
             result = replace(result, why=why)
         state = {"cycle": before.to_json() if before is not None else None, "before": result.before}
         action = Action(
@@ -409,7 +409,7 @@ class Manual:
             tip=found.raw.ids[found.length - 1],
             state=json.dumps({**state, "after": result.after}),
             created_at=now(),
-            summary_id=(await self._archive.linked(current, found.id)).summary_id,
+            summary_id=(await self._archive.link_compile(current, found.id)).summary_id,
         )
         saved = await try_await(self._archive.save_action(session, action, found.began, after=found.number))
         if saved.error is not None:
@@ -440,7 +440,7 @@ class Manual:
         cost = sum(found.raw.readings[index].tokens for index in whole)
         room = context.limits().room // PINS
         if cost > room:
-            others = f", with {_number(len(known), 'message')} pinned already" if known else ""
+            others = f", with {_count_of(len(known), 'message')} pinned already" if known else ""
             raise SettingsError(
                 f"message={one_line(str(message), EXCERPT)!r}: {cost:,} tokens{others}; pinned messages may take"
                 f" {room:,} of a budget of {context.policy.budget:,}: unpin another one, pin a shorter one, or give a"
@@ -451,7 +451,7 @@ class Manual:
         return pin
 
     async def unpin(self, session: str, message: int | str) -> Pin:
-        """Let a pinned message go with the others; see `ContextCompiler.unpin`."""
+        """Unpin a message; see `ContextCompiler.unpin`."""
         found = await self._read(session, "none")
         words = " ".join(str(message).split()).casefold()
         pin = pin_of(found.context.steering, found.raw, words, lambda: found.find(message))
@@ -469,11 +469,11 @@ class Manual:
     async def _advance(
         self, found: _Session, kind: str, order: Order, ask: Callable[[SummaryRequest], Awaitable[SummaryResponse]]
     ) -> tuple[Advance, CompileResult]:
-        """Cut back as ordered; with a focus, all that is left out is summarised anew from the raw history."""
+        """Advance as ordered; with a focus, everything that is left out is summarised again from the raw history."""
         context, previous = found.context, found.current()
         if order.focus and previous is not None:
             previous = replace(previous, summary="", covered=(), summary_id=None)
-        host: Host = _Unsent(ask)
+        host: Host = _UnsentHost(ask)
 
         async def work(there: Host) -> Advance:
             return await advance(
@@ -490,17 +490,17 @@ class Manual:
         return done, self._result(found, kind, done, order.focus)
 
     def _result(self, found: _Session, kind: str, done: Advance, focus: str) -> CompileResult:
-        """The figures of an advance, and the reason why it is of no use, if it is not."""
+        """Figures of an advance, and the reason why it is not used, if it is not."""
         draft, current = done.selection.draft, found.current()
         kept = [index for index in range(found.length) if draft.here(index) is not None]
         before, after = found.size(current), found.size(done.cycle, done)
         why = ""
         if not 0 < done.cycle.decided <= found.length or not done.selection.out:
-            why = "there is nothing that could be left out"
+            why = "nothing can be left out"
         elif not done.cycle.note and not done.cycle.quotes:
-            why = "nothing of it is worth a summary"
+            why = "nothing that is left out is worth a summary"
         elif not done.selection.span and not focus:
-            why = "nothing is new since the last compile; say what to keep, and all of it is compiled again"
+            why = "nothing is new since the last compile; give a focus to compile everything again"
         elif after >= before and not (focus and current is not None):
             why = f"it would save nothing: {before:,} → {after:,} tokens"
         return CompileResult(
@@ -518,17 +518,17 @@ class Manual:
         )
 
     async def _read(self, session: str, model: Model | str | None) -> _Session:
-        """A conversation as it is now.
+        """Read the current state of a conversation.
 
         Raises:
-            StoreError: nothing of it is on the record, or the record cannot be read.
+            StoreError: The record has no such conversation, or cannot be read.
         """
         began, actions = Moment(), await self._archive.actions(session)
-        messages = _answered(await self._archive.history(session))
+        messages = _without_open_prompt(await self._archive.history(session))
         if not messages:
             raise StoreError(f"session {session!r}: nothing of it is on the record")
         profile = self._profile((self._archive.owner, session))
-        newest = await self._archive.newest(session) if profile is None else None
+        newest = await self._archive.newest_request(session) if profile is None else None
         arguments, writer, note = self._arguments(profile, newest, model)
         run = Run()
         run.steer(steering_of(actions)[0])
@@ -540,7 +540,7 @@ class Manual:
             replace(self._state, arguments=arguments),
             run,
             replace(request, messages=[*messages, prompt], run_id=None, owner=self._archive.owner),
-            _Unsent(_refuse),
+            _UnsentHost(_refuse),
         )
         steps = Steps.of(actions, await self._archive.cycles(session), context.history.tips())
         number = actions[-1].number if actions else 0
@@ -549,7 +549,7 @@ class Manual:
     def _arguments(
         self, profile: Profile | None, newest: Record | None, model: Model | str | None
     ) -> tuple[Arguments, Model | str, str]:
-        """The arguments of one step: its model, and the budget of the last request where none is given."""
+        """Arguments (with the last budget if none is set), the writing model, and why no model is known."""
         arguments = copy(self._state.arguments)
         if arguments.budget is None and newest is not None and newest.budget is not None:
             arguments.budget = max(1, int(newest.budget / newest.ratio))
@@ -563,8 +563,8 @@ class Manual:
         return arguments, "none", NO_MODEL
 
 
-def _answered(messages: list[ModelMessage]) -> list[ModelMessage]:
-    """A history without a prompt at its end that nobody answered: the host puts it and the next one into one."""
+def _without_open_prompt(messages: list[ModelMessage]) -> list[ModelMessage]:
+    """The history without an unanswered prompt at its end, because the host merges that with the next prompt."""
     last = messages[-1] if messages else None
     waits = isinstance(last, ModelRequest) and all(
         part.part_kind in ("user-prompt", "system-prompt") for part in last.parts
@@ -573,24 +573,24 @@ def _answered(messages: list[ModelMessage]) -> list[ModelMessage]:
 
 
 def _recorded_request(session: str, newest: Record | None) -> Request:
-    """The request that a conversation would make next, as far as the record tells."""
+    """The next request of a conversation, as far as the record shows it."""
     ledger = cast("Mapping[str, Any]", newest.ledger if newest is not None else {})
     overhead = int(ledger.get("tokens", {}).get("instructions and schemas", 0))
     return Request(messages=[], session_id=session, scope=named_scope(session), overhead=overhead)
 
 
-def _writer(found: _Session, usage: Mapping[str, int], cost: str | None = None) -> dict[str, Any]:
-    """Name of the model that writes a summary, and the cost of a usage of it."""
+def _model_and_cost(found: _Session, usage: Mapping[str, int], cost: str | None = None) -> dict[str, Any]:
+    """Name of the model that writes a summary, and the cost of its usage."""
     name, provider = model_alias(found.writer), None if isinstance(found.writer, str) else found.writer.system
     known = Decimal(cost) if cost is not None else cost_of(name, usage, provider)
     return {"model": name, "cost": known}
 
 
-def _focus(text: str) -> str:
-    """A focus as it goes into a prompt.
+def _checked_focus(text: str) -> str:
+    """Strip a focus and check its length.
 
     Raises:
-        SettingsError: it is too long.
+        SettingsError: The focus is too long.
     """
     text = text.strip()
     if len(text) > LONGEST_FOCUS:

@@ -1,6 +1,6 @@
-"""OpenTelemetry metrics of requests and compiles: figures under a few fixed labels, no content, no names of anybody.
+"""OpenTelemetry metrics of requests and compiles: numbers with a few fixed labels, no content and no names.
 
-Without a meter provider they cost next to nothing. A label outside its known values is `other`.
+Without a meter provider they cost next to nothing. A label outside its known values becomes `other`.
 """
 
 from __future__ import annotations
@@ -19,24 +19,22 @@ COMPILE_STATUSES = ("ok", "deterministic", "refused", "failed", "skipped")
 OTHER = "other"
 
 _METER = get_meter("context_compiler")
-_VIEWS = _METER.create_counter("context_compiler.views", "{view}", "Requests, by the status of their view")
-_VIEW_TIME = _METER.create_histogram("context_compiler.view.duration", "s", "Time of making a view, compile included")
-_RAW = _METER.create_counter("context_compiler.tokens.raw", "{token}", "Tokens that requests would have had without us")
+_VIEWS = _METER.create_counter("context_compiler.views", "{view}", "Requests, by status of their view")
+_VIEW_TIME = _METER.create_histogram("context_compiler.view.duration", "s", "Time to make a view and its compile")
+_RAW = _METER.create_counter("context_compiler.tokens.raw", "{token}", "Tokens of requests as raw history")
 _SENT = _METER.create_counter("context_compiler.tokens.sent", "{token}", "Tokens that were sent")
-_INPUT = _METER.create_counter("context_compiler.tokens.input", "{token}", "Input tokens as providers report them")
-_CACHED = _METER.create_counter("context_compiler.tokens.cached", "{token}", "Those that came from a prompt cache")
+_INPUT = _METER.create_counter("context_compiler.tokens.input", "{token}", "Input tokens reported by providers")
+_CACHED = _METER.create_counter("context_compiler.tokens.cached", "{token}", "Input tokens read from a prompt cache")
 _COMPILES = _METER.create_counter("context_compiler.compiles", "{compile}", "Compiles, by status")
-_COMPILE_TIME = _METER.create_histogram("context_compiler.compile.duration", "s", "Time of a compile by a model")
+_COMPILE_TIME = _METER.create_histogram("context_compiler.compile.duration", "s", "Time of a compile with a model")
 _COMPILE_TOKENS = _METER.create_counter("context_compiler.compile.tokens", "{token}", "Tokens of compiles")
-_COST = _METER.create_counter(
-    "context_compiler.cost", "USD", "Cost of requests and of compiles, where prices are known"
-)
-_UNPRICED = _METER.create_counter("context_compiler.unpriced", "{call}", "Calls of models without a known price")
+_COST = _METER.create_counter("context_compiler.cost", "USD", "Cost of requests and compiles with known prices")
+_UNPRICED = _METER.create_counter("context_compiler.unpriced", "{call}", "Calls to models without a known price")
 _ERRORS = _METER.create_counter("context_compiler.errors", "{error}", "Errors that did not stop a run, by type")
 
 
 def count_view(record: Record) -> None:
-    """Count a request, and the compile that it needed."""
+    """Count a request and its compile, if it needed one."""
     status = {"status": label(record.status.partition(";")[0], VIEW_STATUSES)}
     _VIEWS.add(1, status)
     _VIEW_TIME.record(record.latency_ms / 1_000, status)
@@ -58,7 +56,7 @@ def _count_compile(row: Compile) -> None:
 
 
 def count_response(model: str, provider: str | None, usage: RequestUsage) -> None:
-    """Count what a provider reports of a request."""
+    """Count the usage that a provider reported for a request."""
     _INPUT.add(usage.input_tokens)
     _CACHED.add(usage.cache_read_tokens)
     names = ("input_tokens", "cache_read_tokens", "cache_write_tokens", "output_tokens")
@@ -79,5 +77,5 @@ def count_error(error: Exception) -> None:
 
 
 def label(value: str, known: Collection[str]) -> str:
-    """A value if it is one of the known ones."""
+    """The value if it is known, else `other`."""
     return value if value in known else OTHER

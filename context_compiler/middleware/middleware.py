@@ -1,6 +1,6 @@
-"""Between the host and the compiler: one request in, the messages to send out, whatever happens.
+"""`Middleware`, the layer between host and compiler: turns one request into the messages to send, and never fails it.
 
-The order is always the same: the view (or what stands in for it), the record, callbacks, the messages.
+The order of steps is fixed: the view or its fallback, the record, the callbacks, the messages.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from context_compiler.messages.prompts import asking_part, asks
 from context_compiler.middleware.archive import Archive
 from context_compiler.middleware.arguments import Arguments
 from context_compiler.middleware.background import unused_row
-from context_compiler.middleware.fallback import fallback, unrecorded
+from context_compiler.middleware.fallback import fallback, unreadable_parts
 from context_compiler.middleware.log_lines import log_compile, log_text, warn_of_fewer_turns
 from context_compiler.middleware.manual import Manual, Profile
 from context_compiler.middleware.metrics import count_error, count_response, count_view
@@ -49,7 +49,7 @@ from context_compiler.middleware.others import quoted_mentions
 from context_compiler.middleware.prompt_cache import LastRequests, mark_move
 from context_compiler.middleware.provider_counts import ProviderCounts
 from context_compiler.middleware.request import JOINED, Host, Request, is_durable, is_long, session_of
-from context_compiler.middleware.respond import advance_again, crowded_out, respond, unchanged
+from context_compiler.middleware.respond import advance_again, crowds_out_layers, respond, unchanged_result
 from context_compiler.middleware.single_flight import SESSIONS, Summaries
 from context_compiler.middleware.state import CompilerState, Result, Run, read_history
 from context_compiler.recall.ranking import question_text
@@ -64,13 +64,13 @@ from context_compiler.tokens import PROVIDER, Ratios
 T = TypeVar("T")
 
 PROFILES = 64
-"""Conversations whose last request is remembered."""
+"""Maximum number of conversations whose last request is kept in memory."""
 
 LOG = logging.getLogger("context_compiler")
 
 
 class Middleware:
-    """State and services shared by all runs of one `ContextCompiler`."""
+    """State and services that all runs of one `ContextCompiler` share."""
 
     def __init__(self, arguments: Arguments) -> None:
         """Check the arguments; open nothing.
@@ -84,7 +84,7 @@ class Middleware:
         self.last_view: View | None = None
         self.state = CompilerState.of(arguments)
         self.archive = Archive(arguments, self.report)
-        """The record of the owner that is known before any run; `scoped` gives those of others."""
+        """Archive of the owner that is known without a run; `scoped` gives those of other owners."""
         self._last_requests = LastRequests(self.archive, self.state.reader)
         self._summaries = Summaries(arguments, self.state.counter, self.report, self.rest)
         self._ratios = Ratios()
@@ -94,12 +94,12 @@ class Middleware:
         self._profiles: Memo[tuple[str | None, str], Profile] = Memo(PROFILES)
         self._ready = False
         self._reported: set[str] = set()
-        """Messages of errors, and names of models without a price, that have been reported: each is, once."""
-        self._short = False
-        """A warning has said that fewer turns are kept than the caller wants."""
+        """Messages of errors, and names of models without a price, that were reported and are not reported again."""
+        self._warned_of_turns = False
+        """True after a warning that fewer turns are kept than the caller wants."""
 
     async def _prepare(self) -> None:
-        """Look at the environment and the system folder, at the first request and not before."""
+        """Read the environment and create the system folder; done once, at the first request."""
         if self._ready:
             return
         self._ready = True
@@ -110,18 +110,18 @@ class Middleware:
                 await self.report(outcome.error)
 
     async def load_counter(self) -> None:
-        """Load the encoding of the token counter in a thread, at the first request and not before."""
+        """Load the encoding of the token counter in a thread; done once, at the first request."""
         if not self.state.counter.is_ready:
             await try_await(asyncio.to_thread(self.state.counter.load))
 
     def remember(self, request: Request, model: Model) -> None:
-        """Remember how a conversation is sent, for what is done to it by hand."""
+        """Remember how a conversation is sent, for compiles and pins by hand."""
         self._profiles.keep(
             (request.owner, request.session_id), Profile(request=replace(request, messages=[]), model=model)
         )
 
     async def steer(self, work: Callable[[Manual], Awaitable[T]], owner: str | None) -> T:
-        """Do something by hand to a conversation of an owner, and let go of the store when no run is left."""
+        """Run a manual operation on a conversation of an owner, and close the store if no run is in progress."""
         await self._prepare()
         archive = await self._archive_of(owner)
         try:
@@ -132,45 +132,45 @@ class Middleware:
             await self.rest()
 
     async def view(self, run: Run, request: Request, host: Host) -> View:
-        """The view of a request, on the record. Never raises but for cancellation."""
+        """Make and record the view of a request. Raises nothing but cancellation."""
         started = time.perf_counter()
         run.fail(None)
         await self._prepare()
         if self.arguments.budget_unpriced(request.model, request.provider):
             await self._report_unpriced(request)
         request = await self._join(run, request)
-        request, result = await self._result(run, await self._attach_layers(run, request), host)
+        request, result = await self._view_or_fallback(run, await self._attach_layers(run, request), host)
         if result.view.status == "floor_over_budget":
-            await self.report(BudgetError(f"even the least is over the budget of {result.view.budget} tokens"))
+            await self.report(BudgetError(f"even the smallest view is over the budget of {result.view.budget} tokens"))
         return await self._deliver(run, request, result, started)
 
-    async def keep_raw(self, run: Run, request: Request, *, after: asyncio.Task[None] | None) -> None:
-        """Record a request that goes out as it is, `after` the one before it; a failure is reported."""
+    async def record_unchanged(self, run: Run, request: Request, *, after: asyncio.Task[None] | None) -> None:
+        """Record a request that is sent unchanged, once the task `after` is done; an error is reported."""
         if after is not None:
             await asyncio.wait({after})
-        outcome = await try_await(self._keep_raw(run, request))
+        outcome = await try_await(self._record_unchanged(run, request))
         if outcome.error is not None:
             await self.report(outcome.error)
 
-    async def _keep_raw(self, run: Run, request: Request) -> None:
+    async def _record_unchanged(self, run: Run, request: Request) -> None:
         started = time.perf_counter()
         history = await read_history(self.state.reader, run, request.messages)
-        result = unchanged(request, history, self._ratios.of(request.family), self.state.counter)
+        result = unchanged_result(request, history, self._ratios.of(request.family), self.state.counter)
         self._settle(run, request, result)
         await self._deliver(run, request, result, started)
 
     async def _deliver(self, run: Run, request: Request, result: Result, started: float) -> View:
-        """The view of a request, on the record, and handed to those who listen."""
+        """Record the view of a request, and pass it to the callbacks."""
         view = await self._record_view(run, request, result, (time.perf_counter() - started) * 1000)
         run.count()
-        if view.record is not None and _measured():
+        if view.record is not None and _has_metrics():
             count_view(view.record)
         self.last_view = view
-        await self._tell(self.arguments.on_view, view)
+        await self._call_back(self.arguments.on_view, view)
         return view
 
     async def _report_unpriced(self, request: Request) -> None:
-        """Report once a model that a budget in money is of no use with."""
+        """Report, once per model, that a budget in money cannot be used because the model has no known price."""
         if request.model in self._reported:
             return
         self._reported.add(request.model)
@@ -180,10 +180,10 @@ class Middleware:
         await self.report(SettingsError(f"{unknown}, so it is {budget:,} tokens; {remedy}"))
 
     async def _join(self, run: Run, request: Request) -> Request:
-        """The request with what the record holds before it, where an application gives a window of a conversation.
+        """Prepend the recorded messages before a window, if the application gives only a window of a conversation.
 
-        Only conversations that the application names, or keeps in the host's store, are known again: other ids are new
-        for every run.
+        This works for conversations that the application names or keeps in the host's store. All other ids differ in
+        every run.
         """
         read = False
         if run.earlier is None:
@@ -202,10 +202,10 @@ class Middleware:
             await try_await(read_history(self.state.reader, run, request.messages))
         return request
 
-    async def _result(self, run: Run, request: Request, host: Host) -> tuple[Request, Result]:
-        """A view or its fallback, and the request that it answers.
+    async def _view_or_fallback(self, run: Run, request: Request, host: Host) -> tuple[Request, Result]:
+        """Make the view of a request or its fallback; return it with the request that it answers.
 
-        That goes without layers where they need the room of the prompt, or of the least that can be sent.
+        The layers are dropped from that request if the prompt or the smallest possible request needs their room.
         """
         counts = self._counts if host.counts else None
         counted = await counts.calibrate(run, request, host) if counts else None
@@ -217,8 +217,8 @@ class Middleware:
             self._settle(run, request, result)
             if result.fault is not None:
                 await self.report(result.fault)
-            if request.layers.text and crowded_out(result):
-                run.attach(drop_block(request.layers, "the prompt, or the least that can be sent, needs their room"))
+            if request.layers.text and crowds_out_layers(result):
+                run.attach(drop_block(request.layers, "the prompt or the smallest possible request needs their room"))
                 request = replace(request, layers=run.layers or NO_LAYERS)
                 less = partial(advance_again, self.state, run, request, result=result)
                 again = (await try_await(self._off_loop(run, request, host, less))).value
@@ -228,7 +228,7 @@ class Middleware:
         else:
             await self.report(error := outcome.error or RuntimeError("no view"))
             result = await self._off_loop(run, request, host, partial(fallback, self.state, run, request, error=error))
-            if (lost := unrecorded(request, result)) is not None:
+            if (lost := unreadable_parts(request, result)) is not None:
                 await self.report(lost)
             self._settle(run, request, result)
         return request, result
@@ -239,7 +239,7 @@ class Middleware:
     async def _off_loop(
         self, run: Run, request: Request, host: Host, work: Callable[..., Coroutine[Any, Any, Result]]
     ) -> Result:
-        """Do `work` with the host, off the event loop where it is long."""
+        """Run `work` with the host; off the event loop if the request is long."""
         if not is_long(request.messages, run.raw):
             return await work(host=host)
         return await off_loop(lambda there: work(host=there), host)
@@ -253,10 +253,10 @@ class Middleware:
             self.archive.remember_blocks(result.blocks)
 
     async def _attach_layers(self, run: Run, request: Request) -> Request:
-        """The request with the layers of its session; without, and the reason on the record, where that fails.
+        """Attach the layers of the session to a request; if that fails, attach none and record why.
 
-        They are settled at the first request of a run, take their share of the room before anything else is cut, and
-        stay as they are until the run ends.
+        The layers are chosen at the first request of a run and stay the same until the run ends. Their share of the
+        room is reserved before anything else is cut.
         """
         layers, role = self.arguments.layers, self.arguments.role
         if run.layers is None:
@@ -267,11 +267,11 @@ class Middleware:
                 if outcome.error is not None:
                     await self.report(outcome.error)
                     block = drop_block(NO_LAYERS, f"could not be told: {type(outcome.error).__name__}")
-            run.attach(await self._with_others(run, request, block))
+            run.attach(await self._add_other_conversations(run, request, block))
         return replace(request, layers=run.layers or NO_LAYERS)
 
-    async def _with_others(self, run: Run, request: Request, block: LayerBlock) -> LayerBlock:
-        """The block with what the owner's other conversations hold for the prompt, if that is asked for."""
+    async def _add_other_conversations(self, run: Run, request: Request, block: LayerBlock) -> LayerBlock:
+        """Add passages from the owner's other conversations that answer the prompt, if `recall_across` is set."""
         share, counter = self.arguments.recall_across, self.state.counter
         if not share or request.owner is None:
             return block
@@ -308,7 +308,7 @@ class Middleware:
         )
 
     async def _record_view(self, run: Run, request: Request, result: Result, latency: float) -> View:
-        """The view with its record, which is on disk before the request goes out."""
+        """Record the view before its request is sent, and return it with its record."""
         cycle = result.cycle
         price = (await try_await(self._last_requests.price_facts(request, result))).value
         record = record_of(self.arguments, request, result, latency, request_index=run.requests, price=price)
@@ -325,12 +325,12 @@ class Middleware:
                 self.archive.scoped(request.owner).remember_cycle(known, request.session_id)
         if (result.began or result.row is not None) and LOG.isEnabledFor(logging.INFO):
             log_compile(record, result)
-        if result.began and self.arguments.recent_turns is not None and not self._short:
-            self._short = warn_of_fewer_turns(self.arguments, result)
+        if result.began and self.arguments.recent_turns is not None and not self._warned_of_turns:
+            self._warned_of_turns = warn_of_fewer_turns(self.arguments, result)
         return replace(result.view, record=record)
 
     async def owner_of(self, ctx: RunContext[Any]) -> str | None:
-        """The owner of a run; None if the function that names it fails, which is reported: nothing is kept or found."""
+        """The owner of a run; None if the function that names it fails, in which case nothing is saved or found."""
         name = self.arguments.owner
         if not callable(name):
             return self.archive.owner
@@ -342,7 +342,7 @@ class Middleware:
     async def compile(
         self, owner: str | None, session: str, model: object, key: str, prompts: Sequence[str], cap: int = 0
     ) -> SummaryResponse:
-        """One compile; its failure is an answer too. While one by hand is under way, none is made beside it."""
+        """Make one summary; a failure is returned as data. It is refused while the conversation is compiled by hand."""
         archive = self.archive.scoped(owner)
         async with SESSIONS.hold(archive.conversation(session), shared=True) as mine:
             if not mine:
@@ -350,7 +350,7 @@ class Middleware:
             return await self._summaries.answer(key, prompts, model, archive, session=session, cap=cap)
 
     async def launch(self, ctx: RunContext[Any], request: SummaryRequest) -> asyncio.Task[SummaryResponse] | None:
-        """One compile as a task of this event loop; None where a replay would have to find it again."""
+        """Start a summary as a task of this loop; None in a durable workflow, where a replay could not find it."""
         if is_durable(ctx):
             return None
         archive, session = self.archive.scoped(await self.owner_of(ctx)), session_of(ctx)
@@ -359,15 +359,15 @@ class Middleware:
         )
 
     async def close(self) -> None:
-        """End what is under way in this event loop, and let go of the store if no run is left."""
+        """Cancel the background work of this event loop, and close the store if no run is in progress."""
         await self.state.pending.end()
-        await self._summaries.withdrawn()
-        await self._keep_unused()
+        await self._summaries.wait_until_withdrawn()
+        await self._record_unused()
         await self.archive.catch_up()
         await self.rest()
 
-    async def _keep_unused(self) -> None:
-        """Put compiles in the background that no request will use on the record: they have cost something."""
+    async def _record_unused(self) -> None:
+        """Record background compiles that no request will use, because they had a cost."""
         for one in self.state.pending.take_unused():
             row = unused_row(one)
             if row is not None:
@@ -376,7 +376,8 @@ class Middleware:
     async def begin(self, owner: str | None, session: str, ids: list[str], config: str) -> dict[str, Any]:
         """Starting state of a run: the newest cycle of the last of these ids that has one, and the learnt ratios.
 
-        With it go the wishes of the user, and the cycle of the last compile or undo by hand until another is made.
+        It also contains the user's steering (pins and undos). After a compile or undo by hand, it contains the cycle
+        that this produced, until another compile replaces it.
         """
         archive = self.archive.scoped(owner)
         actions = await archive.actions(session)
@@ -386,8 +387,8 @@ class Middleware:
             steering, chosen = steering_of(actions)
             base, config = base_config(config), steering.config(config)
         cycle = await archive.cycle(ids, config, None if steering.generation else self.state.former.get(base))
-        cycle = await archive.linked(cycle, session) if cycle is not None else None
-        adopted = chosen is not None and chosen.tip in ids and (cycle is None or _earlier(cycle, chosen, ids))
+        cycle = await archive.link_compile(cycle, session) if cycle is not None else None
+        adopted = chosen is not None and chosen.tip in ids and (cycle is None or _is_earlier(cycle, chosen, ids))
         cycle = replace(chosen, config=config) if chosen is not None and adopted else cycle
         blocks = await archive.blocks(ids, config) if cycle else None
         return {
@@ -399,9 +400,9 @@ class Middleware:
         }
 
     def learn(self, run: Run, request: Request | None, response: ModelResponse) -> None:
-        """Count a reported usage, and take it in if it is about a request of ours."""
+        """Count a reported usage, and learn from it if it belongs to a request of ours."""
         usage = response.usage
-        if _measured():
+        if _has_metrics():
             count_response(response.model_name or "", response.provider_name, usage)
         if request is None:
             return
@@ -411,21 +412,21 @@ class Middleware:
                 ratios.learn(request.family, exact=run.sent, reported=usage.input_tokens)
 
     def mark_move(self, request: Request, view: View) -> list[ModelMessage]:
-        """The messages of a view as they go out, marked where their beginning has moved on purpose."""
+        """The messages of a view, with a mark if their beginning has changed on purpose."""
         name = None if view.status.startswith("raw") else self._last_requests.moved(request)
         return view.messages if name is None else mark_move(view.messages, name)
 
-    async def finished(self, run: Run, ctx: RunContext[Any], messages: list[ModelMessage]) -> None:
-        """Keep the raw history with the last answer of a run."""
+    async def finish_run(self, run: Run, ctx: RunContext[Any], messages: list[ModelMessage]) -> None:
+        """Archive the raw history of a run including its last answer."""
         history = (await try_await(read_history(self.state.reader, run, [*(run.earlier or ()), *messages]))).value
-        await self._keep_unused()
+        await self._record_unused()
         if history is not None and messages:
             archive, since = self.archive.scoped(await self.owner_of(ctx)), Moment()
-            await archive.raw(session_of(ctx), history)
+            await archive.save_raw(session_of(ctx), history)
             archive.remember_raw(session_of(ctx), history, since)
 
     async def views(self, session: str | None, owner: str | None) -> list[Record]:
-        """Recorded views; raises StoreError if they cannot be read."""
+        """Recorded views; StoreError if they cannot be read."""
         try:
             return await (await self._archive_of(owner)).store.views(session)
         finally:
@@ -439,10 +440,10 @@ class Middleware:
             await self.rest()
 
     async def _archive_of(self, owner: str | None) -> Archive:
-        """The record of an owner, with what it could not take before; None is the only owner there is.
+        """The archive of an owner, after its delayed writes; None means the only owner.
 
         Raises:
-            SettingsError: None is given, and there are many.
+            SettingsError: `owner` is None, but a function names the owner of each run.
         """
         if owner is None and callable(self.arguments.owner):
             raise SettingsError("owner= is a function of the run: name the owner whose record this is about")
@@ -451,24 +452,24 @@ class Middleware:
         return archive
 
     async def rest(self) -> None:
-        """Let go of the store when no run is left."""
+        """Close the store if no run is in progress."""
         if self.runs == 0:
-            await self.archive.rest()
+            await self.archive.close()
 
     async def report(self, error: Exception) -> None:
-        """Say what failed: in the log, and to `on_error`."""
+        """Report an error: in the log and to `on_error`."""
         LOG.warning("context_compiler: %s", log_text(error))
-        if _measured():
+        if _has_metrics():
             count_error(error)
-        await self._tell(self.arguments.on_error, error)
+        await self._call_back(self.arguments.on_error, error)
 
     async def report_once(self, error: Exception) -> None:
-        """Say what is wrong with an agent, and not with one of its runs: once for each message."""
+        """Report an error that concerns the agent rather than a single run: once per message."""
         if str(error) not in self._reported:
             self._reported.add(str(error))
             await self.report(error)
 
-    async def _tell(self, callback: Callable[[Any], Any] | None, what: Any) -> None:
+    async def _call_back(self, callback: Callable[[Any], Any] | None, what: Any) -> None:
         if callback is None:
             return
         limit, name = self.arguments.timeout, "on_error" if callback is self.arguments.on_error else "on_view"
@@ -482,8 +483,8 @@ class Middleware:
             LOG.warning("context_compiler: on_error failed: %s", log_text(outcome.error))
 
 
-def _earlier(cycle: Cycle, chosen: Cycle, ids: Sequence[str]) -> bool:
-    """True if a cycle decides on less of a history than the one that a user chose."""
+def _is_earlier(cycle: Cycle, chosen: Cycle, ids: Sequence[str]) -> bool:
+    """True if a cycle decides on fewer messages than the cycle that a user chose."""
     return ids.index(cycle.tip) < ids.index(chosen.tip)
 
 
@@ -496,7 +497,7 @@ def record_of(
     request_index: int = 0,
     price: Mapping[str, object] | None = None,
 ) -> Record:
-    """The row of one request; `price` has the facts that it is priced by."""
+    """The record of one request; `price` contains the facts that determine its price."""
     view, ratio = result.view, result.ratio
     sent = request.overhead + result.raw.tokens if arguments.dry_run else result.cost
     if price is not None and arguments.dry_run:
@@ -509,7 +510,7 @@ def record_of(
         request_index=request_index,
         raw_tip=result.raw.chain.tip,
         view_tip=result.sent.view_chain.tip,
-        status=("dry_run" if arguments.dry_run else view.status) + _joined(request),
+        status=("dry_run" if arguments.dry_run else view.status) + _window_note(request),
         error=view.error,
         budget=view.budget or None,
         tokens_raw=round((request.overhead + result.raw.tokens) * ratio),
@@ -527,10 +528,10 @@ def record_of(
     return with_null_reasons(record, {"budget": "everything is sent", "raw_tip": unread, "view_tip": unread})
 
 
-def _joined(request: Request) -> str:
+def _window_note(request: Request) -> str:
     return f"; a window, joined with {request.joined} earlier messages of the record" if request.joined else ""
 
 
-def _measured() -> bool:
-    """True where an application has set a provider of metrics; those of the interface itself count nothing."""
+def _has_metrics() -> bool:
+    """True if the application has set a metrics provider; OpenTelemetry's default one counts nothing."""
     return not type(get_meter_provider()).__module__.startswith("opentelemetry.metrics")

@@ -1,4 +1,4 @@
-"""Long work off the event loop: in a thread with a loop of its own, while the host is called in its own loop."""
+"""Long work off the event loop, in a thread with a loop of its own; calls to the host run in the host's loop."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from context_compiler.middleware.request import Host
 T = TypeVar("T")
 
 INTERRUPTIBLE_S = 0.1
-"""Seconds that a thread waits for another one without a look at what is asked of itself."""
+"""Seconds for which a blocked thread waits before it gives an engine a chance to interrupt it."""
 
 
 async def off_loop(work: Callable[[Host], Coroutine[Any, Any, T]], host: Host) -> T:
-    """Run a coroutine to its end in a thread; what it awaits of the host runs in this loop.
+    """Run a coroutine to completion in a worker thread; its calls to the host run in this loop.
 
-    A loop that has no threads (some durable engines), or cannot start one, runs it itself. When the caller is
-    cancelled, the work is too, at the next point where it waits.
+    If the loop has no threads (some durable engines) or cannot start one, the coroutine runs in this loop. When the
+    caller is cancelled, the coroutine is cancelled at its next await.
     """
     here = asyncio.get_running_loop()
     tasks: list[tuple[asyncio.AbstractEventLoop, asyncio.Task[T]]] = []
 
     async def main() -> T:
-        task = asyncio.ensure_future(work(_DistantHost(host, here)))
+        task = asyncio.ensure_future(work(_OtherLoopHost(host, here)))
         tasks.append((asyncio.get_running_loop(), task))
         return await task
 
@@ -47,45 +47,45 @@ async def off_loop(work: Callable[[Host], Coroutine[Any, Any, T]], host: Host) -
         return await done
     except asyncio.CancelledError:
         for there, task in tasks:
-            with suppress(RuntimeError):  # it has ended
+            with suppress(RuntimeError):  # its loop has closed
                 there.call_soon_threadsafe(task.cancel)
         raise
 
 
-async def beside(work: Callable[[Any], Coroutine[Any, Any, T]], host: Host | None = None) -> T:
-    """Run a coroutine where it may wait for threads and files, for the loop of a workflow.
+async def run_blocking(work: Callable[[Any], Coroutine[Any, Any, T]], host: Host | None = None) -> T:
+    """Run a coroutine in another thread while the calling loop is blocked; for the loop of a workflow.
 
-    The loop of a workflow on Temporal hears nothing of other threads, and its thread may open no file. So the work
-    is done in another thread, and the workflow stands still until that ends or wants something of the host, so that
-    a replay comes to the same places in the same order.
+    The loop of a Temporal workflow gets no events from other threads, and its thread may not open files. The workflow
+    therefore blocks until the work ends or calls the host. This also keeps the order of host calls the same in a
+    replay.
     """
-    turns = SimpleQueue[Coroutine[Any, Any, None] | None]()
+    calls = SimpleQueue[Coroutine[Any, Any, None] | None]()
     tasks: list[asyncio.Task[T]] = []
 
     async def main() -> None:
-        tasks.append(asyncio.ensure_future(work(None if host is None else _StandingHost(host, turns))))
+        tasks.append(asyncio.ensure_future(work(None if host is None else _BlockedLoopHost(host, calls))))
         await asyncio.wait(tasks)
 
     def run() -> None:
         try:
             asyncio.run(main())
         finally:
-            turns.put(None)
+            calls.put(None)
 
     Thread(target=copy_context().run, args=(run,), name="context-compiler-beside", daemon=True).start()
-    while (turn := _next(turns)) is not None:
-        await turn
+    while (call := _wait_for_next(calls)) is not None:
+        await call
     return tasks[0].result()
 
 
-def _next(turns: SimpleQueue[T]) -> T:
+def _wait_for_next(calls: SimpleQueue[T]) -> T:
     while True:
-        with suppress(Empty):  # now and then, so that an engine can interrupt this thread
-            return turns.get(timeout=INTERRUPTIBLE_S)
+        with suppress(Empty):  # the timeout lets an engine interrupt this thread
+            return calls.get(timeout=INTERRUPTIBLE_S)
 
 
-class _DistantHost(Host):
-    """A host as it is called from the loop of another thread."""
+class _OtherLoopHost(Host):
+    """Host for work in the loop of another thread; calls are forwarded to the loop of the run."""
 
     def __init__(self, host: Host, loop: asyncio.AbstractEventLoop) -> None:
         self._host, self._loop = host, loop
@@ -122,12 +122,12 @@ class _DistantHost(Host):
         return await self._call(self._host.count(messages))
 
 
-class _StandingHost(_DistantHost):
-    """A host as it is called from beside a loop that stands still: each call is a turn that the loop takes."""
+class _BlockedLoopHost(_OtherLoopHost):
+    """Host for work beside a blocked loop; each call is queued as a coroutine that the blocked loop awaits."""
 
-    def __init__(self, host: Host, turns: SimpleQueue[Coroutine[Any, Any, None] | None]) -> None:
+    def __init__(self, host: Host, calls: SimpleQueue[Coroutine[Any, Any, None] | None]) -> None:
         super().__init__(host, asyncio.get_running_loop())
-        self._turns = turns
+        self._calls = calls
 
     async def _call(self, work: Coroutine[Any, Any, T]) -> T:
         here = asyncio.get_running_loop()
@@ -140,7 +140,7 @@ class _StandingHost(_DistantHost):
             else:
                 answer.set_exception(error)
 
-        async def turn() -> None:
+        async def call() -> None:
             task = asyncio.ensure_future(work)
             try:
                 await asyncio.wait({task})
@@ -149,5 +149,5 @@ class _StandingHost(_DistantHost):
                     task.cancel()
                 here.call_soon_threadsafe(settle, task)
 
-        self._turns.put(turn())
+        self._calls.put(call())
         return await answer

@@ -1,4 +1,4 @@
-"""`compile_view`: one view of a history, outside any run, on the path of a live request but without a host."""
+"""`compile_view`: a single view of a history outside any run, made like that of a live request but without a host."""
 
 from __future__ import annotations
 
@@ -64,34 +64,36 @@ async def compile_view(
     """Compile a history into one view within a budget, outside any run.
 
     Args:
-        messages: The raw history; never changed. A view ends with its last request.
-        template: A name, a path inside the template folders, or a `Template`.
-        budget: Tokens of the view's messages; a float is a share of 32,000. Or `Money` by the price of `model`.
-        fidelity: Caps the summary and what is quoted; None is the template's, which caps the summary alone.
-        model: Model that writes the summary, or its name; None and `"none"` are no model at all.
+        messages: The raw history; never changed. The view ends with its last request.
+        template: A template name, a path inside the template folders, or a `Template`.
+        budget: Maximum tokens of the view's messages; a float is a fraction of 32,000, `Money` uses the price of
+            `model`.
+        fidelity: Limits the summary and the quotes; None is the template's, which limits only the summary.
+        model: Model that writes the summary, or its name; None and `"none"` use no model.
         store: Store that records the view: a path, the address of a PostgreSQL database, or a `Store`; None records
             nothing.
-        vault: A folder whose `AssistantMD/ContextTemplates/` comes first; `{owner}` in its path stands for the folder
-            of the store's owner.
-        system: A folder whose `ContextTemplates/` comes second.
-        session: The label of the conversation on the record.
-        recent_turns: Turns before the last one to keep if they fit; None is the template's.
-        recall: 0 quotes earlier turns whatever the last request asks; any other share prefers passages that answer it.
-        counter: Token counter; None counts o200k exactly.
-        strict: Raise instead of sending what is over the budget, or within it only because the prompt was cut.
-        timeout: Seconds for the model.
-        layers: Source of the layers of `session`: `Layers`, or a function from it to its state. They stand before the
-            last request's prompt.
+        vault: Folder whose `AssistantMD/ContextTemplates/` is searched first; `{owner}` in its path is replaced by the
+            folder of the store's owner.
+        system: Folder whose `ContextTemplates/` is searched second.
+        session: Label of the conversation on the record.
+        recent_turns: Turns to keep before the last one if they fit; None is the template's.
+        recall: 0 quotes earlier turns without regard to the last request; any other value prefers passages that answer
+            it.
+        counter: Token counter; None counts exactly with o200k.
+        strict: Raise an error if the view is over the budget, or fits only because the prompt was cut.
+        timeout: Time limit of the model call in seconds.
+        layers: Source of the layers of `session`: `Layers`, or a function from a session to its state. The layers are
+            put before the last request's prompt.
         role: Node of the view: understand, think, act, reply, or a `Need` of your own.
 
     Raises:
-        SettingsError: `messages` is not a list of the host's messages; only one of `layers` and `role` is given, or
-            they without a `session`; or the budget is money, and no price of `model` is known.
-        LayersError: The role is unknown, or the layers are broken.
+        SettingsError: `messages` is not a list of the host's messages; `layers`, `role` and `session` are not given
+            together; or the budget is money and no price of `model` is known.
+        LayersError: The role is unknown, or the layers are invalid.
         TemplateError: The template is missing or wrong.
         FidelityError: The fidelity is unknown.
         CompileError: The model failed.
-        BudgetError: `strict`, and even the least does not fit, or only with the prompt cut.
+        BudgetError: With `strict`, even the smallest view does not fit, or only with the prompt cut.
         StoreError: The view could not be recorded.
     """
     started = perf_counter()
@@ -133,10 +135,10 @@ async def compile_view(
 
 
 def _check(arguments: Arguments, alias: str) -> None:
-    """Refuse wrong arguments, and those that make sense only in a run.
+    """Check the arguments, and that none of them needs a run.
 
     Raises:
-        SettingsError: an argument is one of them.
+        SettingsError: An argument is wrong or needs a run.
     """
     arguments.check()
     if arguments.counter == PROVIDER:
@@ -149,10 +151,10 @@ def _check(arguments: Arguments, alias: str) -> None:
 
 
 def _check_messages(messages: object) -> None:
-    """Refuse what is not a history of the host.
+    """Check that `messages` is a history of the host.
 
     Raises:
-        SettingsError: It is not a list, or something else than a message is in it.
+        SettingsError: It is not a list, or contains something other than messages.
     """
     remedy = "give a list of the host's messages, such as result.all_messages()"
     if not isinstance(messages, Sequence) or isinstance(messages, str | bytes):
@@ -165,7 +167,7 @@ def _check_messages(messages: object) -> None:
 
 
 def _read(arguments: Arguments, messages: Sequence[ModelMessage], session: str | None) -> RequestContext:
-    """The history up to its last request: an answer that follows has been given already."""
+    """Read the history up to its last request; later messages are dropped."""
     _check_messages(messages)
     compiler = CompilerState.of(arguments)
     compiler.settings = Settings.from_environment()
@@ -187,14 +189,14 @@ def _read(arguments: Arguments, messages: Sequence[ModelMessage], session: str |
 
 
 def _label(history: History) -> str:
-    """A name for a conversation that has none: that of its first message."""
+    """A label for a conversation without one, derived from its first message."""
     return f"conversation-{history.ids[0][-12:]}" if history.ids else "empty"
 
 
 async def _layer_block(
     layers: LayerSource | None, role: str | Need | None, session: str | None, context: RequestContext, room: int
 ) -> LayerBlock:
-    """The layers as they stand before the prompt."""
+    """The layers to put before the prompt."""
     if layers is None and role is None:
         return NO_LAYERS
     if layers is None or role is None or session is None:
@@ -208,9 +210,9 @@ async def _layer_block(
 
 
 def _refusal(view: View, done: Advance | None) -> str:
-    """The reason why a strict caller is refused a view; empty where it is not."""
+    """Reason why a strict caller does not get this view; empty if there is none."""
     if view.tokens > view.budget:
-        return f"even the least takes {view.tokens} of {view.budget} tokens"
+        return f"even the smallest view takes {view.tokens} of {view.budget} tokens"
     if done is None:
         return ""
     draft = done.selection.draft
@@ -219,12 +221,12 @@ def _refusal(view: View, done: Advance | None) -> str:
         longest = max((item.tokens for item in reading.items if item.kind is Kind.USER), default=0)
         limit = None if shape is None else shape.limit if shape.prompt is None else shape.prompt
         if reading.asks and (shape is None or (limit is not None and longest > limit)):
-            return f"{view.budget} tokens are kept only by cutting the prompt, which takes {reading.tokens}"
+            return f"{view.budget} tokens are enough only if the prompt is cut, which takes {reading.tokens}"
     return ""
 
 
 async def _save(record: Record, result: Result, store: str | Path | Store | None) -> Record:
-    """The record as the store kept it; a store that is opened here is closed here."""
+    """Record the view, and return the stored record; a store that is opened here is closed again."""
     if store is None:
         return record
     opened = open_store(store)

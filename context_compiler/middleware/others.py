@@ -1,7 +1,8 @@
-"""Recall across the conversations of one owner: passages of the others that answer a prompt.
+"""Recall from the other conversations of one owner: passages that answer a prompt.
 
-Only the newest conversations are looked at, and at most so much of them is read for one request; what was read stays
-in an index in memory. Which of them there are is asked of the store each time, so a deleted one is never quoted.
+Only the newest conversations are searched, and each request reads a limited number of messages from the store. Messages
+that were read stay in an index in memory. The list of conversations is fetched from the store every time, so a deleted
+conversation is never quoted.
 """
 
 from __future__ import annotations
@@ -27,22 +28,22 @@ from context_compiler.tokens import TokenCounter
 TITLE = "FROM OTHER CONVERSATIONS"
 
 READ = 1_000
-"""Cap on the messages of one conversation, the newest of which are read. Once as many are read in one request, the
-other conversations wait for the next."""
+"""Maximum messages that are read of one conversation, newest first. Once a request has read this many in all, the
+remaining conversations are read at the next request."""
 
 REMEMBERED, ENTRY = 40_000_000, 100_000
-"""Characters of the indexes that are remembered, and what each owner costs beside them."""
+"""Maximum size in characters of all indexes in memory, and the extra size counted for each of them."""
 
 _NUMBERS: WeakKeyDictionary[object, int] = WeakKeyDictionary()
-"""Numbers of the stores without a file: never one of a store that is gone."""
+"""Numbers of the stores without a file, unlike `id()` never reused after a store is gone."""
 _NEXT = count()
 
 _INDEXES: Memo[Hashable, OtherConversations] = Memo(REMEMBERED, lambda one: ENTRY + one.size)
-"""One for each owner and store."""
+"""Indexes by store and owner."""
 
 
 async def other_mentions(store: Store, session_id: str, prompt: str) -> list[tuple[float, Mention]]:
-    """Passages of the other conversations of the store's owner that answer a prompt, best first, with their scores.
+    """Passages from the owner's other conversations that answer a prompt, best first, with their scores.
 
     Raises:
         StoreError: The store cannot be read.
@@ -60,7 +61,7 @@ async def other_mentions(store: Store, session_id: str, prompt: str) -> list[tup
 def quoted_mentions(
     found: Sequence[tuple[float, Mention]], room: int, counter: TokenCounter
 ) -> tuple[str, list[tuple[float, Mention]]]:
-    """The best of these in a fence within `room` tokens, in the order in which they were said, and which they are."""
+    """The best mentions that fit into `room` tokens: fenced text in chronological order, and the mentions in it."""
     left = room - counter.text(fence(TITLE, "x")) - MESSAGE_OVERHEAD
     taken: list[tuple[float, Mention]] = []
     for score, mention in found:
@@ -80,7 +81,7 @@ def _best(
 
 
 def _news(db: Database, known: Mapping[int, tuple[Name, str]]) -> tuple[list[News], dict[int, Name]]:
-    """News of the owner's conversations, of at least `READ` messages if there are as many, and the names of all."""
+    """New messages of the owner's conversations, up to about `READ`, and the names of all of them."""
     there, news, left = browse.newest_conversations(db), list[News](), READ
     for number, session, created, tip in there:
         name, before = known.get(number, (None, None))

@@ -1,6 +1,6 @@
-"""The provider says that the context is too long: seen through, and tried once more with less.
+"""Context overflow: recognise that a provider refused a request as too long, and retry it once with less.
 
-From Pydantic AI 2.64 on the host makes another attempt itself; before that, a model around the model does.
+From version 2.64 on, Pydantic AI makes the second attempt itself; for older versions a wrapper model does.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ RetryModelRequest: type[Exception] | None = getattr(exceptions, "RetryModelReque
 
 _TOO_LONG: type[Exception] | None = getattr(exceptions, "ModelContextWindowExceededError", None)
 _REFUSALS: tuple[type[Exception], ...] = (ModelHTTPError, ExceptionGroup, *((_TOO_LONG,) if _TOO_LONG else ()))
-"""Errors that may mean a request is too long; all others are passed on."""
+"""Errors that may mean a request is too long; all others are raised as they are."""
 
 _WORDS = (
     "context_length_exceeded",
@@ -38,7 +38,7 @@ _WORDS = (
     "exceeds the available context size",
     "greater than the context length",
 )
-"""Phrases of providers and local servers for it, in lower case."""
+"""Lower-case phrases with which providers and local servers report this error."""
 
 
 def is_overflow(error: BaseException) -> bool:
@@ -55,14 +55,14 @@ def is_overflow(error: BaseException) -> bool:
 
 
 Tighter = Callable[[BaseException], Awaitable[list[ModelMessage] | None]]
-"""The messages for a second try, or None when there is none."""
+"""Returns the messages for a second attempt, or None if there should be none."""
 
 
 class TightModel(WrapperModel):
-    """Tries once more with a tighter view; in streams only while nothing has been said yet."""
+    """Model that retries once with a tighter view; a stream is retried only before its first event."""
 
     def __init__(self, wrapped: Model, tighter: Tighter) -> None:
-        """Ask `tighter` what to send instead."""
+        """Wrap a model; `tighter` returns the messages for the second attempt."""
         super().__init__(wrapped)
         self._tighter = tighter
 
@@ -72,7 +72,7 @@ class TightModel(WrapperModel):
         model_settings: ModelSettings | None,
         model_request_parameters: ModelRequestParameters,
     ) -> ModelResponse:
-        """One request, and one more if it was too long."""
+        """Send a request, and a shorter one if it was too long."""
         try:
             return await self.wrapped.request(messages, model_settings, model_request_parameters)
         except _REFUSALS as error:
@@ -89,7 +89,7 @@ class TightModel(WrapperModel):
         model_request_parameters: ModelRequestParameters,
         run_context: Any = None,
     ) -> AsyncGenerator[StreamedResponse]:
-        """One streamed request, and one more if it was too long."""
+        """Send a streamed request, and a shorter one if it was too long."""
         async with AsyncExitStack() as stack:
             rest = (model_settings, model_request_parameters, run_context)
             try:

@@ -1,7 +1,7 @@
-"""The same compiler for `ProcessHistory`, whose host replaces the stored history by what a processor returns.
+"""The compiler as a history processor for `ProcessHistory`, whose host replaces the stored history by its output.
 
-So the raw messages are archived first, and our own part in a history says which archived chain stands behind
-it: the next call continues from the raw history, not from our own output.
+Raw messages are archived first, and a mark in our part of the output names the archived chain. The next call therefore
+continues from the raw history rather than from our own output.
 """
 
 from __future__ import annotations
@@ -38,26 +38,28 @@ from context_compiler.resilience import try_await
 Given = ParamSpec("Given")
 
 REMEMBERED = 64
-"""Runs and conversations that are remembered."""
+"""Maximum number of runs and of conversations kept in memory."""
 
 
 class _ProcessorHost(RunHost):
-    """A run of the host, as far as a processor sees it."""
+    """Host of a run as a processor sees it."""
 
     def __init__(self, ware: Middleware, ctx: RunContext[Any]) -> None:
         super().__init__(ctx)
-        self._ware = ware
+        self._middleware = ware
 
     async def begin(self, ids: list[str], config: str) -> dict[str, Any]:
-        return await self._ware.begin(await self._ware.owner_of(self._ctx), session_of(self._ctx), ids, config)
+        return await self._middleware.begin(
+            await self._middleware.owner_of(self._ctx), session_of(self._ctx), ids, config
+        )
 
     async def ask(self, request: SummaryRequest) -> SummaryResponse:
         ctx = self._ctx
-        owner, given = await self._ware.owner_of(ctx), (request.key, request.prompts, request.cap)
-        return self.charge(await self._ware.compile(owner, session_of(ctx), ctx.model, *given))
+        owner, given = await self._middleware.owner_of(ctx), (request.key, request.prompts, request.cap)
+        return self.charge(await self._middleware.compile(owner, session_of(ctx), ctx.model, *given))
 
     async def launch(self, request: SummaryRequest) -> asyncio.Task[SummaryResponse] | None:
-        return await self._ware.launch(self._ctx, request)
+        return await self._middleware.launch(self._ctx, request)
 
     def framing(self, messages: list[ModelMessage]) -> list[ModelMessage]:
         ctx, given = self._ctx, ModelRequestParameters(function_tools=known_tools(self._ctx))
@@ -65,46 +67,46 @@ class _ProcessorHost(RunHost):
 
 
 class CompilingHistoryProcessor:
-    """An async history processor, `(ctx, messages) -> messages`, that loses nothing."""
+    """Async history processor, `(ctx, messages) -> messages`, that keeps the raw history on the record."""
 
     def __init__(self, arguments: Arguments) -> None:
         """Open nothing before the first call."""
-        self._ware = Middleware(arguments)
+        self._middleware = Middleware(arguments)
         self._runs: Memo[str, Run] = Memo(REMEMBERED)
         self._raw: Memo[tuple[str | None, str], list[ModelMessage]] = Memo(REMEMBERED)
         self._stored: Memo[tuple[str | None, str], list[ModelMessage]] = Memo(REMEMBERED)
 
     def __repr__(self) -> str:
-        """The arguments that are not the default."""
-        return repr(self._ware.arguments).replace("Arguments", type(self).__name__, 1)
+        """The arguments that differ from their defaults."""
+        return repr(self._middleware.arguments).replace("Arguments", type(self).__name__, 1)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> CompilingHistoryProcessor:
-        """A new processor of the same arguments, which are shared."""
-        return type(self)(self._ware.arguments)
+        """A new processor with the same arguments, which are shared."""
+        return type(self)(self._middleware.arguments)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """The arguments, without any state; PicklingError if one cannot be pickled."""
-        return type(self), (self._ware.arguments,)
+        """Pickle the arguments without any state; PicklingError if one cannot be pickled."""
+        return type(self), (self._middleware.arguments,)
 
     async def __call__(self, ctx: RunContext[Any], messages: list[ModelMessage]) -> list[ModelMessage]:
-        """The view of what really was said, with a mark that says where all of it is. Never raises."""
+        """Return a view of the raw history, with a mark that names its archived chain. Never raises."""
         outcome = await try_await(self._view(ctx, messages))
         if outcome.value is None:
-            await self._ware.report(outcome.error or RuntimeError("no view"))
+            await self._middleware.report(outcome.error or RuntimeError("no view"))
         return outcome.value or messages
 
     async def _view(self, ctx: RunContext[Any], messages: list[ModelMessage]) -> list[ModelMessage]:
-        await self._ware.load_counter()
-        owner = await self._ware.owner_of(ctx)
+        await self._middleware.load_counter()
+        owner = await self._middleware.owner_of(ctx)
         self._stored.keep((owner, session_of(ctx)), ctx.messages)
-        raw = await self._restored(messages, owner)
+        raw = await self._restore_raw(messages, owner)
         run_id = ctx.run_id or ""
         run = self._runs.get(run_id) or Run()
         self._runs.keep(run_id, run)
-        request = replace(processor_request(ctx, raw, self._ware.state.counter), owner=owner)
-        made = await self._ware.view(run, request, _ProcessorHost(self._ware, ctx))
-        await self._ware.rest()
-        view = raw if self._ware.arguments.dry_run else made.messages
+        request = replace(processor_request(ctx, raw, self._middleware.state.counter), owner=owner)
+        made = await self._middleware.view(run, request, _ProcessorHost(self._middleware, ctx))
+        await self._middleware.rest()
+        view = raw if self._middleware.arguments.dry_run else made.messages
         tip = None if run.raw is None else run.raw.chain.tip
         if view == raw or tip is None:
             return view
@@ -113,40 +115,40 @@ class CompilingHistoryProcessor:
 
     @property
     def last_view(self) -> View | None:
-        """The view that was returned last."""
-        return self._ware.last_view
+        """The last view that was returned."""
+        return self._middleware.last_view
 
     async def views(self, session: str | None = None, *, owner: str | None = None) -> list[Record]:
-        """Recorded views, newest first, of one conversation or of all of an owner."""
-        return await self._ware.views(session, owner)
+        """Recorded views, newest first, of one conversation or of all conversations of an owner."""
+        return await self._middleware.views(session, owner)
 
     async def transcript(self, session: str, *, owner: str | None = None) -> list[ModelMessage]:
-        """The raw history of a conversation, without loss, whatever the host has stored.
+        """The complete raw history of a conversation, even if the host has stored a view of it.
 
-        A processor does not hear the last answer of a run. It is there all the same while this process lives, and
-        from the next request on.
+        A processor does not see the last answer of a run. The transcript contains it while this process lives, and
+        again after the next request.
 
         Raises:
-            StoreError: the record cannot be read.
+            StoreError: The record cannot be read.
         """
-        outcome = await try_await(self._ware.transcript(session, owner))
+        outcome = await try_await(self._middleware.transcript(session, owner))
         archived = outcome.value or []
-        owner = self._ware.archive.owner if owner is None else owner
-        stored = await self._restored(list(self._stored.get((owner, session)) or ()), owner)
+        owner = self._middleware.archive.owner if owner is None else owner
+        stored = await self._restore_raw(list(self._stored.get((owner, session)) or ()), owner)
         if outcome.error is not None and (not stored or any(map(mark_in, stored))):
             raise outcome.error
-        read = self._ware.state.reader.read
+        read = self._middleware.state.reader.read
         longer = len(stored) > len(archived) and read(stored).ids[: len(archived)] == read(archived).ids
         return [*archived, *stored[len(archived) :]] if longer else archived
 
-    async def _restored(self, messages: list[ModelMessage], owner: str | None) -> list[ModelMessage]:
-        """The raw history behind our own output, and what came after it."""
+    async def _restore_raw(self, messages: list[ModelMessage], owner: str | None) -> list[ModelMessage]:
+        """Replace our own output by the raw history behind it, and keep the messages after it."""
         mark = next((found for message in messages if (found := mark_in(message)) is not None), None)
         if mark is None or not isinstance(mark.get("responses"), int) or not isinstance(mark.get("tail"), int):
             return messages
-        tip, archive = str(mark.get("tip")), self._ware.archive.scoped(owner)
+        tip, archive = str(mark.get("tip")), self._middleware.archive.scoped(owner)
         raw = self._raw.get((owner, tip))
-        if raw is None and archive.whole:
+        if raw is None and archive.keeps_content:
             bodies = (await try_await(archive.store.chain(tip))).value
             raw = load_messages(bodies) if bodies else None
         if raw is None:
@@ -157,7 +159,7 @@ class CompilingHistoryProcessor:
 def _with_arguments_of(
     arguments: Callable[Given, Arguments],
 ) -> Callable[[Callable[..., CompilingHistoryProcessor]], Callable[Given, CompilingHistoryProcessor]]:
-    """Decorator: the signature of `arguments`, which editors and `help` then list in full."""
+    """Decorator that sets the signature of `arguments`, so that editors and `help` list it in full."""
 
     def decorate(build: Callable[..., CompilingHistoryProcessor]) -> Callable[Given, CompilingHistoryProcessor]:
         whole = signature(arguments).replace(return_annotation=CompilingHistoryProcessor)
@@ -169,10 +171,10 @@ def _with_arguments_of(
 
 @_with_arguments_of(Arguments)
 def build_compiling_history_processor(*args: Any, **arguments: Any) -> CompilingHistoryProcessor:
-    """A history processor for `ProcessHistory`, with the arguments of `ContextCompiler`.
+    """Build a history processor for `ProcessHistory`, with the arguments of `ContextCompiler`.
 
-    Prefer `ContextCompiler`: it leaves the stored history alone. This one is for where only a processor can
-    be given; the host then stores views, and `transcript(session)` gives back what they stand for.
+    Prefer `ContextCompiler`, which leaves the stored history alone. Use this function only if your host accepts nothing
+    but a processor; it then stores views, and `transcript(session)` returns the raw history behind them.
 
     Raises:
         SettingsError: A value is wrong.
@@ -185,18 +187,18 @@ def build_compiling_history_processor(*args: Any, **arguments: Any) -> Compiling
 
 
 def tag_view(view: Sequence[ModelMessage], tip: str) -> list[ModelMessage]:
-    """A view whose own part says which raw history stands behind it, and where the view ends."""
+    """Mark our part of a view with the chain id of its raw history and the position at which the view ends."""
     own = next((index for index, message in enumerate(view) if mark_in(message) is not None), None)
     if own is None:
         view, own = [marked_request(LEFT_OUT, {"v": 1}), *view], 0
     answers = [index for index, message in enumerate(view) if isinstance(message, ModelResponse)]
     tail = sum(len(message.parts) for message in view[answers[-1] + 1 if answers else 0 :])
     mark = {"v": 1, "tip": tip, "responses": len(answers), "tail": tail}
-    return [*view[:own], _marked(view[own], mark), *view[own + 1 :]]
+    return [*view[:own], _replace_mark(view[own], mark), *view[own + 1 :]]
 
 
-def _marked(message: ModelMessage, mark: dict[str, Any]) -> ModelMessage:
-    """The message with another mark on its own parts."""
+def _replace_mark(message: ModelMessage, mark: dict[str, Any]) -> ModelMessage:
+    """The message with a new mark on its parts that are ours."""
     parts: list[Any] = []
     for part in message.parts:
         pieces: Any = getattr(part, "content", None)
@@ -209,7 +211,7 @@ def _marked(message: ModelMessage, mark: dict[str, Any]) -> ModelMessage:
 
 
 def messages_after(messages: Sequence[ModelMessage], responses: int, tail: int) -> list[ModelMessage]:
-    """Messages after a view with that many responses and, after the last of them, that many parts."""
+    """The messages after a view that has `responses` responses, and `tail` parts after the last of them."""
     answers = [index for index, message in enumerate(messages) if isinstance(message, ModelResponse)]
     start = answers[responses - 1] + 1 if 0 < responses <= len(answers) else 0
     left = tail

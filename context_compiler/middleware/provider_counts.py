@@ -1,10 +1,10 @@
-"""`counter="provider"`: the provider counts what is about to be sent, where the host's model can ask it to.
+"""`counter="provider"`: lets the provider count a request before it is sent, if the host's model supports that.
 
-It is asked at the first request of a process for a family of models, and at the first that might not fit, so that the
-ratio is right before anything is cut; at every advance; and at every request that comes near its budget by the ratio.
-What it counts above the budget is not sent while less can be. A provider that cannot or does not count is reported
-once, and the local count goes on. In a workflow of a durable engine it is not asked, because a replay would have to get
-the same answer.
+The provider counts the first request for a model family in a process, and the first that might not fit, so that the
+ratio is known before anything is cut. It also counts at every advance, and at every request that is near its budget by
+our count. A request above the budget is not sent if a smaller one is possible. If a provider cannot count, that is
+reported once and our own count is used. In a durable workflow it is never called, because a replay would need the same
+answer.
 """
 
 from __future__ import annotations
@@ -27,56 +27,56 @@ from context_compiler.resilience import Breaker, Report, attempt, try_await
 from context_compiler.tokens import PLAUSIBLE, Ratios
 
 Work = Callable[[Run, Request, Host, Callable[..., Coroutine[Any, Any, Result]]], Awaitable[Result]]
-"""Does some work with a request and its host, off the event loop where it is long."""
+"""Runs work with a request and its host, off the event loop if the request is long."""
 
 PAUSE_S = 60.0
-"""Pause after a provider did not count, doubled by each further failure."""
+"""Seconds before a provider that failed to count is called again; each further failure doubles them."""
 
 FRAMING = 1_000
-"""Tokens that a provider may add to a request, for tools above all."""
+"""Tokens that a provider may add to a request, mainly for tools."""
 
 NEAR = 0.9
-"""Share of the budget from which on a measured ratio is not relied on."""
+"""Fraction of the budget above which a measured ratio is not trusted."""
 
 TRIES = 4
-"""Times that a request is cut back because of the provider's count; the last leaves the least that can be sent."""
+"""Maximum number of cuts of a request because of the provider's count; the last one leaves the smallest request."""
 
 GROWN = ("raw", "cycle")
-"""Statuses of views that only add to the previous request."""
+"""Statuses of views that only append to the previous request."""
 
 SPREAD, MARGIN = 10, 1.05
-"""Tokens by which two counts have to differ to tell what a provider adds, and factor of what they say is too much."""
+"""Minimum difference of two counts from which a provider's addition is derived, and safety factor on the excess."""
 
 
 @dataclass(frozen=True, slots=True)
 class Count:
-    """A request as it was counted."""
+    """Two counts of the same request."""
 
     exact: int
     """Our count."""
     tokens: int
-    """The provider's."""
+    """The provider's count."""
     raw: bool = False
-    """It was raw history."""
+    """True if the request was raw history."""
 
 
 class ProviderCounts:
-    """Counts by the providers of one compiler."""
+    """Provider counts for one compiler."""
 
     def __init__(self, arguments: Arguments, state: CompilerState, ratios: Ratios, report: Report, work: Work) -> None:
-        """Ask nobody yet; put what is learnt into `ratios` and those of the run."""
+        """Call no provider yet; what is learnt goes into `ratios` and those of the run."""
         self._arguments, self._state, self._ratios = arguments, state, ratios
         self._report, self._work = report, work
         self._breakers: dict[str, Breaker] = {}
         self._reported: set[str] = set()
-        self._begun: set[str] = set()
-        """Families of which a request was counted."""
+        self._counted: set[str] = set()
+        """Model families for which a request was counted."""
 
     async def calibrate(self, run: Run, request: Request, host: Host) -> Count | None:
-        """Learn the ratio of a family that is not known yet; the count that it was learnt from."""
-        if self._settled(run, request):
+        """Learn the ratio of an unknown family; return the count from which it was learnt, or None."""
+        if self._needs_no_count(run, request):
             return None
-        self._begun.add(request.family)
+        self._counted.add(request.family)
         found = (await try_await(self._work(run, request, host, partial(_sample, self._state, run, request)))).value
         counted = await self._count(request, host, found.view.messages) if found is not None else None
         if found is None or counted is None or not found.cost:
@@ -84,36 +84,36 @@ class ProviderCounts:
         count = Count(found.cost, counted, found.view.status == "raw")
         self._measure(run, request, count)
         if counted > self._budget(run, request):
-            self._hold(run, request, count, None, 0)
+            self._hold_ratio(run, request, count, None, 0)
         return count
 
-    def _settled(self, run: Run, request: Request) -> bool:
-        """True if no count is needed to know what to do with this request.
+    def _needs_no_count(self, run: Run, request: Request) -> bool:
+        """True if this request needs no count before a view is made.
 
-        The ratio is known, or the history is so short that it fits by any, or there is a cycle to go on with, whose
-        request can be counted itself. The first request is counted all the same.
+        This is so if the ratio is known, if the history fits by any plausible ratio, or if a cycle can be continued,
+        since that view can be counted itself. The first request of a family is always counted.
         """
-        if self._measured(run, request):
+        if self._is_measured(run, request):
             return True
-        if request.family not in self._begun:
+        if request.family not in self._counted:
             return False
         raw = attempt(lambda: self._state.reader.read(request.messages, last=run.raw)).value
-        fits = raw is not None and _at_most(request.fixed + raw.tokens) <= self._budget(run, request)
+        fits = raw is not None and _upper_bound(request.fixed + raw.tokens) <= self._budget(run, request)
         return fits or run.cycle is not None
 
     async def verify(self, run: Run, request: Request, host: Host, result: Result, before: Count | None) -> Result:
-        """The result with the provider's count of it, if it might not fit; cut back until that is within the budget.
+        """Count a result that might not fit, and cut it until the provider's count is within the budget.
 
         Args:
-            run: The state before this request.
+            run: State before this request.
             request: The request.
-            host: Sends it.
-            result: Answers it.
-            before: The count that the ratio was learnt from, if it was for this request.
+            host: Sender of the request.
+            result: Result to verify.
+            before: Count from which the ratio was learnt, if it was for this request.
         """
         counted = before.tokens if before is not None and before.raw and result.view.status == "raw" else None
         for tries in range(TRIES + 1):
-            if counted is None and (tries or self._doubtful(run, request, result)):
+            if counted is None and (tries or self._might_not_fit(run, request, result)):
                 counted = await self._count(request, host, result.view.messages)
             if counted is None or not result.cost:
                 break
@@ -126,7 +126,7 @@ class ProviderCounts:
                 return replace(result, view=replace(result.view, status="compiled")) if least else result
             if least or tries == TRIES:
                 break
-            self._hold(run, request, count, before, tries)
+            self._hold_ratio(run, request, count, before, tries)
             smaller = partial(advance_again, self._state, run, request, result=result)
             again = (await try_await(self._work(run, request, host, smaller))).value
             if again is None:
@@ -134,35 +134,36 @@ class ProviderCounts:
             result, counted, before = again, None, count
         return result
 
-    def _doubtful(self, run: Run, request: Request, result: Result) -> bool:
-        """True if a request might not fit as its provider counts it: what was just cut or refused is always counted."""
+    def _might_not_fit(self, run: Run, request: Request, result: Result) -> bool:
+        """True if a request might not fit by its provider's count; after a cut or a refusal it is always counted."""
         if result.view.status not in GROWN or run.refused:
             return True
         ratio = max(result.ratio, run.ratios.of(request.family))
-        most = result.cost * ratio / NEAR if self._measured(run, request) else _at_most(result.cost)
+        most = result.cost * ratio / NEAR if self._is_measured(run, request) else _upper_bound(result.cost)
         return most > self._budget(run, request)
 
-    def _measured(self, run: Run, request: Request) -> bool:
+    def _is_measured(self, run: Run, request: Request) -> bool:
         return run.ratios.measured(request.family) or self._ratios.measured(request.family)
 
     def _budget(self, run: Run, request: Request) -> float:
-        """Tokens that a request may have by the count of its provider."""
+        """Budget of a request in tokens of its provider."""
         return self._arguments.whole_budget(**request.terms)[0] * run.tight
 
     def _measure(self, run: Run, request: Request, count: Count) -> None:
-        """Learn from a count; a lower ratio than was taken for granted holds for the run, however short the request.
+        """Learn from a count; if its ratio is lower than the current one, it is used for the rest of the run.
 
-        What a provider adds to a request only makes that ratio higher than the one of a longer request.
+        The length of the request does not matter: the provider's addition weighs more in a short request, so the ratio
+        of a longer one is lower still.
         """
         for ratios in (run.ratios, self._ratios):
             ratios.measure(request.family, exact=count.exact, counted=count.tokens)
         run.ratios.hold(request.family, min(run.ratios.of(request.family), count.tokens / count.exact))
 
-    def _hold(self, run: Run, request: Request, count: Count, before: Count | None, tries: int) -> None:
-        """Have the run go on by a ratio at which a request that is over its budget has to be smaller.
+    def _hold_ratio(self, run: Run, request: Request, count: Count, before: Count | None, tries: int) -> None:
+        """Set a ratio for the run by which a request that is over its budget must become smaller.
 
-        A provider counts more for each token of ours, and adds something to every request. One count cannot tell
-        these apart, and is taken for the first; two counts of different size can.
+        A provider counts more for each of our tokens, and adds a constant to every request. One count cannot separate
+        the two, so the whole difference is treated as a ratio; two counts of different sizes can separate them.
         """
         budget = self._budget(run, request)
         exact = count.exact * budget / count.tokens
@@ -178,7 +179,7 @@ class ProviderCounts:
         breaker = self._breakers.setdefault(request.model, Breaker(limit=1, pause=PAUSE_S, longest=3_600))
         if breaker.open:
             return None
-        outcome = await try_await(self._asked(host, messages))
+        outcome = await try_await(self._ask(host, messages))
         if outcome.error is None:
             breaker.succeeded()
             return outcome.value
@@ -193,7 +194,7 @@ class ProviderCounts:
             await self._report(error)
         return None
 
-    async def _asked(self, host: Host, messages: list[ModelMessage]) -> int:
+    async def _ask(self, host: Host, messages: list[ModelMessage]) -> int:
         async with asyncio.timeout(self._arguments.timeout):
             counted = await host.count(messages)
         if counted is None:
@@ -202,10 +203,10 @@ class ProviderCounts:
 
 
 async def _sample(compiler: CompilerState, run: Run, request: Request, host: Host) -> Result:
-    """A request to count: the raw one, or a view without a model where that is too long.
+    """A request to count: raw history, or a view without a model if that is too long.
 
     Raises:
-        ContextCompilerError: the template or anything else failed.
+        ContextCompilerError: The template or anything else failed.
     """
     context = read_request(compiler, run, request, host)
     raw = assemble_view(context, None, "raw")
@@ -215,6 +216,6 @@ async def _sample(compiler: CompilerState, run: Run, request: Request, host: Hos
     return assemble_view(context, done.cycle, "sample", done)
 
 
-def _at_most(exact: int) -> float:
-    """The most that a provider may count for a request, as long as nothing of its counts is known."""
+def _upper_bound(exact: int) -> float:
+    """Maximum that a provider may count for a request while its ratio is unknown."""
     return exact * PLAUSIBLE[1] + FRAMING

@@ -1,8 +1,8 @@
-"""`Recall`: two tools with which an agent reads what its views leave out.
+"""`Recall`: two tools with which an agent reads the messages that its views leave out.
 
-They read the raw history of the run that calls them, and where that is asked for, the other conversations that its
-owner has on the record: nobody else's can be named. What they return is data, fenced, attributed and bounded, whatever
-it says.
+The tools read the raw history of the run that calls them. With `scope="owner"`, the search also reads the other
+conversations of the run's owner, never those of another owner. A result is fenced, attributed and limited in size,
+because its text is data and may contain anything.
 """
 
 from __future__ import annotations
@@ -35,38 +35,39 @@ from context_compiler.resilience import try_await
 from context_compiler.tokens import TokenCounter
 
 Transcript = Callable[[str], Awaitable[list[ModelMessage]]]
-"""The raw history of a conversation by its label, where the host's own is not the whole one."""
+"""Returns the raw history of a conversation by its label, if the host's own history is incomplete."""
 
 FOUND, READ = "FOUND IN EARLIER TURNS", "EARLIER IN THIS CONVERSATION"
 
 FRAME = 64
-"""Tokens of a result that the fence takes, and the line that says how to go on."""
+"""Tokens of a result reserved for the fence and the line on how to continue."""
 
 MOST = 200
-"""Messages whose passages are ranked."""
+"""Maximum number of messages whose passages are ranked."""
 
 _REF = re.compile(r"(?i)[\[\"'(]? ?(turn|message|m|t)? ?#? ?(\d{1,9})\b")
 
 
 @dataclass
 class Recall(AbstractCapability[Any]):
-    """Gives an agent `recall_search(query)` and `recall_read(ref)` over all of its conversation."""
+    """Gives an agent `recall_search(query)` and `recall_read(ref)` over its whole conversation."""
 
     _: KW_ONLY
     tokens: int = 2_000
-    """Limit of one result, in tokens."""
+    """Maximum size of one result in tokens."""
     embedder: Embedder | None = None
-    """Ranks by meaning too; None, the default, ranks by words alone and asks nobody."""
+    """Also ranks by meaning; None, the default, ranks by words only and calls no model."""
     scope: str = "conversation"
-    """"conversation", or "owner": `recall_search` also finds what was said in the owner's other conversations."""
+    """"conversation", or "owner": `recall_search` also searches the owner's other conversations."""
     store: str | Path | Store | None = None
-    """With `scope="owner"`, the store of the record: a path or a `Store`, the one that the compiler was given."""
+    """Store of the record for `scope="owner"`, the same as the compiler's: a path or a `Store`."""
     owner: Owner = None
     """Owner of the conversations, as for `ContextCompiler`; None is the owner of the store."""
     transcript: Transcript | None = None
-    """Source of the whole raw history; None takes the run's own, whole unless a history processor is attached."""
+    """Source of the complete raw history; None takes the run's own, which is complete unless a history processor is
+    used."""
     id: str | None = "recall"
-    """Stable, because durable engines name their steps by it."""
+    """Constant, because durable engines name their steps by it."""
     _reader: Reader = field(init=False, repr=False, compare=False)
     _likeness: Likeness | None = field(init=False, repr=False, compare=False, default=None)
 
@@ -86,7 +87,7 @@ class Recall(AbstractCapability[Any]):
         self._likeness = Likeness(self.embedder) if self.embedder is not None else None
 
     def get_toolset(self) -> FunctionToolset[Any]:
-        """The two tools."""
+        """The toolset with both tools."""
         if self.scope == "conversation":
             return FunctionToolset[Any]([self.recall_search, self.recall_read], id=self.id)
         search = Tool(self._search_everywhere, name="recall_search")
@@ -104,13 +105,13 @@ class Recall(AbstractCapability[Any]):
             query: What to look for: names, ids, paths and words as they were used.
         """
         own = await self.recall_search(ctx, query)
-        outcome = await try_await(self._elsewhere(ctx, query))
+        outcome = await try_await(self._search_others(ctx, query))
         if outcome.error is not None:
             return f"{own}\n\nOther conversations cannot be searched now."
         others, _ = quoted_mentions(outcome.value or [], self.tokens, self._reader.counter)
         return f"{own}\n\n{others}" if others else own
 
-    async def _elsewhere(self, ctx: RunContext[Any], query: str) -> list[tuple[float, Mention]]:
+    async def _search_others(self, ctx: RunContext[Any], query: str) -> list[tuple[float, Mention]]:
         """Passages of the owner's other conversations, best first."""
         store = open_store(self.store)
         try:
@@ -158,7 +159,7 @@ class Recall(AbstractCapability[Any]):
         return fence(READ, head) + (more if len(head) < len(text) else "")
 
     async def passages(self, messages: Sequence[ModelMessage], query: str) -> tuple[Passage, ...]:
-        """Passages of these messages that answer a query best, in chronological order."""
+        """The passages of these messages that best answer a query, in chronological order."""
         history = self._reader.read([*messages, ModelRequest(parts=[UserPromptPart(query)])])
         return await self._best(history, outline(history, pair(history)), query)
 
@@ -171,7 +172,7 @@ class Recall(AbstractCapability[Any]):
         return history, outline(history, pair(history))
 
     async def _best(self, history: History, turns: Outline, query: str) -> tuple[Passage, ...]:
-        """The passages that answer best, within the bound, in the order in which they were said."""
+        """The best passages within the token limit, in chronological order."""
         stop = turns.active.start if turns.turns else 0
         index, question = indexed(history), Question.of(query)
         ranking = Ranking(index, question, stop)
@@ -193,7 +194,7 @@ class Recall(AbstractCapability[Any]):
 
 
 def _positions(ref: str, history: History, turns: Outline) -> range | None:
-    """The messages that a reference names; None for no such."""
+    """Positions of the messages that a reference names; None if there are none."""
     named = _REF.match(" ".join(ref[:200].split()))
     if named is None:
         return None
@@ -204,7 +205,7 @@ def _positions(ref: str, history: History, turns: Outline) -> range | None:
     return range(found.start, found.stop) if found else None
 
 
-_SAID = {
+_SPEAKERS = {
     Kind.USER: "user",
     Kind.PIN: "user",
     Kind.TEXT: "assistant",
@@ -216,14 +217,14 @@ _SAID = {
 
 
 def _lines(items: Sequence[Item], at: int) -> list[str]:
-    """Text of a message, part by part, with its speaker; parts of the host's or of this package are left out."""
+    """Lines of a message, one per part with its speaker; parts of the host or this package are left out."""
     lines: list[str] = []
     for item in items:
         if item.mark is not None or not item.text.strip():
             continue
         if item.kind is Kind.CALL:
             lines.append(f"[m{at} · assistant called {item.tool}] {item.text}")
-        elif item.kind in _SAID:
-            who = f"{_SAID[item.kind]} {item.tool}" if item.kind is Kind.RETURN else _SAID[item.kind]
+        elif item.kind in _SPEAKERS:
+            who = f"{_SPEAKERS[item.kind]} {item.tool}" if item.kind is Kind.RETURN else _SPEAKERS[item.kind]
             lines.append(f"[m{at} · {who}] {item.text}")
     return lines

@@ -1,7 +1,7 @@
-"""A recorded session is lived through again, request by request, with nobody answering but the recording.
+"""Replay of a recorded session, request by request; the recording supplies the answers.
 
-Each request is a run of a live agent. What the agent then holds as its history is what the next request starts
-from, with what the recording says came in between; so whoever shortens the stored history has to live with it.
+Each request is a run of a live agent. The next request starts from the history that the agent then has, plus the
+recorded messages in between, so an approach that shortens the stored history has to work with the shortened one.
 """
 
 from __future__ import annotations
@@ -21,25 +21,25 @@ from context_compiler.compiler.metrics import PromptCache, Sent, broken_pairs
 from context_compiler.messages.history import Reader
 
 View = Callable[[list[ModelMessage], int], Awaitable[Sequence[ModelMessage]]]
-"""A history up to a request, and a budget in tokens; the messages to send."""
+"""Maps the history up to a request and a budget in tokens to the messages to send."""
 
 Seen = Callable[[int, Sequence[ModelMessage]], object]
-"""Called with the position of a request in the recording and with what it sent."""
+"""Called with the position of each request in the recording, and the messages that were sent."""
 
 
 class Session(Protocol):
-    """One way of sending, in the middle of a conversation."""
+    """One way to send requests, in the middle of a conversation."""
 
     stored: list[ModelMessage]
-    """The history as it is kept for the next request."""
+    """The history that is stored for the next request."""
 
     async def request(self, new: Sequence[ModelMessage]) -> Sequence[ModelMessage]:
-        """Send a request after `new` was added to the history; what reached the model."""
+        """Send a request after appending `new` to the history; return the messages that reached the model."""
         ...
 
 
 class LiveSession:
-    """An agent with some capabilities, and the history that the host would store for it."""
+    """An agent with some capabilities, and the history that its host would store."""
 
     def __init__(self, capabilities: Sequence[Any]) -> None:
         """Attach `capabilities` to an agent whose model answers at once."""
@@ -52,7 +52,7 @@ class LiveSession:
         return ModelResponse(parts=[TextPart("ok")])
 
     async def request(self, new: Sequence[ModelMessage]) -> Sequence[ModelMessage]:
-        """Run the agent on its history and `new`; the answer it makes up is forgotten again."""
+        """Run the agent on its history and `new`; its made-up answer is removed from the history."""
         self.stored = [*self.stored, *new]
         result = await self._agent.run(message_history=self.stored)
         self.stored = result.all_messages()[:-1]
@@ -60,21 +60,21 @@ class LiveSession:
 
 
 class PlainSession:
-    """A function from history and budget to messages; the history is kept whole."""
+    """A function from history and budget to messages; the whole history is stored."""
 
     def __init__(self, view: View, budget: int) -> None:
-        """Send what `view` makes of the history."""
+        """Send the messages that `view` returns for the history."""
         self.stored: list[ModelMessage] = []
         self._view, self._budget = view, budget
 
     async def request(self, new: Sequence[ModelMessage]) -> Sequence[ModelMessage]:
-        """Make the messages of the next request."""
+        """Return the messages of the next request."""
         self.stored = [*self.stored, *new]
         return await self._view(self.stored, self._budget)
 
 
 def request_points(messages: Sequence[ModelMessage]) -> list[int]:
-    """Positions of the responses that answer a request: before each, a request was sent."""
+    """Positions of the responses that answer a request, each of which marks a point where a request was sent."""
     return [
         index
         for index, message in enumerate(messages)
@@ -89,13 +89,13 @@ async def replay(
     *,
     seen: Seen | None = None,
 ) -> list[Sent]:
-    """Every request of a recorded session as `session` sends it, measured.
+    """Send every request of a recorded session through `session`, and measure it.
 
     Args:
         messages: The whole recording.
-        session: A fresh one; it is used up.
-        reader: Counts what is sent; shared between replays, it reads every message once.
-        seen: Told of every request.
+        session: A fresh session; it cannot be reused.
+        reader: Counts the tokens that are sent; if replays share it, every message is read only once.
+        seen: Called for every request.
     """
     cache = PromptCache()
     found: list[Sent] = []
@@ -124,7 +124,7 @@ def with_usage(message: ModelMessage, tokens: int) -> ModelMessage:
 
 
 def newest(reader: Reader) -> View:
-    """The tail window: the newest messages that fit, wherever that cuts; the last one always."""
+    """The tail window: the newest messages that fit, without regard to turns; at least the last one."""
 
     async def tail(messages: list[ModelMessage], budget: int) -> list[ModelMessage]:
         start, room = len(messages), budget
@@ -136,5 +136,5 @@ def newest(reader: Reader) -> View:
 
 
 async def everything(messages: list[ModelMessage], budget: int) -> list[ModelMessage]:
-    """The whole history, whatever the budget."""
+    """The whole history, without regard to the budget."""
     return messages

@@ -1,4 +1,4 @@
-"""One model request as we see it: its messages, what it costs beside them, and what its model allows."""
+"""One model request as data: its messages, the tokens beside them, and the limits of its model; and its `Host`."""
 
 from __future__ import annotations
 
@@ -29,76 +29,76 @@ from context_compiler.resilience import attempt
 from context_compiler.tokens import TokenCounter, model_family
 
 HOST_IDS = 7
-"""The version of the UUIDs by which the host names conversations that nobody named."""
+"""UUID version of the ids that the host makes up for unnamed conversations."""
 
 JOINED: Memo[str, Sequence[ModelMessage]] = Memo(64)
-"""Messages of the record before the window that an application gave to a run, by run id: `Recall` reads them too."""
+"""Recorded messages before the window that a run was given, by run id; `Recall` reads them too."""
 
 READ = "recall_read"
-"""The tool that reads what a view leaves out."""
+"""Name of the tool that reads messages left out of a view."""
 
 BREAKPOINTS = 4
-"""Cache breakpoints that a provider takes in one request."""
+"""Maximum cache breakpoints in one request."""
 
 TOOL_OVERHEAD = 12
 """Tokens that the framing of one tool definition costs."""
 
 
 LONG = 200_000
-"""Characters that take too long to read, count and rank on the event loop."""
+"""Characters above which reading, counting and ranking would block the event loop for too long."""
 
 WIDTH = 4
-"""Characters of a token, about."""
+"""Average characters of a token."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """One model request, free of the host's own types but for messages."""
+    """One model request, without host types except messages."""
 
     messages: list[ModelMessage]
     session_id: str
     owner: str | None = ""
-    """Owner of the conversation; None is not known, so nothing of it is looked up or kept."""
+    """Owner of the conversation; if None, the owner is unknown, and nothing is looked up or saved."""
     scope: str = ""
-    """Scope within which compiles may be shared; empty for conversations without a name."""
+    """Scope within which compiles may be shared; empty for unnamed conversations."""
     run_id: str | None = None
     model: str = "none"
     provider: str | None = None
-    """Provider of the model, as the host calls it."""
+    """Provider of the model, by the host's name for it."""
     family: str = ""
     window: int | None = None
     max_tokens: int | None = None
     cache: str = ""
-    """Time for which the provider is to cache the request, "5m" or "1h", because writing to a cache may cost more."""
+    """Cache time, "5m" or "1h", if the request is written to a prompt cache, because such writes may cost more."""
     overhead: int = 0
     """Exact tokens of instructions, tools and output schema."""
     hash: str | None = ""
-    """SHA-256 of instructions, tools and settings; None where there is no request to a model."""
+    """SHA-256 of instructions, tools and settings; None if the request is not sent to a model."""
     tools: str | None = None
-    """JSON of the tools and output schemas, as the record keeps them; None where they are not known."""
+    """JSON of the tools and output schemas for the record; None if they are unknown."""
     refs: bool = False
-    """The agent has the tool that reads what a view leaves out."""
+    """True if the agent has the tool that reads messages left out of a view."""
     marked: bool = False
-    """A view that is not raw history must carry a part of ours, so that it is known again."""
+    """True if a view must contain a part of ours by which it is recognised later, unless it is raw history."""
     layers: LayerBlock = NO_LAYERS
-    """The layers of the session, as they stand directly before the prompt."""
+    """Layers of the session, directly before the prompt."""
     dropped: tuple[Drop, ...] = ()
-    """Messages that are not part of the request, and why."""
+    """Messages that are not part of the request, with reasons."""
     cache_point: bool = False
-    """The notes end with a breakpoint: where a cache is written at those only, what follows them may go."""
+    """True if the notes end with a cache breakpoint, so that the notes stay cached when later messages change."""
     joined: int = 0
-    """Messages of the record that were put before those of the application."""
+    """Number of recorded messages that were put before those of the application."""
     instead: str = ""
-    """End of the error text where there is no view; empty names what was sent in its place."""
+    """End of the error text if there is no view; empty names the fallback that was sent."""
 
     @property
     def fixed(self) -> int:
-        """Exact tokens of everything but the history."""
+        """Exact tokens of everything except the history."""
         return self.overhead + self.layers.tokens
 
     @property
     def terms(self) -> dict[str, Any]:
-        """Facts of the model and the settings that decide on a budget."""
+        """Facts of the model and the settings that determine the budget."""
         return {
             "window": self.window,
             "max_tokens": self.max_tokens,
@@ -109,13 +109,13 @@ class Request:
 
 
 class Host(Protocol):
-    """Callbacks into the sender of a request."""
+    """Callbacks from a request into the run that sends it."""
 
     async def begin(self, ids: list[str], config: str) -> dict[str, Any]:
         """Starting state of a run, as plain data.
 
-        `cycle` is the JSON of the newest cycle of the last of these chain ids that has one made with this
-        configuration, or None; `ratios` is what was learnt so far.
+        `cycle` is the JSON of the newest cycle of the last of these chain ids that has one in this configuration, or
+        None. `ratios` contains the token ratios learnt so far.
         """
         ...
 
@@ -123,7 +123,7 @@ class Host(Protocol):
         """Have a model write a summary.
 
         Raises:
-            CompileError: there is none.
+            CompileError: No summary was written.
         """
         ...
 
@@ -133,39 +133,40 @@ class Host(Protocol):
         return asyncio.get_running_loop()
 
     async def launch(self, request: SummaryRequest) -> asyncio.Task[SummaryResponse] | None:
-        """Have a model write a summary while the conversation goes on; None where that cannot be."""
+        """Start a summary in the background; None if this host cannot."""
         return None
 
     async def land(self, task: asyncio.Task[SummaryResponse]) -> SummaryResponse:
-        """Wait for what was launched."""
+        """Wait for a summary that was started with `launch`."""
         await asyncio.wait({task})
         return response_of(task)
 
     def charge(self, response: SummaryResponse) -> SummaryResponse:
-        """Pay for a summary that was launched, and return it.
+        """Charge the run for a launched summary, and return it.
 
         Raises:
-            CompileError: there is none.
+            CompileError: No summary was written.
         """
         return response
 
     def affords(self, given: int, answered: int) -> bool:
-        """True if a compile of that many tokens in and out is within the run's usage limits."""
+        """True if a compile with `given` input and `answered` output tokens is within the run's usage limits."""
         return True
 
     def framing(self, messages: list[ModelMessage]) -> list[ModelMessage]:
-        """The messages as the host renders them before they go out."""
+        """The messages as the host renders them before sending."""
         return messages
 
     @property
     def counts(self) -> bool:
-        """True if the provider may be asked to count: not where a replay would have to get the same answer."""
+        """True if the provider may count requests; not in a durable run, whose replay needs the same answer."""
         return True
 
     async def count(self, messages: list[ModelMessage]) -> int | None:
-        """Tokens of a request with these messages, as its provider counts them; nothing of it is the run's usage.
+        """Tokens of a request with these messages as its provider counts them; not added to the run's usage.
 
-        None where the whole request is not known here.
+        Returns:
+            None if this host does not know the whole request.
 
         Raises:
             NotImplementedError: The model cannot count.
@@ -174,21 +175,21 @@ class Host(Protocol):
 
 
 class RunHost(Host):
-    """A run of the host, with the costs of our calls beside its own."""
+    """Host for a run of Pydantic AI, which adds the usage of our calls to that of the run."""
 
     def __init__(self, ctx: RunContext[Any]) -> None:
         self._ctx = ctx
 
     def charge(self, response: SummaryResponse) -> SummaryResponse:
-        """Add the tokens of a summary to those of the run, and return it.
+        """Add the usage of a summary to that of the run, and return the summary.
 
         Raises:
-            CompileError: there is none.
+            CompileError: No summary was written.
         """
         return charge_run(self._ctx, response)
 
     def affords(self, given: int, answered: int) -> bool:
-        """True if a compile takes at most half of what usage limits leave: the request itself needs the rest."""
+        """True if a compile takes at most half of the remaining usage limits: the request itself needs the rest."""
         allowed, used = self._ctx.usage_limits, self._ctx.usage
         if allowed is None:
             return True
@@ -203,7 +204,7 @@ class RunHost(Host):
 def render_messages(
     model: object, settings: ModelSettings | None, parameters: ModelRequestParameters, messages: list[ModelMessage]
 ) -> list[ModelMessage]:
-    """The messages as the host renders them for a model before they go out."""
+    """The messages as the host renders them for a model before sending."""
     if not isinstance(model, Model):
         return messages
     _, prepared = model.prepare_request(settings, parameters)
@@ -211,34 +212,34 @@ def render_messages(
 
 
 def host_request(ctx: RunContext[Any], context: ModelRequestContext, counter: TokenCounter) -> Request:
-    """A request as the host is about to send it."""
+    """Build the request that the host is about to send."""
     model = context.model
     settings, parameters = model.prepare_request(context.model_settings, context.model_request_parameters)
     given: dict[str, object] = dict(settings or {})
     instructions = _instructions(parameters.instruction_parts, context.messages)
     sent = (*parameters.function_tools, *parameters.output_tools)
-    facts = [_facts(tool) for tool in sent]
-    tools = list(map(_tool, facts))
+    facts = [_definition(tool) for tool in sent]
+    tools = list(map(_as_function, facts))
     native = parameters.output_object if parameters.output_mode == "native" else None
     schema = json.dumps(native.json_schema, default=str) if native else ""
     stable = {key: value for key, value in given.items() if isinstance(value, str | int | float | bool)}
     request = run_request(ctx, model, given, context.messages)
     return replace(
         request,
-        overhead=_overhead(_announced(model, parameters, context.messages, instructions), tools, counter)
+        overhead=_overhead(_full_instructions(model, parameters, context.messages, instructions), tools, counter)
         + counter.text(schema),
         refs=any(tool.name == READ for tool in parameters.function_tools),
         hash=_hash([instructions, tools, schema, stable]),
-        tools=_tool_list([*map(_entry, sent, facts), *([_native(native, schema)] if native else [])]),
+        tools=_tool_list([*map(_tool_entry, sent, facts), *([_output_entry(native, schema)] if native else [])]),
         cache_point=_cache_point(given, context.messages),
     )
 
 
 def _instructions(parts: Sequence[Any] | None, messages: Sequence[ModelMessage]) -> list[str]:
-    """The instructions that a request is sent with.
+    """The instructions of a request.
 
-    For an agent that has none the host looks into the messages: into the newest request, with those that it folds into
-    it, and where that only answers calls, into the request before.
+    For an agent without instructions the host takes those in the messages: of the newest request, including the
+    requests that it merges with that, or of the request before if the newest only answers calls.
     """
     if parts is not None:
         return [part.content for part in parts]
@@ -246,17 +247,17 @@ def _instructions(parts: Sequence[Any] | None, messages: Sequence[ModelMessage])
     for message in reversed(messages):
         if isinstance(message, ModelRequest):
             newest.append(message)
-        elif any(one.instructions for one in newest) or not all(map(_answers, newest)):
+        elif any(one.instructions for one in newest) or not all(map(_only_answers, newest)):
             break
     return next(([one.instructions] for one in newest if one.instructions), list[str]())
 
 
-def _announced(
+def _full_instructions(
     model: object, parameters: ModelRequestParameters, messages: list[ModelMessage], instructions: list[str]
 ) -> list[str]:
-    """The instructions with any text that the host adds before them for some models.
+    """The instructions including any text that the host puts before them for some models.
 
-    Only a private method of the host returns that text; without it, or if it fails, the instructions stay as they are.
+    Only a private method of the host returns that text; if it is missing or fails, the instructions stay as they are.
     """
     parts_of = getattr(model, "_get_instruction_parts", None)
     if parts_of is None:
@@ -266,14 +267,17 @@ def _announced(
 
 
 def countable(model: Any, messages: list[ModelMessage], parameters: ModelRequestParameters) -> list[ModelMessage]:
-    """The messages to have counted; with instructions and tools as texts for the Gemini API, which counts contents."""
+    """The messages for the provider to count; for the Gemini API with instructions and tools as messages.
+
+    The Gemini API counts only contents, not instructions and tools.
+    """
     if getattr(getattr(model, "client", None), "vertexai", None) is not False:
         return messages
-    tools = [_tool(_facts(tool)) for tool in (*parameters.function_tools, *parameters.output_tools)]
+    tools = [_as_function(_definition(tool)) for tool in (*parameters.function_tools, *parameters.output_tools)]
     if parameters.output_mode == "native" and parameters.output_object is not None:
         tools.append(json.dumps(parameters.output_object.json_schema, default=str))
     instructions = _instructions(parameters.instruction_parts, messages)
-    fixed = "\n".join([*_announced(model, parameters, messages, instructions), *tools])
+    fixed = "\n".join([*_full_instructions(model, parameters, messages, instructions), *tools])
     counted = [
         replace(message, parts=[_as_prompt(part) for part in message.parts])
         if isinstance(message, ModelRequest)
@@ -287,13 +291,13 @@ def _as_prompt(part: ModelRequestPart) -> ModelRequestPart:
     return UserPromptPart(part.content) if isinstance(part, SystemPromptPart) else part
 
 
-def _answers(request: ModelRequest) -> bool:
-    """True if a request only answers calls."""
+def _only_answers(request: ModelRequest) -> bool:
+    """True if a request contains only answers to calls."""
     return all(part.part_kind in ("tool-return", "retry-prompt", "retry-feedback") for part in request.parts)
 
 
 def _cache_point(settings: Mapping[str, object], messages: Sequence[ModelMessage]) -> bool:
-    """True if messages are cached at breakpoints and one of those that a provider takes is left for the notes."""
+    """True if messages are cached at breakpoints, and one of the provider's breakpoints is free for the notes."""
     on = [name for name, value in settings.items() if "_cache_" in name and value]
     if not any(name.endswith("_cache_messages") for name in on):
         return False
@@ -306,31 +310,31 @@ def _content(part: Any) -> Any:
 
 
 def processor_request(ctx: RunContext[Any], messages: list[ModelMessage], counter: TokenCounter) -> Request:
-    """The same for a history processor, which sees the run but not the request: tools as far as they are known."""
+    """Build the request of a history processor, which knows the run and its tools but not the whole request."""
     last = messages[-1] if messages else None
     instructions = [text] if (text := getattr(last, "instructions", None)) else []
     known = known_tools(ctx)
-    facts = list(map(_facts, known))
-    tools = list(map(_tool, facts))
+    facts = list(map(_definition, known))
+    tools = list(map(_as_function, facts))
     return replace(
         run_request(ctx, ctx.model, dict(ctx.model_settings or {}), messages),
         overhead=_overhead(instructions, tools, counter),
         refs=any(tool.name == READ for tool in known),
         hash=_hash([instructions, tools]),
-        tools=_tool_list(map(_entry, known, facts)),
+        tools=_tool_list(map(_tool_entry, known, facts)),
         marked=True,
     )
 
 
 def known_tools(ctx: RunContext[Any]) -> list[Any]:
-    """Definitions of the tools that a run has, as far as it shows them."""
+    """Definitions of a run's tools, as far as the run exposes them."""
     return list(getattr(getattr(ctx, "tool_manager", None), "tool_defs", None) or ())
 
 
 def run_request(
     ctx: RunContext[Any], model: Any, settings: Mapping[str, object], messages: list[ModelMessage]
 ) -> Request:
-    """A request with the facts of its run and of its model."""
+    """Build a request with the facts of its run and its model."""
     return Request(
         messages=messages,
         session_id=session_of(ctx),
@@ -346,7 +350,7 @@ def run_request(
 
 
 def _cache_time(settings: Mapping[str, object]) -> str:
-    """The longest time for which settings have a request cached: "5m", "1h", or "" for none."""
+    """The longest time for which the settings cache a request: "5m", "1h", or "" for none."""
     on = [value for name, value in settings.items() if (name == "cache" or "_cache" in name) and value]
     return "1h" if any("1h" in str(value) for value in on) else "5m" if on else ""
 
@@ -356,22 +360,22 @@ def _overhead(instructions: Sequence[str], tools: Sequence[str], counter: TokenC
     return prose + sum(counter.text(tool) + TOOL_OVERHEAD for tool in tools)
 
 
-def _facts(tool: Any) -> str:
+def _definition(tool: Any) -> str:
     facts = {"name": tool.name, "description": tool.description, "parameters": tool.parameters_json_schema}
     return json.dumps(facts, default=str)
 
 
-def _tool(facts: str) -> str:
+def _as_function(facts: str) -> str:
     return f'{{"type": "function", "function": {facts}}}'
 
 
-def _entry(tool: Any, facts: str) -> str:
-    """A tool for the record: its facts, with what the host knows of it."""
+def _tool_entry(tool: Any, facts: str) -> str:
+    """A tool for the record: its definition, with the host's `kind` and `strict`."""
     return f'{{"kind": {json.dumps(tool.kind)}, "strict": {json.dumps(tool.strict)}, {facts[1:]}'
 
 
-def _native(output: Any, schema: str) -> str:
-    """The schema of an output that the provider enforces, for the record."""
+def _output_entry(output: Any, schema: str) -> str:
+    """The output schema that the provider enforces, for the record."""
     name, description = json.dumps(output.name or "output"), json.dumps(output.description)
     given = f'"strict": {json.dumps(output.strict)}, "name": {name}, "description": {description}'
     return f'{{"kind": {json.dumps(NATIVE)}, {given}, "parameters": {schema}}}'
@@ -382,11 +386,11 @@ def _tool_list(entries: Iterable[str]) -> str:
 
 
 def tool_tokens(tool: Tool, counter: TokenCounter) -> int:
-    """Tokens that a recorded tool takes in a request."""
+    """Tokens of a recorded tool in a request."""
     if tool.kind == NATIVE:
         return counter.text(json.dumps(tool.parameters))
     facts = {"name": tool.name, "description": tool.description, "parameters": tool.parameters}
-    return counter.text(_tool(json.dumps(facts))) + TOOL_OVERHEAD
+    return counter.text(_as_function(json.dumps(facts))) + TOOL_OVERHEAD
 
 
 def _positive(value: object) -> int | None:
@@ -398,16 +402,16 @@ def _hash(facts: object) -> str:
 
 
 def scope_of(ctx: RunContext[Any]) -> str:
-    """The conversation as the application names it; empty where the host made the id up, as it does for each run.
+    """The conversation as the application names it; empty if the host made the id up.
 
-    A summary is written around the question of one conversation, so another that begins alike does not get it.
-    A made-up id (a version 7 UUID) says nothing: it is another one for the same history on the next request.
+    A summary is written for the question of one conversation, so another conversation with the same beginning must not
+    reuse it. A made-up id (a version 7 UUID) identifies nothing, because it changes with every run.
     """
     return named_scope(ctx.conversation_id or "")
 
 
 def named_scope(session: str) -> str:
-    """The label of a conversation, or nothing where the host made it up."""
+    """The label of a conversation; empty if the host made it up."""
     try:
         return "" if UUID(session).version == HOST_IDS else session
     except ValueError:
@@ -420,7 +424,7 @@ def session_of(ctx: RunContext[Any]) -> str:
 
 
 def response_of(task: asyncio.Task[SummaryResponse]) -> SummaryResponse:
-    """The response of a task that is done, however it ended."""
+    """The response of a finished task; an error or a cancellation becomes a failure."""
     error = None if task.cancelled() else task.exception()
     if error is None and not task.cancelled():
         return task.result()
@@ -429,9 +433,9 @@ def response_of(task: asyncio.Task[SummaryResponse]) -> SummaryResponse:
 
 
 def is_durable(ctx: RunContext[Any]) -> bool:
-    """True in a workflow of a durable engine, which must do the same in the same order when it is replayed.
+    """True in a workflow of a durable engine, which must repeat the same steps in a replay.
 
-    The host knows of its own durability capabilities; its older wrappers of an agent are known by their engine.
+    The host knows its own durability capabilities; older wrappers of an agent are recognised by their engine.
     """
     if ctx.in_durable_context:
         return True
@@ -444,10 +448,10 @@ def is_durable(ctx: RunContext[Any]) -> bool:
 
 
 def charge_run(ctx: RunContext[Any], answer: SummaryResponse) -> SummaryResponse:
-    """The answer, its tokens added to the run's; its requests are not, because limits count those.
+    """Add the tokens of an answer to the run's usage, and return it; requests are not added, because limits count them.
 
     Raises:
-        CompileError: there is none; what was spent until then is the run's all the same.
+        CompileError: No summary was written; its usage is charged to the run all the same.
     """
     spent = RequestUsage(
         input_tokens=answer.usage.get("input_tokens", 0),
@@ -461,11 +465,11 @@ def charge_run(ctx: RunContext[Any], answer: SummaryResponse) -> SummaryResponse
 
 
 def is_long(messages: Sequence[ModelMessage], last: History | None = None) -> bool:
-    """True if so much is in a request that a view of it takes long.
+    """True if a view of these messages takes too long for the event loop.
 
     Args:
         messages: The raw history.
-        last: What it was at the request before: messages that it shares are known.
+        last: The history of the previous request; its messages have been read already.
     """
     known = len(last) if last is not None else 0
     if last is not None and last.tokens * WIDTH > LONG:
@@ -482,7 +486,7 @@ def is_long(messages: Sequence[ModelMessage], last: History | None = None) -> bo
 
 
 def _size(content: object, most: int) -> int:
-    """Characters of the texts in a content, counted until there are more than `most`."""
+    """Characters of the texts in a content; counting stops above `most`."""
     waiting: list[object] = [content]
     size = 0
     while waiting and size <= most:

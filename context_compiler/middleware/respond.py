@@ -1,6 +1,6 @@
-"""The path of one request: find the cycle, carry on, or advance; and the one place that assembles a view.
+"""The path of one request: find its cycle, continue it or advance, and assemble the view.
 
-Only recall fails open here, because a view does without it; `middleware` wraps the rest.
+Only recall fails open here, because a view works without it; `middleware` handles all other errors.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ from context_compiler.layers.context import insert_block, with_layer_tokens
 from context_compiler.messages.history import History, common_prefix
 from context_compiler.messages.items import Kind
 from context_compiler.messages.turns import pair, turn_index
-from context_compiler.middleware.background import discard, finish, pending, start, where_asked
+from context_compiler.middleware.background import discard, finish, limits_for_questions, pending, start
 from context_compiler.middleware.request import Host, Request
 from context_compiler.middleware.state import (
     CompilerState,
@@ -68,57 +68,58 @@ from context_compiler.resilience import attempt
 from context_compiler.tokens import TokenCounter
 
 JOURNALLED = 2_000
-"""Number of newest chain ids to look up; limited because a durable run journals them."""
+"""Maximum number of newest chain ids to look up; limited because a durable run records them in its journal."""
 
-FRAMED = 4
-"""Divisor of the budget: above that share, raw history is counted as the host renders it, which is slow."""
+RENDERED_ABOVE = 4
+"""Divisor of the budget: from this fraction on, raw history is counted as the host renders it, which is slow."""
 
-ROOMY, DEEPER = {False: 0.5, True: 0.6}, 5
-"""Shares of the room wanted for a block after a cut, in chats and (`True`) in tool work; divisor of the deeper cut."""
+BLOCK_ROOM, EXTRA_CUT = {False: 0.5, True: 0.6}, 5
+"""Fraction of the room that a block should have after a cut, in chats and (`True`) in tool work; divisor of the room
+for the extra cut."""
 
-GIVES = 4
-"""Divisor of a block: the most that it is shortened by, at one request of its turn, to put off a cut in a chat."""
+SHORTENED = 4
+"""Divisor of a block: the most by which it is shortened in a chat to delay a cut until the next turn."""
 
-TRIES, LOOSER = 3, 6
-"""Tries to cut a view that the host's framing pushes over its budget; tries to cut it less after that."""
+CUTS, LOOSENINGS = 3, 6
+"""Maximum tries to cut a view that the host's framing puts over the budget, and then to loosen that cut."""
 
 
 async def respond(compiler: CompilerState, run: Run, request: Request, host: Host) -> Result:
-    """The view of one request.
+    """Make the view of one request.
 
     Raises:
-        ContextCompilerError: the template, the model or anything else failed; the caller falls back.
+        ContextCompilerError: The template, the model or anything else failed; the caller falls back.
     """
     context, cycle = await _current_cycle(read_request(compiler, run, request, host), host)
-    opens = _opens(context, cycle)
+    compiles = _compiles_every_turn(context, cycle)
     run.open_turn(context.turn)
     made = run.take_prepared()
     if made is not None and fitting(made.cycle, context.history, context.policy.config) is not None:
         return await _new_cycle(context, cycle, host, made)
-    if not opens and compiler.arguments.background:
-        return await _without_waiting(context, cycle, host)
-    return (None if opens else _grown(context, cycle)) or await _new_cycle(context, cycle, host)
+    if not compiles and compiler.arguments.background:
+        return await _respond_in_background(context, cycle, host)
+    return (None if compiles else _extend(context, cycle)) or await _new_cycle(context, cycle, host)
 
 
-def _grown(context: RequestContext, cycle: Cycle | None, *, to_budget: bool = False) -> Result | None:
-    """The view of the request before and everything since, up to the high threshold, or up to the budget."""
-    return _raw(context, to_budget) if cycle is None else _carry_on(context, cycle, to_budget)
+def _extend(context: RequestContext, cycle: Cycle | None, *, to_budget: bool = False) -> Result | None:
+    """Extend the previous view by everything since, up to the high threshold or the budget; None if it is too long."""
+    return _raw_view(context, to_budget) if cycle is None else _continue_cycle(context, cycle, to_budget)
 
 
-async def _without_waiting(context: RequestContext, cycle: Cycle | None, host: Host) -> Result:
-    """The view where compiles are made in the background.
+async def _respond_in_background(context: RequestContext, cycle: Cycle | None, host: Host) -> Result:
+    """Make the view if compiles are made in the background.
 
-    One is begun at the soft threshold, and used from the high one on. Until it is done, the view grows on; only a
-    request that would be over the budget, or has no room for what its prompt asks for, waits for it.
+    A compile starts at the soft threshold and is used from the high threshold on. Until it is finished, the view keeps
+    growing. A request waits for it only if it would be over the budget or has no room for what its prompt asks for.
     """
     useless, error = await discard(context, host)
-    begun, result = pending(context), _grown(context, cycle)
+    begun, result = pending(context), _extend(context, cycle)
     ready = begun is not None and begun.task.done()
     if result is None and not ready:
-        result = _grown(context, cycle, to_budget=True)
+        result = _extend(context, cycle, to_budget=True)
         if result is not None and begun is None and not await start(context, cycle, host):
             result = None
-    elif result is not None and begun is None and _soon_cut(context, cycle, result):
+    elif result is not None and begun is None and _is_over_soft(context, cycle, result):
         await start(context, cycle, host)
     if result is None:
         first = None
@@ -128,16 +129,16 @@ async def _without_waiting(context: RequestContext, cycle: Cycle | None, host: H
     return replace(result, row=result.row or useless, fault=result.fault or error)
 
 
-def _soon_cut(context: RequestContext, cycle: Cycle | None, result: Result) -> bool:
-    """True if a request, without what was recalled for its turn, is above the soft threshold."""
+def _is_over_soft(context: RequestContext, cycle: Cycle | None, result: Result) -> bool:
+    """True if a request without its recall blocks is above the soft threshold."""
     bare = result.cost - (result.blocks.tokens(context.counter) if result.blocks else 0)
-    return bare > where_asked(context, context.limits(cycle), cycle).soft
+    return bare > limits_for_questions(context, context.limits(cycle), cycle).soft
 
 
 async def _current_cycle(context: RequestContext, host: Host) -> tuple[RequestContext, Cycle | None]:
-    """The cycle this request belongs to: the run's own, else, once a run, that of the longest ancestor.
+    """Find the cycle of this request: the run's own, or at the first request that of its longest known prefix.
 
-    The wishes of the user are looked up with it; the request is returned with them.
+    The user's steering is looked up at the same time; the returned request includes it.
     """
     run, history, config = context.run, context.history, context.policy.config
     run.switch(config)
@@ -162,51 +163,51 @@ async def _current_cycle(context: RequestContext, host: Host) -> tuple[RequestCo
         cycle = with_pins(cycle, context, context.limits(cycle).room)
     run.enter(cycle, mended=found)
     if cycle is not None and run.refused and run.tight < cycle.tight:
-        cycle = replace(cycle, tight=run.tight)  # what a provider refused holds for the rest of the cycle
+        cycle = replace(cycle, tight=run.tight)  # a provider's refusal applies to the rest of the cycle
     return context, cycle
 
 
-def _opens(context: RequestContext, cycle: Cycle | None) -> bool:
-    """True at the first request of a user turn, where `every_turn` is asked for and there is something to cut."""
+def _compiles_every_turn(context: RequestContext, cycle: Cycle | None) -> bool:
+    """True if `every_turn` requires a compile at this request, the first of a user turn."""
     recent, opened = context.policy.recent_turns, (context.run.opened_turn, cycle and cycle.turn)
-    if not context.policy.every_turn or recent is None or context.turn in opened or context.rests:
+    if not context.policy.every_turn or recent is None or context.turn in opened or context.is_paused:
         return False
     return len(context.outline.turns) - 1 > recent
 
 
-def _raw(context: RequestContext, to_budget: bool = False) -> Result | None:
-    """The raw history, up to the high threshold or the budget, and within the budget as the host renders it."""
+def _raw_view(context: RequestContext, to_budget: bool = False) -> Result | None:
+    """The raw history, up to the high threshold or the budget; None if it is too long, also as the host renders it."""
     limits, tokens = context.limits(), context.request.fixed + context.history.tokens
     if tokens > (limits.budget if to_budget else limits.high):
         return None
     result = assemble_view(context, None, "raw")
-    if tokens * FRAMED < limits.budget:
+    if tokens * RENDERED_ABOVE < limits.budget:
         return result
     result = replace(result, cost=max(result.cost, rendered_cost(context, result.view.messages, result.sent)))
     return result if result.cost <= limits.budget else None
 
 
-def _carry_on(context: RequestContext, cycle: Cycle, to_budget: bool = False) -> Result | None:
-    """The cycle and everything since, up to the high threshold or the budget, with what is recalled for the turn.
+def _continue_cycle(context: RequestContext, cycle: Cycle, to_budget: bool = False) -> Result | None:
+    """The cycle plus everything since and the turn's recall blocks, up to the high threshold or the budget.
 
-    In a chat, a view is not cut back in the middle of a turn while it fits the budget, or would fit with a slightly
-    shorter block: the block was chosen beside messages that a cut would remove.
+    In a chat, a view is not cut in the middle of a turn while it fits the budget, or would fit with a slightly shorter
+    block: the block complements messages that a cut would remove.
     """
     limits, known = context.limits(cycle), _known_blocks(context)
     most = limits.budget if to_budget else limits.high
     if known is None or known.own.turn != context.turn:
         plain = assemble_view(context, cycle, "cycle")
-        keep = context.rests or cycle.tight < 1  # a new cycle would have the budget again that was refused
+        keep = context.is_paused or cycle.tight < 1  # a new cycle would get back the budget that the provider refused
         narrow = not keep and attempt(lambda: crowded(context, limits, cycle, plain.cost)).value
         if plain.cost > most or narrow:
             return None
-        return _with_recall(context, cycle, plain)
+        return _recall_for_turn(context, cycle, plain)
     result = assemble_view(context, cycle, "cycle", blocks=known)
-    gives = 0 if context.loops else known.own.tokens(context.counter) // GIVES
+    gives = 0 if context.loops else known.own.tokens(context.counter) // SHORTENED
     waits = not cycle.tools and result.cost <= limits.budget + gives
     if result.cost - known.tokens(context.counter) > most and not waits:
         return None
-    return _fitting(context, cycle, result)
+    return _fit_budget(context, cycle, result)
 
 
 def _known_blocks(context: RequestContext) -> Blocks | None:
@@ -214,14 +215,14 @@ def _known_blocks(context: RequestContext) -> Blocks | None:
     return blocks and holding(blocks, context.history, context.policy.config)
 
 
-def _with_recall(context: RequestContext, cycle: Cycle, plain: Result, done: Advance | None = None) -> Result:
-    """A view at the first request of a user turn, with what its prompt asks for.
+def _recall_for_turn(context: RequestContext, cycle: Cycle, plain: Result, done: Advance | None = None) -> Result:
+    """Add recall blocks to the view of the first request of a user turn.
 
     Args:
         context: The request.
-        cycle: Decides what is left out.
-        plain: Its view without any block.
-        done: The advance that the cycle comes of, in this request.
+        cycle: Cycle that decides what is left out.
+        plain: View without blocks.
+        done: Advance of this request that produced the cycle; None if it was continued.
     """
     at, history, policy = prompt_at(context.history), context.history, context.policy
     if at is None or cycle is RAW:
@@ -233,7 +234,7 @@ def _with_recall(context: RequestContext, cycle: Cycle, plain: Result, done: Adv
         most = wanted(context, limits, cycle, question_text(history.readings[at]))
         earlier = carried_on(_known_blocks(context), context, limits, plain.cost, most) if done is None else ()
         cost = plain.cost + sum(block.tokens(context.counter) for block in earlier)
-        saved = context.request.fixed + history.tokens - cost  # more than that, and the raw history would cost less
+        saved = context.request.fixed + history.tokens - cost  # a block may not cost more than sending the raw history
         room, shown = min(free(context, limits, cost), saved), [block.text for block in earlier]
         outcome = attempt(lambda: recalled_first(context, limits, cycle, at, most, room, shown))
         text, fault = outcome.value or "", outcome.error
@@ -242,11 +243,11 @@ def _with_recall(context: RequestContext, cycle: Cycle, plain: Result, done: Adv
     if not blocks.all:
         return replace(plain, blocks=blocks, fault=fault)
     result = replace(assemble_view(context, cycle, plain.view.status, done, blocks=blocks, earlier=plain), fault=fault)
-    return _fitting(context, cycle, result, done) or replace(plain, blocks=blocks.without())
+    return _fit_budget(context, cycle, result, done) or replace(plain, blocks=blocks.without())
 
 
-def _fitting(context: RequestContext, cycle: Cycle, result: Result, done: Advance | None = None) -> Result | None:
-    """A view within its budget, with less of what is recalled where it needs that; None where that does not do."""
+def _fit_budget(context: RequestContext, cycle: Cycle, result: Result, done: Advance | None = None) -> Result | None:
+    """Shorten or remove the block of a view until it is within its budget; None if that is not enough."""
     blocks, over = result.blocks, result.cost - result.limit
     if over <= 0:
         return result
@@ -264,39 +265,39 @@ def _fitting(context: RequestContext, cycle: Cycle, result: Result, done: Advanc
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trial:
-    """One try at a new cycle: an advance, and its view."""
+    """One attempt at a new cycle: an advance and its view."""
 
     start: Cycle | None
-    """The cycle that was advanced."""
+    """Cycle that was advanced."""
     framing: int
-    """Tokens set aside for what the host adds to messages; 0 at the first try."""
+    """Tokens reserved for the host's framing of messages; 0 at the first attempt."""
     done: Advance
     result: Result
     row: Compile | None
-    """The row of the compile, by this try or one before it."""
+    """Row of the compile in this or an earlier attempt."""
 
     @property
     def over(self) -> int:
-        """Tokens over the budget; negative where some are left."""
+        """Tokens over the budget; negative if some are left."""
         return self.result.cost - self.result.limit
 
 
 async def _new_cycle(
     context: RequestContext, previous: Cycle | None, host: Host, first: Advance | None = None
 ) -> Result:
-    """The first view of a new cycle, with what is recalled for its turn; `first` is an advance made already."""
+    """Make the first view of a new cycle with its recall block; `first` is an advance that was made before."""
     context.run.relax()
-    trial = None if first is None else _trial(context, previous, first)
-    if trial is None or trial.over > 0:  # too many messages have come since `first` was made
+    trial = None if first is None else _make_trial(context, previous, first)
+    if trial is None or trial.over > 0:  # too many messages have arrived since `first` was made
         trial = await _cut_back(context, previous, host, trial)
     if trial.over > 0:
         result = replace(trial.result, view=replace(trial.result.view, status="floor_over_budget"))
     else:
-        result = _recalling(context, trial.result, trial.done)
-    return replace(started(result), row=trial.row)
+        result = _add_recall(context, trial.result, trial.done)
+    return replace(starting_cycle(result), row=trial.row)
 
 
-def _trial(
+def _make_trial(
     context: RequestContext, start: Cycle | None, done: Advance, framing: int = 0, before: Trial | None = None
 ) -> Trial:
     earlier, row = (before.result, before.row) if before is not None else (None, None)
@@ -305,36 +306,38 @@ def _trial(
 
 
 async def _cut_back(context: RequestContext, previous: Cycle | None, host: Host, trial: Trial | None) -> Trial:
-    """Cut back and freeze; again, with less, where the host's own framing turns out to need room."""
+    """Cut back and freeze; if the host's framing puts the view over the budget, try again with less room."""
     block = block_tokens(_known_blocks(context), context, context.limits(previous), previous or RAW)
     deeper, framing, tries = _room_for_block(context, previous), 0, 0
     while True:
         start, tries = previous if trial is None else trial.done.cycle, tries + 1
-        done = await advance_request(context, start, asking(context, host), framing, block=block, deeper=deeper)
-        trial, selection = _trial(context, start, done, framing, trial), done.selection
-        if trial.over <= 0 or not selection.fits or tries == TRIES:
+        done = await advance_request(
+            context, start, summary_callback(context, host), framing, block=block, deeper=deeper
+        )
+        trial, selection = _make_trial(context, start, done, framing, trial), done.selection
+        if trial.over <= 0 or not selection.fits or tries == CUTS:
             break
         framing += trial.over + max(0, trial.result.limit - context.request.fixed - framing - selection.draft.total)
     if trial.over < 0 and framing and (selection.cut_from_prompts or not selection.fits):
-        return await _loosened(context, trial, block)
+        return await _loosen(context, trial, block)
     return trial
 
 
-async def _loosened(context: RequestContext, trial: Trial, block: int) -> Trial:
-    """The smallest cut of prompts that fits, between the cut of a try that set tokens aside for framing and no cut.
+async def _loosen(context: RequestContext, trial: Trial, block: int) -> Trial:
+    """Search the smallest cut of prompts that fits, between the cut of an attempt with reserved framing and none.
 
-    The host drops its framing together with the text that it is for, so its length cannot be known in advance.
+    The host drops its framing together with the text that it belongs to, so its size cannot be known in advance.
     """
     selection = trial.done.selection
     whole = trial.result.limit - context.request.fixed - selection.draft.total - selection.cut_from_prompts
     guesses = [trial.framing + trial.over, whole]
     loose = min(guesses)
-    for _ in range(LOOSER):
+    for _ in range(LOOSENINGS):
         framing = guesses.pop(0) if guesses else (trial.framing + loose) // 2
         if not loose <= framing < trial.framing:
             continue
         done = await advance_request(context, trial.start, None, framing, block=block)
-        looser = replace(_trial(context, trial.start, done, framing, trial), row=trial.row)
+        looser = replace(_make_trial(context, trial.start, done, framing, trial), row=trial.row)
         if looser.over <= 0:
             trial = looser
             if not done.selection.cut_from_prompts:
@@ -345,35 +348,35 @@ async def _loosened(context: RequestContext, trial: Trial, block: int) -> Trial:
 
 
 def _room_for_block(context: RequestContext, previous: Cycle | None) -> int:
-    """Tokens by which a view is cut back further at a prompt that asks, where the thresholds leave a block no room."""
+    """Extra tokens to cut at a prompt that asks for earlier text, if the thresholds leave its block no room."""
     known = _known_blocks(context)
     if previous is None or (known is not None and known.own.turn == context.turn):
         return 0
     limits = context.limits(previous)
-    narrow = limits.budget - limits.low < limits.room * ROOMY[previous.tools]
+    narrow = limits.budget - limits.low < limits.room * BLOCK_ROOM[previous.tools]
     found = attempt(lambda: narrow and crowded(context, limits, previous, limits.budget)).value
-    return limits.room // DEEPER if found else 0
+    return limits.room // EXTRA_CUT if found else 0
 
 
-def _recalling(context: RequestContext, plain: Result, done: Advance) -> Result:
-    """The view of a new cycle with what is recalled for its turn: what was found before, else what is found now."""
+def _add_recall(context: RequestContext, plain: Result, done: Advance) -> Result:
+    """Add the recall block of the turn to the view of a new cycle: the block found before, or else a new one."""
     known, cycle = _known_blocks(context), done.cycle
     if known is None or known.own.turn != context.turn:
-        return _with_recall(context, cycle, plain, done) if done.selection.out or done.selection.abridged else plain
+        return _recall_for_turn(context, cycle, plain, done) if done.selection.out or done.selection.abridged else plain
     known = replace(known, earlier=()) if known.earlier else known
     if not known.own.text:
         return replace(plain, blocks=known)
     result = assemble_view(context, cycle, plain.view.status, done, blocks=known, earlier=plain)
-    return _fitting(context, cycle, result, done) or replace(plain, blocks=known.without())
+    return _fit_budget(context, cycle, result, done) or replace(plain, blocks=known.without())
 
 
 async def advance_again(compiler: CompilerState, run: Run, request: Request, host: Host, *, result: Result) -> Result:
-    """A view in place of `result`, which turned out to be over the budget or too tight, by what is known now.
+    """Replace `result`, which is over the budget or has too little room by the current ratio.
 
-    A summary stays, because a model is asked once a user turn, and none is asked here: its failure would be in the way.
+    No model is called, because it is called at most once per user turn; an existing summary is kept.
 
     Raises:
-        ContextCompilerError: the template or anything else failed.
+        ContextCompilerError: The template or anything else failed.
     """
     context = read_request(compiler, run, request, host)
     run.ask(context.turn)
@@ -381,8 +384,8 @@ async def advance_again(compiler: CompilerState, run: Run, request: Request, hos
     return replace(again, row=result.row or again.row, fault=result.fault or again.fault)
 
 
-def crowded_out(result: Result) -> bool:
-    """True if a view is over its budget, or shortens the newest prompt: what stands beside it has to go first."""
+def crowds_out_layers(result: Result) -> bool:
+    """True if a view is over its budget or shortens the newest prompt, so that its layers must be dropped."""
     at, kept = prompt_at(result.raw), dict(result.cycle.kept) if result.cycle else {}
     shape = kept.get(at) if at is not None else None
     most = shape and (shape.limit if shape.prompt is None else shape.prompt)
@@ -393,19 +396,19 @@ def crowded_out(result: Result) -> bool:
 async def advance_request(
     context: RequestContext, previous: Cycle | None, ask: Ask | None, more: int = 0, *, block: int = 0, deeper: int = 0
 ) -> Advance:
-    """One advance of this request, with `more` tokens beside its overhead; for `block` and `deeper` see `Limits`."""
+    """Advance this request with `more` tokens added to its overhead; for `block` and `deeper` see `Limits`."""
     overhead, limits = context.request.fixed + more, replace(context.limits(), block=block, deeper=deeper)
     return await advance(context, limits, where=context.where, ask=ask, previous=previous, overhead=overhead)
 
 
-def asking(context: RequestContext, host: Host) -> Ask | None:
-    """Callback that asks for a summary: once a user turn, and only if the run's usage limits leave room for it."""
+def summary_callback(context: RequestContext, host: Host) -> Ask | None:
+    """Callback that asks for a summary, within the usage limits; None if this user turn has asked already."""
     run = context.run
     if run.asked_turn == context.turn:
         return None
 
     async def ask(wanted: SummaryRequest) -> SummaryResponse:
-        if context.rests:
+        if context.is_paused:
             return SummaryResponse(text="", refused="the last compile of this conversation was undone")
         run.ask(context.turn)
         if not context.affords(wanted, host):
@@ -419,8 +422,8 @@ def asking(context: RequestContext, host: Host) -> Ask | None:
     return ask
 
 
-def unchanged(request: Request, history: History, ratio: float, counter: TokenCounter) -> Result:
-    """A request that goes out as it is, however long; it has no budget."""
+def unchanged_result(request: Request, history: History, ratio: float, counter: TokenCounter) -> Result:
+    """Result for a request that is sent unchanged, however long it is; it has no budget."""
     sections = {"instructions and schemas": request.overhead, **sections_of(RAW, history, counter)}
     view = View(
         messages=request.messages,
@@ -442,8 +445,8 @@ def unchanged(request: Request, history: History, ratio: float, counter: TokenCo
     )
 
 
-def started(result: Result) -> Result:
-    """The first request of a new cycle, which the run is in from now on if it decides on anything."""
+def starting_cycle(result: Result) -> Result:
+    """Mark a result as the first of a new cycle, if its cycle decides on any message."""
     cycle = result.cycle if result.cycle and result.cycle.decided else None
     return replace(result, cycle=cycle, next_cycle=cycle, began=cycle is not None)
 
@@ -457,18 +460,18 @@ def assemble_view(
     blocks: Blocks | None = None,
     earlier: Result | None = None,
 ) -> Result:
-    """A view with the breakdown of its tokens: of a cycle, or of raw history, sent as the same objects in order.
+    """Assemble the view of a cycle, or of raw history unchanged, with the breakdown of its tokens.
 
     Args:
         context: The request.
-        cycle: None for raw history.
-        status: Of the view.
-        done: The advance that the cycle comes of, in this request.
-        blocks: What is recalled in its turn.
-        earlier: An assembly of the same request, whose parts are taken over where they are the same.
+        cycle: Cycle of the view; None for raw history.
+        status: Status of the view.
+        done: Advance of this request that produced the cycle.
+        blocks: Recall blocks of the turn.
+        earlier: An earlier assembly of the same request, whose unchanged parts are reused.
 
     Raises:
-        ContextCompilerError: the view may not go out as it is.
+        ContextCompilerError: The view is malformed and must not be sent.
     """
     request, history, layers, live = context.request, context.history, context.request.layers, context.host is not None
     frozen, limits = cycle or RAW, context.limits(cycle)
@@ -512,7 +515,7 @@ def assemble_view(
 
 
 def _drops(context: RequestContext, cycle: Cycle, done: Advance | None) -> ListedDrops:
-    """Everything that a view leaves out, and the same by reason."""
+    """Everything that a view leaves out: as drops, and as rows by reason."""
     request = context.request
     if context.host is None and done is not None:
         drops = (*request.layers.drops, *done.selection.draft.drops, *request.dropped)
@@ -523,7 +526,7 @@ def _drops(context: RequestContext, cycle: Cycle, done: Advance | None) -> Liste
 
 
 def _cycle_drops(context: RequestContext, cycle: Cycle) -> ListedDrops:
-    """Drops of a cycle, cached: all its requests leave out the same messages unless a user pins one."""
+    """Drops of a cycle; cached, because all requests of a cycle leave out the same messages unless a pin changes."""
     name = cycle.tip, cycle.config, context.steering.pins
     known = context.compiler.drops.get(name)
     if known is None or replace(known[0], summary_id=cycle.summary_id) != cycle:
@@ -542,7 +545,7 @@ def _sections(context: RequestContext, cycle: Cycle, sent: History, blocks: Bloc
 
 
 def _opening(context: RequestContext, cycle: Cycle, blocks: Blocks | None, earlier: Result | None) -> Opening:
-    """The messages that a cycle froze, built once: those of a cycle that differs in nothing they hold are the same."""
+    """The frozen messages of a cycle; reused if the cycle differs in nothing but the row of its compile."""
     known = (earlier and earlier.opening) or context.run.opening
     within = {at: text for at, text in (blocks.texts() if blocks else {}).items() if at < cycle.decided}
     if known is not None and known[1] == within and cycle.decided < len(context.history):
@@ -555,7 +558,7 @@ def _opening(context: RequestContext, cycle: Cycle, blocks: Blocks | None, earli
 def _messages(
     context: RequestContext, cycle: Cycle, blocks: Blocks | None, first: list[ModelMessage]
 ) -> list[ModelMessage]:
-    """The messages of a view: what its cycle froze, and everything since."""
+    """The messages of a view: the frozen ones of its cycle and everything since."""
     history = context.history
     later = since(history, cycle.decided, context.base, context.reader, blocks.texts() if blocks else {})
     messages = unfolded([*first, *later], context.reader)
@@ -566,7 +569,7 @@ def _messages(
 
 
 def rendered_cost(context: RequestContext, messages: list[ModelMessage], sent: History) -> int:
-    """Exact tokens of a request as the host renders its messages, which were read as `sent`."""
+    """Exact tokens of a request as the host renders its messages; `sent` are the same messages as read before."""
     framed = context.host.framing(messages) if context.host is not None else messages
     shared = common_prefix(sent.messages, framed)
     tokens = sent.sums[shared] + sum(context.reader.one(message).tokens for message in framed[shared:])
@@ -574,15 +577,15 @@ def rendered_cost(context: RequestContext, messages: list[ModelMessage], sent: H
 
 
 def _check(sent: History, raw: History) -> None:
-    """Refuse a view that may not go out: pairs stay whole, and the active request is last.
+    """Check that a view may be sent: calls are paired with answers, and the active request is last.
 
     Raises:
-        ContextCompilerError: raw history is better than that.
+        ContextCompilerError: The view must not be sent.
     """
     if not sent.readings or sent.readings[-1].request != raw.readings[-1].request:
         raise ContextCompilerError("the view does not end with the active request")
     last, asked = sent.readings[-1], raw.readings[-1]
     if (asked.prompts and not last.prompts) or not set(last.answers) <= set(asked.answers):
-        raise ContextCompilerError("the view ends with another request than the active one")
+        raise ContextCompilerError("the view ends with a request other than the active one")
     if pair(sent).broken:
         raise ContextCompilerError("the view has a call without its answer, or an answer without its call")

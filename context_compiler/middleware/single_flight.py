@@ -1,8 +1,8 @@
-"""The answer to a summary request: an earlier one, one that is under way, or the model's; a failing model rests.
+"""Answers to summary requests: an earlier answer, one of a call in progress, or a new call of the model.
 
-Compilers of one event loop that want the same summary at the same time share one call. So do processes that share a
-record: the first claims the call there, and the others poll for its answer. No lock is held; a process that cannot
-claim, or has waited long enough, calls the model itself.
+Compilers in one event loop that need the same summary at the same time share one call. Processes that share a record do
+so too: the first claims the call there, and the others poll for its answer. No lock is held. A process that cannot
+claim the call, or has waited long enough, calls the model itself. A model that keeps failing is not called for a while.
 """
 
 from __future__ import annotations
@@ -33,20 +33,20 @@ from context_compiler.resilience import Breaker, Report, try_await
 from context_compiler.tokens import TokenCounter
 
 PATIENCE_S = 1.0
-"""Seconds that a call may take to end once nobody waits for it."""
+"""Seconds that a cancelled call may take to end."""
 
 GRACE_S = 2.0
-"""Seconds for which a finished response is shared; by then it is on the record, where others look first."""
+"""Seconds for which a finished response is shared; after that it is on the record, where others look first."""
 
 
 STEP_S, RECORDING_S = 0.2, 10.0
-"""Seconds between two polls for the answer of another process; seconds it may take from its answer to the record."""
+"""Seconds between two polls for another process's answer, and seconds until that answer must be on the record."""
 
 CLAIM_S = 6.0
-"""Seconds after which a claim expires if its process is dead; a live one renews it three times as often."""
+"""Seconds until the claim of a dead process expires; a live process renews it three times in that period."""
 
 WAIT = 0.5
-"""Share of the time limit spent waiting for another process; the rest is for our own call."""
+"""Fraction of the time limit spent waiting for another process; the rest is for our own call."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -55,60 +55,60 @@ class _Flight:
     task: asyncio.Task[SummaryResponse]
     waiting: int = 0
     paid: bool = False
-    landed: float | None = None
-    """Time of a usable response, by the monotonic clock."""
+    finished_at: float | None = None
+    """Monotonic time of a usable response."""
 
     @property
-    def over(self) -> bool:
-        """True if the response is on the record by now, or lost."""
-        late = self.landed is not None and time.monotonic() - self.landed > GRACE_S
+    def is_over(self) -> bool:
+        """True if the response should be on the record by now, or is lost."""
+        late = self.finished_at is not None and time.monotonic() - self.finished_at > GRACE_S
         return late or self.task.cancelled() or self.loop is not asyncio.get_running_loop()
 
 
 class SingleFlight(threading.local):
-    """Calls under way by key; each event loop has its own."""
+    """Calls in progress by key; each thread has its own."""
 
     def __init__(self) -> None:
-        """Start with none."""
+        """Start without calls."""
         self._under_way: dict[Hashable, _Flight] = {}
         self._name = uuid4().hex
 
     @property
     def name(self) -> str:
-        """A name of this event loop, unique among all processes, forked ones too."""
+        """A name of this thread that is unique among all processes, including forked ones."""
         return f"{os.getpid()}-{self._name}"
 
     async def join(
         self, key: Hashable, start: Callable[[], Coroutine[Any, Any, SummaryResponse]]
     ) -> tuple[SummaryResponse, bool]:
-        """The response for `key`, and whether its tokens are this caller's to pay: exactly one pays.
+        """The response for `key`, and True for the one caller that has to pay for its tokens.
 
-        A caller that is cancelled leaves the others waiting; the call is cancelled when nobody waits any more.
+        If a caller is cancelled, the others keep waiting; the call is cancelled when nobody waits for it any more.
 
         Raises:
-            TimeoutError: the call was cancelled by itself, not by a caller.
+            TimeoutError: The call itself was cancelled, not a caller.
         """
-        for late in [name for name, known in self._under_way.items() if known.over]:
+        for late in [name for name, known in self._under_way.items() if known.is_over]:
             del self._under_way[late]
         flight = self._under_way.get(key)
         if flight is None:
             flight = _Flight(loop=asyncio.get_running_loop(), task=asyncio.create_task(start()))
             self._under_way[key] = flight
-        await self._landing(key, flight)
+        await self._wait_for(key, flight)
         if flight.task.cancelled():
             raise TimeoutError("the call was cancelled")
         pays, flight.paid = not flight.paid, True
         return flight.task.result(), pays
 
-    async def _landing(self, key: Hashable, flight: _Flight) -> None:
+    async def _wait_for(self, key: Hashable, flight: _Flight) -> None:
         flight.waiting += 1
         try:
             await asyncio.wait({flight.task})
         finally:
             flight.waiting -= 1
             if not flight.waiting:
-                flight.landed = time.monotonic() if _useful(flight.task) else None
-                if flight.landed is None and self._under_way.get(key) is flight:
+                flight.finished_at = time.monotonic() if _is_shareable(flight.task) else None
+                if flight.finished_at is None and self._under_way.get(key) is flight:
                     del self._under_way[key]
                 await _end(flight.task)
 
@@ -121,15 +121,15 @@ class _Hold:
 
 
 class SessionLocks(threading.local):
-    """One compile at a time for each conversation of an event loop; runs that want the same summary share theirs."""
+    """Locks that allow one compile per conversation and event loop; runs that share a summary share the lock."""
 
     def __init__(self) -> None:
-        """Start with none."""
+        """Start without locks."""
         self._held: dict[Hashable, _Hold] = {}
 
     @asynccontextmanager
     async def hold(self, key: Hashable, *, wait: float = 0.0, shared: bool = False) -> AsyncGenerator[bool]:
-        """Hold a conversation, with others if all of them share it; False if it is not free within `wait` seconds."""
+        """Lock a conversation, or join its holders if all share it; False if it is not free within `wait` seconds."""
         place, end = (id(asyncio.get_running_loop()), key), time.monotonic() + wait
         while (held := self._held.get(place)) is not None and not (shared and held.shared):
             try:
@@ -151,21 +151,21 @@ class SessionLocks(threading.local):
 
 
 SESSIONS = SessionLocks()
-"""Shared by all compilers: several on one record compile one conversation one after the other."""
+"""Locks of all compilers: compilers on one record compile a conversation one after another."""
 
 UNDER_WAY = SingleFlight()
-"""Shared by all compilers: several on one record share their calls too."""
+"""Calls of all compilers: compilers on one record share their calls."""
 
 
-def _useful(task: asyncio.Task[SummaryResponse]) -> bool:
-    """True if there is a response that others would ask for too."""
+def _is_shareable(task: asyncio.Task[SummaryResponse]) -> bool:
+    """True if the task has a response that others may share."""
     if not task.done() or task.cancelled() or task.exception() is not None:
         return False
     return task.result().failure is None and bool(task.result().text)
 
 
 async def _end(task: asyncio.Task[Any]) -> None:
-    """Leave nothing of a call behind: neither a task nor an error that nobody looked at."""
+    """Cancel a call if it is running, and retrieve its error so that it is not logged as unhandled."""
     if not task.done():
         task.cancel()
         await asyncio.wait({task}, timeout=PATIENCE_S)
@@ -174,32 +174,36 @@ async def _end(task: asyncio.Task[Any]) -> None:
 
 
 async def _renew(key: str, holder: str, archive: Archive) -> None:
-    """Hold a claim until this is cancelled."""
+    """Renew a claim until this task is cancelled."""
     while True:
         await asyncio.sleep(CLAIM_S / 3)
         await archive.hold_claim(key, holder, CLAIM_S)
 
 
 class Summaries:
-    """The summaries of one compiler."""
+    """Summaries of one compiler."""
 
     def __init__(
         self, arguments: Arguments, counter: TokenCounter, report: Report, rest: Callable[[], Awaitable[None]]
     ) -> None:
-        """Ask nobody yet; where there is a limit in money, prompts are counted with `counter`.
+        """Call no model yet.
 
-        `rest` lets go of the store if no run is left.
+        Args:
+            arguments: Arguments of the compiler.
+            counter: Counts prompts, if there is a spend limit.
+            report: Called with any error.
+            rest: Closes the store if no run is in progress.
         """
         self._arguments, limit = arguments, arguments.spend_limit()
         self._spending = None if limit is None else Spending(limit.amount, counter, report)
         self._breaker, self._rest = Breaker(), rest
-        self._shown: dict[asyncio.Task[None], asyncio.Future[Any]] = {}
+        self._announcements: dict[asyncio.Task[None], asyncio.Future[Any]] = {}
 
     async def answer(
         self, key: str, prompts: Sequence[str], model: object, archive: Archive, *, session: str, cap: int
     ) -> SummaryResponse:
-        """One summary: remembered, shared with another run that wants the same, or made; a failure is data too."""
-        known = await archive.answered(key)
+        """Return one summary: remembered, shared with another run, or new; a failure is returned as data."""
+        known = await archive.find_answer(key)
         if known is not None:
             return known
         if self._spending is None:
@@ -218,43 +222,45 @@ class Summaries:
     async def launch(
         self, key: str, prompts: Sequence[str], model: object, archive: Archive, *, session: str, cap: int
     ) -> asyncio.Task[SummaryResponse] | None:
-        """One summary as a task, which does not touch the record: it may outlive the run, and with it the open file.
+        """Start one summary as a task; None if the spend limit does not allow it.
 
-        None where it is not allowed.
+        The task does not use the store, because it may outlive the run and with it the open file.
         """
-        known = await archive.answered(key)
+        known = await archive.find_answer(key)
         if known is not None:
-            task = asyncio.create_task(_answered(known))
+            task = asyncio.create_task(_return(known))
         else:
             held, refused, writer = Decimal(0), None, self._writer(model)
             if self._spending is not None:
                 held, refused = await self._spending.reserve(archive, session, writer, prompts, cap)
             if refused is not None:
                 return None
-            task = asyncio.create_task(self._alone(key, prompts, cast(Model, model), archive, session))
+            task = asyncio.create_task(self._ask_if_free(key, prompts, cast(Model, model), archive, session))
             if self._spending is not None:
                 task.add_done_callback(partial(_settle, self._spending, archive.owner, session, held, writer))
         end_at_exit(task)
         if known is None:
-            self._show(task, archive, session, model)
+            self._announce(task, archive, session, model)
         return task
 
     async def _ask_and_announce(
         self, key: str, prompts: Sequence[str], model: object, archive: Archive, session: str
     ) -> SummaryResponse:
-        """The answer of a model, which the record shows to be under way; the model does not wait for that."""
+        """Ask a model while the record shows a compile in progress; the call does not wait for the record."""
         ended = asyncio.get_running_loop().create_future()
-        shown = self._show(ended, archive, session, model)
+        announcement = self._announce(ended, archive, session, model)
         try:
             return await self.ask(key, prompts, cast(Model, model), archive, claims=True)
         finally:
             ended.cancel()
-            await asyncio.wait({shown})
+            await asyncio.wait({announcement})
 
-    def _show(self, ended: asyncio.Future[Any], archive: Archive, session: str, model: object) -> asyncio.Task[None]:
-        """Let those who look at the record see that a model writes a summary, until that has ended, however it does."""
+    def _announce(
+        self, ended: asyncio.Future[Any], archive: Archive, session: str, model: object
+    ) -> asyncio.Task[None]:
+        """Show on the record that a model is writing a summary, until `ended` is done."""
 
-        async def show() -> None:
+        async def announce() -> None:
             alias = model_alias(self._writer(model))
             announced = await archive.announce_compile(session, alias, self._arguments.timeout)
             if announced is None:
@@ -265,25 +271,25 @@ class Summaries:
                 await archive.withdraw_compile(announced)
                 await self._rest()
 
-        shown = asyncio.create_task(show())
-        self._shown[shown] = ended
-        shown.add_done_callback(self._shown.pop)
-        end_at_exit(shown)
-        return shown
+        announcement = asyncio.create_task(announce())
+        self._announcements[announcement] = ended
+        announcement.add_done_callback(self._announcements.pop)
+        end_at_exit(announcement)
+        return announcement
 
-    async def withdrawn(self) -> None:
-        """Wait until no compile is shown that has ended in this event loop."""
+    async def wait_until_withdrawn(self) -> None:
+        """Wait until the announcements of all compiles that have ended in this event loop are withdrawn."""
         loop = asyncio.get_running_loop()
-        mine = {one for one, ended in self._shown.items() if ended.done() and one.get_loop() is loop}
+        mine = {one for one, ended in self._announcements.items() if ended.done() and one.get_loop() is loop}
         if mine:
             await asyncio.wait(mine)
 
     def _writer(self, model: object) -> Model | str:
-        """The model that writes summaries: the one that was named, else the run's own."""
+        """The model that writes summaries: the configured one, else the run's own."""
         return self._arguments.model if self._arguments.model is not None else cast(Model, model)
 
-    def beside(self, arguments: Arguments) -> Summaries:
-        """The same with other arguments, held to the same limit."""
+    def with_arguments(self, arguments: Arguments) -> Summaries:
+        """A copy with other arguments and the same spend limit."""
         other = copy(self)
         other._arguments = arguments
         return other
@@ -291,15 +297,15 @@ class Summaries:
     async def refusal(
         self, archive: Archive, session: str, writer: Model | str, prompts: Sequence[str], cap: int
     ) -> str | None:
-        """Reason why such a summary would not be asked for; None if it would."""
+        """Reason why the spend limit forbids such a summary; None if it does not."""
         if self._spending is None:
             return None
-        return (await self._spending.quote(archive, session, writer, prompts, cap))[1]
+        return (await self._spending.estimate(archive, session, writer, prompts, cap))[1]
 
-    async def _alone(
+    async def _ask_if_free(
         self, key: str, prompts: Sequence[str], model: Model, archive: Archive, session: str
     ) -> SummaryResponse:
-        """One summary while nobody compiles the conversation by hand."""
+        """Make one summary, unless the conversation is being compiled by hand."""
         async with SESSIONS.hold(archive.conversation(session), shared=True) as mine:
             if not mine:
                 return SummaryResponse(text="", refused="a compile of this conversation by hand is under way")
@@ -308,27 +314,27 @@ class Summaries:
     async def ask(
         self, key: str, prompts: Sequence[str], model: Model, archive: Archive, *, claims: bool = False
     ) -> SummaryResponse:
-        """One summary that is not remembered: shared with another run that wants the same, or made.
+        """Make one summary that is not remembered, or share the call of another run.
 
-        With `claims`, it is shared with other processes too.
+        With `claims`, calls are also shared with other processes.
         """
         compiler = self._writer(model)
-        place, make = archive.shared(key), self._claimed if claims else self._made
+        place, make = archive.compile_key(key), self._claim_and_call if claims else self._call_model
         given = key, prompts, compiler, archive, self._arguments.timeout
         outcome = await try_await(UNDER_WAY.join(place, lambda: make(*given)))
         if outcome.value is None:
-            return _failed(outcome.error, model_alias(compiler))
+            return _failure(outcome.error, model_alias(compiler))
         response, pays = outcome.value
         return response if pays else replace(response, usage={}, cost=None)
 
-    async def _claimed(
+    async def _claim_and_call(
         self, key: str, prompts: Sequence[str], compiler: Model | str, archive: Archive, timeout: float
     ) -> SummaryResponse:
-        """The answer of another process that asks for the same now, or one of our own."""
+        """Wait for the answer of another process with the same request, or make the call."""
         began, name = time.monotonic(), UNDER_WAY.name
         while (mine := await archive.claim_compile(key, name, CLAIM_S)) is False:
             await asyncio.sleep(min(STEP_S, WAIT * timeout))
-            known = await archive.answered(key)
+            known = await archive.find_answer(key)
             if known is not None:
                 return known
             if time.monotonic() - began >= WAIT * timeout:
@@ -336,7 +342,7 @@ class Summaries:
         response, renewing = None, asyncio.create_task(_renew(key, name, archive)) if mine else None
         try:
             left = max(timeout - (time.monotonic() - began), (1 - WAIT) * timeout)  # waiting for a lock counts
-            response = await self._made(key, prompts, compiler, archive, left)
+            response = await self._call_model(key, prompts, compiler, archive, left)
             return response
         finally:
             if renewing is not None:
@@ -345,16 +351,16 @@ class Summaries:
                 useful = response is not None and response.failure is None
                 await archive.hold_claim(key, name, RECORDING_S if useful else 0.0)
 
-    async def _made(
+    async def _call_model(
         self, key: str, prompts: Sequence[str], compiler: Model | str, archive: Archive, timeout: float
     ) -> SummaryResponse:
         if self._breaker.open:
             why = "it failed too often and is left alone for a while"
-            return _failed(CompileError(why, model=model_alias(compiler), phase="call"), model_alias(compiler))
+            return _failure(CompileError(why, model=model_alias(compiler), phase="call"), model_alias(compiler))
         outcome = await try_await(ask(prompts, compiler, timeout=timeout))
         if outcome.value is None:
             self._breaker.failed()
-            return _failed(outcome.error, model_alias(compiler))
+            return _failure(outcome.error, model_alias(compiler))
         self._breaker.succeeded()
         if outcome.value.text:
             archive.remember(key, outcome.value)
@@ -373,16 +379,16 @@ def _settle(
     spending.settle(owner, session, held, None if failed else task.result(), writer)
 
 
-async def _answered(known: SummaryResponse) -> SummaryResponse:
+async def _return(known: SummaryResponse) -> SummaryResponse:
     return known
 
 
 _TASKS: WeakSet[asyncio.Task[Any]] = WeakSet()
-"""Tasks that a program may leave behind in a loop which it does not run to its end, as after `run_sync`."""
+"""Tasks that a program may leave in an unfinished event loop, as after `run_sync`."""
 
 
 def end_at_exit(task: asyncio.Task[Any]) -> None:
-    """Cancel a task at the end of the process, if its loop has not done so."""
+    """Cancel a task at the end of the process, unless its loop has done so."""
     if not _TASKS:
         atexit.unregister(_end_tasks)
         atexit.register(_end_tasks)
@@ -396,8 +402,8 @@ def _end_tasks() -> None:
             loop.run_until_complete(_end(task))
 
 
-def _failed(error: Exception | None, model: str) -> SummaryResponse:
-    """A failure as a response: the arguments of a `CompileError` for it, and what was spent until then."""
+def _failure(error: Exception | None, model: str) -> SummaryResponse:
+    """Convert an error into a response: the arguments of its `CompileError`, and the usage until then."""
     if not isinstance(error, CompileError):
         message = f"{type(error).__name__}: {error}"
         return SummaryResponse(text="", failure={"message": message, "model": model, "phase": "call"})

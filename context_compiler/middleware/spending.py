@@ -1,7 +1,7 @@
-"""The limit of what the compiles of one session may cost: once it is reached, no model is asked any more.
+"""Spend limit of a session's compiles: once it is reached, no model is called for them any more.
 
-Requests do not count, and neither do runs: a limit that stops compiles is about compiles. It is kept by what the record
-holds, so that a restart or another process does not begin anew; in memory where nothing is recorded.
+Requests do not count, because the limit only stops compiles. Spending is summed from the record, so it survives a
+restart and is shared between processes; without a record it is kept in memory.
 """
 
 from __future__ import annotations
@@ -22,47 +22,47 @@ from context_compiler.tokens import Ratios, TokenCounter, model_family
 from context_compiler.tokens.prices import cost_of, dollars, highest_price
 
 SESSIONS = 1_000
-"""Sessions whose spending is remembered."""
+"""Maximum number of sessions whose spending is kept in memory."""
 
 Place = tuple[str | None, str]
 """Owner and session."""
 
 
 class Spending:
-    """Costs of the compiles of one compiler, by session."""
+    """Spending on the compiles of one compiler, by session."""
 
     def __init__(self, limit: Decimal, counter: TokenCounter, report: Report) -> None:
-        """Count prompts with `counter`; call `report` once a session whose limit, in US dollars, is reached."""
+        """Limit each session to `limit` US dollars; count prompts with `counter`, and `report` once per session."""
         self._limit, self._counter, self._report = limit, counter, report
         self._spent: Memo[Place, Decimal] = Memo(SESSIONS)
         self._recorded: Memo[Place, Decimal] = Memo(SESSIONS)
-        """Sums on the record when last read."""
+        """Sums on the record when it was last read."""
         self._under_way: dict[Place, Decimal] = {}
         self._reported: Memo[Place, bool] = Memo(SESSIONS)
 
     async def reserve(
         self, archive: Archive, session: str, writer: Model | str, prompts: Sequence[str], cap: int
     ) -> tuple[Decimal, str | None]:
-        """The most that a compile will cost, held until `settle`, and the reason why it may not be made.
+        """Reserve the maximum cost of a compile until `settle`; return it with a reason if the compile is refused.
 
         Args:
-            archive: The record of the owner.
+            archive: Archive of the owner.
             session: The conversation.
-            writer: Model that will be asked.
-            prompts: All that the model will be asked.
-            cap: The most tokens of each answer.
+            writer: Model that will be called.
+            prompts: All prompts for the model.
+            cap: Maximum tokens of each answer.
         """
         place = archive.owner, session
-        most, refused = await self.quote(archive, session, writer, prompts, cap)
+        most, refused = await self.estimate(archive, session, writer, prompts, cap)
         if refused is not None:
-            return Decimal(0), await self._tell(place, refused)
+            return Decimal(0), await self._report_once(place, refused)
         self._under_way[place] = self._under_way.get(place, Decimal(0)) + most
         return most, None
 
-    async def quote(
+    async def estimate(
         self, archive: Archive, session: str, writer: Model | str, prompts: Sequence[str], cap: int
     ) -> tuple[Decimal, str | None]:
-        """The same, with nothing held."""
+        """The maximum cost of a compile, and the reason if it would be refused; nothing is reserved."""
         alias = model_alias(writer)
         price = highest_price(alias, _provider(writer))
         if price is None:
@@ -78,12 +78,12 @@ class Spending:
         return most, None
 
     async def spent(self, archive: Archive, session: str) -> Decimal:
-        """US dollars of the compiles of a session, those under way included; unknown prices are not."""
+        """US dollars spent on the compiles of a session, including those in progress; unknown prices are left out."""
         place = archive.owner, session
         rows = await archive.compiles(session)
         recorded = sum((cost for row in rows or () if (cost := compile_cost(row)) is not None), Decimal(0))
         if rows is not None:
-            if recorded < (self._recorded.get(place) or 0):  # the session was deleted or pruned, and counts anew
+            if recorded < (self._recorded.get(place) or 0):  # the session was deleted or pruned: start again
                 self._spent.keep(place, recorded)
                 self._reported.take(place)
             self._recorded.keep(place, recorded)
@@ -92,7 +92,7 @@ class Spending:
     def settle(
         self, owner: str | None, session: str, held: Decimal, response: SummaryResponse | None, writer: Model | str
     ) -> None:
-        """Put the cost of a compile in place of what was held for it."""
+        """Replace the reservation for a compile by its cost."""
         place = owner, session
         if left := self._under_way.pop(place, Decimal(0)) - held:
             self._under_way[place] = left
@@ -101,10 +101,10 @@ class Spending:
         if cost is None or cost:
             self._spent.keep(place, (self._spent.get(place) or Decimal(0)) + (held if cost is None else cost))
 
-    async def _tell(self, place: Place, why: str) -> str:
+    async def _report_once(self, place: Place, why: str) -> str:
         if self._reported.get(place) is None:
             self._reported.keep(place, True)
-            await self._report(BudgetError(f"{why}: no model is asked for it any more, passages are quoted instead"))
+            await self._report(BudgetError(f"{why}: no model is asked for it any more; passages are quoted"))
         return why
 
 

@@ -1,6 +1,6 @@
-"""State of one compiler and of each of its runs, a request with all that its view is made of, and the result.
+"""State of a compiler and of its runs, the context of a request, and its result.
 
-A run's state changes in this module only: by the methods of `Run`, from what `respond` finds and returns.
+The state of a run changes only in this module: through the methods of `Run`, with what `respond` finds and returns.
 """
 
 from __future__ import annotations
@@ -32,56 +32,56 @@ from context_compiler.settings import Settings
 from context_compiler.tokens import Ratios, TokenCounter, as_counter
 
 TIGHT = 0.7
-"""Share of the budget that is left once a provider has refused a request as too long."""
+"""Fraction of the budget that remains after a provider refused a request as too long."""
 
 DROPS = 64
-"""Cycles whose drops, and configurations whose former names, are remembered."""
+"""Maximum number of cycles whose drops are cached, and of configurations whose former names are."""
 
 MANY = 20_000
-"""Number of messages above which even a history that has been read before takes long to compare."""
+"""Number of messages above which even a history that was read before takes long to compare."""
 
 PENDING = 256
-"""Conversations that may have a compile in the background."""
+"""Maximum number of conversations with a background compile."""
 
 EMPTY = History(messages=(), readings=(), ids=(), exact=(), sums=(0,), static=0)
 """Placeholder for a history that could not be read."""
 
 ListedDrops = tuple[tuple[Drop, ...], Sequence[Mapping[str, object]]]
-"""Drops, and the rows of the token breakdown that count them by reason."""
+"""Drops, and the rows of the token breakdown that sum them by reason."""
 
 Named = tuple[str, str, tuple[Pin, ...]]
 """Tip and configuration of a cycle, and the pins of its conversation."""
 
 Opening = tuple[Cycle, Mapping[int, str], list[ModelMessage]]
-"""A cycle, the recall blocks within what it froze, and those messages, so that they are built once."""
+"""A cycle, the recall blocks within its frozen messages, and those messages, cached so that they are built once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """A view, and what of it goes on the record."""
+    """A view, and everything about it that is recorded."""
 
     view: View
     raw: History
     sent: History
     cycle: Cycle | None
-    """The cycle that the view is of; None for raw history."""
+    """Cycle of the view; None for raw history."""
     next_cycle: Cycle | None
-    """The cycle that the run is in from now on."""
+    """Cycle of the run from now on."""
     turn: int
     cost: int
     """Exact tokens of the whole request as the host renders it."""
     limit: int
-    """The budget in exact tokens; 0 where `cost` could not be made sure of."""
+    """Budget in exact tokens; 0 if `cost` is not reliable."""
     row: Compile | None = None
     began: bool = False
-    """A new cycle began with this request."""
+    """True if a new cycle began with this request."""
     ratio: float = 1.0
     opening: Opening | None = None
     pairing: Pairing | None = None
     blocks: Blocks | None = None
-    """Recall blocks of its turn; None if not known yet."""
+    """Recall blocks of its turn; None if they are not known yet."""
     fault: Exception | None = None
-    """The reason why nothing could be recalled."""
+    """Error that prevented recall."""
 
 
 @dataclass(slots=True)
@@ -91,53 +91,54 @@ class Run:
     raw: History | None = None
     view: History | None = None
     cycle: Cycle | None = None
-    """The cycle that the run is in, or would be in once raw history does not fit any more."""
+    """Current cycle of the run; while raw history is sent, the cycle that will follow it."""
     recorded: Cycle | None = None
-    """The cycle as it is on the record."""
+    """The cycle as recorded."""
     opening: Opening | None = None
     blocks: Blocks | None = None
-    """Recall blocks of the newest turn that this run has seen."""
+    """Recall blocks of the newest turn of this run."""
     recorded_blocks: Blocks | None = None
-    """The same as it is on the record."""
+    """The blocks as recorded."""
     config: str = ""
-    """Of the cycle that the run is in."""
+    """Configuration of the current cycle."""
     parked: dict[str, tuple[Cycle | None, Cycle | None, Blocks | None, Blocks | None, bool]] = field(
         default_factory=dict[str, tuple[Cycle | None, Cycle | None, Blocks | None, Blocks | None, bool]]
     )
-    """The same five of the other configurations of this run: a fallback model has a window of its own."""
+    """Cycle, recorded cycle, blocks, recorded blocks and `begun` of the run's other configurations: a fallback model
+    has its own context window."""
     begun: bool = False
-    """The cycle to start from has been looked up."""
+    """True after the starting cycle was looked up."""
     ratios: Ratios = field(default_factory=Ratios)
-    """Learnt before this run and in it, not in other runs meanwhile: a resumed run decides alike."""
+    """Ratios learnt before and during this run, but not in concurrent runs, so that a resumed run decides alike."""
     requests: int = 0
     turn: int = 0
     asked_turn: int = -1
-    """The user turn in which a model was asked last, with or without success."""
+    """The last user turn in which a model was called, successfully or not."""
     opened_turn: int = -1
-    """The user turn whose first request `every_turn` has seen."""
+    """The last user turn whose first request `every_turn` has seen."""
     sent: int = 0
-    """Exact tokens of the last request as sent; 0 when it was none of ours."""
+    """Exact tokens of the last request as sent; 0 if it was not one of our views."""
     budget: int = 0
-    """The budget of the last request, in exact tokens."""
+    """Budget of the last request in exact tokens."""
     tight: float = 1.0
-    """Share of the budget that is left after a provider refused it."""
+    """Fraction of the budget that remains after a provider refused a request."""
     refused: bool = False
-    """The provider has refused a request of this run as too long."""
+    """True if the provider has refused a request of this run as too long."""
     failed: Compile | None = None
-    """The compile that failed in this request."""
+    """Row of the compile that failed in this request."""
     layers: LayerBlock | None = None
-    """The layers as this run has them, once that is settled."""
+    """Layers of this run, once they are chosen."""
     ordered_turn: int = -1
-    """The user turn in which the agent has asked for a compile last."""
+    """The last user turn in which the agent asked for a compile."""
     prepared: Advance | None = None
-    """The compile that the agent has asked for, for the next request."""
+    """Compile that the agent asked for, to be used at the next request."""
     steering: Steering = NONE
-    """Wishes of the user about this conversation, as they were when the run began."""
+    """The user's pins and undos for this conversation when the run began."""
     earlier: Sequence[ModelMessage] | None = None
-    """Messages of the record before the window that this run was given; None until that is looked up."""
+    """Recorded messages before the window that this run was given; None until they are looked up."""
 
     def switch(self, config: str) -> None:
-        """Go on with the cycle and the blocks of this configuration: another model of the run has its own."""
+        """Switch to the cycle and blocks of a configuration: each model of the run has its own."""
         if config == self.config:
             return
         self.parked[self.config] = self.cycle, self.recorded, self.blocks, self.recorded_blocks, self.begun
@@ -146,23 +147,23 @@ class Run:
         self.cycle, self.recorded, self.blocks, self.recorded_blocks, self.begun = found
 
     def read(self, history: History) -> None:
-        """Keep a history that has been read, so that the part it shares with the next one is not read again."""
+        """Keep a history, so that the beginning that it shares with the next one is not read again."""
         self.raw = history
 
     def begin(self) -> None:
-        """Look the cycle up that the run starts from: once, whatever comes of it."""
+        """Note that the starting cycle is looked up; this happens once, even if it fails."""
         self.begun = True
 
     def steer(self, steering: Steering) -> None:
-        """Follow the wishes of the user from now on; their generation names the configuration."""
+        """Apply the user's steering; its generation becomes part of the configuration."""
         self.steering, self.config = steering, steering.config(self.config)
 
     def start(
         self, cycle: Cycle | None, blocks: Blocks | None, ratios: Mapping[str, Any], *, adopted: bool = False
     ) -> None:
-        """Start from a recorded cycle and its blocks, if they fit, and from ratios learnt by earlier runs.
+        """Start from a recorded cycle and its blocks, if they fit, and from the ratios of earlier runs.
 
-        A cycle that is `adopted` from what a user did is not on the record as one of this run's configuration.
+        If the cycle is `adopted` from a compile or undo by hand, it is not yet recorded under this run's configuration.
         """
         self.blocks = self.recorded_blocks = blocks
         self.ratios.restore(ratios)
@@ -170,35 +171,35 @@ class Run:
         self.tight = cycle.tight if cycle else self.tight
 
     def enter(self, cycle: Cycle | None, *, mended: Cycle | None = None) -> None:
-        """Be in a cycle from now on, which may be `mended` with late answers in place."""
+        """Make a cycle current; `mended` is the same cycle before late answers were added."""
         if mended is not None and self.recorded is mended:
             self.recorded = cycle
         self.cycle = cycle
 
     def join(self, earlier: Sequence[ModelMessage]) -> None:
-        """Go on from these messages of the record in all requests of the run."""
+        """Prepend these recorded messages to all requests of the run."""
         self.earlier = earlier
 
     def open_turn(self, turn: int) -> None:
-        """The first request of a user turn has been seen."""
+        """Note that the first request of a user turn has been seen."""
         self.opened_turn = turn
 
     def relax(self) -> None:
-        """Give a new cycle the whole budget again, unless the provider has refused it in this run."""
+        """Give a new cycle the whole budget again, unless the provider has refused a request of this run."""
         self.tight = self.tight if self.refused else 1.0
 
     def tighten(self) -> None:
-        """Go on with less, and without a model for this turn: the provider refused the request as too long."""
+        """Reduce the budget after a refusal, and call no model in this turn."""
         self.tight *= TIGHT * (min(1.0, self.sent / self.budget) if self.sent and self.budget else 1.0)
         self.refused = True
         self.asked_turn = self.turn
 
     def ask(self, turn: int) -> None:
-        """A model is asked in this turn, and not again."""
+        """Note that a model is called in this turn, so that it is not called again."""
         self.asked_turn = turn
 
     def order(self, turn: int) -> None:
-        """The agent asks for a compile in this turn, and is not heard again."""
+        """Note that the agent asked for a compile in this turn; further requests in the turn are ignored."""
         self.ordered_turn = turn
 
     def prepare(self, made: Advance) -> None:
@@ -206,20 +207,20 @@ class Run:
         self.prepared = made
 
     def take_prepared(self) -> Advance | None:
-        """The advance that the agent has asked for, once."""
+        """Take the advance that the agent asked for; None if there is none."""
         made, self.prepared = self.prepared, None
         return made
 
     def fail(self, row: Compile | None) -> None:
-        """A compile of this request has failed; None forgets that of the request before."""
+        """Note the compile that failed in this request; None clears that of the previous request."""
         self.failed = row
 
     def attach(self, layers: LayerBlock) -> None:
-        """Settle the layers of this run."""
+        """Set the layers of this run."""
         self.layers = layers
 
     def settle(self, result: Result) -> None:
-        """Take over what one request came to."""
+        """Update the state from the result of a request."""
         self.raw = self.raw if result.raw is EMPTY else result.raw
         self.view, self.turn, self.cycle = result.sent, result.turn, result.next_cycle
         self.opening = result.opening or self.opening
@@ -227,10 +228,10 @@ class Run:
         self.sent, self.budget = result.cost if result.limit else 0, result.limit
 
     def record(self, cycle: Cycle, summary_id: int | None, *, linked: bool) -> Cycle | None:
-        """Note that the view's cycle is on the record.
+        """Note that the view's cycle is recorded.
 
-        Where it is `linked` to the row of a compile that it did not know, the cycle with that row is returned and
-        entered; its next request is recorded too.
+        If `linked` and the cycle did not have this `summary_id`, a copy with it becomes current and is returned. It is
+        recorded with its next request.
         """
         self.recorded = cycle
         if self.cycle is not cycle or not linked or cycle.summary_id == summary_id:
@@ -239,71 +240,71 @@ class Run:
         return self.cycle
 
     def record_blocks(self, blocks: Blocks | None) -> None:
-        """Note that what was recalled is on the record."""
+        """Note that the recall blocks are recorded."""
         self.recorded_blocks = blocks or self.recorded_blocks
 
     def count(self) -> None:
-        """One more request has been answered."""
+        """Count an answered request."""
         self.requests += 1
 
 
 Conversation = tuple[str | None, str]
-"""Owner and name of a conversation."""
+"""Owner and label of a conversation."""
 
 
 class Pending:
-    """Compiles under way in the background, one a conversation."""
+    """Background compiles in progress, at most one per conversation."""
 
     def __init__(self) -> None:
-        """Start with none."""
+        """Start without compiles."""
         self._all: dict[Conversation, PendingCompile] = {}
-        self._begun: set[Conversation] = set()
+        self._reserved: set[Conversation] = set()
         self._unused: list[PendingCompile] = []
 
-    def begin(self, conversation: Conversation) -> bool:
-        """True for the one who may begin a compile of a conversation, until `begun`."""
-        if conversation in self._begun:
+    def reserve(self, conversation: Conversation) -> bool:
+        """Reserve the start of a compile of a conversation until `release`; False if it is reserved already."""
+        if conversation in self._reserved:
             return False
-        self._begun.add(conversation)
+        self._reserved.add(conversation)
         return True
 
-    def begun(self, conversation: Conversation) -> None:
-        """A compile has been added, or there is none."""
-        self._begun.discard(conversation)
+    def release(self, conversation: Conversation) -> None:
+        """Release the reservation: a compile was added, or none was started."""
+        self._reserved.discard(conversation)
 
     def find(self, conversation: Conversation, history: History, config: str) -> PendingCompile | None:
-        """The compile of a conversation: by its name, else, where the host names each run anew, by what was said."""
+        """The compile of a conversation by its label, or by a matching history if the host renames each run."""
         found = self._all.get(conversation)
         others = (one for one in reversed(self._all.values()) if one.fits(history, config))
         return found if found is not None else next(others, None)
 
     def add(self, one: PendingCompile) -> None:
-        """Keep a compile; the oldest of too many is cancelled."""
+        """Add a compile; if there are too many, the oldest is cancelled."""
         self._all[one.context.conversation] = one
         while len(self._all) > PENDING:
-            self._leave(self._all.pop(next(iter(self._all)))).cancel()
+            self._note_unused(self._all.pop(next(iter(self._all)))).cancel()
 
     def take(self, one: PendingCompile) -> bool:
-        """Keep it no longer; True for the first who takes it."""
+        """Remove a compile; True only for the first caller."""
         if self._all.get(one.context.conversation) is not one:
             return False
         del self._all[one.context.conversation]
         return True
 
-    def _leave(self, one: PendingCompile) -> PendingCompile:
-        """Note a compile that is done and that no request will use."""
+    def _note_unused(self, one: PendingCompile) -> PendingCompile:
+        """Remember a finished compile that no request will use, so that its cost is recorded."""
         if one.task.done():
             self._unused.append(one)
         return one
 
     def take_unused(self) -> list[PendingCompile]:
-        """Compiles that were done for nothing, each once."""
+        """Return and clear the finished compiles that no request used."""
         unused, self._unused = self._unused, []
         return unused
 
     async def end(self) -> None:
-        """Cancel all of them, and wait for those of this event loop to end."""
-        tasks = [self._leave(one).cancel() for one in self._all.values()]
+        """Cancel all compiles, and wait until those of this event loop have ended."""
+        tasks = [self._note_unused(one).cancel() for one in self._all.values()]
         self._all.clear()
         mine = {task for task in tasks if task.get_loop() is asyncio.get_running_loop()}
         if mine:
@@ -312,31 +313,31 @@ class Pending:
 
 @dataclass(slots=True, kw_only=True)
 class CompilerState:
-    """Everything that the requests of one compiler share."""
+    """State that all requests of one compiler share."""
 
     arguments: Arguments
     counter: TokenCounter
     reader: Reader
     settings: Settings = field(default_factory=Settings)
     former: Memo[str, str] = field(default_factory=lambda: Memo(DROPS))
-    """Configurations as files of schema 3 name them, by the present name."""
+    """Names of configurations in files of schema 3, by their current names."""
     drops: Memo[Named, tuple[Cycle, ListedDrops]] = field(default_factory=lambda: Memo(DROPS))
     """Drops of recent cycles."""
     pending: Pending = field(default_factory=lambda: Pending())
-    """Compiles in the background."""
+    """Background compiles."""
     pairing: Pairing | None = None
-    """The pairing of the last history without open calls: the next one often continues it."""
+    """Pairing of the last history without open calls; the next history often continues it."""
     outline: Outline | None = None
-    """The outline of the last history that was outlined, for the same reason."""
+    """Outline of the last history that was outlined; the next history often continues it."""
 
     @classmethod
     def of(cls, arguments: Arguments) -> CompilerState:
-        """The state of a new compiler; nothing is opened or read."""
+        """State of a new compiler; nothing is opened or read."""
         counter = as_counter(arguments.counter)
         return cls(arguments=arguments, counter=counter, reader=reader_of(counter))
 
     def settle(self, run: Run, result: Result) -> None:
-        """Take over what one request of a run came to."""
+        """Update the state from the result of a request."""
         run.settle(result)
         if result.pairing is not None and not result.pairing.waiting:
             self.pairing = result.pairing
@@ -344,27 +345,27 @@ class CompilerState:
 
 @dataclass(frozen=True, kw_only=True)
 class RequestContext(Plan):
-    """One request of one run, read: everything that its view is made of."""
+    """Context of one request of one run: everything that its view is made from."""
 
     compiler: CompilerState
     run: Run
     request: Request
     host: Host | None
-    """None for a one-shot view, which no request carries."""
+    """None for a one-shot view, which is not part of a request."""
 
     @cached_property
     def outline(self) -> Outline:
-        """The history as turns and groups; the outline of the request before is continued where possible."""
+        """The history as turns and groups, continued from the outline of the previous request if possible."""
         self.compiler.outline = found = outline(self.history, self.pairing, self.compiler.outline)
         return found
 
     def limits(self, cycle: Cycle | None = None) -> Limits:
-        """Budget and thresholds by the ratio that a cycle froze; without one, by what was learnt until now.
+        """Budget and thresholds, by the ratio that the cycle froze, else by the learnt ratio.
 
-        After an undo the high threshold is the budget for a while.
+        After an undo, the high threshold is raised to the budget for a while.
         """
         limits = self._thresholds(cycle)
-        return replace(limits, high=limits.budget) if self._rests(limits) else limits
+        return replace(limits, high=limits.budget) if self._is_paused(limits) else limits
 
     def _thresholds(self, cycle: Cycle | None) -> Limits:
         ratio = cycle.ratio if cycle is not None else self.run.ratios.of(self.request.family)
@@ -373,36 +374,36 @@ class RequestContext(Plan):
         return limits if self.host is None else limits.beside(self.prompt_tokens, self.recent_tokens)
 
     @property
-    def rests(self) -> bool:
-        """True while a compile that was undone is not made again: only the budget itself cuts, without a model."""
-        return bool(self.steering.held) and self._rests(self._thresholds(None))
+    def is_paused(self) -> bool:
+        """True while an undone compile must not be repeated: only the budget causes a cut, and no model is called."""
+        return bool(self.steering.held) and self._is_paused(self._thresholds(None))
 
-    def _rests(self, limits: Limits) -> bool:
-        """True until the conversation has grown by as much as between two compiles since one was undone."""
+    def _is_paused(self, limits: Limits) -> bool:
+        """True until the conversation has grown by a whole cycle since a compile was undone."""
         held, ids = self.steering.held, self.history.ids
         if not held or held not in ids:
             return False
         return self.history.tokens - self.history.sums[ids.index(held) + 1] <= limits.high - limits.low
 
     def _mostly_tools(self) -> bool:
-        """True where a session without a cycle is mostly tool work; not looked at while nothing depends on it."""
+        """True if a session without a cycle is mostly tool work; computed only if a threshold depends on it."""
         room = (self.policy.budget - self.request.fixed) / self.run.ratios.of(self.request.family)
         grown = self.history.tokens > LEAST_HIGH * room
         return self.policy.trigger is None and self.host is not None and grown and self.tools
 
     def affords(self, wanted: SummaryRequest, host: Host) -> bool:
-        """True if the run's usage limits leave room for a compile and the request itself."""
+        """True if the run's usage limits allow both a compile and the request itself."""
         given = sum(map(self.counter.text, wanted.prompts)) + wanted.cap * (len(wanted.prompts) - 1)
         return host.affords(given + self.request.overhead, wanted.cap * len(wanted.prompts))
 
     @property
     def conversation(self) -> Conversation:
-        """The conversation of this request."""
+        """Owner and label of the conversation."""
         return self.request.owner, self.request.session_id
 
     @property
     def where(self) -> Where:
-        """The place of this request in its conversation."""
+        """Position of this request in its conversation."""
         return Where(
             session_id=self.request.session_id,
             vault_name=self.compiler.arguments.place,
@@ -414,27 +415,27 @@ class RequestContext(Plan):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PendingCompile:
-    """A compile that was begun at a request and is made while the conversation goes on."""
+    """A compile that runs in the background while the conversation continues."""
 
     context: RequestContext
-    """That request."""
+    """Context of the request that started it."""
     where: Where
     limits: Limits
     previous: Cycle | None
     request: SummaryRequest
     decided: int
-    """Leading messages that its cycle decides on."""
+    """Number of leading messages that its cycle decides on."""
     tip: str
-    """The chain id of the last of them."""
+    """Chain id of the last of those messages."""
     task: asyncio.Task[SummaryResponse]
     began: Moment = field(default_factory=Moment)
 
     def fits(self, history: History, config: str) -> bool:
-        """True if what is compiled is a prefix of this history, and written in this way."""
+        """True if the compiled messages are the beginning of this history, and the configuration is the same."""
         return self.context.policy.config == config and begins(history, self.decided, self.tip)
 
     def cancel(self) -> asyncio.Task[SummaryResponse]:
-        """Cancel the call, from whichever thread; the task may still be ending."""
+        """Cancel the call, from any thread; the task may still be ending."""
         loop = self.task.get_loop()
         if not self.task.done() and not loop.is_closed():
             loop.call_soon_threadsafe(self.task.cancel)
@@ -442,7 +443,7 @@ class PendingCompile:
 
 
 def _scope(place: str, request: Request) -> str:
-    """Conversations that may share a compile: of one owner, and if their owner is not known, of one run."""
+    """Scope for sharing compiles: the conversation of one owner, or of one run if the owner is unknown."""
     if not request.owner:
         return (
             f"{place}/{request.scope}" if request.owner is not None else f"{place}/{request.scope} of {request.run_id}"
@@ -451,7 +452,7 @@ def _scope(place: str, request: Request) -> str:
 
 
 async def read_history(reader: Reader, run: Run, messages: Sequence[ModelMessage]) -> History:
-    """A history of a run, read off the event loop where that takes long; the run has it from then on."""
+    """Read the history of a run, in a thread if that takes long; the run keeps it."""
     news = messages[max(0, len(run.raw) - 2) :] if run.raw is not None else messages
     read = partial(reader.read, messages, last=run.raw)
     history = await asyncio.to_thread(read) if len(news) > MANY or is_long(reader.unread(news)) else read()
@@ -465,14 +466,14 @@ def read_request(
     """Read the messages of a request, and resolve its policy.
 
     Args:
-        compiler: Shared by all runs; unchanged.
-        run: The state before this request; unchanged.
-        request: To be answered.
-        host: Sends it.
-        plain: Take the shipped template that needs no model, instead of the one asked for.
+        compiler: State shared by all runs; not changed.
+        run: State before this request; not changed.
+        request: The request.
+        host: Sender of the request; None for a one-shot view.
+        plain: Use the shipped template without a model instead of the configured one.
 
     Raises:
-        TemplateError: the template is missing or wrong.
+        TemplateError: The template is missing or wrong.
     """
     arguments = compiler.arguments
     policy = arguments.policy(

@@ -351,7 +351,7 @@ async def test_what_no_request_used_is_on_the_record_with_its_cost(tmp_path: Pat
     store = SQLiteStore(tmp_path / "context.db")
     (info,) = await store.sessions()
     paid = [one for one in await store.summaries(info.session_id) if one.usage]
-    assert [one.usage["input_tokens"] for one in paid] == [100] and "no request came for it" in (paid[0].error or "")
+    assert [one.usage["input_tokens"] for one in paid] == [100] and "no request used it" in (paid[0].error or "")
     assert paid[0].status.startswith("skipped; made in the background") and not await store.verify()
     arguments = ["stats", "--db", str(tmp_path / "context.db"), "--json"]
     total = json.loads((await asyncio.to_thread(CliRunner().invoke, app, arguments)).stdout)["total"]

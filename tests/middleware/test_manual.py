@@ -96,7 +96,7 @@ async def test_the_next_request_has_what_was_compiled_now() -> None:
     record = talk.views[-1].record
     assert record is not None and record.summary_id is not None
     assert talk.talker.last.tokens <= done.after + 60
-    assert not await talk.ours._ware.archive.store.verify()  # pyright: ignore[reportPrivateUsage]
+    assert not await talk.ours._middleware.archive.store.verify()  # pyright: ignore[reportPrivateUsage]
 
 
 async def test_a_compile_survives_a_restart_and_is_made_by_another_process(tmp_path: Path) -> None:
@@ -143,7 +143,7 @@ async def test_a_preview_asks_no_model_and_records_nothing() -> None:
 
 
 async def rows(talk: Talk) -> list[Any]:
-    return [row async for row in talk.ours._ware.archive.store.export()]  # pyright: ignore[reportPrivateUsage]
+    return [row async for row in talk.ours._middleware.archive.store.export()]  # pyright: ignore[reportPrivateUsage]
 
 
 @pytest.mark.parametrize("fails", ["model", "timeout", "store", "empty"])
@@ -151,7 +151,7 @@ async def test_a_compile_that_fails_leaves_the_conversation_as_it_was(fails: str
     notes = {"model": Notes(RuntimeError("no")), "timeout": Notes(seconds=60), "empty": Notes(" ")}.get(fails, Notes())
     talk = await talked(notes=notes, timeout=0.05 if fails == "timeout" else 60)
     if fails == "store":
-        store = talk.ours._ware.archive.store  # pyright: ignore[reportPrivateUsage]
+        store = talk.ours._middleware.archive.store  # pyright: ignore[reportPrivateUsage]
         await store.perform(lambda db: db.execute("ALTER TABLE actions RENAME TO lost"))  # pyright: ignore
     done = await talk.ours.compile_now("talk")
     if fails == "empty":
@@ -249,7 +249,7 @@ async def test_after_an_undo_not_even_a_question_cuts_the_view_back() -> None:
 
 async def test_a_summary_that_was_undone_is_no_longer_shared_with_other_conversations() -> None:
     talk = await talked(name=None, notes=Notes(BAD))
-    other = Talk(name=None, notes=talk.notes, store=talk.ours._ware.archive.store)  # pyright: ignore[reportPrivateUsage]
+    other = Talk(name=None, notes=talk.notes, store=talk.ours._middleware.archive.store)  # pyright: ignore[reportPrivateUsage]
     first = list(talk.messages)
     await talk.ours.compile_now(talk.session)
     await talk.ours.undo_compile(talk.session)

@@ -148,7 +148,7 @@ async def test_a_compile_by_hand_at_the_limit_quotes_says_so_and_is_recorded_so(
     assert done.done and notes.asked == asked and done.model == "none" and not done.usage and done.summary
     assert "might pass the limit of $0.0300: no model was asked" in done.why
     assert [type(error) for error in errors] == [BudgetError]
-    store = ours._ware.archive.store  # pyright: ignore[reportPrivateUsage]
+    store = ours._middleware.archive.store  # pyright: ignore[reportPrivateUsage]
     newest = (await store.summaries("talk"))[0]
     assert newest.status.startswith("refused") and "might pass the limit" in (newest.error or "") and not newest.usage
     assert not await store.verify()
@@ -163,7 +163,7 @@ async def test_compiles_by_hand_and_by_runs_share_the_limit_whatever_is_recorded
     for number in range(6):
         await ours.compile_now("talk", f"ticket {number}")
     assert 2 <= notes.asked <= 5 and [type(error) for error in errors] == [BudgetError]
-    store = ours._ware.archive.store  # pyright: ignore[reportPrivateUsage]
+    store = ours._middleware.archive.store  # pyright: ignore[reportPrivateUsage]
     paid = [one for one in await store.summaries("talk") if one.usage]
     assert len(paid) == (0 if wanted.get("record") == "off" else notes.asked)
     assert all(one.summary is None and one.compiled_prompt is None for one in paid)
@@ -172,11 +172,11 @@ async def test_compiles_by_hand_and_by_runs_share_the_limit_whatever_is_recorded
 async def test_what_a_compile_cost_counts_even_if_nothing_came_of_it(tmp_path: Path) -> None:
     notes, history = Priced(), list[ModelMessage]()
     ours, errors = await by_hand(tmp_path / "context.db", notes, history)
-    ours._ware.archive.save_action = refuse  # pyright: ignore[reportPrivateUsage, reportAttributeAccessIssue]
+    ours._middleware.archive.save_action = refuse  # pyright: ignore[reportPrivateUsage, reportAttributeAccessIssue]
     for number in range(6):
         assert not (await ours.compile_now("talk", f"ticket {number}")).done
     assert 2 <= notes.asked <= 5 and BudgetError in map(type, errors)
-    store = ours._ware.archive.store  # pyright: ignore[reportPrivateUsage]
+    store = ours._middleware.archive.store  # pyright: ignore[reportPrivateUsage]
     assert sum(bool(one.usage) for one in await store.summaries("talk")) == notes.asked
     again = Priced()
     await lived(tmp_path / "context.db", again, range(6, 12), history)
