@@ -85,7 +85,7 @@ def print_comparison(screen: Screen, compared: Comparison) -> None:
         [
             ("messages", f"{first:,} → {second:,}"),
             ("tokens", f"{number(before)} → {number(after)}"),
-            ("in common", f"{kept} from the beginning: {part} of the second, which a prompt cache can reuse"),
+            ("shared", f"{kept} from the beginning: {part} of the second, which a prompt cache can reuse"),
         ]
     )
     print_diff(screen, compared.diff)

@@ -1,4 +1,4 @@
-"""`import`: put conversations from other tools on the record, to be listed, shown and replayed."""
+"""`import`: add conversations from other tools to the record, to list, show and replay them."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class ImportResult:
     tokens: int
     format: str
     state: str
-    """new, changed, or known."""
+    """`new`, `changed`, or `known`."""
 
 
 @app.command("import", epilog=example("import chats.json --db system/context.db"))
@@ -65,7 +65,7 @@ def import_(
     format_: FormatName = None,
     json: Json = False,
 ) -> None:
-    """Import every conversation of a transcript, or the one that --select names."""
+    """Import all conversations of a transcript into the record, or the one that --select names."""
     found = read_conversations(transcript, format_)
     if select is not None or session is not None:
         found = [select_conversation(found, select, file=transcript)]
@@ -114,7 +114,7 @@ async def _import_all(found: Sequence[Transcript], db: Place, owner: str, sessio
 
 
 def import_record(history: History, session: str) -> Record:
-    """The record of an import: the whole history, and nothing sent."""
+    """Build the record of an import, which has the whole history and sent nothing."""
     turns = outline(history, pair(history)).turns
     return Record(
         session_id=session,

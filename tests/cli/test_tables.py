@@ -143,7 +143,7 @@ def test_the_demo_fits_eighty_columns(recorded: Command) -> None:
     assert "my explicit yes" in said and "view 1,000  view 2,000  view 4,000" in said
     said = recorded("demo", "--full", terminal=80).plain
     assert "budget 2,000  ━" in said
-    assert "  # a conversation of yours\n  context-compiler compile YOUR_CHAT.json --budget 4000 --explain\n" in said
+    assert "  # a conversation of your own\n  context-compiler compile YOUR_CHAT.json --budget 4000 --explain\n" in said
     bars = [line for line in said.splitlines() if "━" in line]
     assert len(bars) == 4 and all("tokens" in line for line in bars)
 
