@@ -52,7 +52,7 @@ from context_compiler.record.values import now
 from context_compiler.tokens.prices import Budget, Money, price_of
 
 LONG = 2_000
-"""Minimum messages of a history that is indexed in the background, before the first turn needs the index."""
+"""Minimum messages in a history for indexing it in the background, before the first turn needs the index."""
 
 _LONE_SURROGATES = re.compile("[\ud800-\udfff]")
 

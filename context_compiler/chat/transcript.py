@@ -272,7 +272,7 @@ def migrate_folder(folder: Path, owner: str | None) -> Path:
 
 
 def _former_folder(folder: Path, owner: str | None) -> Path | None:
-    """Folder that an earlier version made for an owner, if it exists and its name matches case and all."""
+    """Folder that an earlier version made for an owner; None if none exists under exactly that name, case included."""
     former = folder.with_name(f"Chat_Sessions-{safe_id(owner)}") if owner else folder
     exists = former != folder and folder.parent.is_dir() and any(one == former for one in folder.parent.iterdir())
     return former if exists else None

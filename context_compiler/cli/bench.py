@@ -177,11 +177,11 @@ async def _replay_all(
     advance: Callable[[], None],
     report: Callable[[str], None],
 ) -> list[Approach]:
-    made: list[View] = []
+    compiled: list[View] = []
 
     def count(view: View) -> None:
         if view.status == "compiled":
-            made.append(view)
+            compiled.append(view)
 
     history = reader.read(messages)
 
@@ -204,7 +204,7 @@ async def _replay_all(
     return [
         replace(whole, median_ms=await _host_ms(messages)),
         window,
-        replace(ours, compiles=len(made), median_ms=through),
+        replace(ours, compiles=len(compiled), median_ms=through),
     ]
 
 

@@ -164,10 +164,10 @@ def view_document(view: View) -> dict[str, object]:
 
 def headline(name: str, view: View, raw: History) -> str:
     """Describe a view in one line: tokens saved, status and template."""
-    made = view.record.compile if view.record else None
+    compiled = view.record.compile if view.record else None
     how = "parts of it are shortened, nothing is left out" if view.drops else "it fits as it is"
-    if made:
-        how = f"template {made.template_name}, {made.fidelity}, model {made.model_alias}"
+    if compiled:
+        how = f"template {compiled.template_name}, {compiled.fidelity}, model {compiled.model_alias}"
     return (
         f"{name}: {number(raw.tokens)} → {number(view.tokens)} tokens ({share(view.tokens, raw.tokens)}) "
         f"of a budget of {number(view.budget)} · {first_word(view.status)} · {how}"

@@ -176,7 +176,7 @@ def _text(history: History, start: int, stop: int) -> str:
     return "\n".join(item.text for one in history.readings[start:stop] for item in one.items)
 
 
-def held_words(sent: History) -> list[bool]:
+def contained_words(sent: History) -> list[bool]:
     """For each needed fact, True if the messages before the last prompt contain it."""
     text = _text(sent, 0, len(sent) - 1)
     return [words in text for _, words in NEEDED]
@@ -184,10 +184,10 @@ def held_words(sent: History) -> list[bool]:
 
 def _answers_document(window: History, views: Sequence[View]) -> list[dict[str, object]]:
     """Convert for JSON which needed facts the window and every view contain."""
-    held = zip(*map(held_words, [window, *(read_history(view.messages) for view in views)]), strict=True)
+    contained = zip(*map(contained_words, [window, *(read_history(view.messages) for view in views)]), strict=True)
     return [
         {"asks_for": name, "words": words, "window": newer, "views": list(ours)}
-        for (name, words), (newer, *ours) in zip(NEEDED, held, strict=True)
+        for (name, words), (newer, *ours) in zip(NEEDED, contained, strict=True)
     ]
 
 
@@ -200,10 +200,10 @@ def _print_answers(screen: Screen, window: History, views: Sequence[View]) -> No
         *(Column(f"view {number(view.budget)}", style="bold green", spare=at) for at, view in enumerate(views)),
     ]
     sent = [window, *(read_history(view.messages) for view in views)]
-    held = list(map(held_words, sent))
-    found = zip(NEEDED, zip(*held, strict=True), strict=True)
+    contained = list(map(contained_words, sent))
+    found = zip(NEEDED, zip(*contained, strict=True), strict=True)
     rows = [[*need, *("yes" if one else "-" for one in marks)] for need, marks in found]
-    rows.append(["", "answered", *(f"{sum(one)} of {len(one)}" for one in held)])
+    rows.append(["", "answered", *(f"{sum(one)} of {len(one)}" for one in contained)])
     rows.append(["", "tokens", *(number(one.tokens) for one in sent)])
     screen.table(columns, rows)
 

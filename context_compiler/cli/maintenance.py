@@ -97,13 +97,13 @@ def prune(
     removed = asyncio.run(_prune(db, owner, days, keep_last))
     after = _size(db)
     sizes = "" if before is None or after is None else f", {before // 1024:,} → {after // 1024:,} kB"
-    done = f"{db}: {plural(removed, 'request')} removed{sizes}"
-    print_result({"db": str(db), "removed": removed, "bytes_before": before, "bytes": after}, done, json=json)
+    report = f"{db}: {plural(removed, 'request')} removed{sizes}"
+    print_result({"db": str(db), "removed": removed, "bytes_before": before, "bytes": after}, report, json=json)
 
 
 async def _prune(db: Place, owner: str | None, days: float | None, keep_last: int | None) -> int:
-    async with open_record(db) as looked:  # a missing record is an error; opened for writing, it would be created
-        await looked.sessions()
+    async with open_record(db) as existing:  # a missing record is an error; opened for writing, it would be created
+        await existing.sessions()
     with progress_bar(f"pruning {db}"):
         async with open_record(db, owner, writing=True) as store:
             return await store.prune(older_than_days=days, keep_last=keep_last)
@@ -181,7 +181,7 @@ async def _export(db: Place, owner: str | None) -> None:
 @app.command(name="copy", epilog=example("copy system/context.db postgresql://app@db.example.org/agents"))
 def copy_(
     source: Annotated[str, typer.Argument(metavar="SOURCE", help="Record to copy: a file or address.")],
-    target: Annotated[str, typer.Argument(metavar="TARGET", help="Record to copy it into: a file or address.")],
+    target: Annotated[str, typer.Argument(metavar="TARGET", help="Record that receives the copy: a file or address.")],
     json: Json = False,
 ) -> None:
     """Copy a record to another file or database, and verify the copy. Run it again to resume or update the copy."""
@@ -190,11 +190,11 @@ def copy_(
         raise SettingsError(f"{old}: source and target are the same; give two places")
     result = asyncio.run(_copy(old, new))
     added, present = sum(result.copied.values()), sum(result.present.values())
-    done = f"{new}: {plural(added, 'row')} copied, {present:,} there already, " + (
+    report = f"{new}: {plural(added, 'row')} copied, {present:,} there already, " + (
         plural(len(result.defects), "defect") if result.defects else "sound"
     )
     facts = {"source": str(old), "target": str(new), **asdict(result)}
-    print_result(facts, "\n".join([done, *(f"  {defect}" for defect in result.defects)]), json=json)
+    print_result(facts, "\n".join([report, *(f"  {defect}" for defect in result.defects)]), json=json)
     if result.defects:
         raise typer.Exit(1)
 

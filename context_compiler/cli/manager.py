@@ -82,8 +82,8 @@ def checkpoint(
 ) -> None:
     """Create a checkpoint of a session and its memory."""
     commit, turns = asyncio.run(_checkpoint(db, owner, session, message))
-    done = f"{db}: session {one_line(session)} saved at {plural(turns, 'turn')} as {str(commit)[:SHORT]}"
-    print_result({"db": str(db), "session": session, "commit": commit, "turns": turns}, done, json=json)
+    report = f"{db}: session {one_line(session)} saved at {plural(turns, 'turn')} as {str(commit)[:SHORT]}"
+    print_result({"db": str(db), "session": session, "commit": commit, "turns": turns}, report, json=json)
 
 
 @app.command("rollback", epilog=example("manager rollback assistant --yes"))
@@ -106,9 +106,9 @@ def rollback(
         if not confirm(question):
             print_error("nothing was rolled back")
             raise typer.Exit(1)
-    done, turns = asyncio.run(_rollback(db, owner, session, None if to is None else target))
-    back = {"commit_restored": done.commit_restored, "turns_lost": done.turns_lost, "turns": turns}
-    line = f"is back at {done.commit_restored[:SHORT]}, {plural(done.turns_lost, 'turn')} lost"
+    result, turns = asyncio.run(_rollback(db, owner, session, None if to is None else target))
+    back = {"commit_restored": result.commit_restored, "turns_lost": result.turns_lost, "turns": turns}
+    line = f"is back at {result.commit_restored[:SHORT]}, {plural(result.turns_lost, 'turn')} lost"
     print_result({"db": str(db), "session": session, **back}, f"{db}: session {one_line(session)} {line}", json=json)
 
 
@@ -133,8 +133,8 @@ async def _open_manager(
     Raises:
         StoreError: there is no such session, or it was never managed.
     """
-    async with open_record(db, owner) as looked:
-        found = (await find_session(looked, session))[0]
+    async with open_record(db, owner) as existing:
+        found = (await find_session(existing, session))[0]
         session = found.session_id
     async with open_record(db, found.owner, writing=writing) as store:
         memory = SQLiteMemory(session, store)

@@ -62,7 +62,7 @@ Vault = Annotated[
     typer.Option(
         "--vault",
         envvar="CONTEXT_COMPILER_VAULT",
-        help="Folder of AssistantMD/: chats, and templates that come first; {owner} in the path makes one per owner.",
+        help="Folder with AssistantMD/ (preferred templates, and chats); {owner} in its path gives each owner one.",
     ),
 ]
 Owner = Annotated[

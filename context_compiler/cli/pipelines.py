@@ -358,8 +358,8 @@ def prune(
             return await pipeline.prune_runs(store, older_than_days=days)
 
     removed = asyncio.run(work())
-    done = f"{place_name(runs)}: {plural(len(removed), 'run')} deleted"
-    print_result({"runs": place_name(runs), "removed": removed}, done, json=json)
+    report = f"{place_name(runs)}: {plural(len(removed), 'run')} deleted"
+    print_result({"runs": place_name(runs), "removed": removed}, report, json=json)
 
 
 @app.command("show", epilog=example("pipeline show login-1a2b3c4d"))

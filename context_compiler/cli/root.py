@@ -143,8 +143,8 @@ def _replace_unprintable() -> None:
             reconfigure(errors="replace")
 
 
-def _version(asked: bool) -> None:
-    if asked:
+def _print_version(requested: bool) -> None:
+    if requested:
         typer.echo(f"context-compiler {__version__}")
         raise typer.Exit
 
@@ -160,7 +160,7 @@ app = group(
 @app.callback()
 def _root(
     version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
     pass

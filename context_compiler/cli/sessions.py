@@ -142,9 +142,9 @@ def delete(
             raise typer.Exit(1)
     session = infos[0].session_id
     removed = asyncio.run(_delete(db, infos[0].owner, session))
-    done = f"{db}: session {session} deleted, {plural(removed, 'request')} removed"
+    report = f"{db}: session {session} deleted, {plural(removed, 'request')} removed"
     left = [str(path) for path in _find_transcripts(session, infos[0].owner, db, vault, system)]
-    print_result({"db": str(db), "session": session, "removed": removed, "transcripts": left}, done, json=json)
+    print_result({"db": str(db), "session": session, "removed": removed, "transcripts": left}, report, json=json)
     for path in left:
         print_note(f"{path}: the transcript of this chat remains; delete it too, or the next chat loads it again")
 
@@ -205,8 +205,8 @@ def pin(session: SessionId, message: Message, db: Db = DB, owner: Owner = None, 
         return await compiler.pin(name, message)
 
     one = asyncio.run(_steer(db, owner, session, work))
-    done = f"turn {one.turn} stays in every view, {number(one.tokens)} tokens: {one_line(one.text)}"
-    print_result(one.to_data(), done, json=json)
+    report = f"turn {one.turn} stays in every view, {number(one.tokens)} tokens: {one_line(one.text)}"
+    print_result(one.to_data(), report, json=json)
 
 
 @app.command("unpin", epilog=example("sessions unpin demo 'turn 3'"))

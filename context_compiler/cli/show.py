@@ -83,9 +83,9 @@ def _tables(view: View, raw: History, sent: History) -> Iterator[tuple[str, Sequ
         quoted: Rows = [(one.what, one.why, one_line(one.text)[:EXCERPT]) for one in view.quoted]
         yield "Quoted from what is left out", QUOTED_COLUMNS, quoted
     yield "Left out", DROP_COLUMNS, dropped_rows(view.drops, raw)
-    made = view.record.compile if view.record is not None else None
-    if made is not None and made.sections_dropped:
-        yield PROMPT_DROPS, DROP_COLUMNS, dropped_rows(made.sections_dropped, raw)
+    compiled = view.record.compile if view.record is not None else None
+    if compiled is not None and compiled.sections_dropped:
+        yield PROMPT_DROPS, DROP_COLUMNS, dropped_rows(compiled.sections_dropped, raw)
     yield "Tokens", TOKEN_COLUMNS, token_rows(view.ledger, view.tokens)
 
 

@@ -103,9 +103,11 @@ def add_up(
     """Add up requests, and `unsent` compiles by a model that no request used."""
     sent = [record for record in records if IMPORTED not in record.status]
     statuses = [first_word(record.status) for record in sent]
-    asked = {record.summary_id: record.compile.latency_ms for record in sent if record.compile and record.compile.usage}
+    latencies = {
+        record.summary_id: record.compile.latency_ms for record in sent if record.compile and record.compile.usage
+    }
     blocks = [recall_tokens(record) for record in sent]
-    times, waits = [record.latency_ms for record in sent], [*asked.values(), *(one.latency_ms for one in unsent)]
+    times, waits = [record.latency_ms for record in sent], [*latencies.values(), *(one.latency_ms for one in unsent)]
     raw, out = sum(record.tokens_raw for record in sent), sum(record.tokens_sent for record in sent)
     return Totals(
         session=session,
@@ -113,7 +115,7 @@ def add_up(
         imported=len(records) - len(sent),
         compiled=statuses.count("compiled"),
         compiles=compiles,
-        by_model=len(asked) + len(unsent),
+        by_model=len(latencies) + len(unsent),
         tokens_raw=raw,
         tokens_sent=out,
         tokens_saved=raw - out,
@@ -148,8 +150,8 @@ def stats(
         screen.raw(json_text({"db": str(db), "sessions": totals, "total": total}))
         return
     screen.table(COLUMNS, [*map(_row, totals), _row(total)])
-    made = f"{plural(total.compiles, 'compile')} on the record, {number(total.by_model)} by a model"
-    screen.line((f"compiled: as in `views list`; {made}", "dim"))
+    compiles = f"{plural(total.compiles, 'compile')} on the record, {number(total.by_model)} by a model"
+    screen.line((f"compiled: as in `views list`; {compiles}", "dim"))
     screen.line((f"cost of input: {total.costs.text}", "dim"))
     if total.tokens_recall:
         blocks = f"{number(total.tokens_recall)} tokens in {plural(total.with_recall, 'request')}"

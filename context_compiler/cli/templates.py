@@ -225,33 +225,33 @@ def choose_template(name: str | None, *, model: str, vault: Path | None, system:
         raise
 
 
-def recorded_template(made: Compile | None, *, model: str, vault: Path | None, system: Path) -> Template:
-    """Find the current text of the template of a recorded compile; use the default template if `made` is None.
+def recorded_template(compiled: Compile | None, *, model: str, vault: Path | None, system: Path) -> Template:
+    """Find the current text of the template of a recorded compile; use the default template if `compiled` is None.
 
     Raises:
         TemplateError: the template no longer exists, or was never a file.
     """
-    if made is None:
+    if compiled is None:
         return choose_template(None, model=model, vault=vault, system=system)
-    name, path = made.template_name, made.template_path
+    name, path = compiled.template_name, compiled.template_path
     try:
         found = TemplateLibrary(vault=vault, system=system).find(name)
     except TemplateError:
         found = None
-    if (found is None or found.sha256 != made.template_hash) and path and Path(path).is_file():
+    if (found is None or found.sha256 != compiled.template_hash) and path and Path(path).is_file():
         found = load_template(path)
     if found is None:
         raise TemplateError("the template of that view cannot be found; name one with --template", name=name)
-    if found.sha256 != made.template_hash:
+    if found.sha256 != compiled.template_hash:
         print_note(f"template {name} has changed since that view was written; the current text is used")
     return found
 
 
-def recorded_fidelity(made: Compile | None, template: Template) -> Fidelity | None:
+def recorded_fidelity(compiled: Compile | None, template: Template) -> Fidelity | None:
     """Return the fidelity of a recorded compile; None if it was the template's own."""
-    if made is None or made.fidelity == template.fidelity:
+    if compiled is None or compiled.fidelity == template.fidelity:
         return None
-    return Fidelity.parse(made.fidelity, where="the record")
+    return Fidelity.parse(compiled.fidelity, where="the record")
 
 
 def parse_fidelity(text: str | None) -> Fidelity | None:

@@ -85,7 +85,7 @@ NAMED = 6
 
 def record_row(record: Record) -> tuple[object, ...]:
     """Format a request as a table row."""
-    made, sent = record.compile, IMPORTED not in record.status
+    compiled, sent = record.compile, IMPORTED not in record.status
     return (
         record.id,
         record.session_id,
@@ -96,8 +96,8 @@ def record_row(record: Record) -> tuple[object, ...]:
         number(record.tokens_sent) if sent else "",
         share(record.tokens_sent, record.tokens_raw) if sent else "",
         number(record.budget) if record.budget is not None else "",
-        made.template_name if made else "",
-        made.fidelity if made else "",
+        compiled.template_name if compiled else "",
+        compiled.fidelity if compiled else "",
     )
 
 
@@ -188,7 +188,7 @@ async def _load_view(db: Place, owner: str | None, number: int, *, raw: bool) ->
 
 def print_facts(screen: Screen, record: Record) -> None:
     """Print everything about a request except its messages."""
-    made = record.compile
+    compiled = record.compile
     sent = "" if IMPORTED in record.status else f" → {number(record.tokens_sent)} sent"
     screen.line((f"view {record.id}", "bold"), f" of session {record.session_id}, turn {record.turn_index + 1}")
     facts = [
@@ -203,21 +203,24 @@ def print_facts(screen: Screen, record: Record) -> None:
         ("run", None if record.run_id is None else f"{record.run_id}, request {record.request_index}"),
         ("request hash", record.request_hash),
     ]
-    if made is not None:
-        usage = {name: value for name, value in made.usage.items() if name != NANO_USD}
+    if compiled is not None:
+        usage = {name: value for name, value in compiled.usage.items() if name != NANO_USD}
         cost = ", ".join(f"{number(value)} {name.replace('_', ' ')}" for name, value in usage.items())
         facts += [
-            ("template", f"{made.template_name} ({made.template_source}) {made.template_path or ''}"),
-            ("template hash", made.template_hash),
-            ("fidelity", made.fidelity),
-            ("model", made.model_alias),
-            ("compile", first_word(made.status)),
-            ("no value for its", _null_reasons(made.status)),
-            ("compile note", made.error),
-            ("sections", ", ".join(made.sections_included)),
-            ("left out of prompt", ", ".join(f"{one.what} ({one.reason})" for one in made.sections_dropped)),
-            ("compile cost", f"{dollars(compile_cost(made))}, {cost}, {number(made.latency_ms)} ms" if cost else None),
-            ("identifiers kept", None if made.survival is None else f"{made.survival:.0%}"),
+            ("template", f"{compiled.template_name} ({compiled.template_source}) {compiled.template_path or ''}"),
+            ("template hash", compiled.template_hash),
+            ("fidelity", compiled.fidelity),
+            ("model", compiled.model_alias),
+            ("compile", first_word(compiled.status)),
+            ("no value for its", _null_reasons(compiled.status)),
+            ("compile note", compiled.error),
+            ("sections", ", ".join(compiled.sections_included)),
+            ("left out of prompt", ", ".join(f"{one.what} ({one.reason})" for one in compiled.sections_dropped)),
+            (
+                "compile cost",
+                f"{dollars(compile_cost(compiled))}, {cost}, {number(compiled.latency_ms)} ms" if cost else None,
+            ),
+            ("identifiers kept", None if compiled.survival is None else f"{compiled.survival:.0%}"),
         ]
     screen.facts(facts)
 
@@ -286,7 +289,7 @@ def why(
     view: ViewId,
     message: Annotated[
         str | None,
-        typer.Argument(metavar="MESSAGE", help="`turn 3`, `m12`, or words; default: its raw history."),
+        typer.Argument(metavar="MESSAGE", help="`turn 3`, `m12`, or words from messages; default: all messages."),
     ] = None,
     db: Db = DB,
     owner: Owner = None,
@@ -372,20 +375,20 @@ def replay(
             session=old.session_id,
         )
 
-    old, request, made, compared = asyncio.run(_replay(db, owner, view, replay_request, record=record))
+    old, request, replayed, compared = asyncio.run(_replay(db, owner, view, replay_request, record=record))
     before = (old.compile.summary if old.compile else None) or ""
     names = (f"view {view}", f"template {request.template.name}")
-    summaries = unified(before.splitlines(), made.summary.splitlines(), names=names)
+    summaries = unified(before.splitlines(), replayed.summary.splitlines(), names=names)
     screen = Screen()
     if json:
-        screen.raw(json_text(_document(old, made, compared, summaries)))
+        screen.raw(json_text(_document(old, replayed, compared, summaries)))
         return
-    _print(screen, old, made, compared)
+    _print(screen, old, replayed, compared)
     screen.heading("Summary")
     print_diff(screen, summaries)
-    if made.record is not None and made.record.id is not None:
+    if replayed.record is not None and replayed.record.id is not None:
         screen.line()
-        screen.line(f"recorded as view {made.record.id}")
+        screen.line(f"recorded as view {replayed.record.id}")
         print_look(screen, db)
 
 
@@ -393,42 +396,42 @@ async def _replay(
     db: Place, owner: str | None, number: int, replay_request: Callable[[Record], ViewRequest], *, record: bool
 ) -> tuple[Record, ViewRequest, View, Comparison]:
     async with AsyncExitStack() as stack:
-        looked = await stack.enter_async_context(open_record(db, owner))
-        old = await find_view(looked, number)
-        raw = load_messages(await recorded_messages(looked, old, raw=True))
-        sent = load_messages(await recorded_messages(looked, old, raw=False))
+        source = await stack.enter_async_context(open_record(db, owner))
+        old = await find_view(source, number)
+        raw = load_messages(await recorded_messages(source, old, raw=True))
+        sent = load_messages(await recorded_messages(source, old, raw=False))
         request = replay_request(old)
         writing = open_record(db, old.owner, writing=True)
         store = await stack.enter_async_context(writing) if record else None
-        made = await compile_messages(store, raw, request)
+        replayed = await compile_messages(store, raw, request)
     names = (f"view {number}", f"template {request.template.name}")
-    return old, request, made, compare(read_history(sent), read_history(made.messages), names=names)
+    return old, request, replayed, compare(read_history(sent), read_history(replayed.messages), names=names)
 
 
-def _document(old: Record, made: View, compared: Comparison, summaries: tuple[str, ...]) -> dict[str, object]:
+def _document(old: Record, replayed: View, compared: Comparison, summaries: tuple[str, ...]) -> dict[str, object]:
     return {
         "view": old.id,
         "before": {"tokens": compared.tokens[0], "budget": old.budget, "status": old.status},
-        "after": {"tokens": made.tokens, "budget": made.budget, "status": made.status},
+        "after": {"tokens": replayed.tokens, "budget": replayed.budget, "status": replayed.status},
         "comparison": comparison_document(compared),
         "summary_diff": summaries,
-        "messages": [json_.loads(message_body(message)) for message in made.messages],
-        "ledger": made.ledger,
-        "record": made.record,
+        "messages": [json_.loads(message_body(message)) for message in replayed.messages],
+        "ledger": replayed.ledger,
+        "record": replayed.record,
     }
 
 
-def _print(screen: Screen, old: Record, made: View, compared: Comparison) -> None:
+def _print(screen: Screen, old: Record, replayed: View, compared: Comparison) -> None:
     before, after = compared.tokens
     old_template = old.compile.template_name if old.compile else "none"
-    new_template = made.record.compile.template_name if made.record and made.record.compile else "none"
+    new_template = replayed.record.compile.template_name if replayed.record and replayed.record.compile else "none"
     kept = f"{plural(compared.common_messages, 'message')}, {number(compared.common_tokens)} tokens"
     screen.facts(
         [
             ("template", f"{old_template} → {new_template}"),
-            ("status", f"{first_word(old.status)} → {made.status}"),
+            ("status", f"{first_word(old.status)} → {replayed.status}"),
             ("tokens", f"{number(before)} → {number(after)} ({after - before:+,}), raw {number(old.tokens_raw)}"),
-            ("budget", f"{'none' if old.budget is None else number(old.budget)} → {number(made.budget)}"),
+            ("budget", f"{'none' if old.budget is None else number(old.budget)} → {number(replayed.budget)}"),
             ("shared", f"{kept} from the beginning ({share(compared.common_tokens, after) or '0%'})"),
         ]
     )

@@ -83,7 +83,7 @@ def worker(
 
     Start as many workers as you like, on one machine (runs in a .db file) or on several (runs in PostgreSQL). Each run
     has one worker at a time. If a worker dies, another one takes over its runs from their last saved states: at once
-    on the same machine, within 30 s on another. A run that waits for a person takes up no slot; `pipeline answer`
+    with a .db file, within 30 s with PostgreSQL. A run that waits for a person takes up no slot; `pipeline answer`
     wakes it. A stopped worker puts its runs back. Workers run the commands of any graph that is submitted to them.
     """
     defaults = RunOptions(model=model, simulate=simulate, db=db, vault=vault_of(vault, None), system=system)
@@ -176,7 +176,7 @@ def _status(
     runs: Runs = RUNS,
     json: Json = False,
 ) -> None:
-    """Show one submitted run, or all that have not ended; exit code 1 if the one failed."""
+    """Show one submitted run (exit code 1 if it failed), or all that have not ended."""
     found = asyncio.run(_load_submissions(runs, run))
     if run is None:
         rows = [
@@ -225,7 +225,7 @@ def _cancel(
     runs: Runs = RUNS,
     json: Json = False,
 ) -> None:
-    """Cancel a submitted run; it ends as failed, through its worker or, if it has none, at once."""
+    """Cancel a submitted run, which ends as failed: its worker ends it, or this command if it has no worker."""
 
     async def end() -> bool:
         async with _open_queue(runs) as queue:

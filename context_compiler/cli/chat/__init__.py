@@ -149,7 +149,7 @@ async def _run_terminal(options: dict[str, Any]) -> bool:
                 line = await _read_line(keyboard, opening)
                 conversation, _ = await opening
                 with keyboard.suppress_echo():
-                    await conversation.hear(line)
+                    await conversation.handle_line(line)
             except Interrupted:
                 screen.line(("Ctrl-D or /quit leaves", "dim"))
             except (EOFError, Leave):

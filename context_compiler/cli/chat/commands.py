@@ -149,9 +149,9 @@ class Commands:
             f"{plural(len(raw), 'message')} became {len(sent)}",
         )
         self._print_failure(view)
-        made = view.record.compile if view.record is not None else None
-        if made is not None and made.compiled_prompt is None and made.error:
-            self._screen.line(("no model was asked: ", "yellow"), one_line(made.error))
+        compiled = view.record.compile if view.record is not None else None
+        if compiled is not None and compiled.compiled_prompt is None and compiled.error:
+            self._screen.line(("no model was asked: ", "yellow"), one_line(compiled.error))
         if rest == "full":
             print_messages(self._screen, sent, lines=LINES)
         print_explanation(self._screen, _with_drops(view, raw), raw, sent)

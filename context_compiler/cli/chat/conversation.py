@@ -84,7 +84,7 @@ class Conversation:
         mode = f"Endless · {chat.template}" if chat.endless else "normal"
         return " · ".join([chat.session, mode, self.model, *([token_summary(last)] if last else [])])
 
-    async def hear(self, line: str) -> None:
+    async def handle_line(self, line: str) -> None:
         """Run a command, or answer a prompt.
 
         Raises:
@@ -161,7 +161,7 @@ class Conversation:
             while line := await asyncio.to_thread(sys.stdin.buffer.readline):
                 if not self._announced:
                     await self._announce()
-                await self.hear(line.decode("utf-8", "replace").rstrip("\r\n"))
+                await self.handle_line(line.decode("utf-8", "replace").rstrip("\r\n"))
 
     async def _announce(self) -> None:
         self._announced = True
