@@ -33,7 +33,7 @@ from pydantic_ai.usage import RequestUsage
 
 from context_compiler.chat.reconcile import TEXT_BREAK
 from context_compiler.chat.storage import Clock, Notice, SessionStorage
-from context_compiler.chat.transcript import migrate_folder, transcript_folder
+from context_compiler.chat.transcript import migrated_folder
 from context_compiler.compiler.steering import Pin
 from context_compiler.compiler.view import View
 from context_compiler.errors import SettingsError, StoreError
@@ -264,9 +264,7 @@ class ChatSession:
         self.vault_name = "" if vault is None else vault.resolve().name
         self.storage = SessionStorage(
             session,
-            folder=Path(folder)
-            if folder is not None
-            else migrate_folder(transcript_folder(vault, system, owner), owner),
+            folder=Path(folder) if folder is not None else migrated_folder(vault, system, owner),
             store=opened,
             private=folder is None and vault is None,
             vault_name=self.vault_name,

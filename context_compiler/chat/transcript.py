@@ -260,8 +260,9 @@ def transcript_folder(vault: str | Path | None, system: str | Path | None, owner
     return Path(system or ".", name) if vault is None else Path(vault, "AssistantMD", name)
 
 
-def migrate_folder(folder: Path, owner: str | None) -> Path:
-    """Return the folder to use for transcripts, after renaming to it a folder that an earlier version made."""
+def migrated_folder(vault: str | Path | None, system: str | Path | None, owner: str | None) -> Path:
+    """Return the default folder of transcripts, after renaming to it a folder that an earlier version made."""
+    folder = transcript_folder(vault, system, owner)
     former = _former_folder(folder, owner)
     if former is None or folder.exists():
         return folder
