@@ -1,4 +1,4 @@
-"""A conversation with an agent that is stored in full, in two modes: the whole history is sent, or a view of it."""
+"""Conversations with an agent: stored in full, and sent to the model either whole or as a view."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """An offline model that needs no key: it answers from a bundled script, and writes a summary when asked for one.
 
-An answer depends on the last prompt alone, so that a conversation can be repeated. Usage is reported as a provider
-does, prompt cache included.
+An answer depends only on the last prompt, so a conversation can be repeated. Usage is reported as a provider reports
+it, including tokens read from the prompt cache.
 """
 
 from __future__ import annotations
@@ -31,20 +31,20 @@ from context_compiler.tokens import as_counter
 NAME = "scripted"
 TASK = "=== BEGIN COMPILER TASK ==="
 LINES, WORDS, WIDTH = 12, 14, 120
-"""Lines of a summary, and the words and characters of each."""
+"""Maximum lines of a summary, and maximum words and characters of each line."""
 
-_SPOKEN = re.compile(r"^(User|Assistant): (.+)$", re.MULTILINE)
+_SPEAKER_LINE = re.compile(r"^(User|Assistant): (.+)$", re.MULTILINE)
 
 
 @cache
 def script() -> tuple[str, ...]:
-    """The bundled answers."""
+    """Read the bundled answers."""
     text = files("context_compiler").joinpath("data/scripted.md").read_text(encoding="utf-8")
     return tuple(answer.strip() for answer in text.split("\n----\n"))
 
 
 def answer_to(prompt: str) -> str:
-    """The answer to a prompt, the same each time."""
+    """Return the answer to a prompt; the same prompt always gets the same answer."""
     if TASK in prompt:
         return _summary(prompt)
     answers = script()
@@ -53,8 +53,10 @@ def answer_to(prompt: str) -> str:
 
 
 def _summary(prompt: str) -> str:
-    """A list of the newest lines of the conversation in a compiler's prompt."""
-    lines = [f"- {who} said: {clip(' '.join(text.split()[:WORDS]), WIDTH)}" for who, text in _SPOKEN.findall(prompt)]
+    """Summarize the conversation in a compiler's prompt by listing its newest lines."""
+    lines = [
+        f"- {who} said: {clip(' '.join(text.split()[:WORDS]), WIDTH)}" for who, text in _SPEAKER_LINE.findall(prompt)
+    ]
     return "\n".join(["**Said so far**", "", *lines[-LINES:]])
 
 
@@ -62,7 +64,7 @@ class ScriptedModel(Model):
     """The bundled offline model.
 
     Args:
-        delay: Seconds between two words of a streamed answer.
+        delay: Seconds between words of a streamed answer.
     """
 
     def __init__(self, delay: float = 0.01) -> None:
@@ -73,7 +75,7 @@ class ScriptedModel(Model):
 
     @property
     def model_name(self) -> str:
-        """Model name, as on the record."""
+        """Model name, as recorded."""
         return NAME
 
     @property
@@ -115,8 +117,9 @@ class ScriptedModel(Model):
         names = [reading.name for reading in history.readings]
         cached = 0
         if TASK not in prompt:
-            changed = next((at for at, pair in enumerate(zip(names, self._cached)) if pair[0] != pair[1]), None)  # noqa: B905
-            cached = history.sums[min(len(names), len(self._cached)) if changed is None else changed]
+            shared = min(len(names), len(self._cached))
+            unchanged = next((at for at in range(shared) if names[at] != self._cached[at]), shared)
+            cached = history.sums[unchanged]
             self._cached = names
         usage = RequestUsage(
             input_tokens=history.tokens, cache_read_tokens=cached, output_tokens=self._reader.counter.text(text)

@@ -1,6 +1,6 @@
-"""Reconcile the two copies of a conversation, the transcript and the record: each gets what only the other has.
+"""Compare the two copies of a conversation, the transcript and the record, and find what each of them lacks.
 
-Pure functions: messages and transcript turns go in, and what each side lacks comes out.
+Pure functions: they take messages and transcript turns, and the caller writes what is missing.
 """
 
 from __future__ import annotations
@@ -21,31 +21,31 @@ from context_compiler.chat.transcript import TranscriptTurn
 from context_compiler.messages.items import is_media, placeholder
 
 TEXT_BREAK = "\n\n"
-"""Separator, in a transcript, of two texts of one answer."""
+"""Separator between two texts of one answer in a transcript."""
 
 FINAL = "Final result processed."
-"""Tool return that the host writes after structured output."""
+"""Text of the tool return that the host adds after structured output."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reconciled:
-    """The complete history, and what the transcript lacks of it."""
+    """The complete history, and the parts of it that the transcript lacks."""
 
     messages: list[ModelMessage]
     missing: tuple[TranscriptTurn, ...] = ()
     """Turns that the transcript lacks."""
     prompt_rest: str = ""
-    """Rest of the transcript's last prompt."""
+    """End of the transcript's last prompt, if the file has only its beginning."""
     answer_rest: str = ""
-    """Rest of the transcript's last answer."""
+    """End of the transcript's last answer, if the file has only its beginning or none of it."""
     answer_begun: bool = False
-    """True if the transcript has the beginning of that answer."""
+    """True if the transcript contains the beginning of that answer."""
     conflict: int = 0
-    """First turn, from 1, on which the two disagree; 0 if none."""
+    """Number of the first turn that differs, counted from 1; 0 if none differs."""
 
 
 def visible_turns(messages: Sequence[ModelMessage]) -> list[TranscriptTurn]:
-    """The part of a history that its user saw, turn by turn."""
+    """Return the turns of a history as its user saw them: prompts and answer texts only."""
     turns: list[TranscriptTurn] = []
     for message in messages:
         if isinstance(message, ModelRequest):
@@ -61,7 +61,7 @@ def visible_turns(messages: Sequence[ModelMessage]) -> list[TranscriptTurn]:
 
 
 def last_turn(messages: Sequence[ModelMessage]) -> Sequence[ModelMessage]:
-    """The messages from the last prompt on."""
+    """Return the messages from the last prompt to the end; empty if there is no prompt."""
     for at in range(len(messages) - 1, -1, -1):
         if any(isinstance(part, UserPromptPart) for part in messages[at].parts):
             return messages[at:]
@@ -84,12 +84,12 @@ def _content_text(content: object) -> str:
 def reconcile(
     messages: Sequence[ModelMessage], recorded: Sequence[TranscriptTurn], written: Sequence[TranscriptTurn]
 ) -> Reconciled:
-    """Give each side what only the other one has.
+    """Merge the record and the transcript into one history, and find what the transcript lacks.
 
     Args:
-        messages: The history as the record has it.
-        recorded: Its visible turns.
-        written: The turns of the transcript.
+        messages: The recorded history.
+        recorded: Visible turns of the recorded history.
+        written: Turns of the transcript.
     """
     shared = min(len(recorded), len(written))
     prompt_rest = _prompt_rest(recorded, written)
@@ -112,7 +112,7 @@ def reconcile(
 
 
 def _prompt_rest(recorded: Sequence[TranscriptTurn], written: Sequence[TranscriptTurn]) -> str:
-    """Rest of the transcript's last prompt, of which a full disk may have kept only the beginning."""
+    """End of the transcript's last prompt; a full disk may have kept only the beginning."""
     if not written or len(written) > len(recorded) or written[-1].assistant is not None:
         return ""
     known = recorded[len(written) - 1].user
@@ -120,31 +120,31 @@ def _prompt_rest(recorded: Sequence[TranscriptTurn], written: Sequence[Transcrip
 
 
 def _as_messages(turn: TranscriptTurn) -> list[ModelMessage]:
-    """A turn that only the transcript has, as text messages."""
+    """Convert a turn that only the transcript has to text messages."""
     prompt = UserPromptPart(turn.user) if turn.when is None else UserPromptPart(turn.user, timestamp=turn.when)
     request = ModelRequest(parts=[prompt])
-    return [request, *([_interrupted(turn.assistant)] if turn.assistant else [])]
+    return [request, *([_interrupted_response(turn.assistant)] if turn.assistant else [])]
 
 
-def _interrupted(text: str) -> ModelResponse:
+def _interrupted_response(text: str) -> ModelResponse:
     return ModelResponse(parts=[TextPart(text)], state="interrupted")
 
 
 def _interrupted_answer(
     messages: Sequence[ModelMessage], recorded: Sequence[TranscriptTurn], written: Sequence[TranscriptTurn]
 ) -> list[ModelMessage]:
-    """Answer text that was on the screen when the process was killed, and that the record lacks."""
+    """Answer text that was shown before the process was killed but is not in the record, as a message."""
     if not recorded or not isinstance(messages[-1], ModelRequest):
         return []
     if any(isinstance(part, ToolReturnPart) and part.content == FINAL for part in messages[-1].parts):
         return []
     known, shown = recorded[-1].assistant or "", written[-1].assistant or ""
     rest = shown.removeprefix(known).removeprefix(TEXT_BREAK if known else "")
-    return [_interrupted(rest)] if shown.startswith(known) and rest else []
+    return [_interrupted_response(rest)] if shown.startswith(known) and rest else []
 
 
 def _answer_rest(recorded: Sequence[TranscriptTurn], written: Sequence[TranscriptTurn]) -> str:
-    """Rest of the answer in the transcript's last turn."""
+    """End of the answer in the transcript's last turn, if the file lacks it."""
     if not written:
         return ""
     known, shown = recorded[len(written) - 1].assistant or "", written[-1].assistant or ""

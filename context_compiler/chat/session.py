@@ -1,8 +1,7 @@
-"""One conversation with an agent, stored in full; the mode decides how much of it a model is sent.
+"""One conversation with an agent, stored in full; the mode decides how much of it the model is sent.
 
-In the normal mode the agent gets the whole history, and its requests are only recorded. In Endless mode a
-`ContextCompiler` is attached to the same run. Nothing else changes: neither the stored history, nor the transcript, nor
-this module's work.
+In normal mode the agent gets the whole history, and its requests are only recorded. In Endless mode a
+`ContextCompiler` is attached to the same run. The stored history and the transcript are the same in both modes.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ from pydantic_ai.usage import RequestUsage
 
 from context_compiler.chat.reconcile import TEXT_BREAK
 from context_compiler.chat.storage import Clock, Notice, SessionStorage
-from context_compiler.chat.transcript import transcript_folder, with_former
+from context_compiler.chat.transcript import migrated_folder
 from context_compiler.compiler.steering import Pin
 from context_compiler.compiler.view import View
 from context_compiler.errors import SettingsError, StoreError
@@ -53,9 +52,9 @@ from context_compiler.record.values import now
 from context_compiler.tokens.prices import Budget, Money, price_of
 
 LONG = 2_000
-"""Messages from which on a history is indexed in the background, before the first turn needs it."""
+"""Minimum messages in a history for indexing it in the background, before the first turn needs the index."""
 
-_HALVES = re.compile("[\ud800-\udfff]")
+_LONE_SURROGATES = re.compile("[\ud800-\udfff]")
 
 OnText = Callable[[str], object]
 """Called with each piece of an answer, after it is on disk."""
@@ -63,24 +62,24 @@ OnText = Callable[[str], object]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reply:
-    """One answer, complete or stopped, and the request that it answers."""
+    """One answer, complete or stopped, and the last request that was sent for it."""
 
     text: str
     output: Any = None
-    """The agent's output; None if it was stopped."""
+    """The agent's output; None if the answer was stopped."""
     stopped: bool = False
     raw: int = 0
     """Tokens of the whole history at the last request."""
     sent: int = 0
-    """Tokens sent in its place; the same in the normal mode."""
+    """Tokens sent instead; equal to `raw` in normal mode."""
     cached: int = 0
     """Tokens that the provider read from its prompt cache."""
     cost: Decimal | None = None
-    """US dollars of the input of the last request; None where no price is known."""
+    """Cost of the last request's input in US dollars; None if no price is known."""
     everything: Decimal | None = None
-    """The same if everything had been sent."""
+    """That cost if the whole history had been sent."""
     view: View | None = None
-    """The last request; in the normal mode a raw view without a budget."""
+    """View sent by the last request; in normal mode a raw view without a budget."""
     history: tuple[ModelMessage, ...] = ()
     """The whole history at the last request."""
     first: float | None = None
@@ -94,22 +93,22 @@ Said = Reply
 
 @dataclass(slots=True)
 class Usage:
-    """Totals over the answers of one chat, since it was opened."""
+    """Totals over all answers of a chat since it was opened."""
 
     answers: int = 0
     compiles: int = 0
-    """With a model and without."""
+    """All compiles, with or without a model."""
     model_compiles: int = 0
     raw: int = 0
     sent: int = 0
     cached: int = 0
     recalled: int = 0
-    """Tokens of recall blocks, in all requests."""
+    """Tokens of recall blocks in all requests."""
     compile_cost: Decimal | None = Decimal(0)
-    """US dollars of the compiles; None once one had no known price."""
+    """Cost of the compiles in US dollars; None once the price of one is unknown."""
 
     def add_view(self, view: View) -> None:
-        """Count the compile of a request, if it had one, and its recall blocks."""
+        """Count a request's recall blocks, and its compile if it had one."""
         compiled = view.record.compile if view.record is not None else None
         self.recalled += view.ledger.get("tokens", {}).get("recall", 0)
         self.compiles += compiled is not None
@@ -127,7 +126,7 @@ class Usage:
 
 @dataclass(slots=True)
 class _PendingReply:
-    """An answer that is still coming."""
+    """An answer that is still being received."""
 
     on_text: OnText | None
     began: float
@@ -138,7 +137,7 @@ class _PendingReply:
     output: Any = None
 
     def add_event(self, event: AgentStreamEvent) -> str:
-        """Add an event; the text that it brings, empty for anything else."""
+        """Add an event and return its text; empty if it has none."""
         if isinstance(event, PartStartEvent) and isinstance(event.part, TextPart):
             text = event.part.content
             piece = f"{TEXT_BREAK}{text}" if self.shown and text else text
@@ -152,7 +151,7 @@ class _PendingReply:
         return piece
 
     def finish(self, *, stopped: bool) -> Reply:
-        """The reply as it is now."""
+        """Build the reply from what has been received so far."""
         messages = list(self.messages)
         answers = [at for at, message in enumerate(messages) if isinstance(message, ModelResponse)]
         response = messages[answers[-1]] if answers else None
@@ -173,15 +172,19 @@ class _PendingReply:
             seconds=time.perf_counter() - self.began,
         )
         if record is None or (record.budget is None and usage.input_tokens):
-            return reply  # of what goes out as it is, the provider knows the tokens
+            return reply  # sent unchanged: the provider's own token counts are exact
         priced = request_cost(record)
         return replace(
             reply, raw=record.tokens_raw, sent=record.tokens_sent, cost=priced.sent, everything=priced.everything
         )
 
 
-def _store_of(store: str | Path | Store | None, owner: str | None) -> Store:
-    """The store at a place, of an owner."""
+def _open_store(store: str | Path | Store | None, owner: str | None) -> Store:
+    """Open a store, for one owner if given.
+
+    Raises:
+        SettingsError: an owner is given, but the store has no owners.
+    """
     opened = open_store(store)
     if owner is None:
         return opened
@@ -191,7 +194,7 @@ def _store_of(store: str | Path | Store | None, owner: str | None) -> Store:
 
 
 async def wait_for_end(task: asyncio.Task[Any]) -> None:
-    """Wait for a task; cancellation cancels the task too, and waits for its cleanup."""
+    """Wait for a task to end; if cancelled, cancel the task and wait for its cleanup."""
     try:
         await asyncio.wait({task})
     except asyncio.CancelledError:
@@ -206,25 +209,25 @@ class ChatSession:
     Args:
         agent: The agent that answers.
         session: Name of the conversation.
-        endless: Send a view instead of the whole history. May be changed between two turns.
-        template: Template of the views. May be changed between two turns.
-        model: Model that writes the summaries; None is the agent's own model, "none" asks no model.
-        folder: Folder of the transcript; None is `AssistantMD/Chat_Sessions/` of the vault, else `Chat_Sessions/` of
-            `system`, with `-` and the owner after it where there is one.
+        endless: Send a view instead of the whole history. May be changed between turns.
+        template: Template of the views. May be changed between turns.
+        model: Model that writes the summaries; None uses the agent's own model, "none" uses no model.
+        folder: Folder of the transcript. The default is `AssistantMD/Chat_Sessions/` in the vault, or `Chat_Sessions/`
+            in `system` if there is no vault; with an owner, its name ends in `-` and the owner.
         store: Store of the record: a path, the address of a PostgreSQL database, or a `Store`; None keeps it in memory.
-        owner: Owner of the conversation; None is the owner of the store.
-        vault: Folder whose templates come first; `{owner}` in its path stands for the folder of the owner.
+        owner: Owner of the conversation; None uses the owner of the store.
+        vault: Folder whose templates come first; `{owner}` in its path is replaced by the owner's folder.
         system: Folder whose templates come second.
-        budget: Input tokens of one request in Endless mode, a share of the model's window, or `Money`.
-        every_turn: Compile in every turn, not only when the history passes the threshold.
-        compile_spend_limit: The most that the summaries of the conversation may cost; then no model is asked for them.
-        background: Compile while the conversation goes on, so that fewer turns wait for it.
-        reflections: When templates are given past failures.
-        notice: Called with each line that a person should read.
+        budget: Maximum input of one request in Endless mode: tokens, a share of the model's window, or `Money`.
+        every_turn: Compile in every turn, not only when the history exceeds the threshold.
+        compile_spend_limit: Maximum cost of all summaries of the conversation; beyond it, no model is asked for more.
+        background: Compile while the conversation continues, so that fewer turns wait for a compile.
+        reflections: Policy for the past failures that templates are given.
+        notice: Called with each message for the user, one line.
         clock: Source of the current time.
 
     Raises:
-        SettingsError: a value is wrong.
+        SettingsError: a value is invalid.
     """
 
     def __init__(
@@ -248,7 +251,7 @@ class ChatSession:
         notice: Notice | None = None,
         clock: Clock = now,
     ) -> None:
-        if not isinstance(agent, AbstractAgent):  # pyright: ignore[reportUnnecessaryIsInstance] # whatever the caller has
+        if not isinstance(agent, AbstractAgent):  # pyright: ignore[reportUnnecessaryIsInstance] # callers may pass anything
             given = one_line(repr(agent), 60)
             raise SettingsError(f"ChatSession({given}): give the Agent first, and then the name of the session")
         self.agent, self.session = agent, session
@@ -256,13 +259,13 @@ class ChatSession:
         self.last: Reply | None = None
         self.usage = Usage()
         self._notice = notice or _ignore
-        kept = _store_of(store, owner)
-        vault = vault_of(vault, owner := kept.owner if isinstance(kept, Tenants) else None)
+        opened = _open_store(store, owner)
+        vault = vault_of(vault, owner := opened.owner if isinstance(opened, Tenants) else None)
         self.vault_name = "" if vault is None else vault.resolve().name
         self.storage = SessionStorage(
             session,
-            folder=Path(folder) if folder is not None else with_former(transcript_folder(vault, system, owner), owner),
-            store=kept,
+            folder=Path(folder) if folder is not None else migrated_folder(vault, system, owner),
+            store=opened,
             private=folder is None and vault is None,
             vault_name=self.vault_name,
             notice=self._notice,
@@ -294,16 +297,16 @@ class ChatSession:
         return self.storage.messages
 
     def compiler(self) -> ContextCompiler:
-        """The capability of Endless mode: one per template, so that switching back finds its summary."""
+        """Return the compiler of the current template; each template keeps its own, with its summaries."""
         if self.template not in self._compilers:
-            made = ContextCompiler(on_view=self._on_view, on_error=self._on_error, **self._arguments)
-            made.template = self.template  # a missing one is reported at the first turn, and the chat goes on
-            made.check()
-            self._compilers[self.template] = made
+            compiler = ContextCompiler(on_view=self._on_view, on_error=self._on_error, **self._arguments)
+            compiler.template = self.template  # if missing, it is reported at the first turn; the chat continues
+            compiler.check()
+            self._compilers[self.template] = compiler
         return self._compilers[self.template]
 
     async def open(self) -> None:
-        """Load the stored conversation; `say` does so too."""
+        """Load the stored conversation, unless it is loaded already; `say` and the other methods do so themselves."""
         async with self._opening:
             if not self._opened:
                 await self.storage.open(_index_if_long if self.endless else None)
@@ -320,9 +323,9 @@ class ChatSession:
         Raises:
             SettingsError: the prompt is empty, or an answer is still coming.
 
-        Errors of the agent are raised after the turn has been saved as far as it went.
+        Errors of the agent are raised after the turn has been saved, even if it is incomplete.
         """
-        text = _HALVES.sub("\ufffd", text)
+        text = _LONE_SURROGATES.sub("\ufffd", text)
         if not text.strip():
             raise SettingsError("text='': give a prompt")
         if self._pending is not None:
@@ -350,7 +353,7 @@ class ChatSession:
             raise error
 
     def _capability(self) -> ContextCompiler:
-        """The compiler of Endless mode, or one that records what the normal mode sends."""
+        """The compiler in Endless mode; in normal mode, a capability that only records the requests."""
         return self.compiler() if self.endless else self.compiler().recorder()
 
     async def _run_agent(self, text: str, pending: _PendingReply) -> None:
@@ -376,7 +379,7 @@ class ChatSession:
         pending.messages, pending.output = result.all_messages(), result.output
 
     def stop(self) -> bool:
-        """Stop the answer that is coming and keep what there is of it; False if none is coming."""
+        """Stop the answer in progress and keep its text so far; False if there is none."""
         return self._task is not None and self._task.cancel()
 
     async def compact(self, focus: str = "", *, start: int | str | None = None, preview: bool = False) -> CompileResult:
@@ -384,44 +387,48 @@ class ChatSession:
 
         Raises:
             SettingsError: an answer is still coming, the focus is too long, or there is no such turn.
-            StoreError: nothing was said yet, or the record cannot be read.
+            StoreError: the conversation is empty, or the record cannot be read.
         """
-        compiler = await self._steered()
+        compiler = await self._idle_compiler()
         work = compiler.preview if preview else compiler.compile_now
         model = self.agent.model if compiler.model is None else None
         return await work(self.session, focus, start=start, model=model)
 
     async def undo(self) -> CompileResult:
-        """Go back to the view before the last compile; see `ContextCompiler.undo_compile`."""
-        return await (await self._steered()).undo_compile(self.session)
+        """Restore the view from before the last compile; see `ContextCompiler.undo_compile`."""
+        return await (await self._idle_compiler()).undo_compile(self.session)
 
     async def pin(self, message: int | str) -> Pin:
         """Keep a message in every view; see `ContextCompiler.pin`."""
-        return await (await self._steered()).pin(self.session, message)
+        return await (await self._idle_compiler()).pin(self.session, message)
 
     async def unpin(self, message: int | str) -> Pin:
-        """Treat a pinned message like any other again; see `ContextCompiler.unpin`."""
-        return await (await self._steered()).unpin(self.session, message)
+        """Let views leave out a pinned message again; see `ContextCompiler.unpin`."""
+        return await (await self._idle_compiler()).unpin(self.session, message)
 
     async def pins(self) -> tuple[Pin, ...]:
         """The pinned messages."""
         await self.open()
         return await self.compiler().pins(self.session)
 
-    async def _steered(self) -> ContextCompiler:
-        """The compiler of the views, while no answer is coming."""
+    async def _idle_compiler(self) -> ContextCompiler:
+        """Load the conversation and return its compiler.
+
+        Raises:
+            SettingsError: an answer is still coming.
+        """
         if self._pending is not None:
             raise SettingsError("an answer is still coming: wait for it, or stop it")
         await self.open()
         return self.compiler()
 
     async def recall(self, query: str) -> tuple[Passage, ...]:
-        """Passages of the whole conversation that match a query, word for word."""
+        """Find passages of the whole conversation that match a query, quoted word for word."""
         await self.open()
         return await Recall().passages(self.messages, query)
 
     async def close(self) -> None:
-        """End compiles in the background, and close the record and the transcript."""
+        """Stop background compiles, and close the record and the transcript."""
         for compiler in self._compilers.values():
             await compiler.aclose()
         await self.storage.close()
@@ -432,20 +439,20 @@ class ChatSession:
             self.usage.add_view(view)
 
     def _on_error(self, error: Exception) -> None:
-        """Report an error of Endless mode once, and again only after a turn without it.
+        """Report an error once, and again only after a turn without it.
 
-        What keeps a request of the normal mode from the record keeps the turn from it too, which the storage reports.
+        In normal mode, errors of the store are skipped: the turn cannot be saved either, and the storage reports that.
         """
         if not self.endless and isinstance(error, StoreError):
             return
         key = f"{type(error).__name__}: {error}"
         if key not in self._errors_before | self._errors:
-            self._notice(f"{error}; the conversation goes on without")
+            self._notice(f"{error}; the conversation continues without it")
         self._errors.add(key)
 
 
 def _input_cost(response: ModelMessage | None) -> Decimal | None:
-    """Cost of the input of an answered request, as its provider counted it."""
+    """Cost of an answered request's input in US dollars, by its provider's counts; None if no price is known."""
     if not isinstance(response, ModelResponse) or not response.model_name:
         return None
     usage, price = response.usage, price_of(response.model_name, response.provider_name)
@@ -455,10 +462,10 @@ def _input_cost(response: ModelMessage | None) -> Decimal | None:
 
 
 def _index_if_long(history: History) -> None:
-    """Build the search index of a long history, which takes seconds."""
+    """Build the search index of a long history in advance, because that takes seconds."""
     if len(history) >= LONG:
         indexed(history)
 
 
 def _ignore(message: str) -> None:
-    """Drop a notice."""
+    """Ignore a notice."""

@@ -1,7 +1,7 @@
 """Storage of one session: the history in memory, its markdown transcript, and the lossless record.
 
-One terminal writes at a time, and each reads what another one added before it goes on. A failed write is reported
-once and retried; it never stops the conversation.
+Only one terminal writes at a time; before its turn, each loads the turns that others have added. A failed write is
+reported once and retried. It never stops the conversation.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ WRITTEN_LATER = "new text stays in memory and is written later"
 
 
 class SessionStorage:
-    """The history of one session, and the places where it is kept.
+    """The history of one session, in memory, in its transcript and in the record.
 
     Args:
         session: Name of the session.
         folder: Folder of its transcript.
-        private: Make the parent of `folder`, if it has to be made, readable by its owner alone.
+        private: If the parent of `folder` has to be created, make it readable only by its owner.
         store: Store of the record.
-        vault_name: Name of the vault, as on the record.
-        notice: Called with each line that a person should read.
+        vault_name: Name of the vault, as recorded.
+        notice: Called with each message for the user, one line.
         clock: Source of the current time.
     """
 
@@ -66,10 +66,10 @@ class SessionStorage:
         self._failing: set[str] = set()
 
     async def open(self, prepare: Callable[[History], object] | None = None) -> None:
-        """Load the conversation, and repair what a killed process has left unfinished.
+        """Load the conversation, and repair what a killed process left unfinished.
 
         Args:
-            prepare: Called with the history in the background, to compute what the next turn needs.
+            prepare: Called with the history in the background, to compute in advance what the next turn needs.
         """
         locked = self.transcript.acquire()
         try:
@@ -93,7 +93,7 @@ class SessionStorage:
 
     @asynccontextmanager
     async def turn(self, text: str) -> AsyncGenerator[None]:
-        """One turn, with the lock held; the prompt is on disk before the body runs."""
+        """Hold the lock for one turn; the prompt is on disk before the body runs."""
         async with self.transcript.hold(self._notify_waiting):
             await self._catch_up()
             self.transcript.begin_turn(text, self._clock())
@@ -107,7 +107,7 @@ class SessionStorage:
 
         Args:
             messages: The whole history, this turn included.
-            shown: Answer text that is in the transcript already.
+            shown: Answer text that is already in the transcript.
         """
         self.messages = list(messages)
         last = visible_turns(last_turn(self.messages))
@@ -127,12 +127,12 @@ class SessionStorage:
         self.transcript.close()
 
     async def refresh(self) -> None:
-        """Load the turns that another terminal has completed, without waiting for it."""
+        """Load the turns that another terminal has completed, without waiting for its current one."""
         if self.transcript.state() != self._state:
             await self._load(writing=False)
 
     async def _catch_up(self) -> None:
-        """Load the turns that another terminal has added."""
+        """Load the turns that another terminal has added, and notify the user of them."""
         if self.transcript.state() == self._state:
             return
         before = len(visible_turns(self.messages))
@@ -161,23 +161,26 @@ class SessionStorage:
         self._report("transcript", self.transcript.fault, WRITTEN_LATER)
 
     def _complete_last_turn(self, found: Reconciled) -> None:
-        """Write the rest of a prompt and of an answer that could not be written at the time."""
+        """Write the end of the last prompt and answer if an earlier write was cut short."""
         if found.prompt_rest:
             self.transcript.complete_prompt(found.prompt_rest)
         if found.answer_rest:
             self.transcript.complete_answer(found.answer_rest, begun=found.answer_begun)
 
-    def _reconcile(self, recorded: list[ModelMessage], held: list[ModelMessage], complete: bool) -> Reconciled:
-        """Reconcile both sides; unless `complete`, the last turn, which another terminal is in, is left out."""
+    def _reconcile(self, recorded: list[ModelMessage], loaded: list[ModelMessage], complete: bool) -> Reconciled:
+        """Merge the record, the messages in memory and the transcript.
+
+        Unless `complete`, the last turn is skipped, because another terminal is still writing it.
+        """
         if not complete and recorded and isinstance(recorded[-1], ModelRequest):
             recorded = recorded[: len(recorded) - len(last_turn(recorded))]
-        turns, held_turns = visible_turns(recorded), visible_turns(held)
-        base, turns = (recorded, turns) if len(turns) >= len(held_turns) else (held, held_turns)
+        turns, loaded_turns = visible_turns(recorded), visible_turns(loaded)
+        base, turns = (recorded, turns) if len(turns) >= len(loaded_turns) else (loaded, loaded_turns)
         written = self.transcript.read(turns)
         return reconcile(base, turns, written if complete else written[:-1])
 
     async def _recorded_messages(self) -> list[ModelMessage]:
-        """The history on the record; if several vaults have a session of this name, this vault's."""
+        """Load the recorded history; if several vaults have a session of this name, take this vault's."""
         known = [info for info in await self.store.sessions() if info.session_id == self.session]
         mine = next((info for info in known if info.vault_name == self._vault), None)
         if mine is None or mine.raw_tip is None:
@@ -187,7 +190,7 @@ class SessionStorage:
         return await asyncio.to_thread(load_messages, bodies)
 
     async def read(self) -> History:
-        """The history with tokens and ids; only new messages are read, in a thread."""
+        """Return the history with token counts and ids; only new messages are processed, in a thread."""
         async with self._reading:
             self._history = await asyncio.to_thread(self._reader.read, self.messages, last=self._history)
             return self._history

@@ -1,4 +1,4 @@
-"""The markdown file of a session: append-only, on disk before it is on the screen, the same bytes in both modes.
+"""The markdown transcript of a session: append-only, written before text is shown, identical in both modes.
 
     # Chat Session: name
 
@@ -12,8 +12,8 @@
 
     The answer.
 
-A line of a message that reads exactly like one of these markers gets a backslash at its end. Text that cannot be
-written stays in memory and is retried with the next write. One terminal writes at a time.
+A message line that looks exactly like one of these markers gets a backslash at its end. Text that cannot be written
+stays in memory and is retried with the next write. Only one terminal writes at a time.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ BLOCK_END = "\n\n"
 TURN_START = f"\n{USER}\n"
 
 POLL = 0.1
-"""Seconds between two tries to get the lock."""
+"""Seconds between attempts to get the lock."""
 
 TAIL = 4096
-"""Bytes at the end of the file that `repair` looks at."""
+"""Bytes at the end of the file that `repair` reads."""
 
 LONGEST_MARKER = 200
-"""Characters after which a line cannot be a marker."""
+"""Maximum characters kept of an unfinished line that cannot be a marker."""
 
 _TIME = r"\*\d{4}-\d\d-\d\d \d\d:\d\d:\d\d UTC\*"
 _MARKER = re.compile(rf"^(?:\*\*(User|Assistant):\*\*|({_TIME}))$", re.MULTILINE)
@@ -54,29 +54,29 @@ _LIKE_A_MARKER = re.compile(rf"^(?:\*\*(?:User|Assistant):\*\*|{_TIME})\\*$", re
 _ESCAPED = re.compile(rf"^((?:\*\*(?:User|Assistant):\*\*|{_TIME})\\*)\\$", re.MULTILINE)
 _UNSAFE = re.compile(r"[^A-Za-z0-9_-]")
 _NAME = 80
-"""Characters of a session's name that its file name keeps."""
+"""Maximum characters of the session's name in its file name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TranscriptTurn:
-    """One turn as the transcript has it."""
+    """One turn of a transcript."""
 
     user: str
     assistant: str | None = None
-    """None if there was no answer."""
+    """Answer; None if there was none."""
     when: datetime | None = None
 
 
 class Transcript:
-    """The transcript file of one session. Writing never raises: `fault` holds the last failure."""
+    """The transcript file of one session. Writing never raises; `fault` describes the last failure."""
 
     def __init__(self, folder: str | Path, session: str, *, private: bool = False) -> None:
-        """Touch nothing yet.
+        """Prepare the transcript, without touching the disk yet.
 
         Args:
-            folder: Folder of the file; made if need be.
+            folder: Folder of the file; created on the first write.
             session: Name of the conversation.
-            private: Make the parent of `folder`, if it has to be made, readable by its owner alone and ignored by git.
+            private: If the parent of `folder` has to be created, make it readable only by its owner and ignored by git.
 
         Raises:
             SettingsError: the session has no name.
@@ -85,7 +85,7 @@ class Transcript:
         self.path = Path(folder) / f"{safe_id(session)}.md"
         self.fault: str | None = None
         self._private = private
-        # Beside the transcript, because Windows would keep everybody from reading a file that is locked itself.
+        # A separate file, because on Windows nobody can read a file that is locked.
         self._lock = FileLock(self.path.with_name(f".{self.path.name}.lock"), mode=0o600, thread_local=False)
         self._file: int | None = None
         self._pending = b""
@@ -94,7 +94,7 @@ class Transcript:
 
     @asynccontextmanager
     async def hold(self, on_wait: Callable[[], None]) -> AsyncGenerator[None]:
-        """Hold the lock of this session; `on_wait` is called once if another terminal has it."""
+        """Hold the lock of this session; call `on_wait` once if another terminal has it."""
         waiting = False
         while not self.acquire():
             if not waiting:
@@ -109,7 +109,7 @@ class Transcript:
     def acquire(self) -> bool:
         """Take the lock without waiting; False if another terminal has it.
 
-        True also if the file cannot be opened or locked: the conversation matters more.
+        Also True if the file cannot be opened or locked, because that must not stop the conversation.
         """
         if self._open() is None or self._lock.is_locked:
             return True
@@ -124,12 +124,12 @@ class Transcript:
     def release(self) -> None:
         """Release the lock, if it is held."""
         if self._lock.is_locked:
-            with suppress(OSError):  # Windows refuses to remove an open file, and removes it on release
+            with suppress(OSError):  # Windows cannot remove an open file; there it is removed on release
                 Path(self._lock.lock_file).unlink()
             self._lock.release()
 
     def _open(self) -> int | None:
-        """The open file, made if need be, and reopened if it was removed or replaced."""
+        """Return the open file, created if missing and reopened if it was removed or replaced; None if that fails."""
         try:
             if self._file is not None and os.fstat(self._file).st_ino == os.stat(self.path).st_ino:
                 return self._file
@@ -146,7 +146,7 @@ class Transcript:
         return self._file
 
     def state(self) -> tuple[int, int]:
-        """Inode and size of the file, which change when others write; (0, 0) if there is no file."""
+        """Return inode and size of the file, which change when others write; (0, 0) if there is no file."""
         try:
             found = os.stat(self.path)
         except OSError:
@@ -154,10 +154,10 @@ class Transcript:
         return found.st_ino, found.st_size
 
     def read(self, known: Sequence[TranscriptTurn] = ()) -> list[TranscriptTurn]:
-        """Every turn, oldest first; empty if the file cannot be read.
+        """Read every turn, oldest first; empty if the file cannot be read.
 
         Args:
-            known: Turns known from elsewhere. If the file has as many, only its last turn is parsed.
+            known: Turns known from the record. If the file has the same number of turns, only its last one is parsed.
         """
         try:
             text = self.path.read_bytes().decode("utf-8", "replace")
@@ -168,7 +168,7 @@ class Transcript:
         return parse(text)
 
     def repair(self) -> None:
-        """Write the title of a new file, or end the block that a killed process has left open."""
+        """Write the title of a new file, or end the block that a killed process left open."""
         file = self._open()
         if file is None:
             return
@@ -190,7 +190,7 @@ class Transcript:
         self._write(f"{time_line(when)}{BLOCK_END}{USER}{BLOCK_END}{escape(prompt)}{BLOCK_END}")
 
     def complete_prompt(self, rest: str) -> None:
-        """Write the rest of the last prompt, whose beginning is in the file."""
+        """Write the rest of the last prompt; its beginning is already in the file."""
         self._write(escape(rest) + BLOCK_END)
 
     def write_answer(self, piece: str) -> None:
@@ -217,13 +217,13 @@ class Transcript:
                 self.fault = f"{self.path}: {error.strerror or error}"
 
     def complete_answer(self, rest: str, *, begun: bool) -> None:
-        """Write the rest of the last answer; `begun` if its beginning is in the file."""
+        """Write the rest of the last answer; `begun` if its beginning is already in the file."""
         self._answering = begun
         self.write_answer(rest)
         self.end_turn()
 
     def append(self, turns: Iterable[TranscriptTurn], now: datetime) -> None:
-        """Write turns that took place elsewhere, or while the file could not be written."""
+        """Write turns that happened elsewhere, or while the file could not be written."""
         for turn in turns:
             self.begin_turn(turn.user, turn.when or now)
             if turn.assistant:
@@ -254,40 +254,41 @@ class Transcript:
 
 
 def transcript_folder(vault: str | Path | None, system: str | Path | None, owner: str | None = None) -> Path:
-    """The default folder of transcripts; each owner has one."""
+    """Return the default folder of transcripts; each owner has a separate one."""
     name = f"Chat_Sessions-{owner_folder(owner)}" if owner else "Chat_Sessions"
     vault = vault_of(vault, owner)
     return Path(system or ".", name) if vault is None else Path(vault, "AssistantMD", name)
 
 
-def with_former(folder: Path, owner: str | None) -> Path:
-    """A folder of transcripts; a folder under the name of an earlier version is renamed to it."""
-    former = _former(folder, owner)
+def migrated_folder(vault: str | Path | None, system: str | Path | None, owner: str | None) -> Path:
+    """Return the default folder of transcripts, after renaming to it a folder that an earlier version made."""
+    folder = transcript_folder(vault, system, owner)
+    former = _former_folder(folder, owner)
     if former is None or folder.exists():
         return folder
     try:
         return former.rename(folder)
-    except OSError:  # read the transcripts where they are
+    except OSError:  # then use it under its old name
         return former
 
 
-def _former(folder: Path, owner: str | None) -> Path | None:
-    """Folder that an earlier version used for an owner, if it exists with the same capital and small letters."""
+def _former_folder(folder: Path, owner: str | None) -> Path | None:
+    """Folder that an earlier version made for an owner; None if none exists under exactly that name, case included."""
     former = folder.with_name(f"Chat_Sessions-{safe_id(owner)}") if owner else folder
-    there = former != folder and folder.parent.is_dir() and any(one == former for one in folder.parent.iterdir())
-    return former if there else None
+    exists = former != folder and folder.parent.is_dir() and any(one == former for one in folder.parent.iterdir())
+    return former if exists else None
 
 
 def transcript_folders(db: object, vault: Path | None, system: Path, owner: str) -> list[Path]:
-    """Folders that a chat of an owner may have written to; without an owner, no vault of an owner is among them."""
+    """Folders that chats of an owner may have written to; without an owner, a vault with `{owner}` is skipped."""
     vault = None if not owner and OWNER in str(vault) else vault
     places = (None, db.parent if isinstance(db, Path) else system), (None, system), (vault, system)
     folders = [transcript_folder(*place, owner) for place in places]
-    return list(dict.fromkeys([*folders, *filter(None, (_former(folder, owner) for folder in folders))]))
+    return list(dict.fromkeys([*folders, *filter(None, (_former_folder(folder, owner) for folder in folders))]))
 
 
 def safe_id(session: str) -> str:
-    """A file name for a session, of letters, digits, `_` and `-`; different sessions get different names.
+    """Make a file name for a session from letters, digits, `_` and `-`; different sessions get different names.
 
     Raises:
         SettingsError: the session has no name.
@@ -301,33 +302,33 @@ def safe_id(session: str) -> str:
 
 
 def title(session: str) -> str:
-    """The first line of a transcript."""
+    """Format the first line of a transcript."""
     name = "".join(char if char.isprintable() else " " for char in session)
     return f"# Chat Session: {' '.join(name.split())}"
 
 
 def time_line(when: datetime) -> str:
-    """The line with the time of a turn."""
+    """Format the line with the time of a turn."""
     return f"*{when.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC*"
 
 
 def escape(text: str) -> str:
-    """The text with a backslash at the end of each line that reads like a marker."""
+    """Append a backslash to each line that looks like a marker."""
     return _LIKE_A_MARKER.sub(lambda found: f"{found[0]}\\", text)
 
 
 def escape_suffix(line: str) -> str:
-    """A backslash if the line reads like a marker, else nothing."""
+    """Return a backslash if the line looks like a marker, else an empty string."""
     return "\\" if _LIKE_A_MARKER.fullmatch(line) else ""
 
 
 def _marker_prefix(line: str) -> str:
-    """Enough of an unfinished line to tell whether it reads like a marker."""
+    """Shorten a long unfinished line that cannot be a marker, to bound the memory that it takes."""
     return line if len(line) <= LONGEST_MARKER or _LIKE_A_MARKER.fullmatch(line) else f"{line[:LONGEST_MARKER]} "
 
 
 def parse(text: str) -> list[TranscriptTurn]:
-    """The turns of a transcript; an unfinished block counts as far as it goes."""
+    """Parse a transcript into turns; an unfinished block is kept as far as it was written."""
     markers = list(_MARKER.finditer(text))
     turns: list[TranscriptTurn] = []
     when: datetime | None = None

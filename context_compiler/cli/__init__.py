@@ -1,7 +1,7 @@
 """The command line: `context-compiler` and `python -m context_compiler`.
 
-One file per group of commands; each command reads its arguments, calls the library and prints. A group is imported
-when it is used, so that help and a look at the record do not wait for the host to be imported.
+One module per group of commands; each command reads its arguments, calls the library and prints the result. A module
+is imported when its command is called, so that `--help` and commands that only read the record do not import the host.
 """
 
 from __future__ import annotations

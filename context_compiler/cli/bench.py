@@ -1,4 +1,4 @@
-"""`bench`: replay a transcript with views, with a window, and in full; only measures that need no labels."""
+"""`bench`: replay a transcript with views, with a window of newest messages, and in full, and compare the costs."""
 
 from __future__ import annotations
 
@@ -58,13 +58,13 @@ from context_compiler.tokens.prices import dollars, price_of
 
 app = group("Measure a transcript.")
 
-Plot = Annotated[Path | None, typer.Option("--plot", help="Also draw an SVG; needs the extra `bench`.")]
+Plot = Annotated[Path | None, typer.Option("--plot", help="Also draw charts to this SVG; needs the extra `bench`.")]
 
 APPROACHES = 3
-"""Number of replays of a transcript."""
+"""Number of replays of a transcript: one per approach."""
 
 TIMED = 20
-"""Requests through the host alone, for comparison."""
+"""Requests that are timed through the host alone, for comparison."""
 
 COLUMNS = (
     Column("what is sent", style="bold"),
@@ -82,14 +82,14 @@ COLUMNS = (
 LEGEND = (
     ("largest", "tokens of the largest request"),
     ("broken pairs", "requests with a result without its call, or a call without its result"),
-    ("cost", "of the session with a prompt cache: 0.1 for a cached beginning, 1.25 for the rest; everything is 1"),
+    ("cost", "of the session with a prompt cache: 0.1 per cached token, 1.25 per other token; everything is 1"),
     (
         "money",
         "cost of the input in US dollars, with the price of cached tokens; no model compiles here",
     ),
     ("references", "share of ids and paths needed by calls that are in the view with their line, all / long-range"),
     ("compiles", "cycles begun; with a model, each is one call"),
-    ("ms", "median of a request through the host"),
+    ("ms", "median time of a request through the host"),
 )
 """Meaning of the columns."""
 
@@ -103,7 +103,7 @@ class Approach:
     compiles: int | None
     """Cycles begun; with a model, each is one call. None if the approach makes no views."""
     median_ms: float | None
-    """Of a request through the host; None if it does not go through the host."""
+    """Median time of a request through the host; None if this approach bypasses the host."""
     references: ReferenceRecall
 
 
@@ -129,7 +129,7 @@ def bench(
         typer.Option(
             "--price",
             metavar="MODEL",
-            help="Model of the prices, such as openai:gpt-5; default: the transcript's.",
+            help="Model whose prices apply, such as openai:gpt-5; default: the transcript's.",
         ),
     ] = None,
     plot: Plot = None,
@@ -142,14 +142,14 @@ def bench(
     if plot is not None:
         libraries()
     if price is not None and price_of(price) is None:
-        raise SettingsError(f"--price {price!r}: no price of such a model is known; give one such as openai:gpt-5")
+        raise SettingsError(f"--price {price!r}: no price is known for this model; give one such as openai:gpt-5")
     found = select_conversation(read_conversations(transcript, format_), select, file=transcript)
     print_notes(found)
     points = request_points(found.messages)
     if not points:
         raise TranscriptError("holds no answer, so no request can be replayed", file=transcript)
-    asked = parse_amount(budget)
-    tokens = asked if isinstance(asked, int) else int(asked * DEFAULT_BUDGET)
+    amount = parse_amount(budget)
+    tokens = amount if isinstance(amount, int) else int(amount * DEFAULT_BUDGET)
     reader = Reader(TokenCounter())
 
     def compiler(on_view: Callable[[View], None]) -> ContextCompiler:
@@ -157,9 +157,9 @@ def bench(
         return ContextCompiler(chosen, budget=tokens, model="none", store=None, system=None, on_view=on_view)
 
     with progress_bar("replaying", APPROACHES * len(points)) as progress:
-        say = print_progress if progress is None else _ignore
-        say(f"{found.name}: replaying {plural(len(points), 'request')} in {APPROACHES} ways; this may take a minute")
-        ways = asyncio.run(_replay_all(found.messages, tokens, reader, compiler, lambda: step(progress), say))
+        report = print_progress if progress is None else _ignore
+        report(f"{found.name}: replaying {plural(len(points), 'request')} in {APPROACHES} ways; this may take a minute")
+        ways = asyncio.run(_replay_all(found.messages, tokens, reader, compiler, lambda: step(progress), report))
     if plot is not None:
         draw(panels(ways, tokens), plot)
     model = price or _answering_model(found.messages)
@@ -174,14 +174,14 @@ async def _replay_all(
     budget: int,
     reader: Reader,
     compiler: Callable[[Callable[[View], None]], ContextCompiler],
-    seen: Callable[[], None],
-    say: Callable[[str], None],
+    advance: Callable[[], None],
+    report: Callable[[str], None],
 ) -> list[Approach]:
-    made: list[View] = []
+    compiled: list[View] = []
 
     def count(view: View) -> None:
         if view.status == "compiled":
-            made.append(view)
+            compiled.append(view)
 
     history = reader.read(messages)
 
@@ -190,10 +190,10 @@ async def _replay_all(
 
         def look(position: int, view: Sequence[ModelMessage]) -> None:
             recall.see(position, view)
-            seen()
+            advance()
 
         sent = await replay(messages, session, reader, seen=look)
-        say(f"{name}: {plural(len(sent), 'request')} in {perf_counter() - started:.1f} s")
+        report(f"{name}: {plural(len(sent), 'request')} in {perf_counter() - started:.1f} s")
         return Approach(way=name, sent=sent, compiles=None, median_ms=None, references=recall)
 
     host = Everything(reader)
@@ -204,12 +204,12 @@ async def _replay_all(
     return [
         replace(whole, median_ms=await _host_ms(messages)),
         window,
-        replace(ours, compiles=len(made), median_ms=through),
+        replace(ours, compiles=len(compiled), median_ms=through),
     ]
 
 
 class Everything(AbstractCapability[Any]):
-    """Requests as the host would send them without a compiler, noted on the way to one."""
+    """Capability that notes requests before a compiler changes them: what the host alone would send."""
 
     def __init__(self, reader: Reader) -> None:
         self._reader = reader
@@ -223,14 +223,14 @@ class Everything(AbstractCapability[Any]):
         return request_context
 
     async def next_request(self, messages: list[ModelMessage], budget: int) -> Sequence[ModelMessage]:
-        """The messages of the next request that was noted; the host repairs half a tool call only afterwards."""
+        """Return the messages of the next noted request, with broken tool calls repaired as the host would."""
         noted = self._requests.popleft()
         whole = not any(broken_pairs(map(self._reader.one, noted)))
         return noted if whole else await LiveSession([]).request(messages)
 
 
 async def _host_ms(messages: Sequence[ModelMessage]) -> float:
-    """Median of a request that carries everything, over evenly spaced ones: all of them would take minutes."""
+    """Median time of a request with the whole history, over an even sample, because all would take minutes."""
     points = request_points(messages)
     timed: list[float] = []
     for point in points[:: max(1, len(points) // TIMED)]:
@@ -241,17 +241,17 @@ async def _host_ms(messages: Sequence[ModelMessage]) -> float:
 
 
 def _ignore(line: str) -> None:
-    """Print nothing, because there is a progress bar."""
+    """Ignore a line of progress, because there is a progress bar."""
 
 
 def relative(way: Approach, ways: Sequence[Approach]) -> float:
-    """Cost of a session; sending everything is 1."""
+    """Cost of a session relative to sending everything."""
     whole = sum(one.cost for one in ways[0].sent)
     return sum(one.cost for one in way.sent) / whole if whole else 0.0
 
 
 def _answering_model(messages: Sequence[ModelMessage]) -> str:
-    """Model of the newest answer that names one; empty if none does."""
+    """Model named by the newest answer that names one; empty if none does."""
     answers = (message for message in reversed(messages) if isinstance(message, ModelResponse))
     return next((answer.model_name for answer in answers if answer.model_name), "")
 
@@ -267,7 +267,7 @@ def money(way: Approach, model: str) -> Decimal | None:
 def figures_document(
     found: Transcript, raw: History, ways: Sequence[Approach], budget: int, model: str
 ) -> dict[str, object]:
-    """The figures for JSON."""
+    """Convert the figures for JSON."""
     rows: list[dict[str, object]] = []
     for way in ways:
         sums = figures(way.sent, budget)
@@ -292,7 +292,7 @@ def figures_document(
 
 
 def panels(ways: Sequence[Approach], budget: int) -> list[Panel]:
-    """Tokens of every request, and the cumulated cost of the session."""
+    """Charts of the tokens of every request, and of the cumulative cost of the session."""
     count = range(1, len(ways[0].sent) + 1)
     size = [Line(name=way.way, x=count, y=[one.tokens for one in way.sent], strong=way is ways[-1]) for way in ways]
     size.append(Line(name="budget", x=[1, len(count)], y=[budget, budget], dashed=True))

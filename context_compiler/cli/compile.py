@@ -105,7 +105,7 @@ def compile_(
     role: Role = "think",
 ) -> None:
     """Compile a transcript into a view that fits a token budget, and print it."""
-    wish = ViewRequest(
+    request = ViewRequest(
         template=choose_template(template, model=model, vault=vault_of(vault, owner), system=system),
         budget=parse_budget(budget),
         fidelity=parse_fidelity(fidelity),
@@ -117,41 +117,41 @@ def compile_(
         role=role,
     )
     if layers is not None and db is None:
-        raise SettingsError(f"--layers {layers!r}: give the --db that holds them")
+        raise SettingsError(f"--layers {layers!r}: give the --db in which they are stored")
     found = select_conversation(read_conversations(transcript, format_), select, file=transcript)
     print_notes(found)
-    view = asyncio.run(compile_transcript(found, wish, db, owner or ""))
+    view = asyncio.run(compile_transcript(found, request, db, owner or ""))
     _print(found, view, Format.JSON if json else format, explaining=explain, db=db)
 
 
-async def compile_transcript(found: Transcript, wish: ViewRequest, db: Place | None, owner: str) -> View:
-    """Compile a conversation, and record the view in `db`, if given."""
-    named = replace(wish, session=wish.layers or wish.session or found.name)
+async def compile_transcript(found: Transcript, request: ViewRequest, db: Place | None, owner: str) -> View:
+    """Compile a conversation, and record the view in `db` if given."""
+    named = replace(request, session=request.layers or request.session or found.name)
     if db is None:
         return await compile_messages(None, found.messages, named)
     async with open_record(db, owner, writing=True) as store:
         return await compile_messages(store, found.messages, named)
 
 
-async def compile_messages(store: Store | None, messages: Sequence[ModelMessage], wish: ViewRequest) -> View:
-    """Compile messages, and record the view in `store`, if given."""
+async def compile_messages(store: Store | None, messages: Sequence[ModelMessage], request: ViewRequest) -> View:
+    """Compile messages, and record the view in `store` if given."""
     return await compile_view(
         messages,
-        wish.template,
-        wish.budget,
-        fidelity=wish.fidelity,
-        model=wish.model,
+        request.template,
+        request.budget,
+        fidelity=request.fidelity,
+        model=request.model,
         store=store,
-        session=wish.session,
-        recent_turns=wish.recent_turns,
-        strict=wish.strict,
-        layers=Layers(store) if wish.layers is not None else None,
-        role=wish.role if wish.layers is not None else None,
+        session=request.session,
+        recent_turns=request.recent_turns,
+        strict=request.strict,
+        layers=Layers(store) if request.layers is not None else None,
+        role=request.role if request.layers is not None else None,
     )
 
 
 def view_document(view: View) -> dict[str, object]:
-    """A view for JSON, with messages as the host serialises them."""
+    """Convert a view for JSON, with messages as the host serializes them."""
     return {
         "messages": [json_.loads(message_body(message)) for message in view.messages],
         "tokens": view.tokens,
@@ -163,11 +163,11 @@ def view_document(view: View) -> dict[str, object]:
 
 
 def headline(name: str, view: View, raw: History) -> str:
-    """A view in one line: tokens saved, status and template."""
-    made = view.record.compile if view.record else None
+    """Describe a view in one line: tokens saved, status and template."""
+    compiled = view.record.compile if view.record else None
     how = "parts of it are shortened, nothing is left out" if view.drops else "it fits as it is"
-    if made:
-        how = f"template {made.template_name}, {made.fidelity}, model {made.model_alias}"
+    if compiled:
+        how = f"template {compiled.template_name}, {compiled.fidelity}, model {compiled.model_alias}"
     return (
         f"{name}: {number(raw.tokens)} → {number(view.tokens)} tokens ({share(view.tokens, raw.tokens)}) "
         f"of a budget of {number(view.budget)} · {first_word(view.status)} · {how}"

@@ -1,4 +1,4 @@
-"""`config`: every setting, its value, and where that comes from."""
+"""`config`: every setting, its value and its origin."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ EFFECTIVE = {
     "vault_name": "no name",
     "owner": "no owner",
 }
-"""Effective defaults of settings without a value of their own."""
+"""Effective defaults of settings whose default is None, in words."""
 
 COLUMNS = (Column("setting", style="bold"), Column("value", wraps=True), Column("from"))
 UNSET = "none"
@@ -49,12 +49,12 @@ _DEFAULT = re.compile(r"(?i)\bdefault: ([^;]+?)\.?$")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Origin:
-    """A setting with its value, and where that comes from."""
+    """A setting with its value and origin."""
 
     setting: str
     value: object
     meaning: str
-    """Effective default, if there is no value."""
+    """Effective default in words, if there is no value."""
     source: str
     """`default`, `argument`, the name of a variable, or the path of a file."""
 
@@ -73,7 +73,7 @@ def show(
     context: typer.Context,
     command: Annotated[
         list[str] | None,
-        typer.Argument(metavar="COMMAND", help="Also show each option of this command, as it would run."),
+        typer.Argument(metavar="COMMAND", help="Show the options of this command instead, with their values."),
     ] = None,
     json: Json = False,
 ) -> None:
@@ -99,7 +99,7 @@ def _setting(key: str, sources: Mapping[str, str]) -> Origin:
 
 
 def _options(words: list[str], sources: Mapping[str, str]) -> list[Origin]:
-    """The options of a command, as it would be called with these words.
+    """Options of a command with the values that it would get when called with these words.
 
     Raises:
         SettingsError: there is no such command.

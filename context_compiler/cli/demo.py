@@ -1,4 +1,4 @@
-"""`demo`: compile a bundled conversation within three budgets, without a model or key; one screen, or all of it."""
+"""`demo`: compile a bundled conversation within three budgets, without a model or key, and show the results."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ from context_compiler.tokens import as_counter
 app = group("See it work.")
 
 VIEWS: tuple[tuple[int, Count | None], ...] = ((1_000, None), (2_000, 1), (4_000, 2))
-"""Budgets of the three views, and the whole turns that they keep; None leaves those to the budget."""
+"""Budgets of the three views, and the number of whole turns they keep; None lets the budget decide."""
 
 WINDOW = 4_000
-"""Budget of the newest messages beside them."""
+"""Budget of the window of newest messages that the views are compared with."""
 
 COLOURS = ("cyan", "blue", "magenta")
 
@@ -43,10 +43,10 @@ SHOWN = 1
 """Position of the view that is printed message by message."""
 
 LINES = 4
-"""Lines printed of each message; notes are printed in full."""
+"""Maximum lines printed per message; notes are printed in full."""
 
 BIGGEST = 6
-"""Rows in the list of what was left out."""
+"""Maximum rows in the list of what was left out."""
 
 NEEDED = (
     ("table", "webhook_receipts"),
@@ -56,12 +56,12 @@ NEEDED = (
     ("deploy", "26 May"),
     ("not without", "my explicit yes"),
 )
-"""Facts that the last question needs, and their words in the conversation."""
+"""Facts that the last prompt asks for, and the words that state them in the conversation."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Check:
-    """A promise, and whether it holds."""
+    """A promise about the views, and if it holds."""
 
     what: str
     holds: bool
@@ -69,14 +69,14 @@ class Check:
 
 @app.command("demo", epilog=example("demo --db /tmp/demo.db"))
 def demo(
-    full: Annotated[bool, typer.Option("--full", help="Also show one view whole, and what it leaves out.")] = False,
+    full: Annotated[bool, typer.Option("--full", help="Also show one complete view, and what it leaves out.")] = False,
     db: Db = DB,
     json: Json = False,
 ) -> None:
-    """Compile a bundled conversation within three budgets and show what a model would see. Needs no model, no key."""
+    """Compile a bundled conversation within three budgets, and show what a model would see. Needs no model or key."""
     (found,) = parse_transcripts(files("context_compiler").joinpath("data/demo.json").read_bytes(), file="demo.json")
     before = [message_body(message) for message in found.messages]
-    views, newest_messages = asyncio.run(_views(found, db))
+    views, newest_messages = asyncio.run(_compile_views(found, db))
     raw, window = read_history(found.messages), read_history(newest_messages)
     untouched = before == [message_body(message) for message in found.messages]
     checks = check_views(raw, views, untouched=untouched)
@@ -86,18 +86,18 @@ def demo(
             "db": str(db),
             "raw_tokens": raw.tokens,
             "views": [view_document(view) for view in views],
-            "answers": _answers(window, views),
+            "answers": _answers_document(window, views),
             "checks": checks,
         }
         screen.raw(json_text(document))
         return
-    _introduce(screen, raw, window, views[0])
-    _answer(screen, window, views)
+    _print_introduction(screen, raw, window, views[0])
+    _print_answers(screen, window, views)
     if full:
-        _compare(screen, raw, views)
-        _look_inside(screen, raw, views[SHOWN])
-        _prove(screen, checks)
-        _go_on(screen, views, db)
+        _print_sizes(screen, raw, views)
+        _print_view(screen, raw, views[SHOWN])
+        _print_checks(screen, checks)
+        _print_next_steps(screen, views, db)
         return
     failed = [check.what for check in checks if not check.holds]
     if failed:
@@ -108,8 +108,8 @@ def demo(
     screen.line(("On the record: ", "dim"), (list_command("serve", db), "bold cyan"), (" shows it in a browser", "dim"))
 
 
-async def _views(found: Transcript, db: Place) -> tuple[list[View], Sequence[ModelMessage]]:
-    """The views, and the newest messages that fit into the largest of their budgets."""
+async def _compile_views(found: Transcript, db: Place) -> tuple[list[View], Sequence[ModelMessage]]:
+    """Compile and record the views; return them, and the newest messages that fit the window."""
     template = TemplateLibrary(system=None).find("extractive")
     async with open_record(db, "", writing=True) as store:
         views = [
@@ -124,14 +124,14 @@ async def _views(found: Transcript, db: Place) -> tuple[list[View], Sequence[Mod
 
 
 def check_views(raw: History, views: Sequence[View], *, untouched: bool) -> list[Check]:
-    """Check the promises of every view."""
+    """Check the promises that hold for every view."""
     sent = [read_history(view.messages) for view in views]
     pairings = [pair(one) for one in sent]
     pairs = sum(len(one.pairs) for one in pairings)
     calls = sum(len(one.calls) for history in sent for one in history.readings)
     return [
         Check(
-            what=f"every tool call stands with its result: {plural(pairs, 'pair')}, none broken",
+            what=f"every tool call is sent with its result: {plural(pairs, 'pair')}, none broken",
             holds=not any(one.broken for one in pairings) and pairs == calls,
         ),
         Check(what="every view is within its budget", holds=all(view.tokens <= view.budget for view in views)),
@@ -139,12 +139,12 @@ def check_views(raw: History, views: Sequence[View], *, untouched: bool) -> list
             what="every view ends with the question as it was asked",
             holds=all(one.messages[-1] == raw.messages[-1] for one in sent),
         ),
-        Check(what=f"the raw conversation is untouched: {len(raw)} messages, byte for byte", holds=untouched),
+        Check(what=f"the raw conversation is unchanged: {len(raw)} messages, byte for byte", holds=untouched),
     ]
 
 
-def _introduce(screen: Screen, raw: History, window: History, view: View) -> None:
-    """One fact that the last prompt asks for: when it was said, and which request has it."""
+def _print_introduction(screen: Screen, raw: History, window: History, view: View) -> None:
+    """Print one fact that the last prompt asks for, when it was stated, and which request contains it."""
     turns = outline(raw, pair(raw)).turns
     screen.line(("context_compiler", "bold"), " decides what a language model sees of a long conversation.")
     screen.line()
@@ -176,22 +176,22 @@ def _text(history: History, start: int, stop: int) -> str:
     return "\n".join(item.text for one in history.readings[start:stop] for item in one.items)
 
 
-def held_words(sent: History) -> list[bool]:
-    """For each needed fact, True if what is sent has it outside the question."""
+def contained_words(sent: History) -> list[bool]:
+    """For each needed fact, True if the messages before the last prompt contain it."""
     text = _text(sent, 0, len(sent) - 1)
     return [words in text for _, words in NEEDED]
 
 
-def _answers(window: History, views: Sequence[View]) -> list[dict[str, object]]:
-    """Words of each needed fact that the window and every view hold."""
-    held = zip(*map(held_words, [window, *(read_history(view.messages) for view in views)]), strict=True)
+def _answers_document(window: History, views: Sequence[View]) -> list[dict[str, object]]:
+    """Convert for JSON which needed facts the window and every view contain."""
+    contained = zip(*map(contained_words, [window, *(read_history(view.messages) for view in views)]), strict=True)
     return [
         {"asks_for": name, "words": words, "window": newer, "views": list(ours)}
-        for (name, words), (newer, *ours) in zip(NEEDED, held, strict=True)
+        for (name, words), (newer, *ours) in zip(NEEDED, contained, strict=True)
     ]
 
 
-def _answer(screen: Screen, window: History, views: Sequence[View]) -> None:
+def _print_answers(screen: Screen, window: History, views: Sequence[View]) -> None:
     screen.heading("All that it asks for, and which request has it:")
     columns = [
         Column("it asks for"),
@@ -200,16 +200,16 @@ def _answer(screen: Screen, window: History, views: Sequence[View]) -> None:
         *(Column(f"view {number(view.budget)}", style="bold green", spare=at) for at, view in enumerate(views)),
     ]
     sent = [window, *(read_history(view.messages) for view in views)]
-    held = list(map(held_words, sent))
-    found = zip(NEEDED, zip(*held, strict=True), strict=True)
+    contained = list(map(contained_words, sent))
+    found = zip(NEEDED, zip(*contained, strict=True), strict=True)
     rows = [[*need, *("yes" if one else "-" for one in marks)] for need, marks in found]
-    rows.append(["", "answered", *(f"{sum(one)} of {len(one)}" for one in held)])
+    rows.append(["", "answered", *(f"{sum(one)} of {len(one)}" for one in contained)])
     rows.append(["", "tokens", *(number(one.tokens) for one in sent)])
     screen.table(columns, rows)
 
 
-def _compare(screen: Screen, raw: History, views: Sequence[View]) -> None:
-    screen.heading("What the model would be sent, without any model being asked for it")
+def _print_sizes(screen: Screen, raw: History, views: Sequence[View]) -> None:
+    screen.heading("What the model would be sent; no model was asked to write it")
     screen.line()
     rows: list[tuple[str, float, str, Sequence[Piece]]] = []
     rows.append(("raw", raw.tokens, "white", [f"{number(raw.tokens):>7} tokens"]))
@@ -219,7 +219,7 @@ def _compare(screen: Screen, raw: History, views: Sequence[View]) -> None:
     screen.bars(raw.tokens, rows)
 
 
-def _look_inside(screen: Screen, raw: History, view: View) -> None:
+def _print_view(screen: Screen, raw: History, view: View) -> None:
     sent = read_history(view.messages)
     kept = places(view, raw, sent)
     size = f"{plural(len(sent), 'message')}, {number(view.tokens)} tokens"
@@ -238,14 +238,14 @@ def _look_inside(screen: Screen, raw: History, view: View) -> None:
         )
 
 
-def _prove(screen: Screen, checks: Sequence[Check]) -> None:
+def _print_checks(screen: Screen, checks: Sequence[Check]) -> None:
     screen.heading("Checked")
     for check in checks:
         sign = ("ok  ", "bold green") if check.holds else ("NOT ", "bold red")
         screen.line("  ", sign, check.what)
 
 
-def _go_on(screen: Screen, views: Sequence[View], db: Place) -> None:
+def _print_next_steps(screen: Screen, views: Sequence[View], db: Place) -> None:
     numbers = [view.record.id for view in views if view.record]
     where = "" if db == DB else f" --db {quote(str(db))}"
     screen.heading("On the record")
@@ -254,11 +254,11 @@ def _go_on(screen: Screen, views: Sequence[View], db: Place) -> None:
     serve = f"context-compiler serve{where}"
     if missing_for_serve():
         serve = f"{install_command('web')} && {serve}"
-    for command, does in (
-        (f"context-compiler views show {numbers[-1]}{where}", "the largest of them in full"),
-        (f"context-compiler views why {numbers[-1]} {quote(NEEDED[-1][1])}{where}", "what became of the words in it"),
-        (serve, "all of them in the browser, with what was left out and why"),
-        ("context-compiler compile YOUR_CHAT.json --budget 4000 --explain", "a conversation of yours"),
+    for command, effect in (
+        (f"context-compiler views show {numbers[-1]}{where}", "the largest view in full"),
+        (f"context-compiler views why {numbers[-1]} {quote(NEEDED[-1][1])}{where}", "what became of these words in it"),
+        (serve, "all views in the browser, with what was left out and why"),
+        ("context-compiler compile YOUR_CHAT.json --budget 4000 --explain", "a conversation of your own"),
     ):
-        screen.line("  ", ("# " + does, "dim"))
+        screen.line("  ", ("# " + effect, "dim"))
         screen.line("  ", (command, "bold cyan"))

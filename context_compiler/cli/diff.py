@@ -1,4 +1,4 @@
-"""Comparison of two views: their common beginning, which a prompt cache keeps, and a diff."""
+"""Comparison of two views: their common beginning, which a prompt cache can reuse, and a diff."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ class Comparison:
     """Common beginning and differences of two views."""
 
     common_messages: int
-    """Messages at the beginning that are the same in both, apart from the host's timestamps and ids."""
+    """Messages at the beginning that are equal in both, apart from the host's timestamps and ids."""
     common_tokens: int
     messages: tuple[int, int]
     tokens: tuple[int, int]
     diff: tuple[str, ...]
-    """A unified diff of both as text."""
+    """Unified diff of both views as text."""
 
 
 def compare(first: History, second: History, *, names: tuple[str, str]) -> Comparison:
@@ -44,7 +44,7 @@ def compare(first: History, second: History, *, names: tuple[str, str]) -> Compa
 
 
 def view_lines(history: History) -> list[str]:
-    """A view as lines: the role with the instructions or outcomes of its message, and the text indented below it."""
+    """Format a view as lines: changed instructions, then each role with failed outcomes and its indented text."""
     lines: list[str] = []
     known: str | None = None
     for message, one in zip(history.messages, history.readings, strict=True):
@@ -61,12 +61,12 @@ def view_lines(history: History) -> list[str]:
 
 
 def unified(first: Sequence[str], second: Sequence[str], *, names: tuple[str, str]) -> tuple[str, ...]:
-    """A unified diff of two lists of lines; empty if they are equal."""
+    """Return a unified diff of two lists of lines; empty if they are equal."""
     return tuple(line.rstrip("\n") for line in unified_diff(first, second, *names, n=2, lineterm=""))
 
 
 def comparison_document(compared: Comparison) -> dict[str, object]:
-    """A comparison for JSON."""
+    """Convert a comparison for JSON."""
     return {
         "common_messages": compared.common_messages,
         "common_tokens": compared.common_tokens,
@@ -77,7 +77,7 @@ def comparison_document(compared: Comparison) -> dict[str, object]:
 
 
 def print_comparison(screen: Screen, compared: Comparison) -> None:
-    """Print what two views share, then the diff."""
+    """Print the common beginning of two views, then their diff."""
     (first, second), (before, after) = compared.messages, compared.tokens
     kept = f"{plural(compared.common_messages, 'message')}, {number(compared.common_tokens)} tokens"
     part = share(compared.common_tokens, after) or "0%"
@@ -85,7 +85,7 @@ def print_comparison(screen: Screen, compared: Comparison) -> None:
         [
             ("messages", f"{first:,} → {second:,}"),
             ("tokens", f"{number(before)} → {number(after)}"),
-            ("the same", f"{kept} from the beginning: {part} of the second, which a prompt cache keeps"),
+            ("shared", f"{kept} from the beginning: {part} of the second, which a prompt cache can reuse"),
         ]
     )
     print_diff(screen, compared.diff)

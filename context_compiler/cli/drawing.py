@@ -1,6 +1,6 @@
-"""Line charts as SVG: equal figures give equal files.
+"""Line charts as SVG; equal data gives equal files.
 
-matplotlib comes with the extra `bench`, and is imported when something is drawn.
+matplotlib comes with the extra `bench` and is imported only when something is drawn.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from context_compiler.errors import SettingsError
 from context_compiler.paths import install_command
 
 INCHES, LEGEND = (4.2, 3.4), 2.6
-"""Size of one panel, and width of the legend."""
+"""Size of one panel, and width of the legend, in inches."""
 
 STYLE = {
     "svg.hashsalt": "context-compiler",
@@ -42,7 +42,7 @@ class Line:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Panel:
-    """One pair of axes."""
+    """One chart with its axes."""
 
     title: str
     x: str
@@ -51,11 +51,11 @@ class Panel:
     log_x: bool = False
     log_y: bool = False
     ticks: Sequence[float] = ()
-    """Ticks of the x axis; empty is automatic."""
+    """Ticks of the x axis; chosen automatically if empty."""
 
 
 def libraries() -> tuple[Any, Any]:
-    """The modules that draw.
+    """Import the matplotlib modules that draw.
 
     Raises:
         SettingsError: matplotlib is not installed.
@@ -78,7 +78,7 @@ def draw(panels: Sequence[Panel], path: Path) -> None:
         axes = figure.subplots(1, len(panels), squeeze=False)[0]
         names = list(dict.fromkeys(line.name for panel in panels for line in panel.lines))
         for panel, one in zip(panels, axes, strict=True):
-            _panel(panel, one, names)
+            _draw_panel(panel, one, names)
         known = {line.get_label(): line for one in axes for line in one.get_lines()}
         figure.legend(known.values(), known.keys(), loc="outside right center", fontsize=8)
         try:
@@ -87,7 +87,7 @@ def draw(panels: Sequence[Panel], path: Path) -> None:
             raise SettingsError(f"{path}: cannot be written: {error.strerror}") from None
 
 
-def _panel(panel: Panel, axes: Any, names: Sequence[str]) -> None:
+def _draw_panel(panel: Panel, axes: Any, names: Sequence[str]) -> None:
     for line in panel.lines:
         colour = "#333333" if line.dashed else f"C{names.index(line.name) % 10}"
         axes.plot(
@@ -121,5 +121,5 @@ def _tick(value: float, place: int) -> str:
 
 
 def _short(value: float) -> str:
-    """A number with k for thousands."""
+    """Format a number with k for thousands."""
     return f"{value / 1000:g}k" if value >= 1000 else f"{value:g}"

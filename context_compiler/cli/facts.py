@@ -1,4 +1,4 @@
-"""Fate of messages and facts: `views why` for one request, `sessions find` for all requests of a conversation."""
+"""Fate of messages and facts: `views why` in one request, `sessions find` in all requests of a conversation."""
 
 from __future__ import annotations
 
@@ -43,33 +43,33 @@ MENTIONS = (Column("message", right=True), Column("role"), Column("words", wraps
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MessageFate:
-    """A message of a raw history and what became of it in one request."""
+    """A message of a raw history, and its fate in one request."""
 
     index: int
     role: str
     tokens: int
     fate: Fate
     verdict: str
-    """Verdict on it, by all that is in the request of it."""
+    """Form in which the request contains it, taking echoes and the summary into account."""
     echoes: tuple[Echo, ...]
-    """Places of the request that have words of it."""
+    """Places in the request that repeat some of its words."""
     told: int | None
-    """Position of a summary that may tell what it said, in other words."""
+    """Position of a summary that may repeat its content in other words; None if there is none."""
     begins: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Why:
-    """Fate of some messages in one request."""
+    """Fate of messages in one request."""
 
     record: Record
     messages: tuple[MessageFate, ...]
     forms: tuple[str, ...] | None
-    """Forms in which the words that were looked for are in the request; None if a message was named otherwise."""
+    """Forms in which the request contains the given words; None if the message was not named by words."""
 
 
 async def load_why(db: Place, owner: str | None, view: int, message: str | None) -> Why:
-    """Fate of the messages that are named, or of all, in a request.
+    """Load the fate of the named messages, or of all if None, in a request.
 
     Raises:
         SettingsError: the raw history of the request has no such message.
@@ -81,7 +81,7 @@ async def load_why(db: Place, owner: str | None, view: int, message: str | None)
         await recorded_messages(store, record, raw=False)
         wanted = _find_messages(raw, message)
         tracer = Tracer(store.scoped(record.owner))
-        found = await tracer.read(partial(_fates, tracer=tracer, view=view, raw=raw, wanted=wanted))
+        found = await tracer.read(partial(_find_fates, tracer=tracer, view=view, raw=raw, wanted=wanted))
         forms = None
         if message is not None and not REFERENCE.fullmatch(message.strip()):
             page = await _fact_page(store.scoped(record.owner), record.session_id, record.vault_name, message)
@@ -100,18 +100,18 @@ def _find_messages(raw: History, message: str | None) -> Sequence[int]:
         turns = outline(raw, pair(raw)).turns
         found = [at for turn in turns if turn.index + 1 == int(named[2]) for at in range(turn.start, turn.stop)]
     else:
-        found = [at for at, one in enumerate(raw.readings) if words and _holds(one, words)]
+        found = [at for at, one in enumerate(raw.readings) if words and _contains(one, words)]
     if not found:
         what = f"turn 1, m0 to m{len(raw) - 1}, or words of a message"
         raise SettingsError(f"{one_line(message, 60)!r}: no message of this request's raw history; give {what}")
     return found
 
 
-def _holds(one: Reading, words: str) -> bool:
+def _contains(one: Reading, words: str) -> bool:
     return any(words in " ".join(item.text.split()).casefold() for item in one.items)
 
 
-def _fates(db: Database, tracer: Tracer, view: int, raw: History, wanted: Sequence[int]) -> list[MessageFate]:
+def _find_fates(db: Database, tracer: Tracer, view: int, raw: History, wanted: Sequence[int]) -> list[MessageFate]:
     row, record = request_of(db, view)
     sent = tracer.trace(db, row, record)
     words = tracer.words(db, row, sent)
@@ -135,7 +135,7 @@ def _fates(db: Database, tracer: Tracer, view: int, raw: History, wanted: Sequen
 
 
 async def load_fact(db: Place, owner: str | None, session: str, text: str) -> tuple[str, FactPage]:
-    """Name of a session, and the fate of a fact in it.
+    """Load the fate of a fact in a session; also return the session's full name.
 
     Raises:
         SettingsError: the text is empty.
@@ -161,17 +161,17 @@ def print_why(screen: Screen, why: Why) -> None:
     record = why.record
     screen.line((f"view {record.id}", "bold"), f" of session {record.session_id}, turn {record.turn_index + 1}")
     if first_word(record.status) == "dry_run":
-        screen.line("a dry run: the model was sent everything; this is about the view that would have been sent")
+        screen.line("a dry run: the model was sent everything; this is the view that would have been sent")
     elif why.forms is not None:
-        screen.line(f"the words are in it: {_names(why.forms)}" if why.forms else "the words are not in it")
+        screen.line(f"the words are in it: {_form_names(why.forms)}" if why.forms else "the words are not in it")
     screen.line()
     rows = [
         (
             one.index,
             one.role,
             number(one.tokens),
-            _form(one),
-            "; ".join(_because(one.fate, record.id)),
+            _form_text(one),
+            "; ".join(_reasons(one.fate, record.id)),
             one_line(one.begins, 60),
         )
         for one in why.messages
@@ -179,23 +179,23 @@ def print_why(screen: Screen, why: Why) -> None:
     screen.table(FATES, rows)
 
 
-def _form(one: MessageFate) -> str:
+def _form_text(one: MessageFate) -> str:
     if one.echoes and one.verdict in (PARTIAL, IDENTIFIER):
-        return f"words of it: {', '.join(dict.fromkeys(map(_place, one.echoes)))}"
+        return f"words of it: {', '.join(dict.fromkeys(map(_echo_place, one.echoes)))}"
     return FORMS[one.verdict]
 
 
-def _place(echo: Echo) -> str:
-    """Place of words of a message, by the position that `views show` has."""
+def _echo_place(echo: Echo) -> str:
+    """Describe where words of a message are repeated, by the position in `views show`."""
     name = "in another message" if echo.form == VERBATIM else FORMS[echo.form]
     return name if echo.sent is None else f"{name} (message {echo.sent})"
 
 
-def _names(forms: Sequence[str] | dict[str, None]) -> str:
+def _form_names(forms: Sequence[str] | dict[str, None]) -> str:
     return ", ".join(FORMS[form] for form in forms)
 
 
-def _because(fate: Fate, view: int | None) -> Iterator[str]:
+def _reasons(fate: Fate, view: int | None) -> Iterator[str]:
     if fate.step is not None and fate.step.number:
         yield f"step {fate.step.number} of the cut order, {fate.step.name}"
     if fate.reason:
@@ -207,16 +207,16 @@ def _because(fate: Fate, view: int | None) -> Iterator[str]:
 
 
 def print_fact(screen: Screen, session: str, page: FactPage, db: Place) -> None:
-    """Print in which requests of a session a fact was, in which form, and when it left."""
+    """Print which requests of a session contained a fact, in which form, and when it was dropped."""
     fact = one_line(page.fact, 60)
     if not page.mentioned and not page.had:
-        screen.line(f"nothing in session {session} holds {fact!r}, neither its raw history nor a request")
+        screen.line(f"nothing in session {session} holds {fact!r}: neither its raw history nor any request")
         return
     screen.line((f"{fact!r}", "bold"), f" in session {session}: said in {plural(page.mentioned, 'message')} so far")
-    missed = page.requests_since - page.had
-    lost = f", {number(missed)} did not" if missed > 0 else ""
+    missing = page.requests_since - page.had
+    without = f", {number(missing)} did not" if missing > 0 else ""
     screen.line(
-        f"of the {plural(page.requests_since, 'request')} since it was first said, {number(page.had)} had it{lost}"
+        f"of the {plural(page.requests_since, 'request')} since it was first said, {number(page.had)} had it{without}"
     )
     screen.line()
     screen.table(STRETCHES, map(_stretch_row, page.stretches))
@@ -231,7 +231,7 @@ def print_fact(screen: Screen, session: str, page: FactPage, db: Place) -> None:
 
 
 def plain_fact(session: str, page: FactPage) -> dict[str, object]:
-    """The fate of a fact, for JSON."""
+    """Convert the fate of a fact for JSON."""
     return {
         "session": session,
         "fact": page.fact,
@@ -246,7 +246,7 @@ def plain_fact(session: str, page: FactPage) -> dict[str, object]:
 
 def _stretch_row(one: Stretch) -> tuple[object, ...]:
     if one.forms:
-        form = _names(one.forms)
+        form = _form_names(one.forms)
     else:
         form = f"{FORMS[ABSENT]}{', perhaps in the summary in other words' if one.told else ''}"
         form = form if one.known else "not said yet"

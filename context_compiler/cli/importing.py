@@ -1,4 +1,4 @@
-"""`import`: put conversations from other tools on the record, to be listed, shown and replayed."""
+"""`import`: add conversations from other tools to the record, to list, show and replay them."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class ImportResult:
     tokens: int
     format: str
     state: str
-    """new, changed, or known."""
+    """`new`, `changed`, or `known`."""
 
 
 @app.command("import", epilog=example("import chats.json --db system/context.db"))
@@ -65,23 +65,23 @@ def import_(
     format_: FormatName = None,
     json: Json = False,
 ) -> None:
-    """Import every conversation of a transcript, or the one that --select names."""
+    """Import all conversations of a transcript into the record, or the one that --select names."""
     found = read_conversations(transcript, format_)
     if select is not None or session is not None:
         found = [select_conversation(found, select, file=transcript)]
-    done = asyncio.run(_import_all(found, db, owner or "", session))
+    results = asyncio.run(_import_all(found, db, owner or "", session))
     screen = Screen()
     if json:
-        screen.raw(json_text({"db": str(db), "sessions": done}))
+        screen.raw(json_text({"db": str(db), "sessions": results}))
         return
-    rows = [(one.session, number(one.messages), number(one.tokens), one.view, one.state) for one in done]
+    rows = [(one.session, number(one.messages), number(one.tokens), one.view, one.state) for one in results]
     screen.table(COLUMNS, rows)
-    screen.line(f"{plural(len(done), 'conversation')} in {db}")
+    screen.line(f"{plural(len(results), 'conversation')} in {db}")
     print_look(screen, db)
 
 
 async def _import_all(found: Sequence[Transcript], db: Place, owner: str, session: str | None) -> list[ImportResult]:
-    done: list[ImportResult] = []
+    results: list[ImportResult] = []
     with progress_bar("importing", len(found)) as progress:
         async with open_record(db, owner, writing=True) as store:
             tips = {info.session_id: info.raw_tip for info in await store.sessions()}
@@ -97,7 +97,7 @@ async def _import_all(found: Sequence[Transcript], db: Place, owner: str, sessio
                     if tips[name] in (history.chain.tip, history.tip)
                     else "changed"
                 )
-                done.append(
+                results.append(
                     ImportResult(
                         session=name,
                         view=record.id,
@@ -110,11 +110,11 @@ async def _import_all(found: Sequence[Transcript], db: Place, owner: str, sessio
                 step(progress)
     for transcript in found:
         print_notes(transcript)
-    return done
+    return results
 
 
 def import_record(history: History, session: str) -> Record:
-    """The record of an import: the whole history, and nothing sent."""
+    """Build the record of an import, which has the whole history and sent nothing."""
     turns = outline(history, pair(history)).turns
     return Record(
         session_id=session,

@@ -1,4 +1,4 @@
-"""Transcripts and models, as users name them on the command line."""
+"""Transcripts and models that users name on the command line."""
 
 from __future__ import annotations
 
@@ -17,10 +17,11 @@ from context_compiler.paths import install_command
 from context_compiler.resilience import attempt
 
 SHOWN_NOTES = 5
+"""Maximum notes of the importer that are printed."""
 
 
 def read_conversations(path: str, format: str | None) -> list[Transcript]:
-    """Every conversation in a file, or on standard input for `-`.
+    """Read every conversation in a file, or on standard input for `-`.
 
     Raises:
         TranscriptError: it is not a transcript.
@@ -30,7 +31,7 @@ def read_conversations(path: str, format: str | None) -> list[Transcript]:
 
 
 def print_notes(transcript: Transcript) -> None:
-    """Print what the importer had to guess or leave out."""
+    """Print notes on what the importer had to guess or leave out."""
     for note in transcript.notes[:SHOWN_NOTES]:
         print_note(f"{transcript.name}: {note}")
     if len(transcript.notes) > SHOWN_NOTES:
@@ -38,10 +39,10 @@ def print_notes(transcript: Transcript) -> None:
 
 
 def select_conversation(found: list[Transcript], wanted: str | None, *, file: str) -> Transcript:
-    """The conversation of that position or name; without one, the only conversation.
+    """Select a conversation by position or name; None selects the only one.
 
     Raises:
-        TranscriptError: several conversations and none is named, or no such conversation.
+        TranscriptError: there are several and none is named, or there is no such conversation.
     """
     names = [one.name for one in found]
     if wanted is None:
@@ -66,7 +67,7 @@ def select_conversation(found: list[Transcript], wanted: str | None, *, file: st
 
 
 EXTRAS = ("anthropic", "google", "openai")
-"""Providers that this package has an extra for; the host has the others."""
+"""Providers for which this package has an extra; those of others come with the host."""
 
 
 def check_model(model: str) -> str:
@@ -81,18 +82,18 @@ def check_model(model: str) -> str:
 
 
 def chat_model(name: str) -> Model:
-    """The model of that name; `scripted` is the bundled one, `scripted:0.1` the same with 0.1 seconds per word.
+    """Create a model by name; `scripted` is the bundled one, `scripted:0.1` takes 0.1 seconds per word.
 
     Raises:
         SettingsError: it cannot be used.
     """
     if name == NAME or name.startswith(f"{NAME}:"):
-        return _scripted(name)
+        return _scripted_model(name)
     return _infer(name, f"; --model {NAME} needs no key and no network")
 
 
 def check_stage_model(stage: str, model: str | None) -> None:
-    """Check that the model which a stage names can be used.
+    """Check that the model named by a stage can be used.
 
     Raises:
         SettingsError: it cannot.
@@ -102,7 +103,7 @@ def check_stage_model(stage: str, model: str | None) -> None:
 
 
 def _infer(name: str, instead: str = "", *, given: str = "--model") -> Model:
-    """The host's model of that name; `given` and `instead` go around the error."""
+    """Create the host's model of that name; an error message begins with `given` and ends with `instead`."""
     found = attempt(lambda: infer_model(name))
     if found.value is None:
         raise SettingsError(f"{given} {one_line(name, 80)!r}: {_remedy(found.error)}{instead}")
@@ -110,7 +111,7 @@ def _infer(name: str, instead: str = "", *, given: str = "--model") -> Model:
 
 
 def _remedy(error: Exception | None) -> str:
-    """The remedy for an error of the host: a key to set, a package to install."""
+    """Remedy for an error of the host, such as a key to set or a package to install."""
     message = one_line(str(error))
     if isinstance(error, ImportError):
         extra = next(iter(re.findall(r"pydantic-ai-slim\[([\w-]+)\]", message)), "")
@@ -126,7 +127,7 @@ def _remedy(error: Exception | None) -> str:
     return message.split(". ")[0]
 
 
-def _scripted(name: str) -> ScriptedModel:
+def _scripted_model(name: str) -> ScriptedModel:
     pause = name.partition(":")[2]
     delay = attempt(lambda: float(pause)).value if pause else ScriptedModel().delay
     if delay is None or not 0 <= delay <= 60:

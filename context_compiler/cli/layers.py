@@ -1,4 +1,4 @@
-"""`layers`: show the layers of a session, as each kind of node sees them."""
+"""`layers`: show the layers of a session as a node would get them."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from context_compiler.layers.turn import TurnState, turn_number
 from context_compiler.template import Template, TemplateLibrary
 from context_compiler.tokens import TokenCounter
 
-app = group("Show the layers of a session, as each kind of node sees them.", shown="layers show SESSION --role think")
+app = group("Show the layers of a session as a node would get them.", shown="layers show SESSION --role think")
 
 PARTS = (
     Column("section", style="bold"),
@@ -42,21 +42,21 @@ PARTS = (
 
 @app.callback()
 def layers() -> None:
-    """Show the layers of a session, as each kind of node sees them."""
+    """Show the layers of a session as a node would get them."""
 
 
 @app.command("show", epilog=example("layers show chat-1 --role think"))
 def show_(
     session: Annotated[str, typer.Argument(metavar="SESSION", help="Name of a session, from `sessions list`.")],
     role: Annotated[str, typer.Option("--role", help=f"Kind of node: {', '.join(NEEDS)}.")] = "think",
-    vault_name: Annotated[str, typer.Option("--vault-name", help="Vault, if several have such a session.")] = "",
+    vault_name: Annotated[str, typer.Option("--vault-name", help="Vault, if several have this session.")] = "",
     db: Db = DB,
     owner: Owner = None,
     vault: Vault = None,
     system: System = SYSTEM,
     json: Json = False,
 ) -> None:
-    """Show the prompt block of a node now, with the tokens of each section."""
+    """Show the prompt block that a node would get now, with the tokens of each section."""
     node_need(role)
     found, owner = asyncio.run(_state(db, owner, session, vault_name))
     template = node_template(role, TemplateLibrary(vault=vault, system=system, owner=owner))
@@ -95,7 +95,7 @@ def _section_rows(texts: Mapping[str, str], template: Template) -> list[tuple[ob
 
 
 def _plain(value: object) -> object:
-    """A value of the layers for JSON."""
+    """Convert a value of the layers for JSON."""
     if isinstance(value, list | tuple):
         return [_plain(one) for one in cast("list[object]", value)]
     dump = getattr(value, "model_dump", None)

@@ -1,4 +1,4 @@
-"""`verify`, `prune`, `copy` and `export`: maintenance of the record."""
+"""`verify`, `prune`, `delete`, `copy` and `export`: maintenance of the record."""
 
 from __future__ import annotations
 
@@ -40,15 +40,15 @@ from context_compiler.record.values import OwnerInfo
 app = group("Maintain the record.")
 
 REMEDY = (
-    "All else is as it was written. Restore a backup; or save what can be read with `context-compiler export`, and"
-    " delete the sessions concerned with `context-compiler sessions delete`, or go on in a new file."
+    "Everything else is intact. Restore a backup; or save what can be read with `context-compiler export`, and then"
+    " delete the affected sessions with `context-compiler sessions delete` or start a new file."
 )
 """Advice on a record with defects."""
 
 
 @app.command(epilog=example("verify --db system/context.db"))
 def verify(db: Db = DB, json: Json = False) -> None:
-    """Verify that the record is as it was written; exit code 1 if it is not."""
+    """Verify that the record is intact, as it was written; exit code 1 if it is not."""
     defects, inexact = asyncio.run(_verify(db))
     earlier = f"{plural(inexact, 'request')} of an earlier version"
     notes = [f"{earlier}: instructions and outcomes of tools were not recorded"] if inexact else []
@@ -80,13 +80,16 @@ def prune(
         str | None, typer.Option("--older-than", help="Only requests older than this: 30d, 12h, 2w.")
     ] = None,
     keep_last: Annotated[
-        int | None, typer.Option("--keep-last", min=0, help="Keep the newest N of each session.")
+        int | None, typer.Option("--keep-last", min=0, help="Keep the newest N requests of each session.")
     ] = None,
     db: Db = DB,
     owner: Owner = None,
     json: Json = False,
 ) -> None:
-    """Remove old requests, and messages that no other request needs. With both limits, a request must exceed both."""
+    """Remove old requests, and messages that no other request needs.
+
+    If both limits are given, only requests beyond both of them are removed.
+    """
     if older_than is None and keep_last is None:
         raise SettingsError("prune: give --older-than 30d, --keep-last 10, or both")
     days = None if older_than is None else parse_age(older_than)
@@ -94,20 +97,20 @@ def prune(
     removed = asyncio.run(_prune(db, owner, days, keep_last))
     after = _size(db)
     sizes = "" if before is None or after is None else f", {before // 1024:,} → {after // 1024:,} kB"
-    done = f"{db}: {plural(removed, 'request')} removed{sizes}"
-    print_result({"db": str(db), "removed": removed, "bytes_before": before, "bytes": after}, done, json=json)
+    report = f"{db}: {plural(removed, 'request')} removed{sizes}"
+    print_result({"db": str(db), "removed": removed, "bytes_before": before, "bytes": after}, report, json=json)
 
 
 async def _prune(db: Place, owner: str | None, days: float | None, keep_last: int | None) -> int:
-    async with open_record(db) as looked:  # a missing record is an error and not a new one
-        await looked.sessions()
+    async with open_record(db) as existing:  # a missing record is an error; opened for writing, it would be created
+        await existing.sessions()
     with progress_bar(f"pruning {db}"):
         async with open_record(db, owner, writing=True) as store:
             return await store.prune(older_than_days=days, keep_last=keep_last)
 
 
 def _size(db: Place) -> int | None:
-    """Bytes of a file; None for a database, whose server sees to that."""
+    """Size of a record file in bytes, including its write-ahead log; None for a database server."""
     if isinstance(db, Address):
         return None
     files = (db, write_ahead_log(db))
@@ -123,27 +126,27 @@ def delete(
     system: System = SYSTEM,
     json: Json = False,
 ) -> None:
-    """Delete everything of an owner: conversations, compiles, layers and memory. Nothing of it is left in the file.
+    """Delete all data of an owner: conversations, compiles, layers and memory. No trace of it is left in the file.
 
-    Transcripts of the owner's chats and the owner's vault stay; their folders are printed.
+    Transcripts of the owner's chats and the owner's vault are not deleted; their folders are printed.
     """
     found = asyncio.run(_load_owners(db))
     info = next((one for one in found if one.owner == owner), None)
     if info is None:
         known = suggestions(owner, [one.owner for one in found if one.owner])
-        other = "; nothing on it has an owner, and `sessions delete` removes a conversation"
+        other = "; no data in it has an owner, but `sessions delete` removes a conversation"
         raise StoreError(f"{db}: no owner {one_line(owner, 60)!r}{known or other}")
-    what = f"{plural(info.sessions, 'session')} with {plural(info.requests, 'request')}"
-    if not yes and not confirm(f"Delete {what} of owner {owner!r} from {db}?"):
+    content = f"{plural(info.sessions, 'session')} with {plural(info.requests, 'request')}"
+    if not yes and not confirm(f"Delete {content} of owner {owner!r} from {db}?"):
         print_error("nothing was deleted")
         raise typer.Exit(1)
     removed = asyncio.run(_erase(db, owner))
     left = sorted(str(folder) for folder in transcript_folders(db, vault, system, owner) if folder.is_dir())
-    own = vault_of(vault, owner) if vault is not None and OWNER in str(vault) and owner else None
-    vaults = [str(own)] if own is not None and own.is_dir() else []
+    private = vault_of(vault, owner) if vault is not None and OWNER in str(vault) and owner else None
+    vaults = [str(private)] if private is not None and private.is_dir() else []
     facts = {"db": str(db), "owner": owner, "sessions": info.sessions, "removed": removed}
     facts = {**facts, "transcripts": left, "vaults": vaults}
-    print_result(facts, f"{db}: {what} of owner {one_line(owner, 60)} deleted", json=json)
+    print_result(facts, f"{db}: {content} of owner {one_line(owner, 60)} deleted", json=json)
     for folder in left:
         print_note(f"{folder}: the transcripts of this owner's chats remain; delete them too, or they are loaded again")
     for folder in vaults:
@@ -162,7 +165,7 @@ async def _erase(db: Place, owner: str) -> int:
 
 @app.command(epilog=example("export --db system/context.db > record.jsonl"))
 def export(db: Db = DB, owner: Owner = None, json: Json = False) -> None:
-    """Write the record to standard output as JSON lines, one per row; --json changes nothing."""
+    """Write the record to standard output as JSON lines, one per row, with or without --json."""
     asyncio.run(_export(db, owner))
 
 
@@ -177,21 +180,21 @@ async def _export(db: Place, owner: str | None) -> None:
 
 @app.command(name="copy", epilog=example("copy system/context.db postgresql://app@db.example.org/agents"))
 def copy_(
-    source: Annotated[str, typer.Argument(metavar="SOURCE", help="File or address to read.")],
-    target: Annotated[str, typer.Argument(metavar="TARGET", help="File or address to add it to.")],
+    source: Annotated[str, typer.Argument(metavar="SOURCE", help="Record to copy: a file or address.")],
+    target: Annotated[str, typer.Argument(metavar="TARGET", help="Record that receives the copy: a file or address.")],
     json: Json = False,
 ) -> None:
-    """Copy a record to another file or database, and verify the copy. Repeat it to resume it, or to update it."""
+    """Copy a record to another file or database, and verify the copy. Run it again to resume or update the copy."""
     old, new = parse_place(source), parse_place(target)
     if old == new:
-        raise SettingsError(f"{old}: give two places")
+        raise SettingsError(f"{old}: source and target are the same; give two places")
     result = asyncio.run(_copy(old, new))
     added, present = sum(result.copied.values()), sum(result.present.values())
-    done = f"{new}: {plural(added, 'row')} copied, {present:,} there already, " + (
+    report = f"{new}: {plural(added, 'row')} copied, {present:,} there already, " + (
         plural(len(result.defects), "defect") if result.defects else "sound"
     )
     facts = {"source": str(old), "target": str(new), **asdict(result)}
-    print_result(facts, "\n".join([done, *(f"  {defect}" for defect in result.defects)]), json=json)
+    print_result(facts, "\n".join([report, *(f"  {defect}" for defect in result.defects)]), json=json)
     if result.defects:
         raise typer.Exit(1)
 

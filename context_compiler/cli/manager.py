@@ -1,4 +1,4 @@
-"""`manager`: list and make checkpoints of a managed session, and roll back to them."""
+"""`manager`: list and create checkpoints of a managed session, and roll back to them."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ app = group("Log, checkpoint and rollback of a managed session.", shown="manager
 SessionId = Annotated[str, typer.Argument(metavar="SESSION", help="Name of a session, from `sessions list`.")]
 
 SHORT = 12
-"""Characters of a commit id in tables; --json has all."""
+"""Characters of a commit id in tables; --json has the full id."""
 
 COLUMNS = (
     Column(""),
@@ -48,13 +48,13 @@ COLUMNS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Log:
-    """Commits of a session, and the next rollback."""
+    """Commits of a session, and the target of the next rollback."""
 
     commits: list[Commit]
     next: str | None
-    """Checkpoint that a rollback restores."""
+    """Id of the checkpoint that the next rollback restores."""
     turns: int
-    """Turns of the session now."""
+    """Current number of turns of the session."""
 
 
 @app.command("log", epilog=example("manager log assistant"))
@@ -65,11 +65,11 @@ def log(
     owner: Owner = None,
     json: Json = False,
 ) -> None:
-    """List the commits of a session, newest first; an arrow marks the next rollback."""
+    """List the commits of a session, newest first; an arrow marks the target of the next rollback."""
     found = asyncio.run(_log(db, owner, session, limit))
     facts = {"db": str(db), "session": session, "turns": found.turns, "next": found.next, "commits": found.commits}
-    none = f"session {one_line(session)} has {plural(found.turns, 'turn')} and no checkpoint yet"
-    print_list(facts, COLUMNS, [_row(one, found.next) for one in found.commits], json=json, empty=none)
+    empty = f"session {one_line(session)} has {plural(found.turns, 'turn')} and no checkpoint yet"
+    print_list(facts, COLUMNS, [_row(one, found.next) for one in found.commits], json=json, empty=empty)
 
 
 @app.command("checkpoint", epilog=example('manager checkpoint assistant --message "before the move"'))
@@ -80,17 +80,18 @@ def checkpoint(
     owner: Owner = None,
     json: Json = False,
 ) -> None:
-    """Make a checkpoint of a session and its memory."""
+    """Create a checkpoint of a session and its memory."""
     commit, turns = asyncio.run(_checkpoint(db, owner, session, message))
-    done = f"{db}: session {one_line(session)} kept at {plural(turns, 'turn')} as {str(commit)[:SHORT]}"
-    print_result({"db": str(db), "session": session, "commit": commit, "turns": turns}, done, json=json)
+    report = f"{db}: session {one_line(session)} saved at {plural(turns, 'turn')} as {str(commit)[:SHORT]}"
+    print_result({"db": str(db), "session": session, "commit": commit, "turns": turns}, report, json=json)
 
 
 @app.command("rollback", epilog=example("manager rollback assistant --yes"))
 def rollback(
     session: SessionId,
     to: Annotated[
-        str | None, typer.Option("--to", metavar="COMMIT", help="A commit of `manager log`, or its first characters.")
+        str | None,
+        typer.Option("--to", metavar="COMMIT", help="Id of a commit in `manager log`, or its first characters."),
     ] = None,
     yes: Yes = False,
     db: Db = DB,
@@ -99,23 +100,23 @@ def rollback(
 ) -> None:
     """Roll back to the newest unused checkpoint, or to a commit; the session continues from there."""
     found = asyncio.run(_log(db, owner, session, 1 if to is None else None))
-    goal = found.next if to is None else _commit_named(to, found.commits)
-    if not yes and goal is not None:
-        asked = f"Roll session {session!r} back from {plural(found.turns, 'turn')} to checkpoint {goal[:SHORT]}?"
-        if not confirm(asked):
+    target = found.next if to is None else _commit_named(to, found.commits)
+    if not yes and target is not None:
+        question = f"Roll session {session!r} back from {plural(found.turns, 'turn')} to checkpoint {target[:SHORT]}?"
+        if not confirm(question):
             print_error("nothing was rolled back")
             raise typer.Exit(1)
-    done, turns = asyncio.run(_rollback(db, owner, session, None if to is None else goal))
-    back = {"commit_restored": done.commit_restored, "turns_lost": done.turns_lost, "turns": turns}
-    line = f"is back at {done.commit_restored[:SHORT]}, {plural(done.turns_lost, 'turn')} gone"
+    result, turns = asyncio.run(_rollback(db, owner, session, None if to is None else target))
+    back = {"commit_restored": result.commit_restored, "turns_lost": result.turns_lost, "turns": turns}
+    line = f"is back at {result.commit_restored[:SHORT]}, {plural(result.turns_lost, 'turn')} lost"
     print_result({"db": str(db), "session": session, **back}, f"{db}: session {one_line(session)} {line}", json=json)
 
 
 def _commit_named(name: str, commits: list[Commit]) -> str:
-    """Id of the commit that begins with `name`; the name itself if none of these does: it may be of another branch.
+    """Find the id of the commit that begins with `name`; return `name` if there is none, as on another branch.
 
     Raises:
-        ContextMemoryError: Several begin with it.
+        ContextMemoryError: several commits begin with it.
     """
     found = [one.id for one in commits if one.id.startswith(name)]
     if len(found) > 1:
@@ -132,8 +133,8 @@ async def _open_manager(
     Raises:
         StoreError: there is no such session, or it was never managed.
     """
-    async with open_record(db, owner) as looked:
-        found = (await find_session(looked, session))[0]
+    async with open_record(db, owner) as existing:
+        found = (await find_session(existing, session))[0]
         session = found.session_id
     async with open_record(db, found.owner, writing=writing) as store:
         memory = SQLiteMemory(session, store)

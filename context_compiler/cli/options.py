@@ -1,4 +1,4 @@
-"""Options that several commands share, and access to the record by the names and numbers that users type."""
+"""Options that several commands share, and lookups in the record by the names and numbers that users type."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ Json = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
 
 
 class Address(str):
-    """The address of a database, which is printed without its password."""
+    """The address of a database; printed without its password."""
 
     def __str__(self) -> str:
         return place_name(self[:])
@@ -52,7 +52,7 @@ def parse_place(text: str) -> Place:
 
 
 PLACE: Any = {"envvar": "CONTEXT_COMPILER_DB", "parser": parse_place, "metavar": "PATH"}
-Db = Annotated[Any, typer.Option("--db", help="File of the record, or postgresql://USER@HOST/DB.", **PLACE)]
+Db = Annotated[Any, typer.Option("--db", help="Record: a file, or postgresql://USER@HOST/DB.", **PLACE)]
 System = Annotated[
     Path,
     typer.Option("--system", envvar="CONTEXT_COMPILER_SYSTEM", help="Folder of ContextTemplates/ and Chat_Sessions/."),
@@ -62,31 +62,34 @@ Vault = Annotated[
     typer.Option(
         "--vault",
         envvar="CONTEXT_COMPILER_VAULT",
-        help="Folder with templates that come first, and chats, in AssistantMD/; {owner} in it: one for each owner.",
+        help="Folder with AssistantMD/ (preferred templates, and chats); {owner} in its path gives each owner one.",
     ),
 ]
 Owner = Annotated[
     str | None,
-    typer.Option("--owner", envvar="CONTEXT_COMPILER_OWNER", help="Only data of this owner; default: of all owners."),
+    typer.Option("--owner", envvar="CONTEXT_COMPILER_OWNER", help="Only data of this owner; default: all owners."),
 ]
 AsOwner = Annotated[
-    str | None, typer.Option("--owner", envvar="CONTEXT_COMPILER_OWNER", help="Owner of what is recorded.")
+    str | None, typer.Option("--owner", envvar="CONTEXT_COMPILER_OWNER", help="Owner of the recorded data.")
 ]
-VaultOwner = Annotated[str | None, typer.Option("--owner", envvar="CONTEXT_COMPILER_OWNER", help="Owner of the vault.")]
+VaultOwner = Annotated[
+    str | None,
+    typer.Option("--owner", envvar="CONTEXT_COMPILER_OWNER", help="Owner of the vault."),
+]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
 ViewId = Annotated[int, typer.Argument(metavar="ID", help="Number of a view, from `views list`.")]
 
 DB = Path(DEFAULT_PATH)
 SYSTEM = Path("system")
 MARKUP: Any = "rich" if sys.stdout is not None and sys.stdout.isatty() and not os.environ.get("NO_COLOR") else None
-"""Format of help: rich on a terminal, plain text elsewhere and with NO_COLOR."""
+"""Format of help: rich on a terminal, plain text elsewhere or with NO_COLOR."""
 
 
 class Group(TyperGroup):
-    """A group of commands whose summaries are listed in full, under the heading of each."""
+    """A group of commands whose help lists all summaries in full, under their headings."""
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
-        """Write the commands as plain text, where the base class cuts a summary off at the width."""
+        """Write the list of commands; the base class would cut summaries off at the width of the terminal."""
         headings: dict[str, list[tuple[str, str]]] = {}
         for name in self.list_commands(ctx):
             command: Any = self.get_command(ctx, name)
@@ -100,7 +103,7 @@ class Group(TyperGroup):
 
 
 def group(help: str, *, shown: str = "", cls: Any = None) -> typer.Typer:
-    """A command group with the common settings; `shown` is the example in its help."""
+    """Create a command group with the common settings; `shown` is the example in its help."""
     return typer.Typer(
         cls=cls or Group,
         help=help,
@@ -114,7 +117,7 @@ def group(help: str, *, shown: str = "", cls: Any = None) -> typer.Typer:
 
 
 def example(command: str) -> str:
-    """The last line of a command's help: an example that can be copied."""
+    """Format the last line of a command's help: an example to copy."""
     return f"Example: context-compiler {command}"
 
 
@@ -123,7 +126,7 @@ DAYS = {"m": 1 / 1440, "h": 1 / 24, "d": 1.0, "w": 7.0}
 
 
 def parse_age(text: str) -> float:
-    """Parse an age such as 30d, 12h or 2w, into days."""
+    """Parse an age such as 30d, 12h or 2w; return it in days."""
     found = re.fullmatch(r"(\d{1,6}(?:\.\d{1,6})?)\s*([mhdw])", text.strip().lower(), re.ASCII)
     if not found:
         raise SettingsError(f"--older-than {text!r}: give a number with m, h, d or w, such as 30d")
@@ -131,7 +134,7 @@ def parse_age(text: str) -> float:
 
 
 def confirm(question: str) -> bool:
-    """Ask on standard error; True for y or yes.
+    """Ask a question on standard error; True if the answer is y or yes.
 
     Raises:
         SettingsError: standard input is empty.
@@ -148,7 +151,7 @@ def confirm(question: str) -> bool:
 async def open_record(
     db: Place, owner: str | None = None, *, writing: bool = False
 ) -> AsyncGenerator[SQLiteStore | PostgresStore]:
-    """Open the record at a place, of one owner or of every one, read-only unless `writing`, and close it."""
+    """Open a record, for one owner or for all (None), read-only unless `writing`; close it at the end."""
     store = open_place(db, read_only=not writing, busy_timeout_ms=BUSY_TIMEOUT_MS if writing else 250)
     try:
         yield store.scoped(owner)
@@ -157,7 +160,7 @@ async def open_record(
 
 
 async def find_session(store: SQLStore, session: str) -> list[SessionInfo]:
-    """A session, once per vault; its name may be abbreviated as in a table.
+    """Find a session by its name, which may be abbreviated as in a table; one result per vault that has it.
 
     Raises:
         StoreError: there is no such session, or several match, or several owners have it; the message suggests names.
@@ -167,8 +170,8 @@ async def find_session(store: SQLStore, session: str) -> list[SessionInfo]:
     meant = [session] if session in names else expand(session, names)
     if len(meant) > 1:
         some = ", ".join(repr(one_line(name, 60)) for name in meant[:3])
-        asked = f"session {one_line(session, 60)!r} matches {len(meant)}, such as {some}"
-        raise StoreError(f"{store.place}: {asked}; give more of its name")
+        problem = f"session {one_line(session, 60)!r} matches {len(meant)} names, such as {some}"
+        raise StoreError(f"{store.place}: {problem}; give more of the name")
     if not meant:
         known = (
             suggestions(session, names, list_command=list_command("sessions list", store.place))
@@ -185,7 +188,7 @@ async def find_session(store: SQLStore, session: str) -> list[SessionInfo]:
 
 
 async def find_view(store: SQLStore, number: int) -> Record:
-    """One request with its compile.
+    """Find a recorded request and its compile by the number of its view.
 
     Raises:
         StoreError: there is no view of that number; the message suggests some.
@@ -198,7 +201,7 @@ async def find_view(store: SQLStore, number: int) -> Record:
 
 
 def _nearest_views(wrong: int, numbers: Sequence[int], db: str) -> str:
-    """The end of an error message: the views that exist."""
+    """Format the end of an error message: the numbers of existing views."""
     if not numbers:
         return "it holds no views"
     if len(numbers) == 1:
@@ -212,20 +215,20 @@ def _nearest_views(wrong: int, numbers: Sequence[int], db: str) -> str:
 
 
 def list_command(command: str, db: Place | str) -> str:
-    """A list command for this record, ready to be copied."""
+    """Format a command for this record, ready to copy."""
     return f"context-compiler {command}" + (
         "" if str(db) in (str(DB), str(DB.absolute())) else f" --db {quote(str(db))}"
     )
 
 
 def print_look(screen: Screen, db: Place) -> None:
-    """Print how to look at a record in the browser; only on a terminal, so that other output stays as it is."""
+    """Print the command that opens a record in the browser; only on a terminal, to keep piped output clean."""
     if screen.rich:
         screen.line(("look at it: ", "dim"), (list_command("serve", db), "cyan"))
 
 
 async def recorded_messages(store: SQLStore, record: Record, *, raw: bool) -> list[bytes]:
-    """The bodies of the messages of a request: its raw history (`raw`), or the view it sent.
+    """Load the message bodies of a request: its raw history if `raw`, else the view that it sent.
 
     Raises:
         StoreError: the request was recorded without content.
@@ -251,14 +254,14 @@ def check_run_name(text: str | None) -> str | None:
 
 
 class Given(str):
-    """The value of an option, with the place that it comes from."""
+    """The value of an option, together with its origin."""
 
     origin: str
-    """The option, or a variable, or a file and its key."""
+    """An option, an environment variable, or a file and its key."""
 
 
 def with_origin(context: typer.Context, option: typer.CallbackParam, text: str | None) -> str | None:
-    """Callback of options whose value may come from the configuration file."""
+    """Callback of options whose value may come from the configuration file: remember the origin."""
     if text is None:
         return text
     given, key = Given(text), option.name
@@ -271,7 +274,7 @@ def with_origin(context: typer.Context, option: typer.CallbackParam, text: str |
 
 
 def origin(text: str, option: str) -> str:
-    """Place that a value comes from; the option, if nothing else is known."""
+    """Origin of a value; the option itself if nothing else is known."""
     return text.origin if isinstance(text, Given) else option
 
 
@@ -285,8 +288,8 @@ def parse_amount(text: str) -> Amount:
     try:
         return check_amount(value, name="--budget") or 1
     except SettingsError:
-        said = f"{origin(text, '--budget')} {str(text)!r}"
-        raise SettingsError(f"{said}: give whole tokens such as 4000, or a share such as 0.5") from None
+        given = f"{origin(text, '--budget')} {str(text)!r}"
+        raise SettingsError(f"{given}: give whole tokens such as 4000, or a share such as 0.5") from None
 
 
 def parse_budget(text: str) -> Budget:
@@ -343,12 +346,12 @@ BudgetText = Annotated[
     typer.Option(
         "--budget",
         "-b",
-        help="Tokens such as 4000, a share of 32,000 such as 0.5, or '$0.02' by the price of --model.",
+        help="Tokens such as 4000, a share of 32,000 tokens such as 0.5, or '$0.02' at --model's price.",
         **BUDGET,
     ),
 ]
 TokenBudget = Annotated[
-    str, typer.Option("--budget", "-b", help="Tokens such as 4000, or a share of 32,000 such as 0.5.", **BUDGET)
+    str, typer.Option("--budget", "-b", help="Tokens such as 4000, or a share of 32,000 tokens such as 0.5.", **BUDGET)
 ]
 ModelName = Annotated[
     str,
@@ -363,10 +366,11 @@ RecordIn = Annotated[
     Any,
     typer.Option("--db", help="Record the view in this file or database; default: nowhere.", **PLACE),
 ]
-SessionName = Annotated[str | None, typer.Option("--session", help="Name of the conversation on the record.")]
+SessionName = Annotated[str | None, typer.Option("--session", help="Name of the conversation in the record.")]
 RecentTurns = Annotated[str | None, typer.Option("--recent-turns", help="Turns to keep if they fit: a number, or all.")]
 Select = Annotated[
-    str | None, typer.Option("--select", help="Select one of several conversations by position, from 0, or by name.")
+    str | None,
+    typer.Option("--select", help="Which of several conversations to use: a name, or a position from 0."),
 ]
 FormatName = Annotated[str | None, typer.Option("--from", help="Format of the transcript, if it cannot be detected.")]
 PrintAs = Annotated[Format, typer.Option("--format", help="Output format.")]
@@ -374,10 +378,10 @@ Explain = Annotated[
     bool, typer.Option("--explain", help="Print why each message is kept or left out, instead of the messages.")
 ]
 LayersOf = Annotated[
-    str | None, typer.Option("--layers", help="Put the layers of this session, from --db, before the last prompt.")
+    str | None, typer.Option("--layers", help="Put the layers of this session (stored in --db) before the last prompt.")
 ]
 Role = Annotated[
-    str, typer.Option("--role", help="Node that the layers are written for: understand, think, act or reply.")
+    str, typer.Option("--role", help="Kind of node that gets the layers: understand, think, act or reply.")
 ]
 Strict = Annotated[
     bool, typer.Option("--strict", help="Fail if the budget is exceeded, or met only by truncating the prompt.")

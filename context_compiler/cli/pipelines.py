@@ -85,7 +85,7 @@ class FileReport:
     edges: int = 0
     findings: tuple[Diagnostic, ...] = ()
     snippet: str = ""
-    """Source line of a syntax error."""
+    """Source line of a syntax error; empty if there is none."""
 
     def count(self, severity: Severity) -> int:
         """Number of findings of a severity."""
@@ -99,28 +99,28 @@ def check(
     system: System = SYSTEM,
     json: Json = False,
 ) -> None:
-    """Check graphs against every rule; exit code 1 if one has errors."""
+    """Check graphs against every rule; exit code 1 if any has errors."""
     rule = partial(template_known, TemplateLibrary(vault=vault, system=system))
     print_reports([check_file(file, read_graph, rule) for file in files], json=json)
 
 
 def print_reports(found: Sequence[FileReport], *, json: bool) -> None:
-    """Print the findings.
+    """Print the findings of all files.
 
     Raises:
         Exit: a file has errors.
     """
-    wrong = any(one.count(Severity.ERROR) for one in found)
+    failed = any(one.count(Severity.ERROR) for one in found)
     screen = Screen()
     if json:
-        screen.raw(json_text({"ok": not wrong, "files": found}))
+        screen.raw(json_text({"ok": not failed, "files": found}))
     else:
         for one in found:
-            _print(screen, one)
+            _print_report(screen, one)
         counts = [sum(one.count(severity) for one in found) for severity in Severity]
         counted = [plural(count, noun) for count, noun in zip(counts, ("error", "warning", "note"), strict=True)]
         screen.line(f"{plural(len(found), 'file')}, {', '.join(counted)}")
-    if wrong:
+    if failed:
         raise typer.Exit(1)
 
 
@@ -128,7 +128,7 @@ def print_reports(found: Sequence[FileReport], *, json: bool) -> None:
 def parse(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="A DOT file, or a workflow.")], json: Json = False
 ) -> None:
-    """Print a graph as it is read: attributes, stages, edges; as JSON, except on a terminal."""
+    """Print the parsed graph: attributes, stages and edges; as JSON, except on a terminal."""
     graph = read_graph(file)
     screen = Screen()
     if json or not screen.rich:
@@ -166,7 +166,7 @@ def _graph_document(graph: Graph) -> dict[str, object]:
 
 @app.command("handlers", epilog=example("pipeline handlers"))
 def handlers(json: Json = False) -> None:
-    """Print the types of stages: shape, and how each is run; as JSON, except on a terminal."""
+    """Print the types of stages: their shapes, and how each is run; as JSON, except on a terminal."""
     shapes = {handler: shape for shape, handler in HANDLERS.items()}
     found: list[dict[str, object]] = []
     for name, handler in pipeline.build_handlers(pipeline.RunConfig()).items():
@@ -212,7 +212,7 @@ def read_graph(file: Path) -> Graph:
 
     Raises:
         SettingsError: the file cannot be read as text.
-        GraphError: it holds no valid graph.
+        GraphError: it contains no valid graph.
     """
     if file.suffix.lower() in SUFFIXES:
         return load_workflow(file)
@@ -225,7 +225,7 @@ def read_graph(file: Path) -> Graph:
 
 
 def check_file(file: Path, read: Callable[[Path], Graph], *rules: Rule) -> FileReport:
-    """Check one file against every rule, and against `rules`."""
+    """Check one file against every built-in rule and against `rules`."""
     try:
         graph = read(file)
     except GraphError as error:
@@ -239,8 +239,8 @@ def check_file(file: Path, read: Callable[[Path], Graph], *rules: Rule) -> FileR
     )
 
 
-def _print(screen: Screen, one: FileReport) -> None:
-    """Print a table on a terminal; elsewhere one line per finding, with the place first."""
+def _print_report(screen: Screen, one: FileReport) -> None:
+    """Print a table on a terminal; elsewhere print one line per finding, beginning with its place."""
     if not screen.rich:
         for finding in one.findings:
             screen.raw(safe(f"{one.path}:{'' if finding.line else ' '}{finding}").replace("\n", " "))
@@ -272,7 +272,7 @@ STAGES = (
     Column("status"),
     Column("visits", right=True),
     Column("retries", right=True),
-    Column("said", elastic=True),
+    Column("notes", elastic=True),
 )
 
 
@@ -280,31 +280,31 @@ STAGES = (
 @with_run_options()
 def run(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="A DOT file or a workflow.")],
-    wish: RunOptions,
+    options: RunOptions,
     run_id: NewId = None,
     values: Values = None,
     runs: Runs = RUNS,
 ) -> None:
     """Run a graph; exit code 1 if the run fails."""
-    run_graph(read_graph(file), wish, run_id, values, runs=runs)
+    run_graph(read_graph(file), options, run_id, values, runs=runs)
 
 
 @app.command("resume", epilog=example("pipeline resume login-1a2b3c4d --simulate"))
 @with_run_options()
 def resume(
     run: RunId,
-    wish: RunOptions,
+    options: RunOptions,
     restore: Restore = False,
     runs: Annotated[
         str | None,
         typer.Option("--runs", envvar="CONTEXT_COMPILER_RUNS", help="Run store: a .db file, a folder, or an address."),
     ] = None,
 ) -> None:
-    """Resume a stopped run; print the result of one that has ended."""
+    """Resume a stopped run, or print the result of one that has ended."""
     folder = (Path(run) / "checkpoint.json").is_file() and runs is None
     if not folder and not has_runs(runs or RUNS):
         raise _no_runs(runs or RUNS)
-    resume_run(run, wish, runs=None if folder else runs or RUNS, restore=restore)
+    resume_run(run, options, runs=None if folder else runs or RUNS, restore=restore)
 
 
 @app.command("runs", epilog=example("pipeline runs"))
@@ -319,17 +319,17 @@ def list_runs(runs: Runs = RUNS, json: Json = False) -> None:
 
 
 def _about(info: pipeline.RunInfo) -> str:
-    """The goal of a run, or the reason why it cannot be read."""
+    """Goal of a run, or the reason why the run cannot be read."""
     return info.failure_reason if info.status == "damaged" else info.goal
 
 
 @app.command("delete", epilog=example("pipeline delete login-1a2b3c4d --yes"))
 def delete(run: StoredRun, yes: Yes = False, runs: Runs = RUNS, json: Json = False) -> None:
-    """Delete a run and its children: states, events, questions, answers and graph. Nothing of it is left in the store.
+    """Delete a run and its children: states, events, questions, answers and graph. No trace is left in the store.
 
-    The requests of its agents are on the record; `sessions delete RUN/STAGE` deletes them.
+    The requests of its agents are in the record; `sessions delete RUN/STAGE` deletes them.
     """
-    asyncio.run(_find_run(run, runs))
+    asyncio.run(_require_run(run, runs))
     if not yes and not confirm(f"Delete run {run!r} from {place_name(runs)}?"):
         print_error("nothing was deleted")
         raise typer.Exit(1)
@@ -344,11 +344,11 @@ def delete(run: StoredRun, yes: Yes = False, runs: Runs = RUNS, json: Json = Fal
 
 @app.command("prune", epilog=example("pipeline prune --older-than 30d"))
 def prune(
-    older_than: Annotated[str, typer.Option("--older-than", help="Only runs that ended before this: 30d, 12h, 2w.")],
+    older_than: Annotated[str, typer.Option("--older-than", help="Only runs that ended longer ago: 30d, 12h, 2w.")],
     runs: Runs = RUNS,
     json: Json = False,
 ) -> None:
-    """Delete runs that have ended, with their children; runs that are waiting or can be resumed stay."""
+    """Delete ended runs and their children; keep runs that are waiting or can be resumed."""
     days = parse_age(older_than)
     if not has_runs(runs):
         raise _no_runs(runs)
@@ -358,13 +358,13 @@ def prune(
             return await pipeline.prune_runs(store, older_than_days=days)
 
     removed = asyncio.run(work())
-    done = f"{place_name(runs)}: {plural(len(removed), 'run')} deleted"
-    print_result({"runs": place_name(runs), "removed": removed}, done, json=json)
+    report = f"{place_name(runs)}: {plural(len(removed), 'run')} deleted"
+    print_result({"runs": place_name(runs), "removed": removed}, report, json=json)
 
 
 @app.command("show", epilog=example("pipeline show login-1a2b3c4d"))
 def show(run: RunId, runs: Runs = RUNS, json: Json = False) -> None:
-    """Show the state of a run: stages, outcomes, and context values."""
+    """Show the state of a run: stages, outcomes and context values."""
     state, events = asyncio.run(_load_run(run, runs))
     screen = Screen()
     if json:
@@ -375,7 +375,7 @@ def show(run: RunId, runs: Runs = RUNS, json: Json = False) -> None:
     lineage = state.lineage
     facts = (
         ("run", state.run_id),
-        ("status", state.status or "running, or stopped"),
+        ("status", state.status or "running or stopped"),
         ("reason", state.failure_reason),
         ("last stage", state.current_node),
         ("next stage", state.next_node),
@@ -407,23 +407,23 @@ async def _load_runs(runs: str) -> list[pipeline.RunInfo]:
         return await store.runs()
 
 
-async def _find_run(run: str, runs: str) -> None:
-    """Check that a run is in a store.
+async def _require_run(run: str, runs: str) -> None:
+    """Raise unless a run is in the store.
 
     Raises:
-        PipelineError: it is not.
+        PipelineError: there is no such run.
     """
     if not has_runs(runs):
         raise _no_runs(runs)
     async with open_runs(runs) as store:
         names = [info.run_id for info in await store.runs()]
     if run not in names:
-        raise _unknown(run, runs, names)
+        raise _unknown_run(run, runs, names)
 
 
-def _unknown(run: str, runs: str, names: Sequence[str]) -> PipelineError:
-    lists = "context-compiler pipeline runs" + ("" if runs == RUNS else f" --runs {quote(place_name(runs))}")
-    known = suggestions(run, names, list_command=lists) or "; it holds no runs"
+def _unknown_run(run: str, runs: str, names: Sequence[str]) -> PipelineError:
+    command = "context-compiler pipeline runs" + ("" if runs == RUNS else f" --runs {quote(place_name(runs))}")
+    known = suggestions(run, names, list_command=command) or "; it holds no runs"
     return PipelineError(f"{place_name(runs)}: no run {one_line(run, 60)!r}{known}")
 
 
@@ -438,7 +438,7 @@ async def _load_run(run: str, runs: str) -> tuple[pipeline.RunState, list[pipeli
     async with open_runs(runs) as store:
         state = await store.load(run)
         if state is None:
-            raise _unknown(run, runs, [info.run_id for info in await store.runs()])
+            raise _unknown_run(run, runs, [info.run_id for info in await store.runs()])
         return state, await store.events(run)
 
 

@@ -19,7 +19,7 @@ from context_compiler.cli.text import number, one_line, plural, safe
 from context_compiler.pipeline.stores import Event
 
 STYLES = {"success": "green", "partial_success": "yellow", "fail": "red", "skipped": "dim", "running": "cyan"}
-MOST = 200
+MAX_ROWS = 200
 """Maximum rows of the table; older ones are dropped."""
 
 
@@ -39,7 +39,7 @@ class Row:
     why: str = ""
 
     def cells(self) -> tuple[str, ...]:
-        """Its cells, in the order of the columns."""
+        """Format its cells, in the order of the columns."""
         seconds = time.monotonic() - self.began if self.seconds is None else self.seconds
         tokens = f"{number(self.tokens_in)} in, {number(self.tokens_out)} out" if self.tokens_in else ""
         retries = plural(self.retries, "retry").replace("retrys", "retries") if self.retries else ""
@@ -51,7 +51,7 @@ class RunProgress:
     """Prints the events of one run."""
 
     def __init__(self, screen: Screen, *, events: bool, silent: bool) -> None:
-        """`events` prints them as JSON lines; `silent` prints nothing."""
+        """Print events as JSON lines if `events`, nothing if `silent`, else progress for people."""
         self._screen, self._events, self._silent = screen, events, silent
         self._rows: list[Row] = []
         self._open: dict[tuple[str, str | None], Row] = {}
@@ -59,7 +59,7 @@ class RunProgress:
 
     @contextmanager
     def display(self) -> Generator[None]:
-        """Show the live table while the context lasts."""
+        """Show the live table while the body runs, if output is a terminal."""
         if self._events or self._silent or not self._screen.rich:
             yield
             return
@@ -69,13 +69,13 @@ class RunProgress:
             yield
 
     def on_event(self, event: Event) -> None:
-        """Print or count one event."""
+        """Print one event, or show it in the table."""
         if self._events:
             sys.stdout.write(json.dumps(event.document()) + "\n")
             sys.stdout.flush()
         if self._events or self._silent:
             return
-        row = self._row(event)
+        row = self._find_row(event)
         if row is not None:
             self._update(row, event)
         if self._live is not None and event.kind == "interview_started":
@@ -87,7 +87,7 @@ class RunProgress:
         if self._live is None and event.kind == "run_finalized" and event.data.get("status") == "restarted":
             self._screen.line(f"restarted at {event.data.get('restart_target')}")
 
-    def _row(self, event: Event) -> Row | None:
+    def _find_row(self, event: Event) -> Row | None:
         place = (event.branch, event.node)
         if event.kind == "stage_started" and event.node is not None:
             name = f"{event.branch}/{event.node}" if event.branch not in ("", event.node) else event.node
@@ -98,7 +98,7 @@ class RunProgress:
                 thread=safe(str(facts.get("thread", ""))),
                 began=time.monotonic(),
             )
-            self._rows = [*self._rows, self._open[place]][-MOST:]
+            self._rows = [*self._rows, self._open[place]][-MAX_ROWS:]
         return self._open.get(place)
 
     def _update(self, row: Row, event: Event) -> None:
@@ -121,7 +121,7 @@ class RunProgress:
         table = Table(box=None, pad_edge=False, show_edge=False, header_style="dim")
         for name in ("stage", "fidelity", "status", "retries", "time", "tokens", ""):
             table.add_column(name, no_wrap=True)
-        for row in self._rows[-max(5, (self._live.console.height if self._live else MOST) - 3) :]:
+        for row in self._rows[-max(5, (self._live.console.height if self._live else MAX_ROWS) - 3) :]:
             cells = row.cells()
             table.add_row(*(Text(cell, STYLES.get(row.status, "") if at == 2 else "") for at, cell in enumerate(cells)))
         return table

@@ -1,6 +1,6 @@
-"""The root command, its table of commands and the exit codes: 0 success, 1 a negative answer, 2 wrong usage or input.
+"""The root command, its table of commands and the exit codes: 0 success, 1 negative answer, 2 wrong usage or input.
 
-A command is imported when it is called. Until then it is a name and a line of help, so that `--help` is quick.
+A command is imported when it is called. `--help` needs only its name and summary, and is therefore quick.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ from context_compiler.errors import BudgetError, CompileError, ContextCompilerEr
 from context_compiler.paths import warn_of_namesake
 from context_compiler.settings import Config
 
-NO, WRONG, INTERRUPTED, PIPE_CLOSED = 1, 2, 130, 141
+NEGATIVE, INVALID, INTERRUPTED, PIPE_CLOSED = 1, 2, 130, 141
 """Exit codes: negative answer; wrong usage or input; Ctrl-C; closed pipe."""
 
 LOOK, MAKE, RUN, KEEP = "Look", "Make", "Run", "Keep"
-"""Headings of `--help`: look at what was sent, make views, run conversations and jobs, keep the record."""
+"""Headings of `--help`: look at sent requests, make views, run conversations and jobs, maintain the record."""
 
 COMMANDS = {
     "demo": ("demo", LOOK, "Show what a model would see of a bundled conversation."),
     "views": ("views", LOOK, "List, show, diff and replay recorded requests."),
     "sessions": ("sessions", LOOK, "List, show, compact and delete recorded conversations."),
     "stats": ("stats", LOOK, "Show tokens saved, fallbacks and latencies."),
-    "layers": ("layers", LOOK, "Show the layers of a session, as each kind of node sees them."),
-    "serve": ("serve", LOOK, "Look at the record in the browser, and chat there."),
+    "layers": ("layers", LOOK, "Show the layers of a session as a node would get them."),
+    "serve": ("serve", LOOK, "Browse the record in a web browser, and chat there."),
     "compile": ("compile", MAKE, "Compile a transcript into a view that fits a token budget."),
     "import": ("importing", MAKE, "Import conversations from other tools into the record."),
     "bench": ("bench", MAKE, "Measure what views would save on a transcript."),
@@ -42,16 +42,16 @@ COMMANDS = {
     "chat": ("chat", RUN, "Chat with a model; the conversation is stored in full."),
     "workflow": ("workflows", RUN, "Check, draw, run, resume and show workflows: markdown files."),
     "pipeline": ("pipelines", RUN, "Check, draw, run, submit, resume and show graphs of stages."),
-    "worker": ("workers", RUN, "Run submitted pipelines until Ctrl-C; any number at once."),
+    "worker": ("workers", RUN, "Run submitted pipelines until Ctrl-C; start as many as you like."),
     "config": ("config", KEEP, "Show every setting with the origin of its value."),
     "manager": ("manager", KEEP, "Log, checkpoint and rollback of a managed session."),
-    "verify": ("maintenance", KEEP, "Verify that the record is as it was written."),
+    "verify": ("maintenance", KEEP, "Verify that the record is intact."),
     "prune": ("maintenance", KEEP, "Remove old requests from the record."),
-    "delete": ("maintenance", KEEP, "Delete everything of one owner from the record."),
+    "delete": ("maintenance", KEEP, "Delete all data of one owner from the record."),
     "copy": ("maintenance", KEEP, "Copy the record to another file or database."),
     "export": ("maintenance", KEEP, "Write the whole record as JSON lines."),
 }
-"""Commands: module, heading and summary of each. A summary is at most 66 characters, so that it is one line of 80."""
+"""Module, heading and summary of each command. A summary has at most 66 characters, to fit on a line of 80."""
 
 USAGE_ERROR = cast("type[Exception]", typer.BadParameter.__mro__[2])
 """Base class of usage errors: Typer's own in newer versions, click's in older ones."""
@@ -68,10 +68,10 @@ class _LogNotes(logging.Handler):
 
 
 class Commands(Group):
-    """The root command: imports a command when it is called, and turns every outcome into an exit code."""
+    """The root command: imports each command when it is called, and converts every outcome to an exit code."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """The command that the arguments name, imported."""
+        """Import and return the command that the arguments name."""
         if args and args[0] in COMMANDS:
             self.commands[args[0]] = load(args[0])
         return super().resolve_command(ctx, args)
@@ -88,11 +88,11 @@ class Commands(Group):
             code = _print_usage_error(error)
         except ContextCompilerError as error:
             print_error(str(error))
-            code = NO if isinstance(error, BudgetError | CompileError) else WRONG
+            code = NEGATIVE if isinstance(error, BudgetError | CompileError) else INVALID
         except typer.Abort:
             code = INTERRUPTED
         except BrokenPipeError:
-            code = _drop_output()
+            code = _discard_output()
         finally:
             log.removeHandler(notes)
         sys.exit(code if isinstance(code, int) else 0)
@@ -105,12 +105,12 @@ class Commands(Group):
         except KeyboardInterrupt:
             raise typer.Exit(INTERRUPTED) from None
         except BrokenPipeError:
-            raise typer.Exit(_drop_output()) from None
+            raise typer.Exit(_discard_output()) from None
 
 
 @cache
 def load(name: str) -> Any:
-    """Import a command."""
+    """Import a command and return it."""
     module = import_module(f"context_compiler.cli.{COMMANDS[name][0]}")
     found: Any = get_command(module.app)
     inner: dict[str, Any] = getattr(found, "commands", {})
@@ -121,30 +121,30 @@ def _print_usage_error(error: Any) -> int:
     if type(error).__name__ == "NoArgsIsHelpError":
         if error.format_message():
             typer.echo(error.format_message())
-        return WRONG
+        return INVALID
     context = getattr(error, "ctx", None)
     path = context.command_path if context is not None else "context-compiler"
-    message = error.format_message().strip().rstrip(".").replace("Value error, ", "")  # a prefix of pydantic's
+    message = error.format_message().strip().rstrip(".").replace("Value error, ", "")  # pydantic's prefix
     print_error(f"{message[:1].lower()}{message[1:]}; see `{path} --help`")
-    return WRONG
+    return INVALID
 
 
-def _drop_output() -> int:
-    """Redirect output to nowhere, so that the interpreter can exit after its pipe was closed."""
+def _discard_output() -> int:
+    """Discard further output, so that the interpreter can exit cleanly after its pipe was closed."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return PIPE_CLOSED
 
 
 def _replace_unprintable() -> None:
-    """Print a question mark for each character that the terminal's encoding lacks."""
+    """Print a question mark for each character that the output encoding lacks."""
     for stream in (sys.stdout, sys.stderr):
         reconfigure = getattr(stream, "reconfigure", None)
         if reconfigure is not None:
             reconfigure(errors="replace")
 
 
-def _version(asked: bool) -> None:
-    if asked:
+def _print_version(requested: bool) -> None:
+    if requested:
         typer.echo(f"context-compiler {__version__}")
         raise typer.Exit
 
@@ -160,7 +160,7 @@ app = group(
 @app.callback()
 def _root(
     version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
     pass
@@ -168,7 +168,7 @@ def _root(
 
 def _add_placeholder(name: str, heading: str, summary: str) -> None:
     @app.command(name, help=summary, rich_help_panel=heading)
-    def _() -> None:  # listed by --help; `resolve_command` replaces it
+    def _() -> None:  # only listed by --help; `resolve_command` replaces it
         pass
 
 

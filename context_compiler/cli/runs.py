@@ -1,4 +1,4 @@
-"""Run and resume graphs from the command line, whether written in DOT or as a workflow."""
+"""Options and functions that run and resume graphs, shared by `pipeline`, `workflow` and `worker`."""
 
 from __future__ import annotations
 
@@ -37,24 +37,25 @@ Runs = Annotated[
 Logs = Annotated[Path | None, typer.Option("--logs", help="Folder for the files of this run.")]
 Db = Annotated[
     Any,
-    typer.Option("--db", help="File or database in which the requests of the stages are recorded.", **PLACE),
+    typer.Option("--db", help="Record of the stages' requests: a file, or postgresql://USER@HOST/DB.", **PLACE),
 ]
 ModelName = Annotated[
-    str | None, typer.Option("--model", help="Model of the stages that name none; `scripted` needs no key.")
+    str | None, typer.Option("--model", help="Model of stages that name none; `scripted` needs no key.")
 ]
 Simulate = Annotated[
     bool,
     typer.Option("--simulate", help="Simulate agents instead of asking models. Tool commands run for real."),
 ]
 AutoApprove = Annotated[bool, typer.Option("--auto-approve", help="Take the first choice at human gates.")]
-Events = Annotated[bool, typer.Option("--events", help="Print events as JSON lines, the result last.")]
+Events = Annotated[bool, typer.Option("--events", help="Print events as JSON lines, then the result.")]
 MaxDuration = Annotated[
     str | None,
     typer.Option("--max-duration", metavar="DURATION", help="Time limit of the run, such as 90s, 15m or 2h."),
 ]
-MaxRequests = Annotated[int | None, typer.Option("--max-requests", min=1, help="Limit of the agents' model requests.")]
+MaxRequests = Annotated[int | None, typer.Option("--max-requests", min=1, help="Limit on the agents' model requests.")]
 MaxCost = Annotated[
-    str | None, typer.Option("--max-cost", metavar="USD", help="Limit of what the agents' requests cost, such as 0.50.")
+    str | None,
+    typer.Option("--max-cost", metavar="USD", help="Limit on the cost of the agents, such as 0.50."),
 ]
 Lenient = Annotated[bool, typer.Option("--lenient", help="After a failure, follow edges without a condition too.")]
 Restore = Annotated[bool, typer.Option("--restore-threads", help="Continue the conversations of `full` stages.")]
@@ -64,12 +65,12 @@ RunId = Annotated[str, typer.Argument(metavar="RUN", callback=check_run_name, he
 
 RUNS = "system/runs.db"
 DIRECTIVES = "directive_known"
-"""Rule that finds directives without effect."""
+"""Name of the rule that finds directives without effect."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunOptions:
-    """Options that all commands share which run a graph; see `with_run_options`."""
+    """Options of all commands that run a graph; see `with_run_options`."""
 
     model: ModelName = None
     simulate: Simulate = False
@@ -87,10 +88,10 @@ class RunOptions:
 
 
 def with_run_options(*, without: Collection[str] = ()) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Decorator: the command takes each of `RunOptions` as an option, and is given them as `wish`.
+    """Decorate a command to take each field of `RunOptions` as an option, and to receive them as `options`.
 
     Args:
-        without: Fields that are not options of this command.
+        without: Fields that this command does not take.
     """
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
@@ -98,7 +99,7 @@ def with_run_options(*, without: Collection[str] = ()) -> Callable[[Callable[...
         shared = get_type_hints(RunOptions, include_extras=True)
         names = [one.name for one in fields(RunOptions) if one.name not in without]
         own = signature(command).parameters.values()
-        options = [
+        added = [
             Parameter(one.name, Parameter.KEYWORD_ONLY, default=one.default)
             for one in fields(RunOptions)
             if one.name in names
@@ -106,10 +107,10 @@ def with_run_options(*, without: Collection[str] = ()) -> Callable[[Callable[...
 
         @wraps(command)
         def run(**given: Any) -> None:
-            command(wish=RunOptions(**{name: given.pop(name) for name in names}), **given)
+            command(options=RunOptions(**{name: given.pop(name) for name in names}), **given)
 
-        parameters = [one.replace(kind=Parameter.KEYWORD_ONLY) for one in own if one.name != "wish"]
-        typed = [one.replace(annotation={**shared, **hints}[one.name]) for one in (*parameters, *options)]
+        parameters = [one.replace(kind=Parameter.KEYWORD_ONLY) for one in own if one.name != "options"]
+        typed = [one.replace(annotation={**shared, **hints}[one.name]) for one in (*parameters, *added)]
         run.__signature__ = Signature(typed)  # pyright: ignore[reportAttributeAccessIssue] # read by inspect
         run.__annotations__ = {one.name: one.annotation for one in typed}
         return run
@@ -118,51 +119,52 @@ def with_run_options(*, without: Collection[str] = ()) -> Callable[[Callable[...
 
 
 def run_graph(
-    graph: pipeline.Graph, wish: RunOptions, run_id: str | None, values: list[str] | None, *, runs: str
+    graph: pipeline.Graph, options: RunOptions, run_id: str | None, values: list[str] | None, *, runs: str
 ) -> None:
-    """Run a graph to its end and print the result; directives without effect are noted first.
+    """Run a graph to its end and print the result, after a note on each directive without effect.
 
     Raises:
-        SettingsError: a stage has no model or none that can be used, or a value is malformed.
-        GraphError: the graph has errors, or a template that a stage names is missing or wrong.
+        SettingsError: a stage has no usable model, or a value is malformed.
+        GraphError: the graph has errors, or a stage's template is missing or invalid.
         Exit: the run failed.
     """
     for finding in pipeline.validate(graph):
         if finding.rule == DIRECTIVES:
             print_note(f"{graph.path or graph.name}: {finding}")
     name = run_id or f"{graph.name or 'run'}-{uuid4().hex[:8]}"
-    watch = RunProgress(Screen(), events=wish.events, silent=wish.json)
-    config = run_config(wish, runs, watch.on_event)
-    options: dict[str, Any] = {"run_id": name, "context": parse_values(values or []), **_agents(graph, wish)}
-    with watch.display():
-        result = asyncio.run(pipeline.run_pipeline(graph, config, **options))
-    _print_result(result, wish)
+    progress = RunProgress(Screen(), events=options.events, silent=options.json)
+    config = run_config(options, runs, progress.on_event)
+    arguments: dict[str, Any] = {"run_id": name, "context": parse_values(values or []), **_agents(graph, options)}
+    with progress.display():
+        result = asyncio.run(pipeline.run_pipeline(graph, config, **arguments))
+    _print_result(result, options)
 
 
 def resume_run(
-    run: str, wish: RunOptions, *, runs: str | None, restore: bool, graph: pipeline.Graph | None = None
+    run: str, options: RunOptions, *, runs: str | None, restore: bool, graph: pipeline.Graph | None = None
 ) -> None:
     """Resume a run and print the result; `graph`, if given, must be the graph of the run.
 
     Raises:
-        SettingsError: a stage has no model, or none that can be used.
-        GraphError: a template that a stage names is missing or wrong.
+        SettingsError: a stage has no usable model.
+        GraphError: a stage's template is missing or invalid.
         Exit: the run failed.
     """
-    watch = RunProgress(Screen(), events=wish.events, silent=wish.json)
-    options: dict[str, Any] = {"resume_threads": "restore" if restore else "degrade"}
+    progress = RunProgress(Screen(), events=options.events, silent=options.json)
+    arguments: dict[str, Any] = {"resume_threads": "restore" if restore else "degrade"}
     if graph is not None:
-        options |= {"pipeline": graph, **_agents(graph, wish)}
-    elif not wish.simulate and wish.model is None:
-        options["agents"] = own_model
-    with watch.display():
-        result = asyncio.run(pipeline.resume_pipeline(run, run_config(wish, runs, watch.on_event), **options))
-    _print_result(result, wish)
+        arguments |= {"pipeline": graph, **_agents(graph, options)}
+    elif not options.simulate and options.model is None:
+        arguments["agents"] = own_model
+    config = run_config(options, runs, progress.on_event)
+    with progress.display():
+        result = asyncio.run(pipeline.resume_pipeline(run, config, **arguments))
+    _print_result(result, options)
 
 
 @asynccontextmanager
 async def open_runs(runs: str) -> AsyncGenerator[pipeline.RunStore]:
-    """Open the store of runs, and close it."""
+    """Open the store of runs; close it at the end."""
     store = pipeline.open_runs(pipeline.RunConfig(runs=runs))
     try:
         yield store
@@ -170,22 +172,22 @@ async def open_runs(runs: str) -> AsyncGenerator[pipeline.RunStore]:
         await store.close()
 
 
-def run_config(wish: RunOptions, runs: str | None, on_event: OnEvent | None = None) -> pipeline.RunConfig:
-    """The configuration of a run with these options."""
+def run_config(options: RunOptions, runs: str | None, on_event: OnEvent | None = None) -> pipeline.RunConfig:
+    """Build the configuration of a run."""
     return pipeline.RunConfig(
-        model=None if wish.model is None or wish.simulate else chat_model(wish.model),
-        simulate=wish.simulate,
-        strict_failure_edges=False if wish.lenient else None,
-        interviewer=pipeline.AutoApprove() if wish.auto_approve else pipeline.ConsoleInterviewer(),
+        model=None if options.model is None or options.simulate else chat_model(options.model),
+        simulate=options.simulate,
+        strict_failure_edges=False if options.lenient else None,
+        interviewer=pipeline.AutoApprove() if options.auto_approve else pipeline.ConsoleInterviewer(),
         runs=runs,
-        logs_root=wish.logs,
-        store=wish.db,
-        compiler={"vault": wish.vault, "system": wish.system},
-        rules=(partial(template_known, TemplateLibrary(vault=wish.vault, system=wish.system)),),
+        logs_root=options.logs,
+        store=options.db,
+        compiler={"vault": options.vault, "system": options.system},
+        rules=(partial(template_known, TemplateLibrary(vault=options.vault, system=options.system)),),
         on_event=on_event,
-        max_duration=_parse_duration(wish.max_duration),
-        max_requests=wish.max_requests,
-        max_cost=_parse_cost(wish.max_cost),
+        max_duration=_parse_duration(options.max_duration),
+        max_requests=options.max_requests,
+        max_cost=_parse_cost(options.max_cost),
     )
 
 
@@ -203,27 +205,27 @@ def _parse_duration(text: str | None) -> float | None:
     return seconds
 
 
-def _agents(graph: pipeline.Graph, wish: RunOptions) -> dict[str, Any]:
-    """Further arguments of a run: the agents, if stages name their own models.
+def _agents(graph: pipeline.Graph, options: RunOptions) -> dict[str, Any]:
+    """Extra arguments of a run: `agents`, if all stages name their own models.
 
     Raises:
-        SettingsError: a stage has no model, or one that cannot be used.
+        SettingsError: a stage has no usable model.
     """
-    if wish.simulate:
+    if options.simulate:
         return {}
-    ready = pipeline.apply_stylesheet(apply_directives(graph.with_ends())).nodes.values()
-    for node in ready:
+    stages = pipeline.apply_stylesheet(apply_directives(graph.with_ends())).nodes.values()
+    for node in stages:
         check_stage_model(node.name, stage_model(node))
-    if wish.model is not None:
+    if options.model is not None:
         return {}
-    bare = [node.name for node in ready if node.handler == "codergen" and not node.llm_model]
-    if bare:
-        raise SettingsError(f"stage {bare[0]!r} names no model: give --model NAME, or --simulate to ask none")
+    unset = [node.name for node in stages if node.handler == "codergen" and not node.llm_model]
+    if unset:
+        raise SettingsError(f"stage {unset[0]!r} names no model: give --model NAME, or --simulate to ask none")
     return {"agents": own_model}
 
 
 def template_known(library: TemplateLibrary, graph: pipeline.Graph) -> Iterator[pipeline.Diagnostic]:
-    """Yield a finding for each stage whose template is missing or wrong."""
+    """Yield a finding for each stage whose template is missing or invalid."""
     for node in apply_directives(graph).nodes.values():
         try:
             found = library.find(node.context_helper) if node.context_helper else None
@@ -242,11 +244,11 @@ def template_known(library: TemplateLibrary, graph: pipeline.Graph) -> Iterator[
 
 
 def own_model(node: object) -> None:
-    """No agent, so that the stage gets the model that it names."""
+    """Return no agent for a stage, so that it uses the model that it names."""
 
 
 def parse_values(texts: list[str]) -> dict[str, str]:
-    """Parse initial values, each `KEY=VALUE`."""
+    """Parse initial values of the context, each `KEY=VALUE`."""
     pairs = [one.partition("=") for one in texts]
     for key, equals, _ in pairs:
         if not equals or not key:
@@ -254,16 +256,16 @@ def parse_values(texts: list[str]) -> dict[str, str]:
     return {key: value for key, _, value in pairs}
 
 
-def _print_result(result: pipeline.RunState, wish: RunOptions) -> None:
+def _print_result(result: pipeline.RunState, options: RunOptions) -> None:
     screen = Screen()
     facts: dict[str, Any] = {
         "run_id": result.lineage.root_run_id,
         "status": result.status,
         "reason": result.failure_reason,
     }
-    if wish.events:
+    if options.events:
         screen.raw(json_text({"kind": "result", **facts}, indent=None))
-    elif wish.json:
+    elif options.json:
         facts |= {
             "attempt": result.lineage.attempt,
             "completed": list(result.completed),
@@ -276,6 +278,6 @@ def _print_result(result: pipeline.RunState, wish: RunOptions) -> None:
         screen.line(
             (f"{result.lineage.root_run_id} {result.status}", "bold green" if result.ok else "bold red"), one_line(why)
         )
-        print_look(screen, wish.db)
+        print_look(screen, options.db)
     if not result.ok:
         raise typer.Exit(1)

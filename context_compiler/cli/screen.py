@@ -1,6 +1,6 @@
 """Output in two forms: tables and colour on a terminal, plain aligned text everywhere else.
 
-Plain text is never truncated, so that programs can read it. All text passes through `safe`; nothing is markup.
+Plain text is never truncated, so that programs can read it. All text passes through `safe`; none of it is markup.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ Piece = str | tuple[str, str]
 """A text, or a text and its style."""
 
 BAR, SHORTEST = 44, 12
-"""Columns of a full bar, and of one on the narrowest terminal."""
+"""Columns of a full bar, and its minimum on a narrow terminal."""
 
 LONG = 240
-"""Columns that a line keeps if only the first lines of a text are shown."""
+"""Maximum columns of a line when only the first lines of a text are shown."""
 
 
 def open_console(*, stderr: bool = False) -> Console:
-    """A console that takes no text as markup; with NO_COLOR it has no bold, dim or italic text either."""
+    """Create a console without markup; with NO_COLOR it also has no bold, dim or italic text."""
     system = None if os.environ.get("NO_COLOR") else "auto"
     return Console(stderr=stderr, highlight=False, markup=False, emoji=False, color_system=system)
 
 
 def styled_text(*pieces: Piece) -> Text:
-    """Pieces joined to one rich text."""
+    """Join pieces to one rich text."""
     text = Text()
     for piece in pieces:
         words, style = (piece, "") if isinstance(piece, str) else piece
@@ -49,7 +49,7 @@ def styled_text(*pieces: Piece) -> Text:
 
 
 class Screen:
-    """Standard output as it is now; make one per command."""
+    """Writer to the current standard output; create one per command."""
 
     def __init__(self) -> None:
         self.console = open_console()
@@ -68,7 +68,7 @@ class Screen:
         self.line((text, "bold"))
 
     def facts(self, pairs: Iterable[tuple[str, object]]) -> None:
-        """Print names and values, one pair per line, without those that are None or empty."""
+        """Print names and values, one pair per line; skip values that are None or empty."""
         shown = [(name, one_line(str(value))) for name, value in pairs if value not in (None, "")]
         if self.rich:
             grid = Table.grid(RichColumn(style="dim", no_wrap=True), RichColumn(overflow="fold"), padding=(0, 2))
@@ -81,24 +81,24 @@ class Screen:
             self._plain(f"  {safe(name).ljust(width)}  {value}".rstrip())
 
     def table(self, columns: Sequence[Column], rows: Iterable[Sequence[object]]) -> None:
-        """Print rows under the names of their columns."""
+        """Print a table."""
         cells = [[one_line(str(cell)) for cell in row] for row in rows]
         widths = [max(map(cell_len, [column.name, *(row[at] for row in cells)])) for at, column in enumerate(columns)]
         if self.rich:
             fit = fit_columns(columns, widths, cells, self.console.width)
             self.console.print(draw_table(columns, cells, fit))
-            left = [
+            hidden = [
                 one.name for at, one in enumerate(columns) if at not in fit and one.name and any(r[at] for r in cells)
             ]
-            if left:
-                self.line((f"a wider terminal shows also: {', '.join(left)}", "dim"))
+            if hidden:
+                self.line((f"a wider terminal also shows: {', '.join(hidden)}", "dim"))
             return
         for row in [[column.name for column in columns], *cells]:
             padded = [_pad(cell, width, column.right) for cell, width, column in zip(row, widths, columns, strict=True)]
             self._plain("  ".join(padded).rstrip())
 
     def block(self, title: Sequence[Piece], text: str | Text, *, style: str = "", lines: int = 0) -> None:
-        """Print a text under a title; only its first `lines`, unless that is 0."""
+        """Print a text under a title: its first `lines`, or all of it if that is 0."""
         body = _first_lines(text if isinstance(text, Text) else styled_text(text), lines)
         if self.rich:
             panel = Panel(
@@ -111,10 +111,10 @@ class Screen:
             self._plain(f"    {line}".rstrip())
 
     def bars(self, whole: float, rows: Sequence[tuple[str, float, str, Sequence[Piece]]]) -> None:
-        """Print bars as long as their values' shares of `whole`; a row is a name, a value, a style and a label."""
+        """Print a bar chart in which `whole` is a full bar; a row is a name, a value, a style and a label."""
         width = max(cell_len(name) for name, *_ in rows)
-        behind = max(cell_len(styled_text(*rest).plain) for *_, rest in rows)
-        longest = min(BAR, max(SHORTEST, self.console.width - width - behind - 6)) if self.rich else BAR
+        label = max(cell_len(styled_text(*rest).plain) for *_, rest in rows)
+        longest = min(BAR, max(SHORTEST, self.console.width - width - label - 6)) if self.rich else BAR
         for name, value, style, rest in rows:
             filled = max(round(longest * value / whole) if whole else 0, 1 if value else 0)
             bar = (("━" if self.rich else "#") * filled).ljust(longest)
@@ -129,7 +129,7 @@ class Screen:
             self._plain(f"  {line}".rstrip())
 
     def raw(self, text: str) -> None:
-        """Print a text that is safe already and must not be wrapped: JSON, markdown, a template."""
+        """Print a text that is already safe and must not be wrapped: JSON, markdown, a template."""
         self._plain(text)
 
     def _plain(self, line: str) -> None:
@@ -154,7 +154,7 @@ def _first_lines(text: Text, lines: int) -> Text:
 
 @contextmanager
 def progress_bar(what: str, total: int | None = None, *, quiet: bool = False) -> Generator[Progress | None]:
-    """Show a progress bar on standard error; None if that is not a terminal.
+    """Show a progress bar on standard error; yield None if that is not a terminal.
 
     Args:
         what: Description of the work.
@@ -204,7 +204,7 @@ def print_error(message: str) -> None:
 
 
 def print_progress(message: str) -> None:
-    """Print a line of progress on standard error, if there is no progress bar."""
+    """Print a line of progress on standard error; for use without a progress bar."""
     print(one_line(message), file=sys.stderr, flush=True)
 
 
@@ -214,8 +214,8 @@ def print_note(message: str) -> None:
     console.print(styled_text(("note: ", "yellow"), one_line(message)), soft_wrap=True)
 
 
-GAP, LEAST, NAMED = 2, 12, 3 / 8
-"""Space between columns; least width of an elastic column; least share of the room for a column of names."""
+GAP, MINIMUM, NAMES_SHARE = 2, 12, 3 / 8
+"""Space between columns; minimum width of an elastic column; minimum fraction of the terminal for a column of names."""
 
 Widths = Mapping[int, int]
 """Widths of the columns that are shown, by position."""
@@ -223,7 +223,7 @@ Widths = Mapping[int, int]
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column of a table; the last four fields apply on a narrow terminal."""
+    """A column of a table; the last four fields matter on a narrow terminal."""
 
     name: str
     right: bool = False
@@ -233,25 +233,25 @@ class Column:
     wraps: bool = False
     """May be wrapped."""
     names: bool = False
-    """Holds names that users type: may be truncated in the middle, by `abbreviate`."""
+    """Contains names that users type; may be truncated in the middle by `abbreviate`."""
     spare: int = 0
-    """May be hidden, if not 0: the highest number first, then the rightmost."""
+    """May be hidden unless 0; the highest number is hidden first, then the rightmost column."""
 
 
 def fit_columns(columns: Sequence[Column], widths: Sequence[int], cells: Sequence[Sequence[str]], room: int) -> Widths:
-    """The columns that fit, and their widths; empty spare columns are hidden first."""
+    """Choose the columns that fit, and their widths; empty spare columns are hidden first."""
     fit = dict(enumerate(widths))
-    least = [
-        min(width, int(room * NAMED) if column.names else LEAST if column.elastic or column.wraps else width)
+    minimum = [
+        min(width, int(room * NAMES_SHARE) if column.names else MINIMUM if column.elastic or column.wraps else width)
         for column, width in zip(columns, widths, strict=True)
     ]
     empty = {at for at in fit if not any(row[at] for row in cells)}
     spare = sorted((at for at in fit if columns[at].spare), key=lambda at: (columns[at].spare, at), reverse=True)
     for at in [*(at for at in spare if at in empty), *(at for at in spare if at not in empty)]:
-        if at in empty or sum(least[one] + GAP for one in fit) - GAP > room:
+        if at in empty or sum(minimum[one] + GAP for one in fit) - GAP > room:
             del fit[at]
     while sum(fit.values()) + GAP * (len(fit) - 1) > room:
-        widest = max((at for at in fit if fit[at] > least[at]), key=lambda at: fit[at], default=None)
+        widest = max((at for at in fit if fit[at] > minimum[at]), key=lambda at: fit[at], default=None)
         if widest is None:
             break
         fit[widest] -= 1
@@ -259,7 +259,7 @@ def fit_columns(columns: Sequence[Column], widths: Sequence[int], cells: Sequenc
 
 
 def draw_table(columns: Sequence[Column], cells: Sequence[Sequence[str]], fit: Widths) -> Table:
-    """A table for a terminal, of the columns in `fit`."""
+    """Build a table for a terminal from the columns in `fit`."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, header_style="bold", collapse_padding=True)
     shown: list[Sequence[str]] = []
     for at, width in fit.items():

@@ -1,4 +1,4 @@
-"""`serve`: look at the record in the browser."""
+"""`serve`: browse the record, and chat, in a web browser."""
 
 from __future__ import annotations
 
@@ -33,13 +33,14 @@ from context_compiler.cli.text import json_text
 from context_compiler.errors import SettingsError
 from context_compiler.paths import install_command, vault_of
 
-app = group("Look at the record in the browser.")
+app = group("Browse the record in a web browser.")
 
 HOST = "127.0.0.1"
 GRACE = 3
-"""Seconds that open pages have when the server ends."""
+"""Seconds that open pages have to finish when the server stops."""
 
 NEEDS = ("starlette", "uvicorn")
+"""Packages that the pages need, from the extra `web`."""
 
 
 @app.command("serve", epilog=example("serve --db system/context.db --open"))
@@ -48,10 +49,8 @@ def serve(
     owner: Owner = None,
     vault: Vault = None,
     system: System = SYSTEM,
-    host: Annotated[
-        str, typer.Option("--host", help="Address to listen on; anything but loopback asks for a token.")
-    ] = HOST,
-    port: Annotated[int, typer.Option("--port", min=0, max=65535, help="Port; 0 takes a free one.")] = 0,
+    host: Annotated[str, typer.Option("--host", help="Address to listen on; all but loopback require a token.")] = HOST,
+    port: Annotated[int, typer.Option("--port", min=0, max=65535, help="Port; 0 picks a free one.")] = 0,
     model: Annotated[
         str,
         typer.Option(
@@ -65,7 +64,7 @@ def serve(
             "-b",
             envvar="CONTEXT_COMPILER_BUDGET",
             callback=with_origin,
-            help="Tokens per request of an Endless chat, a share of its window, or '$0.02'.",
+            help="Budget of an Endless chat: tokens per request, a share of the model's window, or '$0.02'.",
         ),
     ] = None,
     open_: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
@@ -98,12 +97,12 @@ def serve(
 
 
 def missing_for_serve() -> list[str]:
-    """Packages that `serve` needs and that are not installed."""
+    """Return the packages that `serve` needs but that are not installed."""
     return [name for name in NEEDS if find_spec(name) is None]
 
 
 def _chats(model: str, **settings: Any) -> Any:
-    """Chats with the models that the command line knows, `scripted` among them."""
+    """Build the chats, with the models that the command line knows, including `scripted`."""
     web = import_module("context_compiler.web.chat")
     inputs = import_module("context_compiler.cli.inputs")
     os.environ.setdefault("PYDANTIC_AI_NO_BANNER", "1")
@@ -121,19 +120,19 @@ def _run(application: Any, listener: socket.socket) -> None:
     )
     server = uvicorn.Server(config)
     application.state.is_ending = lambda: server.should_exit
-    gc.freeze()  # else each full collection, of which a large page has several, looks at all code that was imported
+    gc.freeze()  # so that full collections, several per large page, do not traverse all imported code
     server.run(sockets=[listener])
 
 
 def _listen(host: str, port: int) -> socket.socket:
-    """A listening socket.
+    """Open a listening socket.
 
     Raises:
         SettingsError: the address cannot be used.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family)
-    # Else the system holds a streamed piece back until the browser has confirmed the one before.
+    # Without this, the system delays each streamed piece until the browser has acknowledged the previous one.
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -150,7 +149,7 @@ def _is_loopback(host: str) -> bool:
 
 
 def _own_addresses() -> list[str]:
-    """Addresses of this machine, by which others may call it."""
+    """Addresses by which other machines may reach this one."""
     try:
         return [str(found[4][0]) for found in socket.getaddrinfo(socket.gethostname(), None)]
     except OSError:
@@ -158,7 +157,7 @@ def _own_addresses() -> list[str]:
 
 
 def _shown_host(host: str) -> str:
-    """The host as it is written in an address: any address is shown as this machine's name."""
+    """Format the host for a URL; a wildcard address becomes the name of this machine."""
     if host in ("0.0.0.0", "::"):
         return socket.gethostname()
     return f"[{host}]" if ":" in host else host

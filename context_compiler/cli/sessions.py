@@ -1,4 +1,4 @@
-"""`sessions`: list, show, compact, pin in and delete recorded conversations."""
+"""`sessions`: list, show, search, steer and delete recorded conversations."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ app = group("List, show, compact and delete recorded conversations.", shown="ses
 SessionId = Annotated[str, typer.Argument(metavar="ID", help="Name of a session, from `sessions list`.")]
 
 Message = Annotated[
-    str, typer.Argument(metavar="MESSAGE", help="`turn 3`, `m12` as `sessions show` counts, or words that it holds.")
+    str, typer.Argument(metavar="MESSAGE", help="`turn 3`, `m12` as in `sessions show`, or words from the message.")
 ]
 
 T = TypeVar("T")
@@ -71,11 +71,11 @@ MESSAGES = (Column("#", right=True), Column("role"), Column("tokens", right=True
 def list_(db: Db = DB, owner: Owner = None, json: Json = False) -> None:
     """List conversations, the most recently used first."""
     found = asyncio.run(_load_sessions(db, owner))
-    none = f"{db} holds no sessions yet; `context-compiler import` and `compile --db` make some"
+    empty = f"{db} holds no sessions yet; create one with `context-compiler import` or `compile --db`"
     owned = any(info.owner for info in found)
     columns = (SESSIONS[0], OWNER, *SESSIONS[1:]) if owned else SESSIONS
     rows = (_row(info, owned=owned) for info in found)
-    print_list({"db": str(db), "sessions": found}, columns, rows, json=json, empty=none)
+    print_list({"db": str(db), "sessions": found}, columns, rows, json=json, empty=empty)
 
 
 @app.command("show", epilog=example("sessions show demo --raw"))
@@ -110,12 +110,12 @@ def show_(
 @app.command("find", epilog=example("sessions find demo 'my explicit yes'"))
 def find(
     session: SessionId,
-    text: Annotated[str, typer.Argument(metavar="TEXT", help="Words, a number or a path; found in any case.")],
+    text: Annotated[str, typer.Argument(metavar="TEXT", help="Words, a number or a path; case is ignored.")],
     db: Db = DB,
     owner: Owner = None,
     json: Json = False,
 ) -> None:
-    """Find which requests of a conversation had a fact, in which form, and when and why it left."""
+    """Find which requests of a conversation contained a fact, in which form, and when and why it was dropped."""
     name, page = asyncio.run(load_fact(db, owner, session, text))
     if json:
         Screen().raw(json_text({"db": str(db), **plain_fact(name, page)}))
@@ -136,15 +136,15 @@ def delete(
     """Delete a conversation from the record; the transcript of a chat stays, and its path is printed."""
     infos, records, _, bodies = asyncio.run(_load_session(db, owner, session))
     if not yes:
-        what = f"{plural(len(records), 'request')} and {plural(len(bodies), 'message')}"
-        if not confirm(f"Delete session {infos[0].session_id!r} with {what} from {db}?"):
+        content = f"{plural(len(records), 'request')} and {plural(len(bodies), 'message')}"
+        if not confirm(f"Delete session {infos[0].session_id!r} with {content} from {db}?"):
             print_error("nothing was deleted")
             raise typer.Exit(1)
     session = infos[0].session_id
     removed = asyncio.run(_delete(db, infos[0].owner, session))
-    done = f"{db}: session {session} deleted, {plural(removed, 'request')} removed"
+    report = f"{db}: session {session} deleted, {plural(removed, 'request')} removed"
     left = [str(path) for path in _find_transcripts(session, infos[0].owner, db, vault, system)]
-    print_result({"db": str(db), "session": session, "removed": removed, "transcripts": left}, done, json=json)
+    print_result({"db": str(db), "session": session, "removed": removed, "transcripts": left}, report, json=json)
     for path in left:
         print_note(f"{path}: the transcript of this chat remains; delete it too, or the next chat loads it again")
 
@@ -152,12 +152,12 @@ def delete(
 @app.command("compact", epilog=example("sessions compact demo --focus 'the open tickets' --preview"))
 def compact(
     session: SessionId,
-    focus: Annotated[str, typer.Option("--focus", help="Subject that the summary and the quotes keep.")] = "",
+    focus: Annotated[str, typer.Option("--focus", help="Subject that the summary and the quotes must preserve.")] = "",
     start: Annotated[
-        str | None, typer.Option("--from", help="Summarize from this turn on, such as 4; what is before it stays.")
+        str | None, typer.Option("--from", help="First turn to summarize, such as 4; earlier turns are kept.")
     ] = None,
     preview: Annotated[
-        bool, typer.Option("--preview", help="Only show what would stay, go and cost; ask no model.")
+        bool, typer.Option("--preview", help="Only show what would be kept, dropped and spent; ask no model.")
     ] = False,
     model: ModelName = "none",
     budget: Annotated[
@@ -172,8 +172,8 @@ def compact(
     owner: Owner = None,
     json: Json = False,
 ) -> None:
-    """Compile a conversation now, whatever the thresholds say; its next run begins with the result."""
-    given: dict[str, Any] = {
+    """Compile a conversation now, regardless of the thresholds; its next run starts with the result."""
+    arguments: dict[str, Any] = {
         "template": template,
         "model": model if model == "none" else chat_model(model),
         "budget": None if budget is None else parse_amount(budget),
@@ -184,12 +184,12 @@ def compact(
     async def work(compiler: ContextCompiler, name: str) -> CompileResult:
         return await (compiler.preview if preview else compiler.compile_now)(name, focus, start=start)
 
-    _print_outcome(asyncio.run(_steer(db, owner, session, work, given)), json=json)
+    _print_outcome(asyncio.run(_steer(db, owner, session, work, arguments)), json=json)
 
 
 @app.command("undo", epilog=example("sessions undo demo"))
 def undo(session: SessionId, db: Db = DB, owner: Owner = None, json: Json = False) -> None:
-    """Go back to the view before the last compile of a conversation; its summary is not used again."""
+    """Undo the last compile of a conversation: restore the view before it, and never use its summary again."""
 
     async def work(compiler: ContextCompiler, name: str) -> CompileResult:
         return await compiler.undo_compile(name)
@@ -205,8 +205,8 @@ def pin(session: SessionId, message: Message, db: Db = DB, owner: Owner = None, 
         return await compiler.pin(name, message)
 
     one = asyncio.run(_steer(db, owner, session, work))
-    done = f"turn {one.turn} stays in every view, {number(one.tokens)} tokens: {one_line(one.text)}"
-    print_result(one.to_data(), done, json=json)
+    report = f"turn {one.turn} stays in every view, {number(one.tokens)} tokens: {one_line(one.text)}"
+    print_result(one.to_data(), report, json=json)
 
 
 @app.command("unpin", epilog=example("sessions unpin demo 'turn 3'"))
@@ -217,7 +217,7 @@ def unpin(session: SessionId, message: Message, db: Db = DB, owner: Owner = None
         return await compiler.unpin(name, message)
 
     one = asyncio.run(_steer(db, owner, session, work))
-    print_result(one.to_data(), f"turn {one.turn} is pinned no longer: {one_line(one.text)}", json=json)
+    print_result(one.to_data(), f"turn {one.turn} is no longer pinned: {one_line(one.text)}", json=json)
 
 
 @app.command("pins", epilog=example("sessions pins demo"))
@@ -239,17 +239,16 @@ async def _steer(
     owner: str | None,
     session: str,
     work: Callable[[ContextCompiler, str], Awaitable[T]],
-    given: Mapping[str, Any] | None = None,
+    arguments: Mapping[str, Any] | None = None,
     *,
     writing: bool = True,
 ) -> T:
-    """Do something by hand to a conversation of the record; one that several vaults have is the newest."""
+    """Run `work` with a compiler for a recorded conversation; if several vaults have it, the most recently used one."""
     async with open_record(db, owner, writing=writing) as every:
         info = (await find_session(every, session))[0]
-        arguments: dict[str, Any] = {"model": "none", "system": None, **(given or {})}
-        compiler = ContextCompiler(
-            store=every.scoped(info.owner), owner=info.owner, vault_name=info.vault_name, **arguments
-        )
+        given: dict[str, Any] = {"model": "none", "system": None, **(arguments or {})}
+        store = every.scoped(info.owner)
+        compiler = ContextCompiler(store=store, owner=info.owner, vault_name=info.vault_name, **given)
         return await work(compiler, info.session_id)
 
 
@@ -264,7 +263,7 @@ def _print_outcome(result: CompileResult, *, json: bool) -> None:
 
 
 def _find_transcripts(session: str, owner: str, db: Place, vault: Path | None, system: Path) -> list[Path]:
-    """Transcripts of a session, in the folders where a chat may have written them."""
+    """Find the transcripts of a session in all folders where a chat may have written them."""
     if not session.strip():
         return []
     found = (Transcript(folder, session).path for folder in transcript_folders(db, vault, system, owner))

@@ -1,6 +1,6 @@
-"""Messages of a history or view in readable form, and the tables of `--explain`.
+"""Readable output of the messages of a history or view, and the tables of `--explain`.
 
-JSON is the exact form; here every part is text, and media are placeholders.
+Media are printed as placeholders; only JSON output is exact.
 """
 
 from __future__ import annotations
@@ -43,16 +43,16 @@ DROP_COLUMNS = (
 TOKEN_COLUMNS = (Column("section"), Column("tokens", right=True, style="bold"), Column("share", right=True))
 
 PROMPT_DROPS = "Left out of the summary's prompt"
-"""Heading of the table of sections that a compile's prompt lost."""
+"""Heading of the table of sections that were dropped from a summary's prompt."""
 
 EXCERPT = 60
-"""Columns of a message's excerpt."""
+"""Maximum columns of a message's excerpt."""
 
 Rows = list[Sequence[object]]
 
 
 def print_explanation(screen: Screen, view: View, raw: History, sent: History) -> None:
-    """Print tables of what was kept and left out, in the view and in the summary's prompt, and the token breakdown."""
+    """Print tables of what the view and the summary's prompt kept and left out, and the token breakdown."""
     for title, columns, rows in _tables(view, raw, sent):
         screen.heading(title)
         if rows:
@@ -62,7 +62,7 @@ def print_explanation(screen: Screen, view: View, raw: History, sent: History) -
 
 
 def explanation_markdown(view: View, raw: History, sent: History, headline: str) -> str:
-    """The tables of `print_explanation` as a markdown document."""
+    """Format the tables of `print_explanation` as a markdown document."""
     parts = [f"# {one_line(headline)}"]
     for title, columns, rows in _tables(view, raw, sent):
         parts.append(f"## {title}\n\n{_markdown_table(columns, rows) if rows else 'nothing'}")
@@ -83,9 +83,9 @@ def _tables(view: View, raw: History, sent: History) -> Iterator[tuple[str, Sequ
         quoted: Rows = [(one.what, one.why, one_line(one.text)[:EXCERPT]) for one in view.quoted]
         yield "Quoted from what is left out", QUOTED_COLUMNS, quoted
     yield "Left out", DROP_COLUMNS, dropped_rows(view.drops, raw)
-    made = view.record.compile if view.record is not None else None
-    if made is not None and made.sections_dropped:
-        yield PROMPT_DROPS, DROP_COLUMNS, dropped_rows(made.sections_dropped, raw)
+    compiled = view.record.compile if view.record is not None else None
+    if compiled is not None and compiled.sections_dropped:
+        yield PROMPT_DROPS, DROP_COLUMNS, dropped_rows(compiled.sections_dropped, raw)
     yield "Tokens", TOKEN_COLUMNS, token_rows(view.ledger, view.tokens)
 
 
@@ -97,19 +97,19 @@ def _kept_row(place: Place, raw: History, sent: History) -> Sequence[object]:
 
 
 def dropped_rows(drops: Sequence[Drop], raw: History) -> Rows:
-    """Table rows of what was left out or shortened."""
+    """Format what was left out or shortened as table rows."""
     return [(drop.what, number(drop.tokens), reason_text(drop.reason), _first_words(drop.what, raw)) for drop in drops]
 
 
 def _first_words(what: str, raw: History) -> str:
-    """Excerpt of the first message that a drop names."""
+    """Excerpt of the first message that a drop names; empty if it names none."""
     found = re.match(r"messages? (\d+)", what)
     position = int(found[1]) if found else len(raw)
     return excerpt(raw.readings[position], EXCERPT) if position < len(raw) else ""
 
 
 def token_rows(ledger: Mapping[str, Any], total: int) -> Rows:
-    """Table rows of a token breakdown."""
+    """Format a token breakdown as table rows."""
     sections = cast("Mapping[str, int]", ledger.get("tokens", {}))
     return [(SECTIONS.get(name, name), number(cost), share(cost, total)) for name, cost in sections.items()]
 
@@ -119,19 +119,19 @@ STYLES = {"system": "magenta", "user": "green", "assistant": "cyan", "tool": "ye
 
 
 def read_history(messages: Sequence[ModelMessage]) -> History:
-    """Messages with their tokens and ids."""
+    """Read messages, with their token counts and ids."""
     return Reader(as_counter(None)).read(messages)
 
 
 def excerpt(one: Reading, width: int = 0) -> str:
-    """The beginning of a message, on one line; of a prompt with a recall block, that of the prompt."""
-    theirs = [item for item in one.items if item.mark is None] or one.items
-    shown = [item for item in theirs if item.kind is not Kind.SYSTEM] or theirs
+    """Return the beginning of a message on one line, without its recall block and system parts if it has others."""
+    unmarked = [item for item in one.items if item.mark is None] or one.items
+    shown = [item for item in unmarked if item.kind is not Kind.SYSTEM] or unmarked
     return one_line(" · ".join(_item_text(item).plain for item in shown), width)
 
 
 def body(one: Reading) -> Text:
-    """The full text of a message."""
+    """Format the full text of a message."""
     return Text("\n").join(_item_text(item, alone=len(one.items) == 1) for item in one.items)
 
 
@@ -158,7 +158,7 @@ def print_messages(screen: Screen, history: History, places: Sequence[Place] = (
         screen: Output.
         history: The messages.
         places: Origins of the messages, in the same order; may be empty.
-        lines: Maximum lines per message, notes and recall blocks excepted; 0 means no limit.
+        lines: Maximum lines per message, except notes and recall blocks; 0 means no limit.
     """
     for index, one in enumerate(history.readings):
         who = role(one)
@@ -174,7 +174,7 @@ def print_messages(screen: Screen, history: History, places: Sequence[Place] = (
 
 
 def messages_markdown(history: History, title: str, facts: str) -> str:
-    """Messages as a markdown document."""
+    """Format messages as a markdown document."""
     parts = [f"# {one_line(title)}", facts]
     for index, one in enumerate(history.readings):
         parts.append(f"## {index}. {role(one)} ({number(one.tokens)} tokens)")

@@ -1,4 +1,4 @@
-"""`stats`: tokens saved, the price of recall blocks, fallbacks and latencies, per session and in total."""
+"""`stats`: tokens saved, tokens of recall blocks, fallbacks and latencies, per session and in total."""
 
 from __future__ import annotations
 
@@ -51,24 +51,24 @@ class Totals:
     """None for the total."""
     requests: int
     imported: int
-    """Imported conversations, which are in no other count."""
+    """Imported conversations, which no other figure includes."""
     compiled: int
-    """Requests with the status `compiled`: they began a new cycle."""
+    """Requests with the status `compiled`, which began a new cycle."""
     compiles: int
-    """Compiles on the record; one may serve several requests, and failed and refused ones count."""
+    """Recorded compiles, including failed and refused ones; one compile may serve several requests."""
     by_model: int
-    """Compiles by a model, those that no request carries included."""
+    """Compiles by a model, including those that no request used."""
     tokens_raw: int
     tokens_sent: int
     tokens_saved: int
     with_recall: int
-    """Requests that carried recall blocks."""
+    """Requests with recall blocks."""
     tokens_recall: int
-    """Tokens of those blocks, which are part of `tokens_sent`."""
+    """Tokens of those blocks; part of `tokens_sent`."""
     fallbacks: int
     over_budget: int
     scored: int
-    """Turns scored by a manager; the scores below are the last and the lowest."""
+    """Turns scored by a manager. For each score, the last value and the lowest (`_least`) follow."""
     quality: float | None
     quality_least: float | None
     health: float | None
@@ -78,13 +78,13 @@ class Totals:
     compile_p50_ms: float | None
     compile_p95_ms: float | None
     costs: Costs
-    """Costs of their input, and of all compiles."""
+    """Costs of the requests' input, and of all compiles."""
 
 
-def percentile(values: Sequence[float], part: float) -> float | None:
-    """The nearest-rank percentile; None without values."""
+def percentile(values: Sequence[float], fraction: float) -> float | None:
+    """Nearest-rank percentile, such as 0.95; None without values."""
     ranked = sorted(values)
-    return ranked[max(0, -int(-part * len(ranked) // 1) - 1)] if ranked else None
+    return ranked[max(0, -int(-fraction * len(ranked) // 1) - 1)] if ranked else None
 
 
 def recall_tokens(record: Record) -> int:
@@ -100,27 +100,29 @@ def add_up(
     scores: Sequence[Row] = (),
     unsent: Sequence[Compile] = (),
 ) -> Totals:
-    """Add up requests, and the compiles by a model that none of them carries."""
+    """Add up requests, and `unsent` compiles by a model that no request used."""
     sent = [record for record in records if IMPORTED not in record.status]
-    words = [first_word(record.status) for record in sent]
-    asked = {record.summary_id: record.compile.latency_ms for record in sent if record.compile and record.compile.usage}
+    statuses = [first_word(record.status) for record in sent]
+    latencies = {
+        record.summary_id: record.compile.latency_ms for record in sent if record.compile and record.compile.usage
+    }
     blocks = [recall_tokens(record) for record in sent]
-    times, waits = [record.latency_ms for record in sent], [*asked.values(), *(one.latency_ms for one in unsent)]
-    raw, cost = sum(record.tokens_raw for record in sent), sum(record.tokens_sent for record in sent)
+    times, waits = [record.latency_ms for record in sent], [*latencies.values(), *(one.latency_ms for one in unsent)]
+    raw, out = sum(record.tokens_raw for record in sent), sum(record.tokens_sent for record in sent)
     return Totals(
         session=session,
         requests=len(sent),
         imported=len(records) - len(sent),
-        compiled=words.count("compiled"),
+        compiled=statuses.count("compiled"),
         compiles=compiles,
-        by_model=len(asked) + len(unsent),
+        by_model=len(latencies) + len(unsent),
         tokens_raw=raw,
-        tokens_sent=cost,
-        tokens_saved=raw - cost,
+        tokens_sent=out,
+        tokens_saved=raw - out,
         with_recall=sum(tokens > 0 for tokens in blocks),
         tokens_recall=sum(blocks),
-        fallbacks=words.count("fallback"),
-        over_budget=words.count("floor_over_budget"),
+        fallbacks=statuses.count("fallback"),
+        over_budget=statuses.count("floor_over_budget"),
         scored=len(scores),
         quality=scores[-1]["quality"] if scores else None,
         quality_least=min((score["quality"] for score in scores), default=None),
@@ -141,15 +143,15 @@ def stats(
     session: Annotated[str | None, typer.Option("--session", help="Only this session.")] = None,
     json: Json = False,
 ) -> None:
-    """Show tokens saved, the price of recall blocks, fallbacks and latencies."""
-    sums, total = asyncio.run(_load_totals(db, owner, session))
+    """Show tokens saved, the tokens of recall blocks, fallbacks and latencies."""
+    totals, total = asyncio.run(_load_totals(db, owner, session))
     screen = Screen()
     if json:
-        screen.raw(json_text({"db": str(db), "sessions": sums, "total": total}))
+        screen.raw(json_text({"db": str(db), "sessions": totals, "total": total}))
         return
-    screen.table(COLUMNS, [*map(_row, sums), _row(total)])
-    made = f"{plural(total.compiles, 'compile')} on the record, {number(total.by_model)} by a model"
-    screen.line((f"compiled: as in `views list`; {made}", "dim"))
+    screen.table(COLUMNS, [*map(_row, totals), _row(total)])
+    compiles = f"{plural(total.compiles, 'compile')} on the record, {number(total.by_model)} by a model"
+    screen.line((f"compiled: as in `views list`; {compiles}", "dim"))
     screen.line((f"cost of input: {total.costs.text}", "dim"))
     if total.tokens_recall:
         blocks = f"{number(total.tokens_recall)} tokens in {plural(total.with_recall, 'request')}"
@@ -179,11 +181,11 @@ async def _load_totals(db: Place, owner: str | None, session: str | None) -> tup
     spent: dict[str, list[Compile]] = {}
     for one in unsent:
         spent.setdefault(one.session_id, []).append(one)
-    sums = [
+    totals = [
         add_up(name, some, compiles[name], scores.get(name, ()), spent.get(name, ()))
         for name, some in by_session.items()
     ]
-    return sums, add_up(None, records, sum(compiles.values()), unsent=unsent)
+    return totals, add_up(None, records, sum(compiles.values()), unsent=unsent)
 
 
 def _row(one: Totals) -> Sequence[object]:

@@ -1,4 +1,4 @@
-"""Compiles, undos and pins by hand, as the chat and `sessions` print them."""
+"""Output of manual compiles, undos and pins, shared by the chat and `sessions`."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ PINS = (
 NO_PINS = "nothing is pinned"
 
 PLACES = 6
-"""Runs of messages that are named on a terminal."""
+"""Maximum ranges of messages that are named on a terminal."""
 
 LINES = 12
-"""Lines of a summary that are shown."""
+"""Maximum lines of a summary on a terminal."""
 
 
 def print_outcome(screen: Screen, result: CompileResult, *, rest: str) -> None:
-    """Print what a compile, a preview or an undo came to, with the summary of a compile; `rest` shows all of it."""
+    """Print the result of a compile, preview or undo, and any summary; `rest` is the command that shows all of it."""
     if not result.done:
         screen.line(
             ("nothing was changed: " if result.kind != "preview" else "nothing would change: ", "yellow"), result.why
@@ -53,28 +53,29 @@ def _facts(result: CompileResult, *, every: bool) -> list[tuple[str, object]]:
         ("next request", f"{number(result.before)} → {most}{number(result.after)} tokens, without its prompt")
     ]
     if result.kind == "undo":
-        back = "the summary before" if result.summary else "the whole history"
-        return [*facts, ("sent again", back)]
+        restored = "the previous summary" if result.summary else "the whole history"
+        return [*facts, ("restored", restored)]
     kept = f"{plural(result.turns, 'turn')} word for word, {number(result.kept)} tokens"
-    facts.append(("stays", kept))
-    gone = sum(drop.tokens for drop in result.left_out)
+    facts.append(("kept", kept))
+    dropped = sum(drop.tokens for drop in result.left_out)
     places = _places(result.left_out)
     more = [] if every or len(places) <= PLACES else [f"{len(places) - PLACES:,} more"]
-    facts.append(("goes", f"{', '.join([*(places if not more else places[:PLACES]), *more])} ({number(gone)} tokens)"))
+    named = ", ".join([*(places if not more else places[:PLACES]), *more])
+    facts.append(("dropped", f"{named} ({number(dropped)} tokens)"))
     if result.focus:
-        facts.append(("to keep", one_line(result.focus, 80)))
+        facts.append(("focus", one_line(result.focus, 80)))
     if result.usage:
         spent = ", ".join(
             f"{number(result.usage[name])} {name.partition('_')[0]}" for name in TOKENS if name in result.usage
         )
-        facts.append(("costs", f"{most}{spent} tokens of {result.model}, price {dollars(result.cost)}"))
+        facts.append(("cost", f"{most}{spent} tokens of {result.model}, price {dollars(result.cost)}"))
     else:
-        facts.append(("costs", "nothing: passages are quoted, no model is asked"))
+        facts.append(("cost", "nothing: passages are quoted, no model is asked"))
     return facts
 
 
 def _places(drops: Sequence[Drop]) -> list[str]:
-    """Everything that goes, each message once, however many steps have cut it."""
+    """Names of everything that is dropped, each message once even if several steps have cut it."""
     positions = sorted({index for drop in drops for index in positions_of(drop.what)})
     runs = [f"messages {a}-{b - 1}" if b - a > 1 else f"message {a}" for a, b in spans(positions)]
     return [*runs, *dict.fromkeys(drop.what for drop in drops if not positions_of(drop.what))]

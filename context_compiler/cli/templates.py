@@ -1,4 +1,4 @@
-"""`templates`: list, show and check templates; and templates by the names and paths that users type."""
+"""`templates`: list, show and check templates. Also finds templates by the names and paths that users type."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class TemplateCheck:
 
 @app.command("list", epilog=example("templates list --vault ~/notes"))
 def list_(vault: Vault = None, system: System = SYSTEM, owner: VaultOwner = None, json: Json = False) -> None:
-    """List templates, those of the vault first."""
+    """List templates, those in the vault first."""
     found = TemplateLibrary(vault=vault, system=system, owner=owner).list()
     rows = [
         (info.name, f"{info.source}{', shadowed' if info.shadowed else ''}", info.description, info.path)
@@ -102,7 +102,7 @@ def check(
     owner: VaultOwner = None,
     json: Json = False,
 ) -> None:
-    """Read templates and render them without data; exit code 1 if one is wrong."""
+    """Read templates and render them without data; exit code 1 if any is invalid."""
     library = TemplateLibrary(vault=vault, system=system, owner=owner)
     with _collect_errors():
         found = [_check(library, name) for name in names] if names else _check_all(library)
@@ -135,15 +135,15 @@ def _check(library: TemplateLibrary, name: str) -> TemplateCheck:
 
 
 def _check_all(library: TemplateLibrary) -> list[TemplateCheck]:
-    """Check every template in the folders, including those that a list leaves out because they are wrong."""
+    """Check every template in the folders, including invalid ones, which a list leaves out."""
     with _collect_errors() as errors:
-        print_list = library.list()
-    wrong = [TemplateCheck(name=error.name, path=error.path or "", error=str(error)) for error in errors]
-    return [*(_try_template(info.name, info.path, partial(library.find, info.path)) for info in print_list), *wrong]
+        listed = library.list()
+    invalid = [TemplateCheck(name=error.name, path=error.path or "", error=str(error)) for error in errors]
+    return [*(_try_template(info.name, info.path, partial(library.find, info.path)) for info in listed), *invalid]
 
 
 def _try_template(name: str, path: str, read: Callable[[], Template]) -> TemplateCheck:
-    """Read a template and render it without data."""
+    """Read a template, render it without data, and report the result."""
     try:
         template = read()
         template.render({})
@@ -186,20 +186,20 @@ class _ErrorCollector(logging.Handler):
 @contextmanager
 def _collect_errors() -> Generator[list[TemplateError]]:
     """Collect the template errors that a library logs, instead of printing them."""
-    log, ear = logging.getLogger("context_compiler"), _ErrorCollector()
-    others = log.handlers
-    log.handlers = list[logging.Handler]([ear])
+    log, collector = logging.getLogger("context_compiler"), _ErrorCollector()
+    handlers = log.handlers
+    log.handlers = list[logging.Handler]([collector])
     try:
-        yield ear.errors
+        yield collector.errors
     finally:
-        log.handlers = others
+        log.handlers = handlers
 
 
 def load_template(path: str) -> Template:
-    """A template from any file.
+    """Read a template from any file.
 
     Raises:
-        TemplateError: it cannot be read, or is wrong.
+        TemplateError: the file cannot be read, or is not a valid template.
     """
     name = Path(path).stem
     try:
@@ -211,10 +211,10 @@ def load_template(path: str) -> Template:
 
 
 def choose_template(name: str | None, *, model: str, vault: Path | None, system: Path) -> Template:
-    """The template of that name or path; by default, one for a model or for no model.
+    """Find a template by name or path; None selects the default with or without a model.
 
     Raises:
-        TemplateError: there is no such template, or it is wrong.
+        TemplateError: there is no such template, or it is invalid.
     """
     wanted = name or ("extractive" if model == "none" else "chat_compiler")
     try:
@@ -225,39 +225,39 @@ def choose_template(name: str | None, *, model: str, vault: Path | None, system:
         raise
 
 
-def recorded_template(made: Compile | None, *, model: str, vault: Path | None, system: Path) -> Template:
-    """The template of a recorded request, as it is now; the default if nothing was compiled for it.
+def recorded_template(compiled: Compile | None, *, model: str, vault: Path | None, system: Path) -> Template:
+    """Find the current text of the template of a recorded compile; use the default template if `compiled` is None.
 
     Raises:
-        TemplateError: it no longer exists, or was never a file.
+        TemplateError: the template no longer exists, or was never a file.
     """
-    if made is None:
+    if compiled is None:
         return choose_template(None, model=model, vault=vault, system=system)
-    name, path = made.template_name, made.template_path
+    name, path = compiled.template_name, compiled.template_path
     try:
         found = TemplateLibrary(vault=vault, system=system).find(name)
     except TemplateError:
         found = None
-    if (found is None or found.sha256 != made.template_hash) and path and Path(path).is_file():
+    if (found is None or found.sha256 != compiled.template_hash) and path and Path(path).is_file():
         found = load_template(path)
     if found is None:
         raise TemplateError("the template of that view cannot be found; name one with --template", name=name)
-    if found.sha256 != made.template_hash:
+    if found.sha256 != compiled.template_hash:
         print_note(f"template {name} has changed since that view was written; the current text is used")
     return found
 
 
-def recorded_fidelity(made: Compile | None, template: Template) -> Fidelity | None:
-    """The fidelity of a recorded request; None if it was its template's."""
-    if made is None or made.fidelity == template.fidelity:
+def recorded_fidelity(compiled: Compile | None, template: Template) -> Fidelity | None:
+    """Return the fidelity of a recorded compile; None if it was the template's own."""
+    if compiled is None or compiled.fidelity == template.fidelity:
         return None
-    return Fidelity.parse(made.fidelity, where="the record")
+    return Fidelity.parse(compiled.fidelity, where="the record")
 
 
 def parse_fidelity(text: str | None) -> Fidelity | None:
-    """Parse a fidelity; None is the template's.
+    """Parse a fidelity; None means the template's own.
 
     Raises:
-        FidelityError: it is none of the six.
+        FidelityError: there is no such fidelity.
     """
     return None if text is None else Fidelity.parse(text, where="--fidelity")

@@ -1,6 +1,6 @@
-"""Text that is safe to print on a terminal, and how numbers, times and names are printed.
+"""Text that is safe to print on a terminal, and formatting of numbers, times, names and JSON.
 
-Transcripts are untrusted: all text that comes out of one passes through `safe` before it is printed.
+Transcripts are untrusted, so all of their text passes through `safe` before it is printed.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _UNPRINTED = re.compile("[\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\
 
 
 def one_line(text: str, width: int = 0) -> str:
-    """The text on one line, safe; truncated to `width` terminal columns, with an ellipsis, unless that is 0."""
+    """Make a text safe and put it on one line, truncated with an ellipsis to `width` columns unless that is 0."""
     line = safe_line(text)
     if not width or cell_len(line) <= width:
         return line
@@ -39,7 +39,7 @@ def one_line(text: str, width: int = 0) -> str:
 
 
 def abbreviate(names: Sequence[str], width: int) -> list[str]:
-    """Names truncated in their middle to `width` columns; `expand` is the inverse.
+    """Truncate names in the middle to `width` columns; `expand` finds them again.
 
     A name stays whole if its abbreviation would be ambiguous, if it has characters that are not one column wide, or
     if it looks like an abbreviation itself.
@@ -56,14 +56,14 @@ def abbreviate(names: Sequence[str], width: int) -> list[str]:
 
 
 def expand(given: str, names: Iterable[str]) -> list[str]:
-    """Names that match an abbreviation, `begin…end` or `begin...end`; none if either end is empty."""
+    """Find names that match an abbreviation, `begin…end` or `begin...end`; none if either end is empty."""
     head, _, tail = given.replace("...", "…").partition("…")
     ends = [name for name in dict.fromkeys(names) if name.startswith(head) and name.endswith(tail)]
     return [name for name in ends if head and tail and len(name) > len(head) + len(tail)]
 
 
 def fit_pieces(line: str, width: int) -> str:
-    """The first pieces of `one · two · three` that fit; the first one is truncated if need be."""
+    """Keep the first pieces of `one · two · three` that fit; truncate the first one if necessary."""
     pieces = one_line(line).split(" · ")
     while len(pieces) > 1 and cell_len(" · ".join(pieces)) > width:
         pieces.pop()
@@ -71,21 +71,21 @@ def fit_pieces(line: str, width: int) -> str:
 
 
 def plural(count: int, noun: str) -> str:
-    """`1 view`, `2 views`."""
+    """Format a count and its noun: `1 view`, `2 views`."""
     return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
 
 
 def first_word(status: str) -> str:
-    """A status without its notes on NULL columns."""
+    """Return a status without its notes on NULL columns."""
     return status.split(";")[0].strip()
 
 
 SUGGESTED = 3
-"""Names that an error message suggests."""
+"""Maximum names that an error message suggests."""
 
 
 def suggestions(wrong: str, known: Iterable[str], *, list_command: str = "") -> str:
-    """The end of an error message: names that may have been meant, and `list_command`, which lists all."""
+    """Format the end of an error message: similar names, and the command that lists all."""
     names = list(dict.fromkeys(known))
     close = get_close_matches(wrong, names, n=SUGGESTED, cutoff=0.5)
     close = (close or [name for name in names if wrong and wrong in name] or names)[:SUGGESTED]
@@ -98,7 +98,7 @@ def suggestions(wrong: str, known: Iterable[str], *, list_command: str = "") -> 
 
 
 def plain_value(value: object) -> object:
-    """A value for JSON: dataclasses become objects, times ISO 8601 strings."""
+    """Convert a value for JSON: dataclasses become objects, times ISO 8601 strings."""
     if is_dataclass(value) and not isinstance(value, type):
         return {field.name: plain_value(getattr(value, field.name)) for field in fields(value)}
     if isinstance(value, Mapping):
@@ -115,7 +115,7 @@ def plain_value(value: object) -> object:
 
 
 def json_text(value: object, *, indent: int | None = 2) -> str:
-    """One JSON document that is safe to print: control characters are escaped."""
+    """Serialize to JSON that is safe to print: control characters are escaped."""
     wide = (getattr(sys.stdout, "encoding", None) or "utf-8").lower().replace("-", "").startswith("utf")
     text = json.dumps(plain_value(value), ensure_ascii=not wide, indent=indent)
     return _UNPRINTED.sub(lambda found: f"\\u{ord(found[0]):04x}", text)

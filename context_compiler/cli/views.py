@@ -1,4 +1,4 @@
-"""`views`: list, show, compare and replay recorded requests."""
+"""`views`: list, show, explain, compare and replay recorded requests."""
 
 from __future__ import annotations
 
@@ -80,12 +80,12 @@ LEFT_OUT = (
     Column("what", style="dim", wraps=True),
 )
 NAMED = 6
-"""Names of what was left out for one reason, on a terminal."""
+"""Maximum names per reason in the list of what was left out, on a terminal."""
 
 
 def record_row(record: Record) -> tuple[object, ...]:
-    """One request as a row of a table."""
-    made, sent = record.compile, IMPORTED not in record.status
+    """Format a request as a table row."""
+    compiled, sent = record.compile, IMPORTED not in record.status
     return (
         record.id,
         record.session_id,
@@ -96,8 +96,8 @@ def record_row(record: Record) -> tuple[object, ...]:
         number(record.tokens_sent) if sent else "",
         share(record.tokens_sent, record.tokens_raw) if sent else "",
         number(record.budget) if record.budget is not None else "",
-        made.template_name if made else "",
-        made.fidelity if made else "",
+        compiled.template_name if compiled else "",
+        compiled.fidelity if compiled else "",
     )
 
 
@@ -111,13 +111,12 @@ def list_(
 ) -> None:
     """List recorded requests, newest first."""
     found = asyncio.run(_load_views(db, owner, session, limit))
-    none = f"{db} holds no views yet; `context-compiler compile --db` makes some"
-    print_list({"db": str(db), "views": found}, VIEWS, map(record_row, found), json=json, empty=none)
+    empty = f"{db} holds no views yet; create one with `context-compiler compile --db`"
+    print_list({"db": str(db), "views": found}, VIEWS, map(record_row, found), json=json, empty=empty)
     screen = Screen()
     if found and screen.rich and not json:
-        words = dict.fromkeys(first_word(record.status) for record in found)
-        for word in words:
-            screen.line((f"{word}: {STATUSES.get(word, '')}", "dim"))
+        for status in dict.fromkeys(first_word(record.status) for record in found):
+            screen.line((f"{status}: {STATUSES.get(status, '')}", "dim"))
 
 
 async def _load_views(db: Place, owner: str | None, session: str | None, limit: int) -> list[Record]:
@@ -132,7 +131,7 @@ def show_(
     view: ViewId,
     raw: Annotated[bool, typer.Option("--raw", help="Show the raw history instead.")] = False,
     tools: Annotated[
-        bool, typer.Option("--tools", help="Show the tools that were sent beside the messages instead.")
+        bool, typer.Option("--tools", help="Show the tools that were sent with the messages instead.")
     ] = False,
     every: Annotated[
         bool, typer.Option("--all", help="On a terminal, name everything that was left out, not only the first few.")
@@ -141,7 +140,7 @@ def show_(
     owner: Owner = None,
     json: Json = False,
 ) -> None:
-    """Show the exact messages of a view, and its token breakdown."""
+    """Show the exact messages of a view and its token breakdown."""
     if tools:
         _show_tools(db, owner, view, json=json)
         return
@@ -188,11 +187,11 @@ async def _load_view(db: Place, owner: str | None, number: int, *, raw: bool) ->
 
 
 def print_facts(screen: Screen, record: Record) -> None:
-    """Print everything about a request but its messages."""
-    made = record.compile
+    """Print everything about a request except its messages."""
+    compiled = record.compile
     sent = "" if IMPORTED in record.status else f" → {number(record.tokens_sent)} sent"
     screen.line((f"view {record.id}", "bold"), f" of session {record.session_id}, turn {record.turn_index + 1}")
-    print_result = [
+    facts = [
         ("when", f"{timestamp(record.created_at)} UTC"),
         ("status", _status(record.status)),
         ("no value for", _null_reasons(record.status)),
@@ -204,23 +203,26 @@ def print_facts(screen: Screen, record: Record) -> None:
         ("run", None if record.run_id is None else f"{record.run_id}, request {record.request_index}"),
         ("request hash", record.request_hash),
     ]
-    if made is not None:
-        usage = {name: value for name, value in made.usage.items() if name != NANO_USD}
+    if compiled is not None:
+        usage = {name: value for name, value in compiled.usage.items() if name != NANO_USD}
         cost = ", ".join(f"{number(value)} {name.replace('_', ' ')}" for name, value in usage.items())
-        print_result += [
-            ("template", f"{made.template_name} ({made.template_source}) {made.template_path or ''}"),
-            ("template hash", made.template_hash),
-            ("fidelity", made.fidelity),
-            ("model", made.model_alias),
-            ("compile", first_word(made.status)),
-            ("no value for its", _null_reasons(made.status)),
-            ("compile note", made.error),
-            ("sections", ", ".join(made.sections_included)),
-            ("left out of prompt", ", ".join(f"{one.what} ({one.reason})" for one in made.sections_dropped)),
-            ("compile cost", f"{dollars(compile_cost(made))}, {cost}, {number(made.latency_ms)} ms" if cost else None),
-            ("identifiers kept", None if made.survival is None else f"{made.survival:.0%}"),
+        facts += [
+            ("template", f"{compiled.template_name} ({compiled.template_source}) {compiled.template_path or ''}"),
+            ("template hash", compiled.template_hash),
+            ("fidelity", compiled.fidelity),
+            ("model", compiled.model_alias),
+            ("compile", first_word(compiled.status)),
+            ("no value for its", _null_reasons(compiled.status)),
+            ("compile note", compiled.error),
+            ("sections", ", ".join(compiled.sections_included)),
+            ("left out of prompt", ", ".join(f"{one.what} ({one.reason})" for one in compiled.sections_dropped)),
+            (
+                "compile cost",
+                f"{dollars(compile_cost(compiled))}, {cost}, {number(compiled.latency_ms)} ms" if cost else None,
+            ),
+            ("identifiers kept", None if compiled.survival is None else f"{compiled.survival:.0%}"),
         ]
-    screen.facts(print_result)
+    screen.facts(facts)
 
 
 def _cost(record: Record) -> str:
@@ -232,15 +234,15 @@ def _cost(record: Record) -> str:
 
 
 STATUSES = {
-    "raw": "everything fitted and was sent as it is",
+    "raw": "everything fit and was sent unchanged",
     "compiled": "turns were left out and summarized or quoted for this request",
-    "cycle": "the view of the last compile, and everything since",
+    "cycle": "the view of the last compile, plus everything since",
     "fallback": "something failed; see error",
-    "floor_over_budget": "even the least that can be sent is over the budget",
+    "floor_over_budget": "even the smallest possible request exceeds the budget",
     "dry_run": "the view is only recorded; everything was sent",
     "imported": "from another tool; nothing was sent",
 }
-"""First words of a status, explained."""
+"""Explanations of statuses, by first word."""
 
 
 def _status(status: str) -> str:
@@ -249,7 +251,7 @@ def _status(status: str) -> str:
 
 
 def _null_reasons(status: str) -> str:
-    """The columns that have no value, and why; a request without an error needs no word of it."""
+    """List the columns without a value, and the reasons; skip the note that there was no error."""
     notes = [note.strip() for note in status.split(";")[1:]]
     pairs = [note.partition(": ") for note in notes if note and note != "error: none"]
     return ", ".join(f"{columns} ({why})" if why else columns for columns, _, why in pairs)
@@ -275,7 +277,7 @@ def _drop_row(line: Mapping[str, Any], *, every: bool) -> tuple[object, ...]:
 
 
 def _named(line: Mapping[str, Any], *, every: bool) -> str:
-    """Messages that were left out for one reason: all, or the first few and how many more."""
+    """Name the messages that were left out for one reason: all, or the first few and the number of the others."""
     what = [str(one) for one in cast("list[object]", line.get("what", []))]
     if every or len(what) <= NAMED:
         return ", ".join(what)
@@ -287,13 +289,13 @@ def why(
     view: ViewId,
     message: Annotated[
         str | None,
-        typer.Argument(metavar="MESSAGE", help="`turn 3`, `m12`, or words; default: every message before it."),
+        typer.Argument(metavar="MESSAGE", help="`turn 3`, `m12`, or words from messages; default: all messages."),
     ] = None,
     db: Db = DB,
     owner: Owner = None,
     json: Json = False,
 ) -> None:
-    """Show why a message or words are in a request, or are not: in which form, and the step that left them out."""
+    """Show in which form a message or words are in a request, or why they are not: which step left them out."""
     found = asyncio.run(load_why(db, owner, view, message))
     screen = Screen()
     if json:
@@ -311,7 +313,7 @@ def diff(
     owner: Owner = None,
     json: Json = False,
 ) -> None:
-    """Compare two views: their common beginning, and a diff."""
+    """Compare two views: show their common beginning and a diff."""
     first, second = asyncio.run(_load_two(db, owner, view, other))
     compared = compare(first, second, names=(f"view {view}", f"view {other}"))
     screen = Screen()
@@ -329,7 +331,7 @@ async def _load_two(db: Place, owner: str | None, view: int, other: int) -> tupl
 
 
 BUDGET = 2_000
-"""Default budget, in tokens, if neither the record nor the caller has one."""
+"""Default budget in tokens, if neither the record nor the caller gives one."""
 
 
 @app.command("replay", epilog=example("views replay 3 --template goal_oriented"))
@@ -350,43 +352,43 @@ def replay(
     owner: Owner = None,
     json: Json = False,
 ) -> None:
-    """Compile a recorded history again with other options, and compare; --record keeps the result."""
+    """Compile a recorded history again with other options, and compare; --record stores the new view."""
     if template is None and budget is None and fidelity is None and model == "none":
         raise SettingsError("nothing to change: give --template, --budget, --fidelity or --model")
 
     def replay_request(old: Record) -> ViewRequest:
-        """The old request with the options that were given."""
+        """Combine the recorded request with the options that were given."""
         place = vault_of(vault, old.owner)
         if template is None:
-            written = recorded_template(old.compile, model=model, vault=place, system=system)
-            if model != "none" and written.compiler != "agent":
-                asks = f"template {written.name} of that view asks no model"
-                raise SettingsError(f"--model {model!r}: {asks}; name one that does with --template")
+            used = recorded_template(old.compile, model=model, vault=place, system=system)
+            if model != "none" and used.compiler != "agent":
+                problem = f"template {used.name} of that view asks no model"
+                raise SettingsError(f"--model {model!r}: {problem}; name one that does with --template")
         else:
-            written = choose_template(template, model=model, vault=place, system=system)
+            used = choose_template(template, model=model, vault=place, system=system)
         same = template is None and fidelity is None
         return ViewRequest(
-            template=written,
+            template=used,
             budget=old.budget or BUDGET if budget is None else parse_amount(budget),
-            fidelity=recorded_fidelity(old.compile, written) if same else parse_fidelity(fidelity),
+            fidelity=recorded_fidelity(old.compile, used) if same else parse_fidelity(fidelity),
             model=check_model(model),
             session=old.session_id,
         )
 
-    old, wish, made, compared = asyncio.run(_replay(db, owner, view, replay_request, record=record))
+    old, request, replayed, compared = asyncio.run(_replay(db, owner, view, replay_request, record=record))
     before = (old.compile.summary if old.compile else None) or ""
-    names = (f"view {view}", f"template {wish.template.name}")
-    summaries = unified(before.splitlines(), made.summary.splitlines(), names=names)
+    names = (f"view {view}", f"template {request.template.name}")
+    summaries = unified(before.splitlines(), replayed.summary.splitlines(), names=names)
     screen = Screen()
     if json:
-        screen.raw(json_text(_document(old, made, compared, summaries)))
+        screen.raw(json_text(_document(old, replayed, compared, summaries)))
         return
-    _print(screen, old, made, compared)
+    _print(screen, old, replayed, compared)
     screen.heading("Summary")
     print_diff(screen, summaries)
-    if made.record is not None and made.record.id is not None:
+    if replayed.record is not None and replayed.record.id is not None:
         screen.line()
-        screen.line(f"recorded as view {made.record.id}")
+        screen.line(f"recorded as view {replayed.record.id}")
         print_look(screen, db)
 
 
@@ -394,42 +396,42 @@ async def _replay(
     db: Place, owner: str | None, number: int, replay_request: Callable[[Record], ViewRequest], *, record: bool
 ) -> tuple[Record, ViewRequest, View, Comparison]:
     async with AsyncExitStack() as stack:
-        looked = await stack.enter_async_context(open_record(db, owner))
-        old = await find_view(looked, number)
-        raw = load_messages(await recorded_messages(looked, old, raw=True))
-        sent = load_messages(await recorded_messages(looked, old, raw=False))
-        wish = replay_request(old)
+        source = await stack.enter_async_context(open_record(db, owner))
+        old = await find_view(source, number)
+        raw = load_messages(await recorded_messages(source, old, raw=True))
+        sent = load_messages(await recorded_messages(source, old, raw=False))
+        request = replay_request(old)
         writing = open_record(db, old.owner, writing=True)
         store = await stack.enter_async_context(writing) if record else None
-        made = await compile_messages(store, raw, wish)
-    names = (f"view {number}", f"template {wish.template.name}")
-    return old, wish, made, compare(read_history(sent), read_history(made.messages), names=names)
+        replayed = await compile_messages(store, raw, request)
+    names = (f"view {number}", f"template {request.template.name}")
+    return old, request, replayed, compare(read_history(sent), read_history(replayed.messages), names=names)
 
 
-def _document(old: Record, made: View, compared: Comparison, summaries: tuple[str, ...]) -> dict[str, object]:
+def _document(old: Record, replayed: View, compared: Comparison, summaries: tuple[str, ...]) -> dict[str, object]:
     return {
         "view": old.id,
         "before": {"tokens": compared.tokens[0], "budget": old.budget, "status": old.status},
-        "after": {"tokens": made.tokens, "budget": made.budget, "status": made.status},
+        "after": {"tokens": replayed.tokens, "budget": replayed.budget, "status": replayed.status},
         "comparison": comparison_document(compared),
         "summary_diff": summaries,
-        "messages": [json_.loads(message_body(message)) for message in made.messages],
-        "ledger": made.ledger,
-        "record": made.record,
+        "messages": [json_.loads(message_body(message)) for message in replayed.messages],
+        "ledger": replayed.ledger,
+        "record": replayed.record,
     }
 
 
-def _print(screen: Screen, old: Record, made: View, compared: Comparison) -> None:
-    was, now = compared.tokens
-    before = old.compile.template_name if old.compile else "none"
-    after = made.record.compile.template_name if made.record and made.record.compile else "none"
+def _print(screen: Screen, old: Record, replayed: View, compared: Comparison) -> None:
+    before, after = compared.tokens
+    old_template = old.compile.template_name if old.compile else "none"
+    new_template = replayed.record.compile.template_name if replayed.record and replayed.record.compile else "none"
     kept = f"{plural(compared.common_messages, 'message')}, {number(compared.common_tokens)} tokens"
     screen.facts(
         [
-            ("template", f"{before} → {after}"),
-            ("status", f"{first_word(old.status)} → {made.status}"),
-            ("tokens", f"{number(was)} → {number(now)} ({now - was:+,}), raw {number(old.tokens_raw)}"),
-            ("budget", f"{'none' if old.budget is None else number(old.budget)} → {number(made.budget)}"),
-            ("the same", f"{kept} from the beginning ({share(compared.common_tokens, now) or '0%'})"),
+            ("template", f"{old_template} → {new_template}"),
+            ("status", f"{first_word(old.status)} → {replayed.status}"),
+            ("tokens", f"{number(before)} → {number(after)} ({after - before:+,}), raw {number(old.tokens_raw)}"),
+            ("budget", f"{'none' if old.budget is None else number(old.budget)} → {number(replayed.budget)}"),
+            ("shared", f"{kept} from the beginning ({share(compared.common_tokens, after) or '0%'})"),
         ]
     )

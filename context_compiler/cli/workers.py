@@ -1,4 +1,4 @@
-"""`worker`, and the commands of `pipeline` about submitted runs: submit, status, answer and cancel."""
+"""`worker`, and the `pipeline` commands for submitted runs: submit, status, answer and cancel."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def worker(
         typer.Option(
             "--runs",
             envvar="CONTEXT_COMPILER_RUNS",
-            help="Store of the runs: a .db file or postgresql://USER@HOST/DB; default: --db, if that is an address.",
+            help="Run store: a .db file or postgresql://USER@HOST/DB; default: --db, if that is an address.",
         ),
     ] = None,
     db: Db = DB,
@@ -71,22 +71,22 @@ def worker(
     system: System = SYSTEM,
     model: Annotated[str | None, typer.Option("--model", help="Model of runs that were submitted without one.")] = None,
     simulate: Annotated[bool, typer.Option("--simulate", help="Ask no models. Tool commands run for real.")] = False,
-    concurrency: Annotated[int, typer.Option("--concurrency", "-n", min=1, help="Runs at a time.")] = 4,
+    concurrency: Annotated[int, typer.Option("--concurrency", "-n", min=1, help="Maximum runs at a time.")] = 4,
     poll: Annotated[float, typer.Option("--poll", min=0.01, help="Seconds between polls of the store.")] = 1.0,
     name: Annotated[str | None, typer.Option("--name", help="Name in `pipeline status`; default: HOST:PID.")] = None,
     until_empty: Annotated[
-        bool, typer.Option("--until-empty", help="End when all remaining runs wait for people or for another try.")
+        bool, typer.Option("--until-empty", help="Exit when all remaining runs wait for people or for a retry.")
     ] = False,
     json: Annotated[bool, typer.Option("--json", help="Print each change as a JSON line.")] = False,
 ) -> None:
-    """Take submitted runs and run them, several at a time, until Ctrl-C or SIGTERM.
+    """Run submitted pipelines, several at a time, until Ctrl-C or SIGTERM.
 
-    Start as many workers as you like, on one machine (runs in a .db file) or on many (PostgreSQL). Each run has one
-    worker at a time. If a worker dies, another one takes over its runs at their last saved states: at once on one
-    machine, within 30 s on many. A run that waits for a person occupies no slot; `pipeline answer` wakes it. A worker
-    that is stopped gives its runs back. A worker runs the commands of the graphs that are submitted to it.
+    Start as many workers as you like, on one machine (runs in a .db file) or on several (runs in PostgreSQL). Each run
+    has one worker at a time. If a worker dies, another one takes over its runs from their last saved states: at once
+    with a .db file, within 30 s with PostgreSQL. A run that waits for a person takes up no slot; `pipeline answer`
+    wakes it. A stopped worker puts its runs back. Workers run the commands of any graph that is submitted to them.
     """
-    default = RunOptions(model=model, simulate=simulate, db=db, vault=vault_of(vault, None), system=system)
+    defaults = RunOptions(model=model, simulate=simulate, db=db, vault=vault_of(vault, None), system=system)
     place = runs or (db if is_address(db) else RUNS)
     screen = Screen()
 
@@ -98,37 +98,37 @@ def worker(
 
     async def work() -> None:
         async with _open_queue(place, make=True) as queue:
-            one = pipeline.Worker(
+            worker = pipeline.Worker(
                 runs=queue.runs,
-                configure=partial(_configure, default),
+                configure=partial(_configure, defaults),
                 concurrency=concurrency,
                 poll=poll,
                 patience=poll,
                 on_change=show,
             )
-            one.name = name or one.name
-            print_note(f"{one.name} takes runs from {place_name(place)}; Ctrl-C stops it")
+            worker.name = name or worker.name
+            print_note(f"{worker.name} takes runs from {place_name(place)}; Ctrl-C stops it")
             loop = asyncio.get_running_loop()
             for sign in (signal.SIGINT, signal.SIGTERM):
                 with suppress(NotImplementedError):  # Windows
-                    loop.add_signal_handler(sign, one.stop)
-            await one.run(until_empty=until_empty)
+                    loop.add_signal_handler(sign, worker.stop)
+            await worker.run(until_empty=until_empty)
 
     asyncio.run(work())
 
 
-def _configure(default: RunOptions, taken: pipeline.Submission) -> pipeline.RunConfig:
-    """The configuration of a submitted run: its own options, else the worker's."""
-    own = {key: value for key, value in taken.options.items() if key in SUBMITTED}
-    wish = replace(default, **own)
-    config = run_config(wish, None)
-    if not wish.simulate and wish.model is None:
+def _configure(defaults: RunOptions, submission: pipeline.Submission) -> pipeline.RunConfig:
+    """Build the configuration of a submitted run: its own options override the worker's."""
+    own = {key: value for key, value in submission.options.items() if key in SUBMITTED}
+    options = replace(defaults, **own)
+    config = run_config(options, None)
+    if not options.simulate and options.model is None:
         config = replace(config, agents=own_model, rules=(*config.rules, _model_named))
-    return replace(config, resume_threads="restore" if taken.options.get("restore") else "degrade")
+    return replace(config, resume_threads="restore" if submission.options.get("restore") else "degrade")
 
 
 def _model_named(graph: Graph) -> Iterator[pipeline.Diagnostic]:
-    """Every agent stage names a model, where neither the run nor the worker has one."""
+    """Rule for runs without a model of their own or the worker's: every agent stage must name one."""
     for node in graph.nodes.values():
         if node.handler == "codergen" and stage_model(node) is None:
             fix = "submit with --model NAME or --simulate, or start the worker with --model"
@@ -139,7 +139,7 @@ def _model_named(graph: Graph) -> Iterator[pipeline.Diagnostic]:
 
 
 def add_queue_commands(group: typer.Typer) -> None:
-    """Add the commands about submitted runs to a group."""
+    """Add the commands for submitted runs to a group."""
     group.command("submit", epilog=example("pipeline submit plan.dot --simulate --id first"))(_submit)
     group.command("status", epilog=example("pipeline status first"))(_status)
     group.command("answer", epilog=example("pipeline answer first approve"))(_answer)
@@ -149,24 +149,24 @@ def add_queue_commands(group: typer.Typer) -> None:
 @with_run_options(without=("logs", "db", "events"))
 def _submit(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="A DOT file or a workflow.")],
-    wish: RunOptions,
+    options: RunOptions,
     run_id: NewId = None,
     values: Values = None,
     restore: Restore = False,
     runs: Runs = RUNS,
 ) -> None:
-    """Submit a graph, for any worker to run; prints the id of the run."""
-    options = {key: value for key, value in asdict(wish).items() if key in SUBMITTED and value not in (None, False)}
-    options |= {"restore": True} if restore else {}
-    config = run_config(replace(wish, model=None, simulate=True), None)
+    """Submit a graph for any worker to run, and print the id of the run."""
+    stored = {key: value for key, value in asdict(options).items() if key in SUBMITTED and value not in (None, False)}
+    stored |= {"restore": True} if restore else {}
+    config = run_config(replace(options, model=None, simulate=True), None)
     graph, context = load_graph(file), parse_values(values or [])
 
     async def submit() -> str:
         async with _open_queue(runs, make=True) as queue:
-            return await queue.submit(graph, run_id=run_id, context=context, options=options, config=config)
+            return await queue.submit(graph, run_id=run_id, context=context, options=stored, config=config)
 
     name = asyncio.run(submit())
-    print_result({"run_id": name, "state": "queued"}, (name, "bold"), json=wish.json)
+    print_result({"run_id": name, "state": "queued"}, (name, "bold"), json=options.json)
 
 
 def _status(
@@ -176,7 +176,7 @@ def _status(
     runs: Runs = RUNS,
     json: Json = False,
 ) -> None:
-    """Show one submitted run, or all that have not ended; exit code 1 if that run failed."""
+    """Show one submitted run (exit code 1 if it failed), or all that have not ended."""
     found = asyncio.run(_load_submissions(runs, run))
     if run is None:
         rows = [
@@ -203,15 +203,15 @@ def _status(
 def _answer(
     run: RunName,
     answer: Annotated[str, typer.Argument(metavar="ANSWER", help="Key, label or target of a choice.")],
-    stage: Annotated[str | None, typer.Option("--stage", help="The stage that asks, if several do.")] = None,
+    stage: Annotated[str | None, typer.Option("--stage", help="Stage to answer, if several ask.")] = None,
     runs: Runs = RUNS,
     json: Json = False,
 ) -> None:
-    """Answer the question that a run waits for, from any machine; a worker goes on with it."""
+    """Answer the question that a run is waiting on, from any machine; a worker then continues the run."""
 
     async def reply() -> pipeline.PendingQuestion:
         async with _open_queue(runs) as queue:
-            await _known(queue, run, runs)
+            await _find_submission(queue, run, runs)
             return await queue.answer(run, answer, stage=stage)
 
     question = asyncio.run(reply())
@@ -221,15 +221,15 @@ def _answer(
 
 def _cancel(
     run: RunName,
-    reason: Annotated[str, typer.Option("--reason", help="Reason, kept with the run.")] = "cancelled",
+    reason: Annotated[str, typer.Option("--reason", help="Reason, stored with the run.")] = "cancelled",
     runs: Runs = RUNS,
     json: Json = False,
 ) -> None:
-    """Cancel a submitted run: its worker ends it as failed, or this command does if it has none."""
+    """Cancel a submitted run, which ends as failed: its worker ends it, or this command if it has no worker."""
 
     async def end() -> bool:
         async with _open_queue(runs) as queue:
-            await _known(queue, run, runs)
+            await _find_submission(queue, run, runs)
             await queue.cancel(run, reason)
             return await queue.end_cancelled(run)
 
@@ -240,11 +240,11 @@ def _cancel(
 
 @asynccontextmanager
 async def _open_queue(runs: str, *, make: bool = False) -> AsyncGenerator[pipeline.RunQueue]:
-    """The queue in a store of runs.
+    """Open the queue in a run store.
 
     Raises:
-        SettingsError: it is a folder, which has none.
-        PipelineError: there is no such store, and it should not be made.
+        SettingsError: the store is a folder, which has no queue.
+        PipelineError: there is no such store, and `make` is False.
     """
     if not make and not has_runs(runs):
         raise PipelineError(f"{place_name(runs)}: no runs here; give --runs")
@@ -254,7 +254,7 @@ async def _open_queue(runs: str, *, make: bool = False) -> AsyncGenerator[pipeli
         yield pipeline.RunQueue(store)
 
 
-async def _known(queue: pipeline.RunQueue, run: str, runs: str) -> pipeline.Submission:
+async def _find_submission(queue: pipeline.RunQueue, run: str, runs: str) -> pipeline.Submission:
     found = await queue.find(run)
     if found is None:
         names = [one.run_id for one in await queue.open()]
@@ -264,11 +264,11 @@ async def _known(queue: pipeline.RunQueue, run: str, runs: str) -> pipeline.Subm
 
 
 async def _load_submissions(runs: str, run: str | None) -> list[dict[str, Any]]:
-    """Submitted runs with their states and questions."""
+    """Load one submitted run, or all open ones, with their states and questions."""
     if run is None and not has_runs(runs):
         return []
     async with _open_queue(runs) as queue:
-        chosen = await queue.open() if run is None else [await _known(queue, run, runs)]
+        chosen = await queue.open() if run is None else [await _find_submission(queue, run, runs)]
         infos = {info.run_id: info for info in await queue.runs.runs()}
         questions = [asdict(one) for one in await queue.questions()]
     return [

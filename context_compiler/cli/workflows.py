@@ -39,7 +39,7 @@ app = group("Check, draw, run, resume and show workflows: markdown files of step
 
 File = Annotated[Path, typer.Argument(metavar="FILE", help="A markdown file with a `##` heading per step.")]
 PIPELINES_ONLY = ("auto_approve", "lenient")
-"""Options without a meaning for steps in order."""
+"""Options that have no effect on steps in order."""
 
 STEPS = (
     Column("step", style="bold"),
@@ -58,29 +58,29 @@ def check(
     system: System = SYSTEM,
     json: Json = False,
 ) -> None:
-    """Check workflows and the templates that they name; exit code 1 if one has errors."""
+    """Check workflows and the templates that they name; exit code 1 if any has errors."""
     rule = partial(template_known, TemplateLibrary(vault=vault, system=system))
     print_reports([check_file(file, load_workflow, rule) for file in files], json=json)
 
 
 @app.command("draw", epilog=example("workflow draw notes.md --out notes.svg"))
 def draw(file: File, out: Out = None) -> None:
-    """Draw the steps as SVG, with the model and the context of each."""
+    """Draw the steps as SVG, with the model and context of each."""
     write_drawing(pipeline.apply_stylesheet(apply_directives(load_workflow(file))), out)
 
 
 @app.command("run", epilog=example("workflow run notes.md --simulate"))
 @with_run_options(without=PIPELINES_ONLY)
-def run(file: File, wish: RunOptions, run_id: NewId = None, values: Values = None, runs: Runs = RUNS) -> None:
-    """Run the steps in order; exit code 1 if one fails, which ends the run."""
-    run_graph(load_workflow(file), wish, run_id, values, runs=runs)
+def run(file: File, options: RunOptions, run_id: NewId = None, values: Values = None, runs: Runs = RUNS) -> None:
+    """Run the steps in order, until one fails; exit code 1 if one does."""
+    run_graph(load_workflow(file), options, run_id, values, runs=runs)
 
 
 @app.command("resume", epilog=example("workflow resume notes.md --simulate"))
 @with_run_options(without=PIPELINES_ONLY)
 def resume(
     file: File,
-    wish: RunOptions,
+    options: RunOptions,
     run_id: Annotated[
         str | None,
         typer.Option("--id", callback=check_run_name, help="Id of the run; default: the last run of this file."),
@@ -88,10 +88,10 @@ def resume(
     restore: Restore = False,
     runs: Runs = RUNS,
 ) -> None:
-    """Resume the last stopped run of a file; print the result of one that has ended."""
+    """Resume the last stopped run of a file, or print the result of the last run if none is stopped."""
     graph = load_workflow(file)
     last = run_id or asyncio.run(_latest_run(graph, runs, lambda found: found.status in ("running", "stopped"))).run_id
-    resume_run(last, wish, runs=runs, restore=restore, graph=graph)
+    resume_run(last, options, runs=runs, restore=restore, graph=graph)
 
 
 @app.command("show", epilog=example("workflow show notes.md"))
@@ -99,7 +99,7 @@ def show(file: File, runs: Runs = RUNS, json: Json = False) -> None:
     """Show the steps of a file as they will run, and its last run."""
     graph = load_workflow(file)
     state = asyncio.run(_load_state(graph, runs))
-    steps = [_step_document(node, state) for node in _apply_styles(graph)]
+    steps = [_step_document(node, state) for node in _final_steps(graph)]
     screen = Screen()
     if json:
         run = {"id": state.lineage.root_run_id, "status": state.status, "next": state.next_node} if state else None
@@ -112,7 +112,7 @@ def show(file: File, runs: Runs = RUNS, json: Json = False) -> None:
         ("goal", graph.goal),
         ("fidelity", graph.default_fidelity or "compact"),
         ("last run", state.lineage.root_run_id if state else "none"),
-        ("status", (state.status or "running, or stopped") if state else None),
+        ("status", (state.status or "running or stopped") if state else None),
         ("reason", state.failure_reason if state else None),
     )
     screen.facts(facts)
@@ -120,8 +120,8 @@ def show(file: File, runs: Runs = RUNS, json: Json = False) -> None:
     screen.table(STEPS, [tuple(one_line(str(value or ""), 200) for value in step.values()) for step in steps])
 
 
-def _apply_styles(graph: pipeline.Graph) -> list[pipeline.Node]:
-    """The steps, with directives and front matter applied."""
+def _final_steps(graph: pipeline.Graph) -> list[pipeline.Node]:
+    """Steps with their directives and front matter applied."""
     nodes = pipeline.apply_stylesheet(apply_directives(graph)).nodes.values()
     return [node for node in nodes if node.line is not None]
 
@@ -139,7 +139,7 @@ def _step_document(node: pipeline.Node, state: pipeline.RunState | None) -> dict
 
 
 async def _latest_run(graph: pipeline.Graph, runs: str, prefer: Callable[[pipeline.RunInfo], bool]) -> pipeline.RunInfo:
-    """The newest run of a graph, preferably one that `prefer` accepts.
+    """Find the newest run of a graph, preferably one that `prefer` accepts.
 
     Raises:
         PipelineError: there is no run of this graph.
@@ -148,12 +148,12 @@ async def _latest_run(graph: pipeline.Graph, runs: str, prefer: Callable[[pipeli
     if has_runs(runs):
         async with open_runs(runs) as store:
             found = await store.runs()
-    same = [one for one in found if one.snapshot == graph_hashes(graph).snapshot]
-    if not same:
+    matching = [one for one in found if one.snapshot == graph_hashes(graph).snapshot]
+    if not matching:
         older = next((one.run_id for one in found if one.name == graph.label), None)
-        hint = f"run {older!r} has its name but another text: pipeline resume {older} continues it"
+        hint = f"run {older!r} has its name but another text; `pipeline resume {older}` continues it"
         raise PipelineError(f"{graph.path}: no run of it in {place_name(runs)}; {hint if older else 'start one'}")
-    return next(filter(prefer, same), same[0])
+    return next(filter(prefer, matching), matching[0])
 
 
 async def _load_state(graph: pipeline.Graph, runs: str) -> pipeline.RunState | None:

@@ -36,7 +36,7 @@ def test_every_request_of_the_transcript_is_sent_three_ways(cc: Command, talk: P
 
 def test_a_model_without_a_known_price_is_refused(cc: Command, talk: Path) -> None:
     said = cc("bench", talk, "--price", "nobody")
-    assert said.code == 2 and "--price 'nobody': no price of such a model is known" in one_line(said)
+    assert said.code == 2 and "--price 'nobody': no price is known for this model" in one_line(said)
     assert cc("bench", talk, "--price", "openai:gpt-5", "--json").json["priced_as"] == "openai:gpt-5"
 
 

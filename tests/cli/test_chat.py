@@ -103,7 +103,7 @@ def test_a_broken_template_is_said_once_and_template_shows_where(cc: Command, tm
     said = talk(cc, "Hello.", "And?", "/template", args=("--endless", "--template", "mine"))
     assert said.code == 0 and said.out.count("On “") == 2
     assert said.err.count("mine.md:2") == 1
-    assert "selected, and wrong: " in said.out and "mine.md:2" in said.out
+    assert "selected, but invalid: " in said.out and "mine.md:2" in said.out
 
 
 def test_recall_finds_what_was_said_word_for_word(cc: Command) -> None:
@@ -222,5 +222,5 @@ def test_a_view_is_shown_in_full_or_not(cc: Command) -> None:
 
 def test_a_vault_that_is_not_there_yet_is_told_of(cc: Command, tmp_path: Path) -> None:
     said = talk(cc, "Hello.", args=("--vault", "notse"))
-    assert said.code == 0 and said.err == "note: notse: no such folder; it is made for this chat\n"
+    assert said.code == 0 and said.err == "note: notse: no such folder; it is created for this chat\n"
     assert "no such folder" not in talk(cc, "Hello.", args=("--vault", "notse")).err

@@ -49,13 +49,13 @@ def test_a_checkpoint_is_made_by_hand(cc: Command, session: str) -> None:
     log = cc("manager", "log", session, "--json").json
     assert made["commit"] == log["next"] == log["commits"][0]["id"] and made["turns"] == 5
     assert log["commits"][0]["message"] == "before the move"
-    assert "kept at 5 turns" in cc("manager", "checkpoint", session).out
+    assert "saved at 5 turns" in cc("manager", "checkpoint", session).out
 
 
 def test_a_rollback_restores_and_the_next_one_goes_further(cc: Command, session: str) -> None:
     first = cc("manager", "rollback", session, "--yes", "--json").json
     assert (first["turns_lost"], first["turns"]) == (1, 4)
-    assert "2 turns gone" in cc("manager", "rollback", session, "--yes").out
+    assert "2 turns lost" in cc("manager", "rollback", session, "--yes").out
     said = cc("manager", "rollback", session, "--yes")
     assert said.code == 2 and "No checkpoint to rollback to" in one_line(said)
 

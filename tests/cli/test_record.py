@@ -142,7 +142,7 @@ def test_diff_tells_what_a_prompt_cache_keeps(recorded: Command) -> None:
     assert said["common_messages"] == 1 and first[0]["parts"] == second[0]["parts"]
     assert 0 < said["common_tokens"] < said["tokens"][0]
     assert said["diff"][:2] == ["--- view 1", "+++ view 2"]
-    assert "the same  1 message, " in recorded("views", "diff", 1, 2).out
+    assert "shared    1 message, " in recorded("views", "diff", 1, 2).out
 
 
 def test_a_view_does_not_differ_from_itself(recorded: Command) -> None:

@@ -21,7 +21,7 @@ def test_a_chat_is_compacted_looked_at_and_taken_back(cc: Command) -> None:
     said = talk(cc, *LINES, "/compact --preview the tickets", "/compact the tickets", "And now?", "/view", "/undo")
     shown = said.out.partition("next request")[2]
     assert "at most" in shown and "a preview: no model was asked" in shown and "of scripted" in shown
-    assert "**Said so far**" in shown and "messages 0-9 (" in shown and "to keep" in shown
+    assert "**Said so far**" in shown and "messages 0-9 (" in shown and "focus" in shown
     assert "cycle: " in shown and "written for this view" in shown
     assert "the whole history" in shown.rpartition("next request")[2]
     later = talk(cc, "And then?", "/view", "/undo")
@@ -45,7 +45,7 @@ def test_a_chat_is_summarised_from_a_turn_on(cc: Command) -> None:
 
 def test_a_preview_stays_one_wherever_it_is_asked_for(cc: Command) -> None:
     said = talk(cc, *LINES, "/compact --from turn 3  --preview the deploys", "/compact --from 3 --preview")
-    assert said.out.count("a preview: no model was asked") == 2 and "to keep the deploys" in " ".join(said.out.split())
+    assert said.out.count("a preview: no model was asked") == 2 and "focus the deploys" in " ".join(said.out.split())
     wrong = talk(cc, "/compact --form turn 3", "/compact --from the start", "/compact --previews")
     assert wrong.out.count("say /compact [--preview] [--from TURN] [WHAT TO KEEP]") == 3
     assert "next request" not in wrong.out and "nothing is compiled" in talk(cc, "/undo").out
@@ -68,7 +68,7 @@ def test_what_a_chat_cannot_do_is_said(cc: Command) -> None:
 
 def test_each_message_that_goes_is_named_once(recorded: Command) -> None:
     said = recorded("sessions", "compact", "demo", "--preview").out
-    (gone,) = re.findall(r"^  goes +(.+) \(", said, re.M)
+    (gone,) = re.findall(r"^  dropped +(.+) \(", said, re.M)
     spans = [range(int(a), int(b or a) + 1) for a, b in re.findall(r"messages? (\d+)(?:-(\d+))?", gone)]
     named = [index for span in spans for index in span]
     assert spans and named == sorted(set(named)), gone
@@ -83,7 +83,7 @@ def test_sessions_steers_what_a_chat_goes_on_with(cc: Command, tmp_path: Path) -
     view = talk(cc, "And now?", "/view").out
     assert "cycle: " in view and "pinned " in view
     assert cc("sessions", "pins", "main", "--json").json["pins"][0]["turn"] == 2
-    assert "pinned no longer" in cc("sessions", "unpin", "main", "ticket 472").out
+    assert "no longer pinned" in cc("sessions", "unpin", "main", "ticket 472").out
     assert "nothing is pinned" in cc("sessions", "pins", "main").out
     assert cc("sessions", "undo", "main").code == 0
     again = cc("sessions", "undo", "main")

@@ -44,7 +44,7 @@ def test_a_pipe_gets_every_name_and_every_column(long: Command) -> None:
 def test_columns_for_which_there_is_no_room_are_named(long: Command) -> None:
     for args in LISTS:
         narrow, wide = long(*args, terminal=80).plain, long(*args, terminal=200).plain
-        left_away = narrow.split("a wider terminal shows also: ")[1].splitlines()[0].split(", ")
+        left_away = narrow.split("a wider terminal also shows: ")[1].splitlines()[0].split(", ")
         head = wide.splitlines()[0]
         assert left_away and all(name in head and name not in narrow.splitlines()[0] for name in left_away)
         assert "wider terminal" not in wide
@@ -53,8 +53,8 @@ def test_columns_for_which_there_is_no_room_are_named(long: Command) -> None:
 @pytest.mark.parametrize(
     ("args", "words"),
     [
-        (("views", "why", "1"), ("message", "assistant", "a wider terminal shows also: tokens, begins")),
-        (("demo",), ("it asks for", "not without", "4 of 6", "a wider terminal shows also: view 2,000, view 4,000")),
+        (("views", "why", "1"), ("message", "assistant", "a wider terminal also shows: tokens, begins")),
+        (("demo",), ("it asks for", "not without", "4 of 6", "a wider terminal also shows: view 2,000, view 4,000")),
     ],
 )
 def test_a_narrow_table_leaves_columns_away_before_it_breaks_words(
@@ -81,7 +81,7 @@ def test_a_session_that_is_named_by_its_ends_is_the_one_that_is_deleted(long: Co
 
 def test_a_shortened_name_that_may_be_several_is_refused(long: Command) -> None:
     said = long("sessions", "delete", "release…helper", "--yes")
-    assert said.code == 2 and "matches 3, such as 'release_notes-" in one_line(said)
+    assert said.code == 2 and "matches 3 names, such as 'release_notes-" in one_line(said)
 
 
 def test_a_name_is_never_guessed_from_its_beginning(long: Command) -> None:
@@ -143,7 +143,7 @@ def test_the_demo_fits_eighty_columns(recorded: Command) -> None:
     assert "my explicit yes" in said and "view 1,000  view 2,000  view 4,000" in said
     said = recorded("demo", "--full", terminal=80).plain
     assert "budget 2,000  ━" in said
-    assert "  # a conversation of yours\n  context-compiler compile YOUR_CHAT.json --budget 4000 --explain\n" in said
+    assert "  # a conversation of your own\n  context-compiler compile YOUR_CHAT.json --budget 4000 --explain\n" in said
     bars = [line for line in said.splitlines() if "━" in line]
     assert len(bars) == 4 and all("tokens" in line for line in bars)
 

@@ -30,7 +30,7 @@ from context_compiler.cli.text import one_line
 
 MODEL = "anthropic:claude-sonnet-5-5"
 DRAWN = 1.0
-"""Seconds after which a prompt counts as drawn: dumb terminals do not report it."""
+"""Seconds after which a prompt counts as drawn, because dumb terminals do not report it."""
 
 app = group("Chat with a model.")
 log = logging.getLogger("context_compiler")
@@ -56,7 +56,7 @@ def chat(
             "-b",
             envvar="CONTEXT_COMPILER_BUDGET",
             callback=with_origin,
-            help="Tokens per request in Endless mode, a share of the window, or '$0.02'.",
+            help="Tokens per request in Endless mode, a share of the model's window, or '$0.02'.",
         ),
     ] = None,
     compiler: Annotated[
@@ -75,7 +75,7 @@ def chat(
         typer.Option(
             "--background",
             envvar="CONTEXT_COMPILER_BACKGROUND",
-            help="Compile while the conversation goes on, so that fewer turns wait.",
+            help="Compile while the conversation continues, so that fewer turns have to wait.",
         ),
     ] = False,
     compile_spend_limit: Annotated[
@@ -83,7 +83,7 @@ def chat(
         typer.Option(
             "--compile-spend-limit",
             envvar="CONTEXT_COMPILER_COMPILE_SPEND_LIMIT",
-            help="The most that the summaries of this conversation may cost, such as '$0.50'.",
+            help="Maximum cost of all summaries of this conversation, such as '$0.50'.",
         ),
     ] = None,
     vault: Vault = None,
@@ -92,7 +92,7 @@ def chat(
     owner: AsOwner = None,
     json: Annotated[bool, typer.Option("--json", help="Print each answer as a JSON object on one line.")] = False,
 ) -> None:
-    """Chat with a model. The conversation is stored as markdown and on the record; the same --session continues it."""
+    """Chat with a model. The conversation is stored as markdown and in the record; repeat --session to continue it."""
     options: dict[str, Any] = {
         "session": session,
         "model": model,
@@ -112,8 +112,8 @@ def chat(
     level = log.level
     log.setLevel(logging.ERROR)  # the chat itself reports errors, once each
     try:
-        typed = sys.stdin.isatty() and sys.stdout.isatty() and not json
-        failed = asyncio.run(_run_terminal(options) if typed else _run_pipe(options))
+        interactive = sys.stdin.isatty() and sys.stdout.isatty() and not json
+        failed = asyncio.run(_run_terminal(options) if interactive else _run_pipe(options))
     finally:
         log.setLevel(level)
     if failed:
@@ -134,13 +134,13 @@ async def _run_pipe(options: dict[str, Any]) -> bool:
 
 
 async def _run_terminal(options: dict[str, Any]) -> bool:
-    """Show the prompt at once, and load the host and the history while the user types."""
+    """Show the prompt at once; load the host and the history while the user types."""
     screen = Screen()
     _greet(screen, options)
     drawn = asyncio.Event()
     opening = asyncio.create_task(_open(options, drawn))
-    keyboard = Keyboard(lambda: _status(opening, options), drawn.set)
-    opening.add_done_callback(lambda done: _opened(done, keyboard))
+    keyboard = Keyboard(lambda: _status_line(opening, options), drawn.set)
+    opening.add_done_callback(lambda done: _on_opened(done, keyboard))
     if sys.platform != "win32":
         asyncio.get_running_loop().add_signal_handler(signal.SIGINT, lambda: _interrupt(opening))
     try:
@@ -149,7 +149,7 @@ async def _run_terminal(options: dict[str, Any]) -> bool:
                 line = await _read_line(keyboard, opening)
                 conversation, _ = await opening
                 with keyboard.suppress_echo():
-                    await conversation.hear(line)
+                    await conversation.handle_line(line)
             except Interrupted:
                 screen.line(("Ctrl-D or /quit leaves", "dim"))
             except (EOFError, Leave):
@@ -161,7 +161,7 @@ async def _run_terminal(options: dict[str, Any]) -> bool:
 async def _open(options: dict[str, Any], drawn: asyncio.Event) -> tuple[Any, list[str]]:
     await asyncio.wait({waiting := asyncio.create_task(drawn.wait())}, timeout=DRAWN)
     waiting.cancel()
-    gc.disable()  # a long history is a million objects, none of them garbage
+    gc.disable()  # a long history creates a million objects, none of them garbage
     try:
         conversation = await asyncio.to_thread(_build, options)
         return conversation, await conversation.open()
@@ -171,7 +171,7 @@ async def _open(options: dict[str, Any], drawn: asyncio.Event) -> tuple[Any, lis
 
 
 async def _read_line(keyboard: Keyboard, opening: asyncio.Task[tuple[Any, list[str]]]) -> str:
-    """Read a line; raise at once if the chat cannot be opened."""
+    """Read a line; if the chat cannot be opened, raise at once."""
     typing = asyncio.create_task(keyboard.read_line())
     try:
         if not opening.done():
@@ -192,8 +192,8 @@ def _greet(screen: Screen, options: dict[str, Any]) -> None:
     screen.line(("/help lists the commands, Ctrl-C stops an answer, Ctrl-D leaves", "dim"))
 
 
-def _opened(opening: asyncio.Task[tuple[Any, list[str]]], keyboard: Keyboard) -> None:
-    """Show the last exchange of a conversation that is continued, and give the keyboard its prompts."""
+def _on_opened(opening: asyncio.Task[tuple[Any, list[str]]], keyboard: Keyboard) -> None:
+    """Print the last exchange of a resumed conversation, and add its prompts to the keyboard's history."""
     if opening.cancelled() or opening.exception() is not None:
         keyboard.remember([])
         return
@@ -202,14 +202,14 @@ def _opened(opening: asyncio.Task[tuple[Any, list[str]]], keyboard: Keyboard) ->
     keyboard.remember(prompts)
 
 
-def _status(opening: asyncio.Task[tuple[Any, list[str]]], options: dict[str, Any]) -> str:
+def _status_line(opening: asyncio.Task[tuple[Any, list[str]]], options: dict[str, Any]) -> str:
     if opening.done() and not opening.cancelled() and opening.exception() is None:
         return opening.result()[0].status
     return f"{options['session']} · opening …"
 
 
 def _interrupt(opening: asyncio.Task[tuple[Any, list[str]]]) -> None:
-    """Stop the answer on Ctrl-C; at the prompt, Ctrl-C is a key like any other."""
+    """Stop the answer on Ctrl-C. At the prompt, Ctrl-C is handled by the keyboard instead."""
     if opening.done() and not opening.cancelled() and opening.exception() is None:
         opening.result()[0].interrupt()
 

@@ -30,10 +30,10 @@ _COMPACT = re.compile(
 )
 
 REST = "/view full, after the next answer"
-"""Command that shows the whole summary of a compile."""
+"""Hint that tells where to see the whole summary of a compile."""
 
 LINES = 6
-"""Lines of each message in `/view full`."""
+"""Maximum lines per message in `/view full`."""
 
 
 class Commands:
@@ -115,7 +115,7 @@ class Commands:
         try:
             self._library.find(self._chat.template)
         except TemplateError as error:
-            self._screen.line(("selected, and wrong: ", "bold red"), one_line(str(error)))
+            self._screen.line(("selected, but invalid: ", "bold red"), one_line(str(error)))
 
     async def _select(self, name: str) -> None:
         try:
@@ -140,7 +140,7 @@ class Commands:
             room = f" of {number(last.view.budget)}" if last.view is not None and last.view.budget else ""
             size = f"{plural(len(raw), 'message')}, {number(raw.tokens)}{room} tokens"
             self._screen.line(f"the whole history was sent as it is: {size}")
-            self._failure(last.view)
+            self._print_failure(last.view)
             return
         view, sent = last.view, read_history(last.view.messages)
         self._screen.line(
@@ -148,22 +148,22 @@ class Commands:
             f": {number(last.raw)} tokens became {number(last.sent)}, {number(view.budget)} at most; ",
             f"{plural(len(raw), 'message')} became {len(sent)}",
         )
-        self._failure(view)
-        made = view.record.compile if view.record is not None else None
-        if made is not None and made.compiled_prompt is None and made.error:
-            self._screen.line(("no model was asked: ", "yellow"), one_line(made.error))
+        self._print_failure(view)
+        compiled = view.record.compile if view.record is not None else None
+        if compiled is not None and compiled.compiled_prompt is None and compiled.error:
+            self._screen.line(("no model was asked: ", "yellow"), one_line(compiled.error))
         if rest == "full":
             print_messages(self._screen, sent, lines=LINES)
         print_explanation(self._screen, _with_drops(view, raw), raw, sent)
 
-    def _failure(self, view: View | None) -> None:
+    def _print_failure(self, view: View | None) -> None:
         """Print the failure of a view, if it had one."""
         if view is not None and view.error:
             self._screen.line(("what failed: ", "yellow"), one_line(view.error))
 
     async def _recall(self, rest: str) -> None:
         if not rest:
-            self._screen.line("/recall WORDS: finds what was said about them, in all of the conversation")
+            self._screen.line("/recall WORDS: finds passages about them in the whole conversation")
             return
         found = await self._chat.recall(rest)
         if not found:
@@ -188,14 +188,14 @@ class Commands:
 
     async def _pin(self, rest: str) -> None:
         if not rest:
-            self._screen.line("/pin TURN or WORDS: keeps that message in every view, such as /pin turn 3")
+            self._screen.line("/pin TURN or WORDS: keeps that message in every view, as in /pin turn 3")
             return
         pin = await self._chat.pin(rest)
         self._screen.line(f"turn {pin.turn} stays in every view, {number(pin.tokens)} tokens: {one_line(pin.text)}")
 
     async def _unpin(self, rest: str) -> None:
         if not rest:
-            self._screen.line("/unpin TURN or WORDS: /pins lists the messages that always stay")
+            self._screen.line("/unpin TURN or WORDS: /pins lists the pinned messages")
             return
         pin = await self._chat.unpin(rest)
         self._screen.line(f"turn {pin.turn} is no longer pinned, from the next compile on: {one_line(pin.text)}")
@@ -225,20 +225,20 @@ class Commands:
 
 
 def _is_whole(view: View, raw: History) -> bool:
-    """True if a view is the history itself, message for message."""
+    """True if a view is the whole history, message for message."""
     return len(view.messages) == len(raw) and all(map(is_, view.messages, raw.messages))
 
 
 def _with_drops(view: View, raw: History) -> View:
-    """The view, with the messages that an earlier compile left out among its drops."""
+    """Return the view; if it has no drops of its own, add the messages that an earlier compile left out."""
     if not view.kept:
         positions = {id(message): at for at, message in enumerate(raw.messages)}
         found = [positions[id(message)] for message in view.messages if id(message) in positions]
         view = replace(view, kept=tuple((at, "all that could be sent") for at in found))
     kept = {position for position, _ in view.kept}
-    gone = [at for at in range(len(raw)) if at not in kept]
-    if view.drops or not gone:
+    dropped = [at for at in range(len(raw)) if at not in kept]
+    if view.drops or not dropped:
         return view
-    cost = sum(raw.readings[at].tokens for at in gone)
-    why = "left out at the last compile; notes and quotes stand for them"
-    return replace(view, drops=(Drop(what=f"messages {gone[0]} to {gone[-1]}", reason=why, tokens=cost),))
+    cost = sum(raw.readings[at].tokens for at in dropped)
+    why = "left out by the last compile; replaced by notes and quotes"
+    return replace(view, drops=(Drop(what=f"messages {dropped[0]} to {dropped[-1]}", reason=why, tokens=cost),))

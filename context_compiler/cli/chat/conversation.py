@@ -25,12 +25,12 @@ from context_compiler.template import TemplateLibrary
 from context_compiler.tokens.prices import dollars
 
 RESUMED_WIDTH, RESUMED_LINES = 200, 6
-"""Most of the last exchange that is shown of a conversation that is continued."""
+"""Maximum columns of the last prompt, and lines of the last answer, that are shown of a resumed conversation."""
 
 EXCERPT = 60
-"""Most of the last exchange that is shown on standard error."""
+"""Maximum columns of the last prompt and answer that are shown on standard error."""
 
-ANEW = "`--session NAME` starts another"
+START_ANOTHER = "`--session NAME` starts another"
 
 
 class Conversation:
@@ -39,14 +39,14 @@ class Conversation:
     Args:
         session: Name of the conversation.
         model: Name of the model that answers.
-        compiler: Name of the model that writes summaries; None is the same one.
-        vault: Folder whose templates come first; `{owner}` in its path stands for the folder of the owner.
+        compiler: Name of the model that writes summaries; None uses the model that answers.
+        vault: Folder whose templates come first; `{owner}` in its path is replaced by the owner's folder.
         system: Folder whose templates come second.
-        json: Print each answer as a JSON object on one line, and take no line as a command.
+        json: Print each answer as a JSON object on one line, and treat no line as a command.
         options: Further arguments of `ChatSession`.
 
     Raises:
-        SettingsError: the model cannot be used, or a value is wrong.
+        SettingsError: the model cannot be used, or a value is invalid.
         TemplateError: there is no template of that name.
     """
 
@@ -68,7 +68,7 @@ class Conversation:
         agent = Agent(chat_model(model), name="chat")
         vault = vault_of(vault, options.get("owner"))
         if vault is not None and not vault.exists():
-            print_note(f"{vault}: no such folder; it is made for this chat")
+            print_note(f"{vault}: no such folder; it is created for this chat")
         TemplateLibrary(vault=vault, system=system).check(options["template"])
         writer = compiler if compiler in (None, "none") else chat_model(compiler)
         self.chat = ChatSession(agent, session, model=writer, vault=vault, system=system, notice=print_note, **options)
@@ -79,12 +79,12 @@ class Conversation:
 
     @property
     def status(self) -> str:
-        """Status line."""
+        """Text of the status line."""
         chat, last = self.chat, self.chat.last
         mode = f"Endless · {chat.template}" if chat.endless else "normal"
         return " · ".join([chat.session, mode, self.model, *([token_summary(last)] if last else [])])
 
-    async def hear(self, line: str) -> None:
+    async def handle_line(self, line: str) -> None:
         """Run a command, or answer a prompt.
 
         Raises:
@@ -117,7 +117,7 @@ class Conversation:
             self._print_status(stopped=outcome.value.stopped)
 
     def interrupt(self) -> None:
-        """Stop the answer that is coming, or the wait for it."""
+        """Stop the answer in progress, or the wait for the session."""
         if not self.chat.stop() and self._answering is not None:
             self._answering.cancel()
 
@@ -135,18 +135,18 @@ class Conversation:
         self.screen.line()
 
     async def open(self) -> list[str]:
-        """Load the conversation; the earlier prompts of its user."""
+        """Load the conversation, and return its user's earlier prompts."""
         await self.chat.open()
         return [turn.user for turn in visible_turns(self.chat.messages)]
 
     def print_resumed(self) -> None:
-        """Print the number of turns that are continued, and the last exchange; nothing of a new conversation."""
+        """Print the number of turns and the last exchange of a resumed conversation; nothing if it is new."""
         turns = visible_turns(self.chat.messages)
         if not turns:
             return
         last = turns[-1]
         when = f", the last of {timestamp(last.when)} UTC" if last.when else ""
-        self.screen.line((f"resumed: {plural(len(turns), 'turn')}{when}; {ANEW}", "dim"))
+        self.screen.line((f"resumed: {plural(len(turns), 'turn')}{when}; {START_ANOTHER}", "dim"))
         self.screen.line()
         self.screen.line(("› ", "green"), one_line(last.user, RESUMED_WIDTH))
         lines = (last.assistant or "(no answer)").strip().splitlines()
@@ -156,20 +156,20 @@ class Conversation:
         self.screen.line()
 
     async def run_pipe(self) -> None:
-        """Answer each line of standard input; a conversation that is continued is announced on standard error."""
+        """Answer each line of standard input; announce a resumed conversation on standard error."""
         with suppress(Leave):
             while line := await asyncio.to_thread(sys.stdin.buffer.readline):
                 if not self._announced:
                     await self._announce()
-                await self.hear(line.decode("utf-8", "replace").rstrip("\r\n"))
+                await self.handle_line(line.decode("utf-8", "replace").rstrip("\r\n"))
 
     async def _announce(self) -> None:
         self._announced = True
         if (await try_await(self.chat.open())).error is not None:
-            return  # the first answer reports it
+            return  # the first answer reports the error
         turns = visible_turns(self.chat.messages)
         if turns:
-            print_note(f"resumed {self.chat.session}: {plural(len(turns), 'turn')}; {ANEW}")
+            print_note(f"resumed {self.chat.session}: {plural(len(turns), 'turn')}; {START_ANOTHER}")
             print_note(
                 f"the last prompt was {one_line(turns[-1].user, EXCERPT)!r}, the answer begins "
                 f"{one_line(turns[-1].assistant or '(no answer)', EXCERPT)!r}"
@@ -177,7 +177,7 @@ class Conversation:
 
 
 def token_summary(reply: Reply) -> str:
-    """Tokens of a request and the cost of its input, for the status line."""
+    """Summarize the tokens of a request and the cost of its input, for the status line."""
     saved = f" ({share(reply.sent, reply.raw)})" if reply.sent != reply.raw else ""
     cost = "price unknown" if reply.cost is None else dollars(reply.cost)
     if reply.cost is not None and reply.sent != reply.raw:

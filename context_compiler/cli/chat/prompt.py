@@ -1,4 +1,4 @@
-"""The prompt: line editing with history, several lines with Alt-Enter, and large pastes."""
+"""The prompt: line editing with history, multiple lines with Alt-Enter, and large pastes."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ LARGE = 2_000
 """Characters above which a paste is shown as one placeholder."""
 
 REMEMBERED = 500
-"""Earlier prompts within reach of the arrow keys."""
+"""Maximum earlier prompts that the arrow keys bring back."""
 
 
 class Interrupted(Exception):
-    """Ctrl-C at the prompt. No `KeyboardInterrupt`, which would end the event loop from inside a task."""
+    """Ctrl-C at the prompt. Not a `KeyboardInterrupt`, because that would end the event loop from inside a task."""
 
 
 class Leave(Exception):
@@ -39,17 +39,17 @@ class Leave(Exception):
 
 
 HELP = {
-    "help": "this list",
+    "help": "show this list",
     "endless": "on | off: send a view that fits the budget, or the whole history",
-    "template": "[NAME]: list the templates, or use that one",
-    "view": "[full]: what was sent last, and why each part is there",
+    "template": "[NAME]: list the templates, or use one",
+    "view": "[full]: show what was sent last, and why each part is there",
     "recall": "WORDS: find passages of the conversation, word for word",
     "compact": "[--preview] [--from TURN] [WHAT TO KEEP]: compile now, or show what that would keep, drop and cost",
-    "undo": "back to the view before the last compile",
+    "undo": "go back to the view before the last compile",
     "pin": "TURN or WORDS: keep that message in every view, word for word",
-    "unpin": "TURN or WORDS: let it go with the others again",
-    "pins": "list the messages that always stay",
-    "stats": "turns and tokens",
+    "unpin": "TURN or WORDS: stop pinning that message",
+    "pins": "list the pinned messages",
+    "stats": "show turns, tokens and where everything is stored",
     "quit": "leave; the conversation is stored",
 }
 """Help of each command."""
@@ -59,11 +59,11 @@ class Keyboard:
     """Reads prompts on a terminal.
 
     Args:
-        status: Source of the status line.
-        shown: Called each time the prompt has been drawn.
+        status: Returns the status line.
+        on_draw: Called each time the prompt has been drawn.
     """
 
-    def __init__(self, status: Callable[[], str], shown: Callable[[], None]) -> None:
+    def __init__(self, status: Callable[[], str], on_draw: Callable[[], None]) -> None:
         self._pasted: dict[str, str] = {}
         self._status = status
         self._history = InMemoryHistory()
@@ -82,16 +82,16 @@ class Keyboard:
             enable_suspend=True,
             interrupt_exception=Interrupted,
         )
-        self._session.app.after_render.add_handler(lambda app: shown())
+        self._session.app.after_render.add_handler(lambda app: on_draw())
 
     def _toolbar(self) -> FormattedText:
-        """The status line, as far as it fits."""
+        """Format the status line, as far as it fits."""
         room = self._session.app.output.get_size().columns
         style = "noreverse" if os.environ.get("NO_COLOR") else "noreverse fg:ansibrightblack"
         return FormattedText([(style, fit_pieces(self._status(), room))])
 
     def remember(self, prompts: Iterable[str]) -> None:
-        """Add earlier prompts to the history; if nothing is typed yet, restart the prompt so that it has them."""
+        """Add earlier prompts to the history; if nothing is typed yet, restart the prompt to make them available."""
         for prompt in list(prompts)[-REMEMBERED:]:
             self._history.append_string(prompt if len(prompt) <= LARGE else prompt[:LARGE])
         app = self._session.app
@@ -118,7 +118,7 @@ class Keyboard:
 
     @contextmanager
     def suppress_echo(self) -> Generator[None]:
-        """Do not echo what is typed while an answer comes; the next prompt gets it."""
+        """Do not echo what is typed during an answer; the next prompt receives it."""
         if _terminal is None:
             yield
             return
@@ -141,7 +141,7 @@ class Keyboard:
 
         @keys.add(Keys.Vt100MouseEvent)
         def _(event: KeyPressEvent) -> None:
-            """Ignore mouse events: a pasted colour code looks like one, and the editor fails on it."""
+            """Ignore mouse events, because a pasted colour code can look like one and would crash the editor."""
 
         @keys.add(Keys.BracketedPaste)
         def _(event: KeyPressEvent) -> None:

@@ -1,7 +1,7 @@
 """Streamed answers: growing markdown on a terminal, plain lines everywhere else.
 
 A complete block is printed once, so that it stays in the scrollback; only the growing block is redrawn. Nothing in an
-answer can move the cursor, hide the address of a link, or pass for our own markup.
+answer can move the cursor, hide the address of a link, or imitate our own markup.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ FRAMES = 12
 """Redraws of the growing block per second."""
 
 MARGIN = 6
-"""Lines of the terminal that the growing block leaves free."""
+"""Terminal lines that the growing block leaves free."""
 
 
 def markdown(text: str) -> Markdown:
-    """Markdown that is safe to print: links show their addresses, and HTML is shown as text."""
+    """Parse markdown so that it is safe to print: links show their addresses, and HTML is shown as text."""
     page = Markdown("", hyperlinks=False, code_theme="ansi_dark")
     page.parsed = MarkdownIt("commonmark", {"html": False}).enable("strikethrough").enable("table").parse(safe(text))
     for piece in (piece for token in page.parsed for piece in token.children or ()):
@@ -44,7 +44,7 @@ class Trimmed:
         self._inner = inner
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        """Its lines, from the first that is not empty to the last."""
+        """Render the lines, from the first to the last that is not empty."""
         lines = console.render_lines(self._inner, options, pad=False)
         full = [at for at, line in enumerate(lines) if any(piece.text.strip() for piece in line)]
         for line in lines[full[0] : full[-1] + 1] if full else []:
@@ -61,7 +61,7 @@ class Blocks:
         self._fence = ""
 
     def add(self, piece: str) -> str:
-        """Add a piece; the blocks that are complete now."""
+        """Add a piece, and return the blocks that are now complete."""
         self.tail += piece
         if "\n" not in piece:
             return ""
@@ -89,7 +89,7 @@ class MarkdownStream:
         self._ended = False
         self._waiting = Spinner("dots", Text("…", "dim"))
         self._live = Live(
-            get_renderable=self._growing,
+            get_renderable=self._growing_block,
             console=console,
             refresh_per_second=FRAMES,
             vertical_overflow="crop",
@@ -115,7 +115,7 @@ class MarkdownStream:
             self._console.print(Trimmed(markdown(done)))
             self._console.print()
 
-    def _growing(self) -> RenderableType:
+    def _growing_block(self) -> RenderableType:
         tail = self._blocks.tail
         if not tail.strip():
             return self._waiting
@@ -128,7 +128,7 @@ class MarkdownStream:
 
 
 class PlainStream:
-    """Prints one answer as plain lines, each when it is complete."""
+    """Prints one answer as plain lines, each as soon as it is complete."""
 
     def __init__(self) -> None:
         self._line = ""
@@ -158,7 +158,7 @@ class PlainStream:
 
 
 class NullStream:
-    """Prints nothing while an answer comes."""
+    """Prints nothing while an answer is received."""
 
     def __enter__(self) -> NullStream:
         return self
@@ -166,7 +166,7 @@ class NullStream:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Nothing to close."""
+        """Do nothing."""
 
     def write(self, piece: str) -> None:
-        """Drop a piece of the answer, which is printed as a whole later."""
+        """Ignore a piece of the answer; the whole answer is printed later."""
