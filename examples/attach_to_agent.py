@@ -1,8 +1,7 @@
-"""An agent whose requests stay within a budget while its history grows: no key and no network.
+"""An agent whose requests stay within a budget while its history grows. It needs no key and no network.
 
-Two function models stand in for real ones, one for the chat and one for the compiler. With real models,
-give the agent a name such as "anthropic:claude-sonnet-5-5" and leave `model=` out: the chat's own model then
-writes the summaries.
+Two function models replace real ones, one for the chat and one for the compiler. To use a real model, give the agent
+its name, such as "anthropic:claude-sonnet-5-5", and leave out `model=`. The chat's own model then writes the summaries.
 """
 
 from __future__ import annotations
@@ -22,14 +21,14 @@ QUESTIONS = [
 
 
 def chat(messages: list[ModelMessage], info: AgentInfo) -> ModelResponse:
-    """Looks into the log it is asked about, then says what it saw."""
+    """Read the log that the prompt asks about, then report what is in it."""
     if any(isinstance(part, UserPromptPart) for part in messages[-1].parts):
         return ModelResponse(parts=[ToolCallPart("read_log", {"path": "/var/log/app.log"})])
     return ModelResponse(parts=[TextPart("Nothing unusual: all 40 lines are heartbeats.")])
 
 
 def write_notes(messages: list[ModelMessage], info: AgentInfo) -> ModelResponse:
-    """Stands in for a model that summarises."""
+    """Write a summary in place of a real model."""
     return ModelResponse(parts=[TextPart("- Goal: check the logs one by one.\n- Done: heartbeats only, so far.")])
 
 
@@ -39,7 +38,7 @@ def read_log(path: str) -> str:
 
 
 def main() -> None:
-    logging.basicConfig(level=logging.INFO, format="%(message)s")  # one line for each compile
+    logging.basicConfig(level=logging.INFO, format="%(message)s")  # logs one line for each compile
     compiler = ContextCompiler(budget=3_000, model=FunctionModel(write_notes, model_name="notes"), store=None)
     agent = Agent(FunctionModel(chat), tools=[read_log], capabilities=[compiler])
 

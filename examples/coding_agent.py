@@ -1,7 +1,8 @@
 """A coding agent: one prompt, 45 tool calls with long results, and requests that stay within a budget.
 
-Within a run no model is asked for a second summary: finished calls become stubs, and what a stub lost is quoted or
-listed. A call and its result always stay together. The model is a function here that reads a file, then the next one.
+Within a run, no model is asked for a second summary. Finished calls become stubs, and details that a stub lost are
+quoted or listed. A call and its result always stay together. The model in this example is a function that reads one
+file after another.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ def read_file(path: str) -> str:
 
 
 def work(messages: list[ModelMessage], info: AgentInfo) -> ModelResponse:
-    """Read the next file, until all are read."""
+    """Call the tool for the next file until all files are read."""
     calls = {part.tool_call_id for message in messages for part in message.parts if isinstance(part, ToolCallPart)}
     results = {part.tool_call_id for message in messages for part in message.parts if isinstance(part, ToolReturnPart)}
     assert calls == results, "a provider refuses half a tool call"

@@ -1,9 +1,9 @@
-"""A transcript file becomes a view of at most so many tokens, without a model.
+"""Compile a transcript file into a view within a budget of tokens, without a model.
 
 Usage: python examples/compile_transcript.py [TRANSCRIPT [BUDGET]]
 
-The file may hold messages of Pydantic AI, OpenAI, Anthropic and others; without one, the conversation that
-comes with the package is taken.
+The file may contain messages of Pydantic AI, OpenAI, Anthropic and others. Without a file, the example uses the
+conversation that comes with the package.
 """
 
 from __future__ import annotations

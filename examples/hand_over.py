@@ -1,7 +1,8 @@
 """Several agents, one conversation: a planner hands over to a worker, and the worker to a reviewer.
 
-They share one compiler, so there is one budget and one record, and a summary that was written for one serves the
-next. What the user laid down for the planner reaches the reviewer, who never heard it. The models are functions here.
+The agents share one compiler, so there is one budget and one record, and a summary that was written for one agent is
+reused for the next. A rule that the user gave the planner reaches the reviewer, which never received that prompt. The
+models in this example are functions.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ sent: dict[str, list[ModelMessage]] = {}
 
 
 def model(name: str, answer: str) -> FunctionModel:
-    """A model that gives one answer, and notes what it was sent."""
+    """Make a model that always gives the same answer and notes the request that it was sent."""
 
     def respond(messages: list[ModelMessage], info: AgentInfo) -> ModelResponse:
         sent[name] = messages

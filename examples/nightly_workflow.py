@@ -1,8 +1,8 @@
-"""A nightly workflow: three steps of `nightly.md`, killed after the first and resumed in the morning.
+"""A nightly workflow: the three steps of `nightly.md`, killed in the second step and resumed in the morning.
 
-Each step is told as much of the steps before as it needs: `@context-helper` compiles their outputs for it. The agents
-are functions here; the command line does the same with `context-compiler workflow run examples/nightly.md
---simulate`.
+Each step sees as much of the earlier steps as it needs: `@context-helper` compiles their outputs for it. The models in
+this example are functions. On the command line, `context-compiler workflow run examples/nightly.md --simulate` does the
+same.
 """
 
 from __future__ import annotations

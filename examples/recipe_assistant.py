@@ -1,11 +1,12 @@
-"""A recipe assistant of four agents over an SQLite table: each is sent its part of the session, and nothing else.
+"""A recipe assistant of four agents over an SQLite table. Each agent is sent its part of the session, and nothing else.
 
     python examples/recipe_assistant.py                         # ten turns with scripted models; no key is needed
     python examples/recipe_assistant.py --model openai:gpt-5    # the same ten messages, answered by a model
     python examples/recipe_assistant.py --model openai:gpt-5 "What can I cook?"
 
-Understand says which entities the message is about, Think plans, Act works on the table, Reply answers. What happens
-is told to the session's layers; `ContextCompiler(layers=..., role=...)` puts each node's part before its prompt.
+Understand says which entities the message is about, Think plans, Act works on the table, and Reply answers. The
+assistant reports each step to the layers of the session, and `ContextCompiler(layers=..., role=...)` puts each node's
+part of them before its prompt.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ INSTRUCTIONS = {
 
 
 class Understood(BaseModel):
-    """What Understand says."""
+    """Output of Understand."""
 
     referenced: list[str] = []
     retain: dict[str, str] = {}
@@ -56,7 +57,7 @@ class Step(BaseModel):
 
 
 class Plan(BaseModel):
-    """What Think says."""
+    """Output of Think."""
 
     decision: Literal["plan_direct", "propose", "clarify"]
     goal: str
@@ -66,14 +67,14 @@ class Plan(BaseModel):
 
 
 class Done(BaseModel):
-    """What Act says."""
+    """Output of Act."""
 
     summary: str
     note: str = ""
 
 
 class Blocked(Exception):
-    """The table refused something."""
+    """Error if the table refuses a change."""
 
     def __init__(self, error: sqlite3.Error, tool: str, table: str, items: Sequence[str]) -> None:
         super().__init__(str(error))
@@ -82,14 +83,14 @@ class Blocked(Exception):
 
 @dataclass
 class Kitchen:
-    """What Act's tools work on: the table, the turn, and what they have given back."""
+    """State of Act's tools: the table, the turn, and the results so far."""
 
     table: sqlite3.Connection
     turn: Turn
     results: list[tuple[str, str, list[dict[str, Any]]]] = field(default_factory=list)
 
     def found(self, tool: str, rows: Sequence[sqlite3.Row]) -> list[dict[str, Any]]:
-        """Register recipes, and show them by ref instead of by id."""
+        """Register recipes, and return them with a ref in place of the id."""
         self.results.append((tool, "recipes", [dict(row) for row in rows]))
         register = self.turn.registry.register_read
         return [{**dict(row), "id": register("recipes", row["id"], row["name"], data={**dict(row)})} for row in rows]
@@ -108,7 +109,7 @@ async def read_recipe(ctx: RunContext[Kitchen], ref: str) -> list[dict[str, Any]
 
 
 async def make_up_recipe(ctx: RunContext[Kitchen], name: str, minutes: int, method: str) -> str:
-    """Make up a recipe without saving it; its ref."""
+    """Make up a recipe without saving it, and return its ref."""
     recipe = {"name": name, "minutes": minutes, "method": method}
     return ctx.deps.turn.registry.register_generated("recipes", name, recipe)
 
@@ -186,7 +187,7 @@ class RecipeAssistant:
         return (await self._agents[node].run(prompt, deps=kitchen, conversation_id=session)).output
 
     async def say(self, session: str, message: str) -> str:
-        """One turn: what the user says, and what comes back."""
+        """Run one turn: take the user's message and return the answer."""
         async with self.layers.turn(session, message) as turn:
             kitchen = Kitchen(self.table, turn)
             understood: Understood = await self._ask("understand", session, message, kitchen)
@@ -216,7 +217,7 @@ class RecipeAssistant:
         kitchen.turn.did(step.type, step.description, result=kitchen.results or None, **facts)
 
     async def close(self) -> None:
-        """Let go of both files."""
+        """Close both files."""
         self.table.close()
         await self.layers.close()
 
@@ -294,18 +295,18 @@ WALK: list[tuple[str, dict[str, Any]]] = [
         "reply": "Lemon Herb Chicken.",
     }),
 ]  # fmt: skip
-"""What the user says, and what scripted models answer: Understand, Think, Act (each of its responses), Reply."""
+"""Messages of the user, and answers of the scripted models: Understand, Think, Act (each of its responses), Reply."""
 
 
 class Script:
-    """Models that say what `WALK` has for them."""
+    """Models that answer from `WALK`."""
 
     def __init__(self) -> None:
         self._lines: dict[str, Any] = {}
         self.models: dict[str, Model | str] = {node: self._model(node) for node in NODES}
 
     def turn(self, number: int) -> None:
-        """The models go on with this turn, counted from 0."""
+        """Let the models answer this turn, counted from 0."""
         self._lines = {"understand": {}, **WALK[number][1]}
         self._lines["act"] = list(self._lines.get("act", []))
 
@@ -321,7 +322,7 @@ class Script:
 
 
 def block_of(view: View) -> list[str]:
-    """What a node was told of the layers, line by line."""
+    """Lines of the layers that a node was sent."""
     for message in view.messages:
         for part in message.parts:
             content: Any = getattr(part, "content", "")
@@ -333,7 +334,7 @@ def block_of(view: View) -> list[str]:
 
 
 def show(number: int, message: str, sent: Sequence[tuple[str, str, View]], answer: str) -> None:
-    """One turn of the walk, for people."""
+    """Print one turn of the walk."""
     print(f"\n━━ turn {number} ━━ user: {message}")
     last = ""
     for _, node, view in sent:

@@ -1,7 +1,8 @@
-"""A research chat without end: findings of the first day are there on the last, and a kill loses nothing.
+"""A research chat without end: findings of the first day are still in the requests of the last.
 
-`ChatSession` stores the conversation as markdown and on the record, and sends a view of it. It is opened again here
-as after a restart. The bundled model answers from a script; with a key, give `Agent` the name of a real one.
+`ChatSession` stores the conversation as markdown and on the record, and sends a view of it. The example closes the
+chat and opens it again, as after a restart. The bundled model answers from a script. If you have a key, give
+`Agent` the name of a real model.
 """
 
 from __future__ import annotations
@@ -19,13 +20,13 @@ FINDING = "The 1911 survey of the Ostrow valley counted 318 mills, 40 of them wi
 
 
 def open_chat(folder: Path) -> ChatSession:
-    """The chat of this folder, new or as it was left."""
+    """Open the chat of this folder: a new one, or the one that was closed."""
     agent = Agent(ScriptedModel(delay=0))
     return ChatSession(agent, "mills", endless=True, budget=2_000, system=folder, store=folder / "context.db")
 
 
 async def read_on(chat: ChatSession, first: int, last: int) -> Reply:
-    """Go through some volumes; the last reply."""
+    """Ask about some volumes, and return the last reply."""
     reply = Reply(text="")
     for volume in range(first, last):
         reply = await chat.say(
@@ -35,7 +36,7 @@ async def read_on(chat: ChatSession, first: int, last: int) -> Reply:
 
 
 def texts(messages: list[ModelMessage]) -> str:
-    """What a request holds, as text."""
+    """Text of a request."""
     return "\n".join(str(getattr(part, "content", "")) for message in messages for part in message.parts)
 
 

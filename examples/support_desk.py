@@ -1,9 +1,9 @@
 """A support desk: one agent, many customers, each with a conversation that goes on for weeks.
 
-Every customer has an id of its own as `conversation_id`, which decides whose past may come back. A customer names an
-order once and asks for it much later: the request that answers has it, word for word, and nothing of anybody else's.
-The model is a function here, so that it runs without a key; give the agent a name such as "anthropic:claude-
-sonnet-5-5" instead.
+Every customer has a `conversation_id`, which decides whose past recall may search. A customer names an order once
+and asks for it much later. The request that answers contains the order, word for word, and nothing of any other
+customer. The model in this example is a function, so you need no key. To use a real model, give the agent its name,
+such as "anthropic:claude-sonnet-5-5".
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ sent: list[list[ModelMessage]] = []
 
 
 def answer(messages: list[ModelMessage], info: AgentInfo) -> ModelResponse:
-    """Stand in for a model, and note what it was sent."""
+    """Answer in place of a real model, and note the request."""
     sent.append(messages)
     return ModelResponse(parts=[TextPart(ANSWER)])
 
 
 async def serve(agent: Agent[None, str], customer: str, order: str) -> bool:
-    """One customer over weeks; True if the last request has the order, and no other customer's."""
+    """Serve one customer for weeks; return True if the last request has this customer's order and no other order."""
     history: list[ModelMessage] = []
     for week in range(TURNS):
         prompt = SMALL_TALK.format(week=week)
