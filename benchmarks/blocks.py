@@ -103,7 +103,9 @@ def _timing() -> Generator[list[float]]:
 
         return searching
 
-    with patch.multiple(respond, recalled_first=timed(respond.recalled_first), crowded=timed(respond.crowded)):
+    with patch.multiple(
+        respond, recalled_first=timed(respond.find_first_block), crowded=timed(respond.lacks_room_for_block)
+    ):
         yield spent
 
 

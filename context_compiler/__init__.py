@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from context_compiler.lazy import public
+from context_compiler.lazy import lazy_exports
 
 if TYPE_CHECKING:
     from context_compiler.compiler.view import View
@@ -87,4 +87,4 @@ _HOMES = {
     "resolve_thread_id": "fidelity",
 }
 
-__getattr__, __dir__ = public(__name__, _HOMES)
+__getattr__, __dir__ = lazy_exports(__name__, _HOMES)

@@ -12,7 +12,7 @@ from enum import StrEnum
 from typing import Self, cast
 
 from context_compiler.errors import FidelityError
-from context_compiler.lazy import public
+from context_compiler.lazy import lazy_exports
 
 _logger = logging.getLogger(__name__)
 
@@ -114,4 +114,6 @@ def _attribute_text(thing: object, name: str) -> str:
 
 
 # Public here for compatibility, but defined elsewhere and loaded on use, because they import much more than a mode.
-__getattr__, _ = public(__name__, {"build_fidelity_preamble": "pipeline.preamble", "summary_cap": "compiler.policy"})
+__getattr__, _ = lazy_exports(
+    __name__, {"build_fidelity_preamble": "pipeline.preamble", "summary_cap": "compiler.policy"}
+)

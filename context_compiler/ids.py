@@ -181,7 +181,7 @@ def exact_id(parent: str | None, content: str) -> str:
     return EXACT + chain_id(parent, content).removeprefix(VERSION)
 
 
-def sent_id(parent: str | None, content: str, rendering: str) -> str:
+def view_message_id(parent: str | None, content: str, rendering: str) -> str:
     """Exact name of a message in a view; it also depends on the `rendering` of its dynamic parts."""
     if not rendering:
         return exact_id(parent, content)

@@ -11,7 +11,7 @@ EXTRAS = {"asyncpg": "postgres", "greenlet": "postgres", "dbos": "dbos"}
 """Extra of this package that installs each of these modules."""
 
 
-def public(package: str, homes: Mapping[str, str]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+def lazy_exports(package: str, homes: Mapping[str, str]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
     """Build `__getattr__` and `__dir__` of a package that exports names defined elsewhere.
 
     Args:

@@ -115,7 +115,7 @@ class Breaker:
             self._until = time.monotonic() + wait
 
 
-def floor(messages: Sequence[ModelMessage], limit: int | None) -> dict[int, ModelMessage]:
+def last_exchange(messages: Sequence[ModelMessage], limit: int | None) -> dict[int, ModelMessage]:
     """Last fallback: only the last exchange, with texts cut to fit, built without the rest of this package.
 
     Args:

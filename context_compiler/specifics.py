@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from context_compiler.lazy import public
+from context_compiler.lazy import lazy_exports
 
-__getattr__, __dir__ = public(
+__getattr__, __dir__ = lazy_exports(
     __name__,
     {
         "Told": "compiler.specifics:TextSet",

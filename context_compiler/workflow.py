@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from context_compiler.lazy import public
+from context_compiler.lazy import lazy_exports
 
 if TYPE_CHECKING:
     from context_compiler.pipeline.workflow import (
@@ -37,4 +37,4 @@ _HOMES = {
     "read_directives": "pipeline.workflow",
 }
 
-__getattr__, __dir__ = public(__name__, _HOMES)
+__getattr__, __dir__ = lazy_exports(__name__, _HOMES)

@@ -50,7 +50,7 @@ from context_compiler.cli.show import (
 )
 from context_compiler.cli.templates import choose_template, parse_fidelity
 from context_compiler.cli.text import first_word, json_text, number, share
-from context_compiler.compiler.view import View, places
+from context_compiler.compiler.view import View, message_origins
 from context_compiler.errors import SettingsError
 from context_compiler.fidelity import Fidelity
 from context_compiler.layers.session import Layers
@@ -190,7 +190,7 @@ def _print(found: Transcript, view: View, format: Format, *, explaining: bool, d
     if explaining:
         print_explanation(screen, view, raw, sent)
     else:
-        print_messages(screen, sent, places(view, raw, sent))
+        print_messages(screen, sent, message_origins(view, raw, sent))
     if view.record is not None and view.record.id is not None:
         screen.line()
         screen.line(("recorded as view ", "dim"), str(view.record.id), (" of session ", "dim"), view.record.session_id)

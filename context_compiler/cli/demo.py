@@ -18,7 +18,7 @@ from context_compiler.cli.screen import Column, Piece, Screen
 from context_compiler.cli.serve import missing_for_serve
 from context_compiler.cli.show import DROP_COLUMNS, dropped_rows, print_messages, read_history
 from context_compiler.cli.text import json_text, number, one_line, plural, share
-from context_compiler.compiler.view import View, places
+from context_compiler.compiler.view import View, message_origins
 from context_compiler.messages.history import History, message_body, reader_of
 from context_compiler.messages.importers import Transcript, parse_transcripts
 from context_compiler.messages.items import Kind
@@ -221,7 +221,7 @@ def _print_sizes(screen: Screen, raw: History, views: Sequence[View]) -> None:
 
 def _print_view(screen: Screen, raw: History, view: View) -> None:
     sent = read_history(view.messages)
-    kept = places(view, raw, sent)
+    kept = message_origins(view, raw, sent)
     size = f"{plural(len(sent), 'message')}, {number(view.tokens)} tokens"
     screen.heading(f"Inside the view of {number(view.budget)}: {size}")
     screen.line()

@@ -14,7 +14,7 @@ from rich.text import Text
 
 from context_compiler.cli.screen import Column, Piece, Screen, styled_text
 from context_compiler.cli.text import number, one_line, safe, share
-from context_compiler.compiler.view import Place, View, places
+from context_compiler.compiler.view import Place, View, message_origins
 from context_compiler.messages.display import SECTIONS, has_recall, reason_text, role
 from context_compiler.messages.history import History, Reader, Reading
 from context_compiler.messages.items import Item, Kind
@@ -76,7 +76,7 @@ def _markdown_table(columns: Sequence[Column], rows: Rows) -> str:
 
 
 def _tables(view: View, raw: History, sent: History) -> Iterator[tuple[str, Sequence[Column], Rows]]:
-    kept = places(view, raw, sent)
+    kept = message_origins(view, raw, sent)
     rows = [_kept_row(place, raw, sent) for place in kept]
     yield f"Kept: {len(view.kept)} of {len(raw)} messages", KEPT_COLUMNS, rows
     if view.quoted:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from context_compiler.compiler.cycle import Cycle, spans
 from context_compiler.compiler.policy import LARGE, PROMPT, Limits, Policy
-from context_compiler.compiler.steering import NONE, WAITS, Order, Steering, unit
+from context_compiler.compiler.steering import NONE, WAITS, Order, Steering, messages_kept_together
 from context_compiler.messages.history import History, superseded_parts
 from context_compiler.messages.items import MESSAGE_OVERHEAD, Kind
 from context_compiler.messages.prompts import Instruction
@@ -382,7 +382,7 @@ def release_pins(draft: Draft) -> Iterator[None]:
     draft.waiting = draft.waiting.union(pins)
     for index in pins:
         if index < draft.outline.active.start:
-            earlier = unit(index, draft.outline).intersection(draft.before_active())
+            earlier = messages_kept_together(index, draft.outline).intersection(draft.before_active())
             draft.drop(sorted(earlier), WAITS)
             yield
 

@@ -180,7 +180,7 @@ def begins(history: History, decided: int, tip: str) -> bool:
     return tip in (history.ids[decided - 1], *(split.first for split in history.splits(decided - 1)))
 
 
-def fitting(cycle: Cycle | None, history: History, config: str) -> Cycle | None:
+def valid_cycle(cycle: Cycle | None, history: History, config: str) -> Cycle | None:
     """Return the cycle if it is valid for this history and configuration, else None.
 
     If the host has merged two of its messages, its positions are adjusted.
@@ -247,7 +247,7 @@ def _joined_shape(answers: Shape | None, prompt: Shape | None, history: History,
     )
 
 
-def mended(cycle: Cycle, pairing: Pairing, base: Mapping[int, Shape]) -> Cycle:
+def restore_late_calls(cycle: Cycle, pairing: Pairing, base: Mapping[int, Shape]) -> Cycle:
     """Restore calls in a cycle whose answers arrived after the call was left out, with their other answers.
 
     A deferred call may be answered several turns later. The pair must be sent together, which changes the prefix once.

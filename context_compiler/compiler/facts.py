@@ -9,7 +9,7 @@ from functools import partial
 from itertools import groupby
 
 from context_compiler.cache import Memo
-from context_compiler.compiler.trace import Tracer, fate_of, is_told, request_of, session_of
+from context_compiler.compiler.trace import Tracer, fate_of, is_covered_by_summary, request_of, session_of
 from context_compiler.messages.display import (
     BESIDE,
     FORMS,
@@ -281,7 +281,7 @@ class FactSearch:
         sent = self.tracer.trace(db, row, record)
         there = [at for at in mentions if at < len(sent.raw)]
         gone = [fate for fate in (fate_of(sent, at) for at in there) if fate.reason]
-        told = any(is_told(sent, at) for at in there)
+        told = any(is_covered_by_summary(sent, at) for at in there)
         return (gone[0].reason, gone[0].step.number if gone[0].step else 0, told) if gone else ("", 0, told)
 
 

@@ -21,7 +21,7 @@ from context_compiler.messages.items import MESSAGE_OVERHEAD, Kind
 from context_compiler.messages.prompts import Instruction
 from context_compiler.messages.shapes import truncate
 from context_compiler.messages.turns import Outline
-from context_compiler.recall import Question, indexed, pending, rank
+from context_compiler.recall import Question, indexed, pending_prompt_text, rank
 from context_compiler.recall.changes import mark_changes
 from context_compiler.recall.selection import Passage, choose, passages, quoted
 from context_compiler.recall.terms import STOPS, words
@@ -70,7 +70,7 @@ class _Sources:
     def of(cls, selection: Selection, loose: Sequence[int], recall: bool) -> _Sources:
         """Split the messages at `loose` into candidates; rank them for the pending question if `recall`."""
         candidates = passages(selection.history, selection.draft.outline, loose, selection.counter) if loose else ()
-        question = Question.of(selection.focus or pending(selection.history)) if recall else None
+        question = Question.of(selection.focus or pending_prompt_text(selection.history)) if recall else None
         ranks: Sequence[float] = []
         newer: Mapping[tuple[int, int], tuple[int, int]] = {}
         if question and candidates:
@@ -89,7 +89,7 @@ class _Sources:
         )
 
 
-def verbatim(
+def write_quotes(
     selection: Selection, loose: Sequence[int], room: int, *, note: str, lost: bool, recall: bool
 ) -> tuple[str, tuple[Quote, ...]]:
     """Write the verbatim part in at most `room` tokens; returns its text and its quotes, empty if nothing fits.
@@ -236,7 +236,7 @@ def written_for(selection: Selection, summary: str, covered: set[int]) -> Writte
     said = set[int]() if selection.lasting else covered
     loose = [] if own_body else [index for index in selection.out if index not in said]
     recall = bool(selection.focus) or (bool(policy.recall) and (selection.brief or not selection.lasting))
-    quotes, quoted = verbatim(selection, loose, left, note=note, lost=bool(summary), recall=recall)
+    quotes, quoted = write_quotes(selection, loose, left, note=note, lost=bool(summary), recall=recall)
     return Written(note=note, quotes=quotes, channel=policy.inject if summary else "user", own=own_body, quoted=quoted)
 
 

@@ -122,7 +122,7 @@ TIGHTER = 0.7
 """Fraction to which a block is shortened after a provider refused the request as too long."""
 
 
-def holding(blocks: Blocks, history: History, config: str) -> Blocks | None:
+def valid_blocks(blocks: Blocks, history: History, config: str) -> Blocks | None:
     """Return the blocks if they are valid for this history and configuration, else None.
 
     They are valid if the history contains the prompt of the newest one. The host may have merged that prompt with the
@@ -173,7 +173,7 @@ def small_tokens(recall: Amount, limits: Limits) -> int:
     return int(SMALL * (recall * limits.room if isinstance(recall, float) else recall))
 
 
-def wanted(plan: Plan, limits: Limits, cycle: Cycle, prompt: str) -> int:
+def max_block_tokens(plan: Plan, limits: Limits, cycle: Cycle, prompt: str) -> int:
     """Maximum size in tokens of a prompt's recall block.
 
     It is smaller for a prompt that asks in passing, and much smaller for one that does not ask. In tool work a prompt
@@ -203,10 +203,10 @@ def block_tokens(known: Blocks | None, plan: Plan, limits: Limits, cycle: Cycle)
     at = prompt_at(plan.history)
     if at is None or not plan.policy.recall or plan.policy.fidelity is Fidelity.TRUNCATE:
         return 0
-    return wanted(plan, limits, cycle, question_text(plan.history.readings[at]))
+    return max_block_tokens(plan, limits, cycle, question_text(plan.history.readings[at]))
 
 
-def due(plan: Plan, limits: Limits) -> int:
+def cut_back_threshold(plan: Plan, limits: Limits) -> int:
     """Size in tokens from which a request is cut back to make room for the block of a prompt that asks.
 
     It leaves less than a third of the room free. It is also at least a sixth of the room above the low threshold, so
@@ -215,7 +215,7 @@ def due(plan: Plan, limits: Limits) -> int:
     return max(limits.budget - reserve(plan, limits) - limits.room // DUE + 1, limits.low + limits.room // DUE // 2)
 
 
-def crowded(plan: Plan, limits: Limits, cycle: Cycle, cost: int) -> bool:
+def lacks_room_for_block(plan: Plan, limits: Limits, cycle: Cycle, cost: int) -> bool:
     """True if the view should be cut back first, because a prompt that asks would find too little room for its block.
 
     Args:
@@ -228,17 +228,20 @@ def crowded(plan: Plan, limits: Limits, cycle: Cycle, cost: int) -> bool:
     if at is None or not plan.policy.recall or plan.policy.fidelity is Fidelity.TRUNCATE:
         return False
     least = limits.room // DUE
-    if cost < due(plan, limits) or wanted(plan, limits, cycle, question_text(plan.history.readings[at])) < least:
+    if (
+        cost < cut_back_threshold(plan, limits)
+        or max_block_tokens(plan, limits, cycle, question_text(plan.history.readings[at])) < least
+    ):
         return False
     return bool(find_block(plan, cycle, at, least))
 
 
-def free(plan: Plan, limits: Limits, cost: int) -> int:
+def free_tokens(plan: Plan, limits: Limits, cost: int) -> int:
     """Tokens free for blocks if a request costs `cost` tokens without them."""
     return limits.budget - cost - reserve(plan, limits)
 
 
-def carried_on(blocks: Blocks | None, plan: Plan, limits: Limits, cost: int, most: int) -> tuple[Block, ...]:
+def blocks_to_keep(blocks: Blocks | None, plan: Plan, limits: Limits, cost: int, most: int) -> tuple[Block, ...]:
     """Blocks of earlier turns that stay in the view at a new turn: all of them, or none.
 
     They stay if that is cheaper with a prompt cache. Keeping them costs their tokens, at the cached price, in each turn
@@ -256,7 +259,7 @@ def carried_on(blocks: Blocks | None, plan: Plan, limits: Limits, cost: int, mos
     if not earlier:
         return ()
     tokens = sum(block.tokens(plan.counter) for block in earlier)
-    if tokens > EARLIER * limits.room or tokens > free(plan, limits, cost) - most:
+    if tokens > EARLIER * limits.room or tokens > free_tokens(plan, limits, cost) - most:
         return ()
     history, starts = plan.history, plan.outline.starts
     first = starts[max(0, len(starts) - 1 - TURNS)]
@@ -266,19 +269,21 @@ def carried_on(blocks: Blocks | None, plan: Plan, limits: Limits, cost: int, mos
     return earlier if CACHED * tokens * turns < (FRESH - CACHED) * after else ()
 
 
-def recalled_first(plan: Plan, limits: Limits, cycle: Cycle, at: int, most: int, room: int, said: Sequence[str]) -> str:
+def find_first_block(
+    plan: Plan, limits: Limits, cycle: Cycle, at: int, most: int, room: int, said: Sequence[str]
+) -> str:
     """Find the block for the prompt at position `at`, at the first request of its turn; empty if nothing is relevant.
 
     A question gets a block of up to `most` tokens. A short prompt that does not ask, but is about something said
     earlier, gets the messages that contain its subject (see `BEARING`), unless the dial is too low for even one line.
-    Any other prompt gets up to `most` tokens, which `wanted` has made small.
+    Any other prompt gets up to `most` tokens, which `max_block_tokens` has made small.
 
     Args:
         plan: The raw history.
         limits: Budget and thresholds.
         cycle: The current state of the view.
         at: Position of the prompt.
-        most: Maximum size in tokens, from `wanted`.
+        most: Maximum size in tokens, from `max_block_tokens`.
         room: Tokens that are free.
         said: Other texts in the view, which are not repeated.
     """
@@ -581,7 +586,7 @@ def cut_room(plan: Plan, limits: Limits, cycle: Cycle, block: Block, over: int, 
     return min(least if block.cuts else share, size - over)
 
 
-def smaller(plan: Plan, cycle: Cycle, block: Block, room: int) -> Block:
+def shorten_block(plan: Plan, cycle: Cycle, block: Block, room: int) -> Block:
     """Shorten a block to its best passages within `room` tokens."""
     return replace(
         block, text=find_block(plan, cycle, block.at, room, within=block.text, fill=room), cuts=block.cuts + 1

@@ -247,7 +247,7 @@ def pin_of(steering: Steering, history: History, words: str, place: Callable[[],
     return next((pin for pin in pins if at.value is not None and found[pin] == at.value), gone)
 
 
-def unit(position: int, outline: Outline) -> frozenset[int]:
+def messages_kept_together(position: int, outline: Outline) -> frozenset[int]:
     """Positions of the messages that stay together with a message: its group, and the messages tied to them."""
     found = {position}
     for turn in outline.turns:
@@ -265,7 +265,7 @@ def pinned(steering: Steering, history: History, outline: Outline, room: int | N
         at = position_of(pin, history)
         if at is None:
             continue
-        more = unit(at, outline) - found
+        more = messages_kept_together(at, outline) - found
         cost = sum(history.readings[index].tokens for index in more)
         if cost <= left:
             left, found = left - cost, found | more

@@ -54,7 +54,7 @@ __all__ = [
     "Words",
     "fate_of",
     "forms_of",
-    "is_told",
+    "is_covered_by_summary",
     "reason_here",
     "request_of",
     "session_of",
@@ -124,7 +124,7 @@ class Words:
 
     def told(self, at: int) -> int | None:
         """Position of a summary that may paraphrase a raw message; None if there is none."""
-        return self.summary if is_told(self.sent, at) else None
+        return self.summary if is_covered_by_summary(self.sent, at) else None
 
 
 class Tracer:
@@ -385,7 +385,7 @@ def reason_here(sent: Sent, at: int) -> str:
     return why_here(form, place, sent.active, cause.reason if cause else "")
 
 
-def is_told(sent: Sent, at: int) -> bool:
+def is_covered_by_summary(sent: Sent, at: int) -> bool:
     """True if a raw message was left out of the request but is covered by its summary."""
     return any(start <= at < stop for start, stop in sent.covered) and fate_of(sent, at).form in (ABSENT, CARRIED)
 

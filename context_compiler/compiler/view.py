@@ -117,7 +117,7 @@ class View:
 
     def _display(self) -> tuple[str, list[tuple[str, str]], list[ShownMessage], list[Bar]]:
         sent = reader_of(as_counter(None)).read(self.messages)
-        shown = [show_message(sent, place) for place in places(self, None, sent)]
+        shown = [show_message(sent, place) for place in message_origins(self, None, sent)]
         facts = [("status", self.status), *([("budget", f"{self.budget:,}")] if self.budget else [])]
         if self.error is not None:
             facts.append(("error", self.error))
@@ -180,7 +180,7 @@ def marked_request(text: str, mark: Mapping[str, Any]) -> ModelRequest:
     return ModelRequest(parts=[_user(text, _DAY_ONE, mark)])
 
 
-def mark_in(message: ModelMessage) -> dict[str, Any] | None:
+def find_mark(message: ModelMessage) -> dict[str, Any] | None:
     """Mark of ours on any part of a message, into which the host may have merged it; None if there is none."""
     for part in message.parts:
         for thing in (part, *user_content(getattr(part, "content", None))):
@@ -190,7 +190,7 @@ def mark_in(message: ModelMessage) -> dict[str, Any] | None:
     return None
 
 
-def unled(messages: list[ModelMessage]) -> bool:
+def begins_with_assistant(messages: list[ModelMessage]) -> bool:
     """True if the messages would begin with the assistant, which providers reject.
 
     A `tool-availability-delta` part counts as such, because some hosts render loaded tools as an assistant message.
@@ -220,7 +220,7 @@ def assemble(history: History, cycle: Cycle, base: Mapping[int, Shape], reader: 
         base: Shapes of broken messages.
         reader: Reads messages and counts tokens.
     """
-    return [*opening(history, cycle, reader), *since(history, cycle.decided, base, reader)]
+    return [*opening(history, cycle, reader), *messages_since(history, cycle.decided, base, reader)]
 
 
 def opening(
@@ -272,7 +272,7 @@ def _answers(messages: Sequence[ModelMessage]) -> bool:
     return bool(messages) and isinstance(messages[0], ModelResponse)
 
 
-def since(
+def messages_since(
     history: History, start: int, base: Mapping[int, Shape], reader: Reader, recalled: Mapping[int, str] = NOTHING
 ) -> list[ModelMessage]:
     """Build the part of a view from a position on: whole messages without broken parts, and their recall blocks."""
@@ -292,7 +292,7 @@ def since(
     return messages
 
 
-def unfolded(messages: Sequence[ModelMessage], reader: Reader) -> list[ModelMessage]:
+def without_folded_instructions(messages: Sequence[ModelMessage], reader: Reader) -> list[ModelMessage]:
     """Copy messages without the instructions of requests directly before another request.
 
     The host merges such requests, and would send instructions twice.
@@ -415,7 +415,7 @@ class Place:
     why: str
 
 
-def places(view: View, raw: History | None, sent: History) -> list[Place]:
+def message_origins(view: View, raw: History | None, sent: History) -> list[Place]:
     """Origin of each message of a view.
 
     It follows from the order of a view: messages carried for the host come first, then those written for the view, then

@@ -19,7 +19,7 @@ from pydantic_ai.models import ModelRequestContext
 
 from context_compiler.cache import Memo
 from context_compiler.compiler.summary import SummaryResponse
-from context_compiler.compiler.view import mark_in
+from context_compiler.compiler.view import find_mark
 from context_compiler.manager.session import (
     answered_prefix,
     context_messages,
@@ -143,7 +143,7 @@ class ManagedHistory:
         run = ctx.run_id or ""
         key, seen = self._runs.get(run) or (None, 0)
         news: Sequence[ModelMessage]
-        mark = next((found for message in messages if (found := mark_in(message)) is not None), None)
+        mark = next((found for message in messages if (found := find_mark(message)) is not None), None)
         if mark is not None and "responses" in mark:
             news = messages_after(messages, mark["responses"], mark["tail"])
         else:

@@ -182,7 +182,7 @@ class SQLiteMemory:
     def __init__(self, session: str, store: SQLStore | str | Path = DEFAULT_PATH) -> None:
         if not isinstance(session, str) or not session.strip():  # pyright: ignore[reportUnnecessaryIsInstance]
             raise SettingsError(f"session={session!r}: give the name of a session")
-        self.session = rows.plain(session)
+        self.session = rows.escape_surrogates(session)
         self.store = open_place(store) if isinstance(store, str | Path) else store
         self._ranking = MemoryRanking(Reader(as_counter(None)))
         self._state: sessions.SessionState | None = None
@@ -209,8 +209,8 @@ class SQLiteMemory:
         work = partial(
             sessions.commit,
             name=self.session,
-            message=rows.plain(check_memory_text(message, "message")),
-            author=rows.plain(check_memory_text(author, "author")),
+            message=rows.escape_surrogates(check_memory_text(message, "message")),
+            author=rows.escape_surrogates(check_memory_text(author, "author")),
             turns=turns,
             count=count,
             state=facts,
@@ -312,7 +312,10 @@ def _parse_saved(found: tuple[str, list[bytes]] | None) -> Saved | None:
 def _score_columns(score: Score) -> tuple[rows.Column, ...]:
     """Return the columns of a score, in storage order."""
     columns = {name: getattr(score, name) for name in SCORED} | {"created_at": rows.stamp(score.created_at)}
-    columns |= {"turn_index": score.turn, "trouble": None if score.trouble is None else rows.plain(score.trouble)}
+    columns |= {
+        "turn_index": score.turn,
+        "trouble": None if score.trouble is None else rows.escape_surrogates(score.trouble),
+    }
     values = (columns[name] for name in rows.SCORE if name not in ("session", "turns_tip"))
     return tuple(int(value) if isinstance(value, bool) else value for value in values)
 

@@ -20,7 +20,7 @@ from pydantic_ai.messages import ModelMessage, ModelRequest, SystemPromptPart
 from context_compiler.compiler.advance import freeze, select
 from context_compiler.compiler.policy import Plan
 from context_compiler.compiler.quotes import QUOTES
-from context_compiler.compiler.view import assemble, marked_request, note_text, stamp_of, unfolded
+from context_compiler.compiler.view import assemble, marked_request, note_text, stamp_of, without_folded_instructions
 from context_compiler.errors import ContextMemoryError
 from context_compiler.manager.memory import Saved
 from context_compiler.manager.results import SCORED, GroundedContext, Match, Memory, Score
@@ -302,7 +302,7 @@ class ContextLimit:
     def messages(self, session: Session) -> list[ModelMessage]:
         """Return the messages of the session, cut to the limit."""
         if uncut_tokens(session, self._reader) <= self._most:
-            return unfolded(context_messages(session), self._reader)
+            return without_folded_instructions(context_messages(session), self._reader)
         return list(self._cut(session)[0])
 
     def tokens(self, session: Session) -> int:
@@ -316,7 +316,7 @@ class ContextLimit:
         The result contains no instructions in turns without an answer, because the host would send them again with
         the next prompt.
         """
-        return unfolded(self._fit(session, messages), self._reader)
+        return without_folded_instructions(self._fit(session, messages), self._reader)
 
     def _fit(self, session: Session, messages: list[ModelMessage]) -> list[ModelMessage]:
         history = self._reader.read(messages)

@@ -35,7 +35,7 @@ from context_compiler.ids import (
     exact_id,
     identity_facts,
     objects_of,
-    sent_id,
+    view_message_id,
 )
 from context_compiler.messages.items import Item, Kind, read_items, type_label
 from context_compiler.tokens import TokenCounter, as_counter
@@ -177,7 +177,7 @@ class History:
         names = list(self.exact)
         for at in range(self.static, len(names)):
             reading = self.readings[at]
-            names[at] = sent_id(names[at - 1] if at else None, reading.exact, reading.rendering)
+            names[at] = view_message_id(names[at - 1] if at else None, reading.exact, reading.rendering)
         return ExactChain(self, tuple(names))
 
     @property

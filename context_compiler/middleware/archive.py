@@ -32,7 +32,7 @@ from context_compiler.recall.others import Mention
 from context_compiler.record import rows
 from context_compiler.record.database import Moment
 from context_compiler.record.files import BUSY_TIMEOUT_MS
-from context_compiler.record.maintenance import RECENT
+from context_compiler.record.maintenance import RETRY_AGE_DAYS
 from context_compiler.record.redaction import (
     METADATA,
     REDACTED,
@@ -41,7 +41,7 @@ from context_compiler.record.redaction import (
     without_content,
 )
 from context_compiler.record.rows import BrokenReference, Removed
-from context_compiler.record.sessions import claim_compile, hold_claim
+from context_compiler.record.sessions import claim_compile, renew_claim
 from context_compiler.record.store import SQLStore, Steered, Store, Tenants, open_store
 from context_compiler.record.values import COMPILE, UNDO, Action, Compile, Entry, Record, with_null_reasons
 from context_compiler.record.values import Cycle as StoredCycle
@@ -56,7 +56,7 @@ CYCLES = 1_000
 SESSIONS = 16
 """Maximum conversations whose raw history is in memory, so that a window of it is recognised without a read."""
 
-FRESH_S = 86_400.0 * RECENT
+FRESH_S = 86_400.0 * RETRY_AGE_DAYS
 """Seconds for which a raw history in memory is used: a prune of older conversations leaves no note on the record."""
 
 T = TypeVar("T")
@@ -310,9 +310,9 @@ class Archive:
         work = partial(claim_compile, cache_key=key, holder=holder, seconds=seconds)
         return (await try_await(self._on_sql(lambda store: store.perform(work)))).value
 
-    async def hold_claim(self, key: str, holder: str, seconds: float) -> None:
+    async def renew_claim(self, key: str, holder: str, seconds: float) -> None:
         """Renew a claim for `seconds`; after that, other processes may make the same call."""
-        work = partial(hold_claim, cache_key=key, holder=holder, seconds=seconds)
+        work = partial(renew_claim, cache_key=key, holder=holder, seconds=seconds)
         await try_await(self._on_sql(lambda store: store.perform(work)))
 
     def remember(self, key: str, answer: SummaryResponse) -> None:

@@ -9,9 +9,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from context_compiler.compiler.advance import Advance, advance, decided_by, failed_row, select
-from context_compiler.compiler.cycle import Cycle, fitting
+from context_compiler.compiler.cycle import Cycle, valid_cycle
 from context_compiler.compiler.policy import Limits
-from context_compiler.compiler.recall_block import DUE, TURNS, due, wanted
+from context_compiler.compiler.recall_block import DUE, TURNS, cut_back_threshold, max_block_tokens
 from context_compiler.compiler.summary import SummaryRequest, SummaryResponse, reason_for_no_model, summary_request
 from context_compiler.errors import CompileError
 from context_compiler.middleware.request import Host, response_of
@@ -34,8 +34,8 @@ def limits_for_questions(context: RequestContext, limits: Limits, cycle: Cycle |
         return limits
     least, history = limits.room // DUE, context.history
     recent = (history.readings[turn.start] for turn in context.outline.turns[-TURNS:])
-    asked = any(wanted(context, limits, cycle, question_text(prompt)) >= least for prompt in recent)
-    return replace(limits, high=min(limits.high, due(context, limits))) if asked else limits
+    asked = any(max_block_tokens(context, limits, cycle, question_text(prompt)) >= least for prompt in recent)
+    return replace(limits, high=min(limits.high, cut_back_threshold(context, limits))) if asked else limits
 
 
 async def start(context: RequestContext, previous: Cycle | None, host: Host) -> bool:
@@ -96,7 +96,7 @@ async def finish(
     begun = one.context
     fixed = begun.request.fixed
     done = await advance(begun, one.limits, where=one.where, ask=answer, previous=one.previous, overhead=fixed)
-    cycle = fitting(done.cycle, context.history, context.policy.config) or done.cycle
+    cycle = valid_cycle(done.cycle, context.history, context.policy.config) or done.cycle
     return replace(done, cycle=cycle, row=done.row and _with_note(one, done.row)), None, None
 
 

@@ -46,7 +46,7 @@ from context_compiler.middleware.request import (
 )
 from context_compiler.middleware.state import Run
 from context_compiler.paths import warn_of_namesake
-from context_compiler.record.background import hears_threads, kept_awake
+from context_compiler.record.background import can_be_woken_by_threads, keep_awake
 from context_compiler.record.values import Record
 from context_compiler.resilience import attempt
 
@@ -476,8 +476,8 @@ class _RunHost(RunHost):
 async def _run_work(work: Callable[[Any], Coroutine[Any, Any, T]], host: Host | None = None) -> T:
     """Run a coroutine that may wait for threads and files; in another thread if this is the loop of a workflow."""
     loop = asyncio.get_running_loop()
-    if hears_threads(loop):
-        with kept_awake(loop):
+    if can_be_woken_by_threads(loop):
+        with keep_awake(loop):
             return await work(host)
     return await run_blocking(work, host)
 

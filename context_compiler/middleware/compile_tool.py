@@ -7,7 +7,7 @@ the run starts a cycle with it, and `undo_compile` reverts it.
 from __future__ import annotations
 
 from context_compiler.compiler.advance import Advance, advance, select
-from context_compiler.compiler.cycle import fitting
+from context_compiler.compiler.cycle import valid_cycle
 from context_compiler.compiler.steering import Order
 from context_compiler.messages.fences import clip
 from context_compiler.middleware.background import pending
@@ -63,7 +63,7 @@ def _refusal(context: RequestContext) -> str:
 
 async def _compile(context: RequestContext, host: Host, order: Order) -> str:
     run, limits = context.run, context.limits()
-    cycle = fitting(run.cycle, context.history, context.policy.config)
+    cycle = valid_cycle(run.cycle, context.history, context.policy.config)
     overhead, ratio = context.request.fixed, limits.ratio
     before = assemble_view(context, cycle, "cycle" if cycle else "raw").cost
     chosen = select(context, limits, previous=cycle, overhead=overhead, order=order)

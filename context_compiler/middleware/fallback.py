@@ -12,8 +12,8 @@ from functools import partial
 
 from pydantic_ai.messages import ModelMessage
 
-from context_compiler.compiler.cycle import fitting
-from context_compiler.compiler.recall_block import Block, Blocks, holding, prompt_at
+from context_compiler.compiler.cycle import valid_cycle
+from context_compiler.compiler.recall_block import Block, Blocks, prompt_at, valid_blocks
 from context_compiler.compiler.view import View, by_reason, token_breakdown
 from context_compiler.errors import ContextCompilerError
 from context_compiler.messages.history import History
@@ -21,7 +21,7 @@ from context_compiler.middleware.request import Host, Request
 from context_compiler.middleware.respond import advance_request, assemble_view, rendered_cost, starting_cycle
 from context_compiler.middleware.state import EMPTY, CompilerState, RequestContext, Result, Run, read_request
 from context_compiler.record.values import Drop
-from context_compiler.resilience import attempt, floor, try_await
+from context_compiler.resilience import attempt, last_exchange, try_await
 
 LAST_RESORT = "last resort: only the last exchange is sent"
 
@@ -43,7 +43,9 @@ async def fallback(compiler: CompilerState, run: Run, request: Request, host: Ho
             continue
         view = replace(result.view, status="fallback", error=why(name))
         return replace(result, view=view, row=run.failed or result.row)
-    cut = attempt(lambda: floor(request.messages, None if allowed is None else max(0, allowed - request.overhead)))
+    cut = attempt(
+        lambda: last_exchange(request.messages, None if allowed is None else max(0, allowed - request.overhead))
+    )
     whole = dict(enumerate(request.messages))
     messages, name = (whole, "raw history") if allowed is None else (cut.value, "the last exchange")
     return _bare_result(compiler, run, request, messages or whole, (budget, allowed), why(name))
@@ -75,10 +77,10 @@ def _candidates(
 async def _last_good_view(read: Read) -> Result | None:
     context = read()
     run = context.run
-    cycle = fitting(run.cycle, context.history, run.cycle.config) if run.cycle else None
+    cycle = valid_cycle(run.cycle, context.history, run.cycle.config) if run.cycle else None
     if cycle is None:
         return None
-    blocks = run.blocks and holding(run.blocks, context.history, cycle.config)
+    blocks = run.blocks and valid_blocks(run.blocks, context.history, cycle.config)
     blocks = blocks if blocks is not None and blocks.own.turn == context.turn else None
     carried = attempt(lambda: assemble_view(context, cycle, "fallback", blocks=blocks))
     if carried.error is not None:
@@ -95,7 +97,7 @@ async def _raw_history(read: Read) -> Result | None:
 
 async def _view_without_model(read: Read) -> Result | None:
     context = read()
-    previous = fitting(context.run.cycle, context.history, context.policy.config)
+    previous = valid_cycle(context.run.cycle, context.history, context.policy.config)
     done = await advance_request(context, previous, None)
     return starting_cycle(assemble_view(context, done.cycle, "fallback", done, blocks=_without_recall(context)))
 

@@ -18,17 +18,17 @@ from pydantic_ai.messages import ModelMessage, ModelRequest, UserPromptPart
 from pydantic_ai.models import Model
 
 from context_compiler.compiler.advance import Advance, advance, failed_row, with_pins
-from context_compiler.compiler.cycle import Cycle, fitting, mended
+from context_compiler.compiler.cycle import Cycle, restore_late_calls, valid_cycle
 from context_compiler.compiler.steering import (
     PINS,
     REFERENCE,
     Order,
     Pin,
     Steps,
+    messages_kept_together,
     pin_of,
     position_of,
     steering_of,
-    unit,
 )
 from context_compiler.compiler.summary import SummaryRequest, SummaryResponse, latest_input, model_alias
 from context_compiler.compiler.view import summary_of
@@ -175,10 +175,10 @@ class _Session:
         if cycle is None:
             return None
         config = self.context.policy.config
-        found = fitting(replace(cycle, config=config), self.raw, config)
+        found = valid_cycle(replace(cycle, config=config), self.raw, config)
         if found is None:
             return None
-        found = mended(found, self.context.pairing, self.context.base)
+        found = restore_late_calls(found, self.context.pairing, self.context.base)
         return with_pins(found, self.context, self.context.limits(found).room)
 
     def calibrated(self, exact: int) -> int:
@@ -436,7 +436,9 @@ class Manual:
             role=role(one),
             tokens=one.tokens,
         )
-        whole = unit(at, outline).union(*(unit(place, outline) for place in known if place is not None))
+        whole = messages_kept_together(at, outline).union(
+            *(messages_kept_together(place, outline) for place in known if place is not None)
+        )
         cost = sum(found.raw.readings[index].tokens for index in whole)
         room = context.limits().room // PINS
         if cost > room:

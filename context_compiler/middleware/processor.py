@@ -19,7 +19,7 @@ from pydantic_ai.settings import ModelSettings
 
 from context_compiler.cache import Memo
 from context_compiler.compiler.summary import SummaryRequest, SummaryResponse
-from context_compiler.compiler.view import LEFT_OUT, View, mark_in, marked_request
+from context_compiler.compiler.view import LEFT_OUT, View, find_mark, marked_request
 from context_compiler.messages.history import load_messages
 from context_compiler.messages.items import MARK, mark_of, user_content
 from context_compiler.middleware.arguments import Arguments
@@ -135,7 +135,7 @@ class CompilingHistoryProcessor:
         archived = outcome.value or []
         owner = self._middleware.archive.owner if owner is None else owner
         stored = await self._restore_raw(list(self._stored.get((owner, session)) or ()), owner)
-        if outcome.error is not None and (not stored or any(map(mark_in, stored))):
+        if outcome.error is not None and (not stored or any(map(find_mark, stored))):
             raise outcome.error
         read = self._middleware.state.reader.read
         longer = len(stored) > len(archived) and read(stored).ids[: len(archived)] == read(archived).ids
@@ -143,7 +143,7 @@ class CompilingHistoryProcessor:
 
     async def _restore_raw(self, messages: list[ModelMessage], owner: str | None) -> list[ModelMessage]:
         """Replace our own output by the raw history behind it, and keep the messages after it."""
-        mark = next((found for message in messages if (found := mark_in(message)) is not None), None)
+        mark = next((found for message in messages if (found := find_mark(message)) is not None), None)
         if mark is None or not isinstance(mark.get("responses"), int) or not isinstance(mark.get("tail"), int):
             return messages
         tip, archive = str(mark.get("tip")), self._middleware.archive.scoped(owner)
@@ -188,7 +188,7 @@ def build_compiling_history_processor(*args: Any, **arguments: Any) -> Compiling
 
 def tag_view(view: Sequence[ModelMessage], tip: str) -> list[ModelMessage]:
     """Mark our part of a view with the chain id of its raw history and the position at which the view ends."""
-    own = next((index for index, message in enumerate(view) if mark_in(message) is not None), None)
+    own = next((index for index, message in enumerate(view) if find_mark(message) is not None), None)
     if own is None:
         view, own = [marked_request(LEFT_OUT, {"v": 1}), *view], 0
     answers = [index for index, message in enumerate(view) if isinstance(message, ModelResponse)]

@@ -10,40 +10,40 @@ from dataclasses import dataclass, replace
 from pydantic_ai.messages import ModelMessage
 
 from context_compiler.compiler.advance import Advance, Ask, advance, failed_row, with_pins
-from context_compiler.compiler.cycle import RAW, Cycle, fitting, mended
+from context_compiler.compiler.cycle import RAW, Cycle, restore_late_calls, valid_cycle
 from context_compiler.compiler.recall_block import (
     Block,
     Blocks,
     block_tokens,
-    carried_on,
-    crowded,
+    blocks_to_keep,
     cut_room,
-    free,
-    holding,
+    find_first_block,
+    free_tokens,
+    lacks_room_for_block,
+    max_block_tokens,
     prompt_at,
-    recalled_first,
-    smaller,
-    wanted,
+    shorten_block,
+    valid_blocks,
 )
 from context_compiler.compiler.steering import Steering
 from context_compiler.compiler.summary import SummaryRequest, SummaryResponse
 from context_compiler.compiler.view import (
     LEFT_OUT,
     View,
+    begins_with_assistant,
     broken_drops,
     by_reason,
     cycle_drops,
-    mark_in,
+    find_mark,
     marked_request,
+    messages_since,
     opening,
     sections_of,
-    since,
     summary_of,
     token_breakdown,
-    unfolded,
-    unled,
     why_kept,
     with_cache_point,
+    without_folded_instructions,
 )
 from context_compiler.errors import CompileError, ContextCompilerError
 from context_compiler.fidelity import Fidelity
@@ -94,7 +94,7 @@ async def respond(compiler: CompilerState, run: Run, request: Request, host: Hos
     compiles = _compiles_every_turn(context, cycle)
     run.open_turn(context.turn)
     made = run.take_prepared()
-    if made is not None and fitting(made.cycle, context.history, context.policy.config) is not None:
+    if made is not None and valid_cycle(made.cycle, context.history, context.policy.config) is not None:
         return await _new_cycle(context, cycle, host, made)
     if not compiles and compiler.arguments.background:
         return await _respond_in_background(context, cycle, host)
@@ -142,7 +142,7 @@ async def _current_cycle(context: RequestContext, host: Host) -> tuple[RequestCo
     """
     run, history, config = context.run, context.history, context.policy.config
     run.switch(config)
-    found = fitting(run.cycle, history, config) if run.cycle else None
+    found = valid_cycle(run.cycle, history, config) if run.cycle else None
     if not run.begun:
         run.begin()
         context.compiler.former.keep(config, context.policy.former)
@@ -152,13 +152,13 @@ async def _current_cycle(context: RequestContext, host: Host) -> tuple[RequestCo
             config = run.config
             policy = replace(context.policy, config=config)
             context = replace(context, policy=policy, steering=run.steering)
-        found = fitting(Cycle.from_json(start["cycle"]), history, config) if start["cycle"] else None
+        found = valid_cycle(Cycle.from_json(start["cycle"]), history, config) if start["cycle"] else None
         blocks = Blocks.from_json(start["blocks"], config) if start.get("blocks") else None
         adopted = bool(start.get("adopted"))
-        run.start(found, blocks and holding(blocks, history, config), start["ratios"], adopted=adopted)
+        run.start(found, blocks and valid_blocks(blocks, history, config), start["ratios"], adopted=adopted)
         if found is not None and adopted:
             found = replace(found, ratio=run.ratios.of(context.request.family))
-    cycle = mended(found, context.pairing, context.base) if found is not None else None
+    cycle = restore_late_calls(found, context.pairing, context.base) if found is not None else None
     if cycle is not None and context.steering.pins:
         cycle = with_pins(cycle, context, context.limits(cycle).room)
     run.enter(cycle, mended=found)
@@ -198,7 +198,7 @@ def _continue_cycle(context: RequestContext, cycle: Cycle, to_budget: bool = Fal
     if known is None or known.own.turn != context.turn:
         plain = assemble_view(context, cycle, "cycle")
         keep = context.is_paused or cycle.tight < 1  # a new cycle would get back the budget that the provider refused
-        narrow = not keep and attempt(lambda: crowded(context, limits, cycle, plain.cost)).value
+        narrow = not keep and attempt(lambda: lacks_room_for_block(context, limits, cycle, plain.cost)).value
         if plain.cost > most or narrow:
             return None
         return _recall_for_turn(context, cycle, plain)
@@ -212,7 +212,7 @@ def _continue_cycle(context: RequestContext, cycle: Cycle, to_budget: bool = Fal
 
 def _known_blocks(context: RequestContext) -> Blocks | None:
     blocks = context.run.blocks
-    return blocks and holding(blocks, context.history, context.policy.config)
+    return blocks and valid_blocks(blocks, context.history, context.policy.config)
 
 
 def _recall_for_turn(context: RequestContext, cycle: Cycle, plain: Result, done: Advance | None = None) -> Result:
@@ -231,12 +231,12 @@ def _recall_for_turn(context: RequestContext, cycle: Cycle, plain: Result, done:
     earlier: tuple[Block, ...] = ()
     text, fault = "", None
     if policy.recall and policy.fidelity is not Fidelity.TRUNCATE:
-        most = wanted(context, limits, cycle, question_text(history.readings[at]))
-        earlier = carried_on(_known_blocks(context), context, limits, plain.cost, most) if done is None else ()
+        most = max_block_tokens(context, limits, cycle, question_text(history.readings[at]))
+        earlier = blocks_to_keep(_known_blocks(context), context, limits, plain.cost, most) if done is None else ()
         cost = plain.cost + sum(block.tokens(context.counter) for block in earlier)
         saved = context.request.fixed + history.tokens - cost  # a block may not cost more than sending the raw history
-        room, shown = min(free(context, limits, cost), saved), [block.text for block in earlier]
-        outcome = attempt(lambda: recalled_first(context, limits, cycle, at, most, room, shown))
+        room, shown = min(free_tokens(context, limits, cost), saved), [block.text for block in earlier]
+        outcome = attempt(lambda: find_first_block(context, limits, cycle, at, most, room, shown))
         text, fault = outcome.value or "", outcome.error
     own = Block(at, history.ids[at], context.turn, text)
     blocks = Blocks(own=own, earlier=earlier, config=policy.config)
@@ -255,7 +255,7 @@ def _fit_budget(context: RequestContext, cycle: Cycle, result: Result, done: Adv
         return None
     refused = context.run.refused
     room = cut_room(context, context.limits(cycle), cycle, blocks.own, over, refused=refused)
-    outcome = attempt(lambda: smaller(context, cycle, blocks.own, room) if room > 0 else None)
+    outcome = attempt(lambda: shorten_block(context, cycle, blocks.own, room) if room > 0 else None)
     if outcome.value is None:
         return None
     fewer = replace(blocks, own=outcome.value)
@@ -354,7 +354,7 @@ def _room_for_block(context: RequestContext, previous: Cycle | None) -> int:
         return 0
     limits = context.limits(previous)
     narrow = limits.budget - limits.low < limits.room * BLOCK_ROOM[previous.tools]
-    found = attempt(lambda: narrow and crowded(context, limits, previous, limits.budget)).value
+    found = attempt(lambda: narrow and lacks_room_for_block(context, limits, previous, limits.budget)).value
     return limits.room // EXTRA_CUT if found else 0
 
 
@@ -475,7 +475,12 @@ def assemble_view(
     """
     request, history, layers, live = context.request, context.history, context.request.layers, context.host is not None
     frozen, limits = cycle or RAW, context.limits(cycle)
-    untouched = cycle is None and not context.base and not layers.text and not (live and unled(request.messages))
+    untouched = (
+        cycle is None
+        and not context.base
+        and not layers.text
+        and not (live and begins_with_assistant(request.messages))
+    )
     if untouched:
         start, messages, sent = None, list(request.messages), history
     else:
@@ -560,12 +565,12 @@ def _messages(
 ) -> list[ModelMessage]:
     """The messages of a view: the frozen ones of its cycle and everything since."""
     history = context.history
-    later = since(history, cycle.decided, context.base, context.reader, blocks.texts() if blocks else {})
-    messages = unfolded([*first, *later], context.reader)
+    later = messages_since(history, cycle.decided, context.base, context.reader, blocks.texts() if blocks else {})
+    messages = without_folded_instructions([*first, *later], context.reader)
     if context.host is None:
         return messages
-    unmarked = context.request.marked and not any(map(mark_in, first))
-    return [marked_request(LEFT_OUT, {"v": 1}), *messages] if unmarked or unled(messages) else messages
+    unmarked = context.request.marked and not any(map(find_mark, first))
+    return [marked_request(LEFT_OUT, {"v": 1}), *messages] if unmarked or begins_with_assistant(messages) else messages
 
 
 def rendered_cost(context: RequestContext, messages: list[ModelMessage], sent: History) -> int:

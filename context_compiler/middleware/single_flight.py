@@ -177,7 +177,7 @@ async def _renew(key: str, holder: str, archive: Archive) -> None:
     """Renew a claim until this task is cancelled."""
     while True:
         await asyncio.sleep(CLAIM_S / 3)
-        await archive.hold_claim(key, holder, CLAIM_S)
+        await archive.renew_claim(key, holder, CLAIM_S)
 
 
 class Summaries:
@@ -349,7 +349,7 @@ class Summaries:
                 renewing.cancel()
                 await asyncio.wait({renewing})
                 useful = response is not None and response.failure is None
-                await archive.hold_claim(key, name, RECORDING_S if useful else 0.0)
+                await archive.renew_claim(key, name, RECORDING_S if useful else 0.0)
 
     async def _call_model(
         self, key: str, prompts: Sequence[str], compiler: Model | str, archive: Archive, timeout: float

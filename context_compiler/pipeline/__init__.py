@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from context_compiler.lazy import public
+from context_compiler.lazy import lazy_exports
 
 if TYPE_CHECKING:
     from context_compiler.pipeline.artifacts import ArtifactInfo, ArtifactStore
@@ -184,4 +184,4 @@ _HOMES = {
     "validate_or_raise": "pipeline.check",
 }
 
-__getattr__, __dir__ = public(__name__, _HOMES)
+__getattr__, __dir__ = lazy_exports(__name__, _HOMES)

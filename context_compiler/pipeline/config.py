@@ -72,7 +72,7 @@ def max_attempts(node: Node, graph: Graph) -> int:
     return preset[0] if preset else max(0, graph.default_max_retries) + 1
 
 
-def backoff_of(node: Node, usual: Backoff) -> Backoff:
+def stage_backoff(node: Node, usual: Backoff) -> Backoff:
     """Pauses between the attempts of a stage: from its policy, else `usual`."""
     preset = PRESETS.get(node.text("retry_policy"))
     return preset[1] if preset else usual

@@ -191,9 +191,9 @@ def safe_str(value: object) -> str:
         return f"<{type(value).__name__}>"
 
 
-LARGEST = 8 * 1024
+MAX_SHOWN_BYTES = 8 * 1024
 """Maximum size of a value shown in full, in bytes; a larger one becomes a reference and a preview."""
-KEPT = "internal.kept"
+REFERENCES_KEY = "internal.kept"
 """Context key of a mapping from keys to the references of values that are not stored under their usual reference."""
 MAX_CACHED = 400
 """Maximum length of a text whose rendering is cached, because successive stages show many of the same texts."""
@@ -244,10 +244,10 @@ def show_value(value: object, reference: str, most: int) -> str:
 
 
 def _show_value(value: object, reference: str, most: int) -> str:
-    text, whole = encode(value, LARGEST)
-    if whole and len(text.encode("utf-8", "replace")) <= LARGEST:
+    text, whole = encode(value, MAX_SHOWN_BYTES)
+    if whole and len(text.encode("utf-8", "replace")) <= MAX_SHOWN_BYTES:
         return text if len(text) <= most else quote(_preview(value, text, most))
-    size = f"{len(value):,} characters" if isinstance(value, str) else f"more than {LARGEST // 1024} kB"
+    size = f"{len(value):,} characters" if isinstance(value, str) else f"more than {MAX_SHOWN_BYTES // 1024} kB"
     return quote(f"{reference} ({size}): {_preview(value, text, most)}")
 
 
@@ -386,7 +386,7 @@ class Page:
             values: The context.
             retries: Retried stages, from `stage_retries`.
         """
-        references = values.get(KEPT)
+        references = values.get(REFERENCES_KEY)
         self._references = cast("Mapping[str, object]", references) if isinstance(references, Mapping) else {}
         room = max(0, self._free) - 8 * sum(bool(one) for one in (stages, values, retries))
         room -= self._add_entries(

@@ -15,7 +15,7 @@ from context_compiler.pipeline.conditions import ConditionError, parse_condition
 from context_compiler.pipeline.config import RunConfig
 from context_compiler.pipeline.graph import Edge, Graph, Node, distances, join_stage
 from context_compiler.pipeline.interviewers import AutoApprove
-from context_compiler.pipeline.preamble import KEPT, LARGEST, artifact_reference
+from context_compiler.pipeline.preamble import MAX_SHOWN_BYTES, REFERENCES_KEY, artifact_reference
 from context_compiler.pipeline.stage import TRANSIENT_KEYS, Stage
 from context_compiler.pipeline.state import Outcome, RunState, StageStatus, failure, segment
 
@@ -175,13 +175,13 @@ def _store_large_values(state: RunState, stage: Stage) -> None:
     for key in sorted(stage.context.changed_keys() & values.keys()):
         value = values[key]
         if isinstance(value, str | list | dict) and state.context.get(key) is not value:
-            if len(json.dumps(value)) > LARGEST:
+            if len(json.dumps(value)) > MAX_SHOWN_BYTES:
                 usual = artifact_reference(key).removeprefix(PREFIX)
                 id = artifact_id(stage.branch_id, "context", key) if stage.branch_id else usual
                 own[key] = stage.artifacts.store(id, key, value).reference
     if own and stage.branch_id:
-        known: object = values.get(KEPT)
-        stage.context.set(KEPT, {**cast("dict[str, Any]", known if isinstance(known, dict) else {}), **own})
+        known: object = values.get(REFERENCES_KEY)
+        stage.context.set(REFERENCES_KEY, {**cast("dict[str, Any]", known if isinstance(known, dict) else {}), **own})
 
 
 class Router:

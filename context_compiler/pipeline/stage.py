@@ -20,7 +20,7 @@ from typing import Any, Protocol, TypeAlias, cast, runtime_checkable
 from context_compiler.errors import PipelineError
 from context_compiler.fidelity import Fidelity, fidelity_on_resume, resolve_fidelity, resolve_thread_id
 from context_compiler.pipeline.artifacts import ArtifactStore, artifact_id, write_atomically
-from context_compiler.pipeline.config import RequestMeter, RunConfig, backoff_of, max_attempts
+from context_compiler.pipeline.config import RequestMeter, RunConfig, max_attempts, stage_backoff
 from context_compiler.pipeline.graph import Graph, Node
 from context_compiler.pipeline.preamble import build_fidelity_preamble
 from context_compiler.pipeline.state import (
@@ -286,7 +286,7 @@ async def run_attempts(
     """
     known = traits(handler)
     most = max_attempts(stage.node, stage.graph) if known.retries else 1
-    pauses = backoff_of(stage.node, stage.config.backoff)
+    pauses = stage_backoff(stage.node, stage.config.backoff)
     marks = len(stage.session.marks) if stage.session else 0
     number = first
     while True:

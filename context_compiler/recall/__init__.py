@@ -3,6 +3,6 @@
 from __future__ import annotations
 
 from context_compiler.recall.index import Index, indexed
-from context_compiler.recall.ranking import Question, Ranking, Relevance, pending, question_text, rank
+from context_compiler.recall.ranking import Question, Ranking, Relevance, pending_prompt_text, question_text, rank
 
-__all__ = ["Index", "Question", "Ranking", "Relevance", "indexed", "pending", "question_text", "rank"]
+__all__ = ["Index", "Question", "Ranking", "Relevance", "indexed", "pending_prompt_text", "question_text", "rank"]

@@ -172,7 +172,7 @@ def _date(found: re.Match[str]) -> str:
     return f"{year}{number:02}-{int(found['day'] or found['on']):02}"
 
 
-def pending(history: History) -> str:
+def pending_prompt_text(history: History) -> str:
     """Text of the newest user prompt; empty if there is none."""
     return next((question_text(reading) for reading in reversed(history.readings) if reading.asks), "")
 
@@ -295,7 +295,7 @@ class Ranking:
     def __init__(self, index: Index, question: Question, stop: int) -> None:
         """Score every message before position `stop`."""
         people = named(index, question)
-        talk = is_talk(index)
+        talk = is_between_people(index)
         self.of_somebody = talk and bool(people)
         """True if this is a conversation between two people and the question names one of them."""
         who = asked_about(index, question, people)
@@ -527,10 +527,10 @@ def asked_about(index: Index, question: Question, called: Mapping[str, int]) -> 
         return people.pop() if len(people) == 1 else None
     if question.yours:
         return ASSISTANT
-    return USER if question.mine or not is_talk(index) else None
+    return USER if question.mine or not is_between_people(index) else None
 
 
-def is_talk(index: Index) -> bool:
+def is_between_people(index: Index) -> bool:
     """True for a conversation between two people: no tools, and answers not much longer than the prompts."""
     user = index.words[USER] / max(1, index.spoken[USER])
     assistant = index.words[ASSISTANT] / max(1, index.spoken[ASSISTANT])

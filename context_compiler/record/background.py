@@ -99,7 +99,7 @@ def current() -> Background | None:
     return _background
 
 
-def hears_threads(loop: asyncio.AbstractEventLoop) -> bool:
+def can_be_woken_by_threads(loop: asyncio.AbstractEventLoop) -> bool:
     """True if other threads can wake a loop; the loop of a replayed workflow does not support this."""
     return type(loop).call_soon_threadsafe is not asyncio.AbstractEventLoop.call_soon_threadsafe
 
@@ -112,7 +112,7 @@ async def submit(work: Work[T]) -> T:
     """
     global _background
     loop = asyncio.get_running_loop()
-    if not hears_threads(loop):
+    if not can_be_woken_by_threads(loop):
         raise StoreError("the record cannot be used from the loop of a workflow: use it from an activity")
     outcome = Outcome[T]()
     with _gate:
@@ -123,7 +123,7 @@ async def submit(work: Work[T]) -> T:
 
 
 @contextmanager
-def kept_awake(loop: asyncio.AbstractEventLoop) -> Generator[None]:
+def keep_awake(loop: asyncio.AbstractEventLoop) -> Generator[None]:
     """Wake a loop every `TICK_S` if this process has forked or was forked.
 
     A loop created before the fork shares its wake-up pipe with the other process, which may consume a wake-up first.
@@ -169,7 +169,7 @@ class Outcome(Generic[T]):
 
     async def wait(self) -> T:
         """Wait for the work to end; return its result or raise its error."""
-        with kept_awake(self._loop):
+        with keep_awake(self._loop):
             try:
                 return await self._answer
             except asyncio.CancelledError:

@@ -156,7 +156,7 @@ def _conditions(wanted: SessionFilter, owner: str | None) -> tuple[str, list[obj
         given.append(owner)
     if wanted.name:
         conditions.append("instr(lower(s.session_id), lower(?)) > 0")
-        given.append(rows.plain(wanted.name))
+        given.append(rows.escape_surrogates(wanted.name))
     if wanted.status:
         conditions.append(
             "EXISTS (SELECT 1 FROM views v WHERE v.session = s.id AND (v.status = ? OR v.status LIKE ? || ';%'))"
@@ -165,7 +165,7 @@ def _conditions(wanted: SessionFilter, owner: str | None) -> tuple[str, list[obj
     for column, value in (("template_name", wanted.template), ("model_alias", wanted.model)):
         if value:
             conditions.append(f"EXISTS (SELECT 1 FROM context_summaries c WHERE c.session = s.id AND c.{column} = ?)")
-            given.append(rows.plain(value))
+            given.append(rows.escape_surrogates(value))
     if wanted.among is not None:
         conditions.append("s.id IN (SELECT value FROM json_each(?))")
         given.append(json.dumps(sorted(wanted.among)))
@@ -188,7 +188,7 @@ def find_session(db: Database, number: int) -> SessionRow | None:
 
 def session_number(db: Database, session_id: str, vault_name: str = "") -> int | None:
     """Find the row number of a session by name; if several owners have one, take the first owner's."""
-    names = rows.plain(session_id), rows.plain(vault_name), db.owner
+    names = rows.escape_surrogates(session_id), rows.escape_surrogates(vault_name), db.owner
     query = f"SELECT s.id FROM sessions s WHERE s.session_id = ?1 AND s.vault_name = ?2 AND {OWNED.format(3)}"
     row = db.execute(f"{query} ORDER BY s.owner LIMIT 1", names).fetchone()
     return None if row is None else row["id"]
@@ -227,7 +227,7 @@ def request_numbers(db: Database, session: int | None, after: int, limit: int) -
     return [row[0] for row in found]
 
 
-def requests_named(db: Database, numbers: Sequence[int]) -> list[RequestRow]:
+def requests_by_number(db: Database, numbers: Sequence[int]) -> list[RequestRow]:
     """Requests by row number, in the order of `numbers`."""
     return [_request(row) for row in _in_order(db, f"{_REQUESTS} WHERE v.id", "", numbers)]
 
@@ -282,7 +282,7 @@ def find_compile(db: Database, number: int) -> tuple[int, Compile] | None:
         return None if row is None else (row["session"], compiles_of([row])[number])
 
 
-def carriers(db: Database, compile: int) -> tuple[int | None, int | None, int]:
+def requests_using_compile(db: Database, compile: int) -> tuple[int | None, int | None, int]:
     """Row numbers of the first and last requests that contain a compile's summary, and the count of such requests."""
     row = db.execute("SELECT min(id), max(id), count(*) FROM views WHERE summary = ?", (compile,)).fetchone()
     return row[0], row[1], row[2]
@@ -516,11 +516,12 @@ def unsent_usage(
         " AND id NOT IN (SELECT summary FROM views WHERE session = ?1 AND summary IS NOT NULL)",
         (session, *(None if at is None else rows.stamp(at) for at in (since, until))),
     ).fetchall()
-    return [(row["model_alias"], mapping_of(row["usage"])) for row in found if not carriers(db, row["id"])[2]]
+    unused = (row for row in found if not requests_using_compile(db, row["id"])[2])
+    return [(row["model_alias"], mapping_of(row["usage"])) for row in unused]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class UnderWay:
+class ModelCall:
     """A model call that is writing a summary now."""
 
     session: int
@@ -531,7 +532,7 @@ class UnderWay:
     """When its time limit ends."""
 
 
-def compiles_under_way(db: Database, session: int | None = None) -> list[UnderWay]:
+def calls_in_progress(db: Database, session: int | None = None) -> list[ModelCall]:
     """Model calls for summaries in progress, newest first; of all sessions if `session` is None.
 
     A call has ended when its compile is stored or its time limit has passed.
@@ -545,7 +546,7 @@ def compiles_under_way(db: Database, session: int | None = None) -> list[UnderWa
         (rows.stamp(datetime.now(UTC)), session, db.owner),
     )
     return [
-        UnderWay(
+        ModelCall(
             session=row[0],
             session_id=row[1],
             model=row[2],

@@ -69,7 +69,7 @@ def find_conversation(db: Database, conversation_id: str) -> StoredConversation 
     Raises:
         StoreError: The store works for every owner, and several owners have a conversation with that id.
     """
-    given = (db.owner, rows.plain(conversation_id))
+    given = (db.owner, rows.escape_surrogates(conversation_id))
     found = db.execute(f"{CONVERSATIONS} AND s.session_id = ?2 AND s.vault_name = ''", given).fetchall()
     if len(found) > 1:
         raise StoreError(f"{len(found)} owners have a conversation {conversation_id!r}: name the owner")
@@ -110,7 +110,7 @@ def write_conversation(
     """
     messages = [(entry, _message(entry, text_of)) for entry in entries]
     with db.transaction():
-        db.lock_name(rows.plain(given.conversation_id))
+        db.lock_name(rows.escape_surrogates(given.conversation_id))
         db.lock_name(given.conversation_id)
         known = find_conversation(db, given.conversation_id)
         if (None if known is None else known.revision) != expected:
@@ -142,7 +142,7 @@ def read_log(db: Database, head: str, limit: int | None) -> list[LogEntry]:
 def whole_history(db: Database, conversation_id: str) -> list[bytes] | None:
     """Messages of a conversation, oldest first; None if there is no such conversation."""
     with db.snapshot():
-        given = (db.owner, rows.plain(conversation_id))
+        given = (db.owner, rows.escape_surrogates(conversation_id))
         row = db.execute(f"{CONVERSATIONS} AND s.session_id = ?2 AND s.vault_name = ''", given).fetchone()
         if row is None or row["head"] is None:
             return None if row is None else []

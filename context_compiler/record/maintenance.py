@@ -87,7 +87,7 @@ WITH RECURSIVE kept (id) AS (
 DELETE FROM memories WHERE id IN (SELECT id FROM memories EXCEPT SELECT id FROM kept)
 """
 
-RECENT = 1
+RETRY_AGE_DAYS = 1
 """Maximum age in days of data in a retried write; removing only older data does not conflict with one."""
 
 LASTING_SESSIONS = "SELECT session FROM spaces UNION SELECT session FROM layers UNION SELECT session FROM conversations"
@@ -126,7 +126,7 @@ AND session IN ({SESSIONS})
 
 def delete(db: Database, session_id: str) -> int:
     """Remove a conversation and all data that only it used; return the number of requests removed."""
-    return _delete(db, f"{SESSIONS} AND s.session_id = ?2", (db.owner, rows.plain(session_id)))
+    return _delete(db, f"{SESSIONS} AND s.session_id = ?2", (db.owner, rows.escape_surrogates(session_id)))
 
 
 def erase(db: Database) -> int:
@@ -144,7 +144,7 @@ def delete_conversation(db: Database, conversation_id: str, expected: str) -> bo
         "SELECT o.id FROM sessions o JOIN sessions k ON k.session_id = o.session_id AND k.owner = o.owner"
         f" JOIN ({CONVERSATIONS}) f ON f.session = k.id WHERE k.session_id = ?2 AND f.revision = ?3"
     )
-    given = (db.owner, rows.plain(conversation_id), expected)
+    given = (db.owner, rows.escape_surrogates(conversation_id), expected)
     if not _numbers(db, query, given):
         return False
     with _sweep(db):
@@ -167,7 +167,7 @@ def prune(db: Database, older_than_days: float | None, keep_last: int | None) ->
     """Remove requests that are both too old and not among the newest; return the number of requests removed."""
     limited, owner = older_than_days is not None or keep_last is not None, db.owner
     age = None if older_than_days is None else rows.days_ago(older_than_days)
-    is_recent = limited and (older_than_days is None or older_than_days < RECENT)
+    is_recent = limited and (older_than_days is None or older_than_days < RETRY_AGE_DAYS)
     with _sweep(db, refuse_retries=is_recent):
         old = _numbers(db, OLD_VIEWS, (owner, age, keep_last)) if limited else []
         before = _sessions_with_requests(db)
@@ -309,7 +309,7 @@ def _matches_name(name: str, row: Any, facts: Mapping[str, ids.IdentityFacts], t
     if row["instructions"] is not None:
         known = replace(known, instructions=texts.get(row["instructions"]))
     rendering = known.rendering if name.startswith(ids.RENDERED) else ""
-    return ids.sent_id(parent, known.exact, rendering) == name
+    return ids.view_message_id(parent, known.exact, rendering) == name
 
 
 def _check_position(row: Any) -> Iterator[str]:

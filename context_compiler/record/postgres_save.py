@@ -161,7 +161,7 @@ class _Request:
         self.compile = entry and entry.compile
         self.created_at = entry.record.created_at if entry else datetime.now(UTC)
         self.tools = "" if entry is None or entry.record.request_hash is None else entry.tools or ""
-        self.hash = rows.plain(entry.record.request_hash or "") if entry else ""
+        self.hash = rows.escape_surrogates(entry.record.request_hash or "") if entry else ""
         cycles = [cycle for cycle in (entry.cycle, entry.blocks) if cycle is not None] if entry else []
         self.states = {(cycle.tip, cycle.config): (self._name(cycle.state), cycle.state) for cycle in cycles}
 
@@ -186,7 +186,7 @@ class _Request:
             *map(escape, self.key),
             [*self._ends(self.raw), *self._ends(self.view)],
             texts,
-            None if record is None or record.run_id is None else escape(rows.plain(record.run_id)),
+            None if record is None or record.run_id is None else escape(rows.escape_surrogates(record.run_id)),
             record and record.request_index,
             stored_name(db, raw_tip),
             stored_name(db, view_tip),

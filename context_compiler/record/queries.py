@@ -125,7 +125,7 @@ def views(db: Database, session_id: str | None, limit: int | None) -> list[Recor
         found = db.execute(
             f"{VIEWS} WHERE (?1 IS NULL OR s.session_id = ?1) AND {OWNED.format(3)} ORDER BY v.id DESC LIMIT ?2",
             (
-                None if session_id is None else rows.plain(session_id),
+                None if session_id is None else rows.escape_surrogates(session_id),
                 NO_LIMIT if limit is None else max(limit, 0),
                 db.owner,
             ),
@@ -138,7 +138,7 @@ def summaries(db: Database, session_id: str, limit: int | None) -> list[Compile]
     with db.snapshot():
         found = db.execute(
             f"{SUMMARIES} WHERE s.session_id = ?1 AND {OWNED.format(3)} ORDER BY c.id DESC LIMIT ?2",
-            (rows.plain(session_id), NO_LIMIT if limit is None else max(limit, 0), db.owner),
+            (rows.escape_surrogates(session_id), NO_LIMIT if limit is None else max(limit, 0), db.owner),
         )
         return [rows.to_compile(rows.mapping(row)) for row in found]
 
@@ -149,7 +149,7 @@ def unsent_summaries(db: Database, session_id: str | None) -> list[Compile]:
         f"{SUMMARIES} WHERE (?1 IS NULL OR s.session_id = ?1) AND c.usage <> '{{}}'"
         f" AND c.id IN (SELECT id FROM context_summaries EXCEPT SELECT summary FROM views) AND {OWNED.format(2)}"
         " ORDER BY c.id DESC",
-        (None if session_id is None else rows.plain(session_id), db.owner),
+        (None if session_id is None else rows.escape_surrogates(session_id), db.owner),
     )
     return [rows.to_compile(rows.mapping(row)) for row in found]
 
@@ -193,7 +193,11 @@ def transcript(db: Database, session_id: str, vault_name: str | None = None) -> 
             "SELECT s.id, s.raw_tip FROM sessions s LEFT JOIN views v ON v.session = s.id"
             " WHERE s.session_id = ?1 AND s.vault_name = ifnull(?2, s.vault_name) AND s.raw_tip NOT NULL"
             f" AND {OWNED.format(3)} GROUP BY s.id ORDER BY max(v.id) DESC NULLS LAST LIMIT 1",
-            (rows.plain(session_id), None if vault_name is None else rows.plain(vault_name), db.owner),
+            (
+                rows.escape_surrogates(session_id),
+                None if vault_name is None else rows.escape_surrogates(vault_name),
+                db.owner,
+            ),
         ).fetchone()
         return [] if row is None else read_chain(db, row["raw_tip"], row["id"])
 
@@ -304,7 +308,7 @@ def archiving(db: Database, session_id: str, vault_name: str, raw: Chain) -> Gen
 
 def session_key(db: Database, session_id: str, vault_name: str) -> SessionKey:
     """Return the key of a session for the owner that the connection works for."""
-    return rows.plain(session_id), rows.plain(vault_name), writer_of(db)
+    return rows.escape_surrogates(session_id), rows.escape_surrogates(vault_name), writer_of(db)
 
 
 def additions_of(db: Database, key: SessionKey, raw: Chain | None, view: Chain | None) -> Additions:
@@ -484,7 +488,7 @@ def session_row(db: Database, key: SessionKey, created_at: datetime) -> int:
 
 
 def _find_view(db: Database, record: Record, session: int) -> Record | None:
-    run_id = None if record.run_id is None else rows.plain(record.run_id)
+    run_id = None if record.run_id is None else rows.escape_surrogates(record.run_id)
     key = (session, run_id, record.request_index, stored_name(db, record.raw_tip), stored_name(db, record.view_tip))
     found = db.execute(
         "SELECT id, summary FROM views WHERE session = ? AND ifnull(run_id, '') = ifnull(?, '') AND request_index = ?"
@@ -502,7 +506,7 @@ def _insert_view(db: Database, record: Record, session: int, entry: Entry) -> Re
     if entry.raw is not None and entry.raw.ids:
         advance(db, session, stored_name(db, entry.raw.ids[-1]))
     if entry.tools is not None and record.request_hash is not None:
-        _save_tools(db, session, rows.plain(record.request_hash), entry.tools)
+        _save_tools(db, session, rows.escape_surrogates(record.request_hash), entry.tools)
     row = rows.view_row(entry, session, summary, prefix(writer_of(db)))
     return replace(record, id=insert(db, "views", row), summary_id=summary)
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any, cast
 
 from context_compiler.cache import Memo
-from context_compiler.ids import RENDERED, identity_facts, sent_id
+from context_compiler.ids import RENDERED, identity_facts, view_message_id
 from context_compiler.record.values import Chain, Compile, Entry, with_null_reasons
 
 Redact = Callable[[str], str]
@@ -112,7 +112,7 @@ class Redactor:
                 body = json.dumps(self._host_data(json.loads(chain.body(index))), ensure_ascii=False).encode()
                 facts = identity_facts(body)
                 rendering = facts.rendering if name.startswith(RENDERED) else ""
-                own = sent_id(kept[-1][0] if kept else None, facts.exact, rendering)
+                own = view_message_id(kept[-1][0] if kept else None, facts.exact, rendering)
                 done = own, body, self(chain.text(index))
                 self._done.keep(name, done)
             kept.append(done)

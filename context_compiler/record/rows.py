@@ -388,7 +388,7 @@ def view_row(entry: Entry, session: int, summary: int | None, prefix: str) -> tu
         *(one.tokens_raw, one.tokens_sent, one.tokens_exact, _real(one.ratio), _json(one.ledger), one.request_hash),
         *(_real(one.latency_ms), stamp(one.created_at)),
     )
-    return tuple([plain(value) if isinstance(value, str) else value for value in row])
+    return tuple([escape_surrogates(value) if isinstance(value, str) else value for value in row])
 
 
 def to_compile(row: Row) -> Compile:
@@ -422,13 +422,13 @@ def _real(value: float) -> float:
     return float(value) if value == value else 0.0  # SQLite stores NaN as NULL
 
 
-def plain(text: str) -> str:
+def escape_surrogates(text: str) -> str:
     """Replace lone surrogates, which SQLite cannot store, by backslash escapes."""
     return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode()
 
 
 def _plain(value: Column) -> Column:
-    return plain(value) if isinstance(value, str) else value
+    return escape_surrogates(value) if isinstance(value, str) else value
 
 
 def _drops(items: Iterable[object]) -> Iterable[Drop]:

@@ -22,7 +22,7 @@ from context_compiler.record.rows import (
     TEXTS,
     VIEW,
     Column,
-    plain,
+    escape_surrogates,
     seal,
     snapshot,
     to_text,
@@ -251,7 +251,7 @@ def _text(db: sqlite3.Connection, name: Column) -> str | None:
         body = None if found is None else unpack(found[0])
     except (ValueError, zlib.error):
         return None
-    return None if body is None or ids.blob_id(body) != name else plain(to_text(body))
+    return None if body is None or ids.blob_id(body) != name else escape_surrogates(to_text(body))
 
 
 def separate_owners(db: sqlite3.Connection) -> None:

@@ -111,7 +111,7 @@ def save_layers(
         StoreError: The newest version is not `after`.
     """
     with db.transaction():
-        db.lock_name(rows.plain(session_id))
+        db.lock_name(rows.escape_surrogates(session_id))
         found = db.execute(NEWEST_LAYERS, session_key(db, session_id, vault_name)).fetchone()
         version = 0 if found is None else found["version"]
         if version != after:
@@ -158,7 +158,7 @@ def answers_by_turn(db: Database, session_id: str, vault_name: str) -> dict[int,
     found = db.execute(
         "SELECT v.turn_index, max(v.id) FROM views v JOIN sessions s ON s.id = v.session"
         f" WHERE s.session_id = ?1 AND s.vault_name = ?2 AND {OWNED.format(3)} GROUP BY v.turn_index",
-        (rows.plain(session_id), rows.plain(vault_name), db.owner),
+        (rows.escape_surrogates(session_id), rows.escape_surrogates(vault_name), db.owner),
     )
     return {row[0]: row[1] for row in found}
 
@@ -182,7 +182,7 @@ def save_action(
         session = session_row(db, session_key(db, session_id, vault_name), action.created_at)
         made = action.summary_id if compile is None else compile_row(db, compile, session)
         saved = replace(action, number=after + 1, summary_id=made)
-        given = (session, saved.number, action.kind, action.tip, rows.plain(action.state), made)
+        given = (session, saved.number, action.kind, action.tip, rows.escape_surrogates(action.state), made)
         insert(db, "actions", (*given, rows.stamp(action.created_at)))
         return saved
 
@@ -195,7 +195,11 @@ def announce_compile(
     Returns None if the conversation is not on the record.
     """
     now = datetime.now(UTC)
-    given = (rows.plain(model), rows.stamp(now), rows.stamp(now + timedelta(seconds=min(seconds, LONGEST_S))))
+    given = (
+        rows.escape_surrogates(model),
+        rows.stamp(now),
+        rows.stamp(now + timedelta(seconds=min(seconds, LONGEST_S))),
+    )
     with db.transaction():
         found = db.execute(f"SELECT id FROM sessions WHERE {KEY}", session_key(db, session_id, vault_name)).fetchone()
         if found is not None:
@@ -228,7 +232,7 @@ def claim_compile(db: Database, cache_key: str, holder: str, seconds: float) -> 
     return found is not None and found["holder"] == holder
 
 
-def hold_claim(db: Database, cache_key: str, holder: str, seconds: float) -> None:
+def renew_claim(db: Database, cache_key: str, holder: str, seconds: float) -> None:
     """Extend a claim by `seconds` from now, if the holder still has it; others may make the call once it expires."""
     with db.transaction():
         query = "UPDATE claims SET until = ? WHERE name = ? AND holder = ?"

@@ -12,7 +12,7 @@ from typing import cast
 from pydantic_ai.messages import ModelMessage
 
 from context_compiler.compiler.trace import Sent, request_of, session_of
-from context_compiler.compiler.view import View, places, show_message
+from context_compiler.compiler.view import View, message_origins, show_message
 from context_compiler.errors import SettingsError
 from context_compiler.fidelity import Fidelity
 from context_compiler.ids import blob_id
@@ -198,7 +198,7 @@ class Comparisons:
     def _show(self, at: Sequence[int], messages: Sequence[ModelMessage]) -> list[ShownMessage]:
         history = self._reader.read(messages)
         view = View(messages=list(messages), tokens=0, budget=0, status="")
-        found = [show_message(history, place, longest=SHOWN) for place in places(view, history, history)]
+        found = [show_message(history, place, longest=SHOWN) for place in message_origins(view, history, history)]
         return [with_index(one, index) for one, index in zip(found, at, strict=True)]
 
     async def replay(

@@ -71,7 +71,7 @@ def _load(db: Database, inspector: Inspector, number: int) -> CompilePage:
     if found is None:
         raise NotFound(f"no compile {number} on this record")
     session, made = found
-    first, last, count = browse.carriers(db, number)
+    first, last, count = browse.requests_using_compile(db, number)
     history, span = _span(db, inspector, session, made)
     identifiers = [] if history is None else list(_identifiers(history, span, made))
     return CompilePage(

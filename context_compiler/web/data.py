@@ -49,7 +49,7 @@ from context_compiler.messages.items import MESSAGE_OVERHEAD
 from context_compiler.messages.printable import safe
 from context_compiler.middleware.request import tool_tokens
 from context_compiler.record import browse, queries
-from context_compiler.record.browse import RequestRow, SessionFilter, SessionRow, UnderWay
+from context_compiler.record.browse import ModelCall, RequestRow, SessionFilter, SessionRow
 from context_compiler.record.database import Database
 from context_compiler.record.store import SQLStore
 from context_compiler.record.values import Compile, Tool
@@ -115,7 +115,7 @@ class SessionPage:
     requests: tuple[RequestRow, ...]
     pages: Pages
     status: str
-    under_way: tuple[UnderWay, ...]
+    under_way: tuple[ModelCall, ...]
     """Compiles that a model is writing now."""
     mark: str
     """Mark of all requests of the session; `/live?since=` sends those that come after them."""
@@ -281,7 +281,7 @@ class Inspector(Tracer):
                 requests=tuple(found),
                 pages=Pages(page=page, size=PAGE, total=total),
                 status=status,
-                under_way=tuple(browse.compiles_under_way(db, number)),
+                under_way=tuple(browse.calls_in_progress(db, number)),
                 mark=before.plus(one.id for one in found).mark,
             )
 

@@ -15,7 +15,7 @@ from functools import partial
 from context_compiler.compiler.trace import Tracer
 from context_compiler.errors import StoreError
 from context_compiler.record import browse
-from context_compiler.record.browse import RequestRow, UnderWay
+from context_compiler.record.browse import ModelCall, RequestRow
 from context_compiler.record.database import Database
 
 PAUSE = 0.7
@@ -35,7 +35,7 @@ In PostgreSQL, a request becomes visible after one with a higher number if its t
 
 MARK = re.compile(rf"(\d{{1,15}})\.([0-9a-f]{{1,{OVERLAP // 4}}})", re.ASCII)
 
-Render = Callable[[list[RequestRow], list[UnderWay] | None], str]
+Render = Callable[[list[RequestRow], list[ModelCall] | None], str]
 """Function that renders new requests, and the compiles under way if those have changed, as HTML."""
 
 
@@ -95,11 +95,11 @@ async def live_events(
     or unlocked later.
     """
     shown = Shown.parse(since)
-    writing: list[UnderWay] | None = None
+    writing: list[ModelCall] | None = None
     polls, more = 0, False
     while not is_ending():
         try:
-            now = await inspector.read(partial(browse.compiles_under_way, session=session))
+            now = await inspector.read(partial(browse.calls_in_progress, session=session))
             if shown is None:
                 shown = await inspector.read(partial(Shown.now, session=session))
             rows, shown, more = await inspector.read(partial(_news, session=session, shown=shown))
@@ -120,8 +120,8 @@ def _news(db: Database, session: int | None, shown: Shown) -> tuple[list[Request
     numbers = browse.request_numbers(db, session, shown.settled, limit)
     new = [one for one in numbers if one not in shown.numbers]
     if len(numbers) == limit or len(new) > MOST:
-        return browse.requests_named(db, new[:MOST][::-1]), shown.plus(new[:MOST]), True
-    return browse.requests_named(db, new[::-1]) if new else [], shown.plus(new, newest), False
+        return browse.requests_by_number(db, new[:MOST][::-1]), shown.plus(new[:MOST]), True
+    return browse.requests_by_number(db, new[::-1]) if new else [], shown.plus(new, newest), False
 
 
 def _event(html: str, shown: Shown) -> str:

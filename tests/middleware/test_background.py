@@ -368,7 +368,7 @@ async def test_a_compile_is_shown_as_under_way_until_it_ends_however_long_the_ch
     chat, reader = Chat(gate, store=file), SQLiteStore(file, read_only=True)
 
     async def shown() -> list[str]:
-        return [one.model for one in await reader.perform(browse.compiles_under_way)]
+        return [one.model for one in await reader.perform(browse.calls_in_progress)]
 
     before = asyncio.all_tasks()
     await chat.until(lambda: gate.asked, conversation_id="a chat")
@@ -399,12 +399,12 @@ async def test_a_compile_that_a_user_stops_is_not_shown_any_more(tmp_path: Path)
 
     turn = asyncio.create_task(asked())
     async with asyncio.timeout(60):
-        while not (gate.asked and await reader.perform(browse.compiles_under_way)):
+        while not (gate.asked and await reader.perform(browse.calls_in_progress)):
             await asyncio.sleep(0.01)
     turn.cancel()
     await asyncio.wait({turn})
     async with asyncio.timeout(60):
-        while await reader.perform(browse.compiles_under_way):
+        while await reader.perform(browse.calls_in_progress):
             await asyncio.sleep(0.01)
     await chat.ours.aclose()
     await reader.close()

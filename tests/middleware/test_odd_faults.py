@@ -27,7 +27,7 @@ from pydantic_ai.models.test import TestModel
 from context_compiler import SQLiteStore
 from context_compiler.errors import CompileError, TemplateError
 from context_compiler.messages.history import load_messages, message_body, reader_of
-from context_compiler.resilience import floor
+from context_compiler.resilience import last_exchange
 from context_compiler.tokens import as_counter
 from tests.middleware.faulty import BUDGET, Faulty
 from tests.support.agents import Notes, Talker, compiler, run
@@ -203,7 +203,7 @@ async def test_the_least_that_is_sent_has_all_answers_of_a_response_of_which_one
 
 async def test_an_answer_that_comes_long_after_its_call_has_it_in_the_least_that_is_sent() -> None:
     history = [*endless(), ModelResponse(parts=[call("look", "early", path="a")]), *long_history(20)]
-    least = list(floor([*history, user(answer("early", "late"))], 2_000).values())
+    least = list(last_exchange([*history, user(answer("early", "late"))], 2_000).values())
     assert_pairs_whole(least)
     assert [type(message).__name__ for message in least] == ["ModelRequest", "ModelResponse", "ModelRequest"]
 
@@ -244,7 +244,7 @@ async def test_the_last_resort_lists_what_it_leaves_out_and_shortens(tmp_path: P
 def test_in_the_least_that_is_sent_a_picture_is_a_word() -> None:
     picture = FilePart(content=BinaryContent(b"x" * 1_000, media_type="image/png"))
     drawn = ModelResponse(parts=[picture, call("look", "c", path="a")])
-    least = list(floor([user("draw it"), drawn, user(answer("c"))], 100).values())
+    least = list(last_exchange([user("draw it"), drawn, user(answer("c"))], 100).values())
     assert [part.part_kind for part in least[1].parts] == ["text", "tool-call"]
     assert load_messages([message_body(message) for message in least]) == least
 

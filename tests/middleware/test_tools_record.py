@@ -100,7 +100,7 @@ async def test_others_see_a_compile_while_the_model_writes(tmp_path: Path):
 
     async def write(messages: list[ModelMessage], info: AgentInfo) -> ModelResponse:
         while not seen:
-            seen.extend(one.model for one in await reader.perform(browse.compiles_under_way))
+            seen.extend(one.model for one in await reader.perform(browse.calls_in_progress))
         return ModelResponse(parts=[TextPart(NOTES)])
 
     compiler = ContextCompiler(
@@ -113,6 +113,6 @@ async def test_others_see_a_compile_while_the_model_writes(tmp_path: Path):
     agent = Agent(TestModel(), capabilities=[compiler])
     await agent.run("hello", conversation_id="x")
     await agent.run("and now?", message_history=long_history(30), conversation_id="x")
-    assert seen == ["writer"] and await reader.perform(browse.compiles_under_way) == []
+    assert seen == ["writer"] and await reader.perform(browse.calls_in_progress) == []
     await reader.close()
     await compiler.aclose()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from context_compiler.record.sessions import claim_compile, hold_claim
+from context_compiler.record.sessions import claim_compile, renew_claim
 from context_compiler.record.store import SQLStore, Store
 from tests.record.entries import compiled, cycle, request, talk
 
@@ -51,9 +51,9 @@ async def test_a_call_that_one_holder_has_claimed_is_not_anothers_until_it_ends(
 
     assert await claims("k", "one") and await claims("k", "one") and not await claims("k", "two")
     assert await claims("l", "two") and await claims("k", "two", owner="ann")
-    await store.perform(lambda db: hold_claim(db, "k", "two", 0))
+    await store.perform(lambda db: renew_claim(db, "k", "two", 0))
     assert not await claims("k", "two")
-    await store.perform(lambda db: hold_claim(db, "k", "one", 0))
+    await store.perform(lambda db: renew_claim(db, "k", "one", 0))
     assert await claims("k", "two", 0)
     assert await claims("k", "three")  # of one that died, once its time is over
     await store.delete("s")

@@ -75,22 +75,22 @@ async def test_a_compile_is_under_way_until_its_row_is_there_or_its_time_is_over
     record = await one.save(request(talk(2), compile=compiled()))
     for model in ("m", "n"):
         assert await one.announce_compile("s", "", model, 60)
-    (found,) = await one.perform(browse.compiles_under_way)
+    (found,) = await one.perform(browse.calls_in_progress)
     assert (found.session_id, found.model) == ("s", "n")
-    assert await one.perform(lambda db: browse.compiles_under_way(db, found.session + 1)) == []
-    assert await one.scoped("ann").perform(browse.compiles_under_way) == []
+    assert await one.perform(lambda db: browse.calls_in_progress(db, found.session + 1)) == []
+    assert await one.scoped("ann").perform(browse.calls_in_progress) == []
     first, second = [await one.announce_compile("s", "", "m", 60) for _ in range(2)]
     assert first is not None and second is not None
     await one.withdraw_compile(*first)
-    assert await one.perform(browse.compiles_under_way)
+    assert await one.perform(browse.calls_in_progress)
     await one.withdraw_compile(*second)
-    assert not await one.perform(browse.compiles_under_way) and await one.announce_compile("s", "", "m", 60)
+    assert not await one.perform(browse.calls_in_progress) and await one.announce_compile("s", "", "m", 60)
     made = replace(compiled(), created_at=NOW + timedelta(days=1), run_id="later")
     await one.save(request(talk(3), compile=made))
-    assert record.id and await one.perform(browse.compiles_under_way) == []
+    assert record.id and await one.perform(browse.calls_in_progress) == []
     await one.save(request(talk(2), session_id="other"))
     assert await one.announce_compile("other", "", "m", -1)
-    assert await one.perform(browse.compiles_under_way) == []
+    assert await one.perform(browse.calls_in_progress) == []
     await one.delete("s")
     assert await one.perform(lambda db: db.execute("SELECT count(*) FROM under_way").fetchone()[0]) == 1
 

@@ -13,7 +13,7 @@ from starlette.testclient import TestClient
 
 from context_compiler import ContextCompiler, SQLiteStore
 from context_compiler.record import browse
-from context_compiler.record.browse import RequestRow, SessionFilter, UnderWay
+from context_compiler.record.browse import ModelCall, RequestRow, SessionFilter
 from context_compiler.record.store import SQLStore, Store, open_store
 from context_compiler.record.values import Entry, now
 from context_compiler.web.app import create_app
@@ -27,7 +27,7 @@ async def test_requests_of_a_running_agent_appear(db: Path) -> None:
     store = SQLiteStore(db, read_only=True)
     seen: list[int] = []
 
-    def render(rows: list[RequestRow], under_way: list[UnderWay] | None) -> str:
+    def render(rows: list[RequestRow], under_way: list[ModelCall] | None) -> str:
         seen.extend(one.id for one in rows)
         return "<tr>\n\n<td>new</td></tr>"
 
@@ -52,7 +52,7 @@ async def test_a_compile_of_another_process_is_shown_until_its_outcome_is_there(
     seen: list[list[str] | None] = []
     writer, reader = SQLiteStore(db), SQLiteStore(db, read_only=True)
 
-    def render(rows: list[RequestRow], under_way: list[UnderWay] | None) -> str:
+    def render(rows: list[RequestRow], under_way: list[ModelCall] | None) -> str:
         seen.append(None if under_way is None else [one.model for one in under_way])
         return "."
 
@@ -88,7 +88,7 @@ async def heard(inspector: Inspector, session: int | None, since: str) -> tuple[
     """Requests of the first event for a page, newest first, and the mark of what it has then."""
     seen: list[int] = []
 
-    def render(rows: list[RequestRow], under_way: list[UnderWay] | None) -> str:
+    def render(rows: list[RequestRow], under_way: list[ModelCall] | None) -> str:
         seen.extend(one.id for one in rows)
         return "."
 
@@ -171,7 +171,7 @@ async def test_a_request_that_is_committed_after_one_with_a_higher_number_is_sho
     )
     seen: list[int] = []
 
-    def render(rows: list[RequestRow], under_way: list[UnderWay] | None) -> str:
+    def render(rows: list[RequestRow], under_way: list[ModelCall] | None) -> str:
         seen.extend(one.id for one in rows)
         return "."
 
