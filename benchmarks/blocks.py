@@ -104,7 +104,9 @@ def _timing() -> Generator[list[float]]:
         return searching
 
     with patch.multiple(
-        respond, recalled_first=timed(respond.find_first_block), crowded=timed(respond.lacks_room_for_block)
+        respond,
+        find_first_block=timed(respond.find_first_block),
+        lacks_room_for_block=timed(respond.lacks_room_for_block),
     ):
         yield spent
 
