@@ -1,21 +1,24 @@
-"""The frozen state between two compiles: which messages a view keeps, in which shapes, and the text before them.
+"""The frozen state of views: what a cycle decided, and the recall blocks of a user turn.
 
 During a cycle a view only grows at its end, so that the provider's prompt cache keeps hitting. A `Cycle` decides on a
-prefix of the raw history. It is valid for every history that begins with that prefix, such as a fork, a history with an
-edited last prompt, or one built by hand without ids.
+prefix of the raw history: which of its messages a view keeps, in which shapes, and the text before them. It is valid
+for every history that begins with that prefix, such as a fork, a history with an edited last prompt, or one built by
+hand without ids. `Blocks` are the texts recalled for the prompts of a turn, which stay the same while the turn lasts.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import astuple, dataclass, fields, replace
 from types import NoneType
 from typing import Any
 
 from context_compiler.messages.history import History
+from context_compiler.messages.items import MESSAGE_OVERHEAD
 from context_compiler.messages.shapes import WHOLE, Shape
 from context_compiler.messages.turns import Pairing, paired_with
+from context_compiler.tokens import TokenCounter
 
 Span = tuple[int, int]
 """Positions from `start` to before `stop`."""
@@ -263,3 +266,70 @@ def restore_late_calls(cycle: Cycle, pairing: Pairing, base: Mapping[int, Shape]
     return (
         cycle if kept == dict(cycle.kept) else replace(cycle, kept=tuple(sorted(kept.items(), key=lambda one: one[0])))
     )
+
+
+CUTS = 2
+"""Number of times that a block over the budget is shortened before it is dropped."""
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """Past text recalled for one prompt."""
+
+    at: int
+    """Position of the prompt's message in the raw history."""
+    name: str
+    """Chain id of the prompt: the block is valid only in histories that contain it."""
+    turn: int
+    """User turn that the prompt begins."""
+    text: str
+    """Fenced text as sent; empty if nothing was found, so that the search is not repeated."""
+    cuts: int = 0
+    """Number of times it was shortened because the request had no room for it."""
+
+    def tokens(self, counter: TokenCounter) -> int:
+        """Price of the block in a view."""
+        return counter.text(self.text) + MESSAGE_OVERHEAD if self.text else 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Blocks:
+    """The blocks in the requests of one user turn."""
+
+    own: Block
+    """Block of the turn itself, which may be empty."""
+    config: str
+    """Configuration of the cycle to which the blocks belong."""
+    earlier: tuple[Block, ...] = ()
+    """Blocks of earlier turns that are still sent."""
+
+    @property
+    def all(self) -> tuple[Block, ...]:
+        """All blocks that have a text, in order."""
+        return tuple(block for block in (*self.earlier, self.own) if block.text)
+
+    def without(self) -> Blocks:
+        """Copy for a turn that has no room for any block; its own block is marked so that it is not searched again."""
+        return replace(self, own=replace(self.own, text="", cuts=CUTS), earlier=())
+
+    def texts(self) -> dict[int, str]:
+        """Text of each block, by the position of its prompt."""
+        return {block.at: block.text for block in self.all}
+
+    def tokens(self, counter: TokenCounter) -> int:
+        """Price of all blocks in a view."""
+        return sum(block.tokens(counter) for block in self.all)
+
+    def to_json(self) -> str:
+        """Serialize to JSON."""
+        return json.dumps([astuple(block) for block in (*self.earlier, self.own)], ensure_ascii=False)
+
+    @classmethod
+    def from_json(cls, text: str, config: str) -> Blocks | None:
+        """Parse from JSON; None if it is damaged or was written by an incompatible version."""
+        try:
+            found = [Block(*one) for one in json.loads(text)]
+            sound = bool(found) and all(map(well_typed, found))
+        except DAMAGED:
+            return None
+        return cls(own=found[-1], earlier=tuple(found[:-1]), config=config) if sound else None

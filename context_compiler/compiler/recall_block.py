@@ -16,8 +16,7 @@ from functools import lru_cache
 from itertools import accumulate
 from statistics import median
 
-from context_compiler.compiler.blocks import CUTS, Block, Blocks
-from context_compiler.compiler.cycle import Cycle
+from context_compiler.compiler.cycle import CUTS, Block, Blocks, Cycle
 from context_compiler.compiler.metrics import CACHED, FRESH
 from context_compiler.compiler.policy import LARGE, Limits, Plan
 from context_compiler.fidelity import Fidelity

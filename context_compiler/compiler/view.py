@@ -25,7 +25,7 @@ from pydantic_ai.messages import (
 )
 
 from context_compiler.compiler.cut_order import BETWEEN, BROKEN, LEFT_OUT
-from context_compiler.compiler.cycle import Cycle
+from context_compiler.compiler.cycle import Blocks, Cycle
 from context_compiler.compiler.policy import Plan
 from context_compiler.compiler.steering import PINNED, WAITS
 from context_compiler.messages.display import (
@@ -70,6 +70,12 @@ class Quote:
     why: str
     """pinned, outline, ledger, recalled with its score, or worth most for its tokens."""
     text: str
+
+
+def block_quotes(blocks: Blocks) -> list[Quote]:
+    """Quotes of recall blocks, as a view lists them."""
+    why = "recalled for its prompt"
+    return [Quote(what=f"before turn {block.turn + 1}", why=why, text=block.text) for block in blocks.all]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

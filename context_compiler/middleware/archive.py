@@ -19,8 +19,7 @@ from typing import Any, TypeVar, cast
 from pydantic_ai.messages import ModelMessage
 
 from context_compiler.cache import Memo
-from context_compiler.compiler.cycle import Cycle
-from context_compiler.compiler.recall_block import Blocks
+from context_compiler.compiler.cycle import Blocks, Cycle
 from context_compiler.compiler.summary import SummaryResponse
 from context_compiler.errors import StoreError
 from context_compiler.messages.history import PROMPT, History, Reader, load_messages

@@ -12,8 +12,8 @@ from functools import partial
 
 from pydantic_ai.messages import ModelMessage
 
-from context_compiler.compiler.cycle import valid_cycle
-from context_compiler.compiler.recall_block import Block, Blocks, prompt_at, valid_blocks
+from context_compiler.compiler.cycle import Block, Blocks, valid_cycle
+from context_compiler.compiler.recall_block import prompt_at, valid_blocks
 from context_compiler.compiler.view import View, by_reason, token_breakdown
 from context_compiler.errors import ContextCompilerError
 from context_compiler.messages.history import History

@@ -10,10 +10,8 @@ from dataclasses import dataclass, replace
 from pydantic_ai.messages import ModelMessage
 
 from context_compiler.compiler.advance import Advance, Ask, advance, failed_row, with_pins
-from context_compiler.compiler.cycle import RAW, Cycle, restore_late_calls, valid_cycle
+from context_compiler.compiler.cycle import RAW, Block, Blocks, Cycle, restore_late_calls, valid_cycle
 from context_compiler.compiler.recall_block import (
-    Block,
-    Blocks,
     block_tokens,
     blocks_to_keep,
     cut_room,
@@ -31,6 +29,7 @@ from context_compiler.compiler.view import (
     LEFT_OUT,
     View,
     begins_with_assistant,
+    block_quotes,
     broken_drops,
     by_reason,
     cycle_drops,
@@ -502,7 +501,7 @@ def assemble_view(
             ledger=token_breakdown(_sections(context, frozen, sent, blocks), lines, kept),
             drops=drops,
             kept=kept,
-            quoted=(*layers.sections, *(done.quoted if done else ()), *(blocks.quotes if blocks else ())),
+            quoted=(*layers.sections, *(done.quoted if done else ()), *(block_quotes(blocks) if blocks else ())),
         ),
         raw=history,
         sent=sent,

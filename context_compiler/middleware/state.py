@@ -15,9 +15,8 @@ from pydantic_ai.messages import ModelMessage
 
 from context_compiler.cache import Memo
 from context_compiler.compiler.advance import Advance, Where
-from context_compiler.compiler.cycle import Cycle, begins
+from context_compiler.compiler.cycle import Blocks, Cycle, begins
 from context_compiler.compiler.policy import LEAST_HIGH, Limits, Plan
-from context_compiler.compiler.recall_block import Blocks
 from context_compiler.compiler.steering import NONE, Pin, Steering
 from context_compiler.compiler.summary import SummaryRequest, SummaryResponse
 from context_compiler.compiler.view import View
