@@ -16,7 +16,7 @@ from pydantic_ai.models import Model
 
 from context_compiler.middleware.replay import LiveSession, Session, View
 
-NEEDS_A_MODEL = "needs a model, and no answers of one are recorded for these data"
+NEEDS_A_MODEL = "needs a model, and no model answers are recorded for these data"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

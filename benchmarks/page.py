@@ -21,7 +21,7 @@ from context_compiler.errors import SettingsError
 
 PLACE = re.compile(r"<!-- table: ([\w.-]+) -->\n(.*?)\n?<!-- end -->", re.DOTALL)
 PICTURES = {
-    "lived": "What is held when asked against the budget, and against what a request costs, for every approach.",
+    "lived": "Evidence held when asked, against the budget and against the cost of a request, for every approach.",
     "dial": "What is held when asked against what a request costs: a line a budget, a point for each share of recall.",
 }
 """Descriptions of pictures."""

@@ -12,7 +12,7 @@ from context_compiler.cli.drawing import Line, Panel
 
 TOO_LONG = {"llamaindex-buffer": {"beam-500k", "pi"}}
 """Sets that would take an approach hours."""
-RECOUNTS = "counts the whole history again for every message that it drops, which takes hours on these data"
+RECOUNTS = "recounts the whole history for every message that it drops, which takes hours on these data"
 
 Shown = Callable[[Mapping[str, Any]], str]
 

@@ -70,7 +70,7 @@ def run(cell: Cell, approach: Approach, data: Data) -> Mapping[str, Any] | str:
         return RECOUNTS
     model, given = OURS.get(cell.approach, ("", {}))
     if model == "good" and not name.startswith("locomo"):
-        return "no summaries of a model are recorded for these data"
+        return "no model summaries are recorded for these data"
     value: dict[str, Any] = {"held": [], "one_shot": [], "unasked": [], "worst": 0.0, **dict.fromkeys(SUMS, 0)}
     for conversation in conversations(data, name, cell.budget):
         if model:

@@ -87,7 +87,7 @@ APPROACHES = (
     Approach(
         name="oracle",
         title="oracle (knows the evidence)",
-        setup="the messages that are labelled as evidence, cheapest first: the ceiling of whole messages",
+        setup="the messages labelled as evidence, cheapest first: the best possible result with whole messages",
         knows=True,
         dashes={"session": "there is no evidence without a question", "compiles": "asks no model"},
     ),

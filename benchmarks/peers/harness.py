@@ -45,7 +45,7 @@ APPROACHES = (
     Approach(
         name="harness-window",
         title="harness, sliding window",
-        setup="`SlidingWindowCompaction(max_tokens=budget, keep_tokens=…)`: 0.8 of it for one view, half in a session",
+        setup="`SlidingWindowCompaction(max_tokens=budget, keep_tokens=…)`: keeps 0.8 of the budget for one view, half of it in a session",
         package=PACKAGE,
         view=attached(window),
         session=lambda budget: LiveSession(window(budget, LIVE)),
@@ -57,7 +57,7 @@ APPROACHES = (
         setup="the same with `keep_tokens` a quarter of the budget",
         package=PACKAGE,
         session=lambda budget: LiveSession(window(budget, QUARTER)),
-        dashes={**NO_MODEL, "view": "the other row uses the budget better where one view is asked for"},
+        dashes={**NO_MODEL, "view": "the other sliding-window row makes better use of the budget in a single view"},
     ),
     Approach(
         name="harness-clear",
@@ -80,7 +80,7 @@ APPROACHES = (
     Approach(
         name="harness-summary",
         title="harness, summaries",
-        setup="`SummarizingCompaction(max_tokens=budget, keep_tokens=budget // 2)`, answered with recorded summaries",
+        setup="`SummarizingCompaction(max_tokens=budget, keep_tokens=budget // 2)`, with a model that answers with recorded summaries",
         package=PACKAGE,
         summarising=summaries,
         dashes={"view": NEEDS_A_MODEL, "session": NEEDS_A_MODEL},

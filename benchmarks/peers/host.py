@@ -23,7 +23,7 @@ APPROACHES = (
     Approach(
         name="host",
         title="Pydantic AI, everything",
-        setup="`ProcessHistory` with a function that returns what it is given",
+        setup="`ProcessHistory` with a function that returns its input",
         package="pydantic-ai-slim",
         view=attached(processing),
         session=lambda budget: LiveSession(processing(budget)),

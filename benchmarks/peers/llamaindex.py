@@ -76,7 +76,7 @@ APPROACHES = (
     Approach(
         name="llamaindex-buffer",
         title="LlamaIndex, `ChatMemoryBuffer`",
-        setup="`token_limit=budget`, our tokenizer; it counts contents, not the arguments of calls",
+        setup="`token_limit=budget`, our tokenizer; counts message contents but not the arguments of tool calls",
         package="llama-index-core",
         view=buffered,
         session=lambda budget: PlainSession(buffered, budget),
@@ -85,7 +85,7 @@ APPROACHES = (
     Approach(
         name="llamaindex-memory",
         title="LlamaIndex, `Memory`",
-        setup="`token_limit=budget`, our tokenizer, no blocks; its history gets 0.7 of that, its default",
+        setup="`token_limit=budget`, our tokenizer, no blocks; by default its history gets 0.7 of the limit",
         package="llama-index-core",
         view=remembered,
         session=MemorySession,
