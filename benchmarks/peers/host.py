@@ -1,4 +1,4 @@
-"""The host with a history processor that does nothing: everything is sent, repaired as the host repairs it."""
+"""The host with a history processor that does nothing: it sends everything, after the host's own repairs."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ NAME = "piece"
 
 
 def tokenized(text: str) -> list[int]:
-    """As many entries as tokens: only their number is looked at."""
+    """Return as many entries as tokens; only their number is used."""
     return [0] * READER.counter.text(text)
 
 
@@ -35,7 +35,7 @@ def theirs(piece: Piece) -> ChatMessage:
 
 
 class MemorySession:
-    """`Memory` as it is lived with: what is new is put, what is needed is got."""
+    """Session with `Memory`: new messages are put into it, and its messages are sent."""
 
     def __init__(self, budget: int) -> None:
         self.stored: list[ModelMessage] = []
@@ -45,7 +45,7 @@ class MemorySession:
         )
 
     async def request(self, new: Sequence[ModelMessage]) -> Sequence[ModelMessage]:
-        """Send what the memory gives after `new` was put into it."""
+        """Put `new` into the memory, and send the messages that it returns."""
         before = len(self.stored)
         self.stored = [*self.stored, *new]
         await self._memory.aput_messages([theirs(piece) for piece in pieces(new, first=before)])

@@ -1,4 +1,4 @@
-"""This package: one view of a history, and the capability of a live agent; no model is asked."""
+"""This package: one view of a history, and the capability of a live agent."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ APPROACHES = (
         setup='`compile_view(messages, "extractive", budget)`',
         ours=True,
         view=one_shot,
-        dashes={"session": "makes single views and has no session", "compiles": "makes single views and has no session"},
+        dashes=dict.fromkeys(("session", "compiles"), "makes single views and has no session"),
     ),
     Approach(
         name="ours-live",
