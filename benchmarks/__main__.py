@@ -1,7 +1,7 @@
-"""All approaches, all measures, one table each: `python -m benchmarks`.
+"""Measure all approaches by all measures and write one table each: `python -m benchmarks`.
 
 python -m benchmarks --fast                      # a minute; needs neither data nor peers
-python -m benchmarks --out results --resume      # everything; goes on where it was stopped
+python -m benchmarks --out results --resume      # everything; continues where it was stopped
 python -m benchmarks --measure sessions --approach ours-live --approach harness-window
 python -m benchmarks --report-only --out results --page docs/benchmarks.md
 """
@@ -37,39 +37,42 @@ MEASURES = {
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 
-@app.command(help="Measure this package beside its peers, on the same histories, at the same budgets.")
+@app.command(help="Compare this package with its peers, on the same histories, at the same budgets.")
 def main(
-    measure: Annotated[list[str] | None, typer.Option(help=f"One of {', '.join(MEASURES)}; all without.")] = None,
-    approach: Annotated[list[str] | None, typer.Option(help=f"One of {', '.join(HOMES)}; all without.")] = None,
-    data: Annotated[list[str] | None, typer.Option(help="A set of histories; all without.")] = None,
-    budget: Annotated[list[int] | None, typer.Option(help="A budget, in tokens; all without.")] = None,
-    fast: Annotated[bool, typer.Option("--fast", help="A small part of the data; a minute.")] = False,
-    every: Annotated[int, typer.Option(help="Ask one question in so many, drawn with a fixed seed.", min=1)] = 1,
-    out: Annotated[Path, typer.Option(help="Where results, tables and plots go.")] = Path("benchmark-results"),
+    measure: Annotated[list[str] | None, typer.Option(help=f"One of {', '.join(MEASURES)}; default: all.")] = None,
+    approach: Annotated[list[str] | None, typer.Option(help=f"One of {', '.join(HOMES)}; default: all.")] = None,
+    data: Annotated[list[str] | None, typer.Option(help="A set of histories; default: all.")] = None,
+    budget: Annotated[list[int] | None, typer.Option(help="A budget in tokens; default: all.")] = None,
+    fast: Annotated[bool, typer.Option("--fast", help="Use a small part of the data; takes a minute.")] = False,
+    every: Annotated[int, typer.Option(help="Ask one question in N, drawn with a fixed seed.", min=1)] = 1,
+    out: Annotated[Path, typer.Option(help="Folder for results, tables and plots.")] = Path("benchmark-results"),
     resume: Annotated[
-        bool, typer.Option("--resume", help="Keep what was measured with the same code and data.")
+        bool, typer.Option("--resume", help="Keep figures measured with the same code and data.")
     ] = False,
     conversations: Annotated[
-        int | None, typer.Option(help="The first so many conversations of every set; all without.", min=1)
+        int | None, typer.Option(help="Use only the first N conversations of every set; default: all.", min=1)
     ] = None,
-    jobs: Annotated[int, typer.Option(help="Processes.", min=1)] = 1,
+    jobs: Annotated[int, typer.Option(help="Number of processes.", min=1)] = 1,
     page: Annotated[
-        list[Path] | None, typer.Option(help="Also put the tables into this page, and its plots beside it.")
+        list[Path] | None, typer.Option(help="Also write the tables into this page, and its plots next to it.")
     ] = None,
     keep: Annotated[
-        bool, typer.Option("--keep", help="Keep what pages have of what is not among the results, and their plots.")
+        bool,
+        typer.Option(
+            "--keep", help="Keep rows and cells of pages that are not among the results, and keep their plots."
+        ),
     ] = False,
-    report_only: Annotated[bool, typer.Option("--report-only", help="Measure nothing; print what is known.")] = False,
+    report_only: Annotated[
+        bool, typer.Option("--report-only", help="Measure nothing; print the results already measured.")
+    ] = False,
 ) -> None:
-    """Measure, write down, print."""
+    """Measure, write the results, and print them."""
     chosen = [MEASURES[_known(name, MEASURES)] for name in measure or MEASURES]
     names = [_known(name, HOMES) for name in approach or HOMES]
     there = _at_hand(fast, every, conversations)
     results = Results(out, resume=resume or report_only)
     if there.folder is None:
-        print_note(
-            "no data at hand (CONTEXT_COMPILER_DATA names their folder): a small generated history stands for them"
-        )
+        print_note("no data found (set CONTEXT_COMPILER_DATA to their folder): using a small generated history instead")
     if not report_only:
         _measure(chosen, names, there, results, data, budget, jobs)
     tables = _report(chosen, results, out)
@@ -87,7 +90,7 @@ def _at_hand(fast: bool, every: int, conversations: int | None) -> Data:
 
 def _known(name: str, names: Sequence[str] | dict[str, object] | dict[str, str] | dict[str, Measure]) -> str:
     if name not in names:
-        raise typer.BadParameter(f"{name!r}: there is {', '.join(names)}")
+        raise typer.BadParameter(f"{name!r}: choose one of {', '.join(names)}")
     return name
 
 
@@ -100,7 +103,7 @@ def _measure(
     budgets: Sequence[int] | None,
     jobs: int,
 ) -> None:
-    """Every cell that is not known."""
+    """Measure every cell without an up-to-date result."""
     wanted = [
         (one, cell)
         for one in chosen
@@ -119,7 +122,7 @@ def _measure(
         if results.find(cell, stamp) is None:
             todo.append((one.name, cell, stamp, data.fast, data.every, data.most))
     if len(todo) < len(wanted):
-        print_progress(f"{len(wanted) - len(todo)} of {len(wanted)} are known")
+        print_progress(f"{len(wanted) - len(todo)} of {len(wanted)} already measured")
     with progress_bar("measuring", len(todo)) as progress:
         for number, result in enumerate(_results(todo, jobs), 1):
             results.keep(result)
@@ -131,11 +134,11 @@ def _measure(
 
 
 Task = tuple[str, Cell, str, bool, int, int | None]
-"""A measure, a cell of it with its stamp, and which part of the data."""
+"""Name of a measure, one of its cells with its stamp, and the part of the data to use."""
 
 
 def _results(todo: Sequence[Task], jobs: int) -> Iterator[Result]:
-    """A result as soon as it is there."""
+    """Yield each result as soon as it is measured."""
     if jobs == 1:
         yield from map(_result, todo)
         return
@@ -152,7 +155,7 @@ def _result(task: Task) -> Result:
     started = time.perf_counter()
     try:
         found = measure.run(cell, approach, data)
-    except Exception as error:  # a peer may raise whatever it likes: that is its result, and the others go on
+    except Exception as error:  # a peer may raise anything: the error is its result, and the others continue
         print(f"{cell}: {type(error).__name__}: {error}", file=sys.stderr)
         found = f"raises {type(error).__name__}: {' '.join(str(error).split())[:160]}"
     seconds = time.perf_counter() - started
@@ -169,7 +172,7 @@ def _of(measure: Measure, results: Results) -> list[Result]:
 
 
 def setup() -> str:
-    """How every approach was set up."""
+    """Table of the settings and version of every approach."""
     found = (load(name) for name in HOMES)
     rows = [
         (one.title, one.setup, f"{one.package} {one.version}".strip()) for one in found if isinstance(one, Approach)

@@ -1,15 +1,15 @@
 """This package as a memory of the Agent Memory Benchmark (github.com/vectorize-io/agent-memory-benchmark).
 
-    python -m benchmarks.amb run --dataset locomo --split locomo10 --memory context-compiler     # needs its package
+    python -m benchmarks.amb run --dataset locomo --split locomo10 --memory context-compiler     # needs that package
     python -m benchmarks.amb run --dataset locomo --split locomo10 --memory context-compiler --mode agent
-    python -m benchmarks.amb try conversations.json            # needs neither its package nor a key
+    python -m benchmarks.amb try conversations.json            # needs neither the package nor a key
 
-The first two are that benchmark's own command line with one memory more: it needs a key of its own for answers and
-verdicts, and `--mode agent` one for the model in CONTEXT_COMPILER_AMB_MODEL. Every session of a conversation is lived
-turn by turn by an agent with `ContextCompiler`, whose answers are those of the recording. What it sends when a
-question is asked, within CONTEXT_COMPILER_AMB_BUDGET tokens, is the context from which a model answers (`rag`), or
-the agent answers itself (`agent`). `try` takes a file in the format of LoCoMo, with a script in the place of models: an
-answer is right if the words of the right one are in the context.
+The first two commands are the command line of that benchmark with this memory added. The benchmark needs its own API
+key for answers and verdicts; `--mode agent` also needs one for the model in CONTEXT_COMPILER_AMB_MODEL. An agent with
+`ContextCompiler` runs every session of a conversation turn by turn and gives the recorded answers. The request that it
+sends when a question is asked, within CONTEXT_COMPILER_AMB_BUDGET tokens, is the context from which a model answers
+(`rag`), or the agent answers itself (`agent`). `try` reads a file in LoCoMo's format and uses a script instead of
+models: an answer is right if every word of the expected answer is in the context.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ MODEL = "anthropic:claude-haiku-5-5"
 BUDGET = 8_000
 INSTRUCTIONS = "Answer the question from this conversation, concisely. Say so if it does not tell."
 DATE = "%I:%M %p on %d %B, %Y"
-"""How LoCoMo writes when a session was."""
+"""LoCoMo's date format for sessions."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Document:
-    """One session of a conversation, with the fields that the benchmark gives it."""
+    """One session of a conversation, with the same fields as the benchmark's document."""
 
     id: str
     content: str
@@ -57,9 +57,9 @@ class Document:
 
 
 class Memory:
-    """Conversations that a live agent has lived through, by user.
+    """Conversations that a live agent has run, by user.
 
-    The benchmark's `MemoryProvider`: its methods, and what they take and return.
+    It has the methods of the benchmark's `MemoryProvider`, with the same parameters and return values.
     """
 
     name = NAME
@@ -70,18 +70,18 @@ class Memory:
     document: Any = Document
 
     def __init__(self, *, budget: int | None = None, model: Model | str | None = None, writer: Any = "none") -> None:
-        """`model` answers in the mode `agent`, `writer` writes summaries."""
+        """Create a memory; `model` answers in the mode `agent`, `writer` writes summaries."""
         self._model = model or os.environ.get("CONTEXT_COMPILER_AMB_MODEL", MODEL)
         tokens = budget or int(os.environ.get("CONTEXT_COMPILER_AMB_BUDGET", BUDGET))
         self._compiler = ContextCompiler(budget=tokens, model=writer, store=None, system=None)
         self._lives: dict[str | None, AgentLife] = {}
 
     def ingest(self, documents: Sequence[Any]) -> None:
-        """Live through sessions, in the order of their times."""
+        """Run sessions through the agent, in the order of their timestamps."""
         asyncio.run(self.async_ingest(documents))
 
     async def async_ingest(self, documents: Sequence[Any]) -> None:
-        """The same in an event loop."""
+        """Async version of the method above."""
         for document in sorted(documents, key=lambda one: one.timestamp or ""):
             life = self._lives.setdefault(document.user_id, AgentLife([self._compiler]))
             for said, answered in turns(document):
@@ -91,13 +91,13 @@ class Memory:
     def retrieve(
         self, query: str, k: int = 10, user_id: str | None = None, query_timestamp: str | None = None
     ) -> tuple[list[Any], None]:
-        """The request of the agent if the user asks that now; the budget decides how much it is, not `k`."""
+        """Return the request that the agent would send for this query; its size depends on the budget, not on `k`."""
         return asyncio.run(self.async_retrieve(query, k, user_id, query_timestamp))
 
     async def async_retrieve(
         self, query: str, k: int = 10, user_id: str | None = None, query_timestamp: str | None = None
     ) -> tuple[list[Any], None]:
-        """The same in an event loop."""
+        """Async version of the method above."""
         life = self._lives.get(user_id)
         if life is None:
             return [], None
@@ -109,13 +109,13 @@ class Memory:
     def direct_answer(
         self, query: str, user_id: str | None = None, query_timestamp: str | None = None
     ) -> tuple[str, str, None]:
-        """The answer of an agent with a model of its own, and the context that it had."""
+        """Return the answer of an agent with its own model, and the context that it had."""
         return asyncio.run(self.async_direct_answer(query, user_id, query_timestamp))
 
     async def async_direct_answer(
         self, query: str, user_id: str | None = None, query_timestamp: str | None = None
     ) -> tuple[str, str, None]:
-        """The same in an event loop."""
+        """Async version of the method above."""
         agent = Agent(self._model, capabilities=[self._compiler], instructions=INSTRUCTIONS)
         stored = self._lives[user_id].stored if user_id in self._lives else []
         asked = f"{query}\n(It is {query_timestamp}.)" if query_timestamp else query
@@ -125,7 +125,7 @@ class Memory:
 
 
 def turns(document: Any) -> Iterator[tuple[str, str]]:
-    """A session as prompts and answers, the first prompt with its day."""
+    """Yield a session as prompts and answers; the first prompt begins with the date."""
     day = f"[{document.timestamp[:16].replace('T', ' ')}]\n" if document.timestamp else ""
     groups = [
         (own, "\n".join(text for _, text in group)) for own, group in groupby(spoken(document), lambda line: line[0])
@@ -138,9 +138,9 @@ def turns(document: Any) -> Iterator[tuple[str, str]]:
 
 
 def spoken(document: Any) -> Iterator[tuple[bool, str]]:
-    """What is said in a session, and whether the user says it: structured messages, LoCoMo's turns, or a plain text.
+    """Yield the lines of a session: True if the user speaks, and the text.
 
-    Of LoCoMo's two speakers, the user is who begins.
+    Reads structured messages, LoCoMo's turns, or plain text. In LoCoMo, the first speaker is the user.
     """
     if document.messages:
         yield from ((one.get("role") != "assistant", str(one.get("content", ""))) for one in document.messages)
@@ -158,7 +158,7 @@ def spoken(document: Any) -> Iterator[tuple[bool, str]]:
 
 
 def locomo(path: Path) -> Iterator[tuple[list[Document], list[tuple[str, str]]]]:
-    """The sessions of each conversation of a file, and its questions with their answers, as the benchmark has them."""
+    """Yield the sessions of each conversation of a file, and its questions with answers, as the benchmark has them."""
     for sample in json.loads(path.read_text(encoding="utf-8")):
         said, name = sample["conversation"], sample["sample_id"]
         sessions = sorted((key for key in said if re.fullmatch(r"session_\d+", key)), key=lambda key: int(key[8:]))
@@ -181,13 +181,13 @@ def _when(text: str | None) -> str | None:
 
 
 def right(answer: str, text: str) -> bool:
-    """The verdict of the script: every word of the right answer is there."""
+    """True if every word of the expected answer is in the text."""
     there = set(re.findall(r"\w+", text.casefold()))
     return set(re.findall(r"\w+", answer.casefold())) <= there
 
 
 async def score(path: Path, memory: Memory) -> tuple[int, int]:
-    """Right answers of the script, and questions, of a file in the format of LoCoMo."""
+    """Return how many questions of a file in LoCoMo's format are answered in the context, and how many there are."""
     verdicts: list[bool] = []
     for documents, asked in locomo(path):
         await memory.async_ingest(documents)
@@ -198,7 +198,7 @@ async def score(path: Path, memory: Memory) -> tuple[int, int]:
 
 
 def register() -> None:
-    """Make this memory one of the benchmark's.
+    """Register this memory with the benchmark.
 
     Raises:
         ImportError: The benchmark is not installed.
@@ -209,7 +209,7 @@ def register() -> None:
 
 
 def main() -> None:
-    """Run the benchmark's own command line, or the script."""
+    """Run the command line of the benchmark, or the script."""
     if sys.argv[1:2] == ["try"]:
         correct, asked = asyncio.run(score(Path(sys.argv[2]), Memory()))
         print(f"{correct} of {asked} answers are in the context")

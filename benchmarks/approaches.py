@@ -1,7 +1,8 @@
-"""Every approach turns a history and a budget into the messages of a request, through its own public interface.
+"""Approaches: each turns a history and a budget into the messages of a request, through its own public interface.
 
-An approach lives in a module of `benchmarks.peers`, which is imported when the approach is asked for. One that is not
-installed, or cannot do a job, is a dash with a reason. Whoever accepts a tokenizer is given the same one.
+An approach is defined in a module of `benchmarks.peers`, which is imported when the approach is loaded. If it is not
+installed, or cannot do a job, the table shows a dash and the reason. Approaches that accept a tokenizer get the same
+one.
 """
 
 from __future__ import annotations
@@ -16,33 +17,33 @@ from pydantic_ai.models import Model
 
 from context_compiler.middleware.replay import LiveSession, Session, View
 
-NEEDS_A_MODEL = "needs a model, and no answers of one are recorded for these data"
+NEEDS_A_MODEL = "needs a model, and no model answers are recorded for these data"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Approach:
-    """One way of making the messages of a request."""
+    """One way to make the messages of a request."""
 
     name: str
     title: str
     setup: str = ""
-    """How it was set up, for the reader."""
+    """Its settings, as shown in the setup table."""
     package: str = ""
-    """The distribution it comes with; empty is nothing but Python."""
+    """Distribution that it needs; empty if it needs none."""
     ours: bool = False
     knows: bool = False
-    """It is told the evidence: the best that whole messages can do."""
+    """True if it receives the evidence: the upper bound for whole messages."""
     view: View | None = None
     session: Callable[[int], Session] | None = None
-    """A fresh session at a budget."""
+    """Create a new session with a budget."""
     summarising: Callable[[Model, int], list[Any]] | None = None
-    """Capabilities at a budget that ask a model for summaries."""
+    """Build capabilities with a budget that ask a model for summaries."""
     dashes: Mapping[str, str] = field(default_factory=dict[str, str])
-    """Why it cannot do a job (`view`, `session`, `compiles`), by job."""
+    """Reasons why it cannot do a job, by job (`view`, `session`, `compiles`)."""
 
     @property
     def version(self) -> str:
-        """Of its package; of nothing, where it has none."""
+        """Version of its package; empty if it needs none."""
         return installed(self.package) if self.package else ""
 
 
@@ -72,7 +73,7 @@ HOMES = {
     "llamaindex-buffer": "llamaindex",
     "llamaindex-memory": "llamaindex",
 }
-"""Approaches in the order of the tables, and the module of `benchmarks.peers` where each lives."""
+"""Approaches in the order of the tables, each with its module in `benchmarks.peers`."""
 
 ONLY = {
     "ours-live": {"lived", "sessions", "compiles"},
@@ -83,8 +84,8 @@ ONLY = {
     "ours-live-parity": {"lived"},
     "ours-live-off": {"lived"},
 }
-"""Approaches that belong to some measures only. A live agent is measured where it has lived through its history: one
-that is handed a whole history and asked at once makes its first view for that very question.
+"""Measures of the approaches that have only some. A live agent is measured only if it has run its history, because an
+agent that receives a whole history and is asked at once makes its first view for that very question.
 """
 
 PACKAGES = {
@@ -97,17 +98,17 @@ PACKAGES = {
 
 @dataclass(frozen=True, slots=True)
 class Missing:
-    """An approach that is not there, and why."""
+    """An approach that cannot be imported, and the reason."""
 
     name: str
     reason: str
 
 
 def load(name: str) -> Approach | Missing:
-    """An approach by name.
+    """Load an approach by name.
 
     Raises:
-        KeyError: there is none of that name.
+        KeyError: No approach has that name.
     """
     home = HOMES[name]
     try:
@@ -125,7 +126,7 @@ NOT_INSTALLED = "not installed"
 
 
 def installed(package: str) -> str:
-    """The version of a distribution that is installed."""
+    """Return the installed version of a distribution, or `NOT_INSTALLED`."""
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
@@ -133,7 +134,7 @@ def installed(package: str) -> str:
 
 
 def attached(capabilities: Callable[[int], list[Any]]) -> View:
-    """The first request of an agent with these capabilities."""
+    """Return a view that is the first request of an agent with these capabilities."""
 
     async def view(messages: list[ModelMessage], budget: int) -> Sequence[ModelMessage]:
         return await LiveSession(capabilities(budget)).request(messages)

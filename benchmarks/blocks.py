@@ -1,12 +1,12 @@
-"""Cost of finding a recall block in a long conversation, beside what the host takes for the same request.
+"""CPU time of finding a recall block in a long conversation, compared with the host's time for the same request.
 
     python -m benchmarks.blocks [--budgets 4000,16000] [--messages 2000] [--questions 100]
 
-Conversations of LoCoMo, one behind the other, are the history of an agent with a block for each question and of one
-with nothing but the host. Their questions are asked in turn, in an order drawn with a fixed seed, so that each is a
-user turn of a conversation that goes on; requests of both agents are interleaved. CPU time is measured around
-the search for a block, a search that finds out that the view has to be cut back first included, and around the host's
-whole run. The first questions, which read the conversation, are not in the figures but for `first ms`.
+Two agents share one history: the conversations of LoCoMo, joined. One agent has a recall block for each question, the
+other is the host alone. The questions are asked one after the other, in an order drawn with a fixed seed, each as a
+user turn of the growing conversation; requests of both agents are interleaved. CPU time is measured around the search
+for a block and around the host's whole run. A search that finds that the view must be cut back first counts too. The
+first questions, which read the conversation, count only for `first ms`.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ HEAD = ("budget", "messages", "blocks", "median ms", "p90 ms", "first ms", "host
 
 
 def conversation(data: Data, count: int) -> tuple[list[ModelMessage], list[str]]:
-    """So many messages, which end with an answer, and what may be asked about them."""
+    """Return at most `count` messages that end with an answer, and questions about them."""
     messages: list[ModelMessage] = []
     questions: list[str] = []
     for one in data.conversations("locomo" if "locomo" in data.asked else GENERATED):
@@ -53,7 +53,7 @@ def conversation(data: Data, count: int) -> tuple[list[ModelMessage], list[str]]
 
 
 async def measured(data: Data, budget: int, count: int = MESSAGES, asked: int = QUESTIONS) -> dict[str, float]:
-    """The figures of a row: CPU milliseconds of finding a block, and of the host's runs with the same questions."""
+    """Measure one row: CPU milliseconds of finding a block, and of the host's runs with the same questions."""
     messages, questions = conversation(data, count)
     ours = Agent(
         FunctionModel(_answer), capabilities=[ContextCompiler(budget=budget, model="none", store=None, system=None)]
@@ -62,7 +62,7 @@ async def measured(data: Data, budget: int, count: int = MESSAGES, asked: int = 
     stored, alone = messages, messages
     blocks: list[float] = []
     hosts: list[float] = []
-    gc.freeze()  # what is there already is not looked through before every run
+    gc.freeze()  # so that no collection walks the objects that exist already
     for question in islice(cycle(questions), WARM + asked):
         gc.collect()
         with _timing() as spent:
@@ -90,7 +90,7 @@ def _answer(messages: list[ModelMessage], info: AgentInfo) -> ModelResponse:
 
 @contextmanager
 def _timing() -> Generator[list[float]]:
-    """CPU milliseconds of each search for a block."""
+    """Collect the CPU milliseconds of each search for a block."""
     spent: list[float] = []
 
     def timed(search: Callable[..., Any]) -> Callable[..., Any]:
@@ -112,7 +112,7 @@ def _timing() -> Generator[list[float]]:
 
 
 def cells(row: dict[str, float]) -> Sequence[str]:
-    """A row of the table."""
+    """Format a row of the table."""
     counts = [f"{int(row[name]):,}" for name in ("budget", "messages", "blocks")]
     times = [f"{row[name]:.1f}" for name in ("median", "p90", "first", "host")]
     return [*counts, *times, f"{row['median'] / row['host']:.2f}"]

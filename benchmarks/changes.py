@@ -1,11 +1,11 @@
-"""Marks of change: does what is marked as changed later say so, judged by hand?
+"""Marks of change: list marked passages with the later sentence that changed them, for judgement by hand.
 
     python -m benchmarks.changes --marks 100 --seed 7
     python -m benchmarks.changes --asked
 
 Lists passages of the conversations that `context_compiler.recall.changes` would mark, each with the later sentence, in
-an order drawn with a seed, to be read and judged. `--asked` counts the questions about updates and contradictions of
-BEAM whose evidence has a mark.
+an order drawn with a seed. `--asked` counts BEAM's questions about updates and contradictions whose evidence has a
+mark.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ KINDS = ("knowledge_update", "contradiction_resolution")
 
 
 def marks(conversation: Conversation) -> tuple[History, list[tuple[int, str, int, str]]]:
-    """The history, and position and sentence of what is changed and of what changes it."""
+    """Yield the history, with position and sentence of each changed passage and of the passage that changes it."""
     history = Reader(TokenCounter()).read(list(conversation.messages))
     changes = Changes()
     changes.extend(history)
@@ -31,7 +31,7 @@ def marks(conversation: Conversation) -> tuple[History, list[tuple[int, str, int
 
 
 def found(names: list[str]) -> Iterator[tuple[str, int, str, int, str]]:
-    """All marks, with the conversation that each is in."""
+    """Return all marks, each with its conversation."""
     for name in names:
         for conversation in load(name, data_folder()):
             for mark in marks(conversation)[1]:
@@ -39,7 +39,7 @@ def found(names: list[str]) -> Iterator[tuple[str, int, str, int, str]]:
 
 
 def questions(names: list[str]) -> None:
-    """Print how many questions about changes have a mark within their evidence."""
+    """Print how many questions about changes have a mark in their evidence."""
     for name in names:
         for kind in KINDS:
             marked = asked = 0
@@ -56,7 +56,7 @@ def questions(names: list[str]) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--set", action="append", choices=SETS, dest="names", help="all unless given")
+    parser.add_argument("--set", action="append", choices=SETS, dest="names", help="default: all")
     parser.add_argument("--marks", type=int, default=100)
     parser.add_argument("--seed", type=int, default=SEED)
     parser.add_argument("--asked", action="store_true", help="count questions instead")

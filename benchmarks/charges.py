@@ -1,4 +1,4 @@
-"""What a conversation that is lived through costs, request by request, and how well it keeps to its budget."""
+"""Cost of a conversation, request by request, and how well it keeps to its budget."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from benchmarks.peers.baselines import READER
 from context_compiler.compiler.metrics import CACHED, FRESH, PromptCache, broken_pairs
 
 POINTS, BACK = 4, 20
-"""Breakpoints that a provider takes in one request, and content blocks before one in which it looks for an entry."""
+"""Breakpoints that a provider accepts in one request, and content blocks that it searches before each for an entry."""
 
 
 class PointedCache:
-    """What a provider charges that writes its cache only at breakpoints, in plain input tokens.
+    """Charges of a provider that writes its cache only at breakpoints, in plain input tokens.
 
-    The end of every request is one, and so is every `CachePoint`; an entry is found within so many content blocks
-    before a breakpoint. What stands behind the last breakpoint costs its tokens and is not written.
+    The end of every request and every `CachePoint` are breakpoints. An entry is found if it is at most `BACK` content
+    blocks before a breakpoint.
     """
 
     def __init__(self) -> None:
@@ -27,7 +27,7 @@ class PointedCache:
         self._blocks: dict[int, tuple[object, list[tuple[int, int, bool]]]] = {}
 
     def charge(self, messages: Sequence[ModelMessage]) -> float:
-        """The price of the next request."""
+        """Return the price of the next request."""
         mark, sums, tokens = 0, [0], 0
         marks = [mark]
         points: list[int] = []
@@ -78,13 +78,13 @@ def _block(piece: Any) -> str:
 
 @dataclass(kw_only=True)
 class Lived:
-    """What one conversation came to."""
+    """Figures of one conversation."""
 
     name: str
     held: list[float] = field(default_factory=list[float])
-    """The share of every question's evidence, as they were asked."""
+    """Share of the evidence held at every question, in the order asked."""
     kinds: list[str] = field(default_factory=list[str])
-    """Those of the questions."""
+    """Kinds of the questions."""
     one_shot: list[float] = field(default_factory=list[float])
     unasked: list[float] = field(default_factory=list[float])
     requests: int = 0
@@ -93,23 +93,23 @@ class Lived:
     """The largest request, in budgets."""
     broken: int = 0
     cost: float = 0.0
-    """Of all requests, in plain input tokens, with a prompt cache."""
+    """Cost of all requests with a prompt cache, in plain input tokens."""
     whole: float = 0.0
-    """The same when everything is sent."""
+    """The same if everything is sent."""
     pointed: float = 0.0
-    """With a cache that is written at breakpoints only."""
+    """Cost with a cache that is written at breakpoints only."""
     one_shot_cost: float = 0.0
-    """Scenario `everyasks`: of a one-shot view at every request."""
+    """Scenario `everyasks`: cost of a one-shot view at every request."""
     sent: int = 0
     """Tokens of all requests."""
     compiles: int = 0
     asked: int = 0
-    """Calls of a summarising model."""
+    """Calls of the summarising model."""
     seconds: float = 0.0
 
 
 class Ledger:
-    """Counts the requests of one conversation."""
+    """Add up the requests of one conversation."""
 
     def __init__(self, lived: Lived, budget: int) -> None:
         self.lived, self.budget = lived, budget
@@ -117,7 +117,7 @@ class Ledger:
         self._before = 0
 
     def charge(self, sent: Sequence[ModelMessage], whole: int) -> None:
-        """One request was sent, of a whole history of so many tokens."""
+        """Count a request; `whole` is the size of the whole history in tokens."""
         lived, readings = self.lived, [READER.one(message) for message in sent]
         tokens = sum(reading.tokens for reading in readings)
         lived.requests += 1
@@ -131,5 +131,5 @@ class Ledger:
         self._before = whole
 
     def charge_view(self, view: Sequence[ModelMessage]) -> None:
-        """A one-shot view was made where a request was sent."""
+        """Count a one-shot view made at the same point as a request."""
         self.lived.one_shot_cost += self._views.charge([READER.one(message) for message in view])

@@ -1,9 +1,9 @@
-"""What a chat costs beside its model: milliseconds to the first piece of an answer, and seconds to the prompt.
+"""Overhead of a chat without its model: milliseconds to the first piece of an answer, and seconds to the prompt.
 
     python benchmarks/chat.py [--messages 20000] [--turns 200]
 
-The model answers at once, so that all there is to measure is ours. "Host alone" is the same agent with the same history
-and no chat around it. The prompt is waited for on a pseudo-terminal, from the start of the process.
+The model answers at once, so only our own time is measured. "Host alone" is the same agent with the same history and
+no chat around it. Time to the prompt is measured on a pseudo-terminal, from the start of the process.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ WARM, ROUNDS = 5, 40
 
 
 def conversation(messages: int) -> list[ModelMessage]:
-    """A history of so many messages."""
+    """Return a history of the given number of messages."""
     made: list[ModelMessage] = []
     for number in range(messages // 2):
         prompt = f"Question {number} about service {number % 17}: why does its deploy fail at step {number % 9}? " * 3
@@ -58,7 +58,7 @@ def conversation(messages: int) -> list[ModelMessage]:
 
 
 async def keep(folder: Path, messages: Sequence[ModelMessage]) -> None:
-    """Put a conversation where a chat finds it."""
+    """Store a conversation where a chat finds it."""
     store = SQLiteStore(folder / "system" / "context.db")
     await store.archive("main", "", Reader(TokenCounter(len)).read(messages))
     await store.close()
@@ -69,7 +69,7 @@ async def keep(folder: Path, messages: Sequence[ModelMessage]) -> None:
 
 
 async def alone(agent: Agent[Any, Any], messages: list[ModelMessage], text: str) -> float:
-    """Milliseconds to the first piece of an answer of the host alone; the answer is part of the history then."""
+    """Return milliseconds to the first piece of an answer of the host alone, and add the answer to the history."""
     first: list[float] = []
 
     async def heard(ctx: RunContext[Any], events: AsyncIterable[AgentStreamEvent]) -> None:
@@ -84,13 +84,13 @@ async def alone(agent: Agent[Any, Any], messages: list[ModelMessage], text: str)
 
 
 async def in_chat(chat: ChatSession, text: str) -> float:
-    """The same in a chat."""
+    """Return milliseconds to the first piece of an answer in a chat."""
     result = await chat.say(text)
     return (result.first or 0.0) * 1000
 
 
 async def first_pieces(folder: Path, turns: int) -> dict[str, list[float]]:
-    """Milliseconds to the first piece, for the host alone and for both modes."""
+    """Return milliseconds to the first piece, for the host alone and for both modes."""
     messages = conversation(2 * turns)
     os.chdir(folder)
     agent = Agent(ScriptedModel(0))
@@ -112,7 +112,7 @@ async def first_pieces(folder: Path, turns: int) -> dict[str, list[float]]:
 
 
 async def opened(folder: Path) -> float:
-    """Seconds until a session is open, in a process that is there already."""
+    """Return the seconds to open a session in a running process."""
     os.chdir(folder)
     chat = ChatSession(Agent(ScriptedModel(0)))
     began = time.perf_counter()
@@ -123,7 +123,7 @@ async def opened(folder: Path) -> float:
 
 
 def prompted(folder: Path) -> tuple[float, float]:
-    """Seconds from the start of a process to its prompt, and to the first piece of an answer typed at once."""
+    """Return seconds from process start to the prompt, and to the first piece of an answer to text typed at once."""
     master, slave = pty.openpty()
     began = time.perf_counter()
     process = subprocess.Popen(
@@ -147,7 +147,7 @@ def prompted(folder: Path) -> tuple[float, float]:
 
 
 def awaited(file: int, words: bytes, seconds: float = 60.0) -> float:
-    """When words have appeared on a terminal."""
+    """Return the time at which words have appeared on a terminal."""
     text, end = b"", time.perf_counter() + seconds
     while words not in text and time.perf_counter() < end:
         if select.select([file], [], [], 0.05)[0]:
@@ -174,8 +174,10 @@ def main() -> None:
         inside = [asyncio.run(opened(folder)) for _ in range(3)]
     print(f"opening {given.messages:,} messages (goal {GOAL_OPEN:g} s):")
     print(f"  from the start of the process to the prompt: {statistics.median(one[0] for one in process):.2f} s")
-    print(f"  to the first piece of an answer typed at once: {statistics.median(one[1] for one in process):.2f} s")
-    print(f"  in a process that is there already: {statistics.median(inside):.2f} s")
+    print(
+        f"  to the first piece of an answer, prompt typed at once: {statistics.median(one[1] for one in process):.2f} s"
+    )
+    print(f"  in a running process: {statistics.median(inside):.2f} s")
 
 
 if __name__ == "__main__":

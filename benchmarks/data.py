@@ -1,7 +1,7 @@
-"""The histories that everything is measured on: real ones where they are at hand, else a small generated one.
+"""Histories to measure on: real ones if available, else a small generated one.
 
-Real data are no part of this repository: `CONTEXT_COMPILER_DATA` names their folder, else it is `../shared/data`
-beside the checkout. What is generated shows that the machinery works, and nothing more; tables say so.
+Real data are not part of this repository. `CONTEXT_COMPILER_DATA` names their folder; the default is `../shared/data`
+next to the checkout. A generated history only shows that the benchmarks work, and the tables say so.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ FILES = {
     "tau": "tau_bench/airline.json",
     "pi": "pi_sessions/large-session.jsonl",
 }
-"""Every set, as a pattern of its files."""
+"""Glob pattern of the files of every set."""
 
 GENERATED = "generated"
 ASKED = {
@@ -46,7 +46,7 @@ TURNED = {
     "tau": (1_000, 2_000),
     "pi": (16_000, 32_000),
 }
-"""Sets that are lived through turn by turn, and their budgets."""
+"""Sets that are run turn by turn, and their budgets."""
 
 FAST_ASKED = {"locomo": (1_000, 4_000)}
 FAST_LIVED = {"tau": (1_000,)}
@@ -56,40 +56,40 @@ FAST_SESSIONS = 4
 
 @dataclass(frozen=True)
 class Data:
-    """The sets that are at hand."""
+    """The available data sets."""
 
     folder: Path | None
-    """None: there are none."""
+    """None if no data are available."""
     fast: bool = False
     every: int = 1
-    """Every so manieth question of a conversation is asked."""
+    """Ask one question in this number."""
     most: int | None = None
-    """The largest number of conversations of a set; None is all of them."""
+    """Maximum number of conversations of a set; None for all."""
 
     @property
     def asked(self) -> dict[str, tuple[int, ...]]:
-        """Sets with questions that are there, and their budgets."""
+        """Available sets with questions, and their budgets."""
         return self._there(FAST_ASKED if self.fast else ASKED) or {GENERATED: (500, 1_000)}
 
     @property
     def lived(self) -> dict[str, tuple[int, ...]]:
-        """Sets of sessions that are there, and their budgets."""
+        """Available sets of sessions, and their budgets."""
         return self._there(FAST_LIVED if self.fast else LIVED) or {GENERATED: (1_000,)}
 
     @property
     def turn_by_turn(self) -> dict[str, tuple[int, ...]]:
-        """Sets that are lived through turn by turn and are there, and their budgets."""
+        """Available sets that are run turn by turn, and their budgets."""
         return self._there(FAST_TURNED if self.fast else TURNED) or {GENERATED: (1_000,)}
 
     def _there(self, sets: dict[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
         return {name: budgets for name, budgets in sets.items() if self.files(name)}
 
     def files(self, name: str) -> list[Path]:
-        """The files of a set, in order."""
+        """Return the files of a set, sorted."""
         return sorted(self.folder.glob(FILES[name])) if self.folder is not None and name in FILES else []
 
     def fingerprint(self, name: str) -> str:
-        """What changes when the histories of a set change; `locomo+tools5` is a way of living through one."""
+        """Return a hash that changes when the histories of a set change; `locomo+tools5` names a set and a scenario."""
         part = "" if self.most is None else f" {self.most}"
         mark = hashlib.sha256(f"{name} {self.fast} {self.every}{part}".encode())
         for path in self.files(name.partition("+")[0]):
@@ -97,7 +97,7 @@ class Data:
         return mark.hexdigest()[:16]
 
     def conversations(self, name: str) -> list[Conversation]:
-        """The conversations of a set, with the questions that are asked; of sessions, with facts to ask for."""
+        """Return the conversations of a set with the questions to ask; questions about tool sessions ask for facts."""
         if name == GENERATED or self.folder is None:
             return generated_conversations()
         if name in LIVED:
@@ -110,7 +110,7 @@ class Data:
         return [replace(one, questions=_drawn(one, every)) for one in chosen]
 
     def sessions(self, name: str) -> list[list[ModelMessage]]:
-        """The sessions of a set, without system prompts: a budget is what messages may cost."""
+        """Return the sessions of a set, without system prompts because budgets here cover messages only."""
         if name == GENERATED or self.folder is None:
             return generated_sessions()
         if name not in self._loaded:
@@ -118,7 +118,7 @@ class Data:
         return self._loaded[name][:FAST_SESSIONS] if self.fast else self._loaded[name]
 
     def summaries(self, conversation: str) -> list[tuple[str, str]]:
-        """The first words of every session of a LoCoMo conversation, and the summary that a model once wrote of it."""
+        """Return the first line of every session of a LoCoMo conversation, and its summary as recorded from a model."""
         for path in self.files("locomo"):
             for one in json.loads(path.read_text(encoding="utf-8")):
                 if conversation == f"locomo {one['sample_id']}":
@@ -131,7 +131,7 @@ class Data:
 
 
 def _drawn(conversation: Conversation, every: int) -> tuple[Question, ...]:
-    """One question in so many, drawn with a seed of the conversation's own: questions of one kind stand together."""
+    """Draw one question in `every`, with a seed per conversation, because questions of one kind are adjacent."""
     questions = conversation.questions
     count = max(1, len(questions) // every) if questions else 0
     dice = random.Random(f"{recall.SEED} {conversation.name}")
@@ -139,7 +139,7 @@ def _drawn(conversation: Conversation, every: int) -> tuple[Question, ...]:
 
 
 def at_hand(fast: bool, every: int, most: int | None = None) -> Data:
-    """The data, where there are any."""
+    """Return the available data."""
     folder = recall.data_folder()
     return Data(folder if folder.is_dir() else None, fast=fast, every=every, most=most)
 
@@ -158,7 +158,7 @@ WORDS = (
 
 
 def generated_conversations() -> list[Conversation]:
-    """Two conversations of eighty turns; each fact is said once, and asked for at the end."""
+    """Generate two conversations of eighty turns; each fact is mentioned once and asked for at the end."""
     return [_generated(random.Random(seed), f"generated {seed}") for seed in (1, 2)]
 
 
@@ -179,7 +179,7 @@ def _generated(draw: random.Random, name: str) -> Conversation:
 
 
 def generated_sessions() -> list[list[ModelMessage]]:
-    """Two sessions of forty tool calls; every path comes back later."""
+    """Generate two sessions of forty tool calls; every path occurs again later."""
     return [_session(random.Random(seed)) for seed in (1, 2)]
 
 

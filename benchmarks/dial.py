@@ -1,6 +1,6 @@
-"""The one dial: what a budget and a share of it for recall buy, in evidence and in tokens.
+"""Table and plot of the dial `recall=`: evidence held and tokens spent at each budget and setting.
 
-Every figure is one of the measure `lived` (`benchmarks.measures.lived`).
+Every figure comes from the measure `lived` (`benchmarks.measures.lived`).
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ SETTINGS = {
     "ours-live": ("default", "0.5"),
     "ours-live-parity": ("parity", "1.0"),
 }
-"""What a setting is called, and its `recall`."""
+"""Approaches, each with the name of its setting and its `recall`."""
 COLUMNS = (("locomo", 4_000), ("beam-100k", 16_000), ("tau", 2_000), ("pi", 16_000))
 Known = Mapping[Cell, Mapping[str, Any]]
 PANELS = {"chats": ("locomo", "beam-100k"), "tool sessions": ("tau", "pi")}
 
 
 def table(results: Iterable[Result]) -> str:
-    """What is held and what a request costs at each setting, in one column a set."""
+    """Build the table of evidence held and cost per request at each setting, one column per set."""
     known = _known(results)
     there = [column for column in COLUMNS if any(Cell(NAME, name, *column) in known for name in SETTINGS)]
     rows: list[Sequence[str]] = []
@@ -45,7 +45,7 @@ def table(results: Iterable[Result]) -> str:
 
 
 def panels(results: Iterable[Result]) -> list[Panel]:
-    """What is held against what a request costs: a line a budget, a point a setting."""
+    """Build panels of evidence held against cost per request: one line per budget, one point per setting."""
     known = _known(results)
     return [
         Panel(

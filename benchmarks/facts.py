@@ -1,9 +1,9 @@
-"""Facts of tool sessions that a user may ask for later, found by a rule in what users said and tools returned.
+"""Facts of tool sessions that a user may ask for later, found by a rule in user prompts and tool results.
 
-A fact is a value (an id, a path, a number, a date) that occurs in one message of its session and in none else, and its
-question is made of the words that stand around it: of a text, the other words of its line, one of which is rare; of
-JSON, the names that lead to it and a rare value beside it or in the call. The fact is held where the line is in the
-view (or four in five of its word 5-grams), of JSON the value with its name or a neighbour.
+A fact is a value (an id, a path, a number, a date) that occurs in only one message of its session. Its question is
+made of the words around it. In text these are the other words of its line, one of them rare; the fact is held if the
+line, or four in five of its word 5-grams, are in the view. In JSON they are the names that lead to the value and a rare
+value next to it or in the call; the fact is held if the value is in the view with its name or a neighbouring word.
 """
 
 from __future__ import annotations
@@ -28,30 +28,30 @@ from context_compiler.messages.items import Item, Kind, parse_arguments
 from context_compiler.recall.terms import terms
 
 COUNT, ALONE = 10, 3
-"""Facts of a session; a set of one session is lived through so often, each time with other facts."""
+"""Maximum facts per session; and runs of a set that has only one session, each with other facts."""
 SORTS = (Sort.ID, Sort.PATH, Sort.URL, Sort.NUMBER, Sort.DATE, Sort.VERSION)
 LINE, FIELD = "line", "field"
 LEAST, MOST = 24, 300
-"""Characters of a line."""
+"""Minimum and maximum characters of a line."""
 SHORTEST = 3
-"""Characters of a value."""
+"""Minimum characters of a value."""
 WORDS, NEAR = 3, 12
-"""Words of a line that say anything: so many at least, and so many are asked with at most."""
+"""Minimum distinct terms of a question, and maximum words taken from the line."""
 RARE = 3
-"""A rare term occurs in at most so many messages."""
+"""Maximum messages in which a rare term occurs."""
 
 _WORD = re.compile(r"[^\W\d_][\w'-]*")
 
 
 @dataclass(frozen=True, slots=True)
 class _Session:
-    """A session, and how often things are said in it."""
+    """A session with its term frequencies."""
 
     messages: Sequence[ModelMessage]
     said: list[str]
-    """The text of each message, comparable."""
+    """Comparable text of each message."""
     often: Counter[str]
-    """In how many messages a term occurs."""
+    """Number of messages in which each term occurs."""
 
     @classmethod
     def of(cls, messages: Sequence[ModelMessage]) -> _Session:
@@ -60,18 +60,18 @@ class _Session:
         return cls(messages, [_flat(text) for text in texts], often)
 
     def once(self, value: str) -> bool:
-        """Whether a value occurs in one message only, whole."""
+        """True if a value occurs, as a whole word, in only one message."""
         wanted = comparable_text(value)
         found = [text for text in self.said if wanted in text and any(places(text, wanted))]
         return len(found) == 1
 
     def rare(self, text: str) -> bool:
-        """Whether some term of a text is rare."""
+        """True if a text has a rare term."""
         return any(self.often[term] <= RARE for term in terms(text))
 
 
 def conversations(sessions: Sequence[Sequence[ModelMessage]], name: str) -> list[Conversation]:
-    """Sessions with facts to ask for; the same ones whenever this is called."""
+    """Return sessions with facts to ask for; the same ones at every call."""
     times = ALONE if len(sessions) == 1 else 1
     named = [(f"{name} {number}", messages) for number, messages in enumerate([*sessions] * times)]
     return [
@@ -82,7 +82,7 @@ def conversations(sessions: Sequence[Sequence[ModelMessage]], name: str) -> list
 
 
 def questions(messages: Sequence[ModelMessage], name: str) -> list[Question]:
-    """At most `COUNT` facts of a session, drawn with a seed, of as many messages as possible."""
+    """Draw at most `COUNT` facts of a session with a seed, from as many messages as possible."""
     session = _Session.of(messages)
     draw = random.Random(f"{recall.SEED} facts {name}")
     found: list[list[Question]] = []
@@ -94,7 +94,7 @@ def questions(messages: Sequence[ModelMessage], name: str) -> list[Question]:
 
 
 def held(question: Question, view: str) -> float:
-    """1 where a view holds the line of a fact, else 0."""
+    """Return 1 if a view holds a fact, else 0."""
     if question.kind == LINE:
         return float(recall.score(question, view, whole=True) == 1)
     shown, (source,) = _flat(view), question.evidence
@@ -107,7 +107,7 @@ def _flat(text: str) -> str:
 
 
 def _facts(session: _Session, position: int) -> Iterator[Question]:
-    """All facts of one message."""
+    """Yield all facts of one message."""
     for item in READER.one(session.messages[position]).items:
         if item.kind not in (Kind.USER, Kind.RETURN) or item.mark is not None:
             continue
@@ -163,13 +163,13 @@ def _of_fields(session: _Session, position: int, item: Item, whole: dict[str, An
 
 
 def _names(session: _Session, text: str) -> bool:
-    """Whether a text is a rare id, by which a user may name what it belongs to."""
+    """True if a text is a rare id, which a user might use as a name."""
     found = specifics(text, rules=False)
     return len(found) == 1 and found[0].sort is Sort.ID and found[0].verbatim == text and session.rare(text)
 
 
 def _call(session: _Session, position: int, item: Item) -> Mapping[str, object]:
-    """The arguments of the call that a result answers."""
+    """Return the arguments of the call that a result answers."""
     for message in reversed(session.messages[:position]):
         for other in READER.one(message).items:
             if other.kind is Kind.CALL and other.call_id == item.call_id:
@@ -180,7 +180,7 @@ def _call(session: _Session, position: int, item: Item) -> Mapping[str, object]:
 def _leaves(
     value: object, path: tuple[str, ...], beside: Sequence[str]
 ) -> Iterator[tuple[tuple[str, ...], str | int | float, Sequence[str]]]:
-    """Every number and string of JSON with the names that lead to it, and with strings nearby, nearest first."""
+    """Yield every number and string of JSON with the names that lead to it and nearby strings, nearest first."""
     if isinstance(value, dict):
         fields = cast(dict[str, object], value)
         near = [*(one for one in fields.values() if isinstance(one, str)), *beside]

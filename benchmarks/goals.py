@@ -1,4 +1,4 @@
-"""The goals of this project beside what was measured, met or not."""
+"""Goals of this project compared with the measured figures."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from benchmarks.tables import markdown
 
 Known = Mapping[Cell, Mapping[str, Any]]
 Row = tuple[str, str, str, bool]
-"""What, the goal, what was measured, and whether that meets it."""
+"""Name of a figure, its goal, the measured value, and True if it meets the goal."""
 
 EVIDENCE = {
     "evidence": {
@@ -30,22 +30,22 @@ HELD = {
     "tau": {1_000: 80, 2_000: 80},
     "pi": {16_000: 80, 32_000: 80},
 }
-"""Of conversations that are lived through."""
+"""Minimum evidence held in conversations run turn by turn, in per cent."""
 LESS, LEAST = -3, -6
-"""What is held less a one-shot view at the same points: the mean, and the lower end of its interval."""
+"""Minimum difference to a one-shot view at the same points, in points: of the mean, and of the interval's lower end."""
 UNASKED = {("locomo", 4_000): 38, ("beam-100k", 16_000): 69}
 TOKENS = {("locomo", 4_000): 1_200, ("beam-100k", 16_000): 6_900}
 ECONOMY, COSTS_LESS = 0.7, 8
-"""The economy setting costs at most so much of the default, and holds at most so many points less."""
+"""Maximum cost of the economy setting relative to the default, and points that it may hold less."""
 BLAND = 2
-"""Points that a model whose summaries say nothing may cost."""
+"""Points that may be lost if the model's summaries say nothing."""
 SMALL_REFERENCES, SMALL_COST = (80, 33), 0.85
-"""Of tau at 1,000 tokens, live."""
+"""Goals for `tau` at 1,000 tokens, live: references (all, long-range) in per cent, and cost."""
 NAMES = {"evidence": "evidence recall, query-aware", "evidence-blind": "evidence recall, query-blind"}
 
 
 def table(results: Iterable[Result]) -> str:
-    """Every goal for which something was measured."""
+    """Build the table of every goal with a measured figure."""
     known = {one.cell: one.value for one in results if one.value is not None}
     rows = [row for goals in GOALS for row in goals(known)]
     head = ("", "goal", "measured", "met")
@@ -86,7 +86,7 @@ def _lived(known: Known) -> Iterator[Row]:
 
 
 def _dial(known: Known) -> Iterator[Row]:
-    """What the settings of the live agent cost, and what they hold."""
+    """Yield the goals for cost and evidence held at the settings of the live agent."""
     for (data, budget), goal in TOKENS.items():
         value = known.get(Cell("lived", PAIRED, data, budget))
         if value is None:

@@ -1,11 +1,12 @@
-"""What the layers cost: what each node is told of a session of 1,000 turns and 10,000 entities.
+"""Time that the layers take in a session of 1,000 turns and 10,000 entities.
 
     python benchmarks/layers.py [--turns 1000] [--entities 10000] [--times 20]
 
-Entities come ten a turn; one in fifty is retained, one in a hundred was generated and never saved, one in forty was
-demoted. A manager's session grows to 10,000 messages. Times are medians in milliseconds, and the slowest.
+Each turn adds ten entities; one in fifty is retained, one in a hundred was generated and never saved, one in forty was
+demoted. A manager's session grows to 10,000 messages. Times are the median and the slowest, in milliseconds.
 
-Beside them, the CPU time of turns that mention 1, 10 or 100 of 100 to 100,000 entities, which all stay in the session.
+A second table shows the CPU time of turns that mention 1, 10 or 100 of 100 to 100,000 entities, all of which stay in
+the session.
 """
 
 from __future__ import annotations
@@ -44,18 +45,18 @@ Work = Callable[[], object]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timed:
-    """One thing that is done again and again, and what it may take."""
+    """One repeated operation and its goal."""
 
     what: str
     work: Work
     goal: float | None = None
-    """Milliseconds; None where nothing is promised."""
+    """Milliseconds; None if there is no goal."""
     beside: str = ""
-    """What the goal does not count."""
+    """Work that the goal excludes."""
 
 
 def session(turns: int, entities: int) -> dict[str, Any]:
-    """The state of the turn after so many, with so many entities."""
+    """Return the state after a number of turns, with a number of entities."""
     registry, each = SessionIdRegistry(), max(1, entities // turns)
     number = 0
     for turn in range(1, turns + 1):
@@ -78,7 +79,7 @@ def session(turns: int, entities: int) -> dict[str, Any]:
 
 
 async def conversation(turns: int) -> Any:
-    """What is stored after so many turns, entities aside."""
+    """Return the stored conversation after a number of turns; it has no entities."""
     stored = conversation_of(None)
     for turn in range(1, turns + 1):
         said = {"user_message": f"Question {turn}, please? " * 5, "final_response": f"Answer {turn}. " * 20}
@@ -88,7 +89,7 @@ async def conversation(turns: int) -> Any:
 
 
 def builders(state: dict[str, Any]) -> Iterator[Timed]:
-    """What a node is told: as values, as texts, and as the block of a view."""
+    """Yield the operations that build a node's context: as values, as texts, and as the block of a view."""
     counter, library = TokenCounter(), TemplateLibrary(system=None)
     for node in NEEDS:
         yield Timed(what=f"build_{node}_context", work=lambda node=node: build_context(node, state), goal=20)
@@ -103,7 +104,7 @@ def builders(state: dict[str, Any]) -> Iterator[Timed]:
 
 
 def stored(state: dict[str, Any]) -> Iterator[Timed]:
-    """The end of a turn and the beginning of the next."""
+    """Yield the operations at the end of a turn and the beginning of the next."""
     asleep = {**state, "id_registry": state["id_registry"].to_dict()}
     text = to_json(run(lambda: summarise_turn(state)))
     yield Timed(what="build_think_context, registry as stored", work=lambda: build_context("think", asleep))
@@ -114,7 +115,7 @@ def stored(state: dict[str, Any]) -> Iterator[Timed]:
 
 
 def whole_turns(state: dict[str, Any]) -> Iterator[Timed]:
-    """Turns of one session in a file: five entities are read, one is mentioned, and each node has its block."""
+    """Yield turns of one session in a file: each reads five entities, mentions one, and gives each node its block."""
     loop = asyncio.new_event_loop()
     counter, library = TokenCounter(), TemplateLibrary(system=None)
     templates = {node: node_template(node, library) for node in NEEDS}
@@ -142,11 +143,11 @@ def whole_turns(state: dict[str, Any]) -> Iterator[Timed]:
 
 
 MENTIONED = ((100, 10), (1_000, 10), (10_000, 1), (10_000, 10), (10_000, 100), (100_000, 10))
-"""Entities that exist, and those of them that each turn mentions."""
+"""Numbers of entities that exist, and of entities that each turn mentions."""
 
 
 def turns_by_size(times: int) -> Iterator[tuple[str, ...]]:
-    """CPU time of turns with four blocks in a file, by what exists and what is mentioned: a line of the table each."""
+    """Yield table rows: CPU time of turns with four blocks in a file, by entities that exist and are mentioned."""
     kept, retention.MAX_ENTITIES = retention.MAX_ENTITIES, 10**9
     try:
         for exist, mentioned in MENTIONED:
@@ -156,7 +157,7 @@ def turns_by_size(times: int) -> Iterator[tuple[str, ...]]:
 
 
 async def cpu_of_turns(exist: int, mentioned: int, times: int) -> tuple[str, ...]:
-    """CPU milliseconds of a turn: median, slowest, first one of a process; and kilobytes that a turn writes."""
+    """Return CPU milliseconds of a turn (median, slowest, first of a process), and kilobytes written per turn."""
     counter, library = TokenCounter(), TemplateLibrary(system=None)
     templates = {node: node_template(node, library) for node in NEEDS}
     numbers = count()
@@ -178,7 +179,7 @@ async def cpu_of_turns(exist: int, mentioned: int, times: int) -> tuple[str, ...
                 now.registry.register_read("recipes", number, f"Recipe number {number}")
         layers = Layers(store)
         first = await one(layers)
-        for _ in range(5):  # until the entities of the first turn are active no more
+        for _ in range(5):  # until the entities of the first turn are no longer active
             await one(layers)
         taken = [await one(layers) for _ in range(times)]
         before = await pages(store)
@@ -189,13 +190,13 @@ async def cpu_of_turns(exist: int, mentioned: int, times: int) -> tuple[str, ...
 
 
 async def pages(store: SQLiteStore) -> dict[str, str]:
-    """Pages of entities in a store."""
+    """Return the bodies of the entity pages in a store, by name."""
     query = "SELECT name, body FROM layer_pages"
     return {row[0]: row[1] for row in await store.perform(lambda db: db.execute(query).fetchall())}
 
 
 def run(work: Callable[[], Awaitable[Any]]) -> Any:
-    """What came of some work, in an event loop of its own."""
+    """Run a coroutine in a new event loop and return its result."""
 
     async def done() -> Any:
         return await work()
@@ -215,7 +216,7 @@ async def turn(text: str) -> None:
 
 
 def managed(state: dict[str, Any]) -> Iterator[Timed]:
-    """A turn of a manager without a model over a file, its search, and a checkpoint: early, and at 10,000 messages."""
+    """Yield a turn, a search and a checkpoint of a manager on a file without a model: early, and at 10,000 messages."""
     loop = asyncio.new_event_loop()
     with tempfile.TemporaryDirectory() as folder:
         memory = SQLiteMemory("s", Path(folder) / "context.db")
@@ -261,11 +262,11 @@ def _done(loop: asyncio.AbstractEventLoop, work: Callable[[], Awaitable[Any]]) -
 
 
 MEASURES: tuple[Callable[[dict[str, Any]], Iterator[Timed]], ...] = (builders, stored, whole_turns, managed)
-"""What is measured, each on the state of a long session."""
+"""Builders of the operations to measure, each on the state of a long session."""
 
 
 def timed(one: Timed, times: int) -> tuple[str, ...]:
-    """A line of the table."""
+    """Measure an operation and return its table row."""
     taken: list[float] = []
     for _ in range(times):
         started = time.perf_counter()

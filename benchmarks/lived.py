@@ -1,17 +1,18 @@
-"""Conversations lived turn by turn through a real agent: does the request hold what its question needs?
+"""Run recorded conversations turn by turn through a real agent: does the request hold what its question needs?
 
     python -m benchmarks.lived --data locomo --budget 4000 --jobs 2
     python -m benchmarks.lived --data locomo --budget 2000 --scenario tools5 --set recall=0.5 --every 3
     python -m benchmarks.lived --data tau --budget 1000
     python -m benchmarks.lived --data locomo --budget 4000 --approach harness-window
 
-Every message of a conversation is a turn of a running agent, whose model answers as it is recorded; the history is
-carried on as the host stores it. Every labelled question is a turn of its own at a boundary after its evidence, drawn
-with a fixed seed, and its answer stays in the history. `held`: the evidence in the request whose response ends the
-question's turn, in per cent, its prompt left out; `one-shot`: the same of `compile_view` at the same point, same
-history, question and budget; `unasked`: the evidence in the request that ended the ordinary turn before the question.
-A budget is all that a request's messages may cost, the question included. Tool sessions are taken through request by
-request as they are recorded, and what is asked for are facts of theirs (`benchmarks.facts`).
+Every message of a conversation is a turn of a running agent, whose model answers as recorded; the next turn continues
+from the history that the host stored. Every labelled question is a turn of its own, at a boundary after its evidence
+that is drawn with a fixed seed, and its answer stays in the history.
+
+`held`: evidence in the last request of the question's turn, without the question itself, in per cent; `one-shot`: the
+same for `compile_view` with the same history, question and budget; `unasked`: evidence in the last request of the
+ordinary turn before the question. A budget covers all messages of a request, the question included. Tool sessions are
+replayed request by request as recorded, and the questions ask for their facts (`benchmarks.facts`).
 """
 
 from __future__ import annotations
@@ -58,29 +59,34 @@ SCENARIOS = ("plain", "tools5", "toolask", "output", "everyasks")
 MODELS = ("none", "bland", "good")
 BLAND = "The conversation went on."
 OPENING = "Hello."
-"""What the user says where a recorded conversation begins with the assistant."""
+"""User prompt if a recorded conversation begins with the assistant."""
 EACH = 5
-"""Scenario `tools5`: a tool is called in every so manieth turn."""
+"""Scenario `tools5`: turns per tool call."""
 LONGER = 1.5
-"""Sessions are lived through that are so many times as long as the budget."""
+"""Minimum length of a session that is run, as a multiple of the budget."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Turn:
-    """What a user says, and what is answered."""
+    """A user prompt and its answer."""
 
     prompt: ModelRequest
     answer: str
     when: Any
     question: Question | None = None
     script: tuple[ModelMessage, ...] = ()
-    """What is behind the prompt, where more than an answer is recorded."""
+    """Messages after the prompt, if more than an answer is recorded."""
 
 
 def turns_of(
     conversation: Conversation, *, last: bool = False, seed: int = recall.SEED
 ) -> tuple[list[Turn], list[Turn]]:
-    """The turns of a conversation with its questions among them; `last` puts all questions behind, as a second list."""
+    """Return the turns of a conversation with its questions among them.
+
+    Returns:
+        Turns that are history from the beginning, and turns to run. The first list is empty, unless `last` is set: then
+        it has all turns of the conversation, and the second has only the questions.
+    """
     plain, turn_of = (_recorded if uses_tools(conversation) else _ordinary)(conversation)
     dice = random.Random(f"{seed} lived {conversation.name}")
     drawn: list[tuple[int, float, Question]] = []
@@ -105,12 +111,15 @@ def _asked(question: Question, before: Turn) -> Turn:
 
 
 def uses_tools(conversation: Conversation) -> bool:
-    """Whether tools are called in a conversation, which is lived through as it is recorded then."""
+    """True if tools are called in a conversation; it is then replayed as recorded."""
     return any(isinstance(part, ToolCallPart) for message in conversation.messages for part in message.parts)
 
 
 def _recorded(conversation: Conversation) -> tuple[list[Turn], list[int]]:
-    """The turns of a tool session; one begins with a prompt that answers no call and interrupts none."""
+    """Return the turns of a tool session, and the turn of each message.
+
+    A turn begins with a prompt that neither answers nor interrupts a call.
+    """
     groups = [list(group) for _, group in groupby(conversation.messages, lambda one: isinstance(one, ModelRequest))]
     turns: list[list[ModelMessage]] = []
     turn_of: list[int] = []
@@ -138,7 +147,7 @@ def _turn(messages: Sequence[ModelMessage]) -> Turn:
 
 
 def _ordinary(conversation: Conversation) -> tuple[list[Turn], list[int]]:
-    """The turns of a conversation, and the turn that each of its messages is in; what is adjacent is one message."""
+    """Return the turns of a conversation, and the turn of each message; adjacent messages of one role are joined."""
     found: list[Turn] = []
     turn_of: list[int] = []
     prompt: ModelRequest | None = None
@@ -161,7 +170,7 @@ def _ordinary(conversation: Conversation) -> tuple[list[Turn], list[int]]:
 
 
 def shown(messages: Sequence[ModelMessage], without: str = "") -> str:
-    """The text that a request shows, but for the pending question."""
+    """Return the text of a request, without the pending question."""
     return "\n".join(
         text for message in messages for part in message.parts if (text := _said(part)) and text != without
     )
@@ -188,15 +197,15 @@ async def live(
     paired: bool = True,
     seed: int = recall.SEED,
 ) -> Lived:
-    """Live through a conversation.
+    """Run a conversation.
 
     Args:
-        conversation: With the questions to ask.
-        life: A fresh one; it is used up.
-        budget: Tokens of a request's messages.
+        conversation: Conversation with the questions to ask.
+        life: A new life; it cannot be used again.
+        budget: Maximum tokens for a request's messages.
         scenario: One of `SCENARIOS`.
-        paired: Make a one-shot view at every question, too.
-        seed: Draws where questions are asked.
+        paired: Also make a one-shot view at every question.
+        seed: Seed for the positions of the questions.
     """
     lived = Lived(name=conversation.name)
     ledger = Ledger(lived, budget)
@@ -239,7 +248,7 @@ def evidence(conversation: Conversation, question: Question, view: str) -> float
 
 
 def script_of(turn: Turn, scenario: str, number: int) -> list[ModelMessage]:
-    """What is behind a prompt: a call of a tool first, where the scenario has one."""
+    """Return the messages after a prompt, beginning with a tool call if the scenario has one."""
     found: list[ModelMessage] = []
     if (scenario == "tools5" and number % EACH == 0) or (scenario == "toolask" and turn.question is not None):
         given, name = {"query": f"entry {number}"}, f"look-{number}"
@@ -262,13 +271,13 @@ class Counting:
     times: int = 0
 
     async def answer(self, messages: list[ModelMessage], info: AgentInfo) -> ModelResponse:
-        """What the model says."""
+        """Count the call and pass it on to the model."""
         self.times += 1
         return await self.model.request(messages, None, info.model_request_parameters)
 
 
 def bland() -> Model:
-    """A model whose summaries say nothing."""
+    """Build a model whose summaries say nothing."""
 
     async def answer(messages: list[ModelMessage], info: AgentInfo) -> ModelResponse:
         return ModelResponse(parts=[TextPart(BLAND)])
@@ -287,7 +296,7 @@ async def ours(
     seed: int = recall.SEED,
     **given: Any,
 ) -> Lived:
-    """This package, live: `given` are arguments of `ContextCompiler`."""
+    """Run a conversation with this package; `given` are arguments of `ContextCompiler`."""
     counting = Counting(model=summariser(data.summaries(conversation.name)) if model == "good" else bland())
     began: list[str] = []
     compiler = ContextCompiler(
@@ -305,7 +314,7 @@ async def ours(
 async def a_peer(
     conversation: Conversation, budget: int, data: Data, approach: Approach, *, seed: int = recall.SEED
 ) -> Lived | str:
-    """Another approach in the place of this package, or why it cannot be lived with."""
+    """Run a conversation with another approach; return the reason if it cannot run one."""
     if approach.session is not None:
         session = approach.session(budget)
     elif approach.summarising is not None and (recorded := data.summaries(conversation.name)):
@@ -316,13 +325,13 @@ async def a_peer(
 
 
 def conversations(data: Data, name: str, budget: int) -> list[Conversation]:
-    """The conversations of a set that are lived through at a budget."""
+    """Return the conversations of a set that are run at a budget."""
     found = data.conversations(name)[: 1 if name == GENERATED else None]
     return [one for one in found if price(one.messages) > LONGER * budget][: data.most] if name in LIVED else found
 
 
 def line(all_lived: Sequence[Lived]) -> str:
-    """All conversations together, in one line."""
+    """Format the figures of all conversations together as one line."""
     total = {
         name: sum(getattr(one, name) for one in all_lived)
         for name in (
@@ -398,19 +407,29 @@ def _given(text: str) -> tuple[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", default="locomo", choices=[*recall.SETS, *LIVED])
-    parser.add_argument("--budget", type=int, default=4_000)
-    parser.add_argument("--scenario", default="plain", choices=SCENARIOS)
-    parser.add_argument("--model", default="none", choices=MODELS, help="who writes summaries")
-    parser.add_argument("--approach", help="a peer in the place of this package: plain, no model, no one-shot views")
-    parser.add_argument("--every", type=int, default=1, help="ask one question in so many, drawn with a fixed seed")
-    parser.add_argument("--conversations", type=int, default=None, help="only the first so many")
-    parser.add_argument("--set", action="append", type=_given, default=[], metavar="NAME=VALUE", dest="given")
-    parser.add_argument("--no-paired", action="store_true", help="no one-shot views")
-    parser.add_argument("--seed", type=int, default=recall.SEED, help="draws where questions are asked")
-    parser.add_argument("--jobs", type=int, default=1, help="processes")
-    parser.add_argument("--each", action="store_true", help="a line for every conversation, too")
-    parser.add_argument("--kinds", action="store_true", help="a line for every kind of question, too")
+    parser.add_argument("--data", default="locomo", choices=[*recall.SETS, *LIVED], help="data set")
+    parser.add_argument("--budget", type=int, default=4_000, help="tokens for a request's messages")
+    parser.add_argument("--scenario", default="plain", choices=SCENARIOS, help="kind of conversation")
+    parser.add_argument("--model", default="none", choices=MODELS, help="writer of summaries")
+    parser.add_argument(
+        "--approach", help="run a peer instead of this package: scenario plain, no model, no one-shot views"
+    )
+    parser.add_argument("--every", type=int, default=1, help="ask one question in N, drawn with a fixed seed")
+    parser.add_argument("--conversations", type=int, default=None, help="use only the first N conversations")
+    parser.add_argument(
+        "--set",
+        action="append",
+        type=_given,
+        default=[],
+        metavar="NAME=VALUE",
+        dest="given",
+        help="argument of ContextCompiler; may be repeated",
+    )
+    parser.add_argument("--no-paired", action="store_true", help="make no one-shot views")
+    parser.add_argument("--seed", type=int, default=recall.SEED, help="seed for the positions of the questions")
+    parser.add_argument("--jobs", type=int, default=1, help="number of processes")
+    parser.add_argument("--each", action="store_true", help="also print a line for every conversation")
+    parser.add_argument("--kinds", action="store_true", help="also print a line for every kind of question")
     chosen = parser.parse_args()
     started = time.perf_counter()
     there = conversations(at_hand(False, chosen.every), chosen.data, chosen.budget)

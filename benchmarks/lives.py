@@ -1,4 +1,4 @@
-"""Running conversations: a live agent, or any session of a peer, that is taken through turns as they are recorded."""
+"""Running conversations: a live agent, or a session of a peer, that runs the recorded turns."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from context_compiler.middleware.replay import Session, with_usage
 
 USELESS = "entry {at}: shelf {shelf}, checked, in order, nothing to report"
 LINES = 8
-"""Of what a tool returns that is of no use."""
+"""Lines of a useless tool result."""
 SETTINGS: Any = {"anthropic_cache_messages": True}
 
 
 class Reply(BaseModel):
-    """What the scenario `output` has for an output type."""
+    """Output type of the scenario `output`."""
 
     text: str
 
@@ -36,7 +36,7 @@ def look_up(query: str) -> str:
 
 
 def steps(script: Sequence[ModelMessage]) -> Iterator[tuple[list[ModelMessage], list[ModelMessage]]]:
-    """What is behind a prompt, one answer at a time: a response, and the requests that carry what its calls return."""
+    """Split the messages after a prompt into responses, each with the requests that carry its tool results."""
     groups = [list(group) for _, group in groupby(script, lambda one: isinstance(one, ModelRequest))]
     for at in range(0, len(groups), 2):
         yield groups[at], groups[at + 1] if at + 1 < len(groups) else []
@@ -46,26 +46,26 @@ class Life(Protocol):
     """A running conversation."""
 
     compiles: int
-    """Requests that began a new cycle, where the approach tells."""
+    """Number of requests that began a new cycle, if the approach reports it."""
 
     def start(self, history: Sequence[ModelMessage]) -> None:
-        """Take over what was stored before."""
+        """Continue from a stored history."""
         ...
 
     async def turn(self, prompt: ModelRequest, script: Sequence[ModelMessage]) -> list[Sequence[ModelMessage]]:
-        """One turn, of which this is behind the prompt; what each of its requests sent. A last response ends it."""
+        """Run one turn and return its requests; `script` has the messages after the prompt and ends with a response."""
         ...
 
     def added(self) -> Sequence[ModelMessage]:
-        """What the last turn added to the whole history behind its prompt."""
+        """Return the messages that the last turn added after its prompt."""
         ...
 
 
 class AgentLife:
-    """A live agent with some capabilities; its history is what the host stores."""
+    """A live agent with capabilities, whose history is the one that the host stores."""
 
     def __init__(self, capabilities: Sequence[Any], *, scenario: str = "plain") -> None:
-        """Begin without a history."""
+        """Start with an empty history."""
         self.stored: list[ModelMessage] = []
         self.compiles = 0
         self._script: deque[ModelResponse] = deque()
@@ -85,11 +85,11 @@ class AgentLife:
         return replace(self._script.popleft(), usage=spent)
 
     def start(self, history: Sequence[ModelMessage]) -> None:
-        """Take over what was stored before."""
+        """Continue from a stored history."""
         self.stored = list(history)
 
     async def turn(self, prompt: ModelRequest, script: Sequence[ModelMessage]) -> list[Sequence[ModelMessage]]:
-        """Run the agent once; what its tools return is not taken from the script."""
+        """Run the agent once; its tool results are not taken from the script."""
         self._sent, self._script = [], deque(one for one in script if isinstance(one, ModelResponse))
         result = await self._agent.run(message_history=[*self.stored, prompt])
         self.stored = result.all_messages()
@@ -97,15 +97,15 @@ class AgentLife:
         return self._sent
 
     def added(self) -> Sequence[ModelMessage]:
-        """What the last run added."""
+        """Return the messages that the last run added."""
         return self._added
 
 
 class AgentSession:
-    """A live agent with some capabilities, whose every request is a run of its own, as after a restart."""
+    """A live agent with capabilities that makes every request in a run of its own, as after a restart."""
 
     def __init__(self, capabilities: Sequence[Any]) -> None:
-        """Begin without a history."""
+        """Start with an empty history."""
         self.stored: list[ModelMessage] = []
         self._sent: list[ModelMessage] = []
         self._agent: Agent[None, str] = Agent(
@@ -117,29 +117,29 @@ class AgentSession:
         return ModelResponse(parts=[TextPart("ok")])
 
     async def request(self, new: Sequence[ModelMessage]) -> Sequence[ModelMessage]:
-        """Run the agent on its history and `new`; the answer it makes up is forgotten again."""
+        """Run the agent on its history and `new`; discard its made-up answer."""
         result = await self._agent.run(message_history=[*self.stored, *new])
         self.stored = result.all_messages()[:-1]
         return self._sent
 
 
 class SessionLife:
-    """A session, which is taken from request to request with what is recorded in between."""
+    """A session that runs request by request, with the recorded messages in between."""
 
     compiles = 0
 
     def __init__(self, session: Session) -> None:
-        """Begin without a history."""
+        """Start with an empty history."""
         self._session = session
         self._new: list[ModelMessage] = []
         self._added: list[ModelMessage] = []
 
     def start(self, history: Sequence[ModelMessage]) -> None:
-        """Take over what was stored before."""
+        """Continue from a stored history."""
         self._new = list(history)
 
     async def turn(self, prompt: ModelRequest, script: Sequence[ModelMessage]) -> list[Sequence[ModelMessage]]:
-        """Make the requests of a turn."""
+        """Send the requests of a turn."""
         requests: list[Sequence[ModelMessage]] = []
         self._added = []
         self._new = [*self._new, prompt]
@@ -150,5 +150,5 @@ class SessionLife:
         return requests
 
     def added(self) -> Sequence[ModelMessage]:
-        """What the last turn added."""
+        """Return the messages that the last turn added."""
         return self._added

@@ -1,4 +1,4 @@
-"""What a run ran on: versions of everything, and the size of the machine."""
+"""Description of the environment of a run: versions of packages and size of the machine."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ HOST = "pydantic-ai-slim"
 
 
 def machine() -> str:
-    """The day, the machine and the versions, in one line."""
+    """Return the date, the machine and the versions, in one line."""
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
     size = f"{os.cpu_count()} cores, {memory:.0f} GiB, Python {platform.python_version()}"
     return f"{time.strftime('%Y-%m-%d')}, {size}, {versions()}"
 
 
 def versions() -> str:
-    """Of the host and of every peer that is installed."""
+    """Return the versions of the host and of every installed peer."""
     found = {name: installed(name) for name in (HOST, *PACKAGES.values())}
     return ", ".join(f"{name} {version}" for name, version in found.items() if version != NOT_INSTALLED)

@@ -1,11 +1,11 @@
-"""Sessions in dollars: conversations lived turn by turn, as sent, as everything with the cache, and the compiles.
+"""Cost of sessions in dollars: the input as sent, everything with the same cache, and the compiles.
 
     python -m benchmarks.money [--data locomo] [--budget 4000] [--most 3] [--jobs 2] [--model openai:gpt-5]
 
-Tokens are counted in o200k for all models, so that only prices differ. `sent` and `everything` are input as it is on
-the record (`record.costs`): what a request has in common with the one before it costs what the provider asks for cached
-tokens. `compiles` are summaries by the same model, or by a small one of the same provider: its prompts as they were
-asked, and scripted answers of 230 tokens.
+Conversations run turn by turn. Tokens are counted in o200k for all models, so only prices differ. `sent` and
+`everything` are input as recorded (`record.costs`): the part that a request shares with the previous one costs the
+provider's price for cached tokens. `compiles` are summaries by the same model, or by a small one of the same provider:
+the real prompts, and scripted answers of 230 tokens.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ MODELS = {
     "anthropic:claude-sonnet-5-5": "anthropic:claude-haiku-5-5",
     "google-gla:gemini-2.5-pro": "google-gla:gemini-2.5-flash-lite",
 }
-"""Models, and the small one of each provider."""
+"""Models, each with a small model of the same provider."""
 
 
 WAYS: dict[str, dict[str, Any]] = {"default": {}, '`model="none"`': {"model": "none"}, "`recall=0`": {"recall": 0}}
@@ -51,24 +51,24 @@ HEAD = (
 
 @dataclass(slots=True, kw_only=True)
 class Tokens:
-    """Tokens of some sessions, by request and by compile."""
+    """Token counts of sessions, by request and by compile."""
 
     sessions: int = 0
     sent: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
-    """Tokens of each request as sent, and those of them that are cached."""
+    """For each request as sent: its tokens, and how many of them are cached."""
     everything: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
     compiles: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
-    """Tokens of each compile, in and out."""
+    """For each compile: input tokens and output tokens."""
 
     def add(self, other: Tokens) -> None:
-        """Take other sessions in."""
+        """Add other sessions."""
         self.sessions += other.sessions
         self.sent += other.sent
         self.everything += other.everything
         self.compiles += other.compiles
 
     def input_cost(self, model: str) -> tuple[Decimal, Decimal]:
-        """US dollars of the input as sent, and of everything."""
+        """Return the cost in US dollars of the input as sent, and of everything."""
         price = known(model)
         return (
             sum((price.cost(tokens, cached=cached) for tokens, cached in self.sent), Decimal(0)),
@@ -76,12 +76,12 @@ class Tokens:
         )
 
     def compile_cost(self, model: str) -> Decimal:
-        """US dollars of the compiles."""
+        """Return the cost in US dollars of the compiles."""
         return sum((known(model).cost(given, output=told) for given, told in self.compiles), Decimal(0))
 
 
 def known(model: str) -> Price:
-    """The price of a model, which must be known."""
+    """Return the price of a model; exit if it is unknown."""
     price = price_of(model)
     if price is None:
         raise SystemExit(f"no price is known for {model}")
@@ -89,7 +89,7 @@ def known(model: str) -> Price:
 
 
 async def live(conversation: Conversation, budget: int, **given: Any) -> Tokens:
-    """Live through one conversation; `given` are arguments of `ContextCompiler`."""
+    """Run one conversation; `given` are arguments of `ContextCompiler`."""
     done, count = Tokens(sessions=1), as_counter(None).text
 
     async def write(messages: list[ModelMessage], info: AgentInfo) -> ModelResponse:
@@ -113,12 +113,12 @@ async def live(conversation: Conversation, budget: int, **given: Any) -> Tokens:
 
 
 def measure(conversation: Conversation, budget: int, given: dict[str, Any]) -> Tokens:
-    """The same in a process of its own."""
+    """Run one conversation; called in a worker process."""
     return asyncio.run(live(conversation, budget, **given))
 
 
 def rows(name: str, way: str, tokens: Tokens, models: Sequence[str]) -> list[list[str]]:
-    """A row for each model: dollars a session."""
+    """Build a row for each model, in dollars per session."""
     found: list[list[str]] = []
     for model in models:
         sent, everything = (amount / tokens.sessions for amount in tokens.input_cost(model))
@@ -134,11 +134,11 @@ def rows(name: str, way: str, tokens: Tokens, models: Sequence[str]) -> list[lis
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--data", choices=sorted(SETS), help="all without")
+    parser.add_argument("--data", choices=sorted(SETS), help="default: all")
     parser.add_argument("--budget", type=int)
-    parser.add_argument("--most", type=int, help="conversations of a set")
+    parser.add_argument("--most", type=int, help="maximum number of conversations of a set")
     parser.add_argument("--jobs", type=int, default=1)
-    parser.add_argument("--model", action="append", help="such as openai:gpt-5; three without")
+    parser.add_argument("--model", action="append", help="such as openai:gpt-5; may be repeated; default: three models")
     given = parser.parse_args()
     data, models = at_hand(False, 1), given.model or list(MODELS)
     sets = {name: given.budget or budget for name, budget in SETS.items() if given.data in (None, name)}

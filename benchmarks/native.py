@@ -1,16 +1,19 @@
-"""Context management on the provider's side, beside this package: a session against a loopback server that behaves so.
+"""Providers' own context management compared with this package, in a session against a loopback server.
 
     python -m benchmarks.native [--budget 6000] [--turns 150]
 
-The server speaks Anthropic's Messages with `clear_tool_uses_20250919` and `compact_20260112`, and OpenAI's Responses
-with `compaction`. Above the budget, the first empties all tool results but the last three; the others put a summary in
-the place of everything before the current turn, and what stands before a summary in a later request is not read. It
-notes what the model then sees. In every second turn a tool returns a long text; users and tools state facts in
-passing, and every sixth turn asks for one of at least eight turns before. All that summarise get the same text, which
-holds no fact, so that `held` is what an approach holds of itself: the share of the facts that are in what the model
-sees when they are asked for. `sent`: tokens of a request as it is uploaded; `seen`: as the model sees it; `over`:
-requests in which it sees more than the budget; `edits`: requests that the provider changed; `cost`: what the model
-sees, with cached beginnings at a tenth, and the passes that make summaries, against sending everything.
+The server implements Anthropic's Messages with `clear_tool_uses_20250919` and `compact_20260112`, and OpenAI's
+Responses with `compaction`. Above the budget, the first empties all tool results but the last three. The other two
+replace everything before the current turn with a summary, and ignore anything before a summary in later requests. The
+server notes what the model then sees.
+
+In every second turn a tool returns a long text. Users and tools state facts in passing, and every sixth turn asks for a
+fact that is at least eight turns old. All summaries are the same text without facts.
+
+`held`: share of the facts that the model sees when they are asked for; `sent`: tokens of a request as uploaded; `seen`:
+tokens as the model sees it; `over`: requests in which it sees more than the budget; `edits`: requests that the provider
+changed; `cost`: tokens that the model sees, cached beginnings at a tenth, plus the passes that write summaries,
+relative to sending everything.
 """
 
 from __future__ import annotations
@@ -50,19 +53,19 @@ WORDS = (
     "harbour lantern meadow copper violin saddle orchard granite feather candle marble thicket canyon ribbon".split()
 )
 KEEP = 3
-"""Tool uses that context editing keeps, by default."""
+"""Tool uses that context editing keeps by default."""
 CACHED = 0.1
 AGO = 8
-"""Turns after which a fact may be asked for."""
+"""Minimum age in turns of a fact that is asked for."""
 
 _counter = TokenCounter()
 Blocks = list[tuple[str, str]]
-"""What a model sees: kind and text of each block."""
+"""Kind and text of each block that a model sees."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Seen:
-    """What came of a session."""
+    """Figures of a session."""
 
     sent: list[int] = field(default_factory=list[int])
     seen: list[int] = field(default_factory=list[int])
@@ -73,7 +76,7 @@ class Seen:
     last: Blocks = field(default_factory=list[tuple[str, str]])
 
     def charge(self, sent: int, blocks: Blocks) -> None:
-        """One request."""
+        """Count a request."""
         same = next(
             (at for at, (one, two) in enumerate(zip(self.last, blocks, strict=False)) if one != two),
             min(len(self.last), len(blocks)),
@@ -86,14 +89,14 @@ class Seen:
 
 
 class Provider:
-    """Both providers' answers to one request; `script` gives the texts and calls of the model."""
+    """Simulated provider that answers in both formats."""
 
     def __init__(self, seen: Seen, script: Callable[[], str | None]) -> None:
-        """`script` returns a path to look at, or None for an answer."""
+        """Create a provider; `script` returns a path to look at, or None for a final answer."""
         self.seen, self._script, self._ids = seen, script, iter(range(1, 1_000_000))
 
     def answer(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
-        """The response to a request."""
+        """Return the response to a request."""
         return self._anthropic(body) if path.startswith("/v1/messages") else self._openai(body)
 
     def _anthropic(self, body: dict[str, Any]) -> dict[str, Any]:
@@ -197,7 +200,7 @@ def _openai_block(one: dict[str, Any]) -> tuple[str, str]:
 
 
 def _current(read: Blocks) -> Blocks:
-    """The turn that a summary is made in, which stays as it is."""
+    """Return the blocks of the current turn, which a summary leaves unchanged."""
     start = max((at for at, (kind, _) in enumerate(read) if kind == "user text"), default=len(read) - 1)
     return read[start:]
 
@@ -208,7 +211,7 @@ def _size(blocks: Sequence[tuple[str, str]]) -> int:
 
 @contextmanager
 def serve(provider: Provider) -> Iterator[str]:
-    """The address of a server on loopback that answers like a provider."""
+    """Yield the address of a loopback server that answers like a provider."""
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
@@ -252,7 +255,7 @@ def openai_model(address: str) -> tuple[Any, Model]:
 
 
 def bland() -> Model:
-    """A model that writes the same summary as the providers."""
+    """Build a model that writes the same summary as the providers."""
 
     async def write(messages: list[ModelMessage], info: AgentInfo) -> ModelResponse:
         return ModelResponse(parts=[TextPart(SUMMARY)])
@@ -261,7 +264,7 @@ def bland() -> Model:
 
 
 def clearing(budget: int) -> dict[str, Any]:
-    """Settings for Anthropic's context editing."""
+    """Return settings for Anthropic's context editing."""
     trigger = {"type": "input_tokens", "value": budget}
     return {"anthropic_context_management": {"edits": [{"type": "clear_tool_uses_20250919", "trigger": trigger}]}}
 
@@ -293,7 +296,7 @@ def _prose(dice: random.Random, words: int) -> str:
 
 
 async def live(name: str, budget: int, turns: int, *, seed: int = 7) -> Seen:
-    """Live through a session with one approach."""
+    """Run a session with one approach."""
     dice, seen, wanted = random.Random(seed), Seen(), list[str | None]()
     provider = Provider(seen, lambda: wanted.pop() if wanted else None)
     facts: list[tuple[int, str, str]] = []
@@ -334,7 +337,7 @@ async def live(name: str, budget: int, turns: int, *, seed: int = 7) -> Seen:
 
 
 def table(budget: int, turns: int) -> str:
-    """A row for each approach."""
+    """Build the table, one row per approach."""
     found = {name: asyncio.run(live(name, budget, turns)) for name in APPROACHES}
     whole = found["everything"].cost
     rows = [

@@ -1,11 +1,11 @@
-"""What a request through the host costs with us, without us, and with a peer: one run, one table.
+"""Time of a request through the host, with this package, without it, and with a peer.
 
     python -m benchmarks.overhead [--sizes 100,1000,10000] [--repeat 9] [--json FILE]
 
-Every row is one `Agent.run` with a model that answers at once, on the same tool-using history; the runs of all
-rows are interleaved, and the median is shown with its ratio to the host alone. CPU time of the process is
-measured beside wall time, because machines are shared. `cold` is the first request with messages that were just
-deserialised. Peers (`summarization-pydantic-ai`, `pydantic-ai-harness`) are left out when they are not installed.
+Every row is one `Agent.run` with a model that answers at once, on the same tool-using history. The runs of all rows are
+interleaved; the table shows medians and their ratio to the host alone. It shows CPU time as well as wall time, because
+machines are shared. `cold` is the first request with messages that were just deserialised. Peers
+(`summarization-pydantic-ai`, `pydantic-ai-harness`) are left out if they are not installed.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ VIEW, RAW = 8_000, 10_000_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """One way of sending one history."""
+    """Figures of one way to send one history."""
 
     messages: int
     way: str
@@ -61,7 +61,7 @@ class Row:
 
 
 def history(count: int) -> list[ModelMessage]:
-    """A tool-using conversation of about `count` messages, some 35 tokens each."""
+    """Build a tool-using conversation of about `count` messages of some 35 tokens each."""
     made: list[ModelMessage] = []
     for turn in range(count // 4):
         path = f"src/module_{turn}.py"
@@ -77,7 +77,7 @@ def history(count: int) -> list[ModelMessage]:
 
 
 def ways(folder: Path) -> dict[str, Callable[[], list[Any]]]:
-    """Every way of sending a history, by name, as the capabilities it attaches."""
+    """Return the ways to send a history, by name, as functions that build their capabilities."""
     found: dict[str, Callable[[], list[Any]]] = {
         "the host alone": list,
         "ProcessHistory doing nothing": lambda: [ProcessHistory(_same)],
@@ -98,7 +98,7 @@ def _ours(store: Path | None, budget: int, **more: Any) -> ContextCompiler:
 
 
 def _peers() -> dict[str, Callable[[], list[Any]]]:
-    """The sliding windows of the peers that are installed."""
+    """Return the sliding windows of the installed peers."""
     found: dict[str, Callable[[], list[Any]]] = {}
     with suppress(ImportError):
         summarization = import_module("pydantic_ai_summarization")
@@ -114,14 +114,14 @@ def _peers() -> dict[str, Callable[[], list[Any]]]:
 
 
 async def measured(count: int, folder: Path, repeat: int) -> list[Row]:
-    """All ways on one history, interleaved."""
+    """Measure all ways on one history, interleaved."""
     raw = ModelMessagesTypeAdapter.dump_json(history(count))
     seen: dict[str, int] = {}
     agents = {name: _agent(name, make(), seen) for name, make in ways(folder).items()}
     cold = {name: await _once(agent, ModelMessagesTypeAdapter.validate_json(raw)) for name, agent in agents.items()}
     messages = ModelMessagesTypeAdapter.validate_json(raw)
     times: dict[str, list[tuple[float, float]]] = {name: [] for name in agents}
-    gc.freeze()  # what is there already is not looked through before every run
+    gc.freeze()  # so that no collection walks the objects that exist already
     for turn in range(repeat + 1):
         for name, agent in agents.items():
             taken = await _once(agent, messages)
@@ -156,7 +156,7 @@ async def _once(agent: Agent[None, str], messages: list[ModelMessage]) -> tuple[
 
 
 def imports(repeat: int = 5) -> tuple[float, float]:
-    """Milliseconds of `import pydantic_ai`, and of `import context_compiler` and its main names beside it."""
+    """Return milliseconds to import `pydantic_ai`, and the extra ones for `context_compiler` with its main names."""
     code = "import time; a=time.perf_counter(); import pydantic_ai; b=time.perf_counter(); "
     code += "import context_compiler; c=time.perf_counter(); print(b-a, c-b)"
     runs = [
@@ -167,7 +167,7 @@ def imports(repeat: int = 5) -> tuple[float, float]:
 
 
 async def half_a_million() -> tuple[int, float]:
-    """Tokens of a long history, and the seconds that a view of it takes, cold and without a model."""
+    """Return the tokens of a long history, and the seconds to view it, cold and without a model."""
     messages = ModelMessagesTypeAdapter.validate_json(ModelMessagesTypeAdapter.dump_json(history(10_860)))
     started = time.perf_counter()
     view = await compile_view(messages, "extractive", 16_000, system=None, counter=TokenCounter())
@@ -176,7 +176,7 @@ async def half_a_million() -> tuple[int, float]:
 
 
 def table(rows: list[Row]) -> str:
-    """The rows as markdown, each beside the host alone on the same history."""
+    """Format the rows as markdown, each compared with the host alone on the same history."""
     alone = {row.messages: row for row in rows if row.way == "the host alone"}
     lines = [
         "| messages | way | reach the model | wall ms | × host | CPU ms | × host | cold ms |",
@@ -194,9 +194,9 @@ def table(rows: list[Row]) -> str:
 async def main() -> None:
     """Measure and print."""
     given = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    given.add_argument("--sizes", default="100,1000,10000", help="histories, in messages")
-    given.add_argument("--repeat", type=int, default=9, help="measured runs a row")
-    given.add_argument("--json", type=Path, help="also write the rows here")
+    given.add_argument("--sizes", default="100,1000,10000", help="lengths of the histories, in messages")
+    given.add_argument("--repeat", type=int, default=9, help="measured runs per row")
+    given.add_argument("--json", type=Path, help="also write the rows to this file")
     asked = given.parse_args()
     rows: list[Row] = []
     for size in map(int, asked.sizes.split(",")):

@@ -1,9 +1,9 @@
-"""Packs OpenAI's `o200k_base.tiktoken` into the file that the package carries.
+"""Pack OpenAI's `o200k_base.tiktoken` into the file that the package ships.
 
     python benchmarks/pack_ranks.py o200k_base.tiktoken [context_compiler/data/o200k.xz]
 
-The published file lies at https://openaipublic.blob.core.windows.net/encodings/o200k_base.tiktoken, and is
-packed only if its SHA-256 is the one in tiktoken's source.
+The file is published at https://openaipublic.blob.core.windows.net/encodings/o200k_base.tiktoken. It is packed only if
+its SHA-256 is the one in tiktoken's source.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from context_compiler.tokens import DIGEST, PUBLISHED, RANKS
 
 HERE = Path(__file__).resolve().parent
 FILTERS = [{"id": lzma.FILTER_LZMA2, "preset": 9 | lzma.PRESET_EXTREME, "lc": 4, "lp": 0, "pb": 0, "nice_len": 273}]
-"""Tokens are unaligned text: more context from the byte before, none from the position, saves 15 kB."""
+"""LZMA settings for unaligned text: more context from the previous byte and none from the position saves 15 kB."""
 
 
 def payload(published: bytes) -> bytes:
-    """One byte of length a token, then all tokens, in the order of their ranks.
+    """Return one length byte per token, then all tokens, both in rank order.
 
     Raises:
-        ValueError: these are not the bytes that OpenAI published, or they cannot be packed this way.
+        ValueError: The bytes are not those that OpenAI published, or the ranks are not contiguous.
     """
     if sha256(published).hexdigest() != PUBLISHED:
         raise ValueError(f"SHA-256 is {sha256(published).hexdigest()}, expected {PUBLISHED}")

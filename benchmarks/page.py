@@ -1,7 +1,7 @@
-"""What was measured, written down: tables, JSON and plots in a folder, and the tables of a page of the docs.
+"""Write results: tables, JSON and plots into a folder, and tables into a page of the docs.
 
-A page says where a table belongs with a line `<!-- table: NAME -->`; everything from there to `<!-- end -->` is
-replaced. Plots lie beside the page.
+In a page, the text between `<!-- table: NAME -->` and `<!-- end -->` is replaced by the table of that name. Plots are
+written next to the page.
 """
 
 from __future__ import annotations
@@ -21,19 +21,21 @@ from context_compiler.errors import SettingsError
 
 PLACE = re.compile(r"<!-- table: ([\w.-]+) -->\n(.*?)\n?<!-- end -->", re.DOTALL)
 PICTURES = {
-    "lived": "What is held when asked against the budget, and against what a request costs, for every approach.",
+    "lived": "Evidence held when asked, against the budget and against the cost of a request, for every approach.",
     "dial": "What is held when asked against what a request costs: a line a budget, a point for each share of recall.",
 }
-"""Descriptions of pictures."""
+"""Alternative texts of plots."""
 ADDED = ("goals", "machine")
-"""Tables of a page that keep the rows of what is not measured again."""
+"""Tables of a page that keep rows which were not measured again."""
 DASH = "–"
-"""What was not measured."""
-MADE_UP = "\n\nMeasured on a small generated history, because no data are at hand: this shows only that it works."
+"""Cell for a figure that was not measured."""
+MADE_UP = (
+    "\n\nMeasured on a small generated history because no data are at hand: this shows only that the benchmark works."
+)
 
 
 def written(measure: Measure, results: Sequence[Result], folder: Path) -> dict[str, str]:
-    """Write the tables, the JSON and the plot of a measure into a folder; its tables by name."""
+    """Write the tables, the JSON and the plot of a measure into a folder, and return its tables by name."""
     if not results:
         return {}
     tables = measure.tables(results)
@@ -49,7 +51,7 @@ def written(measure: Measure, results: Sequence[Result], folder: Path) -> dict[s
 
 
 def ran(results: Iterable[Result]) -> str:
-    """What was measured where, with which versions."""
+    """List the measures by date, machine and versions."""
     found: dict[str, dict[str, None]] = {}
     for one in results:
         found.setdefault(one.ran, {})[one.cell.measure] = None
@@ -57,7 +59,7 @@ def ran(results: Iterable[Result]) -> str:
 
 
 def plotted(measure: Measure, results: Sequence[Result], path: Path) -> bool:
-    """Draw a measure, where there is something to draw and something to draw with."""
+    """Draw a measure if it has panels and matplotlib is installed; True if drawn."""
     panels = measure.panels(results) if measure.panels is not None else []
     if not panels or not can_draw():
         return False
@@ -68,10 +70,10 @@ def plotted(measure: Measure, results: Sequence[Result], path: Path) -> bool:
 def fill_page(
     page: Path, tables: Mapping[str, str], pictures: Mapping[str, Sequence[Panel]], *, keep: bool = False
 ) -> None:
-    """Put tables into a page, and beside it those pictures that it shows or has a place for.
+    """Write tables into a page, and next to it the plots that it shows or has a place for.
 
-    With `keep`, tables keep the rows and cells that are not measured again; pictures would lack their points, and
-    stay as they are.
+    With `keep`, tables keep the rows and cells that were not measured again. Plots stay unchanged, because new ones
+    would lack those points.
     """
     if keep:
         page.write_text(filled(page.read_text(encoding="utf-8"), tables, keep=True), encoding="utf-8")
@@ -86,7 +88,7 @@ def fill_page(
 
 
 def can_draw() -> bool:
-    """Whether matplotlib is installed."""
+    """True if matplotlib is installed."""
     try:
         libraries()
     except SettingsError:
@@ -95,7 +97,7 @@ def can_draw() -> bool:
 
 
 def filled(text: str, tables: Mapping[str, str], *, keep: bool = False) -> str:
-    """A page with its tables; what was not measured stays as it was, with `keep` within tables too."""
+    """Return a page with its tables; tables without results stay, with `keep` also rows and cells without results."""
 
     def table(found: re.Match[str]) -> str:
         name, old = found[1], found[2]
@@ -114,7 +116,7 @@ def filled(text: str, tables: Mapping[str, str], *, keep: bool = False) -> str:
 
 
 def _with_kept_rows(new: str, old: str) -> str:
-    """The lines of a table or list with those of an older one that it does not replace."""
+    """Return the lines of a table or list, followed by the lines of an older one that it does not replace."""
     lines = new.splitlines()
     if lines and lines[0].startswith("|"):
         known = {_first_cell(line) for line in lines}
@@ -129,7 +131,7 @@ def _with_kept_rows(new: str, old: str) -> str:
 
 
 def _merged(new: str, old: str) -> str:
-    """A table with the rows and cells of an older one that are not measured again; new rows come behind ours."""
+    """Merge a table into an older one, whose other rows and cells stay; new rows follow our own rows."""
     (columns, rows), (known, kept) = _cells(new), _cells(old)
     if not set(columns) <= set(known):
         return new
@@ -141,14 +143,14 @@ def _merged(new: str, old: str) -> str:
 
 
 def _cells(table: str) -> tuple[list[str], dict[str, dict[str, str]]]:
-    """The columns of a table, and its rows by their first cell."""
+    """Return the columns of a table, and its rows by their first cell."""
     lines = [[one.strip() for one in line.split("|")[1:-1]] for line in table.splitlines() if line.startswith("|")]
     columns, _, *rows = lines or [[], []]
     return columns, {row[0]: dict(zip(columns, row, strict=True)) for row in rows}
 
 
 def _newest(name: str, column: str, *tables: Mapping[str, Mapping[str, str]]) -> str:
-    """A cell of the first table in which it is no dash."""
+    """Return the cell from the first table in which it is not a dash."""
     found = (table.get(name, {}).get(column, DASH) for table in tables)
     return next((one for one in found if one != DASH), DASH)
 
@@ -158,5 +160,5 @@ def _first_cell(line: str) -> str:
 
 
 def _measures(line: str) -> list[str]:
-    """The measures that a line says where they ran."""
+    """Return the measures named in a line of the list of machines."""
     return line.removeprefix("* ").partition(":")[0].split(", ") if line.startswith("* ") else []

@@ -1,9 +1,9 @@
-"""What a pipeline costs beside its models: milliseconds a stage, of a preamble, and of reading and checking a graph.
+"""Overhead of a pipeline without its models: milliseconds per stage, per preamble, and to read and check a graph.
 
     python benchmarks/pipeline.py [--stages 1000]
 
-A stage does nothing, so that what is measured is the engine: finding the way, the context, events, and the checkpoint.
-"Early" and "late" are the first and the last tenth of the stages: they are the same when a run does not get slower.
+Stages do nothing, so only the engine is measured: routing, context, events and checkpoints. "Early" and "late" are the
+first and the last tenth of the stages; they are equal if a run does not get slower.
 """
 
 from __future__ import annotations
@@ -34,23 +34,23 @@ from context_compiler.pipeline.preamble import build_fidelity_preamble
 
 
 class Quick:
-    """A handler that does nothing but leave a value."""
+    """A handler that only returns a value."""
 
     reads_past = False
 
     async def execute(self, stage: Stage) -> Outcome:
-        """A success."""
+        """Return a success."""
         return Outcome(context_updates={f"seen.{stage.node.name}": stage.visit}, notes="done")
 
 
 class Told(Quick):
-    """The same, with a preamble to be built for it."""
+    """The same handler, but the engine builds a preamble for it."""
 
     reads_past = True
 
 
 def chain(stages: int) -> str:
-    """A graph of so many stages in a row."""
+    """Build a graph of the given number of stages in a row."""
     names = [f"n{number}" for number in range(stages)]
     nodes = "\n".join(f'{name} [prompt="Do it"]' for name in names)
     ends = "start [shape=Mdiamond]\ndone [shape=Msquare]"
@@ -58,7 +58,7 @@ def chain(stages: int) -> str:
 
 
 async def times(text: str, handler: Quick, runs: RunStore, root: Path | None = None) -> list[float]:
-    """Milliseconds from the start of each stage to the start of the next."""
+    """Return milliseconds from the start of each stage to the start of the next."""
     starts: list[float] = []
 
     def hear(event: Event) -> None:
@@ -72,7 +72,7 @@ async def times(text: str, handler: Quick, runs: RunStore, root: Path | None = N
 
 
 def row(name: str, found: Sequence[float]) -> tuple[str, ...]:
-    """A row of the table."""
+    """Format a row of the table."""
     tenth = max(1, len(found) // 10)
     early, late = statistics.median(found[:tenth]), statistics.median(found[-tenth:])
     most = sorted(found)[int(len(found) * 0.99)]
@@ -80,7 +80,7 @@ def row(name: str, found: Sequence[float]) -> tuple[str, ...]:
 
 
 async def engine(stages: int) -> list[tuple[str, ...]]:
-    """Rows about the engine."""
+    """Measure the engine and return its rows."""
     text, rows = chain(stages), list[tuple[str, ...]]()
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder)
@@ -93,7 +93,7 @@ async def engine(stages: int) -> list[tuple[str, ...]]:
 
 
 def preambles() -> list[tuple[str, ...]]:
-    """Rows about preambles of a long run: 10,000 stages, 10 MB of context."""
+    """Measure preambles of a long run (10,000 stages, 10 MB of context) and return their rows."""
     graph = parse_dot(chain(10))
     names = [f"n{number}" for number in range(10_000)]
     logs = [{"node": name, "outcome": "success", "notes": f"{name} did what it could"} for name in names]
@@ -108,7 +108,7 @@ def preambles() -> list[tuple[str, ...]]:
 
 
 def reading() -> list[tuple[str, ...]]:
-    """Rows about a graph of 10,000 stages."""
+    """Measure reading and checking a graph of 10,000 stages and return the rows."""
     text = chain(10_000)
     found = [_timed(lambda: validate(parse_dot(text))) for _ in range(3)]
     return [("reading and checking 10,000 stages", f"{statistics.median(found):.0f}", f"{max(found):.0f}", "", "")]

@@ -1,16 +1,19 @@
-"""What it costs to remember a request in PostgreSQL: against the least that a commit costs there, and against a file.
+"""Time to record a request in PostgreSQL, compared with a minimal commit there and with a file.
 
     python -m benchmarks.postgres [--messages 400] [--requests 200] [--processes 8] [--sessions 200]
     python -m benchmarks.postgres --cut 30
 
-A cluster of its own, with `fsync` on, is started for it, and removed after it. The floor is one INSERT of as many bytes
-as a request adds, committed by itself, over the same Unix socket. Beside it, in an order that turns round: the rows of
-a save, in one statement that checks nothing, into tables with no index but their keys; the call of a save by the driver
-alone, with arguments that were made before, into a second set of the record's tables, which is the least for its rows,
-indexes and promises; a save with a pool of the caller's, which is on the loop of the caller; and one with a pool of its
-own, on the background loop. A turn of a conversation is two saves, of the answer at the end of the run before and of
-the request, and so two commits. `--cut` is another thing: it cuts the network to the
-server for that many seconds under load, and says what became of the runs and of the record.
+A new cluster with `fsync` on is started for the benchmark and removed afterwards. These are measured in rotating order:
+
+* floor: one INSERT of as many bytes as a request adds, committed by itself, over the same Unix socket.
+* rows, bare: the rows of a save in one statement without checks, into tables without indexes other than their keys.
+* call, bare: the call of a save by the driver alone, with prepared arguments, into a second set of the record's tables:
+  the minimum for its rows, indexes and guarantees.
+* save: a save with its own pool on the background loop, and one with the caller's pool on the caller's loop.
+* turn: two saves and so two commits, one of the previous answer and one of the request.
+
+`--cut` measures something else: it cuts the network to the server for that many seconds under load, and reports what
+happened to the runs and the record.
 """
 
 from __future__ import annotations
@@ -53,7 +56,7 @@ TURNS = 5
 
 @contextmanager
 def own_cluster() -> Generator[str]:
-    """The address of a new cluster that loses nothing, which is removed afterwards."""
+    """Yield the address of a new durable cluster, and remove it afterwards."""
     cluster = Cluster(None, None, **SAFE)
     cluster.start()
     try:
@@ -92,7 +95,7 @@ class Seen:
 
     @asynccontextmanager
     async def acquire(self, *, timeout: float | None = None) -> AsyncIterator[Any]:
-        """Lend a connection; a save needs one, and the search index, which is written beside it, another."""
+        """Lend a connection; a save needs one, and the search index, written concurrently, needs another."""
         connection = self.free.pop()
         try:
             yield SeenConnection(self, connection)
@@ -101,7 +104,7 @@ class Seen:
 
 
 class SeenConnection:
-    """A connection of such a pool."""
+    """A connection of a `Seen` pool."""
 
     def __init__(self, pool: Seen, connection: Any) -> None:
         self._pool, self._connection = pool, connection
@@ -118,14 +121,14 @@ class SeenConnection:
 
 
 def bare_rows(written: Sequence[Any]) -> list[Any]:
-    """The rows of the arguments of a save, for `ROWS`."""
+    """Return the arguments for `ROWS` from those of a save."""
     hashes, bodies, names, parents, contents, positions, _, nodes, texts = written[4:13]
     session, cycles, view = written[13], "".join(written[16]), written[18]
     return [hashes, bodies, names, parents, contents, positions, nodes, texts, session, cycles, view]
 
 
 async def save_turn(store: Store, entry: Entry) -> None:
-    """Save what a turn adds: the answer of the run before, and the request, whose history has one message more."""
+    """Save what a turn adds: the answer of the previous run, and the request, which has one message more."""
     raw = cast(Chain, entry.raw)
     before = Chain(raw.ids[:-1], raw.bodies[:-1], raw.texts[:-1], raw.indexed)
     await store.archive(entry.record.session_id, entry.record.vault_name, before)
@@ -133,13 +136,13 @@ async def save_turn(store: Store, entry: Entry) -> None:
 
 
 def cpu_of(processes: Sequence[int]) -> float:
-    """Milliseconds of processor time of processes, as Linux counts it."""
+    """Return the CPU milliseconds of processes, as counted by Linux."""
     return sum(int(Path(f"/proc/{one}/schedstat").read_text().split()[0]) for one in processes) / 1_000_000
 
 
 @dataclass
 class Spent:
-    """What the saves of one kind took, in milliseconds: time, processor time here and in the server's process."""
+    """Milliseconds of saves of one kind: wall time, CPU time in this process and in the server's process."""
 
     times: list[float] = field(default_factory=list[float])
     here: list[float] = field(default_factory=list[float])
@@ -147,9 +150,10 @@ class Spent:
 
 
 async def saves(url: str, folder: Path, messages: int, requests: int) -> tuple[dict[str, Spent], float, int]:
-    """What the saves of a growing session take, and bare statements of as many bytes and rows, one after the other.
+    """Measure the saves of a growing session, and bare statements with as many bytes and rows.
 
-    With them come the round trips of a save, and the bytes of one.
+    Returns:
+        Times by kind of save, round trips per save, and bytes per save.
     """
     seen, other = [Seen([await asyncpg.connect(url) for _ in range(2)]) for _ in range(2)]
     stores = {LENT: PostgresStore(cast(Pool, seen)).scoped("lent"), OWN: open_place(url)}
@@ -165,7 +169,7 @@ async def saves(url: str, folder: Path, messages: int, requests: int) -> tuple[d
     spent = {name: Spent() for name in (FLOOR, BARE, CALL, LENT, OWN, FILE, TURN, TURN_FILE)}
     for at, (entry, added) in enumerate(entries(messages, requests, prose(draw), True)):
         body, (query, *last) = draw.randbytes(added // 2).hex() if at else "", seen.written
-        names = [name for name in spent if at or name not in (BARE, CALL)]  # which repeat the save before
+        names = [name for name in spent if at or name not in (BARE, CALL)]  # both repeat the previous save
         again = query.replace("context_compiler.", f"{SECOND}.")
         for name in names[at % len(names) :] + names[: at % len(names)]:
             found, server = spent[name], servers.get(name, ())
@@ -191,13 +195,13 @@ async def saves(url: str, folder: Path, messages: int, requests: int) -> tuple[d
         await store.close()
     for one in (connection, caller, *seen.free, *other.free):
         await one.close()
-    last_ones = slice(-requests + 1, None)  # without the first, which is the whole history
+    last_ones = slice(-requests + 1, None)  # without the first save, which has the whole history
     measured = {name: Spent(*(one[last_ones] for one in (at.times, at.here, at.there))) for name, at in spent.items()}
     return measured, seen.trips / requests, new // requests
 
 
 def short_sessions(process: int, sessions: int) -> Iterator[Entry]:
-    """The requests of one process, of one session after the other."""
+    """Yield the requests of one process, session by session."""
     draw = random.Random(process)
     text = prose(draw)
     for session in range(sessions):
@@ -208,7 +212,7 @@ def short_sessions(process: int, sessions: int) -> Iterator[Entry]:
 
 
 async def write(place: str, process: int, sessions: int) -> None:
-    """Save what one process has to, ten sessions at a time; print when it began and ended, and its processor time."""
+    """Save the requests of one process, ten sessions at a time; print start, end and CPU time."""
     store, waiting = open_place(place), list(short_sessions(process, sessions))
     start, here = time.time(), time.process_time()
     lanes = [[one for at, one in enumerate(waiting) if at // TURNS % 10 == lane] for lane in range(10)]
@@ -223,9 +227,9 @@ async def write(place: str, process: int, sessions: int) -> None:
 
 
 async def together(place: str, processes: int, sessions: int) -> tuple[float, float]:
-    """Requests a second of several processes on one store, and milliseconds of their processor time for one.
+    """Return requests per second of several processes on one store, and their CPU milliseconds per request.
 
-    All of the requests are there afterwards.
+    It checks that all requests are on the record afterwards.
     """
     command = [sys.executable, "-m", "benchmarks.postgres", "--write", place, "--sessions", str(sessions), "--process"]
     running = [subprocess.Popen([*command, str(at)], stdout=subprocess.PIPE, text=True) for at in range(processes)]
@@ -239,7 +243,7 @@ async def together(place: str, processes: int, sessions: int) -> tuple[float, fl
 
 
 async def cut(cluster: Cluster, seconds: float) -> None:
-    """Cut the network under a load of conversations, and compare what was acknowledged with what is there."""
+    """Cut the network while conversations run, and compare acknowledged requests with recorded ones."""
     line, acknowledged, refused, ended = Line(), set[int](), list[float](), False
     async with line.to(cluster.port) as port:
         store = open_place(cluster.url(port=port))
@@ -277,15 +281,15 @@ async def cut(cluster: Cluster, seconds: float) -> None:
 
 
 def served(cluster: Cluster) -> float:
-    """Milliseconds of processor time of a server's connections that have ended."""
-    time.sleep(0.5)  # until the last of them has
+    """Return the CPU milliseconds of a server's ended connections."""
+    time.sleep(0.5)  # until the last one has ended
     pid = (cluster.folder / "data" / "postmaster.pid").read_text().split()[0]
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return 1_000 * (int(fields[13]) + int(fields[14])) / os.sysconf("SC_CLK_TCK")
 
 
 async def measure(cluster: Cluster, folder: Path, given: argparse.Namespace) -> None:
-    """Print the figures."""
+    """Measure and print the figures."""
     url = cluster.url()
     spent, trips, size = await saves(url, folder, given.messages, given.requests)
     floors = {name: statistics.median(spent[name].times) for name in (FLOOR, BARE, CALL)}
@@ -295,7 +299,8 @@ async def measure(cluster: Cluster, folder: Path, given: argparse.Namespace) -> 
         against = "" if name in (FILE, TURN_FILE) else "".join(f"  {median / floor:5.2f}" for floor in floors.values())
         print(f"{name:20} median {median:6.2f} ms  p95 {p95:6.2f}  cpu {here:5.2f} here {there:5.2f} there{against}")
     print(
-        f"last: against the floor, the bare rows and the bare call; {size:,} bytes and {trips:.2f} round trips a save"
+        f"last columns: relative to the floor, the bare rows and the bare call; "
+        f"{size:,} bytes and {trips:.2f} round trips per save"
     )
     if given.processes:
         before = served(cluster)
@@ -307,10 +312,10 @@ async def measure(cluster: Cluster, folder: Path, given: argparse.Namespace) -> 
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="What it costs to remember a request in PostgreSQL.")
+    parser = argparse.ArgumentParser(description="Time to record a request in PostgreSQL.")
     for name, usual in (("messages", 400), ("requests", 200), ("processes", 8), ("sessions", 200), ("process", 0)):
         parser.add_argument(f"--{name}", type=int, default=usual)
-    parser.add_argument("--cut", type=float, help="Only this: cut the network for so many seconds.")
+    parser.add_argument("--cut", type=float, help="Only cut the network for N seconds, and report.")
     parser.add_argument("--write", help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.write:

@@ -1,9 +1,9 @@
-"""How the scores of a managed session move as it grows, on real sessions, drawn as an SVG.
+"""Scores of a managed session as it grows, on real sessions, drawn as an SVG.
 
     python -m benchmarks.quality [--out docs/quality.svg] [--turns 400] [--max-tokens 8192]
 
-Each session is given to a manager turn by turn, as it was held, without a model: older turns are quoted. Sessions are
-those of the sets of `benchmarks.data`; where they are not at hand, a generated one shows that the machinery works.
+A manager without a model receives each session turn by turn, and quotes older turns. The sessions come from the sets of
+`benchmarks.data`; if no data are available, a generated session shows that the benchmark works.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from context_compiler.messages.history import Reader
 from context_compiler.tokens import as_counter
 
 SETS = {"a talk between two people": "locomo", "a chat with an assistant": "beam-100k", "a coding agent": "pi"}
-"""What a session is, and the set whose first one is taken."""
+"""Description of each session, and the set from which it is the first one."""
 
 CUT = 1.5
-"""What costs more is drawn as this: one turn of a coding agent may cost several times what may be sent."""
+"""Upper limit of the plot, because one turn of a coding agent may cost several times the budget."""
 
 
 def sessions(data: Data) -> dict[str, Sequence[ModelMessage]]:
-    """The first session of each set that is there."""
+    """Return the first session of each available set."""
     found: dict[str, Sequence[ModelMessage]] = {}
     for name, which in SETS.items():
         if data.files(which):
@@ -40,7 +40,7 @@ def sessions(data: Data) -> dict[str, Sequence[ModelMessage]]:
 
 
 async def scored(messages: Sequence[ModelMessage], turns: int, most: int) -> Sequence[Score]:
-    """The scores of a session as it grows."""
+    """Return the scores of a session as it grows."""
     memory = VolatileMemory()
     manager = ContextManager(memory, "none", ContextConfig(max_tokens=most))
     feed = manager.as_capability().processor
@@ -51,7 +51,7 @@ async def scored(messages: Sequence[ModelMessage], turns: int, most: int) -> Seq
 
 
 def panel(name: str, scores: Sequence[Score], most: int) -> Panel:
-    """Both scores of a session, and how full its context is."""
+    """Build a panel with both scores of a session, and the fill level of its context."""
     turns = [score.turn + 1 for score in scores]
     full = [min(score.tokens / most, CUT) for score in scores]
     lines = (
@@ -63,14 +63,14 @@ def panel(name: str, scores: Sequence[Score], most: int) -> Panel:
 
 
 def main() -> None:
-    """Measure, draw, and print what the picture shows."""
+    """Measure, draw, and print the figures of the plot."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("docs/quality.svg"))
     parser.add_argument("--turns", type=int, default=400)
     parser.add_argument("--max-tokens", type=int, default=8192)
     given = parser.parse_args()
     panels: list[Panel] = []
-    print("| session | turns | summaries | quality: first, least, last | health: first, least, last |")
+    print("| session | turns | summaries | quality: first, lowest, last | health: first, lowest, last |")
     print("|---|---:|---:|---|---|")
     for name, messages in sessions(at_hand(fast=False, every=1)).items():
         scores = asyncio.run(scored(messages, given.turns, given.max_tokens))

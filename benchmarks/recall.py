@@ -2,11 +2,11 @@
 
     python -m benchmarks.recall --set locomo --budgets 1000,2000 [--blind] [--fast]
 
-Real conversations with questions whose evidence is labelled: LoCoMo (two people; one is the user, the other the
-assistant) and BEAM (chats with an assistant). Query-aware, the question is the last user prompt; query-blind,
-the last prompt is "Go on.". A budget counts the tokens of the view's messages without that last prompt. No model
-judges anything: of LoCoMo it counts which evidence turns are in the view (their text, or four of five of
-their word 5-grams), of BEAM which share of the evidence's word 5-grams is.
+The data are real conversations with questions whose evidence is labelled: LoCoMo (two people; one is the user, the
+other the assistant) and BEAM (chats with an assistant). Query-aware, the question is the last user prompt; query-blind,
+the last prompt is "Go on.". A budget covers the view's messages without that last prompt. No model judges: for LoCoMo,
+an evidence turn counts if its text, or four in five of its word 5-grams, are in the view; for BEAM, the share of the
+evidence's word 5-grams counts.
 """
 
 from __future__ import annotations
@@ -33,19 +33,19 @@ from context_compiler import compile_view
 from context_compiler.tokens import TokenCounter
 
 NEUTRAL = "Go on."
-"""What is asked last where nothing is asked."""
+"""Last prompt if no question is asked."""
 
 SETS = ("locomo", "beam-100k", "beam-500k")
 DEFAULTS = {"locomo": (1_000, 2_000, 4_000, 8_000), "beam-100k": (2_000, 4_000, 8_000, 16_000, 32_000)}
 ANSWERS = ("answer", "ideal_answer", "ideal_response", "ideal_summary", "expected_compliance")
-"""Where BEAM keeps the answer to a question."""
+"""Fields in which BEAM has the answer to a question."""
 GRAM = 5
 ENOUGH = 0.8
 DRAWS, SEED = 2_000, 7
 FIRST_DAY = datetime(2024, 1, 1, tzinfo=UTC)
 
 Fill = Callable[[Sequence[ModelMessage], int], Sequence[ModelMessage]]
-"""What is measured: a history that ends with a prompt, and a budget, become the messages of a view."""
+"""Function under test: turns a history that ends with a prompt, and a budget, into the messages of a view."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,30 +56,30 @@ class Question:
     evidence: tuple[str, ...]
     kind: str
     answer: str = ""
-    """As it is recorded."""
+    """Recorded answer."""
     after: int = 0
     """Position of the last message that holds evidence."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Conversation:
-    """A conversation and what is asked about it."""
+    """A conversation with questions about it."""
 
     name: str
     messages: tuple[ModelMessage, ...]
     questions: tuple[Question, ...]
     whole: bool
-    """Evidence counts by whole turns, not by shares of its 5-grams."""
+    """True if evidence counts by whole messages instead of shares of its 5-grams."""
 
 
 def data_folder() -> Path:
-    """Where the data sets lie: `CONTEXT_COMPILER_DATA`, else `../shared/data` beside the checkout."""
+    """Return the folder of the data sets: `CONTEXT_COMPILER_DATA`, else `../shared/data` next to the checkout."""
     given = os.environ.get("CONTEXT_COMPILER_DATA")
     return Path(given) if given else Path(__file__).parents[2] / "shared" / "data"
 
 
 def load(name: str, folder: Path) -> list[Conversation]:
-    """The conversations of one of `SETS`."""
+    """Load the conversations of one of `SETS`."""
     if name == "locomo":
         return [_locomo(one) for one in _json(folder / "locomo" / "conversations.json")]
     chats = sorted((folder / "beam" / name.removeprefix("beam-").upper()).iterdir(), key=lambda path: path.name)
@@ -91,7 +91,7 @@ def _json(path: Path) -> Any:
 
 
 def said(role: str, text: str, when: datetime) -> ModelMessage:
-    """One message of a conversation."""
+    """Build one message of a conversation."""
     if role == "user":
         return ModelRequest(parts=[UserPromptPart(content=text, timestamp=when)], timestamp=when)
     return ModelResponse(parts=[TextPart(content=text)], timestamp=when)
@@ -160,7 +160,7 @@ def _beam(chat: Path) -> Conversation:
 
 
 def _batches(data: Any) -> Iterator[Any]:
-    """The batches of a chat, whose longer ones hold plans of batches."""
+    """Yield the batches of a chat; in longer chats they are nested in plans."""
     for entry in data:
         if "turns" in entry:
             yield entry
@@ -185,18 +185,18 @@ def _ids(given: Any) -> Iterator[int]:
 
 
 def asked(conversation: Conversation, question: str) -> list[ModelMessage]:
-    """The history with the question as its last prompt, asked on the last day."""
+    """Return the history with the question as its last prompt, at the time of the last message."""
     when = conversation.messages[-1].timestamp or FIRST_DAY
     return [*conversation.messages, said("user", question, when)]
 
 
 def compiled(messages: Sequence[ModelMessage], budget: int) -> Sequence[ModelMessage]:
-    """The view of this package: no model, the extractive template."""
+    """Return the view of this package, without a model and with the extractive template."""
     return asyncio.run(compile_view(messages, template="extractive", budget=budget)).messages
 
 
 def shown(messages: Iterable[ModelMessage]) -> str:
-    """The text that a view shows but for its last prompt, which may share a request with what stands before."""
+    """Return the text of a view without its last prompt, which may share a request with earlier text."""
     parts = [part for message in messages for part in message.parts]
     return "\n".join(map(_text, parts[:-1]))
 
@@ -210,7 +210,7 @@ def _text(part: Any) -> str:
 
 
 def grams(text: str) -> frozenset[tuple[str, ...]]:
-    """The word 5-grams of a text; of a shorter one, all its words."""
+    """Return the word 5-grams of a text; if it is shorter, all its words as one gram."""
     words = re.findall(r"\w+", text.lower())
     return frozenset(zip(*(words[at:] for at in range(GRAM)), strict=False)) or frozenset({tuple(words)})
 
@@ -219,7 +219,7 @@ known = cache(grams)
 
 
 def score(question: Question, view: str, *, whole: bool) -> float:
-    """The share of the evidence that a view's text holds."""
+    """Return the share of the evidence that a view's text holds."""
     there = grams(view)
     if not whole:
         wanted = frozenset[tuple[str, ...]]().union(*map(known, question.evidence))
@@ -233,7 +233,7 @@ def score(question: Question, view: str, *, whole: bool) -> float:
 
 
 def measured(conversation: Conversation, budget: int, fill: Fill, *, blind: bool, counter: TokenCounter) -> list[float]:
-    """The evidence recall of every question about a conversation; `budget` is without the question's own tokens."""
+    """Return the evidence recall of every question about a conversation; `budget` excludes the question's tokens."""
     if blind:
         view = shown(fill(asked(conversation, NEUTRAL), budget + counter.text(NEUTRAL) + 4))
         return [score(question, view, whole=conversation.whole) for question in conversation.questions]
@@ -248,7 +248,7 @@ def measured(conversation: Conversation, budget: int, fill: Fill, *, blind: bool
 
 
 def interval(groups: Sequence[Sequence[float]]) -> tuple[float, float, float]:
-    """Mean over all questions, and its 95 % bootstrap interval over conversations."""
+    """Return the mean over all questions, and its 95 % bootstrap interval over conversations."""
     draw = random.Random(SEED)
     means: list[float] = []
     for _ in range(DRAWS):
@@ -260,7 +260,7 @@ def interval(groups: Sequence[Sequence[float]]) -> tuple[float, float, float]:
 
 
 def by_kind(kinds: Sequence[str], values: Sequence[float]) -> dict[str, tuple[float, int]]:
-    """Mean and number of the values of every kind of question, in alphabetic order."""
+    """Return the mean and the number of values for every kind of question, sorted by kind."""
     groups = {kind: [value for own, value in zip(kinds, values, strict=True) if own == kind] for kind in kinds}
     return {kind: (sum(groups[kind]) / len(groups[kind]), len(groups[kind])) for kind in sorted(groups)}
 
@@ -271,7 +271,7 @@ def main() -> None:
     parser.add_argument("--budgets", type=lambda text: tuple(map(int, text.split(","))))
     parser.add_argument("--blind", action="store_true", help='nothing is asked: the last prompt is "Go on."')
     parser.add_argument("--fast", action="store_true", help="two conversations, every tenth question")
-    parser.add_argument("--kinds", action="store_true", help="a row for every kind of question, too")
+    parser.add_argument("--kinds", action="store_true", help="also print a row for every kind of question")
     chosen = parser.parse_args()
     found = load(chosen.name, data_folder())
     table = Table(
@@ -292,7 +292,7 @@ def main() -> None:
 
 
 def fast(conversations: Sequence[Conversation]) -> list[Conversation]:
-    """A small subset: two conversations, every tenth question."""
+    """Return a small subset: two conversations, every tenth question."""
     return [
         Conversation(name=one.name, messages=one.messages, questions=one.questions[::10], whole=one.whole)
         for one in conversations[:2]

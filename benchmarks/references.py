@@ -1,9 +1,9 @@
-"""Reference recall: what a later tool call needs is still in the view, with the words that it stood among.
+"""Reference recall: the share of identifiers needed by a tool call that are still in the view, in their context.
 
-For every real tool call of a session: the share of the ids and paths in its arguments that occurred earlier and
-that a view of the history before the call still holds together with the words around them. A bare list of
-identifiers does not count. `long` are those whose last mention is further back than the budget, in tokens. The
-sets are swe (text actions and function calls of SWE-agent), tau (airline agents) and pi (one long coding session).
+For every real tool call of a session, this is the share of the ids and paths in its arguments that occurred earlier and
+that a view of the history before the call still holds with the words around them. A bare list of identifiers does not
+count. `long` are references last mentioned further back than the budget, in tokens. The sets are swe (text actions and
+function calls of SWE-agent), tau (airline agents) and pi (one long coding session).
 """
 
 from __future__ import annotations
@@ -27,29 +27,29 @@ FILES = {
     "tau": ("tau_bench/airline.json", None),
     "pi": ("pi_sessions/large-session.jsonl", None),
 }
-"""Where a set lies, and its format."""
+"""Glob pattern and transcript format of each set."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Score:
-    """Reference recall over calls: each call weighs the same."""
+    """Reference recall over calls, each with the same weight."""
 
     all: list[list[float]]
-    """Of every call with references, by session."""
+    """Recall of every call with references, by session."""
     long: list[list[float]]
     over: int
-    """Views above their budget."""
+    """Number of views above their budget."""
 
 
 def data_folder() -> Path | None:
-    """Where the data lie: in CONTEXT_COMPILER_DATA, else beside the checkout; None where there are none."""
+    """Return the folder of the data: CONTEXT_COMPILER_DATA, else next to the checkout; None if it does not exist."""
     named = os.environ.get("CONTEXT_COMPILER_DATA")
     folder = Path(named) if named else Path(__file__).parents[2] / "shared" / "data"
     return folder if folder.is_dir() else None
 
 
 def load(name: str, folder: Path) -> list[list[ModelMessage]]:
-    """Every session of a set, without system prompts: a budget here is what messages may cost."""
+    """Load every session of a set, without system prompts because budgets here cover messages only."""
     pattern, form = FILES[name]
     read = [one for path in sorted(folder.glob(pattern)) for one in read_transcripts(path, format=form)]
     return [_spoken(one.messages) for one in read]
@@ -69,7 +69,7 @@ _READER = Reader(TokenCounter())
 
 
 async def measured(sessions: Sequence[Sequence[ModelMessage]], budget: int, viewing: View, every: int = 1) -> Score:
-    """Reference recall of one way of viewing, over every `every`th call of all sessions."""
+    """Measure the reference recall of one kind of view, at every `every`th call of all sessions."""
     histories = [_READER.read(session) for session in sessions]
     said = [texts(history) for history in histories]
     score = Score(all=[[] for _ in sessions], long=[[] for _ in sessions], over=0)
@@ -86,7 +86,7 @@ async def measured(sessions: Sequence[Sequence[ModelMessage]], budget: int, view
 
 
 def _asked(history: History, position: int) -> int:
-    """Where the history before a call ends: behind the last request."""
+    """Return the end of the history before a call: the position after the last request."""
     while position and not isinstance(history.messages[position - 1], ModelRequest):
         position -= 1
     return position

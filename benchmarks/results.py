@@ -1,4 +1,4 @@
-"""What has been measured is on disk at once, and is not measured again while code and data are the same."""
+"""Results on disk: written at once, and not measured again while code and data are the same."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from typing import Any
 ROOT = Path(__file__).parents[1]
 
 PRINTING = {"__main__.py", "goals.py", "page.py", "results.py", "tables.py"}
-"""Modules of the benchmarks that change no figure."""
+"""Modules of the benchmarks that do not affect figures."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class Cell:
-    """One figure, or several that come together: a measure of an approach on a set at a budget."""
+    """One measurement: a measure of an approach on a set at a budget."""
 
     measure: str
     approach: str
@@ -27,20 +27,20 @@ class Cell:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """What a cell came to: values, or a dash with its reason."""
+    """Result of a cell: values, or a dash with its reason."""
 
     cell: Cell
     stamp: str
-    """Names the code and the data it was made with."""
+    """Hash of the code and the data that produced it."""
     value: Mapping[str, Any] | None = None
     dash: str = ""
     seconds: float = 0.0
     ran: str = ""
-    """The day, the machine and the versions."""
+    """Date, machine and versions."""
 
 
 def code(*, ours: bool) -> str:
-    """A name for the code: of the benchmarks, and of the package where that is what is measured."""
+    """Return a hash of the benchmarks' code, and of the package too if `ours`."""
     mark = hashlib.sha256()
     folders = [ROOT / "benchmarks", *([ROOT / "context_compiler", ROOT / "templates"] if ours else [])]
     for folder in folders:
@@ -55,7 +55,7 @@ class Results:
     """The results in a folder."""
 
     def __init__(self, folder: Path, *, resume: bool) -> None:
-        """Go on with what is there, or begin anew."""
+        """Open the results of a folder, or delete them unless `resume`."""
         folder.mkdir(parents=True, exist_ok=True)
         self.path = folder / "results.jsonl"
         self._known: dict[Cell, Result] = {}
@@ -68,19 +68,19 @@ class Results:
         return iter(self._known.values())
 
     def find(self, cell: Cell, stamp: str) -> Result | None:
-        """The result of a cell, if it was made with the same code and data."""
+        """Return the result of a cell if it was made with the same code and data, else None."""
         known = self._known.get(cell)
         return known if known is not None and known.stamp == stamp else None
 
     def keep(self, result: Result) -> None:
-        """Write a result down at once."""
+        """Write a result to disk at once."""
         self._known[result.cell] = result
         with self.path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(asdict(result)) + "\n")
 
 
 def _read(path: Path) -> Iterator[Result]:
-    """Every whole line; the last one of a process that was killed may be half a line."""
+    """Yield the results of every whole line; a killed process may have left an incomplete last line."""
     for line in path.read_text(encoding="utf-8").splitlines():
         try:
             given: dict[str, Any] = json.loads(line)

@@ -1,11 +1,11 @@
-"""What it costs to remember a request: time per save, and bytes on disk against bytes that are new.
+"""Cost of recording a request: time per save, and bytes on disk relative to new bytes.
 
     python benchmarks/store.py [--messages 2000] [--requests 500]
 
-A history of `--messages` messages grows by two a request; every view is a summary and the last forty
-messages at its cut, moves its cut every twenty requests, and carries a ledger and a cycle. Messages are
-prose of 200 to 2,000 characters, either drawn from three thousand words, which compress as English does,
-or random letters, which hardly compress at all.
+A history of `--messages` messages grows by two per request. Every view has a summary and the messages after its cut,
+at least forty; it moves its cut every twenty requests, and has a ledger and a cycle. Messages have 200 to 2,000
+characters: either prose from three thousand words, which compresses like English, or random letters, which hardly
+compress at all.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ SENT = datetime(2025, 11, 3, 12, 30, tzinfo=UTC)
 
 @dataclass
 class Chain:
-    """A history by name; `indexed` says whether it gives the search index its texts."""
+    """A history by ids; if `indexed`, it passes its texts to the search index."""
 
     ids: list[str]
     bodies: list[bytes]
@@ -51,16 +51,16 @@ class Chain:
     indexed: bool
 
     def body(self, index: int) -> bytes:
-        """The JSON of message `index`."""
+        """Return the JSON of message `index`."""
         return self.bodies[index]
 
     def text(self, index: int) -> str:
-        """Its text, where it is to be searched."""
+        """Return its text for the search index; empty if not indexed."""
         return self.texts[index] if self.indexed else ""
 
 
 def chain(texts: Sequence[str], first: int, indexed: bool) -> Chain:
-    """The chain of texts; `first` is the position of the first of them, which says who speaks."""
+    """Build the chain of texts; the parity of `first`, the position of the first text, sets its role."""
     bodies = [body(text, first + at) for at, text in enumerate(texts)]
     names: list[str] = []
     for one in bodies:
@@ -69,7 +69,7 @@ def chain(texts: Sequence[str], first: int, indexed: bool) -> Chain:
 
 
 def grown(base: Chain, texts: Sequence[str]) -> Chain:
-    """A chain with two messages more."""
+    """Return a chain extended by the given texts."""
     names, bodies = list(base.ids), list(base.bodies)
     for text in texts:
         bodies.append(body(text, len(bodies)))
@@ -97,7 +97,7 @@ def noise(draw: random.Random) -> Callable[[], str]:
 
 
 def entries(messages: int, requests: int, text: Callable[[], str], indexed: bool) -> Iterator[tuple[Entry, int]]:
-    """The entries of a session, each with the bytes that it has and the one before had not."""
+    """Yield the entries of a session, each with the number of its new bytes."""
     raw = chain([text() for _ in range(messages)], 0, indexed)
     known: set[bytes] = set()
     cut, summary, state, made = 0, "", "", None
@@ -179,7 +179,7 @@ def compiled(tip: str, summary: str, prompt: str, at: int) -> Compile:
 
 
 async def measure(messages: int, requests: int, text: Callable[[], str], indexed: bool) -> list[str]:
-    """One line of the table: times of all saves but the first, and what they added to the file."""
+    """Measure one line of the table: times of all saves but the first, and bytes added to the file."""
     with tempfile.TemporaryDirectory() as folder:
         store = SQLiteStore(Path(folder) / "context.db")
         times: list[float] = []
@@ -217,7 +217,7 @@ HEAD = ("median ms", "p95 ms", "max ms", "first ms", "find ms", "disk B/req", "n
 
 
 async def rows(messages: int, requests: int) -> list[list[str]]:
-    """Every kind of text, with the search index and without."""
+    """Measure every kind of text, with the search index and without."""
     lines: list[list[str]] = []
     for name, text in (("prose", prose(random.Random(1))), ("noise", noise(random.Random(1)))):
         for indexed in (False, True):
@@ -227,7 +227,7 @@ async def rows(messages: int, requests: int) -> list[list[str]]:
 
 
 async def main() -> None:
-    parser = argparse.ArgumentParser(description="What it costs to remember a request.")
+    parser = argparse.ArgumentParser(description="Time and disk space to record a request.")
     parser.add_argument("--messages", type=int, default=2_000)
     parser.add_argument("--requests", type=int, default=500)
     given = parser.parse_args()

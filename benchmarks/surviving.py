@@ -1,10 +1,11 @@
-"""Survival behind a given summary: what of the specifics it lost stands beside it, and what could at most.
+"""Survival of specifics that a given summary loses: the share in the view, and the maximum possible.
 
     python -m benchmarks.surviving [--set pi] [--budget 8000] [--summary FILE]
 
-Each session is compiled once, with a model that answers the given text; the default says nothing specific. `view` is
-the share of the specifics of the compiled messages that summary, index and quotes hold, from the record; `ceiling` what
-a list could hold at the cost of the index (15 % of the budget): the cheapest first, each with three tokens of origin.
+Each session is compiled once, with a model that answers with the given text; the default text has no specifics. `view`
+is the share of the specifics of the compiled messages in summary, index and quotes, from the record. `ceiling` is the
+share that a list of the index's size (15 % of the budget) could hold: the cheapest first, each with three tokens of
+origin.
 """
 
 from __future__ import annotations
@@ -28,13 +29,13 @@ from context_compiler.record.values import Compile
 
 NOTHING = "The work went on and some of it is done."
 ORIGIN = 3
-"""Tokens of origin that a listed specific needs at the least."""
+"""Minimum tokens for the origin of a listed specific."""
 
 _READER = Reader(TokenCounter())
 
 
 async def compiled(messages: Sequence[ModelMessage], budget: int, summary: str) -> Compile | None:
-    """The row of a compile whose model answers `summary`; None where no model was asked."""
+    """Return the row of a compile whose model answers with `summary`; None if no model was asked."""
 
     async def answer(asked: list[ModelMessage], info: AgentInfo) -> ModelResponse:
         return ModelResponse(parts=[TextPart(content=summary)])
@@ -46,7 +47,7 @@ async def compiled(messages: Sequence[ModelMessage], budget: int, summary: str) 
 
 
 def ceiling(messages: Sequence[ModelMessage], row: Compile, room: int) -> int:
-    """How many of the specifics of the compiled messages a list of at most `room` tokens can hold."""
+    """Return how many specifics of the compiled messages fit into a list of `room` tokens."""
     history = _READER.read(messages)
     spans = cast(list[list[int]], (row.input_payload or {})["compiled"])
     span = [position for start, stop in spans for position in range(start, stop)]

@@ -1,4 +1,4 @@
-"""Results as markdown tables and as lines of a plot; a dash has its reason below the table."""
+"""Format results as markdown tables and as lines of a plot; reasons for dashes are below the table."""
 
 from __future__ import annotations
 
@@ -11,36 +11,36 @@ from benchmarks.results import Result
 from context_compiler.cli.drawing import Line, Panel
 
 TOO_LONG = {"llamaindex-buffer": {"beam-500k", "pi"}}
-"""Sets that would take an approach hours."""
-RECOUNTS = "counts the whole history again for every message that it drops, which takes hours on these data"
+"""Sets that take an approach hours."""
+RECOUNTS = "recounts the whole history for every message that it drops, which takes hours on these data"
 
 Shown = Callable[[Mapping[str, Any]], str]
 
 
 def title(name: str) -> str:
-    """What an approach is called in a table."""
+    """Return the title of an approach in tables."""
     found = load(name) if name in HOMES else None
     return found.title if isinstance(found, Approach) else name
 
 
 def named(name: str) -> str:
-    """The same, in bold where it is ours."""
+    """Return the title of an approach, in bold if it is ours."""
     return f"**{title(name)}**" if name.startswith("ours") else title(name)
 
 
 def markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A markdown table."""
+    """Format a markdown table."""
     lines = [f"| {' | '.join(head)} |", f"|{'---|' * len(head)}", *(f"| {' | '.join(row)} |" for row in rows)]
     return "\n".join(lines)
 
 
 def part(count: int, whole: int) -> str:
-    """A count, and its share of a whole."""
+    """Format a count and its share of a whole."""
     return f"{count:,} ({count / whole:.0%})" if count else "0"
 
 
 def percent(groups: Sequence[Sequence[float]], sign: str = "") -> str:
-    """The mean in per cent, with an interval where there are several sessions or conversations."""
+    """Format the mean in per cent, with an interval if there are several sessions or conversations."""
     there = [group for group in groups if group]
     if not there:
         return "–"
@@ -49,7 +49,7 @@ def percent(groups: Sequence[Sequence[float]], sign: str = "") -> str:
 
 
 def ranked(results: Sequence[Result], shown: Shown) -> str:
-    """Approaches by budget; reasons for dashes below."""
+    """Format a table of approaches by budget, with the reasons for dashes below."""
     budgets = sorted({one.cell.budget for one in results})
     found = {(one.cell.approach, one.cell.budget): one for one in results}
     names = [name for name in HOMES if any(one.cell.approach == name for one in results)]
@@ -62,7 +62,7 @@ def _cell(result: Result | None, shown: Shown) -> str:
 
 
 def reasons(results: Sequence[Result]) -> str:
-    """Why there are dashes."""
+    """Format the reasons for dashes."""
     why: dict[str, list[str]] = {}
     for one in results:
         if one.dash and title(one.cell.approach) not in why.setdefault(one.dash, []):
@@ -78,7 +78,7 @@ def lines_of(
     leave_out: Collection[str] = (),
     log_y: bool = False,
 ) -> list[Panel]:
-    """A value against the budget: one panel a set, one line an approach."""
+    """Build panels of a value against the budget: one panel per set, one line per approach."""
     panels: list[Panel] = []
     for data in dict.fromkeys(one.cell.data for one in results):
         of_set = [one for one in results if one.cell.data == data and one.value is not None]

@@ -1,11 +1,11 @@
-"""A long conversation through the three lines of the README: is what a user asks for in the request that answers?
+"""A long conversation with the three lines of the README: are facts in the request when the user asks for them?
 
     python -m benchmarks.three_lines [--turns 300] [--facts 10] [--seed 7] [--no-tool]
 
-`ContextCompiler(budget=8_000)`, `Agent(..., capabilities=[compiler])`, and every turn carries the history on. The
-chat's own model writes the summaries, as by default, and they say nothing. Facts are mentioned in passing and asked for
-at random later turns; a turn that asks calls a tool first. `held`: the sentence is in the request whose response ends
-the turn. Exits with 1 where a fact is missing, or where a request is over the budget.
+The agent has `ContextCompiler(budget=8_000)` and `Agent(..., capabilities=[compiler])`, and every turn continues the
+history. The chat's own model writes the summaries, as by default, and they say nothing. The user mentions facts in
+passing and asks for them at random later turns; a turn that asks calls a tool first. `held`: the fact's sentence is in
+the last request of the turn. Exits with 1 if a fact is missing or a request is over the budget.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ LOOKED_UP = "shelf {at}: checked, in order, nothing to report\n"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fact:
-    """A sentence of a user's, and when it is asked for."""
+    """A sentence of the user, and the turn that asks for it."""
 
     sentence: str
     question: str
@@ -60,27 +60,27 @@ class Fact:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """What became of a fact."""
+    """Result for a fact."""
 
     fact: Fact
     held: bool
     tokens: int
-    """Of the request that ended the turn."""
+    """Tokens of the request that ended the turn."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What became of a conversation."""
+    """Result of a conversation."""
 
     rows: Sequence[Row]
     requests: int
     over: int
     summaries: int
-    """How often the chat's model was asked for one."""
+    """Number of summaries that the chat's model was asked for."""
 
 
 def facts(turns: int, count: int, draw: random.Random) -> list[Fact]:
-    """Facts with distinct turns of their own, each asked for at least a tenth of the conversation later."""
+    """Draw facts with distinct turns, each asked for at least a tenth of the conversation later."""
     names = draw.sample(NAMES, count)
     mentioned = sorted(draw.sample(range(2, turns * 6 // 10), count))
     free = set(range(2, turns)) - set(mentioned)
@@ -94,7 +94,7 @@ def facts(turns: int, count: int, draw: random.Random) -> list[Fact]:
 
 
 async def converse(turns: int, count: int, seed: int, *, tool: bool = True) -> Outcome:
-    """Hold a conversation of so many turns; its record goes to the working directory, as by default."""
+    """Run a conversation of the given number of turns; its record is in the working directory, as by default."""
     draw = random.Random(seed)
     chosen = facts(turns, count, draw)
     requests: list[Sequence[ModelMessage]] = []
@@ -139,7 +139,7 @@ def _said(draw: random.Random, texts: Sequence[str]) -> str:
 
 
 def table(outcome: Outcome) -> str:
-    """The facts in the order in which they were asked for."""
+    """Format the facts in the order in which they are asked for."""
     head = ("question", "mentioned in turn", "asked in turn", "tokens sent", "held")
     lines = [
         (
@@ -159,7 +159,7 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=300)
     parser.add_argument("--facts", type=int, default=10)
     parser.add_argument("--seed", type=int, default=7)
-    parser.add_argument("--no-tool", action="store_true", help="a turn that asks calls no tool")
+    parser.add_argument("--no-tool", action="store_true", help="call no tool in turns that ask")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         os.chdir(folder)

@@ -1,11 +1,11 @@
-"""Turns that wait for a compile: conversations lived turn by turn, with and without `background=True`.
+"""Turns that wait for a compile: conversations run turn by turn, with and without `background=True`.
 
     python -m benchmarks.waiting [--data locomo] [--budget 4000] [--compile 2] [--answer 2] [--pause 10] [--jobs 2]
 
-The clock is virtual, so that figures are the same on every machine: an answer takes `--answer` seconds, a compile
-`--compile`, and a user `--pause` before the next prompt; computing takes none. `waits`: the share of user turns in
-which a request waited for a compile; `waited`: the seconds of all of them together; `longest`: in one turn; `held`: the
-evidence in the request that answers a question (`benchmarks.lived`), in per cent, or – where nothing is asked.
+The clock is virtual, so figures are the same on every machine: an answer takes `--answer` seconds, a compile
+`--compile`, and a user pauses `--pause` seconds before the next prompt; computing takes no time. `waits`: share of user
+turns in which a request waited for a compile; `waited`: total seconds; `longest`: most seconds in one turn; `held`:
+evidence in the request that answers a question (`benchmarks.lived`), in per cent, or – if no questions are asked.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ NOTES = "- **Goal**: go on with what was asked.\n" + "- **Done**: another part o
 
 
 class VirtualClock(asyncio.SelectorEventLoop):
-    """An event loop whose time passes only where everything waits for it."""
+    """An event loop whose time passes only while every task waits."""
 
     def __init__(self) -> None:
         self.passed = 0.0
         super().__init__(_Selector(self))
 
     def time(self) -> float:
-        """Seconds since the beginning."""
+        """Return virtual seconds since the loop was created."""
         return self.passed
 
 
@@ -60,7 +60,7 @@ class _Selector(selectors.SelectSelector):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Times:
-    """Seconds that everybody takes."""
+    """Seconds for an answer, a compile, and a user's pause."""
 
     answer: float = 2.0
     compile: float = 2.0
@@ -69,7 +69,7 @@ class Times:
 
 @dataclass(slots=True, kw_only=True)
 class Waited:
-    """What came of the turns of some conversations."""
+    """Figures of the turns of conversations."""
 
     turns: list[float] = field(default_factory=list[float])
     """Seconds that each turn waited for a compile."""
@@ -78,14 +78,14 @@ class Waited:
     over: int = 0
 
     def add(self, other: Waited) -> None:
-        """Take the turns of other conversations in."""
+        """Add the turns of other conversations."""
         self.turns += other.turns
         self.held += other.held
         self.compiles, self.over = self.compiles + other.compiles, self.over + other.over
 
     @property
     def row(self) -> tuple[str, ...]:
-        """The figures as they stand in a table."""
+        """The figures formatted for a table."""
         late = [seconds for seconds in self.turns if seconds > 0]
         return (
             f"{len(self.turns):,}",
@@ -115,7 +115,7 @@ class _SlowSession(AgentSession):
 
 
 async def live(conversation: Conversation, budget: int, times: Times, **given: Any) -> Waited:
-    """Live through one conversation; `given` are arguments of `ContextCompiler`."""
+    """Run one conversation; `given` are arguments of `ContextCompiler`."""
     done, over = Waited(), list[bool]()
 
     async def write(messages: list[ModelMessage], info: AgentInfo) -> ModelResponse:
@@ -150,8 +150,8 @@ async def live(conversation: Conversation, budget: int, times: Times, **given: A
 
 
 def measure(conversation: Conversation, budget: int, times: Times, given: dict[str, Any]) -> Waited:
-    """The same, by a clock of its own."""
-    before, request.LONG = request.LONG, 1 << 60  # nothing in a thread: virtual time would not wait for it
+    """Run one conversation on a new virtual clock."""
+    before, request.LONG = request.LONG, 1 << 60  # use no threads, because virtual time does not wait for them
     try:
         with asyncio.Runner(loop_factory=VirtualClock) as runner:
             return runner.run(live(conversation, budget, times, **given))
@@ -160,7 +160,7 @@ def measure(conversation: Conversation, budget: int, times: Times, given: dict[s
 
 
 def table(data: Data, sets: dict[str, int], times: Sequence[Times], jobs: int = 1, most: int | None = None) -> str:
-    """A row for each set, way and time of a compile."""
+    """Build the table, one row per set, mode and compile time."""
     rows: list[tuple[str, ...]] = []
     with ProcessPoolExecutor(jobs) as pool:
         for name, budget in sets.items():
@@ -181,11 +181,11 @@ def table(data: Data, sets: dict[str, int], times: Sequence[Times], jobs: int = 
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--data", choices=sorted(SETS), help="all without")
+    parser.add_argument("--data", choices=sorted(SETS), help="default: all")
     parser.add_argument("--budget", type=int)
     for name in ("answer", "compile", "pause"):
         parser.add_argument(f"--{name}", type=float, help="seconds")
-    parser.add_argument("--most", type=int, help="conversations of a set")
+    parser.add_argument("--most", type=int, help="maximum number of conversations of a set")
     parser.add_argument("--jobs", type=int, default=1)
     given = parser.parse_args()
     data = at_hand(False, 1)

@@ -1,14 +1,14 @@
-"""Files of the package that one request enters: fewer files to open for a reader who follows it.
+"""Files of the package that one request enters: the files that a reader must open to follow it.
 
     python -m benchmarks.walks [-v]
     python -m benchmarks.walks --structure
 
-Each walk runs once unmeasured, so that imports, tables and encoders are there, and once under a profiler that
-notes every function of the package that is called, in every thread. Followed are the first live request of a
-compiler whose history fits, one that a model summarises, and a pipeline of one stage; the record is in memory.
+Each walk runs once unmeasured, to load imports, tables and encoders, and once under a profiler that notes every call of
+a function of the package, in every thread. The walks are the first live request of a compiler whose history fits, a
+request that a model summarises, and a pipeline of one stage. The record is in memory.
 
-The structure is that of the imports: rooms are packages and modules at the top level, floors the longest chain of
-imports between them, circles rooms that import each other in turn. Imports for types and lazy names do not count.
+`--structure` describes the imports. Rooms are packages and modules at the top level, floors are the longest chain of
+imports between them, and circles are rooms that import each other. Imports for types and lazy names do not count.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ GRAPH = """digraph g {
 
 
 def conversation(turns: int) -> list[ModelMessage]:
-    """A conversation of about 100 tokens a turn."""
+    """Build a conversation of about 100 tokens per turn."""
     made: list[ModelMessage] = []
     for turn in range(turns):
         made.append(ModelRequest(parts=[UserPromptPart(f"Question {turn}: which port does service-{turn} use? " * 3)]))
@@ -58,12 +58,12 @@ def conversation(turns: int) -> list[ModelMessage]:
 
 
 def answer(messages: list[ModelMessage], info: AgentInfo) -> ModelResponse:
-    """An answer to anything."""
+    """Return an answer to any prompt."""
     return ModelResponse(parts=[TextPart("They asked which service uses which port.")])
 
 
 async def request(budget: int) -> set[str]:
-    """One run of an agent with one request."""
+    """Run an agent with one request."""
     compiler = ContextCompiler(budget=budget, store=None, system=None)
     agent = Agent(FunctionModel(answer), capabilities=[compiler])
     history = conversation(40)
@@ -73,7 +73,7 @@ async def request(budget: int) -> set[str]:
 
 
 async def stage() -> set[str]:
-    """A pipeline of one stage, with an agent and a record."""
+    """Run a pipeline of one stage, with an agent and a record."""
     with tempfile.TemporaryDirectory() as folder:
         runs = SQLiteRuns(Path(folder) / "runs.db")
         with entered() as files:
@@ -92,7 +92,7 @@ WALKS: dict[str, Callable[[], Awaitable[set[str]]]] = {
 
 @contextmanager
 def entered() -> Generator[set[str]]:
-    """The files of the package whose functions are called meanwhile, relative to it."""
+    """Collect the files of the package whose functions are called, relative to the package."""
     files: set[str] = set()
 
     def note(frame: FrameType, event: str, argument: object) -> None:
@@ -110,14 +110,16 @@ def entered() -> Generator[set[str]]:
 
 
 async def walk(follow: Callable[[], Awaitable[set[str]]]) -> list[str]:
-    """The files that a walk enters once everything is loaded, in alphabetical order."""
+    """Return the files that a walk enters once everything is loaded, sorted."""
     await follow()
-    asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor())  # no profiler sees threads that are there
+    asyncio.get_running_loop().set_default_executor(
+        ThreadPoolExecutor()
+    )  # a profiler does not see threads that already exist
     return sorted(await follow())
 
 
 def structure() -> dict[str, int]:
-    """Figures of the package as its imports draw it."""
+    """Return figures of the package's structure, from its imports."""
     imports = build_graph("context_compiler", exclude_type_checking_imports=True, cache_dir=None)
     below: dict[str, set[str]] = {}
     for module in imports.modules - {"context_compiler", "context_compiler.__main__"}:
@@ -151,9 +153,9 @@ def structure() -> dict[str, int]:
 
 
 def main() -> None:
-    """Follow every walk, and print one table."""
+    """Run every walk, and print one table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("-v", "--verbose", action="store_true", help="name the files too")
+    parser.add_argument("-v", "--verbose", action="store_true", help="also name the files")
     parser.add_argument("--structure", action="store_true", help="print the figures of the package's structure instead")
     given = parser.parse_args()
     if given.structure:

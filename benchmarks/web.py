@@ -3,12 +3,12 @@
     python -m benchmarks.web [--messages 20000] [--requests 100000] [--db FILE]
     python -m benchmarks.web --chat
 
-`--chat` measures the first piece of an answer instead: from the prompt of a browser to the piece that it gets, through
-the chat page, and through a server that does nothing but stream the same agent of the host.
+One session has `--messages` messages and is sent in cycles of 25 requests; the other requests are spread over sessions
+of a hundred. Chains are written through the store, as by a running agent. Times are CPU time of the server's process,
+from the request to the last byte of the answer, with the tokenizer loaded. Linux only.
 
-One session of `--messages` messages is sent in cycles of 25 requests; the other requests are spread over sessions of
-a hundred. Chains are written through the store, as a running agent does. Times are CPU time of the server's process,
-from the request to the last byte of the answer, the tokenizer loaded. It runs on Linux.
+`--chat` measures the first piece of an answer instead, from the browser's prompt to the piece that it receives: through
+the chat page, and through a server that only streams the same agent of the host.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ WORDS = "the build of module is green and its tests pass while the queue holds j
 
 @dataclass(frozen=True)
 class Message:
-    """A message as it is stored."""
+    """A message in its stored form."""
 
     body: bytes
     text: str
@@ -74,19 +74,19 @@ class Message:
 
 
 class Part:
-    """The first messages of a list as a chain."""
+    """A chain of the first messages of a list."""
 
     def __init__(self, names: Sequence[str], messages: Sequence[Message], length: int) -> None:
-        """The chain of the first `length` messages."""
+        """Build the chain of the first `length` messages."""
         self.ids = Names(names, length)
         self._messages = messages
 
     def body(self, index: int) -> bytes:
-        """The JSON of message `index`."""
+        """Return the JSON of message `index`."""
         return self._messages[index].body
 
     def text(self, index: int) -> str:
-        """Its text."""
+        """Return the text of message `index`."""
         return self._messages[index].text
 
 
@@ -94,7 +94,7 @@ class Names(Sequence[str]):
     """The first names of a list, without a copy."""
 
     def __init__(self, names: Sequence[str], length: int) -> None:
-        """The first `length` of `names`."""
+        """Show the first `length` of `names`."""
         self._names, self._length = names, length
 
     def __len__(self) -> int:
@@ -106,19 +106,19 @@ class Names(Sequence[str]):
 
 
 def said(number: int, session: int) -> str:
-    """A text of some sixty words."""
+    """Return a text of about sixty words."""
     words = [WORDS[(number * 7 + at * (session + 3)) % len(WORDS)] for at in range(60)]
     return f"{number} in {session}: {' '.join(words)}"
 
 
 def stored(message: ModelMessage, text: str) -> Message:
-    """A message for the store."""
+    """Convert a message for the store."""
     body = message_body(message)
     return Message(body, text, ids.identity(body))
 
 
 def turn(number: int, session: int) -> list[Message]:
-    """A prompt and its answer."""
+    """Return a prompt and its answer."""
     when = START + timedelta(seconds=number)
     prompt = f"{said(number, session)} {FACT if number == 3 else ''}"
     answer = said(number + 1, session)
@@ -129,7 +129,7 @@ def turn(number: int, session: int) -> list[Message]:
 
 
 def note(number: int, session: int) -> Message:
-    """A note with what is quoted."""
+    """Return the note of a view, with quotes."""
     quoted = "\n".join(f"[turn {number - at} · user] {said(number - at, session)}" for at in range(3))
     fact = f"[turn 4 · user] {FACT}" if (number // CYCLE) % 2 else ""
     text = f"{SUMMARY_PREFIX}\nNotes.\n\nIt goes on.\n{fence('QUOTED FROM EARLIER TURNS', quoted + fact)}"
@@ -139,7 +139,7 @@ def note(number: int, session: int) -> Message:
 
 
 def chained(messages: Sequence[Message]) -> list[str]:
-    """Names of a chain."""
+    """Return the ids of a chain."""
     names: list[str] = []
     for one in messages:
         names.append(ids.chain_id(names[-1] if names else None, one.identity))
@@ -147,7 +147,7 @@ def chained(messages: Sequence[Message]) -> list[str]:
 
 
 async def write_session(store: SQLiteStore, session: int, turns: int) -> None:
-    """A session with one request a turn."""
+    """Write a session with one request per turn."""
     raw: list[Message] = [message for number in range(turns) for message in turn(number, session)]
     names = chained(raw)
     view: list[Message] = []
@@ -190,7 +190,7 @@ async def write_session(store: SQLiteStore, session: int, turns: int) -> None:
 
 
 async def write_record(db: Path, messages: int, requests: int) -> None:
-    """The whole record."""
+    """Write the whole record."""
     store = SQLiteStore(db)
     await write_session(store, 0, messages // 2)
     for session in range(1, max(1, (requests - messages // 2) // SMALL) + 1):
@@ -202,7 +202,7 @@ async def write_record(db: Path, messages: int, requests: int) -> None:
 
 @contextmanager
 def served(db: Path) -> Generator[tuple[int, httpx.Client]]:
-    """A server of its own, as `serve` starts it: its process and a client."""
+    """Start a server as `serve` does, and yield its process and a client."""
     command = [sys.executable, "-m", "context_compiler", "serve", "--db", str(db)]
     server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     try:
@@ -218,12 +218,12 @@ def served(db: Path) -> Generator[tuple[int, httpx.Client]]:
 
 
 def cpu_ms(process: int) -> float:
-    """CPU time of a process until now, by the clock that Linux has for each."""
+    """Return the CPU milliseconds of a process so far, from Linux's clock of the process."""
     return time.clock_gettime(~process << 3 | 2) * 1000
 
 
 def settle(process: int) -> None:
-    """Wait until a process does nothing but wait."""
+    """Wait until a process is idle."""
     before = 0.0
     while (now := cpu_ms(process)) - before > 30:
         before = now
@@ -231,7 +231,7 @@ def settle(process: int) -> None:
 
 
 def measure(process: int, client: httpx.Client, path: str, times: int) -> tuple[float, float, int]:
-    """First and median milliseconds of CPU, and bytes, of a page."""
+    """Return first and median CPU milliseconds, and bytes, of a page."""
     taken: list[float] = []
     size = 0
     for _ in range(times):
@@ -244,13 +244,13 @@ def measure(process: int, client: httpx.Client, path: str, times: int) -> tuple[
 
 
 def megabytes(process: int) -> float:
-    """Memory of a process."""
+    """Return the resident memory of a process in MiB."""
     status = Path(f"/proc/{process}/status").read_text(encoding="utf-8")
     return int(next(line for line in status.splitlines() if line.startswith("VmRSS")).split()[1]) / 1024
 
 
 def pages(newest: int) -> list[tuple[str, str, Callable[[], str]]]:
-    """Pages to measure: name, goal, address."""
+    """Return the pages to measure: name, goal, and a function that returns the address."""
     return [
         ("list of sessions", "", lambda: "/sessions"),
         ("first page of the long session", "300 ms, 200 kB", lambda: "/sessions/1"),
@@ -266,14 +266,14 @@ def pages(newest: int) -> list[tuple[str, str, Callable[[], str]]]:
 
 
 WORD_S = 0.002
-"""Seconds that the scripted model takes for a word."""
+"""Seconds that the scripted model takes per word."""
 
 WARM, ROUNDS = 5, 40
-"""Answers that are not counted, and those that are."""
+"""Number of answers that are not counted, and of those that are."""
 
 
 def host_app() -> Starlette:
-    """A server that streams an agent of the host, with the history so far."""
+    """Build a server that streams an agent of the host, with the history so far."""
     agent, messages = Agent(ScriptedModel(delay=WORD_S)), list[ModelMessage]()
 
     async def pieces(text: str) -> AsyncIterator[str]:
@@ -301,7 +301,7 @@ def host_app() -> Starlette:
 
 
 def chat_app(folder: Path) -> Starlette:
-    """The application with a chat of the same agent."""
+    """Build the application with a chat of the same agent."""
     defaults = ChatDefaults(model="scripted", db=folder / "context.db", system=folder, budget=1_000_000)
     chats = Chats(lambda name: Agent(ScriptedModel(delay=WORD_S)), defaults)
     return create_app(folder / "context.db", system=folder, chats=chats)
@@ -309,7 +309,7 @@ def chat_app(folder: Path) -> Starlette:
 
 @contextmanager
 def serving(app: Starlette) -> Iterator[str]:
-    """A server in a thread of its own; its address."""
+    """Run a server in a thread and yield its address."""
     listener = socket.create_server(("127.0.0.1", 0))
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     server = uvicorn.Server(uvicorn.Config(app, log_level="warning"))
@@ -326,7 +326,7 @@ def serving(app: Starlette) -> Iterator[str]:
 
 
 class Asker:
-    """Somebody who asks and waits for the first piece, and then for the end."""
+    """A client that asks, and waits for the first piece and then for the end."""
 
     def __init__(self, address: str, path: str, **query: str) -> None:
         """Connect at the first question."""
@@ -335,7 +335,7 @@ class Asker:
         self.found: list[float] = []
 
     async def ask(self, number: int) -> None:
-        """Ask the host's server, whose answer is the stream."""
+        """Ask the host's server, which answers with the stream."""
         began, first = time.perf_counter(), 0.0
         async with self.client.stream("POST", self.path, json={"text": f"And question {number}?"}) as answer:
             async for line in answer.aiter_lines():
@@ -345,12 +345,12 @@ class Asker:
 
 
 class Tab(Asker):
-    """The same for the chat page, which listens to events."""
+    """A client of the chat page, which listens to events."""
 
     came: asyncio.Queue[tuple[str, float]]
 
     async def listen(self) -> None:
-        """Hear the events of the chat."""
+        """Listen to the events of the chat."""
         self.came = asyncio.Queue()
         async with self.client.stream("GET", f"{self.path}/events") as answer:
             async for line in answer.aiter_lines():
@@ -373,7 +373,7 @@ class Tab(Asker):
 
 
 async def first_pieces(host: str, chat: str) -> dict[str, float]:
-    """Median milliseconds to the first piece, asked in turn."""
+    """Return median milliseconds to the first piece; the clients ask in turn."""
     modes = {name: Tab(chat, "/api/chat", session=name) for name in ("normal mode", "Endless")}
     askers = {"": Asker(host, "/say"), **modes}
     for number in range(WARM + ROUNDS):
@@ -396,7 +396,7 @@ def print_chat() -> None:
     ):
         found = asyncio.run(first_pieces(host, chat))
     base = found.pop("")
-    print("| first piece of an answer | median, ms | beside the host | goal |\n|---|---:|---:|---|")
+    print("| first piece of an answer | median, ms | over the host | goal |\n|---|---:|---:|---|")
     print(f"| the host's own stream | {base:.1f} | | |")
     for name, median in found.items():
         print(f"| chat page, {name} | {median:.1f} | {median - base:+.1f} | 10 ms |")
@@ -408,7 +408,7 @@ def main() -> None:
     parser.add_argument("--messages", type=int, default=20_000)
     parser.add_argument("--requests", type=int, default=100_000)
     parser.add_argument("--times", type=int, default=5)
-    parser.add_argument("--db", type=Path, help="Record to use; made if it does not exist, and kept.")
+    parser.add_argument("--db", type=Path, help="Record to use; created if it does not exist, and kept.")
     parser.add_argument("--chat", action="store_true", help="Measure the chat page instead.")
     given = parser.parse_args()
     if given.chat:
@@ -423,7 +423,7 @@ def main() -> None:
             idle = megabytes(process)
             print(f"record of {db.stat().st_size / 1e6:,.0f} MB; idle server: {idle:.0f} MB (goal 120 MB)\n")
             print("| page | first, ms | median, ms | kB | goal |\n|---|---:|---:|---:|---|")
-            client.get(f"/requests/{newest + 1}")  # of another session: the tokenizer is loaded
+            client.get(f"/requests/{newest + 1}")  # a page of another session, to load the tokenizer
             settle(process)
             for name, goal, address in pages(newest):
                 first, median, size = measure(process, client, address(), given.times)

@@ -1,11 +1,10 @@
-"""Time of windows of a long conversation in the host's store, and of recall across many conversations of one owner.
+"""Time to load windows of a long conversation from the host's store, and to recall across one owner's conversations.
 
     python -m benchmarks.windows [--messages 20000] [--conversations 300] [--postgres]
 
-Every conversation is saved by `RecordConversationStore` in a new file, or in a new PostgreSQL cluster. A window is
-its last eight messages, loaded again and again; a turn is saved after one. Then questions are asked in a conversation
-of its own, each about a number that was said in one of the others: the first ones read and index what there is, the
-later ones only look.
+`RecordConversationStore` saves every conversation in a new file, or in a new PostgreSQL cluster. A window is the last
+eight messages, loaded repeatedly; then one turn is saved. Then a separate conversation asks questions, each about a
+number from one of the others: the first questions read and index the conversations, the later ones only search.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ WINDOW, ROUNDS, TALK = 8, 200, 40
 
 
 def talk(start: int, count: int) -> list[ModelMessage]:
-    """Messages of a conversation about numbers."""
+    """Build messages of a conversation about numbers."""
     texts = [
         f"message {at} about plan {start * 7 + at} of the quarter, and topic {at % 31} of the town"
         for at in range(count)
@@ -42,7 +41,7 @@ def talk(start: int, count: int) -> list[ModelMessage]:
 
 
 async def timed(work: Callable[[int], Awaitable[Any]], rounds: int) -> list[float]:
-    """Milliseconds of each round."""
+    """Return the milliseconds of each round."""
     found: list[float] = []
     for number in range(rounds):
         begun = time.perf_counter()
@@ -52,13 +51,13 @@ async def timed(work: Callable[[int], Awaitable[Any]], rounds: int) -> list[floa
 
 
 def line(what: str, times: list[float]) -> str:
-    """Median and slowest tenth, for a table."""
+    """Format the median and the slowest tenth as a line."""
     slow = statistics.quantiles(times, n=10)[-1]
     return f"{what:<52} median {statistics.median(times):8.2f} ms   slowest tenth from {slow:8.2f} ms"
 
 
 async def measure(messages: int, conversations: int, path: Path | str) -> None:
-    """Print the table."""
+    """Measure and print the table."""
     store = RecordConversationStore(path)
     await store.save(Conversation(conversation_id="long", messages=talk(0, messages)))
     print(line(f"window of {WINDOW} of {messages:,} messages", await timed(lambda _: _window(store), ROUNDS)))

@@ -1,12 +1,12 @@
-"""Submitted runs and their workers: how near the throughput is to the ideal, and what kills do to the results.
+"""Submitted runs and their workers: throughput relative to the ideal, and results under kills.
 
     python -m benchmarks.workers throughput PLACE [--runs 1000] [--workers 4] [--concurrency 8]
     python -m benchmarks.workers kills PLACE [--runs 20] [--kills 100] [--workers 4] [--seed 1]
 
-PLACE is a `.db` file or the address of a PostgreSQL database, without runs in it, or `postgres`: a new cluster. A
-stage waits for 250 ms, as for a model that is very quick; the ideal is what the waiting alone would take. `kills`
-ends workers by SIGKILL in the middle of runs, over and over, and compares how every run ended with one that nobody
-disturbed. Each prints one JSON line.
+PLACE is a `.db` file or the address of a PostgreSQL database, both without runs, or `postgres` for a new cluster. A
+stage waits for 250 ms, as for a very quick model; the ideal is the time of the waiting alone. `kills` repeatedly ends
+workers with SIGKILL in the middle of runs, and compares the end of every run with an undisturbed one. Each command
+prints one JSON line.
 """
 
 from __future__ import annotations
@@ -52,14 +52,14 @@ WINDING = """digraph g {
 
 
 def open_place(place: str, lease: float) -> SQLRuns:
-    """The store at a place."""
+    """Open the store at a place."""
     if place.endswith(".db"):
         return SQLiteRuns(place, busy_timeout=60.0)
     return pipeline.PostgresRuns(place, lease=lease)
 
 
 def name_of(number: int) -> str:
-    """The id of a run."""
+    """Return the id of a run."""
     return f"run-{number:04d}"
 
 
@@ -73,21 +73,21 @@ async def submit(place: str, text: str, count: int) -> None:
 
 
 async def no_wait(seconds: float) -> None:
-    """A pause that takes no time."""
+    """Return at once instead of pausing."""
     await asyncio.sleep(0)
 
 
 async def wait(stage: Stage) -> Outcome:
-    """A stage that only waits."""
+    """Run a stage that only waits."""
     await asyncio.sleep(STAGE_S)
     return Outcome(notes="done")
 
 
-wait.reads_past = False  # pyright: ignore[reportFunctionMemberAccess]  # so that no tokenizer is loaded for it
+wait.reads_past = False  # pyright: ignore[reportFunctionMemberAccess]  # so that it loads no tokenizer
 
 
 async def wind(stage: Stage) -> Outcome:
-    """A stage whose outcome follows from the state of the run alone; some of them fail at first."""
+    """Run a stage whose outcome depends only on the state of the run; some fail at first."""
     attempt = stage.context.get("internal.lineage.attempt")
     stage.keep("out", f"{stage.node.name} {stage.visit} {attempt}")
     if (stage.node.name == "g" and stage.visit == 1) or (stage.node.name == "z" and attempt == 1):
@@ -98,7 +98,7 @@ async def wind(stage: Stage) -> Outcome:
 async def work(
     place: str, handler: Any, *, concurrency: int, lease: float, poll: float = 0.02, kill_at: int = 0
 ) -> None:
-    """Be a worker until no run is left, or until its `kill_at`-th event, at which it kills itself."""
+    """Run a worker until no run is left, or until its event number `kill_at`, at which it kills itself."""
     left = kill_at
 
     def listen(event: Event) -> None:
@@ -117,7 +117,7 @@ async def work(
 
 
 def fork(task: Coroutine[Any, Any, None]) -> int:
-    """Do something in a child, so that this process has neither threads nor connections; its process id."""
+    """Run a task in a child process and return its pid, so that this process has neither threads nor connections."""
     child = os.fork()
     if child == 0:
         status = 1
@@ -131,12 +131,12 @@ def fork(task: Coroutine[Any, Any, None]) -> int:
 
 
 def join(*children: int) -> list[int]:
-    """The exit codes of children, negative for signals."""
+    """Return the exit codes of children, negative for signals."""
     return [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
 
 
 async def load(place: str, count: int) -> list[RunState | None]:
-    """The states of all runs."""
+    """Load the states of all runs."""
     store = open_place(place, LEASE_S)
     states = [await store.load(name_of(number)) for number in range(count)]
     await store.close()
@@ -144,7 +144,7 @@ async def load(place: str, count: int) -> list[RunState | None]:
 
 
 def throughput(place: str, runs: int, workers: int, concurrency: int) -> dict[str, Any]:
-    """Time of all runs by several workers, and its ratio to the ideal."""
+    """Measure the time of all runs by several workers, and its ratio to the ideal."""
     started = time.perf_counter()
     join(fork(submit(place, CHAIN, runs)))
     submitted = time.perf_counter() - started
@@ -167,14 +167,14 @@ def throughput(place: str, runs: int, workers: int, concurrency: int) -> dict[st
         "seconds": round(seconds, 2),
         "ideal": round(ideal, 2),
         "ratio": round(seconds / ideal, 2),
-        "cpu_ms": round(1_000 * used / runs, 2),  # of the workers, for a run
+        "cpu_ms": round(1_000 * used / runs, 2),  # CPU time of the workers per run
         "succeeded": ended,
         "ok": ended == runs and not any(codes),
     }
 
 
 def comparable(state: RunState | None) -> Any:
-    """All of a state but times."""
+    """Return a state without times."""
     if state is None:
         return None
     document = json.loads(json.dumps(checkpoint_document(state)))
@@ -185,10 +185,10 @@ def comparable(state: RunState | None) -> Any:
 
 
 def kills(place: str, runs: int, kills: int, workers: int, seed: int) -> dict[str, Any]:
-    """Kill workers until that was often enough, let one end the rest, and compare."""
+    """Kill workers the given number of times, let one finish the rest, and compare."""
     draw, codes = random.Random(seed), list[int]()
     join(fork(submit(place, WINDING, runs)))
-    most = max(10, 120 * runs // (2 * kills))  # so that the kills are spread over all of the runs
+    most = max(10, 120 * runs // (2 * kills))  # spreads the kills over all runs
     while codes.count(-signal.SIGKILL) < kills and 0 not in codes:
         crew = min(workers, kills - codes.count(-signal.SIGKILL))
         children = [

@@ -1,1 +1,1 @@
-"""A campaign against the package: random use, kills, processes, disk faults, hostile texts and a soak; seeded."""
+"""A seeded campaign against the package: random use, kills, processes, disk faults, hostile texts and a soak."""

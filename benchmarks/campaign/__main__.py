@@ -1,10 +1,10 @@
 """Run a campaign, and print its figures: `python -m benchmarks.campaign`.
 
 python -m benchmarks.campaign --minutes 60                        # everything, on all cores
-python -m benchmarks.campaign --minutes 5 --only fuzz --seed 7    # a part, with the random numbers of a former run
-python -m benchmarks.campaign --only fuzz --seed 7 --case 123     # the one case that a fault names
+python -m benchmarks.campaign --minutes 5 --only fuzz --seed 7    # one part, with the random numbers of an earlier run
+python -m benchmarks.campaign --only fuzz --seed 7 --case 123     # the one case named by a fault
 
-Prints one figure a line, then every fault with the command that shows it again; exits with 1 if there is any.
+Prints one figure per line, then every fault with the command that reproduces it. Exits with 1 if there is a fault.
 """
 
 from __future__ import annotations
@@ -27,19 +27,25 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 @app.command(help="Use the package at random, kill it, break its disk, and count what goes wrong.")
 def main(
-    minutes: Annotated[float, typer.Option(help="How long, about.", min=0.01)] = 5.0,
-    only: Annotated[str, typer.Option(help=f"Some of {', '.join(PARTS)}, with commas; all without.")] = "",
-    seed: Annotated[int | None, typer.Option(help="Of the random numbers; drawn and printed without.")] = None,
-    jobs: Annotated[
-        int | None, typer.Option(help="Processes at the same time; as many as cores without.", min=1)
+    minutes: Annotated[float, typer.Option(help="Approximate duration.", min=0.01)] = 5.0,
+    only: Annotated[
+        str, typer.Option(help=f"Parts to run, separated by commas: {', '.join(PARTS)}; default: all.")
+    ] = "",
+    seed: Annotated[
+        int | None, typer.Option(help="Seed of the random numbers; default: a random one, which is printed.")
     ] = None,
-    cases: Annotated[int | None, typer.Option(help="Of each part, instead of as many as time allows.", min=1)] = None,
+    jobs: Annotated[
+        int | None, typer.Option(help="Number of parallel processes; default: one per core.", min=1)
+    ] = None,
+    cases: Annotated[
+        int | None, typer.Option(help="Number of cases of each part, instead of a duration.", min=1)
+    ] = None,
     case: Annotated[int | None, typer.Option(help="Run one case of one part, in this process.", min=0)] = None,
 ) -> None:
-    """Run it, print figures and faults."""
+    """Run the campaign, and print figures and faults."""
     names = [name.strip() for name in only.split(",") if name.strip()] or list(PARTS)
     if unknown := [name for name in names if name not in PARTS]:
-        raise typer.BadParameter(f"{unknown[0]!r}: there is {', '.join(PARTS)}")
+        raise typer.BadParameter(f"{unknown[0]!r}: choose from {', '.join(PARTS)}")
     seed = SystemRandom().randrange(10**6) if seed is None else seed
     jobs = jobs or os.cpu_count() or 1
     screen = Screen()

@@ -1,4 +1,4 @@
-"""One case of a campaign: its own random numbers, its folder, what it counts and what it finds wrong."""
+"""One case of a campaign, with its own random numbers, folder, figures and faults."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from random import Random
 from typing import Any
 
 MOST = 12
-"""Faults of one case that are reported; one fault tends to repeat at every later request."""
+"""Maximum reported faults of one case, because one fault tends to repeat at every later request."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,14 +33,14 @@ class Fault:
 
 @dataclass(slots=True)
 class Case:
-    """A case; the same part, seed and number draw the same."""
+    """A case; its random draws depend only on part, seed and number."""
 
     part: str
     seed: int
     number: int
     folder: Path
     scale: float = 1.0
-    """Size of cases that are as long as they are told to be: 1 is that of an hour."""
+    """Size of cases with a variable length; 1 is the size in a campaign of one hour."""
     figures: Counter[str] = field(default_factory=Counter[str])
     faults: list[Fault] = field(default_factory=list[Fault])
     random: Random = field(init=False)
@@ -49,11 +49,11 @@ class Case:
         self.random = Random(f"{self.part} {self.seed} {self.number}")
 
     def count(self, what: str, number: int = 1) -> None:
-        """Add to a figure; figures of faults exist from the first case on, at 0."""
+        """Add to a figure."""
         self.figures[what] += number
 
     def check(self, holds: object, what: str, text: Callable[[], str] | str = "") -> None:
-        """Check an invariant: the figure `what` counts where it does not hold."""
+        """Check an invariant; if it does not hold, the figure `what` counts it and a fault is added."""
         self.figures[what] += not holds
         if not holds and len(self.faults) < MOST:
             more = text() if callable(text) else text
@@ -65,13 +65,13 @@ Run = Callable[[Case], None]
 
 
 def run_case(run: Run, part: str, seed: int, number: int, scale: float = 1.0) -> Case:
-    """Run one case in a folder of its own; an exception is a fault too."""
+    """Run one case in a new folder; an exception is a fault too."""
     with tempfile.TemporaryDirectory(prefix="campaign-", ignore_cleanup_errors=True) as folder:
         case = Case(part, seed, number, Path(folder), scale)
         case.count("cases")
         try:
             run(case)
-        except Exception as error:  # whatever a case raises is its result, and the next one goes on
+        except Exception as error:  # an exception is the result of a case, and the next case runs
             place = traceback.extract_tb(error.__traceback__)
             where = " < ".join(f"{Path(one.filename).name}:{one.lineno} {one.name}" for one in reversed(place[-6:]))
             case.check(False, "exceptions", f"{type(error).__name__}: {error} at {where}")
@@ -80,5 +80,5 @@ def run_case(run: Run, part: str, seed: int, number: int, scale: float = 1.0) ->
 
 
 def complete(work: Coroutine[Any, Any, None]) -> None:
-    """Run a coroutine in an event loop of its own."""
+    """Run a coroutine in a new event loop."""
     asyncio.run(work)

@@ -1,4 +1,4 @@
-"""Live agents in random conversations, each request checked against what a provider would take and what is kept."""
+"""Live agents in random conversations; checks each request against providers' rules and against the record."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ from context_compiler.record.values import positions_of
 from context_compiler.tokens.prices import price_of
 
 SECRET = "The staging database of Maria has the password KESTREL-77."
-"""Words of another owner, which nobody else may be sent."""
+"""Text of another owner, which must not be sent to anybody else."""
 INSTRUCTIONS = (None, "Be brief.", "You are a careful engineer. Name files with their lines.")
 BUDGETS = ((300, 900), (900, 3_000), (3_000, 9_000), (9_000, 40_000))
 CHOICES: dict[str, Sequence[Any]] = {
@@ -62,13 +62,13 @@ CHOICES: dict[str, Sequence[Any]] = {
     "compile_spend_limit": ("$0.001", "$5"),
 }
 PRICED = "claude-sonnet-4-5"
-"""A model whose price is known: money buys as many tokens of it as a budget is to have."""
+"""Model with a known price, to express a token budget as money."""
 FOCUS = ("", "the staging database", "who owns what", "x" * 1_999)
 FLOOR = 260
-"""Tokens above what a request costs beside its messages with which a view can always be had."""
+"""Tokens above the fixed costs with which a view is always possible."""
 LEAST_ROOM, PART_ROOM, LONG_ROOM = 40, 40, 130
-"""Tokens for messages below which even the shortest prompt may be cut, more for each part of the last message, and
-tokens below which a long one may lose all its words."""
+"""Room in tokens below which even the shortest prompt may be cut, extra room for each part of the last message, and
+room below which a long prompt may lose all its words."""
 GADGETS = (
     "{{ ''.__class__.__mro__ }} {{ recent_turns }}",
     "{% for a in range(100000000) %}x{% endfor %}",
@@ -82,7 +82,7 @@ GADGETS = (
 
 
 class Report(BaseModel):
-    """An output with a structure."""
+    """A structured output."""
 
     title: str
     lines: list[str]
@@ -90,7 +90,7 @@ class Report(BaseModel):
 
 @dataclass
 class Writer:
-    """The model that writes summaries, well or not; `bad` counts how often it did not."""
+    """The model that writes summaries, good or bad; `bad` counts the bad ones."""
 
     drawn: Drawn
     kind: str
@@ -98,7 +98,7 @@ class Writer:
 
     @property
     def failed(self) -> bool:
-        """True if it did not write well; time may be up for one that hangs before it is even entered."""
+        """True if a summary was bad; a model that hangs always counts, because it may time out before it is called."""
         return self.kind == "hangs" or self.bad > 0
 
     @property
@@ -119,19 +119,19 @@ class Writer:
 
 @dataclass
 class Turn:
-    """One run of an agent: its script, what the model was sent, and the views that our side knows of."""
+    """One run of an agent: requests that the model received, and views and errors that the compiler reported."""
 
     sent: list[Sent] = field(default_factory=list[Sent])
     views: list[View] = field(default_factory=list[View])
     errors: list[Exception] = field(default_factory=list[Exception])
     resumed: set[int] = field(default_factory=set[int])
-    """Requests with which a run began that answers what was put off."""
+    """Indexes of the requests that begin a run which answers deferred calls."""
     steered: bool = False
-    """The last prompt is another one than the first."""
+    """True if the last prompt differs from the first."""
 
 
 def tools_of(drawn: Drawn, *, deferred: bool) -> list[Callable[..., Any]]:
-    """Tools that answer, refuse, raise `ModelRetry`, or put off; in threads they would draw in any order."""
+    """Return tools that answer, raise `ModelRetry`, or defer; async, because threads would draw in any order."""
     seen: set[str] = set()
 
     async def look(path: str) -> str:
@@ -149,7 +149,7 @@ def tools_of(drawn: Drawn, *, deferred: bool) -> list[Callable[..., Any]]:
 
 
 class Conversation:
-    """One application with one conversation, or several that branch off each other."""
+    """One application with one conversation, or several with forks."""
 
     def __init__(self, case: Case, *, hostile: float = 0.02, counted: bool = False) -> None:
         self.case, self.random = case, case.random
@@ -192,14 +192,14 @@ class Conversation:
         self.budget = self.random.randint(low, high)
         chosen = {name: self.random.choice(values) for name, values in CHOICES.items() if self.drawn.sometimes(0.25)}
         if self.hostile and self.drawn.sometimes(0.5):
-            with suppress(TemplateError):  # which is how most of them are refused
+            with suppress(TemplateError):  # most of them are refused this way
                 chosen["template"] = Template.parse(self.random.choice(GADGETS), name="gadget")
         if chosen.get("background") and "every_turn" in chosen:
             del chosen[self.random.choice(("background", "every_turn"))]
         if self._counted:
             chosen["counter"] = "provider"
         if self._writer.kind == "hangs":
-            chosen.pop("counter", None)  # which has as little time
+            chosen.pop("counter", None)  # a count has the same short timeout
         self.choices = chosen
         self.name, budget = "strict", self.budget
         if self.drawn.sometimes(0.1):
@@ -217,7 +217,7 @@ class Conversation:
         )
 
     async def _take_pin(self, name: str, found: Any) -> None:
-        """Note the words of what was pinned, which is a message of the newest request, not of what is sent next."""
+        """Note the texts of a pinned message, which belongs to the newest request, not to the next one."""
         session = self.session or ""
         if name == "unpin":
             self._pinned.pop((session, found.tip), None)
@@ -242,7 +242,7 @@ class Conversation:
             )
 
     def _money(self) -> tuple[str, Any]:
-        """A model, and money that is the budget: by its price, or by a fallback."""
+        """Return a model and a budget in money, converted by its price or by a fallback."""
         price = price_of(PRICED)
         if price is None or self.drawn.sometimes(0.5):
             return "strict", Money(0.01, fallback=self.budget)
@@ -251,12 +251,12 @@ class Conversation:
         return PRICED, money
 
     def describe(self) -> str:
-        """The settings, for a fault."""
+        """Return the settings as text for a fault."""
         chosen = {name: getattr(one, "name", one) for name, one in self.choices.items()}
         return f"[budget {self.budget}, {chosen}, writer {self._writer.kind if self.model != 'none' else 'none'}] "
 
     async def go_on(self) -> None:
-        """One step of the application: mostly a turn, before it sometimes something that applications do."""
+        """Run one step of the application: a turn, sometimes preceded by a fork, an edit, a restart or steering."""
         if self.drawn.sometimes(0.08) and self.earlier:
             self.history = self.random.choice(self.earlier)  # a fork
         if self.drawn.sometimes(0.05):
@@ -276,7 +276,7 @@ class Conversation:
         self.earlier = [*self.earlier[-4:], self.history]
 
     async def begin(self) -> None:
-        """Have another owner say something in the same record."""
+        """Run a turn of another owner on the same record, in some cases."""
         if self._tenants:
             other = ContextCompiler(owner="bob", store=self.store, model="none", system=None)
             agent = Agent(StrictModel(lambda *_: self.drawn.answer()).model, capabilities=[other])
@@ -284,14 +284,14 @@ class Conversation:
             await other.aclose()
 
     def _other_conversation(self) -> None:
-        """Go on with another conversation of the same record, a new one or one that was left."""
+        """Switch to another conversation of the same record, new or existing."""
         self._others[self.session or ""] = self.history
         self.session = self.random.choice(("talk", "desk", "trip"))
         self.history = self._others.get(self.session) or self.drawn.history(self.random.choice((0, 1, 5)))
         self.earlier = []
 
     async def _steer(self) -> None:
-        """What a user does by hand: compile, look at what that would do, undo, pin and unpin."""
+        """Take one action by hand: compile, preview, undo, pin or unpin."""
         if not self.session or not self.history:
             return
         before, session, ours = plain(self.history), self.session, self.ours
@@ -349,7 +349,7 @@ class Conversation:
         return self.history[self.random.choice(starts[-6:]) :]
 
     async def say(self) -> None:
-        """One user turn through an agent, with everything checked."""
+        """Run one user turn through an agent, and check everything."""
         marker, prompt = self.drawn.prompt()
         kind = self.random.choice(("text", "text", "text", "report", "tool"))
         deferred = kind == "text" and self.drawn.sometimes(0.15)
@@ -434,7 +434,7 @@ class Conversation:
         return next
 
     async def _resumed(self, agent: Agent[Any, Any], result: Any) -> Any:
-        """The result, after people have approved and answered what was put off."""
+        """Answer deferred calls until the run ends, and return its result."""
         for _ in range(60):
             if not isinstance(result.output, DeferredToolRequests):
                 return result
@@ -490,7 +490,7 @@ class Conversation:
         for number, (sent, view) in enumerate(zip(turn.sent, turn.views, strict=False)):
             at = f"{self.describe()}request {number + 1} of {len(turn.sent)}, {view.status}: "
             if (view.status == "compiled" and not refused) or number in turn.resumed:
-                most = self.budget  # what a provider refused holds for the rest of a cycle and of a run
+                most = self.budget  # a refusal lowers the limit for the rest of a cycle and of a run
             ratio = max(ratio, _ratio(view)) if view.status.startswith("cycle") else _ratio(view)
             self._check_view(at, strict, sent, view, prompt, most, least / ratio - sent.overhead)
             refused = sent.refused
@@ -526,7 +526,7 @@ class Conversation:
         case.check(not broken, "broken pairs or shapes", lambda: f"{at}{broken[:3]}")
         text = prompt if isinstance(prompt, str) else prompt[0]
         tokens = prompt_tokens(strict.model, text, sent.parameters)
-        short = tokens <= room / (5 if self.choices.get("counter") else 4)  # a view is cut before its ratio is counted
+        short = tokens <= room / (5 if self.choices.get("counter") else 4)  # a view is cut before its ratio is known
         there = any(text == one if short else one.startswith(text.split(" ")[0]) for one in sent.prompts)
         case.check(
             there or floor or self.turn.steered or room < (LEAST_ROOM + PART_ROOM * open_parts if short else LONG_ROOM),
@@ -572,19 +572,19 @@ class Conversation:
             )
 
     async def _check_transcript(self) -> None:
-        """What the record gives back as the raw history is the raw history."""
+        """Check that the record returns the raw history."""
         if self.session is None:
             return
         kept = _settled(in_order(await self.ours.transcript(self.session)))
         want = _settled(in_order(self.history))
-        if self.way is _stream:  # whose last calls are answered after the run, before the next
+        if self.way is _stream:  # its last calls are answered after the run, before the next
             kept, want = _without_last_results(kept), _without_last_results(want)
         if self.windowed:
             kept = kept[-len(want) :]
         self.case.check(kept == want, "transcripts that differ", lambda: f"{self.describe()}{difference(kept, want)}")
 
     async def finish(self) -> None:
-        """Prove the record."""
+        """Verify the record and close it."""
         await self.ours.aclose()
         defects = await self.store.verify()
         self.case.check(not defects, "defects that verify finds", lambda: str(defects[:2]))
@@ -592,19 +592,19 @@ class Conversation:
 
 
 def _words(message: ModelMessage) -> tuple[str, ...]:
-    """The texts of a user or a model in a message, as they are recorded."""
+    """Return the user's or model's texts in a message, as recorded."""
     parts = [part for part in message.parts if part.part_kind in ("user-prompt", "text")]
     texts = (part.content for part in parts if isinstance(part.content, str))
     return tuple(HALVES.sub("\ufffd", text) for text in texts if text.strip())
 
 
 def _ratio(view: View) -> float:
-    """The ratio by which a view was cut, which is never below 1."""
+    """Return the ratio with which a view was cut; it is never below 1."""
     return max(1.0, view.record.ratio if view.record else 1.0)
 
 
 def _settled(parts: Sequence[Any]) -> list[Any]:
-    """Parts without the text of a dynamic system prompt, which the host renders anew."""
+    """Return parts without the text of a dynamic system prompt, because the host renders it again."""
     return [(role, {**part, "content": ""} if part.get("dynamic_ref") else part) for role, part in parts]
 
 
@@ -633,7 +633,7 @@ async def _stream(agent: Agent[Any, Any], prompt: Any, **given: Any) -> Any:
 
 
 class Streamed:
-    """The end of a streamed run, as a result."""
+    """Result of a streamed run."""
 
     output: Any = None
 
@@ -641,7 +641,7 @@ class Streamed:
         self._messages = stream.all_messages()
 
     def all_messages(self) -> list[ModelMessage]:
-        """The history."""
+        """Return the history."""
         return self._messages
 
 
@@ -653,7 +653,7 @@ async def _steps(agent: Agent[Any, Any], prompt: Any, **given: Any) -> Any:
 
 
 def converse(case: Case, *, hostile: float = 0.02, counted: bool = False) -> None:
-    """A conversation of some turns; `counted` by a provider."""
+    """Run a random conversation; if `counted`, the provider counts the tokens."""
 
     async def go() -> None:
         talk = Conversation(case, hostile=hostile, counted=counted)

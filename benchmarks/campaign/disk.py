@@ -1,4 +1,4 @@
-"""Disks that are full, locked, read-only, torn or gone: every request goes out, and the record is sound afterwards."""
+"""Disks that are full, locked, read-only, torn or gone: every request is sent, and the record is sound afterwards."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ from context_compiler.errors import StoreError
 
 TURNS = 12
 NOBODY = 65_534
-"""A user that may not write what root may."""
+"""User id without root's write permissions."""
 
 ENTERED = all(folder.stat().st_mode & 0o005 == 0o005 for folder in Path(__file__).resolve().parents)
-"""True if every user may read this checkout; else root stays root, and nothing is read-only for it."""
+"""True if every user may read this checkout; otherwise root stays root, for which nothing is read-only."""
 
 
 class Asked:
-    """Turns of an agent while the disk fails, and what was heard of it."""
+    """Turns of an agent while the disk fails, with its views and errors."""
 
     def __init__(self, path: Path, seed: float) -> None:
         self.path, self.drawn = path, Drawn(Random(seed), hostile=0)
@@ -56,18 +56,18 @@ class Asked:
         return ModelResponse(parts=[TextPart(self.drawn.text(200))])
 
     async def ask(self) -> None:
-        """One turn."""
+        """Run one turn."""
         _, prompt = self.drawn.prompt()
         result = await self.agent.run(prompt, message_history=self.history, conversation_id="talk")
         self.history = result.all_messages()
 
     @property
     def acknowledged(self) -> list[int]:
-        """Numbers of the rows that were recorded, as far as was said."""
+        """Ids of the rows that were reported as recorded."""
         return [view.record.id for view in self.views if view.record and view.record.id is not None]
 
     def report(self, turns: int) -> dict[str, Any]:
-        """Plain data, for another process."""
+        """Return plain data for another process."""
         return {
             "turns": turns,
             "views": len(self.views),
@@ -82,7 +82,7 @@ Fault = Callable[[Asked, Random], None]
 
 
 def _child(case: Case, name: str, fault: Fault, *, before: int = 0) -> dict[str, Any]:
-    """Turns of a child with a fault of its disk; what it reported."""
+    """Run turns in a child process with a disk fault, and return its report."""
     seed, path, answer = case.random.random(), case.folder / "context.db", case.folder / "report"
     heard, said = os.pipe()
     child = os.fork()
@@ -151,7 +151,7 @@ async def _check_record(case: Case, at: str, rows: Any) -> None:
 
 
 def full(case: Case) -> None:
-    """No file may grow beyond a size: what a full disk does."""
+    """Simulate a full disk: no file can grow beyond a size."""
     most = case.random.randint(1, 60) * 4_096 + case.random.randint(0, 4_095)
 
     def fault(asked: Asked, random: Random) -> None:
@@ -162,7 +162,7 @@ def full(case: Case) -> None:
 
 
 def locked(case: Case) -> None:
-    """Another process holds the file while some turns are asked."""
+    """Lock the file by another connection during some turns."""
 
     def fault(asked: Asked, random: Random) -> None:
         db = sqlite3.connect(asked.path, isolation_level=None)
@@ -173,7 +173,7 @@ def locked(case: Case) -> None:
 
 
 def read_only(case: Case) -> None:
-    """Nothing may be written in the folder, from the beginning or from some turn on."""
+    """Make the folder read-only, from the beginning or from some turn on."""
 
     def fault(asked: Asked, random: Random) -> None:
         for path in (*asked.path.parent.iterdir(), asked.path.parent):
@@ -188,7 +188,7 @@ def read_only(case: Case) -> None:
 
 
 def gone(case: Case) -> None:
-    """The file, or its folder, is removed while it is open."""
+    """Remove the file, or its folder, while it is open."""
 
     def fault(asked: Asked, random: Random) -> None:
         if random.random() < 0.5:
@@ -201,7 +201,7 @@ def gone(case: Case) -> None:
 
 
 def in_the_way(case: Case) -> None:
-    """There is a folder, or another program's database, where the file should be."""
+    """Put a folder, or another program's database, in the place of the file."""
     path = case.folder / "context.db"
     if case.random.random() < 0.5:
         path.mkdir()
@@ -214,7 +214,7 @@ def in_the_way(case: Case) -> None:
 
 
 def torn(case: Case) -> None:
-    """Bytes of the file are flipped, or its end is cut off, between two programs."""
+    """Flip bits of the file, or cut off its end, between two programs."""
     found = _child(case, "torn", lambda asked, random: None)
     path, random = case.folder / "context.db", case.random
     data = bytearray(path.read_bytes())
@@ -232,7 +232,7 @@ def torn(case: Case) -> None:
 
 
 async def _verified(case: Case, path: Path) -> None:
-    """Proving a torn file says what is wrong, or that nothing is; it does not fail in another way."""
+    """Check that verifying a torn file reports defects, none, or a `StoreError`, and fails in no other way."""
     store = SQLiteStore(path)
     try:
         case.count("torn files in which verify finds defects", bool(await store.verify()))
@@ -246,5 +246,5 @@ KINDS = (full, locked, read_only, gone, full, in_the_way, torn)
 
 
 def fail(case: Case) -> None:
-    """One fault of a disk."""
+    """Run one kind of disk fault."""
     KINDS[case.number % len(KINDS)](case)

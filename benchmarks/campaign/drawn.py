@@ -1,4 +1,4 @@
-"""Random texts, prompts and histories: what people, tools and models say, and what an attacker would."""
+"""Random texts, prompts and histories of people, tools, models and attackers."""
 
 from __future__ import annotations
 
@@ -60,18 +60,18 @@ HOSTILE = (
 
 
 class Drawn:
-    """Draws from one source of random numbers."""
+    """Random data from one source of random numbers."""
 
     def __init__(self, random: Random, *, hostile: float = 0.02) -> None:
         self.random, self.hostile = random, hostile
         self._calls = self._prompts = 0
 
     def sometimes(self, often: float) -> bool:
-        """True with that probability."""
+        """Return True with the given probability."""
         return self.random.random() < often
 
     def text(self, most: int = 400) -> str:
-        """A text that is not blank; most are short."""
+        """Draw a text that is not blank; most are short."""
         random = self.random
         if self.sometimes(self.hostile):
             return random.choice(HOSTILE)
@@ -84,7 +84,7 @@ class Drawn:
         return " ".join(found)
 
     def fact(self) -> str:
-        """Something worth remembering word for word."""
+        """Draw a detail worth remembering word for word."""
         random, number = self.random, self.random.randint(1, 999)
         name = random.choice(NAMES)
         return random.choice(
@@ -97,12 +97,12 @@ class Drawn:
         )
 
     def long(self) -> str:
-        """A text of thousands of words, or a single line of them."""
+        """Draw a text of thousands of words, on one or many lines."""
         joint = self.random.choice((" ", "\n", ", "))
         return joint.join(self.random.choices(WORDS, k=self.random.randint(1_000, 6_000)))
 
     def prompt(self) -> tuple[str, Any]:
-        """A marker that is found again, and a prompt that begins with it."""
+        """Draw a unique marker, and a prompt that begins with it."""
         self._prompts += 1
         marker = f"Q{self._prompts}-{self.random.randrange(10**6)}"
         ask = self.random.choice(("What about", "Where is", "Please mend", "And", "Who owns"))
@@ -115,21 +115,21 @@ class Drawn:
         return marker, text
 
     def call_id(self) -> str:
-        """An id that no other call has."""
+        """Draw a unique call id."""
         self._calls += 1
         return f"call_{self._calls}_{self.random.randrange(10**6)}"
 
     def arguments(self) -> dict[str, Any]:
-        """Arguments of the tool `look`."""
+        """Draw arguments of the tool `look`."""
         return {"path": self.fact() if self.sometimes(0.8) else _encodable(self.text(60))}
 
     def answer(self) -> ModelResponse:
-        """A final answer."""
+        """Draw a final answer."""
         thinking = [ThinkingPart(self.text(40), signature="s")] if self.sometimes(0.05) else []
         return ModelResponse(parts=[*thinking, TextPart(self.text())])
 
     def history(self, turns: int) -> list[ModelMessage]:
-        """A whole history as an application may have stored it; it ends with an answer."""
+        """Draw a whole history as an application may have stored it; it ends with an answer."""
         found: list[ModelMessage] = []
         stamped = self.sometimes(0.5)
         when = datetime(2026, 1, 1, tzinfo=UTC)
@@ -146,7 +146,7 @@ class Drawn:
         return found
 
     def exchange(self, given: dict[str, Any]) -> list[ModelMessage]:
-        """Calls of one response and their results."""
+        """Draw a response with calls, and the request with their results."""
         calls = [
             ToolCallPart("look", self.arguments(), self.call_id()) for _ in range(self.random.choice((1, 1, 2, 3)))
         ]
@@ -155,7 +155,7 @@ class Drawn:
         return [ModelResponse(parts=[*said, *calls], **given), ModelRequest(parts=results, **given)]
 
     def result(self, call: ToolCallPart) -> Any:
-        """A result of a call, or its failure."""
+        """Draw a result or a failure of a call."""
         if self.sometimes(0.1):
             return ToolReturnPart(call.tool_name, "no such path", call.tool_call_id, outcome="failed")
         content: Any = self.long() if self.sometimes(0.03) else self.text()
@@ -165,5 +165,5 @@ class Drawn:
 
 
 def _encodable(text: str) -> str:
-    """The text without half surrogates, which the host does not write as JSON."""
+    """Replace half surrogates, which the host cannot write as JSON."""
     return text.encode("utf-8", "replace").decode()

@@ -1,7 +1,7 @@
-"""Processes killed at any moment: what they acknowledged before is there afterwards, and the work goes on.
+"""Processes killed at any moment: acknowledged work must survive, and the work must continue.
 
-Each case forks a child that works and writes a line for everything it has acknowledged; it is killed after some of them
-and a moment more. Then everything is opened again, as a restarted program would.
+Each case forks a child that works and writes a line for everything it has acknowledged. The child is killed shortly
+after one of these lines. Then everything is opened again, as by a restarted program.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ Tell = Callable[[str], None]
 Work = Callable[[Path, Drawn, Tell], Coroutine[Any, Any, None]]
 
 LONGEST_S = 0.01
-"""Time between the last line that is waited for and the kill."""
+"""Maximum seconds between the last awaited line and the kill."""
 
 
 def killed(case: Case, work: Work) -> list[str]:
-    """Lines that a child acknowledged before it was killed."""
+    """Run work in a child, kill it, and return the lines that it acknowledged before."""
     heard, said = os.pipe()
     wanted, pause, seed = case.random.randint(0, 25), case.random.uniform(0, LONGEST_S), case.random.random()
     child = os.fork()
@@ -117,7 +117,7 @@ async def _runs(folder: Path, drawn: Drawn, tell: Tell) -> None:
 
 
 def runs(case: Case) -> None:
-    """An agent is killed between and within its runs."""
+    """Kill an agent between or within its runs."""
     lines = killed(case, _runs)
     if not _failed(case, lines):
         complete(_check_runs(case, lines))
@@ -147,7 +147,7 @@ async def _check_runs(case: Case, lines: list[str]) -> None:
         ]
         case.check(not gone, "acknowledged and lost", lambda: f"turns of {name}: {gone[:2]}")  # noqa: B023
         while kept and not (kept[-1].kind == "response" and kept[-1].text):
-            kept = kept[:-1]  # what a run that was killed had begun
+            kept = kept[:-1]  # removes what a killed run had begun
         agent = Agent(_answering(Drawn(case.random)), capabilities=[ours])
         await agent.run("And now?", message_history=kept, conversation_id=name)
     case.check(not errors, "errors after a kill", lambda: repr(errors[:1]))
@@ -184,7 +184,7 @@ def _chat_in(folder: Path, drawn: Drawn, notices: list[Any] | None = None) -> Ch
 
 
 def chat(case: Case) -> None:
-    """A chat is killed between and within its answers."""
+    """Kill a chat between or within its answers."""
     lines = killed(case, _chat)
     if not _failed(case, lines):
         complete(_check_chat(case, lines))
@@ -236,7 +236,7 @@ def _places(folder: Path, where: str) -> dict[str, Any]:
 
 
 def pipeline(case: Case) -> None:
-    """A pipeline is killed at any stage, in a folder or in SQLite, and resumed to the end of an uninterrupted one."""
+    """Kill a pipeline at any stage, in a folder or in SQLite, and resume it to the same end as an uninterrupted one."""
     where = case.random.choice(("folder", "sqlite"))
     lines = killed(case, _pipeline_in(where))
     if not _failed(case, lines):
@@ -281,7 +281,7 @@ async def _session(folder: Path, drawn: Drawn, tell: Tell) -> None:
 
 
 def sessions(case: Case) -> None:
-    """A manager and layers are killed at any turn."""
+    """Kill a manager and layers at any turn."""
     lines = killed(case, _session)
     if not _failed(case, lines):
         complete(_check_session(case, len(lines)))
@@ -308,5 +308,5 @@ KINDS = (runs, chat, pipeline, runs, sessions)
 
 
 def kill(case: Case) -> None:
-    """One kill."""
+    """Run one kind of kill."""
     KINDS[case.number % len(KINDS)](case)

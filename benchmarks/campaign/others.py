@@ -1,4 +1,4 @@
-"""The same checks where there is no live agent of ours: one-shot views, the history processor, a manager, layers."""
+"""The same checks without a live agent: one-shot views, the history processor, a manager, and layers."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from context_compiler.manager import SQLiteMemory
 
 
 def one_shot(case: Case) -> None:
-    """`compile_view` of random histories."""
+    """Check `compile_view` on random histories."""
     complete(_one_shot(case))
 
 
@@ -69,7 +69,7 @@ def _merged(messages: list[ModelMessage]) -> list[ModelMessage]:
 
 
 def processed(case: Case) -> None:
-    """A history processor, whose host stores views."""
+    """Check a history processor, where the host stores views."""
     complete(_processed(case))
 
 
@@ -128,7 +128,7 @@ async def _processed(case: Case) -> None:
 
 
 def _spoken(part: dict[str, Any]) -> list[str]:
-    """Markers of prompts and answers, and ids of calls."""
+    """Return the marker of a prompt or answer, or the id of a call."""
     if part["part_kind"] == "tool-call":
         return [part["tool_call_id"]]
     if part["part_kind"] not in ("user-prompt", "text"):
@@ -140,7 +140,7 @@ def _spoken(part: dict[str, Any]) -> list[str]:
 
 
 def managed(case: Case) -> None:
-    """A `ContextManager` with its file: turns, restarts, summaries, checkpoints, rollbacks."""
+    """Check a `ContextManager` with its file: turns, restarts, summaries, checkpoints, rollbacks."""
     complete(_managed(case))
 
 
@@ -185,7 +185,7 @@ async def _managed(case: Case) -> None:
 
 
 def layered(case: Case) -> None:
-    """`Layers` with its file: turns of four nodes, restarts, blocked and failed turns."""
+    """Check `Layers` with its file: turns of four nodes, restarts, blocked and failed turns."""
     complete(_layered(case))
 
 

@@ -1,4 +1,4 @@
-"""Threads and processes that share one record: every request of every one of them is on it."""
+"""Threads and processes that share one record: every request of each must be on it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from context_compiler import ContextCompiler, SQLiteStore, View
 
 WORKERS, REQUESTS = 8, 1_000
 TURNS = 40
-"""Turns of one conversation, so that histories stay as long as they are in use."""
+"""Turns of one conversation, so that histories have a realistic length."""
 
 
 def _model() -> FunctionModel:
@@ -27,14 +27,14 @@ def _model() -> FunctionModel:
 
 
 class Worker:
-    """Asks one request after the other, each recorded or not."""
+    """An agent that sends one request after the other."""
 
     def __init__(self, ours: ContextCompiler, name: str) -> None:
         self.agent: Agent[Any, Any] = Agent(_model(), capabilities=[ours])
         self.name = name
 
     def work(self, requests: int) -> None:
-        """That many requests, in conversations of `TURNS` turns."""
+        """Send the given number of requests, in conversations of `TURNS` turns."""
         history: list[ModelMessage] = []
         for number in range(requests):
             talk = f"{self.name}-{number // TURNS}"
@@ -50,12 +50,12 @@ def _compiler(path: Path, views: list[View], errors: list[Exception]) -> Context
 
 
 def _late(views: list[View]) -> int:
-    """Requests that were not on the record when they were sent, which is reported: they are saved later."""
+    """Count requests that were not yet recorded when they were sent; this is reported, and they are saved later."""
     return sum(view.record is None or view.record.id is None for view in views)
 
 
 def threads(case: Case) -> None:
-    """Threads of one process, each with `run_sync`, on one compiler."""
+    """Run threads of one process, each with `run_sync`, on one compiler."""
     requests = _requests(case)
     views, errors = list[View](), list[Exception]()
     ours = _compiler(case.folder / "context.db", views, errors)
@@ -76,7 +76,7 @@ def _requests(case: Case) -> int:
 
 
 def _check_file(case: Case, what: str, requests: int, late: int, said: str) -> None:
-    """In the end every request is on the record, late ones too."""
+    """Check that every request is on the record in the end, late ones too."""
     asked = WORKERS * requests
     case.count(f"requests of {WORKERS} {what}", asked)
     case.count("requests recorded late", late)
@@ -97,12 +97,12 @@ async def _read(store: SQLiteStore) -> tuple[int, tuple[str, ...]]:
 
 
 def processes(case: Case) -> None:
-    """Processes that begin together, on one file that does not exist yet."""
+    """Run processes that begin together, on one file that does not exist yet."""
     requests = _requests(case)
     held, go = os.pipe()
     children = [_forked(lambda name=name: _process(case.folder, name, requests, held, go)) for name in range(WORKERS)]
     os.close(held)
-    os.close(go)  # which lets all of them begin
+    os.close(go)  # lets all of them begin
     for child in children:
         os.waitpid(child, 0)
     said = [(case.folder / f"p{name}").read_text() for name in range(WORKERS)]
@@ -138,5 +138,5 @@ KINDS = (threads, processes)
 
 
 def share(case: Case) -> None:
-    """One round of threads or of processes."""
+    """Run one round of threads or of processes."""
     KINDS[case.number % len(KINDS)](case)

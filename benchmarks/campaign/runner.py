@@ -1,4 +1,4 @@
-"""Parts of a campaign, its workers, and what they report."""
+"""Parts of a campaign, its workers, and their report."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from benchmarks.campaign.case import Case, Fault, Run, run_case
 from context_compiler.cli.screen import Screen, progress_bar
 
 SHOWN = 4
-"""Faults of one kind that are printed."""
+"""Maximum printed faults of one kind."""
 QUIET_S = 1800
-"""Seconds without a word of a worker, after which it hangs."""
+"""Seconds without a message after which a worker counts as hanging."""
 HOUR = 60.0
 
 MIX = (*[conversations.converse] * 7, others.one_shot, others.processed, others.managed, others.layered)
 
 
 def fuzz(case: Case) -> None:
-    """One of the kinds of use, in turn."""
+    """Run one of the kinds of use, in rotation."""
     MIX[case.number % len(MIX)](case)
 
 
@@ -39,7 +39,7 @@ class Part:
 
     run: Run
     share: float = 0.0
-    """Of the time; 0 for a part of so many cases, each as long as the scale says."""
+    """Fraction of the time; 0 for a part with a fixed number of cases, whose length follows the scale."""
     cases: int = 0
 
 
@@ -52,7 +52,7 @@ PARTS = {
     "fuzz": Part(run=fuzz, share=0.6),
     "soak": Part(run=soak.soak, cases=1),
 }
-"""Those that fork come first, while a worker is small. What their shares leave is for those with a number of cases."""
+"""Parts that fork come first, while a worker is small. Parts with a fixed number of cases use the remaining time."""
 
 
 @dataclass
@@ -63,12 +63,12 @@ class Report:
     faults: list[Fault] = field(default_factory=list[Fault])
 
     def add(self, part: str, case: Case) -> None:
-        """Take in what a case counted and found."""
+        """Add the figures and faults of a case."""
         self.figures[part].update(case.figures)
         self.faults += case.faults
 
     def show(self, screen: Screen) -> int:
-        """Print everything; the exit code."""
+        """Print everything, and return the exit code."""
         for part, figures in self.figures.items():
             for name, number in figures.items():
                 screen.raw(f"{part}: {name}: {number:,}")
@@ -85,13 +85,13 @@ class Report:
 
 
 def hush() -> None:
-    """Silence what is logged: cases provoke it."""
+    """Silence logs and warnings, because cases provoke them."""
     logging.disable(logging.CRITICAL)
     warnings.simplefilter("ignore")
 
 
 def run_campaign(names: list[str], seed: int, jobs: int, minutes: float, cases: int | None = None) -> Report:
-    """Some parts, in some processes; `cases` of each, whatever time they take, if it is given."""
+    """Run parts in parallel processes, for `minutes`, or for a number of `cases` of each part."""
     report = Report()
     context = multiprocessing.get_context("spawn")
     heard: Any = context.Queue()
@@ -109,7 +109,7 @@ def run_campaign(names: list[str], seed: int, jobs: int, minutes: float, cases: 
 
 
 def _listen(report: Report, workers: list[Any], heard: Any, progress: Progress | None, seed: int) -> None:
-    """Hear of every case, until each worker is done, has died, or says nothing any more."""
+    """Collect every case, until each worker is done, has died, or hangs."""
     now: dict[int, tuple[str, int]] = {}
     last, left = dict.fromkeys(range(len(workers)), time.monotonic()), set(range(len(workers)))
     while left:
@@ -139,7 +139,7 @@ def _listen(report: Report, workers: list[Any], heard: Any, progress: Progress |
 
 
 def _work(names: list[str], seed: int, place: int, jobs: int, minutes: float, cases: int | None, heard: Any) -> None:
-    """The share of one worker: cases `place`, `place + jobs`, and so on, of each part."""
+    """Run the share of one worker: cases `place`, `place + jobs`, and so on, of each part."""
     hush()
     shares = sum(PARTS[name].share for name in names)
     counted = any(PARTS[name].cases for name in names)
@@ -157,5 +157,5 @@ def _work(names: list[str], seed: int, place: int, jobs: int, minutes: float, ca
 
 
 def _plain(case: Case) -> Case:
-    """The case without what need not travel."""
+    """Return a copy of the case that is cheap to send between processes."""
     return Case(case.part, case.seed, case.number, Path(), case.scale, case.figures, case.faults)

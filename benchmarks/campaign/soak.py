@@ -1,4 +1,4 @@
-"""One process that goes on: memory and file descriptors stay flat."""
+"""One long-running process: memory and open files must not grow."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from context_compiler import ContextCompiler, Recall
 
 REQUESTS = 4_000
 TALKS, TURNS = 24, 20
-"""Conversations that go on at the same time, and turns after which each is followed by a new one."""
+"""Concurrent conversations, and turns after which a new conversation replaces each."""
 GROWTH_KB = 24_000
-"""Growth that is let pass, in the last half of the requests: allocators return little, and caches have bounds."""
+"""Allowed growth in the last half of the requests, because allocators return little memory and caches fill up."""
 
 
 def _resident_kb() -> int:
@@ -32,7 +32,7 @@ def _open_files() -> int:
 
 
 def soak(case: Case) -> None:
-    """Some thousand requests of many conversations on one compiler, in one process."""
+    """Send some thousand requests of many conversations through one compiler, in one process."""
     if not Path("/proc/self/statm").exists():
         case.count("not measured: no /proc")
         return

@@ -1,4 +1,4 @@
-"""A model that keeps what it is sent and knows what providers refuse."""
+"""A model that keeps its requests and knows what providers refuse."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ from context_compiler.middleware.request import TOOL_OVERHEAD
 COUNTER = TokenCounter()
 READER = Reader(COUNTER)
 HOST_NOTES = ("instruction-baseline", "instruction-delta", "tool-availability-delta", "model-settings-delta")
-"""Parts that the host adds after our hook, below 2.64."""
+"""Parts that hosts below 2.64 add after our hook."""
 NOTED_LATER = RetryModelRequest is None
 UNSENT = ("timestamp", "run_id", "conversation_id", "usage", "model_name", "provider_response_id", "metadata", "state")
-"""Fields of stored messages that no provider is sent."""
+"""Fields of stored messages that are never sent to a provider."""
 
 HALVES = re.compile("[\ud800-\udfff]")
-"""Half surrogates, which no provider can be sent; the record has U+FFFD in their place."""
+"""Half surrogates, which cannot be sent to a provider; the record has U+FFFD instead."""
 
 Step = ModelResponse | Exception
 Script = Callable[[list[ModelMessage], AgentInfo], Step]
@@ -51,29 +51,29 @@ class Sent:
     parameters: Any
     instructions: str
     tokens: int
-    """Of messages, instructions, tools and schemas, by the package's own counter."""
+    """Tokens of messages, instructions, tools and schemas, by the package's own counter."""
     overhead: int
-    """Of instructions, tools and schemas."""
+    """Tokens of instructions, tools and schemas."""
     refused: bool = False
 
     @property
     def prompts(self) -> list[str]:
-        """Every text of a user's own part."""
+        """Every text that the user wrote."""
         return [text for message in self.messages for part in message.parts for text in _user_texts(part)]
 
 
 @dataclass
 class StrictModel:
-    """Follows a script; plain or streamed."""
+    """A model that follows a script, plain or streamed."""
 
     script: Script
     usage: float = 1.0
-    """Tokens that it counts and reports, as a multiple of the exact ones."""
+    """Factor between the tokens that it counts and reports and the exact ones."""
     framing: int = 0
-    """Tokens that it adds to every request."""
+    """Tokens that it adds to every count."""
     name: str = "strict"
     system: str = "function"
-    """Provider that it takes itself for."""
+    """Name of the provider that it simulates."""
     sent: list[Sent] = field(default_factory=list[Sent])
 
     def __post_init__(self) -> None:
@@ -81,7 +81,7 @@ class StrictModel:
         self.model.count, self.model.served_by = self.counted, self.system
 
     def counted(self, tokens: int) -> int:
-        """The count of a request that has so many exact tokens."""
+        """Return the model's count for an exact number of tokens."""
         return max(1, round(tokens * self.usage) + self.framing)
 
     async def _whole(self, messages: list[ModelMessage], info: AgentInfo) -> ModelResponse:
@@ -117,14 +117,14 @@ class StrictModel:
 
 
 class _Counting(FunctionModel):
-    """A model that counts a request before it is sent."""
+    """A model that can count a request before it is sent."""
 
     count: Callable[[int], int]
     served_by: str
 
     @property
     def system(self) -> str:
-        """The provider, whose tokenizer may be one that our count is not exact for."""
+        """Name of the provider; our count may not be exact for its tokenizer."""
         return self.served_by
 
     async def count_tokens(
@@ -167,7 +167,7 @@ def _user_texts(part: Any) -> Iterator[str]:
 
 
 def refusals(messages: Sequence[ModelMessage]) -> Iterator[str]:
-    """Everything that a provider would refuse."""
+    """Yield every reason why a provider would refuse a request."""
     if not messages or messages[0].kind != "request" or messages[-1].kind != "request":
         yield f"begins or ends wrongly: {[message.kind for message in messages]}"
     for before, after in pairwise(messages):
@@ -205,7 +205,7 @@ def _blank(at: int, message: ModelMessage) -> Iterator[str]:
 
 
 def plain(messages: Sequence[ModelMessage]) -> list[Any]:
-    """A history as plain data, without what no provider is sent."""
+    """Convert a history to plain data, without the fields that are never sent."""
     data = ModelMessagesTypeAdapter.dump_python(list(messages), mode="json")
     return [_without(one) for one in data]
 
@@ -219,17 +219,17 @@ def _without(value: Any) -> Any:
 
 
 def rendered(model: FunctionModel, messages: Sequence[ModelMessage], parameters: Any) -> list[Any]:
-    """A history as the host hands it to a model: parts in their order, each with its role."""
+    """Render a history as the host passes it to a model: parts in order, each with its role."""
     return in_order(model.prepare_messages(_merged(_without_notes(messages)), parameters))
 
 
 def prompt_tokens(model: FunctionModel, text: str, parameters: Any) -> int:
-    """Tokens of a prompt, and of the note that the host adds where the prompt looks like the host's own markup."""
+    """Count a prompt, with the note that the host adds if the prompt looks like the host's own markup."""
     return READER.read(model.prepare_messages([ModelRequest(parts=[UserPromptPart(text)])], parameters)).tokens
 
 
 def _merged(messages: Sequence[ModelMessage]) -> list[ModelMessage]:
-    """Requests in a row as one, as the host sends them."""
+    """Join consecutive requests, as the host does."""
     found: list[ModelMessage] = []
     for message in messages:
         if found and isinstance(message, ModelRequest) and isinstance(found[-1], ModelRequest):
@@ -240,7 +240,7 @@ def _merged(messages: Sequence[ModelMessage]) -> list[ModelMessage]:
 
 
 def in_order(messages: Sequence[ModelMessage]) -> list[Any]:
-    """Parts of a history with their roles; requests in a row are one, with the results of calls first."""
+    """Return the parts of a history with their roles; consecutive requests are joined, with tool results first."""
     found: list[Any] = []
     for kind, group in groupby(plain(_without_notes(messages)), key=lambda one: one["kind"]):
         parts = [part for message in group for part in message["parts"]]
@@ -251,7 +251,7 @@ def in_order(messages: Sequence[ModelMessage]) -> list[Any]:
 
 
 def difference(one: Sequence[Any], other: Sequence[Any]) -> str:
-    """Where two lists differ, in short."""
+    """Describe briefly where two lists differ."""
     for at, (a, b) in enumerate(zip(one, other, strict=False)):
         if a != b:
             return f"at {at} of {len(one)} and {len(other)}: {_around(str(a), str(b))}"

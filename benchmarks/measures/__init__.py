@@ -1,4 +1,4 @@
-"""One module a measure: which cells it has, how one of them is measured, and the table that they make."""
+"""Measures, one per module: each defines its cells, how to measure a cell, and the tables."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from context_compiler.cli.drawing import Panel
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measure:
-    """A measure."""
+    """Definition of a measure."""
 
     name: str
     title: str
     about: str
-    """Its definition, and the direction in which better is."""
+    """Its definition, and which direction is better."""
     cells: Callable[[Data, Sequence[str]], list[Cell]]
-    """What is to be measured of these approaches."""
+    """Return the cells to measure for the given approaches."""
     run: Callable[[Cell, Approach, Data], Mapping[str, Any] | str]
-    """The values of a cell, or why there are none."""
+    """Return the values of a cell, or the reason why it has none."""
     tables: Callable[[Sequence[Result]], dict[str, str]]
-    """Markdown tables by name."""
+    """Return markdown tables by name."""
     panels: Callable[[Sequence[Result]], list[Panel]] | None = None
     alone: bool = field(default=False)
-    """It measures no approach but parts of this package."""
+    """True if it measures parts of this package instead of approaches."""

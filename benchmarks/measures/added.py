@@ -1,4 +1,4 @@
-"""What is added to a request, what a recall block takes, and what it costs to remember a request.
+"""Overhead of the package: time added to a request, time of a recall block, and cost of recording a request.
 
 See `benchmarks.overhead`, `benchmarks.blocks` and `benchmarks.store`.
 """
@@ -25,23 +25,23 @@ SIZES, FAST_SIZES = (100, 1_000, 10_000), (100,)
 REPEAT, FAST_REPEAT = 9, 2
 MESSAGES, REQUESTS, FAST_REQUESTS = 2_000, 500, 20
 FAST_BLOCKS = (200, 5)
-"""Messages and questions."""
+"""Number of messages and of questions."""
 
 
 def run_added(cell: Cell, approach: Approach, data: Data) -> Mapping[str, Any]:
-    """All ways of sending one history, interleaved."""
+    """Measure all ways to send one history, interleaved."""
     with tempfile.TemporaryDirectory() as folder:
         rows = asyncio.run(overhead.measured(cell.budget, Path(folder), FAST_REPEAT if data.fast else REPEAT))
     return {"rows": [asdict(row) for row in rows]}
 
 
 def run_blocks(cell: Cell, approach: Approach, data: Data) -> Mapping[str, Any]:
-    """Blocks of a long conversation, one a question."""
+    """Measure recall blocks of a long conversation, one per question."""
     return asyncio.run(blocks.measured(data, cell.budget, *(FAST_BLOCKS if data.fast else ())))
 
 
 def run_store(cell: Cell, approach: Approach, data: Data) -> Mapping[str, Any]:
-    """A growing history on the record."""
+    """Measure the saves of a growing history."""
     return {"rows": asyncio.run(store.rows(MESSAGES if cell.budget > 100 else 100, cell.budget))}
 
 
@@ -58,7 +58,7 @@ def blocks_tables(results: Sequence[Result]) -> dict[str, str]:
 
 
 def added_panels(results: Sequence[Result]) -> list[Panel]:
-    """CPU time of a request against the length of its history."""
+    """Build a panel of a request's CPU time against the length of its history."""
     found: dict[str, dict[int, float]] = {}
     for one in sorted(results, key=lambda one: one.cell.budget):
         for row in one.value["rows"] if one.value is not None else ():
@@ -87,8 +87,8 @@ MEASURES = (
         name=ADDED,
         title="What is added to a request",
         about=(
-            "One `Agent.run` with a model that answers at once, on the same history; all rows interleaved, the median "
-            "of nine. `cold`: the first request with messages that were just deserialised. Less is better."
+            "One `Agent.run` with a model that answers at once, on the same history: the median of nine, all rows "
+            "interleaved. `cold`: the first request with messages that were just deserialised. Less is better."
         ),
         cells=lambda data, approaches: [
             Cell(ADDED, "ours", "made up", size) for size in (FAST_SIZES if data.fast else SIZES)
@@ -102,8 +102,8 @@ MEASURES = (
         name=BLOCKS,
         title="What a recall block takes",
         about=(
-            "CPU time of finding the block of a question at a user turn of a conversation of 2,000 messages, all of "
-            "which are searched, beside that of the host's whole run with the same history. Less is better."
+            "CPU time of finding the recall block of a question in a conversation of 2,000 messages, all of which are "
+            "searched, compared with the host's whole run with the same history. Less is better."
         ),
         cells=lambda data, approaches: [
             Cell(BLOCKS, "ours", "locomo" if "locomo" in data.asked else GENERATED, budget)
@@ -116,7 +116,7 @@ MEASURES = (
     Measure(
         name=STORE,
         title="The record",
-        about="A history of 2,000 messages that grows by two messages a request. Less is better.",
+        about="A history of 2,000 messages that grows by two messages per request. Less is better.",
         cells=lambda data, approaches: [Cell(STORE, "ours", "made up", FAST_REQUESTS if data.fast else REQUESTS)],
         run=run_store,
         tables=store_tables,

@@ -1,6 +1,6 @@
-"""How often a model is asked for a summary: in one run of many tool steps, and in one conversation of many turns.
+"""Number of summaries requested from a model: in a run of many tool steps, and in a conversation of many turns.
 
-The model that answers is a fake, because only the questions are counted; what it says is scored nowhere.
+The model is a fake, because only its calls are counted.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ def cells(data: Data, approaches: Sequence[str]) -> list[Cell]:
 
 
 def run(cell: Cell, approach: Approach, data: Data) -> Mapping[str, Any] | str:
-    """Calls of the compiler in a run of `STEPS` tool steps, and in a conversation of `TURNS` turns."""
+    """Count the summaries in a run of `STEPS` tool steps, and in a conversation of `TURNS` turns."""
     if approach.summarising is None:
         return approach.dashes.get("compiles", "asks no model")
     return {"run": asyncio.run(_of_run(approach)), "conversation": asyncio.run(_of_conversation(approach))}
 
 
 class Asked(FunctionModel):
-    """A model that counts how often it is asked."""
+    """A model that counts its calls."""
 
     def __init__(self) -> None:
         self.times = 0
@@ -51,7 +51,7 @@ class Asked(FunctionModel):
 
 
 def history() -> list[ModelMessage]:
-    """A conversation of about 12,000 tokens: over the budget before the run begins."""
+    """Build a conversation of about 12,000 tokens, so that it exceeds the budget before the run begins."""
     found: list[ModelMessage] = []
     for at in range(40):
         found.append(ModelRequest(parts=[UserPromptPart(f"What about basin {at}? " + FACTS.format(at=at) * 4)]))
@@ -60,7 +60,7 @@ def history() -> list[ModelMessage]:
 
 
 async def _of_run(approach: Approach) -> int:
-    """One user turn with so many tool steps."""
+    """Count the summaries in one user turn with `STEPS` tool steps."""
     compiler = Asked()
     steps = 0
 
@@ -83,7 +83,7 @@ async def _of_run(approach: Approach) -> int:
 
 
 async def _of_conversation(approach: Approach) -> int:
-    """So many user turns, each over what was stored before."""
+    """Count the summaries in `TURNS` user turns, each with the stored history."""
     compiler = Asked()
 
     def answer(messages: list[ModelMessage], info: AgentInfo) -> ModelResponse:

@@ -1,6 +1,6 @@
 """Evidence recall: is what a question needs in the view that is sent with it? Defined in `benchmarks.recall`.
 
-Query-aware, the question is the pending prompt; query-blind, nothing is asked. The two are never ranked together.
+Query-aware, the question is the pending prompt; query-blind, no question is asked. The two are never ranked together.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def cells(data: Data, approaches: Sequence[str], name: str) -> list[Cell]:
 
 
 def run(cell: Cell, approach: Approach, data: Data) -> Mapping[str, Any] | str:
-    """Recall of every question, by conversation, and how often the budget was not kept."""
+    """Measure the recall of every question, by conversation, and the share of views over the budget."""
     if cell.data in TOO_LONG.get(cell.approach, ()):
         return RECOUNTS
     groups: list[list[float]] = []
@@ -52,7 +52,7 @@ def run(cell: Cell, approach: Approach, data: Data) -> Mapping[str, Any] | str:
 
 
 def viewing(approach: Approach, conversation: Conversation, budget: int, data: Data) -> View | str:
-    """How an approach makes views of a conversation, or why it cannot."""
+    """Return the view function of an approach for a conversation, or the reason why it has none."""
     if approach.view is not None:
         return approach.view
     if approach.knows:
@@ -65,7 +65,7 @@ def viewing(approach: Approach, conversation: Conversation, budget: int, data: D
 
 
 def summariser(recorded: Sequence[tuple[str, str]]) -> FunctionModel:
-    """A model that answers with the recorded summaries of the sessions it is asked about."""
+    """Build a model that answers with the recorded summaries of the sessions in its prompt."""
 
     def answer(messages: list[ModelMessage], info: AgentInfo) -> ModelResponse:
         given = [str(getattr(part, "content", "")) for message in messages for part in message.parts]

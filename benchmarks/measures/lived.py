@@ -1,4 +1,4 @@
-"""Conversations lived turn by turn: is what a question needs in the request that answers it? See `benchmarks.lived`."""
+"""Conversations run turn by turn: is what a question needs in the request that answers it? See `benchmarks.lived`."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ OURS: dict[str, tuple[str, dict[str, Any]]] = {
     "ours-live-parity": ("none", {"recall": 1.0}),
     "ours-live-off": ("none", {"recall": 0}),
 }
-"""Who writes the summaries of ours, and the other arguments of `ContextCompiler`."""
+"""Our approaches, each with its writer of summaries and other arguments of `ContextCompiler`."""
 PEERS = (
     "everything",
     "tail",
@@ -40,9 +40,9 @@ PEERS = (
     "llamaindex-memory",
 )
 PAIRED = "ours-live"
-"""The approach beside which one-shot views are made: the points are the same for all."""
+"""Approach for which one-shot views are made; the points are the same for all."""
 SCENARIOS = {"tools5": 2_000, "toolask": 2_000, "output": 2_000, "everyasks": 4_000}
-"""Other ways of living through LoCoMo, and the budgets at which this package is."""
+"""Other scenarios for LoCoMo, and the budgets at which they run."""
 TITLES = {
     "tools5": "a tool exchange of no use in every fifth turn",
     "toolask": "a tool is called in every turn that asks",
@@ -64,13 +64,13 @@ def cells(data: Data, approaches: Sequence[str]) -> list[Cell]:
 
 
 def run(cell: Cell, approach: Approach, data: Data) -> Mapping[str, Any] | str:
-    """Every conversation of a set."""
+    """Run every conversation of a set."""
     name, _, scenario = cell.data.partition("+")
     if name in TOO_LONG.get(cell.approach, ()):
         return RECOUNTS
     model, given = OURS.get(cell.approach, ("", {}))
     if model == "good" and not name.startswith("locomo"):
-        return "no summaries of a model are recorded for these data"
+        return "no model summaries are recorded for these data"
     value: dict[str, Any] = {"held": [], "one_shot": [], "unasked": [], "worst": 0.0, **dict.fromkeys(SUMS, 0)}
     for conversation in conversations(data, name, cell.budget):
         if model:
@@ -92,23 +92,23 @@ def run(cell: Cell, approach: Approach, data: Data) -> Mapping[str, Any] | str:
 
 
 def less_one_view(value: Mapping[str, Any], paired: Mapping[str, Any]) -> list[list[float]]:
-    """What is held beyond a one-shot view at the same points, by conversation."""
+    """Return the evidence held minus that of a one-shot view at the same points, by conversation."""
     pairs = zip(value["held"], paired["one_shot"], strict=True)
     return [[here - there for here, there in zip(*pair, strict=True)] for pair in pairs]
 
 
 def per_request(value: Mapping[str, Any]) -> float:
-    """Plain input tokens of a request, with a prompt cache."""
+    """Return the cost of a request with a prompt cache, in plain input tokens."""
     return value["cost"] / value["requests"]
 
 
 def held_share(value: Mapping[str, Any]) -> float:
-    """What is held when asked, in per cent."""
+    """Return the evidence held when asked, in per cent."""
     return _mean(value)
 
 
 def tables(results: Sequence[Result]) -> dict[str, str]:
-    """Of every set what is held at each budget, one table of everything a budget, and one of scenarios."""
+    """Build a table of evidence held per set, a table of all figures per set and budget, and one of scenarios."""
     found: dict[str, str] = {}
     plain = [one for one in results if "+" not in one.cell.data]
     for name in dict.fromkeys(one.cell.data for one in plain):
@@ -137,7 +137,7 @@ def _held(results: Sequence[Result]) -> str:
 
 
 def _sample(results: Sequence[Result]) -> str:
-    """Which part of every set was lived through, by the rows of this package."""
+    """List the part of every set that was run, from the rows of this package."""
     found: dict[str, list[str]] = {}
     for one in results:
         if one.cell.approach == PAIRED and one.value is not None:
@@ -209,7 +209,7 @@ def _scenario_rows(results: Sequence[Result]) -> Iterator[list[str]]:
 
 
 def panels(results: Sequence[Result]) -> list[Panel]:
-    """What is held against the budget, and against what a request costs: every point is a budget."""
+    """Build panels of evidence held against the budget, and against the cost of a request, one point per budget."""
     there = [one for one in results if one.value is not None and "+" not in one.cell.data]
     against_budget = lines_of(there, _mean, y="held when asked, %", leave_out={"everything"})
     return [_with_one_view(panel, there) for panel in against_budget[:1]] + [
@@ -253,13 +253,12 @@ MEASURES = (
         title="Conversations, turn by turn",
         about=(
             "Every message is a turn of a running agent, every question a turn of its own at a random boundary after "
-            "its evidence. `held`: the evidence that is in the request whose response ends the question's turn, in per "
-            "cent, with its 95 % interval; `less one view`: the same less what `compile_view` holds at the same point; "
-            "`not asked`: the evidence in the request that ended the turn before (more is better). `cost`: with a "
-            "prompt cache, relative to sending everything; `cost, breakpoints`: with one that is written at "
-            "breakpoints only; `tokens a request`: input tokens, cached ones at a tenth and new ones at 1.25; "
-            "`compiles`: advances of the view; `model calls`: how often a summary was asked for (less is better). A "
-            "budget is all that a request's messages may cost."
+            "its evidence. `held`: the evidence in the last request of the question's turn, in per cent, with its 95 % "
+            "interval; `less one view`: the difference to `compile_view` at the same point; `not asked`: the evidence "
+            "in the last request of the turn before (more is better). `cost`: cost with a prompt cache, relative to "
+            "sending everything; `cost, breakpoints`: the same with a cache that is written at breakpoints only; "
+            "`tokens a request`: input tokens, cached ones at a tenth and new ones at 1.25; `compiles`: advances of "
+            "the view; `model calls`: summaries requested (less is better). A budget covers all messages of a request."
         ),
         cells=cells,
         run=run,

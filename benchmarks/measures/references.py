@@ -1,4 +1,4 @@
-"""Reference recall of one view before every real tool call: what the call needs still stands in it, in its line."""
+"""Reference recall of one view before every real tool call: are the identifiers that it needs in their context?"""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from benchmarks.tables import RECOUNTS, TOO_LONG, markdown, named, percent, reas
 
 NAME = "references"
 BUDGETS = {"pi": 32_000, "swe": 4_000, "tau": 1_000}
-"""What the goals were set for; elsewhere the least budget of the set."""
+"""Budgets of the goals; other sets use their smallest budget."""
 
 
 def cells(data: Data, approaches: Sequence[str]) -> list[Cell]:
@@ -28,7 +28,7 @@ def cells(data: Data, approaches: Sequence[str]) -> list[Cell]:
 
 
 def run(cell: Cell, approach: Approach, data: Data) -> Mapping[str, Any] | str:
-    """Every call of a set that names what occurred before."""
+    """Measure every call of a set that refers to something earlier."""
     if approach.view is None:
         return approach.dashes.get("view", "there is no evidence without a question")
     if cell.data in TOO_LONG.get(cell.approach, ()):
@@ -62,8 +62,8 @@ MEASURES = (
         title="Is what a tool call needs in one view?",
         about=(
             "For every real tool call: the share of the ids and paths in its arguments that occurred before and that "
-            "one view of the history before the call still holds, with the words that they stood among; long-range are "
-            "those last mentioned further back than the budget. More is better."
+            "one view of the history before the call still holds, with the words around them; long-range are those "
+            "last mentioned further back than the budget. More is better."
         ),
         cells=cells,
         run=run,

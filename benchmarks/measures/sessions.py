@@ -1,8 +1,8 @@
-"""Recorded sessions lived through again: pairs, budget, cost, references, and what becomes of the stored history.
+"""Recorded sessions, replayed: pairs, budget, cost, references, and the state of the stored history.
 
-Every request of a session is sent by an agent (or made by a function) whose history is what it stored after the
-request before, so that what a peer throws away stays away. Broken pairs and tokens are counted in what reaches the
-model, after the host's own repairs; for a function, in what it returns.
+An agent sends every request (or a function makes it), and its history is what it stored after the previous request, so
+what a peer throws away stays away. Broken pairs and tokens are counted in what reaches the model, after the host's own
+repairs; for a function, in what it returns.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def cells(data: Data, approaches: Sequence[str]) -> list[Cell]:
 
 
 def run(cell: Cell, approach: Approach, data: Data) -> Mapping[str, Any] | str:
-    """Every session of a set, measured request by request."""
+    """Measure every session of a set, request by request."""
     if approach.session is None:
         return approach.dashes.get("session", "cannot live through a session")
     if cell.data in TOO_LONG.get(cell.approach, ()):
@@ -69,7 +69,7 @@ def run(cell: Cell, approach: Approach, data: Data) -> Mapping[str, Any] | str:
 
 
 def everything(messages: Sequence[ModelMessage]) -> float:
-    """What a session costs when everything is sent, as it is."""
+    """Return the cost of a session if everything is sent unchanged."""
     cache = PromptCache()
     readings = [READER.one(message) for message in messages]
     return sum(cache.charge(readings[:point]) for point in request_points(messages))
@@ -80,7 +80,7 @@ def names(messages: Sequence[ModelMessage]) -> tuple[str, ...]:
 
 
 def stored(messages: Sequence[ModelMessage]) -> list[tuple[str, ...]]:
-    """A history that is still whole: as it was recorded, or as the host alone stores it (it joins what is adjacent)."""
+    """Return the ids of a whole history: as recorded, and as the host alone stores it (adjacent messages joined)."""
     last = request_points(messages)[-1]
     host = LiveSession([])
     asyncio.run(_lived(host, messages[:last]))
@@ -104,7 +104,7 @@ class Kept:
         self._texts: dict[str, str] = {}
 
     def see(self, point: int, view: Sequence[ModelMessage]) -> None:
-        """A view was sent before the response at `point`."""
+        """Score the view that was sent before the response at `point`."""
         call = self._calls.get(point)
         if call is None:
             return
@@ -129,7 +129,7 @@ class _One:
 
 
 def tables(results: Sequence[Result]) -> dict[str, str]:
-    """One table a set and budget, and one of costs."""
+    """Build one table per set and budget, and one of costs per set with several budgets."""
     found: dict[str, str] = {}
     for name in dict.fromkeys(one.cell.data for one in results):
         of_set = [one for one in results if one.cell.data == name]
@@ -177,7 +177,7 @@ def _rows(results: Sequence[Result]) -> Iterator[list[str]]:
 
 
 def panels(results: Sequence[Result]) -> list[Panel]:
-    """Cost against budget."""
+    """Build panels of cost against budget."""
     return lines_of(
         results,
         lambda value: value["relative"],
@@ -194,12 +194,11 @@ MEASURES = (
         about=(
             "`over budget`: requests over the budget (0 is the goal). `broken pairs`: requests with an orphaned result "
             "or a half-open call (0 is the goal). `cost`: with a provider's prompt cache, 0.1 for tokens of whole "
-            "messages shared as a beginning with the request before and 1.25 for the rest, relative to sending "
-            "everything (less is better). `references`: of the ids and paths in every real call's arguments that "
-            "occurred before, the share still in the view with words that stood around them, in per cent; "
-            "`long-range`: those last mentioned further back than the budget (more is better). `stored history`: "
-            "whether what is kept for the next request is still all that was said. `ms`: median of a request, through "
-            "the host where the approach is attached to one."
+            "leading messages shared with the previous request and 1.25 for the rest, relative to sending everything "
+            "(less is better). `references`: the share of the ids and paths in real calls' arguments that occurred "
+            "before and are still in the view with words around them, in per cent; `long-range`: those last mentioned "
+            "further back than the budget (more is better). `stored history`: whether the history kept for the next "
+            "request is still whole. `ms`: median of a request, through the host if the approach is attached to one."
         ),
         cells=cells,
         run=run,

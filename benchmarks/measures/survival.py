@@ -1,8 +1,8 @@
-"""Survival of specifics: what was said word for word in the part that is left out, and still stands in the view.
+"""Survival of specifics: details of left-out messages that are still in the view, word for word.
 
-Paths, commands, numbers, ids and prohibitions, as `context_compiler.specifics` finds them in every message that is
-not in the view as it was; each counts once a session. It survives when the view tells it, whole, anywhere: in a
-summary, an index, a quotation, or a message that was kept. Views are those before the last answer of a session.
+Specifics are the paths, commands, numbers, ids and prohibitions that `context_compiler.specifics` finds in every
+message that is not in the view unchanged; each counts once per session. A specific survives if the view has it, whole,
+anywhere: in a summary, an index, a quote, or a kept message. Views are made before the last answer of a session.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from context_compiler.middleware.replay import View, request_points
 NAME = "survival"
 SORTS = (Sort.PATH, Sort.COMMAND, Sort.NUMBER, Sort.ID, Sort.RULE)
 SESSIONS = 20
-"""Sessions of a set that are looked at, at most."""
+"""Maximum sessions of a set."""
 
 
 def cells(data: Data, approaches: Sequence[str]) -> list[Cell]:
@@ -38,7 +38,7 @@ def cells(data: Data, approaches: Sequence[str]) -> list[Cell]:
 
 
 def run(cell: Cell, approach: Approach, data: Data) -> Mapping[str, Any] | str:
-    """What survives of every session, by sort."""
+    """Measure survival in every session, by sort."""
     if approach.view is None:
         return approach.dashes.get("view", "there is no evidence without a question")
     if cell.data in TOO_LONG.get(cell.approach, ()):
@@ -56,7 +56,7 @@ def run(cell: Cell, approach: Approach, data: Data) -> Mapping[str, Any] | str:
 
 
 async def survived(messages: Sequence[ModelMessage], view: View, budget: int) -> dict[str, list[bool]]:
-    """For every specific of what is left out, by sort: whether the view tells it."""
+    """Return, by sort, True for every specific of left-out messages that is in the view, else False."""
     before = list(messages[: request_points(messages)[-1]])
     sent = [READER.one(message) for message in await view(before, budget)]
     there = {reading.name for reading in sent}
@@ -97,9 +97,9 @@ MEASURES = (
         name=NAME,
         title="Survival of specifics",
         about=(
-            "Of the paths, commands, numbers, ids and prohibitions in the messages that a view leaves out, the share "
-            "that it still tells, anywhere, word for word. More is better; a view cannot tell more than fits. Who "
-            "leaves little out, because it goes over its budget, has little to lose."
+            "The share of the paths, commands, numbers, ids and prohibitions in left-out messages that are still in "
+            "the view, anywhere, word for word. More is better; a view cannot hold more than fits. An approach that "
+            "leaves little out because it exceeds its budget has little to lose."
         ),
         cells=cells,
         run=run,

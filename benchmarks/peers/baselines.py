@@ -1,4 +1,4 @@
-"""What needs no package: everything, the tail, head and tail, a random choice, an oracle that knows the evidence."""
+"""Baselines that need no package: everything, the tail, head and tail, a random choice, and an oracle."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from context_compiler.tokens import TokenCounter
 
 SEED = 7
 HEAD = 0.2
-"""What the beginning gets of a budget that is shared between head and tail."""
+"""Fraction of the budget for the head, if head and tail share it."""
 
 READER = Reader(TokenCounter())
-"""Shared, so that a message is counted once."""
+"""Shared by all approaches, so that each message is counted once."""
 
 tail = newest(READER)
 
@@ -41,7 +41,7 @@ async def at_random(messages: list[ModelMessage], budget: int) -> Sequence[Model
 
 
 def chosen(messages: Sequence[ModelMessage], order: Iterable[int], budget: int) -> list[ModelMessage]:
-    """The last message, and as many in this order as fit; in the order of the history."""
+    """Choose the last message and, in the given order, those that fit; return them in the order of the history."""
     room = budget - price(messages[-1:])
     taken: list[int] = []
     for index in order:
@@ -57,7 +57,7 @@ def text(message: ModelMessage) -> str:
 
 
 def oracle(evidence: Sequence[str]) -> View:
-    """The messages that hold the evidence, cheapest first, then the newest."""
+    """Build a view of the messages that hold the evidence, cheapest first, and the last message."""
     wanted = set(evidence)
 
     async def view(messages: list[ModelMessage], budget: int) -> Sequence[ModelMessage]:
@@ -83,11 +83,11 @@ APPROACHES = (
     plain("everything", "everything", "the history as it is, without the host's repairs", everything),
     plain("tail", "the newest that fit", "a strict window: cuts anywhere, moves with every request", tail),
     plain("head-tail", "head and tail", "a fifth of the budget for the beginning, the rest for the end", head_and_tail),
-    plain("random", "random messages", f"those that fit, in an order drawn with seed {SEED}", at_random),
+    plain("random", "random messages", f"messages that fit, in a random order with seed {SEED}", at_random),
     Approach(
         name="oracle",
         title="oracle (knows the evidence)",
-        setup="the messages that are labelled as evidence, cheapest first: the ceiling of whole messages",
+        setup="the messages labelled as evidence, cheapest first: the best possible result with whole messages",
         knows=True,
         dashes={"session": "there is no evidence without a question", "compiles": "asks no model"},
     ),

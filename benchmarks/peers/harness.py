@@ -1,4 +1,4 @@
-"""The official harness: its sliding window, clearing of tool results, tiers of both, and summaries."""
+"""pydantic-ai-harness: its sliding window, clearing of tool results, tiers of both, and summaries."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from context_compiler.middleware.replay import LiveSession
 PACKAGE = "pydantic-ai-harness"
 COUNT = READER.counter
 ONE_SHOT, LIVE, QUARTER = 0.8, 0.5, 0.25
-"""What is kept of the budget: as much as fits where one view is asked for, and room for more in a session."""
+"""Fractions of the budget to keep: most of it for one view, less in a session, to leave room for what comes next."""
 
 NO_MODEL = {"compiles": "asks no model"}
 
@@ -45,7 +45,10 @@ APPROACHES = (
     Approach(
         name="harness-window",
         title="harness, sliding window",
-        setup="`SlidingWindowCompaction(max_tokens=budget, keep_tokens=…)`: 0.8 of it for one view, half in a session",
+        setup=(
+            "`SlidingWindowCompaction(max_tokens=budget, keep_tokens=…)`: "
+            "keeps 0.8 of the budget for one view, half of it in a session"
+        ),
         package=PACKAGE,
         view=attached(window),
         session=lambda budget: LiveSession(window(budget, LIVE)),
@@ -57,7 +60,7 @@ APPROACHES = (
         setup="the same with `keep_tokens` a quarter of the budget",
         package=PACKAGE,
         session=lambda budget: LiveSession(window(budget, QUARTER)),
-        dashes={**NO_MODEL, "view": "the other row uses the budget better where one view is asked for"},
+        dashes={**NO_MODEL, "view": "the other sliding-window row makes better use of the budget in a single view"},
     ),
     Approach(
         name="harness-clear",
@@ -80,7 +83,10 @@ APPROACHES = (
     Approach(
         name="harness-summary",
         title="harness, summaries",
-        setup="`SummarizingCompaction(max_tokens=budget, keep_tokens=budget // 2)`, answered with recorded summaries",
+        setup=(
+            "`SummarizingCompaction(max_tokens=budget, keep_tokens=budget // 2)`, "
+            "with a model that answers with recorded summaries"
+        ),
         package=PACKAGE,
         summarising=summaries,
         dashes={"view": NEEDS_A_MODEL, "session": NEEDS_A_MODEL},

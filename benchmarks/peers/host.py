@@ -1,4 +1,4 @@
-"""The host with a history processor that does nothing: everything is sent, repaired as the host repairs it."""
+"""The host with a history processor that does nothing: it sends everything, after the host's own repairs."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ APPROACHES = (
     Approach(
         name="host",
         title="Pydantic AI, everything",
-        setup="`ProcessHistory` with a function that returns what it is given",
+        setup="`ProcessHistory` with a function that returns its input",
         package="pydantic-ai-slim",
         view=attached(processing),
         session=lambda budget: LiveSession(processing(budget)),

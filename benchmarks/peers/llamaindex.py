@@ -18,7 +18,7 @@ NAME = "piece"
 
 
 def tokenized(text: str) -> list[int]:
-    """As many entries as tokens: only their number is looked at."""
+    """Return as many entries as tokens; only their number is used."""
     return [0] * READER.counter.text(text)
 
 
@@ -35,7 +35,7 @@ def theirs(piece: Piece) -> ChatMessage:
 
 
 class MemorySession:
-    """`Memory` as it is lived with: what is new is put, what is needed is got."""
+    """Session with `Memory`: new messages are put into it, and its messages are sent."""
 
     def __init__(self, budget: int) -> None:
         self.stored: list[ModelMessage] = []
@@ -45,7 +45,7 @@ class MemorySession:
         )
 
     async def request(self, new: Sequence[ModelMessage]) -> Sequence[ModelMessage]:
-        """Send what the memory gives after `new` was put into it."""
+        """Put `new` into the memory, and send the messages that it returns."""
         before = len(self.stored)
         self.stored = [*self.stored, *new]
         await self._memory.aput_messages([theirs(piece) for piece in pieces(new, first=before)])
@@ -76,7 +76,7 @@ APPROACHES = (
     Approach(
         name="llamaindex-buffer",
         title="LlamaIndex, `ChatMemoryBuffer`",
-        setup="`token_limit=budget`, our tokenizer; it counts contents, not the arguments of calls",
+        setup="`token_limit=budget`, our tokenizer; counts message contents but not the arguments of tool calls",
         package="llama-index-core",
         view=buffered,
         session=lambda budget: PlainSession(buffered, budget),
@@ -85,7 +85,7 @@ APPROACHES = (
     Approach(
         name="llamaindex-memory",
         title="LlamaIndex, `Memory`",
-        setup="`token_limit=budget`, our tokenizer, no blocks; its history gets 0.7 of that, its default",
+        setup="`token_limit=budget`, our tokenizer, no blocks; by default its history gets 0.7 of the limit",
         package="llama-index-core",
         view=remembered,
         session=MemorySession,

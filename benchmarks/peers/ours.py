@@ -1,4 +1,4 @@
-"""This package: one view of a history, and the capability of a live agent; no model is asked."""
+"""This package: one view of a history, and the capability of a live agent."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ APPROACHES = (
         setup='`compile_view(messages, "extractive", budget)`',
         ours=True,
         view=one_shot,
-        dashes={"session": "one view, no session", "compiles": "one view, no session"},
+        dashes=dict.fromkeys(("session", "compiles"), "makes single views and has no session"),
     ),
     Approach(
         name="ours-live",
         title="context-compiler, live agent",
-        setup='`ContextCompiler(budget=budget, model="none")`: cuts back at half of the budget, the default',
+        setup='`ContextCompiler(budget=budget, model="none")`: compiles above half of the budget, the default',
         ours=True,
         session=lambda budget: LiveSession(live(budget)),
         summarising=asking,
@@ -45,39 +45,39 @@ APPROACHES = (
     Approach(
         name="ours-live-full",
         title="context-compiler, live agent, trigger=1.0",
-        setup='`ContextCompiler(budget=budget, model="none", trigger=1.0)`: uses the budget up before it cuts',
+        setup='`ContextCompiler(budget=budget, model="none", trigger=1.0)`: compiles only when the budget is used up',
         ours=True,
         session=lambda budget: LiveSession(live(budget, trigger=1.0)),
     ),
     Approach(
         name="ours-live-bland",
         title="context-compiler, live agent, bland summaries",
-        setup="`ContextCompiler(budget=budget)`, as by default with a model that writes summaries, which say nothing",
+        setup="`ContextCompiler(budget=budget)`, the default, with a model whose summaries say nothing",
         ours=True,
     ),
     Approach(
         name="ours-live-good",
         title="context-compiler, live agent, good summaries",
-        setup="`ContextCompiler(budget=budget)`, answered with recorded summaries",
+        setup="`ContextCompiler(budget=budget)`, the default, with a model that answers with recorded summaries",
         ours=True,
     ),
     Approach(
         name="ours-live-economy",
         title="context-compiler, live agent, economy",
-        setup='`ContextCompiler(budget=budget, model="none", recall=0.15)`: smaller blocks for what is asked',
+        setup='`ContextCompiler(budget=budget, model="none", recall=0.15)`: smaller recall blocks',
         ours=True,
         session=lambda budget: LiveSession(live(budget, recall=0.15)),
     ),
     Approach(
         name="ours-live-parity",
         title="context-compiler, live agent, parity",
-        setup='`ContextCompiler(budget=budget, model="none", recall=1.0)`: blocks take all that is free',
+        setup='`ContextCompiler(budget=budget, model="none", recall=1.0)`: recall blocks take all free room',
         ours=True,
     ),
     Approach(
         name="ours-live-off",
         title="context-compiler, live agent, recall off",
-        setup='`ContextCompiler(budget=budget, model="none", recall=0)`: no blocks',
+        setup='`ContextCompiler(budget=budget, model="none", recall=0)`: no recall blocks',
         ours=True,
     ),
 )

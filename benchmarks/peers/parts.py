@@ -1,4 +1,4 @@
-"""Messages as other frameworks have them, one for each tool result, and back again: nothing is lost on the way."""
+"""Conversion to messages of other frameworks, one per tool result, and back without loss."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ class Piece:
     """A response, or one part of a request."""
 
     name: str
-    """Its message and, of a request, its part."""
+    """Position of its message and, in a request, of its part."""
     role: str
-    """system, user, assistant or tool."""
+    """One of system, user, assistant and tool."""
     text: str
     calls: tuple[Item, ...] = ()
     call_id: str = ""
@@ -29,7 +29,7 @@ ROLES = {Kind.SYSTEM: "system", Kind.RETURN: "tool"}
 
 
 def pieces(messages: Sequence[ModelMessage], *, first: int = 0) -> list[Piece]:
-    """A history in pieces, from position `first` on; of a message without parts there is none."""
+    """Split a history into pieces; positions begin at `first`, and requests without parts have no piece."""
     found: list[Piece] = []
     for at, message in enumerate(messages, first):
         reading = READER.one(message)
@@ -46,7 +46,7 @@ def pieces(messages: Sequence[ModelMessage], *, first: int = 0) -> list[Piece]:
 
 
 def whole(messages: Sequence[ModelMessage], names: Iterable[str]) -> list[ModelMessage]:
-    """The messages that these pieces come from; of a request, the parts that are among them."""
+    """Return the messages of these pieces; a request has only the parts named."""
     kept: dict[int, set[int]] = {}
     for name in names:
         at, _, part = name.partition(".")

@@ -34,7 +34,10 @@ APPROACHES = (
     Approach(
         name="summarization-window",
         title="summarization-pydantic-ai, sliding window",
-        setup="`SlidingWindowCapability(trigger=budget, keep=…)`: 0.9 of it for one view, half in a session",
+        setup=(
+            "`SlidingWindowCapability(trigger=budget, keep=…)`: "
+            "keeps 0.9 of the budget for one view, half of it in a session"
+        ),
         package=PACKAGE,
         view=attached(window),
         session=lambda budget: LiveSession(window(budget, 0.5)),
@@ -43,7 +46,10 @@ APPROACHES = (
     Approach(
         name="summarization-summary",
         title="summarization-pydantic-ai, summaries",
-        setup="`SummarizationCapability(trigger=budget, keep=budget / 2)`, answered with recorded summaries",
+        setup=(
+            "`SummarizationCapability(trigger=budget, keep=budget / 2)`, "
+            "with a model that answers with recorded summaries"
+        ),
         package=PACKAGE,
         summarising=summaries,
         dashes={"view": NEEDS_A_MODEL, "session": NEEDS_A_MODEL},
