@@ -474,12 +474,8 @@ def assemble_view(
     """
     request, history, layers, live = context.request, context.history, context.request.layers, context.host is not None
     frozen, limits = cycle or RAW, context.limits(cycle)
-    untouched = (
-        cycle is None
-        and not context.base
-        and not layers.text
-        and not (live and begins_with_assistant(request.messages))
-    )
+    unled = live and begins_with_assistant(request.messages)
+    untouched = cycle is None and not context.base and not layers.text and not unled
     if untouched:
         start, messages, sent = None, list(request.messages), history
     else:

@@ -113,7 +113,7 @@ def test_strict_fails_where_even_the_least_is_over_the_budget(cc: Command) -> No
 @pytest.mark.parametrize("budget", [12, 40, 90])
 def test_strict_fails_where_the_prompt_was_cut_to_fit(cc: Command, budget: int) -> None:
     said = cc("compile", DEMO, "--budget", budget, "--strict")
-    assert said.code == 1 and "only by cutting the prompt, which takes 61: give a larger" in one_line(said)
+    assert said.code == 1 and "only if the prompt is cut, which takes 61: give a larger" in one_line(said)
 
 
 def test_strict_takes_a_view_that_holds_the_prompt_whole(cc: Command, tmp_path: Path) -> None:
