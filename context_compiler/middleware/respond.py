@@ -474,8 +474,7 @@ def assemble_view(
     """
     request, history, layers, live = context.request, context.history, context.request.layers, context.host is not None
     frozen, limits = cycle or RAW, context.limits(cycle)
-    unled = live and begins_with_assistant(request.messages)
-    untouched = cycle is None and not context.base and not layers.text and not unled
+    untouched = cycle is None and _can_be_raw(context)
     if untouched:
         start, messages, sent = None, list(request.messages), history
     else:
@@ -512,6 +511,12 @@ def assemble_view(
         pairing=context.pairing,
         blocks=blocks,
     )
+
+
+def _can_be_raw(context: RequestContext) -> bool:
+    """True if the raw history can be sent as it is: nothing in it is broken, and nothing has to be added."""
+    begins = context.host is not None and begins_with_assistant(context.request.messages)
+    return not context.base and not context.request.layers.text and not begins
 
 
 def _drops(context: RequestContext, cycle: Cycle, done: Advance | None) -> ListedDrops:
