@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from time import sleep
 from typing import Any
 
 import pytest
@@ -214,6 +215,16 @@ def test_a_compile_appears_while_somebody_looks_and_is_gone_after_it(chromium: A
         page.get_by_text("A summary is being written by some-model").wait_for()
         announce(db, 0)
         page.get_by_text("A summary is being written by some-model").wait_for(state="detached")
+        assert not visit.complaints
+
+
+def test_a_page_is_live_however_late_the_extension_for_it_arrives(chromium: Any, db: Path) -> None:
+    with serving(create_app(db, system=None)) as address:
+        visit = Visit(chromium, address)
+        visit.page.route("**/hx-sse*", lambda route: (sleep(0.5), route.continue_()))
+        page = visit.go("/sessions/1")
+        announce(db, 600)
+        page.get_by_text("A summary is being written by some-model").wait_for()
         assert not visit.complaints
 
 
