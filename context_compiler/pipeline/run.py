@@ -445,7 +445,7 @@ def _missing_run(run_id: str, known: Sequence[str]) -> str:
     """Error text for a run without a state, given the ids of all known runs."""
     if run_id in known:
         return f"run {run_id!r} was stopped before its state was saved: start it under another id"
-    return f"there is no run {run_id!r}" + (f"; there is {', '.join(known[:3])}" if known else "")
+    return f"there is no run {run_id!r}" + (f"; there are {', '.join(map(repr, known[:3]))}" if known else "")
 
 
 def _locate(run: str | Path, config: RunConfig) -> tuple[RunStore, str, RunConfig]:
