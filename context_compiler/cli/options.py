@@ -19,7 +19,7 @@ from context_compiler.cli.screen import Screen
 from context_compiler.cli.text import expand, one_line, suggestions
 from context_compiler.errors import SettingsError, StoreError
 from context_compiler.fidelity import Fidelity
-from context_compiler.paths import is_address, place_name
+from context_compiler.paths import check_place, is_address, place_name
 from context_compiler.record.files import BUSY_TIMEOUT_MS
 from context_compiler.record.store import DEFAULT_PATH, SQLiteStore, SQLStore, open_place
 from context_compiler.record.values import Record, SessionInfo
@@ -48,6 +48,10 @@ Place = Path | Address
 
 def parse_place(text: str) -> Place:
     """Parse the place of a record: the path of a file, or `postgresql://USER@HOST/DATABASE`."""
+    try:
+        check_place(text)
+    except SettingsError:
+        raise typer.BadParameter("give the path of a file, or postgresql://USER@HOST/DB") from None
     return Address(text) if is_address(text) else Path(text)
 
 
