@@ -179,7 +179,7 @@ async def find_session(store: SQLStore, session: str) -> list[SessionInfo]:
     if not meant:
         known = (
             suggestions(session, names, list_command=list_command("sessions list", store.place))
-            or "; it holds no sessions"
+            or "; it contains no sessions"
         )
         raise StoreError(f"{store.place}: no session {one_line(session, 60)!r}{known}")
     found = [info for info in every if info.session_id == meant[0]]
@@ -207,7 +207,7 @@ async def find_view(store: SQLStore, number: int) -> Record:
 def _nearest_views(wrong: int, numbers: Sequence[int], db: str) -> str:
     """Format the end of an error message: the numbers of existing views."""
     if not numbers:
-        return "it holds no views"
+        return "it contains no views"
     if len(numbers) == 1:
         return f"there is only view {numbers[0]}"
     low, high = numbers[0], numbers[-1]

@@ -309,7 +309,7 @@ def test_a_terminal_says_of_each_message_what_the_pages_say(demo: Recorded) -> N
     for one, other in zip(found, told, strict=False):
         assert (one["verdict"], one["echoes"]) == (other["verdict"], other["echoes"])
     shown = why(1, "my explicit yes")
-    assert "the words are in it: quoted" in shown and "words of it: quoted (message 1)" in " ".join(shown.split())
+    assert "the words are in it: quoted" in shown and "words of it: quoted (message 1 as sent)" in " ".join(shown.split())
 
 
 async def test_in_a_dry_run_everything_was_sent_whatever_the_view_left_out(tmp_path: Path) -> None:
