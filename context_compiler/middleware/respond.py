@@ -6,6 +6,7 @@ Only recall fails open here, because a view works without it; `middleware` handl
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from math import ceil
 
 from pydantic_ai.messages import ModelMessage
 
@@ -496,7 +497,7 @@ def assemble_view(
         view=View(
             messages=messages,
             tokens=sent.tokens,
-            budget=int(limits.budget * limits.ratio),
+            budget=ceil(limits.budget * limits.ratio - 1e-6),  # the limit was rounded down to whole o200k tokens
             status=status,
             summary=summary_of(frozen),
             ledger=token_breakdown(_sections(context, frozen, sent, blocks), lines, kept),
