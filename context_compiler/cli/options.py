@@ -66,7 +66,7 @@ Vault = Annotated[
     typer.Option(
         "--vault",
         envvar="CONTEXT_COMPILER_VAULT",
-        help="Folder with AssistantMD/ (preferred templates, and chats); {owner} in its path gives each owner one.",
+        help="Folder of notes; templates and chats in its AssistantMD/ come first. {owner} gives each owner a folder.",
     ),
 ]
 Owner = Annotated[

@@ -76,7 +76,7 @@ class CompileResult:
     before: int = 0
     """Tokens of the next request without its prompt and recall block, as it would have been."""
     after: int = 0
-    """Tokens of the next request without its prompt and recall block, as it will be; for a preview with a model, the maximum."""
+    """The same tokens as they will be; a preview with a model has the maximum."""
     kept: int = 0
     """Tokens of the messages that are kept verbatim."""
     turns: int = 0
@@ -191,7 +191,7 @@ class _Session:
         return self.calibrated(assemble_view(self.context, cycle, status, done).cost)
 
     def find(self, message: int | str, argument: str = "message") -> int:
-        """Find the position of a message by its number, as `m12` or `turn 3`, or by words in it; errors name `argument`.
+        """Find the position of a message by `m12`, `turn 3` or words in it; an error names the `argument`.
 
         Raises:
             SettingsError: There is no such message.
@@ -207,8 +207,8 @@ class _Session:
             found = self._find_words(" ".join(str(message).split()).casefold())
         if found is None:
             last = self.context.outline.turns[:-1][-1].index + 1
-            what = f"turn 1 to turn {last}, m0 to m{self.length - 1}, or words of a message"
-            raise SettingsError(f"{argument}={one_line(str(message), EXCERPT)!r}: there is no such message; give {what}")
+            what = f"give turn 1 to turn {last}, m0 to m{self.length - 1}, or words of a message"
+            raise SettingsError(f"{argument}={one_line(str(message), EXCERPT)!r}: there is no such message; {what}")
         return found
 
     def _find_words(self, words: str) -> int | None:

@@ -476,12 +476,7 @@ def assemble_view(
     """
     request, history, layers, live = context.request, context.history, context.request.layers, context.host is not None
     frozen, limits = cycle or RAW, context.limits(cycle)
-    untouched = (
-        cycle is None
-        and not context.base
-        and not layers.text
-        and not (live and begins_with_assistant(request.messages))
-    )
+    untouched = not (cycle or context.base or layers.text or (live and begins_with_assistant(request.messages)))
     if untouched:
         start, messages, sent = None, list(request.messages), history
     else:
