@@ -227,7 +227,7 @@ def _models_usable(model: str | None, graph: pipeline.Graph) -> Iterator[pipelin
     for node in graph.nodes.values():
         problem, fix = "", ""
         if node.handler == "codergen" and model is None and stage_model(node) is None:
-            problem, fix = f"stage {node.name!r} names no model", "give --model NAME, or --simulate to ask none"
+            problem, fix = "names no model", "give --model NAME, or --simulate to ask none"
         try:
             check_stage_model(node.name, stage_model(node))
         except SettingsError as error:
