@@ -23,6 +23,8 @@ NAME, EVERYTHING = ".gitignore", b"*\n"
 NAMESAKE = "context_compiler-*.dist-info/RECORD"
 """Pattern of the file list of a distribution named `context-compiler`, beside this package."""
 
+URL = re.compile(r"[a-z][a-z\d+.-]*://", re.IGNORECASE)
+
 DISTRIBUTION = "pydantic-ai-context-compiler"
 
 OWNER = "{owner}"
@@ -171,6 +173,16 @@ def require_postgres() -> None:
 def is_address(place: object) -> bool:
     """True for the URL of a PostgreSQL database."""
     return isinstance(place, str) and place.startswith(("postgresql://", "postgres://"))
+
+
+def check_place(place: object) -> None:
+    """Check that a place is a path or the URL of a PostgreSQL database.
+
+    Raises:
+        SettingsError: It is another URL, which would otherwise be taken for a path.
+    """
+    if isinstance(place, str) and URL.match(place) and not is_address(place):
+        raise SettingsError(f"{place_name(place)!r}: give the path of a file, or postgresql://USER@HOST/DB")
 
 
 def place_name(place: str | Path) -> str:

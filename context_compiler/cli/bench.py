@@ -147,7 +147,7 @@ def bench(
     print_notes(found)
     points = request_points(found.messages)
     if not points:
-        raise TranscriptError("holds no answer, so no request can be replayed", file=transcript)
+        raise TranscriptError("contains no answer, so no request can be replayed", file=transcript)
     amount = parse_amount(budget)
     tokens = amount if isinstance(amount, int) else int(amount * DEFAULT_BUDGET)
     reader = Reader(TokenCounter())

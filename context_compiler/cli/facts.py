@@ -102,8 +102,9 @@ def _find_messages(raw: History, message: str | None) -> Sequence[int]:
     else:
         found = [at for at, one in enumerate(raw.readings) if words and _contains(one, words)]
     if not found:
-        what = f"turn 1, m0 to m{len(raw) - 1}, or words of a message"
-        raise SettingsError(f"{one_line(message, 60)!r}: no message of this request's raw history; give {what}")
+        last = outline(raw, pair(raw)).turns[-1].index + 1 if len(raw) else 0
+        what = f"turn 1 to turn {last}, m0 to m{len(raw) - 1}, or words of a message"
+        raise SettingsError(f"{one_line(message, 60)!r}: no message before this request matches; give {what}")
     return found
 
 
@@ -188,7 +189,7 @@ def _form_text(one: MessageFate) -> str:
 def _echo_place(echo: Echo) -> str:
     """Describe where words of a message are repeated, by the position in `views show`."""
     name = "in another message" if echo.form == VERBATIM else FORMS[echo.form]
-    return name if echo.sent is None else f"{name} (message {echo.sent})"
+    return name if echo.sent is None else f"{name} (message {echo.sent} as sent)"
 
 
 def _form_names(forms: Sequence[str] | dict[str, None]) -> str:
@@ -210,7 +211,7 @@ def print_fact(screen: Screen, session: str, page: FactPage, db: Place) -> None:
     """Print which requests of a session contained a fact, in which form, and when it was dropped."""
     fact = one_line(page.fact, 60)
     if not page.mentioned and not page.had:
-        screen.line(f"nothing in session {session} holds {fact!r}: neither its raw history nor any request")
+        screen.line(f"nothing in session {session} contains {fact!r}: neither its raw history nor any request")
         return
     screen.line((f"{fact!r}", "bold"), f" in session {session}: said in {plural(page.mentioned, 'message')} so far")
     missing = page.requests_since - page.had

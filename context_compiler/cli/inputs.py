@@ -50,7 +50,7 @@ def select_conversation(found: list[Transcript], wanted: str | None, *, file: st
             return found[0]
         last = len(found) - 1
         raise TranscriptError(
-            f"holds {len(found)} conversations; select one with --select, by position (0 to {last}) or by name"
+            f"contains {len(found)} conversations; select one with --select, by position (0 to {last}) or by name"
             f" (such as {one_line(names[0], 60)!r})",
             file=file,
         )

@@ -19,7 +19,7 @@ from context_compiler.cli.screen import Screen
 from context_compiler.cli.text import expand, one_line, suggestions
 from context_compiler.errors import SettingsError, StoreError
 from context_compiler.fidelity import Fidelity
-from context_compiler.paths import is_address, place_name
+from context_compiler.paths import check_place, is_address, place_name
 from context_compiler.record.files import BUSY_TIMEOUT_MS
 from context_compiler.record.store import DEFAULT_PATH, SQLiteStore, SQLStore, open_place
 from context_compiler.record.values import Record, SessionInfo
@@ -48,6 +48,10 @@ Place = Path | Address
 
 def parse_place(text: str) -> Place:
     """Parse the place of a record: the path of a file, or `postgresql://USER@HOST/DATABASE`."""
+    try:
+        check_place(text)
+    except SettingsError:
+        raise typer.BadParameter("give the path of a file, or postgresql://USER@HOST/DB") from None
     return Address(text) if is_address(text) else Path(text)
 
 
@@ -62,7 +66,7 @@ Vault = Annotated[
     typer.Option(
         "--vault",
         envvar="CONTEXT_COMPILER_VAULT",
-        help="Folder with AssistantMD/ (preferred templates, and chats); {owner} in its path gives each owner one.",
+        help="Folder of notes; templates and chats in its AssistantMD/ come first. {owner} gives each owner a folder.",
     ),
 ]
 Owner = Annotated[
@@ -175,7 +179,7 @@ async def find_session(store: SQLStore, session: str) -> list[SessionInfo]:
     if not meant:
         known = (
             suggestions(session, names, list_command=list_command("sessions list", store.place))
-            or "; it holds no sessions"
+            or "; it contains no sessions"
         )
         raise StoreError(f"{store.place}: no session {one_line(session, 60)!r}{known}")
     found = [info for info in every if info.session_id == meant[0]]
@@ -203,7 +207,7 @@ async def find_view(store: SQLStore, number: int) -> Record:
 def _nearest_views(wrong: int, numbers: Sequence[int], db: str) -> str:
     """Format the end of an error message: the numbers of existing views."""
     if not numbers:
-        return "it holds no views"
+        return "it contains no views"
     if len(numbers) == 1:
         return f"there is only view {numbers[0]}"
     low, high = numbers[0], numbers[-1]

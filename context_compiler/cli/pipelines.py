@@ -423,7 +423,7 @@ async def _require_run(run: str, runs: str) -> None:
 
 def _unknown_run(run: str, runs: str, names: Sequence[str]) -> PipelineError:
     command = "context-compiler pipeline runs" + ("" if runs == RUNS else f" --runs {quote(place_name(runs))}")
-    known = suggestions(run, names, list_command=command) or "; it holds no runs"
+    known = suggestions(run, names, list_command=command) or "; it contains no runs"
     return PipelineError(f"{place_name(runs)}: no run {one_line(run, 60)!r}{known}")
 
 

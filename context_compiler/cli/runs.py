@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Collection, Iterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import partial, wraps
 from inspect import Parameter, Signature, signature
 from pathlib import Path
@@ -146,17 +146,15 @@ def resume_run(
     """Resume a run and print the result; `graph`, if given, must be the graph of the run.
 
     Raises:
-        SettingsError: a stage has no usable model.
-        GraphError: a stage's template is missing or invalid.
+        GraphError: a stage has no usable model, or its template is missing or invalid.
         Exit: the run failed.
     """
     progress = RunProgress(Screen(), events=options.events, silent=options.json)
-    arguments: dict[str, Any] = {"resume_threads": "restore" if restore else "degrade"}
-    if graph is not None:
-        arguments |= {"pipeline": graph, **_agents(graph, options)}
-    elif not options.simulate and options.model is None:
-        arguments["agents"] = own_model
+    arguments: dict[str, Any] = {"resume_threads": "restore" if restore else "degrade", "pipeline": graph}
     config = run_config(options, runs, progress.on_event)
+    if not options.simulate:  # as a rule, because a run that has ended needs no models
+        config = replace(config, rules=(*config.rules, partial(_models_usable, options.model)))
+        arguments |= {"agents": own_model} if options.model is None else {}
     with progress.display():
         result = asyncio.run(pipeline.resume_pipeline(run, config, **arguments))
     _print_result(result, options)
@@ -222,6 +220,22 @@ def _agents(graph: pipeline.Graph, options: RunOptions) -> dict[str, Any]:
     if unset:
         raise SettingsError(f"stage {unset[0]!r} names no model: give --model NAME, or --simulate to ask none")
     return {"agents": own_model}
+
+
+def _models_usable(model: str | None, graph: pipeline.Graph) -> Iterator[pipeline.Diagnostic]:
+    """Yield a finding for each stage without a usable model; `model` is that of the stages that name none."""
+    for node in graph.nodes.values():
+        problem, fix = "", ""
+        if node.handler == "codergen" and model is None and stage_model(node) is None:
+            problem, fix = "names no model", "give --model NAME, or --simulate to ask none"
+        try:
+            check_stage_model(node.name, stage_model(node))
+        except SettingsError as error:
+            problem = str(error)
+        if problem:
+            yield pipeline.Diagnostic(
+                rule="model_usable", severity=pipeline.Severity.ERROR, message=problem, fix=fix, node_id=node.name
+            )
 
 
 def template_known(library: TemplateLibrary, graph: pipeline.Graph) -> Iterator[pipeline.Diagnostic]:

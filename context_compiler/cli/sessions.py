@@ -71,7 +71,7 @@ MESSAGES = (Column("#", right=True), Column("role"), Column("tokens", right=True
 def list_(db: Db = DB, owner: Owner = None, json: Json = False) -> None:
     """List conversations, the most recently used first."""
     found = asyncio.run(_load_sessions(db, owner))
-    empty = f"{db} holds no sessions yet; create one with `context-compiler import` or `compile --db`"
+    empty = f"{db} contains no sessions yet; create one with `context-compiler import` or `compile --db`"
     owned = any(info.owner for info in found)
     columns = (SESSIONS[0], OWNER, *SESSIONS[1:]) if owned else SESSIONS
     rows = (_row(info, owned=owned) for info in found)

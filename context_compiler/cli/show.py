@@ -34,6 +34,9 @@ QUOTED_COLUMNS = (
     Column("why it is quoted", style="green"),
     Column("begins", style="dim", elastic=True),
 )
+QUOTE_REASONS = {"ledger": "preserved identifier"}
+"""Reasons of quotes that a table shows in other words."""
+
 DROP_COLUMNS = (
     Column("what"),
     Column("tokens", right=True),
@@ -80,7 +83,9 @@ def _tables(view: View, raw: History, sent: History) -> Iterator[tuple[str, Sequ
     rows = [_kept_row(place, raw, sent) for place in kept]
     yield f"Kept: {len(view.kept)} of {len(raw)} messages", KEPT_COLUMNS, rows
     if view.quoted:
-        quoted: Rows = [(one.what, one.why, one_line(one.text)[:EXCERPT]) for one in view.quoted]
+        quoted: Rows = [
+            (one.what, QUOTE_REASONS.get(one.why, one.why), one_line(one.text)[:EXCERPT]) for one in view.quoted
+        ]
         yield "Quoted from what is left out", QUOTED_COLUMNS, quoted
     yield "Left out", DROP_COLUMNS, dropped_rows(view.drops, raw)
     compiled = view.record.compile if view.record is not None else None

@@ -49,9 +49,8 @@ def print_outcome(screen: Screen, result: CompileResult, *, rest: str) -> None:
 
 def _facts(result: CompileResult, *, every: bool) -> list[tuple[str, object]]:
     most = "at most " if result.kind == "preview" and result.usage else ""
-    facts: list[tuple[str, object]] = [
-        ("next request", f"{number(result.before)} → {most}{number(result.after)} tokens, without its prompt")
-    ]
+    change = f"{number(result.before)} → {most}{number(result.after)} tokens, without its prompt and recall block"
+    facts: list[tuple[str, object]] = [("next request", change)]
     if result.kind == "undo":
         restored = "the previous summary" if result.summary else "the whole history"
         return [*facts, ("restored", restored)]

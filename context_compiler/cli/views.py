@@ -111,7 +111,7 @@ def list_(
 ) -> None:
     """List recorded requests, newest first."""
     found = asyncio.run(_load_views(db, owner, session, limit))
-    empty = f"{db} holds no views yet; create one with `context-compiler compile --db`"
+    empty = f"{db} contains no views yet; create one with `context-compiler compile --db`"
     print_list({"db": str(db), "views": found}, VIEWS, map(record_row, found), json=json, empty=empty)
     screen = Screen()
     if found and screen.rich and not json:
@@ -194,7 +194,7 @@ def print_facts(screen: Screen, record: Record) -> None:
     facts = [
         ("when", f"{timestamp(record.created_at)} UTC"),
         ("status", _status(record.status)),
-        ("no value for", _null_reasons(record.status)),
+        ("empty columns", _null_reasons(record.status)),
         ("error", record.error),
         ("tokens", f"{number(record.tokens_raw)} raw{sent}"),
         ("cost of input", None if IMPORTED in record.status else _cost(record)),
@@ -211,8 +211,8 @@ def print_facts(screen: Screen, record: Record) -> None:
             ("template hash", compiled.template_hash),
             ("fidelity", compiled.fidelity),
             ("model", compiled.model_alias),
-            ("compile", first_word(compiled.status)),
-            ("no value for its", _null_reasons(compiled.status)),
+            ("compile", _status(compiled.status, COMPILES)),
+            ("empty of compile", _null_reasons(compiled.status)),
             ("compile note", compiled.error),
             ("sections", ", ".join(compiled.sections_included)),
             ("left out of prompt", ", ".join(f"{one.what} ({one.reason})" for one in compiled.sections_dropped)),
@@ -244,10 +244,19 @@ STATUSES = {
 }
 """Explanations of statuses, by first word."""
 
+COMPILES = {
+    "ok": "a model wrote the summary",
+    "deterministic": "no model was asked",
+    "refused": "the answer of the model was not used, or a limit did not allow to ask it",
+    "failed": "no summary came of it",
+    "skipped": "made in the background, and no longer of use",
+}
+"""Explanations of the statuses of compiles, by first word."""
 
-def _status(status: str) -> str:
+
+def _status(status: str, meanings: Mapping[str, str] = STATUSES) -> str:
     word = first_word(status)
-    return f"{word}: {STATUSES[word]}" if word in STATUSES else word
+    return f"{word}: {meanings[word]}" if word in meanings else word
 
 
 def _null_reasons(status: str) -> str:
@@ -386,6 +395,10 @@ def replay(
     _print(screen, old, replayed, compared)
     screen.heading("Summary")
     print_diff(screen, summaries)
+    if request.model == "none" and request.template.compiler == "agent":
+        name = request.template.name
+        screen.line()
+        screen.line((f"no model was asked, so quotes replace the summary of {name}; --model NAME asks one", "dim"))
     if replayed.record is not None and replayed.record.id is not None:
         screen.line()
         screen.line(f"recorded as view {replayed.record.id}")

@@ -90,6 +90,8 @@ def resume(
 ) -> None:
     """Resume the last stopped run of a file, or print the result of the last run if none is stopped."""
     graph = load_workflow(file)
+    if run_id and not has_runs(runs):
+        raise PipelineError(f"{place_name(runs)}: no runs here; give --runs")
     last = run_id or asyncio.run(_latest_run(graph, runs, lambda found: found.status in ("running", "stopped"))).run_id
     resume_run(last, options, runs=runs, restore=restore, graph=graph)
 
@@ -150,10 +152,19 @@ async def _latest_run(graph: pipeline.Graph, runs: str, prefer: Callable[[pipeli
             found = await store.runs()
     matching = [one for one in found if one.snapshot == graph_hashes(graph).snapshot]
     if not matching:
-        older = next((one.run_id for one in found if one.name == graph.label), None)
-        hint = f"run {older!r} has its name but another text; `pipeline resume {older}` continues it"
-        raise PipelineError(f"{graph.path}: no run of it in {place_name(runs)}; {hint if older else 'start one'}")
+        older = next((one for one in found if one.name in (graph.name, graph.label)), None)
+        raise PipelineError(f"{graph.path}: no run of it in {place_name(runs)}; {_remedy(older)}")
     return next(filter(prefer, matching), matching[0])
+
+
+def _remedy(older: pipeline.RunInfo | None) -> str:
+    """Remedy for a file without a run, given the newest run of a file of the same name."""
+    if older is None:
+        return "start one"
+    if older.status in ("success", "fail"):
+        return f"the file was changed after run {older.run_id!r}, which has ended; start a new run"
+    run = older.run_id
+    return f"the file was changed after run {run!r} began; `pipeline resume {run}` continues that run with the old text"
 
 
 async def _load_state(graph: pipeline.Graph, runs: str) -> pipeline.RunState | None:

@@ -352,18 +352,18 @@ def reason_for_no_model(selection: Selection, turn: int) -> str | None:
     """Reason why no model is asked for this compile; None if one is."""
     policy, cap = selection.policy, selection.limits.cap(selection.policy.fidelity)
     if policy.model == "none" or policy.template.compiler != "agent":
-        return "no model by choice"
+        return "the settings or the template ask for no model"
     if not selection.span or not selection.reserve:
         return "nothing to compile"
     asked = selection.order is not None
     if selection.previous is not None and selection.previous.compiled_turn == turn and not asked:
-        return "one model compile a turn"
+        return "a model was asked already in this turn"
     if policy.every_turn:
         return None
     if cap < TOO_SMALL:
-        return f"a cap of {cap} tokens is too small"
+        return f"the summary may have only {cap} tokens; below {TOO_SMALL}, no model is asked"
     if asked:
-        few = f"a summary of {selection.reserve} tokens is too small"
+        few = f"there is room for a summary of only {selection.reserve} tokens"
         return few if selection.reserve < SMALLEST_ORDERED else None
     cost = sum(selection.history.readings[index].tokens for index in selection.span)
     if cost < max(selection.limits.room // 10, cap):

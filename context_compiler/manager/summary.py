@@ -104,7 +104,7 @@ def summary_row(
         latency_ms=answer.latency_ms if answer else 0.0,
         usage=answer.usage if answer else {},
         status=status,
-        error=str(summary.failure or "no model by choice") if status != "ok" else None,
+        error=str(summary.failure or "the settings ask for no model") if status != "ok" else None,
         created_at=now(),
     )
     unanswered = "no answer came" if summary.prompts else "no model was asked"

@@ -59,7 +59,7 @@ def _cost_text(record: Record, made: Compile | None) -> str:
     parts = ["price unknown"]
     if cost.sent is not None:
         parts = [f"{dollars(cost.sent)} sent", f"{dollars(cost.everything)} for everything"]
-    if spent is None or spent:
+    if spent or (spent is None and cost.sent is not None):
         parts.append(f"{dollars(spent)} for the compile")
     return ", ".join(parts)
 

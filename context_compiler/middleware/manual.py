@@ -74,9 +74,9 @@ class CompileResult:
     """Reason why it is not."""
     focus: str = ""
     before: int = 0
-    """Tokens of the next request without its prompt, as it would have been."""
+    """Tokens of the next request without its prompt and recall block, as it would have been."""
     after: int = 0
-    """Tokens of the next request without its prompt, as it will be; for a preview with a model, the maximum."""
+    """The same tokens as they will be; a preview with a model has the maximum."""
     kept: int = 0
     """Tokens of the messages that are kept verbatim."""
     turns: int = 0
@@ -190,8 +190,8 @@ class _Session:
         status = "compiled" if done is not None else "cycle" if cycle is not None else "raw"
         return self.calibrated(assemble_view(self.context, cycle, status, done).cost)
 
-    def find(self, message: int | str) -> int:
-        """Find the position of a message by its number, as `m12` or `turn 3`, or by words in it.
+    def find(self, message: int | str, argument: str = "message") -> int:
+        """Find the position of a message by `m12`, `turn 3` or words in it; an error names the `argument`.
 
         Raises:
             SettingsError: There is no such message.
@@ -207,8 +207,8 @@ class _Session:
             found = self._find_words(" ".join(str(message).split()).casefold())
         if found is None:
             last = self.context.outline.turns[:-1][-1].index + 1
-            what = f"turn 1 to turn {last}, m0 to m{self.length - 1}, or words of a message"
-            raise SettingsError(f"message={one_line(str(message), EXCERPT)!r}: there is no such message; give {what}")
+            what = f"give turn 1 to turn {last}, m0 to m{self.length - 1}, or words of a message"
+            raise SettingsError(f"{argument}={one_line(str(message), EXCERPT)!r}: there is no such message; {what}")
         return found
 
     def _find_words(self, words: str) -> int | None:
@@ -227,7 +227,7 @@ class _Session:
         """The compile to make; with `start`, it begins at the turn of that message."""
         if start is None:
             return Order(focus=focus)
-        at = self.find(start)
+        at = self.find(start, "start")
         turn = next(turn for turn in self.context.outline.turns if turn.start <= at < turn.stop)
         return Order(focus=focus, start=turn.start)
 
@@ -500,7 +500,7 @@ class Manual:
         if not 0 < done.cycle.decided <= found.length or not done.selection.out:
             why = "nothing can be left out"
         elif not done.cycle.note and not done.cycle.quotes:
-            why = "nothing that is left out is worth a summary"
+            why = "what would be left out is too short to be worth a summary"
         elif not done.selection.span and not focus:
             why = "nothing is new since the last compile; give a focus to compile everything again"
         elif after >= before and not (focus and current is not None):

@@ -6,6 +6,7 @@ Only recall fails open here, because a view works without it; `middleware` handl
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from math import ceil
 
 from pydantic_ai.messages import ModelMessage
 
@@ -474,7 +475,7 @@ def assemble_view(
     """
     request, history, layers, live = context.request, context.history, context.request.layers, context.host is not None
     frozen, limits = cycle or RAW, context.limits(cycle)
-    untouched = cycle is None and _can_be_raw(context)
+    untouched = not (cycle or context.base or layers.text or (live and begins_with_assistant(request.messages)))
     if untouched:
         start, messages, sent = None, list(request.messages), history
     else:
@@ -490,7 +491,7 @@ def assemble_view(
         view=View(
             messages=messages,
             tokens=sent.tokens,
-            budget=int(limits.budget * limits.ratio),
+            budget=ceil(limits.budget * limits.ratio - 1e-6),  # the limit was rounded down to whole o200k tokens
             status=status,
             summary=summary_of(frozen),
             ledger=token_breakdown(_sections(context, frozen, sent, blocks), lines, kept),
@@ -511,12 +512,6 @@ def assemble_view(
         pairing=context.pairing,
         blocks=blocks,
     )
-
-
-def _can_be_raw(context: RequestContext) -> bool:
-    """True if the raw history can be sent as it is: nothing in it is broken, and nothing has to be added."""
-    begins = context.host is not None and begins_with_assistant(context.request.messages)
-    return not context.base and not context.request.layers.text and not begins
 
 
 def _drops(context: RequestContext, cycle: Cycle, done: Advance | None) -> ListedDrops:

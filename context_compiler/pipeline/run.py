@@ -20,7 +20,7 @@ from opentelemetry.metrics import get_meter
 
 from context_compiler.errors import GraphError, PipelineError, RunOwnedError
 from context_compiler.middleware.log_lines import log_text
-from context_compiler.paths import is_address, make_private, require_postgres
+from context_compiler.paths import check_place, is_address, make_private, require_postgres
 from context_compiler.pipeline.check import validate_or_raise
 from context_compiler.pipeline.checkpoint import FILE, CheckpointFolder, read_checkpoint
 from context_compiler.pipeline.config import RequestMeter, RunConfig, advance_plainly
@@ -445,7 +445,7 @@ def _missing_run(run_id: str, known: Sequence[str]) -> str:
     """Error text for a run without a state, given the ids of all known runs."""
     if run_id in known:
         return f"run {run_id!r} was stopped before its state was saved: start it under another id"
-    return f"there is no run {run_id!r}" + (f"; there is {', '.join(known[:3])}" if known else "")
+    return f"there is no run {run_id!r}" + (f"; there are {', '.join(map(repr, known[:3]))}" if known else "")
 
 
 def _locate(run: str | Path, config: RunConfig) -> tuple[RunStore, str, RunConfig]:
@@ -554,11 +554,13 @@ def open_runs(config: RunConfig) -> RunStore:
     """Open the run store of a config.
 
     Raises:
-        SettingsError: it is the address of a database, and the packages for PostgreSQL are not installed.
+        SettingsError: it is the address of a database, and the packages for PostgreSQL are not installed, or it is
+            another URL.
     """
     if isinstance(config.runs, RunStore):
         return config.runs
     if config.runs is not None:
+        check_place(config.runs)
         if is_address(config.runs):
             require_postgres()
             return import_module("context_compiler.pipeline.stores.postgres").PostgresRuns(config.runs)

@@ -95,6 +95,7 @@ async def copy_record(source: SQLStore, target: SQLStore, progress: Callable[[st
     numbers: Numbers = {"sessions": {}, "context_summaries": {}}
     copied, present = Counter[str](), Counter[str]()
     changed, defects = list[tuple[str, Row]](), list[str]()
+    await source.perform(_count)  # raises if there is no source, before the target is created
     before = await target.perform(_count)
     async with aclosing(source.scoped(None).export()) as found:
         async for table, page in _pages(found):
@@ -108,7 +109,7 @@ async def copy_record(source: SQLStore, target: SQLStore, progress: Callable[[st
                 progress(table)
     for table, number in (await target.perform(_count)).items():
         if table in present:
-            copied[table] = number - before[table]
+            copied[table] = min(number - before[table], present[table])  # a copied cycle may add a content of its own
             present[table] -= copied[table]
     for table, row in changed:
         current = await target.perform(partial(_target_row, table=table, row=row))

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Protocol, Self, TypeVar, runtime_checkable
 from weakref import finalize
 
 from context_compiler.errors import StoreError
-from context_compiler.paths import is_address, require_postgres
+from context_compiler.paths import check_place, is_address, require_postgres
 from context_compiler.record import conversations, maintenance, queries, sessions
 from context_compiler.record.background import hold_at_fork
 from context_compiler.record.database import Database, Moment
@@ -501,6 +501,7 @@ class SQLiteStore(SQLStore):
     ) -> None:
         if str(path) == ":memory:":
             raise StoreError("':memory:' is not a file; use MemoryStore()")
+        check_place(path)
         if is_address(str(path)):
             raise StoreError("an address is not a file; use PostgresStore(address), or give it as store=")
         self.path = Path(os.path.abspath(Path(path).expanduser()))

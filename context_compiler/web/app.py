@@ -6,6 +6,7 @@ import secrets
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from http import HTTPStatus
 from pathlib import Path
 from threading import Thread
 from urllib.parse import parse_qs, urlsplit
@@ -317,6 +318,8 @@ async def _error_response(request: Request, error: Exception) -> Response:
     status = error.status_code if isinstance(error, HTTPException) else _status(error)
     why = error.detail if isinstance(error, HTTPException) else str(error)
     if request.url.path.startswith("/api"):
+        if why == HTTPStatus.NOT_FOUND.phrase:
+            why = "there is nothing at this address; /api/openapi.json lists all addresses"
         return _refuse(status, why)
     return HTMLResponse(render("error.html", status=status, why=why, here="error", db=""), status)
 

@@ -175,7 +175,7 @@ def test_of_several_conversations_one_has_to_be_chosen(cc: Command, tmp_path: Pa
     written(tmp_path / "chats.json", [{"id": f"c{at}", "messages": chat(at)} for at in range(1, 4)])
     said = cc("compile", "chats.json")
     assert said.code == 2
-    assert "holds 3 conversations; select one with --select" in one_line(said) and "'chats#c1'" in said.err
+    assert "contains 3 conversations; select one with --select" in one_line(said) and "'chats#c1'" in said.err
     for name in ("1", "c2", "chats#c2"):
         assert cc("compile", "chats.json", "--select", name, "--json").json["record"]["session_id"] == "chats#c2"
     assert "there are 'chats#c" in one_line(cc("compile", "chats.json", "--select", "chats#c9"))

@@ -91,7 +91,7 @@ def test_what_cannot_be_found_is_one_line(chatted: Command) -> None:
     assert "m0 to m" in one_line(chatted("views", "why", 1, "zebra"))
     assert "no view 99" in one_line(chatted("views", "why", 99))
     assert "no session 'mian'" in one_line(chatted("sessions", "find", "mian", "code"))
-    assert "nothing in session main holds 'zebra'" in chatted("sessions", "find", "main", "zebra").out
+    assert "nothing in session main contains 'zebra'" in chatted("sessions", "find", "main", "zebra").out
     assert "TEXT is empty" in one_line(chatted("sessions", "find", "main", " "))
 
 

@@ -118,3 +118,16 @@ def test_fallbacks_and_latencies_are_counted() -> None:
 def test_nothing_has_no_percentile() -> None:
     assert percentile([], 0.5) is None
     assert percentile([7.0], 0.95) == 7.0
+
+
+def test_a_copy_of_a_record_that_does_not_exist_leaves_no_target(cc: Command, tmp_path: Path) -> None:
+    said = cc("copy", "none.db", "target.db")
+    assert said.code == 2 and "none.db: there is no record here" in said.err
+    assert not (tmp_path / "target.db").exists()
+
+
+@pytest.mark.parametrize("command", [("stats", "--db"), ("copy", "a.db"), ("chat", "--model", "scripted", "--db")])
+def test_a_url_of_another_database_is_refused(cc: Command, tmp_path: Path, command: tuple[str, ...]) -> None:
+    said = cc(*command, "sqlite:///x.db")
+    assert said.code == 2 and "postgresql://USER@HOST/DB" in one_line(said)
+    assert not list(tmp_path.iterdir())

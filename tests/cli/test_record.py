@@ -76,10 +76,10 @@ def test_an_unknown_session_is_named_with_those_like_it(recorded: Command, args:
 
 def test_an_empty_record_is_said_to_be_empty(recorded: Command) -> None:
     recorded("sessions", "delete", "demo", "--yes")
-    assert "holds no sessions yet" in recorded("sessions", "list").out
-    assert "holds no views yet" in recorded("views", "list").out
-    assert "it holds no sessions" in one_line(recorded("sessions", "show", "demo"))
-    assert "it holds no views" in one_line(recorded("views", "show", "1"))
+    assert "contains no sessions yet" in recorded("sessions", "list").out
+    assert "contains no views yet" in recorded("views", "list").out
+    assert "it contains no sessions" in one_line(recorded("sessions", "show", "demo"))
+    assert "it contains no views" in one_line(recorded("views", "show", "1"))
 
 
 def test_views_are_listed_newest_first(recorded: Command) -> None:
@@ -160,6 +160,7 @@ def test_replay_shows_the_difference_and_writes_nothing(recorded: Command) -> No
     said = recorded("views", "replay", 2, "--template", "goal_oriented", "--budget", 5000)
     assert said.code == 0
     assert "template  extractive → goal_oriented" in said.out and "+++ template goal_oriented" in said.out
+    assert "no model was asked, so quotes replace the summary of goal_oriented; --model NAME asks one" in said.out
     assert len(recorded("views", "list", "--json").json["views"]) == 3
 
 

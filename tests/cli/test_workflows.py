@@ -77,7 +77,27 @@ def test_a_file_that_has_changed_is_not_taken_for_the_one_that_ran(cc: Command, 
     cc("workflow", "run", steps, "--simulate", "--id", "whole")
     steps.write_text(STEPS + "\n## More\nMore.\n")
     done = cc("workflow", "resume", steps, "--simulate")
-    assert done.code == 2 and "run 'whole' has its name but another text" in done.err
+    assert done.code == 2 and "the file was changed after run 'whole', which has ended; start a new run" in done.err
+
+
+def test_a_stopped_run_of_an_earlier_text_is_named_with_the_way_to_continue_it(cc: Command, steps: Path) -> None:
+    steps.write_text(f"---\nname: My Steps\n---\n{STEPS}")
+    asyncio.run(half(str(steps), SQLiteRuns(Path("runs.db")), "report", simulate=True))
+    steps.write_text(f"---\nname: My Steps\n---\n{STEPS}More.\n")
+    done = cc("workflow", "resume", steps, "--simulate", "--runs", "runs.db")
+    assert "the file was changed after run 'r' began; `pipeline resume r` continues that run" in done.err
+
+
+@pytest.mark.parametrize("named", [("workflow", "steps.md"), ("pipeline", "r")])
+def test_a_run_is_not_resumed_without_a_model(cc: Command, steps: Path, named: tuple[str, str]) -> None:
+    asyncio.run(half(str(steps), SQLiteRuns(Path("runs.db")), "report", simulate=True))
+    command, what = named
+    given = (command, "resume", str(steps) if command == "workflow" else what, "--runs", "runs.db")
+    for _ in range(2):  # the run stays as it is
+        refused = cc(*given)
+        assert refused.code == 2 and "names no model; give --model NAME, or --simulate to ask none" in refused.err
+    assert cc(*given, "--simulate").code == 0
+    assert (cc(*given).code, cc(*given).out) == (0, "r success\n")  # it has ended, so it needs no model
 
 
 def test_check_finds_templates_that_are_not_there_and_says_the_line(cc: Command, steps: Path) -> None:
@@ -113,12 +133,15 @@ def test_a_template_that_check_refuses_is_refused_before_a_run(cc: Command, step
 def test_a_model_without_its_key_is_refused_before_a_run(cc: Command, steps: Path, step: str) -> None:
     steps.write_text(step)
     named = ("--model", "scripted" if "@model" in step else "openai:gpt-5")
-    for begun in (("run",), ("resume", "--id", "x")):
-        done = cc("workflow", *begun, steps, *named)
-        assert done.code == 2 and not done.out
-        assert "'openai:gpt-5': set the environment variable OPENAI_API_KEY" in done.err
-        assert ("stage 'b': model" if "@model" in step else "; --model scripted needs no key") in done.err
+    done = cc("workflow", "run", steps, *named)
     assert not Path("system/runs.db").exists()
+    missing = cc("workflow", "resume", steps, "--id", "x", "--simulate")
+    assert "system/runs.db: no runs here" in missing.err and not Path("system/runs.db").exists()
+    asyncio.run(half(str(steps), SQLiteRuns(Path("runs.db")), "a", simulate=True))
+    for refused in (done, cc("workflow", "resume", steps, "--runs", "runs.db", *named)):
+        assert refused.code == 2 and not refused.out
+        assert "'openai:gpt-5': set the environment variable OPENAI_API_KEY" in refused.err
+        assert ("stage 'b': model" if "@model" in step else "; --model scripted needs no key") in refused.err
 
 
 def test_the_bundled_model_runs_steps_without_a_key(cc: Command, steps: Path) -> None:

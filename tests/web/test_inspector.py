@@ -93,6 +93,11 @@ def test_what_is_not_there_is_not_found(client: TestClient, path: str) -> None:
     assert client.get(path).status_code == 404 and client.get(f"/api{path}").json()["error"]
 
 
+def test_an_unknown_address_of_the_api_leads_to_its_description(client: TestClient) -> None:
+    assert "/api/openapi.json" in client.get("/api").json()["error"]
+    assert client.get("/api/requests/999999").json()["error"] == "no request 999999 on this record"
+
+
 @pytest.mark.parametrize(
     "path", ["/sessions?page=0", "/sessions?page=x", "/requests/-1", "/requests/1/why?only=some", "/sessions?nmae=x"]
 )
