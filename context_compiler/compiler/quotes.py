@@ -18,11 +18,12 @@ from context_compiler.compiler.view import Quote, note_text
 from context_compiler.messages.fences import fence, neutralize, one_line
 from context_compiler.messages.history import History
 from context_compiler.messages.items import MESSAGE_OVERHEAD, Kind
-from context_compiler.messages.prompts import Instruction
+from context_compiler.messages.prompts import Instruction, asking_part
 from context_compiler.messages.shapes import truncate
 from context_compiler.messages.turns import Outline
 from context_compiler.recall import Question, indexed, pending_prompt_text, rank
 from context_compiler.recall.changes import mark_changes
+from context_compiler.recall.ranking import MOST
 from context_compiler.recall.selection import Passage, choose, passages, quoted
 from context_compiler.recall.terms import STOPS, words
 from context_compiler.template import prompt_text
@@ -70,7 +71,7 @@ class _Sources:
     def of(cls, selection: Selection, loose: Sequence[int], recall: bool) -> _Sources:
         """Split the messages at `loose` into candidates; rank them for the pending question if `recall`."""
         candidates = passages(selection.history, selection.draft.outline, loose, selection.counter) if loose else ()
-        question = Question.of(selection.focus or pending_prompt_text(selection.history)) if recall else None
+        question = _pending_question(selection) if recall else None
         ranks: Sequence[float] = []
         newer: Mapping[tuple[int, int], tuple[int, int]] = {}
         if question and candidates:
@@ -87,6 +88,13 @@ class _Sources:
             wide=question is not None and question.wide,
             newer=newer,
         )
+
+
+def _pending_question(selection: Selection) -> Question:
+    """Question for which quotes are chosen: the focus or the newest prompt; only its asking part if it is very long."""
+    text = selection.focus or pending_prompt_text(selection.history)
+    question = Question.of(text)
+    return question if len(question.terms) <= MOST else Question.of(asking_part(text, selection.counter))
 
 
 def write_quotes(

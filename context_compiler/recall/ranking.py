@@ -299,7 +299,7 @@ class Ranking:
         self.of_somebody = talk and bool(people)
         """True if this is a conversation between two people and the question names one of them."""
         who = asked_about(index, question, people)
-        self._wanted = _wanted(index, question, people)
+        self._wanted = _wanted(index, question, people, stop)
         self._beginnings = [(start, term) for term in self._wanted for start in beginnings(term)]
         hits, days = _bm25(index, self._wanted, stop)
         near = _with_neighbours(hits)
@@ -400,10 +400,16 @@ def _if_answers(score: float, answers: float) -> float:
     return score if answers else NONE
 
 
-def _wanted(index: Index, question: Question, people: Collection[str]) -> dict[str, float]:
-    """Idf of the question's terms that occur in the index, rarest first; names of the two speakers are left out."""
+def _wanted(index: Index, question: Question, people: Collection[str], stop: int) -> dict[str, float]:
+    """Idf of the question's terms that occur in the index, rarest first; names of the two speakers are left out.
+
+    Of a long question, such as one with a pasted text, only terms that occur before `stop` count: else the words of the
+    paste, which occur nowhere else, would be the rarest and leave no room for others.
+    """
     names = frozenset(term for name in people for term in terms(name))
     known = sorted((len(index.posts[term]) // 2, term) for term in question.terms - names if term in index.posts)
+    if len(known) > MOST:
+        known = [(spread, term) for spread, term in known if index.posts[term][0] < stop]
     work = accumulate(spread for spread, _ in known)
     size = len(index)
     return {

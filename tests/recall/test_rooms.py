@@ -6,6 +6,7 @@ import pytest
 from pydantic_ai.messages import ModelMessage, ModelRequest, ModelResponse, TextPart, ToolCallPart, ToolReturnPart
 from pydantic_ai.messages import UserPromptPart as Prompt
 
+from context_compiler import compile_view
 from context_compiler.tokens import TokenCounter
 from tests.recall.test_blocks import ASK, block_of, past, talked, text_of, words
 from tests.support.agents import compiler
@@ -63,3 +64,18 @@ async def test_the_long_answer_before_a_question_stays_where_the_view_is_cut_dee
     talker, _ = await talked(ours, [ASK], history=messages)
     assert answer in [text_of(part) for message in talker.last.messages for part in message.parts]
     assert "48151" in block_of(talker.last.messages, ASK)
+
+
+@pytest.mark.parametrize("lines", [60, 3_000])
+@pytest.mark.parametrize("ends", [False, True], ids=["before what was pasted", "after it"])
+async def test_a_question_beside_a_pasted_listing_finds_its_answer_in_one_view(lines: int, ends: bool) -> None:
+    """Words that only the paste has are the rarest, and would be all that is looked for."""
+    history: list[ModelMessage] = []
+    for turn in range(60):
+        history.append(ModelRequest(parts=[Prompt(f"Question {turn}: who owns ticket OPS-{turn}? {words(turn, 20)}.")]))
+        history.append(ModelResponse(parts=[TextPart(f"OPS-{turn} is Maria's. {words(turn + 500, 40)}.")]))
+    listing = "\n".join(f"./src/part_{at}/file_{at}.py" for at in range(lines))
+    prompt = f"{listing}\n\nWho owns OPS-7?" if ends else f"Who owns OPS-7? Here is the listing:\n{listing}"
+    view = await compile_view([*history, ModelRequest(parts=[Prompt(prompt)])], "extractive", 6_000, system=None)
+    assert "OPS-7 is Maria" in str(view.messages)
+    assert any(quote.why.startswith("recalled") for quote in view.quoted)
