@@ -335,6 +335,10 @@ class SQLStore(Protocol):
         """Run a function on the connection, uninterrupted, for the owner of this store."""
         ...
 
+    async def maintain(self, work: Callable[[Database], T]) -> T:
+        """Run a function that may take long, because it reads or removes much of the record."""
+        return await self.perform(work)
+
     def scoped(self, owner: str | None) -> Self:
         """Return the same store for another owner; None is every owner."""
         other = copy(self)
@@ -353,7 +357,7 @@ class SQLStore(Protocol):
 
     async def erase(self) -> int:
         """Remove all data of the owner; return the number of requests removed."""
-        return await self.perform(maintenance.erase)
+        return await self.maintain(maintenance.erase)
 
     async def close(self) -> None:
         """Close the connection, if it is open; the next use opens it again."""
@@ -469,15 +473,15 @@ class SQLStore(Protocol):
 
     async def delete(self, session_id: str) -> int:
         """Remove a conversation and all data that only it used; return the number of requests removed."""
-        return await self.perform(partial(maintenance.delete, session_id=session_id))
+        return await self.maintain(partial(maintenance.delete, session_id=session_id))
 
     async def prune(self, *, older_than_days: float | None = None, keep_last: int | None = None) -> int:
         """Remove old requests; return the number removed. No remaining chain is ever broken."""
-        return await self.perform(partial(maintenance.prune, older_than_days=older_than_days, keep_last=keep_last))
+        return await self.maintain(partial(maintenance.prune, older_than_days=older_than_days, keep_last=keep_last))
 
     async def verify(self) -> tuple[str, ...]:
         """Recompute every name and checksum from the stored data; return all defects, none if the record is sound."""
-        return await self.perform(maintenance.verify)
+        return await self.maintain(maintenance.verify)
 
 
 class SQLiteStore(SQLStore):
