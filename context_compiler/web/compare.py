@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from difflib import SequenceMatcher, unified_diff
 from functools import partial
 from typing import cast
@@ -119,12 +119,15 @@ class Comparisons:
         first = None if before is None else request_of(db, before)[0]
         common = 0 if first is None else browse.common_length(db, first.view_tip, row.view_tip)
         if choice == "raw":
-            return self._raw(db, row, sent, common, page, before, after)
-        other = first if choice == "previous" else request_of(db, int(choice))[0]
-        left = () if other is None else self.inspector.chain(db, other.view_tip, other.session)
-        pairs = match_messages([node.content for node in left], [node.content for node in sent.view])
-        shared = common if other is None or other is first else browse.common_length(db, other.view_tip, row.view_tip)
-        entries = list(fold_entries(pairs, _equal(pairs, left, sent.view), shared if other is not None else 0))
+            other, left, tokens, shared = None, sent.raw, row.tokens_raw, common
+            pairs = _match_origins(sent)
+        else:
+            other = first if choice == "previous" else request_of(db, int(choice))[0]
+            left = () if other is None else self.inspector.chain(db, other.view_tip, other.session)
+            tokens = 0 if other is None else other.tokens_sent
+            shared = common if other in (None, first) else browse.common_length(db, other.view_tip, row.view_tip)
+            pairs = match_messages([node.content for node in left], [node.content for node in sent.view])
+        entries = list(fold_entries(pairs, _equal(pairs, left, sent.view), shared))
         pages = Pages(page=page, size=PAGE, total=len(entries))
         rows = self._rows(
             entries[pages.offset : pages.offset + PAGE],
@@ -139,42 +142,10 @@ class Comparisons:
             other=other,
             common=shared,
             messages=(len(left), len(sent.view)),
-            tokens=(0 if other is None else other.tokens_sent, row.tokens_sent),
+            tokens=(tokens, row.tokens_sent),
             rows=tuple(rows),
             pages=pages,
             choice=choice,
-        )
-
-    def _raw(
-        self,
-        db: Database,
-        row: RequestRow,
-        sent: Sent,
-        common: int,
-        page: int,
-        before: int | None,
-        after: int | None,
-    ) -> DiffPage:
-        pairs = _match_origins(sent)
-        entries = list(fold_entries(pairs, _equal(pairs, sent.raw, sent.view), common))
-        pages = Pages(page=page, size=PAGE, total=len(entries))
-        rows = self._rows(
-            entries[pages.offset : pages.offset + PAGE],
-            lambda at: self._read(db, [sent.raw[one] for one in at]),
-            lambda at: self._read(db, [sent.view[one] for one in at]),
-        )
-        return DiffPage(
-            session=session_of(db, row.session),
-            request=row,
-            before=before,
-            after=after,
-            other=None,
-            common=common,
-            messages=(len(sent.raw), len(sent.view)),
-            tokens=(row.tokens_raw, row.tokens_sent),
-            rows=tuple(rows),
-            pages=pages,
-            choice="raw",
         )
 
     def _read(self, db: Database, nodes: Sequence[browse.Node]) -> list[ModelMessage]:
@@ -199,7 +170,7 @@ class Comparisons:
         history = self._reader.read(messages)
         view = View(messages=list(messages), tokens=0, budget=0, status="")
         found = [show_message(history, place, longest=SHOWN) for place in message_origins(view, history, history)]
-        return [with_index(one, index) for one, index in zip(found, at, strict=True)]
+        return [replace(one, index=index, why="", raw=None) for one, index in zip(found, at, strict=True)]
 
     async def replay(
         self, number: int, *, template: str, budget: int | None, fidelity: str, trigger: int | None, page: int = 1
@@ -359,13 +330,6 @@ def _texts(one: ShownMessage) -> Iterator[str]:
         if part.tool:
             yield f"{part.kind} {part.tool}"
         yield from (segment.text for segment in part.segments)
-
-
-def with_index(one: ShownMessage, index: int) -> ShownMessage:
-    """Return the message with another index."""
-    return ShownMessage(
-        index=index, role=one.role, tokens=one.tokens, form=one.form, why="", parts=one.parts, time=one.time
-    )
 
 
 def _note(view: View | None, row: RequestRow) -> str:
