@@ -365,7 +365,7 @@ class Page:
 
     def goal(self, goal: object) -> None:
         """Set the goal, cut to a quarter of the budget, or to the free tokens of a page without stages and context."""
-        room = self._free_tokens()
+        room = max(0, self.limits.budget - self._count.text(self._render()))
         quarter = self.limits.budget // 4
         most = room - 4 if self.limits.budget <= 100 else min(quarter, room)
         self._values["goal"] = text = self.clip(goal, max(1, most))
@@ -413,9 +413,6 @@ class Page:
     def _render(self) -> str:
         left = {name: f"{count:,}" if count else "" for name, count in self._omitted.items()}
         return self._template.render({**self._values, **left})
-
-    def _free_tokens(self) -> int:
-        return max(0, self.limits.budget - self._count.text(self._render()))
 
     def _shorten(self) -> bool:
         """Remove the least important content; False if nothing is left to remove."""
