@@ -33,6 +33,14 @@ class Memo(Generic[K, V]):
             self._kept.move_to_end(key)
             return found[0]
 
+    def get_or_make(self, key: K, make: Callable[[], V]) -> V:
+        """Return the value under a key; if there is none, make and store it."""
+        found = self.get(key)
+        if found is None:
+            found = make()
+            self.keep(key, found)
+        return found
+
     def take(self, key: K) -> V | None:
         """Remove and return the value under a key; None if there is none."""
         with self._lock:

@@ -115,5 +115,5 @@ def _attribute_text(thing: object, name: str) -> str:
 
 # Public here for compatibility, but defined elsewhere and loaded on use, because they import much more than a mode.
 __getattr__, _ = lazy_exports(
-    __name__, {"build_fidelity_preamble": "pipeline.preamble", "summary_cap": "compiler.policy"}
+    __name__, {"pipeline.preamble": ("build_fidelity_preamble",), "compiler.policy": ("summary_cap",)}
 )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from typing import Any
 
@@ -11,13 +11,17 @@ EXTRAS = {"asyncpg": "postgres", "greenlet": "postgres", "dbos": "dbos"}
 """Extra of this package that installs each of these modules."""
 
 
-def lazy_exports(package: str, homes: Mapping[str, str]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+def lazy_exports(
+    package: str, homes: Mapping[str, Sequence[str]]
+) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
     """Build `__getattr__` and `__dir__` of a package that exports names defined elsewhere.
 
     Args:
         package: The `__name__` of the package.
-        homes: Module of each public name, relative to `context_compiler`; `module:name` if it has another name there.
+        homes: Public names by module, relative to `context_compiler`; `name:there` if a name differs in the module.
     """
+    given = [(module, *one.partition(":")) for module, names in homes.items() for one in names]
+    places = {name: (module, there or name) for module, name, _, there in given}
 
     def load(name: str) -> Any:
         """Load a public name and set it on the package, so that it is found directly from then on.
@@ -25,11 +29,11 @@ def lazy_exports(package: str, homes: Mapping[str, str]) -> tuple[Callable[[str]
         Raises:
             ImportError: The name needs an extra that is not installed; the message contains the command to install it.
         """
-        if name not in homes:
+        if name not in places:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        module, _, there = homes[name].partition(":")
+        module, there = places[name]
         try:
-            value = getattr(import_module(f"context_compiler.{module}"), there or name)
+            value = getattr(import_module(f"context_compiler.{module}"), there)
         except ModuleNotFoundError as error:
             if error.name not in EXTRAS:
                 raise
@@ -40,6 +44,6 @@ def lazy_exports(package: str, homes: Mapping[str, str]) -> tuple[Callable[[str]
 
     def names() -> list[str]:
         """List the public names, loaded or not."""
-        return sorted(homes)
+        return sorted(places)
 
     return load, names

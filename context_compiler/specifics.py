@@ -4,11 +4,4 @@ from __future__ import annotations
 
 from context_compiler.lazy import lazy_exports
 
-__getattr__, __dir__ = lazy_exports(
-    __name__,
-    {
-        "Told": "compiler.specifics:TextSet",
-        "specifics": "compiler.specifics",
-        "Specific": "compiler.specifics",
-    },
-)
+__getattr__, __dir__ = lazy_exports(__name__, {"compiler.specifics": ("Told:TextSet", "specifics", "Specific")})

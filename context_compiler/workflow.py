@@ -28,13 +28,15 @@ __all__ = [
 ]
 
 _HOMES = {
-    "Directive": "pipeline.workflow",
-    "Directives": "pipeline.workflow",
-    "Finding": "pipeline.workflow",
-    "apply_directives": "pipeline.workflow",
-    "load_workflow": "pipeline.workflow",
-    "parse_workflow": "pipeline.workflow",
-    "read_directives": "pipeline.workflow",
+    "pipeline.workflow": (
+        "Directive",
+        "Directives",
+        "Finding",
+        "apply_directives",
+        "load_workflow",
+        "parse_workflow",
+        "read_directives",
+    )
 }
 
 __getattr__, __dir__ = lazy_exports(__name__, _HOMES)

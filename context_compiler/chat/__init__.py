@@ -26,16 +26,10 @@ __all__ = [
 ]
 
 _HOMES = {
-    "ChatSession": "chat.session",
-    "Failure": "messages.failures",
-    "Occasion": "messages.failures",
-    "Reflection": "messages.failures",
-    "ReflectionPolicy": "messages.failures",
-    "Reply": "chat.session",
-    "Said": "chat.session",
-    "ScriptedModel": "chat.demo_model",
-    "Transcript": "chat.transcript",
-    "safe_id": "chat.transcript",
+    "chat.session": ("ChatSession", "Reply", "Said"),
+    "messages.failures": ("Failure", "Occasion", "Reflection", "ReflectionPolicy"),
+    "chat.demo_model": ("ScriptedModel",),
+    "chat.transcript": ("Transcript", "safe_id"),
 }
 
 __getattr__, __dir__ = lazy_exports(__name__, _HOMES)

@@ -352,10 +352,6 @@ class ChatSession:
         if not task.cancelled() and (error := task.exception()) is not None:
             raise error
 
-    def _capability(self) -> ContextCompiler:
-        """The compiler in Endless mode; in normal mode, a capability that only records the requests."""
-        return self.compiler() if self.endless else self.compiler().recorder()
-
     async def _run_agent(self, text: str, pending: _PendingReply) -> None:
         async def on_events(ctx: RunContext[Any], events: AsyncIterable[AgentStreamEvent]) -> None:
             async for event in events:
@@ -374,7 +370,7 @@ class ChatSession:
                 message_history=list(self.messages),
                 conversation_id=self.session,
                 event_stream_handler=on_events,
-                capabilities=[self._capability()],
+                capabilities=[self.compiler() if self.endless else self.compiler().recorder()],
             )
         pending.messages, pending.output = result.all_messages(), result.output
 

@@ -37,7 +37,6 @@ from context_compiler.cli.show import excerpt, print_messages, read_history
 from context_compiler.cli.steering import print_outcome, print_pins
 from context_compiler.cli.text import json_text, number, one_line, plural, share, timestamp
 from context_compiler.cli.views import VIEWS, record_row
-from context_compiler.compiler.steering import Pin
 from context_compiler.messages.display import role
 from context_compiler.messages.history import load_messages
 from context_compiler.middleware.capability import ContextCompiler
@@ -190,21 +189,14 @@ def compact(
 @app.command("undo", epilog=example("sessions undo demo"))
 def undo(session: SessionId, db: Db = DB, owner: Owner = None, json: Json = False) -> None:
     """Undo the last compile of a conversation: restore the view before it, and never use its summary again."""
-
-    async def work(compiler: ContextCompiler, name: str) -> CompileResult:
-        return await compiler.undo_compile(name)
-
-    _print_outcome(asyncio.run(_steer(db, owner, session, work)), json=json)
+    result = asyncio.run(_steer(db, owner, session, lambda compiler, name: compiler.undo_compile(name)))
+    _print_outcome(result, json=json)
 
 
 @app.command("pin", epilog=example("sessions pin demo 'turn 3'"))
 def pin(session: SessionId, message: Message, db: Db = DB, owner: Owner = None, json: Json = False) -> None:
     """Keep a message in every view of a conversation, word for word."""
-
-    async def work(compiler: ContextCompiler, name: str) -> Pin:
-        return await compiler.pin(name, message)
-
-    one = asyncio.run(_steer(db, owner, session, work))
+    one = asyncio.run(_steer(db, owner, session, lambda compiler, name: compiler.pin(name, message)))
     report = f"turn {one.turn} stays in every view, {number(one.tokens)} tokens: {one_line(one.text)}"
     print_result(one.to_data(), report, json=json)
 
@@ -212,22 +204,14 @@ def pin(session: SessionId, message: Message, db: Db = DB, owner: Owner = None, 
 @app.command("unpin", epilog=example("sessions unpin demo 'turn 3'"))
 def unpin(session: SessionId, message: Message, db: Db = DB, owner: Owner = None, json: Json = False) -> None:
     """Unpin a message: from the next compile on, views may leave it out again."""
-
-    async def work(compiler: ContextCompiler, name: str) -> Pin:
-        return await compiler.unpin(name, message)
-
-    one = asyncio.run(_steer(db, owner, session, work))
+    one = asyncio.run(_steer(db, owner, session, lambda compiler, name: compiler.unpin(name, message)))
     print_result(one.to_data(), f"turn {one.turn} is no longer pinned: {one_line(one.text)}", json=json)
 
 
 @app.command("pins", epilog=example("sessions pins demo"))
 def pins(session: SessionId, db: Db = DB, owner: Owner = None, json: Json = False) -> None:
     """List the pinned messages of a conversation."""
-
-    async def work(compiler: ContextCompiler, name: str) -> tuple[Pin, ...]:
-        return await compiler.pins(name)
-
-    found = asyncio.run(_steer(db, owner, session, work, writing=False))
+    found = asyncio.run(_steer(db, owner, session, lambda compiler, name: compiler.pins(name), writing=False))
     if json:
         Screen().raw(json_text({"db": str(db), "session": session, "pins": [one.to_data() for one in found]}))
     else:

@@ -7,12 +7,11 @@ messages out has a row in the record, which says why each of its empty columns i
 
 from __future__ import annotations
 
-import json
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
 from context_compiler.compiler.cut_order import (
     BROKEN,
@@ -44,6 +43,7 @@ from context_compiler.compiler.view import Quote, summary_of
 from context_compiler.errors import CompileError
 from context_compiler.fidelity import Fidelity
 from context_compiler.messages.history import History
+from context_compiler.messages.items import parse_arguments
 from context_compiler.messages.prompts import Instruction, standing_instructions
 from context_compiler.messages.shapes import WHOLE, Shape
 from context_compiler.record.values import Compile, now, positions_of, with_null_reasons
@@ -576,8 +576,4 @@ def json_object(text: str) -> dict[str, object] | None:
     body = text.strip()
     if body.startswith("```"):
         body = body.strip("`").removeprefix("json").strip()
-    try:
-        value: object = json.loads(body)
-    except (ValueError, RecursionError):
-        return None
-    return cast(dict[str, object], value) if isinstance(value, dict) else None
+    return parse_arguments(body)

@@ -176,19 +176,11 @@ class Tracer:
 
     def trace(self, db: Database, row: RequestRow, record: Record) -> Sent:
         """Read both chains of a request, and find origin and form of every message of its view."""
-        known = self._sent.get(row.id)
-        if known is None:
-            known = self._align(db, row, record)
-            self._sent.keep(row.id, known)
-        return known
+        return self._sent.get_or_make(row.id, lambda: self._align(db, row, record))
 
     def words(self, db: Database, row: RequestRow, sent: Sent) -> Words:
         """Texts of a request, ready to be searched."""
-        known = self._words.get(row.id)
-        if known is None:
-            known = self._read_words(db, row, sent)
-            self._words.keep(row.id, known)
-        return known
+        return self._words.get_or_make(row.id, lambda: self._read_words(db, row, sent))
 
     def _read_words(self, db: Database, row: RequestRow, sent: Sent) -> Words:
         if all(form in (VERBATIM, RECALLED) for form in sent.form) and len(sent.view) == len(sent.raw):
@@ -223,11 +215,7 @@ class Tracer:
         In a very long history they are not searched, so a message may be called absent although some of its words are
         in the request.
         """
-        known = self._verdicts.get(row.id)
-        if known is None:
-            known = self._find_verdicts(db, row, sent)
-            self._verdicts.keep(row.id, known)
-        return known
+        return self._verdicts.get_or_make(row.id, lambda: self._find_verdicts(db, row, sent))
 
     def _find_verdicts(self, db: Database, row: RequestRow, sent: Sent) -> tuple[list[str], bool]:
         forms = forms_of(sent)

@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from datetime import UTC, datetime
-from functools import cache
 from typing import Any
 
 from context_compiler.layers.conversation import SHORT_ANSWER, ConversationContext, conversation_of
@@ -20,7 +19,7 @@ from context_compiler.layers.registry import SessionIdRegistry, StoredEntities, 
 from context_compiler.layers.turn import execution_summary, get_current_curation, pending_question, turn_number
 from context_compiler.messages.fences import fence
 from context_compiler.resilience import try_await
-from context_compiler.template import Template, shipped_templates
+from context_compiler.template import shipped_template
 
 Ask = Callable[[str], Awaitable[str]]
 """Async function from a prompt to a model's answer."""
@@ -123,7 +122,7 @@ async def _update_history(summary: str, older: Sequence[Any], ask: Ask | None, t
         return summary
     lines = [_turn_brief(as_mapping(one, "recent_turns")) for one in older]
     if ask is not None:
-        prompt = _template().render(
+        prompt = shipped_template("layers/history").render(
             {
                 "summary": fence("NOTES SO FAR", summary) if summary else "",
                 "turns": fence("TURNS", "\n".join(lines)),
@@ -187,10 +186,3 @@ def _decision_log(old: ConversationContext, state: Mapping[str, Any]) -> list[di
     for action, refs in (("retain", curation.retained), ("demote", curation.demoted)):
         log += [{"turn": turn, "ref": ref, "action": action, "reason": curation.reasons.get(ref, "")} for ref in refs]
     return log[-MAX_DECISIONS:]
-
-
-@cache
-def _template() -> Template:
-    name = "layers/history"
-    path = shipped_templates() / f"{name}.md"
-    return Template.parse(path.read_text(encoding="utf-8"), name=name, source="builtin", path=str(path))

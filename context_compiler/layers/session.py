@@ -376,7 +376,7 @@ class Turn:
             LayersError: This task is already in a turn of the session and would wait for itself.
             StoreError: The stored state cannot be read.
         """
-        if any(self._is_same(one) for one in _ACTIVE_TURNS.get()):
+        if any(one.is_open and one.place == self.place for one in _ACTIVE_TURNS.get()):
             raise LayersError(
                 f"session {self.session_id!r} is in a turn already, begun by this task or the one that started it;"
                 " end that turn before the next one begins"
@@ -415,10 +415,6 @@ class Turn:
             self.is_open = False
             self.layers.close_turn(self)
             self._release()
-
-    def _is_same(self, other: Turn) -> bool:
-        """True if the other turn is open and belongs to the same session of the same store."""
-        return other.is_open and other.place == self.place
 
     def _release(self) -> None:
         if self._lock is not None:

@@ -81,15 +81,17 @@ class ManagedContext(AbstractCapability[Any]):
         if outcome.error is not None:
             self.processor.reporter.report("the end of a run", outcome.error)
 
-    async def _replace_messages(self, ctx: RunContext[Any], given: ModelRequestContext) -> ModelRequestContext:
-        messages = given.messages
-        outcome = await try_await(self._prepare(ctx, messages))
+    async def _replace_messages(
+        self, ctx: RunContext[Any], request_context: ModelRequestContext
+    ) -> ModelRequestContext:
+        """Replace the messages of the request by those of the session."""
+        outcome = await try_await(self._prepare(ctx, request_context.messages))
         if outcome.value is None:
             self.processor.reporter.report(
                 "the history is sent as it is", outcome.error or RuntimeError("nothing to send")
             )
-            return given
-        return replace(given, messages=outcome.value.messages)
+            return request_context
+        return replace(request_context, messages=outcome.value.messages)
 
     async def _prepare(self, ctx: RunContext[Any], messages: list[ModelMessage]) -> RequestMessages:
         await self.processor.load_or_report()
@@ -102,20 +104,9 @@ class ManagedContext(AbstractCapability[Any]):
         return request
 
     if RetryModelRequest is not None:
-
-        async def prepare_model_request(
-            self, ctx: RunContext[Any], request_context: ModelRequestContext
-        ) -> ModelRequestContext:
-            """Replace the messages of the request by those of the session."""
-            return await self._replace_messages(ctx, request_context)
-
+        prepare_model_request = _replace_messages
     else:
-
-        async def before_model_request(
-            self, ctx: RunContext[Any], request_context: ModelRequestContext
-        ) -> ModelRequestContext:
-            """Replace the messages of the request by those of the session."""
-            return await self._replace_messages(ctx, request_context)
+        before_model_request = _replace_messages
 
 
 class ManagedHistory:

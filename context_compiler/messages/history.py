@@ -347,11 +347,7 @@ class Reader:
     def _by_content(self, message: ModelMessage) -> Reading:
         body = message_body(message)
         name = blob_id(body)
-        known = self._known.get(name)
-        if known is None:
-            known = _read_message(message, body, self.counter)
-            self._known.keep(name, known)
-        return known
+        return self._known.get_or_make(name, lambda: _read_message(message, body, self.counter))
 
 
 def _weight(reading: Reading) -> int:

@@ -182,11 +182,7 @@ def instruction_sentences(text: str) -> tuple[str, ...]:
     Fenced code, quoted lines and sentences that look like code are skipped.
     """
     name = text_hash(text)
-    found = _instructions.get(name)
-    if found is None:
-        found = _find_sentences(text)
-        _instructions.keep(name, found)
-    return found
+    return _instructions.get_or_make(name, lambda: _find_sentences(text))
 
 
 def _find_sentences(text: str) -> tuple[str, ...]:

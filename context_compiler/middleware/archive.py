@@ -456,14 +456,10 @@ class Archive:
 
     async def _read_conversation(self, session_id: str, reader: Reader, *, seen: bool) -> History | None:
         """A conversation as the host's store has it; without one there and with `seen`, as the compiler last saw it."""
-        bodies = await self._host_conversation(session_id)
+        bodies = await self.store.conversation(session_id) if isinstance(self.store, SQLStore) else None
         if bodies is None and seen:
             bodies = await self._bodies(session_id)
         return reader.read(load_messages(bodies)) if bodies else None
-
-    async def _host_conversation(self, session_id: str) -> list[bytes] | None:
-        """Messages of a conversation in the host's store; None if that has no such conversation."""
-        return await self.store.conversation(session_id) if isinstance(self.store, SQLStore) else None
 
     def remember_blocks(self, blocks: Blocks) -> None:
         """Keep recall blocks in memory under the chain id of their prompt."""

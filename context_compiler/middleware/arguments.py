@@ -100,80 +100,44 @@ ALLOWED: dict[str, tuple[Callable[[object], bool], str]] = {
 
 @dataclass(repr=False)
 class Arguments:
-    """The arguments of a compiler; nothing is opened or read before the first request."""
+    """The arguments of a compiler; nothing is opened or read before the first request.
+
+    The docstring of `ContextCompiler` describes each of them.
+    """
 
     template: str | Template = "chat_compiler"
-    """A template name, a path inside the template folders, or a `Template`."""
     _: KW_ONLY
     budget: Budget | None = None
-    """Input tokens per request, a fraction of the window, or `Money`; None is 0.8 of a known window, else 32,000."""
     trigger: Amount | None = None
-    """Threshold of a compile, in tokens or as a fraction of the budget; None is the template's, else one that suits the
-    room and the kind of session."""
     reserve: int | None = None
-    """Tokens of a known window that stay free for the answer."""
     window: int | None = None
-    """The model's context window in tokens, if the host does not know it."""
     counter: TokenCounter | CountText | Literal["provider"] | None = None
-    """Token counter; None counts exactly with o200k, "provider" also asks the model's provider."""
     fidelity: Fidelity | str | None = None
-    """Fidelity of the summary; None takes the template's."""
     every_turn: bool = False
-    """Compile at the first request of every user turn; this invalidates the prompt cache once a turn."""
     compile_tool: bool = False
-    """Give the agent the tool `compile_context`, which compiles its own conversation."""
     background: bool = False
-    """Compile in the background before the threshold is reached, so that requests rarely wait for a compile."""
     model: Model | str | None = None
-    """Model that writes summaries; None is the run's own, "none" uses no model."""
     compile_spend_limit: Money | str | None = None
-    """Maximum cost of the compiles of a session; once it is reached, no model is called. Requests do not count."""
     store: str | Path | Store | None = "system/context.db"
-    """Store of the record: a path, the address of a PostgreSQL database, or a `Store`; None keeps it in memory."""
     vault: str | Path | None = None
-    """Folder whose `AssistantMD/ContextTemplates/` is searched first; `{owner}` in its path gives each owner a folder.
-    """
     system: str | Path | None = "system"
-    """Folder whose `ContextTemplates/` is searched second."""
     vault_name: str = ""
-    """Name of the vault on the record; empty means none, or the role of a node with layers."""
     recent_turns: Count | None = None
-    """Turns to keep before the current one if they fit; None is the template's, "all" is all."""
     recent_tool_results: Count | None = None
-    """Tool results that a compile includes in full; None is the template's, "all" is all."""
     tool_history: str = "paired"
-    """Tool exchanges of kept turns: paired (verbatim), drop, or render (as text)."""
     recall: Amount = RECALL
-    """Maximum size of a prompt's recall block: a fraction of the room (1.0: all that is free), or tokens; 0 recalls
-    nothing."""
     recall_across: Amount = 0
-    """Maximum size of the passages from the owner's other conversations before a prompt that asks for something: a
-    fraction of the room, or tokens; 0, the default, quotes none."""
     reflections: ReflectionPolicy | None = None
-    """Policy that fills `reflections` in a template that uses them; None takes the last three failed calls."""
     inject: str = "user"
-    """Channel of the summary: user, system or compaction."""
     record: str = "full"
-    """Content of the record: full, metadata, or off."""
     owner: Owner = None
-    """Owner of the conversations, or a function from a run to its owner; an owner never finds anything of another
-    owner. None is the owner of the store."""
     redact: Redact | None = None
-    """Function that returns the part of a text that may be recorded."""
     dry_run: bool = False
-    """Record and log the view that would be sent, but send raw history."""
     timeout: float = 60.0
-    """Time limit of a compile in seconds."""
     on_view: Callable[[View], Any] | None = None
-    """Called with every view before it is sent; may be async."""
     on_error: Callable[[Exception], Any] | None = None
-    """Called with every error that did not stop the run; may be async."""
-
     layers: LayerSource | None = None
-    """Source of the layers: `Layers`, or a function from a session to its state. The layers that `role` needs are put
-    before each run's prompt."""
     role: str | Need | None = None
-    """Node of the agent: understand, think, act, reply, or a `Need` of your own."""
 
     @classmethod
     def from_config(cls, path: str | Path | None = None, **given: Any) -> Self:

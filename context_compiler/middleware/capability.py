@@ -115,7 +115,6 @@ class ContextCompiler(Arguments, AbstractCapability[Any]):
 
     _: KW_ONLY
     id: str | None = "context_compiler"
-    """Constant, because durable engines name their steps by it."""
     _middleware: Middleware = field(init=False, repr=False, compare=False)
     _run: Run = field(init=False, repr=False, compare=False, default_factory=Run)
     _running: WeakValueDictionary[str, ContextCompiler] = field(

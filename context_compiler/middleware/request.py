@@ -8,7 +8,6 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from decimal import Decimal
-from hashlib import sha256
 from typing import Any, Protocol, cast
 from uuid import UUID
 
@@ -21,6 +20,7 @@ from pydantic_ai.usage import RequestUsage
 from context_compiler.cache import Memo
 from context_compiler.compiler.summary import SummaryRequest, SummaryResponse
 from context_compiler.errors import CompileError
+from context_compiler.ids import text_hash
 from context_compiler.layers.context import NO_LAYERS, LayerBlock
 from context_compiler.messages.history import History
 from context_compiler.messages.items import MESSAGE_OVERHEAD, user_content
@@ -398,7 +398,7 @@ def _positive(value: object) -> int | None:
 
 
 def _hash(facts: object) -> str:
-    return sha256(json.dumps(facts, sort_keys=True, default=str).encode("utf-8", "surrogatepass")).hexdigest()
+    return text_hash(json.dumps(facts, sort_keys=True, default=str))
 
 
 def scope_of(ctx: RunContext[Any]) -> str:

@@ -20,7 +20,6 @@ from context_compiler.pipeline.attributes import (
     NODE_ATTRIBUTES,
     NODE_SPELLINGS,
     READERS,
-    Attributed,
 )
 from context_compiler.pipeline.conditions import Clause, ConditionError, parse_condition, status_word
 from context_compiler.pipeline.graph import (
@@ -39,29 +38,13 @@ from context_compiler.pipeline.workflow import directives_known
 ERROR, WARNING, INFO = Severity.ERROR, Severity.WARNING, Severity.INFO
 
 
-def node_diagnostic(node: Node, rule: str, severity: Severity, message: str, fix: str) -> Diagnostic:
-    """Build a finding about a stage."""
+def diagnostic(thing: Graph | Node | Edge, rule: str, severity: Severity, message: str, fix: str) -> Diagnostic:
+    """Build a finding about a graph, a stage or an edge."""
+    node_id = thing.name if isinstance(thing, Node) else None
+    edge = (thing.source, thing.target) if isinstance(thing, Edge) else None
+    line, column = (None, None) if isinstance(thing, Graph) else (thing.line, thing.column)
     return Diagnostic(
-        rule=rule,
-        severity=severity,
-        message=message,
-        node_id=node.name,
-        fix=fix,
-        line=node.line,
-        column=node.column,
-    )
-
-
-def edge_diagnostic(edge: Edge, rule: str, severity: Severity, message: str, fix: str) -> Diagnostic:
-    """Build a finding about an edge."""
-    return Diagnostic(
-        rule=rule,
-        severity=severity,
-        message=message,
-        edge=(edge.source, edge.target),
-        fix=fix,
-        line=edge.line,
-        column=edge.column,
+        rule=rule, severity=severity, message=message, node_id=node_id, edge=edge, fix=fix, line=line, column=column
     )
 
 
@@ -70,9 +53,9 @@ def start_node(graph: Graph) -> Iterator[Diagnostic]:
     starts = graph.starts
     if not starts:
         fix = "add one: start [shape=Mdiamond]"
-        yield Diagnostic(rule="start_node", severity=ERROR, message="there is no start stage", fix=fix)
+        yield diagnostic(graph, "start_node", ERROR, "there is no start stage", fix)
     for node in starts[1:]:
-        yield node_diagnostic(node, "start_node", ERROR, f"{starts[0].name!r} is already the start", "keep one start")
+        yield diagnostic(node, "start_node", ERROR, f"{starts[0].name!r} is already the start", "keep one start")
 
 
 def terminal_node(graph: Graph) -> Iterator[Diagnostic]:
@@ -80,9 +63,9 @@ def terminal_node(graph: Graph) -> Iterator[Diagnostic]:
     exits = graph.exits
     if not exits:
         fix = "add one: done [shape=Msquare]"
-        yield Diagnostic(rule="terminal_node", severity=ERROR, message="there is no exit stage", fix=fix)
+        yield diagnostic(graph, "terminal_node", ERROR, "there is no exit stage", fix)
     for node in exits[1:]:
-        yield node_diagnostic(node, "terminal_node", ERROR, f"{exits[0].name!r} is already the exit", "keep one exit")
+        yield diagnostic(node, "terminal_node", ERROR, f"{exits[0].name!r} is already the exit", "keep one exit")
 
 
 def start_no_incoming(graph: Graph) -> Iterator[Diagnostic]:
@@ -90,7 +73,7 @@ def start_no_incoming(graph: Graph) -> Iterator[Diagnostic]:
     for start in graph.starts:
         for edge in graph.incoming(start.name):
             fix = f"make it lead to a stage after {start.name!r}"
-            yield edge_diagnostic(edge, "start_no_incoming", ERROR, "an edge leads to the start", fix)
+            yield diagnostic(edge, "start_no_incoming", ERROR, "an edge leads to the start", fix)
 
 
 def exit_no_outgoing(graph: Graph) -> Iterator[Diagnostic]:
@@ -98,7 +81,7 @@ def exit_no_outgoing(graph: Graph) -> Iterator[Diagnostic]:
     for node in graph.exits:
         for edge in graph.outgoing(node.name):
             fix = f"make it leave a stage before {node.name!r}"
-            yield edge_diagnostic(edge, "exit_no_outgoing", ERROR, "an edge leaves the exit", fix)
+            yield diagnostic(edge, "exit_no_outgoing", ERROR, "an edge leaves the exit", fix)
 
 
 def edge_target_exists(graph: Graph) -> Iterator[Diagnostic]:
@@ -107,7 +90,7 @@ def edge_target_exists(graph: Graph) -> Iterator[Diagnostic]:
         for name in dict.fromkeys((edge.source, edge.target)):
             if name not in graph.nodes:
                 fix = f'declare it: {name} [prompt="..."]'
-                yield edge_diagnostic(edge, "edge_target_exists", ERROR, f"there is no stage {name!r}", fix)
+                yield diagnostic(edge, "edge_target_exists", ERROR, f"there is no stage {name!r}", fix)
 
 
 def reachability(graph: Graph) -> Iterator[Diagnostic]:
@@ -130,7 +113,7 @@ def reachability(graph: Graph) -> Iterator[Diagnostic]:
     for name, node in graph.nodes.items():
         if name not in reached:
             message = "an orphan: it is unreachable from the start"
-            yield node_diagnostic(node, "reachability", ERROR, message, "add an edge to it, or remove it")
+            yield diagnostic(node, "reachability", ERROR, message, "add an edge to it, or remove it")
 
 
 def retry_target_exists(graph: Graph) -> Iterator[Diagnostic]:
@@ -139,12 +122,12 @@ def retry_target_exists(graph: Graph) -> Iterator[Diagnostic]:
         if graph.text(key) and graph.text(key) not in graph.nodes:
             message = f"{key} of the graph is not a stage: {graph.text(key)!r}"
             fix = "name a stage that is declared"
-            yield Diagnostic(rule="retry_target_exists", severity=WARNING, message=message, fix=fix)
+            yield diagnostic(graph, "retry_target_exists", WARNING, message, fix)
     for node in graph.nodes.values():
         for key, target in (("retry_target", node.retry_target), ("fallback_retry_target", node.fallback_retry_target)):
             if target and target not in graph.nodes:
                 message = f"{key} is not a stage: {target!r}"
-                yield node_diagnostic(node, "retry_target_exists", WARNING, message, "name a stage that is declared")
+                yield diagnostic(node, "retry_target_exists", WARNING, message, "name a stage that is declared")
 
 
 def dead_end(graph: Graph) -> Iterator[Diagnostic]:
@@ -153,7 +136,7 @@ def dead_end(graph: Graph) -> Iterator[Diagnostic]:
     for name, node in graph.nodes.items():
         if ends and name not in ends and not graph.outgoing(name) and node.handler != "parallel":
             message = "a dead end: no edge leaves it, and it is not the exit"
-            yield node_diagnostic(node, "dead_end", WARNING, message, "add an edge to the next stage or to the exit")
+            yield diagnostic(node, "dead_end", WARNING, message, "add an edge to the next stage or to the exit")
 
 
 def exit_reachable(graph: Graph) -> Iterator[Diagnostic]:
@@ -169,10 +152,10 @@ def exit_reachable(graph: Graph) -> Iterator[Diagnostic]:
             continue
         if name in looping:
             message = "a cycle that no edge leaves: the exit cannot be reached from here"
-            yield node_diagnostic(node, "cycle_without_exit", WARNING, message, "add an edge out of the cycle")
+            yield diagnostic(node, "cycle_without_exit", WARNING, message, "add an edge out of the cycle")
         else:
             message = "the exit cannot be reached from here"
-            yield node_diagnostic(node, "exit_reachable", WARNING, message, "add an edge to the exit")
+            yield diagnostic(node, "exit_reachable", WARNING, message, "add an edge to the exit")
 
 
 def _stages_reaching(graph: Graph, targets: Collection[str]) -> set[str]:
@@ -218,47 +201,34 @@ EXPECTED = {
 }
 """Descriptions of the valid values, by attribute type."""
 
-_Builder = Callable[[str, Severity, str, str], Diagnostic]
 
-
-def _elements(graph: Graph) -> Iterator[tuple[Attributed, Mapping[str, str], Mapping[str, tuple[str, ...]], _Builder]]:
-    """The graph, its stages and its edges, each with known attributes, other spellings, and a function for findings."""
-    yield graph, GRAPH_ATTRIBUTES, GRAPH_SPELLINGS, _graph_diagnostic
+def _elements(
+    graph: Graph,
+) -> Iterator[tuple[Graph | Node | Edge, Mapping[str, str], Mapping[str, tuple[str, ...]]]]:
+    """The graph, its stages and its edges, each with known attributes and their other spellings."""
+    yield graph, GRAPH_ATTRIBUTES, GRAPH_SPELLINGS
     for node in graph.nodes.values():
-        yield node, NODE_ATTRIBUTES, NODE_SPELLINGS, _finding_builder(node)
+        yield node, NODE_ATTRIBUTES, NODE_SPELLINGS
     for edge in graph.edges:
-        yield edge, EDGE_ATTRIBUTES, {}, _finding_builder(edge)
-
-
-def _graph_diagnostic(rule: str, severity: Severity, message: str, fix: str) -> Diagnostic:
-    return Diagnostic(rule=rule, severity=severity, message=message, fix=fix)
-
-
-def _finding_builder(thing: Node | Edge) -> _Builder:
-    def finding(rule: str, severity: Severity, message: str, fix: str) -> Diagnostic:
-        if isinstance(thing, Node):
-            return node_diagnostic(thing, rule, severity, message, fix)
-        return edge_diagnostic(thing, rule, severity, message, fix)
-
-    return finding
+        yield edge, EDGE_ATTRIBUTES, {}
 
 
 def attributes_known(graph: Graph) -> Iterator[Diagnostic]:
     """Report unknown attributes and old spellings."""
     unknown = 0
-    for thing, known, spellings, finding in _elements(graph):
+    for thing, known, spellings in _elements(graph):
         for name in thing.attrs:
             if name in known or name in DRAWING:
                 continue
             unknown += 1
             standard = next((one for one, others in spellings.items() if name in others), "")
             if standard:
-                yield finding("old_spelling", INFO, f"{name!r} is read as {standard!r}", f"write {standard}")
+                yield diagnostic(thing, "old_spelling", INFO, f"{name!r} is read as {standard!r}", f"write {standard}")
             else:
                 near = _closest_name(name, tuple(known)) if unknown <= MOST_SUGGESTIONS else ""
                 severity = WARNING if near else INFO
                 fix = f"did you mean {near}?" if near else "the engine ignores it; your own handlers can read it"
-                yield finding("unknown_attribute", severity, f"unknown attribute {name!r}", fix)
+                yield diagnostic(thing, "unknown_attribute", severity, f"unknown attribute {name!r}", fix)
 
 
 @lru_cache(maxsize=4096)
@@ -268,7 +238,7 @@ def _closest_name(name: str, known: tuple[str, ...]) -> str:
 
 def value_type(graph: Graph) -> Iterator[Diagnostic]:
     """Report values that do not have the type of their attribute."""
-    for thing, known, _, finding in _elements(graph):
+    for thing, known, _ in _elements(graph):
         for name in thing.attrs:
             kind = known.get(name, "text")
             raw = thing.raw(name) if kind != "text" else None
@@ -277,12 +247,12 @@ def value_type(graph: Graph) -> Iterator[Diagnostic]:
             value = READERS[kind](raw)
             negative = isinstance(value, int | float) and kind != "flag" and name != "weight" and value < 0
             if value is None or negative:
-                yield finding("value_type", WARNING, f"{name}={raw!r} is not valid", f"give {EXPECTED[kind]}")
+                yield diagnostic(thing, "value_type", WARNING, f"{name}={raw!r} is not valid", f"give {EXPECTED[kind]}")
 
 
 def fidelity_valid(graph: Graph) -> Iterator[Diagnostic]:
     """Report fidelities other than the six modes; a run ignores them."""
-    for thing, _, _, finding in _elements(graph):
+    for thing, _, _ in _elements(graph):
         name = "default_fidelity" if thing is graph else "fidelity"
         value = thing.text(name)
         if not value:
@@ -291,7 +261,7 @@ def fidelity_valid(graph: Graph) -> Iterator[Diagnostic]:
             Fidelity.parse(value, where=name)
         except FidelityError:
             fix = f"use one of {', '.join(Fidelity)}"
-            yield finding("fidelity_valid", WARNING, f"unknown fidelity {value!r}", fix)
+            yield diagnostic(thing, "fidelity_valid", WARNING, f"unknown fidelity {value!r}", fix)
 
 
 def reasoning_effort_known(graph: Graph) -> Iterator[Diagnostic]:
@@ -299,7 +269,7 @@ def reasoning_effort_known(graph: Graph) -> Iterator[Diagnostic]:
     for node in graph.nodes.values():
         if node.reasoning_effort and node.reasoning_effort not in EFFORTS:
             message = f"unknown reasoning_effort {node.reasoning_effort!r}"
-            yield node_diagnostic(node, "reasoning_effort_known", WARNING, message, f"use one of {', '.join(EFFORTS)}")
+            yield diagnostic(node, "reasoning_effort_known", WARNING, message, f"use one of {', '.join(EFFORTS)}")
 
 
 def condition_syntax(graph: Graph) -> Iterator[Diagnostic]:
@@ -309,10 +279,10 @@ def condition_syntax(graph: Graph) -> Iterator[Diagnostic]:
             condition = parse_condition(edge.condition)
         except ConditionError as error:
             message = f"condition {edge.condition[:80]!r}, character {error.at + 1}: {error.message}"
-            yield edge_diagnostic(edge, "condition_syntax", ERROR, message, "write key=value && key!=value")
+            yield diagnostic(edge, "condition_syntax", ERROR, message, "write key=value && key!=value")
             continue
         for warning in condition.warnings:
-            yield edge_diagnostic(
+            yield diagnostic(
                 edge, "condition_operator", WARNING, f"condition {edge.condition[:80]!r}: {warning}", "write ="
             )
 
@@ -326,13 +296,13 @@ def stylesheet_syntax(graph: Graph) -> Iterator[Diagnostic]:
     except StylesheetError as error:
         message = f"model_stylesheet, character {error.at + 1}: {error.message}"
         fix = "write selector { llm_model: name; }"
-        yield Diagnostic(rule="stylesheet_syntax", severity=ERROR, message=message, fix=fix)
+        yield diagnostic(graph, "stylesheet_syntax", ERROR, message, fix)
         return
     for rule in rules:
         for name in rule.properties:
             if name not in PROPERTIES:
                 message = f"model_stylesheet: unknown property {name!r}"
-                yield _graph_diagnostic("stylesheet_property", WARNING, message, f"use one of {', '.join(PROPERTIES)}")
+                yield diagnostic(graph, "stylesheet_property", WARNING, message, f"use one of {', '.join(PROPERTIES)}")
 
 
 def shape_known(graph: Graph) -> Iterator[Diagnostic]:
@@ -340,9 +310,7 @@ def shape_known(graph: Graph) -> Iterator[Diagnostic]:
     for node in graph.nodes.values():
         if not node.type and node.shape not in HANDLERS:
             message = f"shape {node.shape!r} selects no handler, so an agent runs the stage"
-            yield node_diagnostic(
-                node, "shape_known", INFO, message, f"use one of {', '.join(HANDLERS)}, or give a type"
-            )
+            yield diagnostic(node, "shape_known", INFO, message, f"use one of {', '.join(HANDLERS)}, or give a type")
 
 
 def join_policy_known(graph: Graph) -> Iterator[Diagnostic]:
@@ -365,7 +333,7 @@ def _check_choice(graph: Graph, name: str, known: frozenset[str], severity: Seve
         value = node.text(name)
         if value and value not in known:
             fix = f"use one of {', '.join(sorted(known))}"
-            yield node_diagnostic(node, f"{name}_known", severity, f"unknown {name} {value!r}", fix)
+            yield diagnostic(node, f"{name}_known", severity, f"unknown {name} {value!r}", fix)
 
 
 CONTENT = (
@@ -383,7 +351,7 @@ def goal_gate_has_retry(graph: Graph) -> Iterator[Diagnostic]:
         again = any(edge.loop_restart for edge in graph.outgoing(node.name))
         if node.goal_gate and not (node.retry_target or node.fallback_retry_target or again):
             message = "a goal gate without a retry_target: the run fails if the goal is not met"
-            yield node_diagnostic(node, "goal_gate_has_retry", WARNING, message, "give it a retry_target")
+            yield diagnostic(node, "goal_gate_has_retry", WARNING, message, "give it a retry_target")
 
 
 def prompt_on_llm_nodes(graph: Graph) -> Iterator[Diagnostic]:
@@ -391,16 +359,14 @@ def prompt_on_llm_nodes(graph: Graph) -> Iterator[Diagnostic]:
     for node in graph.with_ends().nodes.values():
         if node.handler == DEFAULT_HANDLER and not node.prompt and node.raw("label") is None:
             message = "an agent stage with neither prompt nor label"
-            yield node_diagnostic(node, "prompt_on_llm_nodes", WARNING, message, "give it a prompt")
+            yield diagnostic(node, "prompt_on_llm_nodes", WARNING, message, "give it a prompt")
 
 
 def tool_command_required(graph: Graph) -> Iterator[Diagnostic]:
     """Report tool stages without a command."""
     for node in graph.nodes.values():
         if node.handler == "tool" and not node.text("tool_command"):
-            yield node_diagnostic(
-                node, "tool_command_required", WARNING, "a tool stage without tool_command", "give it one"
-            )
+            yield diagnostic(node, "tool_command_required", WARNING, "a tool stage without tool_command", "give it one")
 
 
 def tool_command_used(graph: Graph) -> Iterator[Diagnostic]:
@@ -408,7 +374,7 @@ def tool_command_used(graph: Graph) -> Iterator[Diagnostic]:
     for node in graph.nodes.values():
         if node.handler in HANDLERS.values() and node.handler != "tool" and node.text("tool_command"):
             message = f"tool_command has no effect: the stage is run by {node.handler!r}"
-            yield node_diagnostic(node, "tool_command_used", WARNING, message, "give it shape=parallelogram")
+            yield diagnostic(node, "tool_command_used", WARNING, message, "give it shape=parallelogram")
 
 
 def max_retries_used(graph: Graph) -> Iterator[Diagnostic]:
@@ -416,7 +382,7 @@ def max_retries_used(graph: Graph) -> Iterator[Diagnostic]:
     for node in graph.nodes.values():
         if node.max_retries and node.handler in NOT_RETRIED:
             message = f"max_retries has no effect: {node.handler!r} is not retried"
-            yield node_diagnostic(node, "max_retries_used", WARNING, message, "leave it out")
+            yield diagnostic(node, "max_retries_used", WARNING, message, "leave it out")
 
 
 def full_without_thread(graph: Graph) -> Iterator[Diagnostic]:
@@ -429,7 +395,7 @@ def full_without_thread(graph: Graph) -> Iterator[Diagnostic]:
         edges = graph.incoming(node.name)
         if any(_edge_fidelity(edge, node, graph) == "full" and not edge.thread_id for edge in edges):
             message = "full without a thread: it continues a thread named after the stage before it"
-            yield node_diagnostic(
+            yield diagnostic(
                 node, "full_without_thread", INFO, message, "give the stages that belong together a thread_id"
             )
 
@@ -442,16 +408,12 @@ def thread_without_full(graph: Graph) -> Iterator[Diagnostic]:
         }
         if node.thread_id and "full" not in modes:
             message = f"thread_id {node.thread_id!r} has no effect: the stage always starts a new conversation"
-            yield node_diagnostic(
-                node, "thread_without_full", WARNING, message, "set fidelity=full, or leave thread_id out"
-            )
+            yield diagnostic(node, "thread_without_full", WARNING, message, "set fidelity=full, or leave thread_id out")
     for edge in graph.edges:
         node = graph.nodes.get(edge.target)
         if edge.thread_id and node is not None and _edge_fidelity(edge, node, graph) != "full":
             message = f"thread_id {edge.thread_id!r} has no effect: the target starts a new conversation"
-            yield edge_diagnostic(
-                edge, "thread_without_full", WARNING, message, "set fidelity=full, or leave thread_id out"
-            )
+            yield diagnostic(edge, "thread_without_full", WARNING, message, "set fidelity=full, or leave thread_id out")
 
 
 def _edge_fidelity(edge: Edge | None, node: Node, graph: Graph) -> str:
@@ -470,7 +432,7 @@ def all_conditional_edges(graph: Graph) -> Iterator[Diagnostic]:
             continue
         message = "every edge that leaves it has a condition; the run ends here if none holds"
         severity = INFO if covered == "success and fail" else WARNING
-        yield node_diagnostic(node, "all_conditional_edges", severity, message, "add an edge without a condition")
+        yield diagnostic(node, "all_conditional_edges", severity, message, "add an edge without a condition")
 
 
 def _coverage(edges: tuple[Edge, ...]) -> str:
@@ -496,7 +458,7 @@ def condition_on_human_gate(graph: Graph) -> Iterator[Diagnostic]:
         for edge in graph.outgoing(node.name) if node.handler == "wait.human" else ():
             if edge.condition:
                 message = "a condition on an edge that a person chooses: if it holds, the choice is ignored"
-                yield edge_diagnostic(edge, "condition_on_human_gate", WARNING, message, "use labels only")
+                yield diagnostic(edge, "condition_on_human_gate", WARNING, message, "use labels only")
 
 
 def default_choice_exists(graph: Graph) -> Iterator[Diagnostic]:
@@ -505,9 +467,7 @@ def default_choice_exists(graph: Graph) -> Iterator[Diagnostic]:
         choice = node.text("human.default_choice")
         if choice and choice not in {edge.target for edge in graph.outgoing(node.name)}:
             message = f"human.default_choice {choice!r} is not the target of an edge from here"
-            yield node_diagnostic(
-                node, "default_choice_exists", WARNING, message, "name the target of one of its edges"
-            )
+            yield diagnostic(node, "default_choice_exists", WARNING, message, "name the target of one of its edges")
 
 
 def thread_across_branches(graph: Graph) -> Iterator[Diagnostic]:
@@ -524,7 +484,7 @@ def thread_across_branches(graph: Graph) -> Iterator[Diagnostic]:
                 if seen.setdefault(thread, edge.target) != edge.target:
                     message = f"the branches {seen[thread]!r} and {edge.target!r} both use the thread {thread!r}"
                     fix = "give each branch its own thread_id: a branch does not see what another adds"
-                    yield node_diagnostic(node, "thread_across_branches", WARNING, message, fix)
+                    yield diagnostic(node, "thread_across_branches", WARNING, message, fix)
 
 
 def _branch_threads(graph: Graph, first: Edge, join: str | None) -> Iterator[str]:
@@ -559,7 +519,7 @@ def type_known(graph: Graph, handlers: Collection[str] = ()) -> Iterator[Diagnos
     for node in graph.nodes.values():
         if node.type and node.type not in HANDLERS.values() and node.type not in handlers:
             fix = f"use one of {', '.join(HANDLERS.values())}, or register a handler of that name"
-            yield node_diagnostic(node, "type_known", Severity.WARNING, f"there is no handler {node.type!r}", fix)
+            yield diagnostic(node, "type_known", Severity.WARNING, f"there is no handler {node.type!r}", fix)
 
 
 def validate(

@@ -16,7 +16,7 @@ import math
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
-from functools import cache, lru_cache
+from functools import lru_cache
 from heapq import nsmallest
 from itertools import islice
 from types import MappingProxyType
@@ -24,7 +24,7 @@ from typing import Any, cast
 
 from context_compiler.fidelity import Fidelity
 from context_compiler.messages.fences import neutralize
-from context_compiler.template import Template, shipped_templates
+from context_compiler.template import Template, shipped_template
 from context_compiler.tokens import Count, TokenCounter, as_counter
 
 NODE = ("node", "name", "node_id", "stage")
@@ -365,7 +365,7 @@ class Page:
 
     def goal(self, goal: object) -> None:
         """Set the goal, cut to a quarter of the budget, or to the free tokens of a page without stages and context."""
-        room = self._free_tokens()
+        room = max(0, self.limits.budget - self._count.text(self._render()))
         quarter = self.limits.budget // 4
         most = room - 4 if self.limits.budget <= 100 else min(quarter, room)
         self._values["goal"] = text = self.clip(goal, max(1, most))
@@ -413,9 +413,6 @@ class Page:
     def _render(self) -> str:
         left = {name: f"{count:,}" if count else "" for name, count in self._omitted.items()}
         return self._template.render({**self._values, **left})
-
-    def _free_tokens(self) -> int:
-        return max(0, self.limits.budget - self._count.text(self._render()))
 
     def _shorten(self) -> bool:
         """Remove the least important content; False if nothing is left to remove."""
@@ -568,7 +565,8 @@ def build_fidelity_preamble(
     values, limits = context_values(context), LIMITS[fidelity]
     stages, count = completed_stages(completed_nodes or (), logs or (), limits.budget // 4 if fidelity.cap else 0)
     total = stage_count(pipeline) or count + 1
-    page = Page(limits=limits, template=_template(fidelity), count=as_counter(counter))
+    template = shipped_template(f"fidelity/{fidelity.replace(':', '-')}")
+    page = Page(limits=limits, template=template, count=as_counter(counter))
     name, current = safe_str(getattr(pipeline, "name", "") or ""), node_name(current_node)
     run_id = values.get("run_id") or values.get("internal.run_id") or "unknown"
     last = completed_stage(*stages[-1], values).outcome if stages else "none"
@@ -585,10 +583,3 @@ def build_fidelity_preamble(
     if fidelity is not Fidelity.TRUNCATE:
         page.fill(stages, count, values, list(stage_retries(values, pipeline)) if limits.details else [])
     return page.text()
-
-
-@cache
-def _template(fidelity: Fidelity) -> Template:
-    name = f"fidelity/{fidelity.replace(':', '-')}"
-    path = shipped_templates() / f"{name}.md"
-    return Template.parse(path.read_text(encoding="utf-8"), name=name, source="builtin", path=str(path))

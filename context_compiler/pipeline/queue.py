@@ -373,18 +373,8 @@ WHERE run = ? AND key = ? AND answer IS NULL AND (due IS NULL OR due > NOW) RETU
 
 
 def _parse_submission(row: Sequence[Any]) -> Submission:
-    run_id, options, state, submitted, due, worker, takes, cancelled, trouble = row
-    return Submission(
-        run_id=run_id,
-        options=json.loads(options),
-        state=state,
-        submitted=submitted,
-        due=due,
-        worker=worker,
-        takes=takes,
-        cancelled=cancelled,
-        trouble=trouble,
-    )
+    given = dict(zip(_SUBMISSION.split(", "), row, strict=True))
+    return Submission(run_id=given.pop("run"), options=json.loads(given.pop("options")), **given)
 
 
 def _parse_question(row: Sequence[Any]) -> PendingQuestion:

@@ -407,7 +407,7 @@ def quoted(chosen: Sequence[Passage]) -> str:
 
 
 def _label(passage: Passage, before: Passage | None) -> str:
-    who = _who(passage.speaker, passage.tool)
+    who = f"{passage.speaker} {passage.tool}" if passage.tool else passage.speaker
     if passage.changed >= 0:
         who += f", changed at turn {passage.changed + 1}"
     if before is None:
@@ -416,10 +416,6 @@ def _label(passage: Passage, before: Passage | None) -> str:
         known = passage.date and before.date[:4] == passage.date[:4]
         return f"{passage.turn + 1} {_in_year(passage.date) if known else passage.date or UNDATED} {who}"
     return who if before.turn == passage.turn else f"{passage.turn + 1} {who}"
-
-
-def _who(speaker: str, tool: str) -> str:
-    return f"{speaker} {tool}" if tool else speaker
 
 
 class Quotation:

@@ -11,7 +11,6 @@ import os
 from collections.abc import Awaitable, Callable, Coroutine, Generator
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
-from functools import partial
 from threading import RLock, Thread, get_ident
 from typing import Any, Generic, Protocol, TypeAlias, TypeVar
 from weakref import WeakKeyDictionary, ref
@@ -158,14 +157,14 @@ class Outcome(Generic[T]):
     async def run(self, work: Awaitable[T]) -> None:
         """Do the work and deliver its result at once, without waiting for the task to end."""
         result = await work
-        self._settle(partial(self._set_result, result))
+        self._settle(lambda answer: answer.set_result(result))
 
     def check_failure(self, done: asyncio.Future[None] | Future[None]) -> None:
         """Deliver the failure of the task of `run`, if it failed; a callback for when the task is done."""
         if done.cancelled():  # its loop is ending
-            self._settle(self._set_cancelled)
+            self._settle(lambda answer: answer.cancel())
         elif (error := done.exception()) is not None:
-            self._settle(partial(self._set_error, error))
+            self._settle(lambda answer: answer.set_exception(error))
 
     async def wait(self) -> T:
         """Wait for the work to end; return its result or raise its error."""
@@ -180,27 +179,18 @@ class Outcome(Generic[T]):
                 retrieve_error(self._answer)
                 raise
 
-    def _settle(self, settle: Callable[[], None]) -> None:
-        """Call `settle` on the thread of the waiting task."""
+    def _settle(self, settle: Callable[[asyncio.Future[T]], object]) -> None:
+        """Settle the answer on the thread of the waiting task."""
         if get_ident() == self._thread:
-            settle()
+            self._end(settle)
             return
         with suppress(RuntimeError):  # the loop is closed
-            self._loop.call_soon_threadsafe(settle)
+            self._loop.call_soon_threadsafe(self._end, settle)
 
-    def _set_result(self, result: T) -> None:
+    def _end(self, settle: Callable[[asyncio.Future[T]], object]) -> None:
         self._is_over = True
         if not self._answer.done():
-            self._answer.set_result(result)
-
-    def _set_cancelled(self) -> None:
-        self._is_over = True
-        self._answer.cancel()
-
-    def _set_error(self, error: BaseException) -> None:
-        self._is_over = True
-        if not self._answer.done():
-            self._answer.set_exception(error)
+            settle(self._answer)
 
 
 def _stop(patience: float) -> None:

@@ -106,8 +106,9 @@ _SESSIONS = (
 )
 _REQUESTS = (
     "SELECT v.id, v.session, v.turn_index, v.run_id, v.request_index, v.status, v.error, v.budget, v.tokens_raw,"
-    " v.tokens_sent, v.raw_tip, v.view_tip, v.summary, v.latency_ms, v.created_at, c.template_name, c.fidelity,"
-    " c.model_alias, r.position + 1 AS messages_raw, w.position + 1 AS messages_sent"
+    " v.tokens_sent, v.raw_tip, v.view_tip, v.summary AS summary_id, v.latency_ms, v.created_at,"
+    " c.template_name AS template, c.fidelity, c.model_alias AS model,"
+    " r.position + 1 AS messages_raw, w.position + 1 AS messages_sent"
     " FROM views v LEFT JOIN context_summaries c ON c.id = v.summary"
     " LEFT JOIN nodes r ON r.id = v.raw_tip LEFT JOIN nodes w ON w.id = v.view_tip"
     " JOIN sessions s ON s.id = v.session"
@@ -558,43 +559,13 @@ def calls_in_progress(db: Database, session: int | None = None) -> list[ModelCal
 
 
 def _session(row: Any) -> SessionRow:
-    return SessionRow(
-        id=row["id"],
-        session_id=row["session_id"],
-        vault_name=row["vault_name"],
-        created_at=rows.parse_stamp(row["created_at"]),
-        last_at=None if row["last_at"] is None else rows.parse_stamp(row["last_at"]),
-        requests=row["requests"],
-        compiles=row["compiles"],
-        fallbacks=row["fallbacks"],
-        over_budget=row["over_budget"],
-        tokens_raw=row["tokens_raw"],
-        tokens_sent=row["tokens_sent"],
-        messages=row["messages"] or 0,
-        owner=row["owner"],
-    )
+    given: dict[str, Any] = {**rows.mapping(row), "created_at": rows.parse_stamp(row["created_at"])}
+    given["last_at"] = None if row["last_at"] is None else rows.parse_stamp(row["last_at"])
+    given["messages"] = row["messages"] or 0
+    return SessionRow(**given)
 
 
 def _request(row: Any) -> RequestRow:
-    return RequestRow(
-        id=row["id"],
-        session=row["session"],
-        turn_index=row["turn_index"],
-        run_id=row["run_id"],
-        request_index=row["request_index"],
-        status=row["status"].partition(";")[0].strip(),
-        error=row["error"],
-        budget=row["budget"],
-        tokens_raw=row["tokens_raw"],
-        tokens_sent=row["tokens_sent"],
-        messages_raw=row["messages_raw"],
-        messages_sent=row["messages_sent"],
-        raw_tip=row["raw_tip"],
-        view_tip=row["view_tip"],
-        summary_id=row["summary"],
-        template=row["template_name"],
-        fidelity=row["fidelity"],
-        model=row["model_alias"],
-        latency_ms=row["latency_ms"],
-        created_at=rows.parse_stamp(row["created_at"]),
-    )
+    given: dict[str, Any] = {**rows.mapping(row), "created_at": rows.parse_stamp(row["created_at"])}
+    given["status"] = row["status"].partition(";")[0].strip()
+    return RequestRow(**given)

@@ -518,22 +518,9 @@ class PostgresStore(SQLStore):
 
         await self.database.run(enable, needs=RECORD)
 
-    async def delete(self, session_id: str) -> int:
-        """Remove a conversation and all data that only it used; return the number of requests removed."""
-        return await self.perform(partial(maintenance.delete, session_id=session_id), patient=True)
-
-    async def erase(self) -> int:
-        """Remove all data of the owner; return the number of requests removed."""
-        return await self.perform(maintenance.erase, patient=True)
-
-    async def prune(self, *, older_than_days: float | None = None, keep_last: int | None = None) -> int:
-        """Remove old requests; return the number removed. No remaining chain is ever broken."""
-        work = partial(maintenance.prune, older_than_days=older_than_days, keep_last=keep_last)
+    async def maintain(self, work: Callable[[Database], T]) -> T:
+        """Run a function that may take long, and wait for each answer as long as it takes."""
         return await self.perform(work, patient=True)
-
-    async def verify(self) -> tuple[str, ...]:
-        """Recompute every name and checksum from the stored data; return all defects, none if the record is sound."""
-        return await self.perform(maintenance.verify, patient=True)
 
     async def export(self) -> AsyncGenerator[Mapping[str, object]]:
         """Yield every row of one snapshot as a JSON-ready mapping, read page by page in one transaction."""

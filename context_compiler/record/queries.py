@@ -220,18 +220,10 @@ def compiles_of(found: Iterable[Any]) -> dict[int, Compile]:
 
 
 def _session(row: Any) -> SessionInfo:
-    return SessionInfo(
-        session_id=row["session_id"],
-        vault_name=row["vault_name"],
-        owner=row["owner"],
-        created_at=rows.parse_stamp(row["created_at"]),
-        last_at=None if row["last_at"] is None else rows.parse_stamp(row["last_at"]),
-        requests=row["requests"],
-        compiles=row["compiles"],
-        tokens_raw=row["tokens_raw"],
-        tokens_sent=row["tokens_sent"],
-        raw_tip=without_prefix(row["raw_tip"]),
-    )
+    given: dict[str, Any] = {**rows.mapping(row), "created_at": rows.parse_stamp(row["created_at"])}
+    given["last_at"] = None if row["last_at"] is None else rows.parse_stamp(row["last_at"])
+    given["raw_tip"] = without_prefix(row["raw_tip"])
+    return SessionInfo(**given)
 
 
 SessionKey = tuple[str, str, str]

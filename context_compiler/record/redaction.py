@@ -166,11 +166,7 @@ class Redactor:
 
     def tools(self, text: str) -> str:
         """Redact the JSON text of tools: names, descriptions, and schemas including their keys."""
-        done = self._tools.get(text)
-        if done is None:
-            done = json.dumps([self._tool(one) for one in json.loads(text)])
-            self._tools.keep(text, done)
-        return done
+        return self._tools.get_or_make(text, lambda: json.dumps([self._tool(one) for one in json.loads(text)]))
 
     def _tool(self, given: dict[str, Any]) -> dict[str, Any]:
         free = ("name", "description", "parameters")

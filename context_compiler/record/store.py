@@ -8,8 +8,7 @@ any moment, because each save is one transaction in a write-ahead log. A save do
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from copy import copy
 from datetime import datetime
 from functools import partial
@@ -25,7 +24,7 @@ from context_compiler.paths import check_place, is_address, require_postgres
 from context_compiler.record import conversations, maintenance, queries, sessions
 from context_compiler.record.background import hold_at_fork
 from context_compiler.record.database import Database, Moment
-from context_compiler.record.files import BUSY_TIMEOUT_MS, FAILURES, File, explain, locate
+from context_compiler.record.files import BUSY_TIMEOUT_MS, File, explained_errors
 from context_compiler.record.schema import version_of
 from context_compiler.record.sqlite import open_memory
 from context_compiler.record.values import (
@@ -335,6 +334,10 @@ class SQLStore(Protocol):
         """Run a function on the connection, uninterrupted, for the owner of this store."""
         ...
 
+    async def maintain(self, work: Callable[[Database], T]) -> T:
+        """Run a function that may take long, because it reads or removes much of the record."""
+        return await self.perform(work)
+
     def scoped(self, owner: str | None) -> Self:
         """Return the same store for another owner; None is every owner."""
         other = copy(self)
@@ -353,7 +356,7 @@ class SQLStore(Protocol):
 
     async def erase(self) -> int:
         """Remove all data of the owner; return the number of requests removed."""
-        return await self.perform(maintenance.erase)
+        return await self.maintain(maintenance.erase)
 
     async def close(self) -> None:
         """Close the connection, if it is open; the next use opens it again."""
@@ -469,15 +472,15 @@ class SQLStore(Protocol):
 
     async def delete(self, session_id: str) -> int:
         """Remove a conversation and all data that only it used; return the number of requests removed."""
-        return await self.perform(partial(maintenance.delete, session_id=session_id))
+        return await self.maintain(partial(maintenance.delete, session_id=session_id))
 
     async def prune(self, *, older_than_days: float | None = None, keep_last: int | None = None) -> int:
         """Remove old requests; return the number removed. No remaining chain is ever broken."""
-        return await self.perform(partial(maintenance.prune, older_than_days=older_than_days, keep_last=keep_last))
+        return await self.maintain(partial(maintenance.prune, older_than_days=older_than_days, keep_last=keep_last))
 
     async def verify(self) -> tuple[str, ...]:
         """Recompute every name and checksum from the stored data; return all defects, none if the record is sound."""
-        return await self.perform(maintenance.verify)
+        return await self.maintain(maintenance.verify)
 
 
 class SQLiteStore(SQLStore):
@@ -525,13 +528,13 @@ class SQLiteStore(SQLStore):
 
     async def perform(self, work: Callable[[Database], T]) -> T:
         """Run a function on the connection, uninterrupted."""
-        with self._explained_errors():
+        with explained_errors(self.path):
             return await self._file.perform(partial(_run_for_owner, self.owner, self.tried, work))
 
     async def export(self) -> AsyncGenerator[Mapping[str, object]]:
         """Yield every row of one snapshot, read on a second connection so that saving continues meanwhile."""
         file = File(self.path, read_only=True, busy_timeout_ms=self.busy_timeout_ms)
-        with self._explained_errors():
+        with explained_errors(self.path):
             await self._file.perform(version_of)
             try:
                 found = await file.perform(partial(_run_for_owner, self.owner, self.tried, maintenance.export))
@@ -546,16 +549,8 @@ class SQLiteStore(SQLStore):
 
     async def close(self) -> None:
         """Close the file; the next use opens it again."""
-        with self._explained_errors():
+        with explained_errors(self.path):
             await self._file.close()
-
-    @contextmanager
-    def _explained_errors(self) -> Generator[None]:
-        """Raise a StoreError with the path and a remedy for any error of the file."""
-        try:
-            yield
-        except FAILURES as error:
-            raise explain(error, locate(self.path)) from error
 
 
 class MemoryStore(SQLStore):
@@ -585,11 +580,8 @@ class MemoryStore(SQLStore):
 
     async def perform(self, work: Callable[[Database], T]) -> T:
         """Run a function on the connection, uninterrupted."""
-        with self._lock:
-            try:
-                return _run_for_owner(self.owner, self.tried, work, self._db)
-            except FAILURES as error:
-                raise explain(error, "the record in memory") from error
+        with self._lock, explained_errors(self.place):
+            return _run_for_owner(self.owner, self.tried, work, self._db)
 
     async def export(self) -> AsyncGenerator[Mapping[str, object]]:
         """Yield every row of one snapshot as a JSON-ready mapping."""

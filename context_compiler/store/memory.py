@@ -4,9 +4,4 @@ from __future__ import annotations
 
 from context_compiler.lazy import lazy_exports
 
-__getattr__, __dir__ = lazy_exports(
-    __name__,
-    {
-        "MemoryStore": "record.store",
-    },
-)
+__getattr__, __dir__ = lazy_exports(__name__, {"record.store": ("MemoryStore",)})

@@ -163,6 +163,13 @@ def shipped_templates() -> Path:
 
 
 @cache
+def shipped_template(name: str) -> Template:
+    """Load a template that comes with the package, by its path without the suffix."""
+    path = shipped_templates() / f"{name}.md"
+    return Template.parse(path.read_text(encoding="utf-8"), name=name, source="builtin", path=str(path))
+
+
+@cache
 def prompt_text(name: str) -> str:
     """Text of a shipped prompt in `templates/parts/`, without surrounding blank lines."""
     return (shipped_templates() / "parts" / f"{name}.md").read_text(encoding="utf-8").strip()

@@ -162,14 +162,12 @@ def read_choices(entries: Mapping[str, Entry]) -> tuple[Choices, tuple[str, ...]
     Raises:
         FrontMatterError: A value is not allowed, or a key is given twice.
     """
-    found, warnings = _known_entries(entries, tuple(READERS), "")
+    found, warnings = _known_entries(entries, tuple(READERS))
     choices = {key: _read_value(key, entry, READERS[key]) for key, entry in found.items()}
     return cast(Choices, choices), warnings
 
 
-def _known_entries(
-    entries: Mapping[str, Entry], ours: tuple[str, ...], where: str
-) -> tuple[dict[str, Entry], tuple[str, ...]]:
+def _known_entries(entries: Mapping[str, Entry], ours: tuple[str, ...]) -> tuple[dict[str, Entry], tuple[str, ...]]:
     found: dict[str, Entry] = {}
     warnings: list[str] = []
     for spelt, entry in entries.items():
@@ -177,9 +175,9 @@ def _known_entries(
         if key not in ours:
             near = get_close_matches(key.lower(), ours, n=1)
             hint = f"did you mean {near[0]}?" if near else "it has no effect"
-            warnings.append(f"line {entry.line}: unknown key {where}{_short(spelt)}; {hint}")
+            warnings.append(f"line {entry.line}: unknown key {_short(spelt)}; {hint}")
         elif key in found:
-            raise FrontMatterError(f"{where}{key} is given twice, with _ and with -", entry.line)
+            raise FrontMatterError(f"{key} is given twice, with _ and with -", entry.line)
         elif entry.value is not None:
             found[key] = entry
     return found, tuple(warnings)
@@ -228,7 +226,7 @@ def _threshold(entry: Entry) -> Amount:
 def _section(entry: Entry) -> SectionRule:
     if not isinstance(entry.value, Mapping):
         raise ValueError("a mapping such as {priority: 2, budget: 1500}")
-    found, unknown = _known_entries(entry.inner, ("priority", "budget"), "")
+    found, unknown = _known_entries(entry.inner, ("priority", "budget"))
     if unknown:
         raise ValueError("priority, budget, or both, and nothing else")
     given = {key: _read_value(key, one, _WHOLE[key]) for key, one in found.items()}

@@ -291,11 +291,6 @@ def check_allowed(tree: nodes.Template) -> nodes.Template:
     return tree
 
 
-def add_meters(tree: nodes.Template) -> nodes.Template:
-    """Rewrite a checked tree so that all values it produces pass through the hooks."""
-    return _MeterInserter().visit(tree)
-
-
 def _hook(name: str, node: nodes.Expr, *others: nodes.Expr) -> nodes.Filter:
     return nodes.Filter(node, name, list(others), [], None, None, lineno=node.lineno)
 
@@ -447,7 +442,7 @@ def compile_body(body: str) -> Program:
     try:
         if sum(kind != "data" for _, kind, _ in box.lex(body)) > MOST_SYMBOLS:
             raise SecurityError(f"there are more than {MOST_SYMBOLS:,} words and signs inside tags")
-        tree = add_meters(check_allowed(box.parse(body)))
+        tree = _MeterInserter().visit(check_allowed(box.parse(body)))
         return Program(code=box.compile(tree), names=frozenset(find_undeclared_variables(tree)))
     except TEMPLATE_ERRORS as error:
         line = error.lineno if isinstance(error, jinja2.TemplateSyntaxError) else None

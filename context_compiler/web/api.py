@@ -135,8 +135,8 @@ class Resource:
     about: str
     result: Any
     load: Load
-    page: str
-    """Template of the resource's page; empty if it has none."""
+    has_page: bool = True
+    """True if the template `NAME.html` shows it as a page."""
     parameters: tuple[Parameter, ...] = ()
     beside: Mapping[str, str] = field(default_factory=dict[str, str])
     """Names of other resources that the page shows too, by their variable in its template."""
@@ -216,7 +216,6 @@ RESOURCES: tuple[Resource, ...] = (
         about="Conversations, most recently used first.",
         result=SessionsPage,
         load=_sessions,
-        page="sessions.html",
         parameters=(
             Parameter(name="name", about="Part of the session's name.", default=""),
             Parameter(name="text", about="Words of a message in the session, in this order.", default=""),
@@ -234,7 +233,6 @@ RESOURCES: tuple[Resource, ...] = (
         load=lambda sources, given: sources.inspector.session(
             given["number"], page=given["page"], status=given["status"]
         ),
-        page="session.html",
         parameters=(_number("Number of the session."), STATUS, PAGE, STRETCH),
         beside={"timeline": "timeline"},
     ),
@@ -244,7 +242,7 @@ RESOURCES: tuple[Resource, ...] = (
         about="Raw, sent and shared tokens of a session's requests, oldest first, and their cost.",
         result=Timeline,
         load=_timeline,
-        page="",
+        has_page=False,
         parameters=(_number("Number of the session."), STRETCH),
     ),
     Resource(
@@ -253,7 +251,6 @@ RESOURCES: tuple[Resource, ...] = (
         about="History of a fact: which requests contained it, in which form, and when it was dropped.",
         result=FactPage,
         load=lambda sources, given: sources.facts.session(given["number"], given["q"]),
-        page="fact.html",
         parameters=(_number("Number of the session."), Parameter(name="q", about="The fact.", default="")),
     ),
     Resource(
@@ -262,7 +259,6 @@ RESOURCES: tuple[Resource, ...] = (
         about="The layers of a session, as each kind of node sees them.",
         result=LayersPage,
         load=lambda sources, given: load_layers(sources.inspector, given["number"]),
-        page="layers.html",
         parameters=(_number("Number of the session."),),
     ),
     Resource(
@@ -278,7 +274,6 @@ RESOURCES: tuple[Resource, ...] = (
             start=given["start"],
             page=given["page"],
         ),
-        page="steering.html",
         parameters=(
             _number("Number of the session."),
             Parameter(name="preview", about="yes for a preview.", default="", choices=("", "yes")),
@@ -293,7 +288,6 @@ RESOURCES: tuple[Resource, ...] = (
         about="Quality of a managed session over its turns, and its checkpoints.",
         result=ManagerPage,
         load=lambda sources, given: load_manager(sources.inspector, given["number"]),
-        page="manager.html",
         parameters=(_number("Number of the session."),),
     ),
     Resource(
@@ -302,7 +296,6 @@ RESOURCES: tuple[Resource, ...] = (
         about="One request: its figures and its messages in order, each with the reason why it is there.",
         result=RequestPage,
         load=lambda sources, given: sources.inspector.request(given["number"], page=given["page"]),
-        page="request.html",
         parameters=(_number("Number of the request."), PAGE),
     ),
     Resource(
@@ -311,7 +304,6 @@ RESOURCES: tuple[Resource, ...] = (
         about="One message of a request, formatted and as stored on the record.",
         result=MessagePage,
         load=lambda sources, given: sources.inspector.message(given["number"], given["index"]),
-        page="message.html",
         parameters=(
             _number("Number of the request."),
             Parameter(name="index", about="Position of the message, from 0.", number=True, least=0),
@@ -323,7 +315,6 @@ RESOURCES: tuple[Resource, ...] = (
         about="Raw history of a request: whether each message is in the request, and the step that decided it.",
         result=WhyPage,
         load=lambda sources, given: sources.inspector.why(given["number"], page=given["page"], only=given["only"]),
-        page="why.html",
         parameters=(
             _number("Number of the request."),
             Parameter(
@@ -341,7 +332,6 @@ RESOURCES: tuple[Resource, ...] = (
         about="Difference between a request and the previous one, another one, or its raw history.",
         result=DiffPage,
         load=_diff,
-        page="diff.html",
         parameters=(
             _number("Number of the request."),
             Parameter(
@@ -359,7 +349,6 @@ RESOURCES: tuple[Resource, ...] = (
         about="A request compiled with other settings, compared with what was sent; no model is called.",
         result=ReplayPage,
         load=_replay,
-        page="replay.html",
         parameters=(
             _number("Number of the request."),
             Parameter(name="template", about="Template; empty for the one of the request.", default=""),
@@ -394,7 +383,6 @@ RESOURCES: tuple[Resource, ...] = (
         about="A request as JSON, as Python code to paste, and as a pydantic_evals case.",
         result=ExportPage,
         load=lambda sources, given: load_export(sources.inspector, given["number"]),
-        page="export.html",
         parameters=(_number("Number of the request."),),
     ),
     Resource(
@@ -403,7 +391,7 @@ RESOURCES: tuple[Resource, ...] = (
         about="Templates, with those of the vault first.",
         result=tuple[TemplateRow, ...],
         load=_template_rows,
-        page="",
+        has_page=False,
     ),
     Resource(
         path="/templates",
@@ -411,7 +399,6 @@ RESOURCES: tuple[Resource, ...] = (
         about="Templates, their lookup order, and files that are not valid templates.",
         result=TemplatesPage,
         load=lambda sources, given: load_templates(sources.inspector),
-        page="templates.html",
     ),
     Resource(
         path="/template",
@@ -421,7 +408,6 @@ RESOURCES: tuple[Resource, ...] = (
         load=lambda sources, given: load_template(
             sources.inspector, given["name"], given["source"], given["request"] or None
         ),
-        page="template.html",
         parameters=(
             Parameter(name="name", about="Name of the template.", default=""),
             Parameter(
@@ -445,7 +431,6 @@ RESOURCES: tuple[Resource, ...] = (
         about="Runs of pipelines, newest first.",
         result=RunsPage,
         load=lambda sources, given: load_runs(sources.runs, given["page"]),
-        page="pipelines.html",
         parameters=(PAGE,),
     ),
     Resource(
@@ -454,7 +439,6 @@ RESOURCES: tuple[Resource, ...] = (
         about="One run and its path through the graph, with fidelity and thread of each hop.",
         result=RunPage,
         load=lambda sources, given: load_run(sources.runs, given["run"]),
-        page="pipeline.html",
         parameters=(Parameter(name="run", about="Id of the run.", default=""),),
     ),
     Resource(
@@ -463,7 +447,6 @@ RESOURCES: tuple[Resource, ...] = (
         about="One compile: its prompt, its answer, its summary, and the identifiers that the summary lost.",
         result=CompilePage,
         load=lambda sources, given: load_compile(sources.inspector, given["number"]),
-        page="compile.html",
         parameters=(_number("Number of the compile."),),
     ),
 )

@@ -179,7 +179,7 @@ def create_app(
     store = open_place(db, read_only=True).scoped(owner)
     inspector = Inspector(store, vault=vault_of(vault, owner), system=None if system is None else Path(system))
     sources = Sources.of(inspector, str(runs) if owner is None else None)
-    pages = [Route(one.route, _page(one, sources), name=one.name) for one in RESOURCES if one.page]
+    pages = [Route(one.route, _page(one, sources), name=one.name) for one in RESOURCES if one.has_page]
     answers = [Route(f"/api{one.route}", _answer(one, sources)) for one in RESOURCES]
     app = Starlette(
         routes=[
@@ -218,7 +218,7 @@ def _page(resource: Resource, sources: Sources) -> Endpoint:
         value = await resource.load(sources, given)
         more = {name: await other.load(sources, given) for name, other in others.items()}
         db = str(sources.inspector.store.place)
-        return HTMLResponse(render(resource.page, it=value, here=resource.name, db=db, **more))
+        return HTMLResponse(render(f"{resource.name}.html", it=value, here=resource.name, db=db, **more))
 
     return answer
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from difflib import SequenceMatcher, unified_diff
 from functools import partial
-from typing import cast
+from typing import Any, cast
 
 from pydantic_ai.messages import ModelMessage
 
-from context_compiler.compiler.trace import Sent, request_of, session_of
+from context_compiler.compiler.trace import Sent, request_of
 from context_compiler.compiler.view import View, message_origins, show_message
 from context_compiler.errors import SettingsError
 from context_compiler.fidelity import Fidelity
@@ -20,11 +20,11 @@ from context_compiler.messages.display import Bar, ShownMessage, bars
 from context_compiler.messages.history import Reader, message_body, reader_of
 from context_compiler.middleware.one_shot import compile_view
 from context_compiler.record import browse
-from context_compiler.record.browse import RequestRow, SessionRow
+from context_compiler.record.browse import RequestRow
 from context_compiler.record.database import Database
 from context_compiler.template import Template
 from context_compiler.tokens import as_counter
-from context_compiler.web.data import PAGE, Inspector, Pages
+from context_compiler.web.data import PAGE, Inspector, Pages, RequestHeader, header_of
 
 NEAR = 1
 """Equal messages shown on each side of a difference; longer runs are folded."""
@@ -53,13 +53,9 @@ class DiffRow:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DiffPage:
+class DiffPage(RequestHeader):
     """Difference between two requests, or between a raw history and its view."""
 
-    session: SessionRow
-    request: RequestRow
-    before: int | None
-    after: int | None
     other: RequestRow | None
     """None for the raw history."""
     common: int
@@ -77,13 +73,9 @@ class DiffPage:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ReplayPage:
+class ReplayPage(RequestHeader):
     """A request compared with the same request under other settings; nothing is sent or recorded."""
 
-    session: SessionRow
-    request: RequestRow
-    before: int | None
-    after: int | None
     template: str
     budget: int
     fidelity: str
@@ -115,16 +107,19 @@ class Comparisons:
     def _diff(self, db: Database, number: int, choice: str, page: int) -> DiffPage:
         row, record = request_of(db, number)
         sent = self.inspector.trace(db, row, record)
-        before, after = browse.neighbours(db, row)
-        first = None if before is None else request_of(db, before)[0]
+        header = header_of(db, row)
+        first = None if header["before"] is None else request_of(db, header["before"])[0]
         common = 0 if first is None else browse.common_length(db, first.view_tip, row.view_tip)
         if choice == "raw":
-            return self._raw(db, row, sent, common, page, before, after)
-        other = first if choice == "previous" else request_of(db, int(choice))[0]
-        left = () if other is None else self.inspector.chain(db, other.view_tip, other.session)
-        pairs = match_messages([node.content for node in left], [node.content for node in sent.view])
-        shared = common if other is None or other is first else browse.common_length(db, other.view_tip, row.view_tip)
-        entries = list(fold_entries(pairs, _equal(pairs, left, sent.view), shared if other is not None else 0))
+            other, left, tokens, shared = None, sent.raw, row.tokens_raw, common
+            pairs = _match_origins(sent)
+        else:
+            other = first if choice == "previous" else request_of(db, int(choice))[0]
+            left = () if other is None else self.inspector.chain(db, other.view_tip, other.session)
+            tokens = 0 if other is None else other.tokens_sent
+            shared = common if other in (None, first) else browse.common_length(db, other.view_tip, row.view_tip)
+            pairs = match_messages([node.content for node in left], [node.content for node in sent.view])
+        entries = list(fold_entries(pairs, _equal(pairs, left, sent.view), shared))
         pages = Pages(page=page, size=PAGE, total=len(entries))
         rows = self._rows(
             entries[pages.offset : pages.offset + PAGE],
@@ -132,49 +127,14 @@ class Comparisons:
             lambda at: self._read(db, [sent.view[one] for one in at]),
         )
         return DiffPage(
-            session=session_of(db, row.session),
-            request=row,
-            before=before,
-            after=after,
+            **header,
             other=other,
             common=shared,
             messages=(len(left), len(sent.view)),
-            tokens=(0 if other is None else other.tokens_sent, row.tokens_sent),
+            tokens=(tokens, row.tokens_sent),
             rows=tuple(rows),
             pages=pages,
             choice=choice,
-        )
-
-    def _raw(
-        self,
-        db: Database,
-        row: RequestRow,
-        sent: Sent,
-        common: int,
-        page: int,
-        before: int | None,
-        after: int | None,
-    ) -> DiffPage:
-        pairs = _match_origins(sent)
-        entries = list(fold_entries(pairs, _equal(pairs, sent.raw, sent.view), common))
-        pages = Pages(page=page, size=PAGE, total=len(entries))
-        rows = self._rows(
-            entries[pages.offset : pages.offset + PAGE],
-            lambda at: self._read(db, [sent.raw[one] for one in at]),
-            lambda at: self._read(db, [sent.view[one] for one in at]),
-        )
-        return DiffPage(
-            session=session_of(db, row.session),
-            request=row,
-            before=before,
-            after=after,
-            other=None,
-            common=common,
-            messages=(len(sent.raw), len(sent.view)),
-            tokens=(row.tokens_raw, row.tokens_sent),
-            rows=tuple(rows),
-            pages=pages,
-            choice="raw",
         )
 
     def _read(self, db: Database, nodes: Sequence[browse.Node]) -> list[ModelMessage]:
@@ -199,7 +159,7 @@ class Comparisons:
         history = self._reader.read(messages)
         view = View(messages=list(messages), tokens=0, budget=0, status="")
         found = [show_message(history, place, longest=SHOWN) for place in message_origins(view, history, history)]
-        return [with_index(one, index) for one, index in zip(found, at, strict=True)]
+        return [replace(one, index=index, why="", raw=None) for one, index in zip(found, at, strict=True)]
 
     async def replay(
         self, number: int, *, template: str, budget: int | None, fidelity: str, trigger: int | None, page: int = 1
@@ -209,13 +169,13 @@ class Comparisons:
         Raises:
             SettingsError: A setting is invalid.
         """
-        row, sent, raw, recorded = await self.inspector.read(partial(self._recorded, number=number))
+        header, sent, raw, bar = await self.inspector.read(partial(self._recorded, number=number))
+        row: RequestRow = header["request"]
         chosen = template or row.template or "extractive"
         size = budget or row.budget or 2_000
         asked = bool(template or budget or fidelity or trigger)
         if asked and row.raw_tip is None:
             raise SettingsError(f"request {number} was recorded without its raw history, so it cannot be replayed")
-        info, neighbours, bar = recorded
         fixed = bar.get("instructions and schemas", 0)
         room = max(1, size - fixed)
         if trigger is not None and row.tokens_raw <= trigger:
@@ -223,10 +183,7 @@ class Comparisons:
         view = await self._compile(chosen, raw, room, fidelity) if asked else None
         rows, pages = self._beside(sent, view, page)
         return ReplayPage(
-            session=info,
-            request=row,
-            before=neighbours[0],
-            after=neighbours[1],
+            **header,
             template=chosen,
             budget=size,
             fidelity=fidelity or row.fidelity or "",
@@ -245,16 +202,11 @@ class Comparisons:
 
     def _recorded(
         self, db: Database, number: int
-    ) -> tuple[
-        RequestRow,
-        list[ModelMessage],
-        list[ModelMessage],
-        tuple[SessionRow, tuple[int | None, int | None], dict[str, int]],
-    ]:
+    ) -> tuple[dict[str, Any], list[ModelMessage], list[ModelMessage], dict[str, int]]:
         row, record = request_of(db, number)
         sent, raw = (self._read(db, self.inspector.chain(db, tip, row.session)) for tip in (row.view_tip, row.raw_tip))
         sections = dict(cast("Mapping[str, int]", record.ledger.get("tokens") or {}))
-        return row, sent, raw, (session_of(db, row.session), browse.neighbours(db, row), sections)
+        return header_of(db, row), sent, raw, sections
 
     async def _compile(self, template: str, raw: list[ModelMessage], budget: int, fidelity: str) -> View:
         found: Template = self.inspector.template_library.find(template)
@@ -359,13 +311,6 @@ def _texts(one: ShownMessage) -> Iterator[str]:
         if part.tool:
             yield f"{part.kind} {part.tool}"
         yield from (segment.text for segment in part.segments)
-
-
-def with_index(one: ShownMessage, index: int) -> ShownMessage:
-    """Return the message with another index."""
-    return ShownMessage(
-        index=index, role=one.role, tokens=one.tokens, form=one.form, why="", parts=one.parts, time=one.time
-    )
 
 
 def _note(view: View | None, row: RequestRow) -> str:

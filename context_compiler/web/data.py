@@ -141,13 +141,25 @@ class ShownTool:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MessagePage:
-    """One message of a request, with its JSON from the record."""
+class RequestHeader:
+    """A request and its session, with the numbers of the requests before and after it."""
 
     session: SessionRow
     request: RequestRow
     before: int | None
     after: int | None
+
+
+def header_of(db: Database, row: RequestRow) -> dict[str, Any]:
+    """Load the fields of `RequestHeader`."""
+    before, after = browse.neighbours(db, row)
+    return {"session": session_of(db, row.session), "request": row, "before": before, "after": after}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MessagePage(RequestHeader):
+    """One message of a request, with its JSON from the record."""
+
     message: ShownMessage
     total: int
     """Number of messages in the request."""
@@ -166,15 +178,11 @@ class Contributor:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RequestPage:
+class RequestPage(RequestHeader):
     """One request: its figures, and one page of its messages in order."""
 
-    session: SessionRow
-    request: RequestRow
     nulls: str
     """Reasons why columns of its row are empty."""
-    before: int | None
-    after: int | None
     bar: tuple[Bar, ...]
     messages: tuple[ShownMessage, ...]
     pages: Pages
@@ -211,13 +219,9 @@ class RawMessage:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WhyPage:
+class WhyPage(RequestHeader):
     """Raw history of one request: whether each message is in it, and the step of the cut order that decided."""
 
-    session: SessionRow
-    request: RequestRow
-    before: int | None
-    after: int | None
     counts: Mapping[str, int]
     """Number of messages by verdict."""
     strip: str
@@ -332,15 +336,11 @@ class Inspector(Tracer):
         sent = self.trace(db, row, record)
         pages = Pages(page=page, size=PAGE, total=len(sent.view))
         places = range(len(sent.view))[pages.offset : pages.offset + PAGE]
-        before, after = browse.neighbours(db, row)
         instructions = self._instructions(db, sent)
         counter = self._reader.counter
         return RequestPage(
-            session=session_of(db, row.session),
-            request=row,
+            **header_of(db, row),
             nulls=record.status.partition(";")[2].strip(),
-            before=before,
-            after=after,
             bar=tuple(bars(cast("Mapping[str, int]", record.ledger.get("tokens", {})), row.budget or 0)),
             messages=tuple(self._show_view(db, sent, places)),
             pages=pages,
@@ -375,13 +375,9 @@ class Inspector(Tracer):
             raise NotFound(f"request {number} has no message {index}")
         (body,) = browse.message_bodies(db, [sent.view[index]])
         (shown,) = self._show_view(db, sent, [index])
-        before, after = browse.neighbours(db, row)
         text = json.dumps(json.loads(body), indent=2, ensure_ascii=False)
         return MessagePage(
-            session=session_of(db, row.session),
-            request=row,
-            before=before,
-            after=after,
+            **header_of(db, row),
             message=shown,
             total=len(sent.view),
             json=safe(text.encode("utf-8", "backslashreplace").decode()),
@@ -425,7 +421,6 @@ class Inspector(Tracer):
         places = chosen[pages.offset : pages.offset + PAGE]
         messages, readings = self.read_nodes(db, [sent.raw[at] for at in places])
         longest = longest_part(readings, PAGE)
-        before, after = browse.neighbours(db, row)
         words = self.words(db, row, sent)
         shown: list[RawMessage] = []
         for at, message, reading in zip(places, messages, readings, strict=True):
@@ -437,10 +432,7 @@ class Inspector(Tracer):
             seen = replace(seen, parts=tuple(marked))
             shown.append(RawMessage(message=seen, fate=fate, verdict=verdict, echoes=repeated, told=told))
         return WhyPage(
-            session=session_of(db, row.session),
-            request=row,
-            before=before,
-            after=after,
+            **header_of(db, row),
             counts=counts,
             strip="".join(one[0] for one in verdicts),
             searched=searched,

@@ -9,12 +9,12 @@ from typing import Any
 
 from pydantic_ai.messages import ModelMessage, ModelRequest, ModelResponse, TextPart
 
-from context_compiler.compiler.trace import request_of, session_of
+from context_compiler.compiler.trace import request_of
 from context_compiler.messages.history import message_body
 from context_compiler.record import browse
 from context_compiler.record.browse import RequestRow, SessionRow
 from context_compiler.record.database import Database
-from context_compiler.web.data import Inspector
+from context_compiler.web.data import Inspector, RequestHeader, header_of
 
 FORMS = {
     "json": (".json", "application/json"),
@@ -25,13 +25,9 @@ FORMS = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ExportPage:
+class ExportPage(RequestHeader):
     """A request in every export format, as text."""
 
-    session: SessionRow
-    request: RequestRow
-    before: int | None
-    after: int | None
     json: str
     """Messages, instructions and figures as JSON; messages are serialized as by the host."""
     python: str
@@ -48,8 +44,8 @@ async def load_export(inspector: Inspector, number: int) -> ExportPage:
 def _load(db: Database, inspector: Inspector, number: int) -> ExportPage:
     row, record = request_of(db, number)
     messages, _ = inspector.read_nodes(db, inspector.chain(db, row.view_tip, row.session))
-    before, after = browse.neighbours(db, row)
-    info = session_of(db, row.session)
+    header = header_of(db, row)
+    info: SessionRow = header["session"]
     answer = _answer(db, inspector, row)
     bodies = [json.loads(message_body(message)) for message in messages]
     document: dict[str, Any] = {
@@ -65,10 +61,7 @@ def _load(db: Database, inspector: Inspector, number: int) -> ExportPage:
         "answer": answer,
     }
     return ExportPage(
-        session=info,
-        request=row,
-        before=before,
-        after=after,
+        **header,
         json=_text(document),
         python=_python(row, info, bodies),
         eval=_text(_dataset(row, info, bodies, answer)),

@@ -120,25 +120,11 @@ async def load_manager(inspector: Inspector, number: int) -> ManagerPage:
         scores=tuple(
             Score(
                 turn=row["turn_index"] + 1,
-                quality=row["quality"],
-                health=row["health"],
-                tokens=row["tokens"],
                 summarized=bool(row["summarized"]),
-                checkpoint=row["checkpoint"],
                 rolled_back=bool(row["rolled_back"]),
-                trouble=row["trouble"],
+                **{name: row[name] for name in ("quality", "health", "tokens", "checkpoint", "trouble")},
             )
             for row in scores[-SCORES:]
         ),
-        commits=tuple(
-            CommitRow(
-                id=row["id"],
-                turns=row["turns"],
-                memories=row["memories"],
-                author=row["author"],
-                message=row["message"],
-                created_at=row["created_at"],
-            )
-            for row in commits
-        ),
+        commits=tuple(CommitRow(**{name: row[name] for name in CommitRow.__dataclass_fields__}) for row in commits),
     )

@@ -10,13 +10,14 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 from pydantic_ai.models import Model
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from context_compiler.chat.session import ChatSession
 from context_compiler.compiler.steering import Pin, position_of
 from context_compiler.compiler.trace import session_of
 from context_compiler.errors import SettingsError
@@ -261,29 +262,9 @@ def body_field(body: Mapping[str, Any], name: str, default: Any) -> Any:
     return value
 
 
-class Steered(Protocol):
-    """A conversation that can be steered, such as a chat."""
-
-    async def compact(self, focus: str = "", *, start: int | str | None = None, preview: bool = False) -> CompileResult:
-        """Compile now, or preview the compile."""
-        ...
-
-    async def undo(self) -> CompileResult:
-        """Return to the view before the last compile."""
-        ...
-
-    async def pin(self, message: int | str) -> Pin:
-        """Keep a message in every view."""
-        ...
-
-    async def unpin(self, message: int | str) -> Pin:
-        """Unpin a message."""
-        ...
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Recorded:
-    """Adapter that steers a recorded session."""
+    """Adapter that steers a recorded session as `ChatSession` steers a chat."""
 
     compiler: ContextCompiler
     session: str
@@ -302,6 +283,9 @@ class _Recorded:
         return await self.compiler.unpin(self.session, message)
 
 
+Steered = ChatSession | _Recorded
+"""A conversation that can be steered."""
+
 Steer = Callable[[Steered, Mapping[str, Any]], Awaitable["CompileResult | Pin"]]
 
 
@@ -310,19 +294,12 @@ async def _compact(steered: Steered, body: Mapping[str, Any]) -> CompileResult:
     return await steered.compact(focus, start=start or None, preview=body_field(body, "preview", False))
 
 
-async def _undo(steered: Steered, body: Mapping[str, Any]) -> CompileResult:
-    return await steered.undo()
-
-
-async def _pin(steered: Steered, body: Mapping[str, Any]) -> Pin:
-    return await steered.pin(body_field(body, "message", ""))
-
-
-async def _unpin(steered: Steered, body: Mapping[str, Any]) -> Pin:
-    return await steered.unpin(body_field(body, "message", ""))
-
-
-STEERS: dict[str, Steer] = {"compact": _compact, "undo": _undo, "pin": _pin, "unpin": _unpin}
+STEERS: dict[str, Steer] = {
+    "compact": _compact,
+    "undo": lambda steered, body: steered.undo(),
+    "pin": lambda steered, body: steered.pin(body_field(body, "message", "")),
+    "unpin": lambda steered, body: steered.unpin(body_field(body, "message", "")),
+}
 """Steering operations by the last part of their address."""
 
 

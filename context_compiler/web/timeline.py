@@ -118,11 +118,9 @@ class Timelines:
         """Return the tokens of the beginning that two requests share."""
         if before is None or before.view_tip is None or one.view_tip is None:
             return 0
-        known = self._shared.get((before.id, one.id))
-        if known is None:
-            known = min(self._compare(db, before, one), one.tokens_sent)
-            self._shared.keep((before.id, one.id), known)
-        return known
+        return self._shared.get_or_make(
+            (before.id, one.id), lambda: min(self._compare(db, before, one), one.tokens_sent)
+        )
 
     def _compare(self, db: Database, before: RequestRow, one: RequestRow) -> int:
         length = browse.common_length(db, before.view_tip, one.view_tip)

@@ -144,11 +144,8 @@ def has_runs(place: str) -> bool:
 
 def update_info(info: RunInfo, state: RunState, at: str) -> RunInfo:
     """Update the metadata of a run for a state that is being saved."""
-    return RunInfo(
-        run_id=info.run_id,
-        name=info.name,
-        goal=info.goal,
-        started_at=info.started_at,
+    return replace(
+        info,
         updated_at=at,
         status=state.status if state.ended else "running",
         current_node=state.current_node,
@@ -156,11 +153,6 @@ def update_info(info: RunInfo, state: RunState, at: str) -> RunInfo:
         completed=state.sequence,
         attempt=state.lineage.attempt,
         failure_reason=state.failure_reason,
-        source=info.source,
-        snapshot=info.snapshot,
-        source_size=info.source_size,
-        snapshot_size=info.snapshot_size,
-        parent=info.parent,
     )
 
 
