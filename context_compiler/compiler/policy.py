@@ -322,6 +322,16 @@ class Plan:
         return turn_starts(self.history)[-1]
 
     @cached_property
+    def prompt_start(self) -> int:
+        """Position from which prompts belong to the current turn; before `active_start` if no user wrote in it.
+
+        Recall blocks are assigned to turns by position. Ordinals change if a stored history has lost its run ids,
+        because a prompt that came with the results of deferred calls then becomes part of the turn before it.
+        """
+        asked = (at for at in reversed(range(len(self.history))) if self.history.readings[at].asks)
+        return min(self.active_start, next(asked, 0))
+
+    @cached_property
     def outline(self) -> Outline:
         """Turns and groups of the history."""
         return outline(self.history, self.pairing)

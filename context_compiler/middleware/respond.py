@@ -193,9 +193,9 @@ def _continue_cycle(context: RequestContext, cycle: Cycle, to_budget: bool = Fal
     In a chat, a view is not cut in the middle of a turn while it fits the budget, or would fit with a slightly shorter
     block: the block complements messages that a cut would remove.
     """
-    limits, known = context.limits(cycle), _known_blocks(context)
+    limits, known = context.limits(cycle), _known_blocks(context, context.prompt_start)
     most = limits.budget if to_budget else limits.high
-    if known is None or known.own.turn != context.turn:
+    if known is None:
         plain = assemble_view(context, cycle, "cycle")
         keep = context.is_paused or cycle.tight < 1  # a new cycle would get back the budget that the provider refused
         narrow = not keep and attempt(lambda: lacks_room_for_block(context, limits, cycle, plain.cost)).value
@@ -210,9 +210,11 @@ def _continue_cycle(context: RequestContext, cycle: Cycle, to_budget: bool = Fal
     return _fit_budget(context, cycle, result)
 
 
-def _known_blocks(context: RequestContext) -> Blocks | None:
+def _known_blocks(context: RequestContext, start: int = 0) -> Blocks | None:
+    """The recall blocks, if they are known and the newest one belongs to a prompt at position `start` or later."""
     blocks = context.run.blocks
-    return blocks and valid_blocks(blocks, context.history, context.policy.config)
+    known = blocks and valid_blocks(blocks, context.history, context.policy.config)
+    return known if known is not None and known.own.at >= start else None
 
 
 def _recall_for_turn(context: RequestContext, cycle: Cycle, plain: Result, done: Advance | None = None) -> Result:
@@ -307,7 +309,8 @@ def _make_trial(
 
 async def _cut_back(context: RequestContext, previous: Cycle | None, host: Host, trial: Trial | None) -> Trial:
     """Cut back and freeze; if the host's framing puts the view over the budget, try again with less room."""
-    block = block_tokens(_known_blocks(context), context, context.limits(previous), previous or RAW)
+    known = _known_blocks(context, context.prompt_start)
+    block = block_tokens(known, context, context.limits(previous), previous or RAW)
     deeper, framing, tries = _room_for_block(context, previous), 0, 0
     while True:
         start, tries = previous if trial is None else trial.done.cycle, tries + 1
@@ -349,8 +352,7 @@ async def _loosen(context: RequestContext, trial: Trial, block: int) -> Trial:
 
 def _room_for_block(context: RequestContext, previous: Cycle | None) -> int:
     """Extra tokens to cut at a prompt that asks for earlier text, if the thresholds leave its block no room."""
-    known = _known_blocks(context)
-    if previous is None or (known is not None and known.own.turn == context.turn):
+    if previous is None or _known_blocks(context, context.prompt_start) is not None:
         return 0
     limits = context.limits(previous)
     narrow = limits.budget - limits.low < limits.room * BLOCK_ROOM[previous.tools]
@@ -360,8 +362,8 @@ def _room_for_block(context: RequestContext, previous: Cycle | None) -> int:
 
 def _add_recall(context: RequestContext, plain: Result, done: Advance) -> Result:
     """Add the recall block of the turn to the view of a new cycle: the block found before, or else a new one."""
-    known, cycle = _known_blocks(context), done.cycle
-    if known is None or known.own.turn != context.turn:
+    known, cycle = _known_blocks(context, context.prompt_start), done.cycle
+    if known is None:
         return _recall_for_turn(context, cycle, plain, done) if done.selection.out or done.selection.abridged else plain
     known = replace(known, earlier=()) if known.earlier else known
     if not known.own.text:

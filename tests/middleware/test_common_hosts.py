@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from pydantic import BaseModel
-from pydantic_ai import Agent, RunContext
+from pydantic_ai import Agent, CallDeferred, DeferredToolRequests, DeferredToolResults, RunContext
 from pydantic_ai.messages import (
     BinaryContent,
     ModelMessage,
@@ -420,3 +420,27 @@ async def test_a_picture_that_comes_with_a_question_finds_the_fact(plain: Life) 
     await life.turn([ASK, BinaryContent(data=PNG, media_type="image/png")], whole)
     assert "heron" in life.talker.last.text
     assert max(view.tokens for view in life.views) <= BUDGET
+
+
+@pytest.mark.parametrize("carry", [whole, rebuilt])
+async def test_a_question_after_a_prompt_that_came_with_the_result_of_a_deferred_call_finds_the_fact(
+    carry: Carry,
+) -> None:
+    def order() -> str:
+        raise CallDeferred
+
+    def answer(messages: list[ModelMessage], info: AgentInfo) -> Any:
+        told = messages[-1].parts[-1]
+        return [("order", {})] if isinstance(told, UserPromptPart) and told.content == "Order it." else "answer " * 60
+
+    life, kinds = Life(budget=1_500), [str, DeferredToolRequests]
+    life.talker = Talker(answer)
+    life.agent = Agent[Any, Any](life.talker.model, tools=[order], output_type=kinds, capabilities=[life.ours])
+    for number in range(15):
+        await life.turn(matter(number), carry)
+    deferred = await run(life.agent, "Order it.", message_history=carry(life.history))
+    results = DeferredToolResults(calls={deferred.output.calls[0].tool_call_id: "It is on its way."})
+    life.history = deferred.messages
+    await life.turn("Good.", carry, deferred_tool_results=results)
+    assert "heron" not in life.talker.last.text
+    await life.ask(carry)
