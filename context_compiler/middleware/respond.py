@@ -357,7 +357,8 @@ def _room_for_block(context: RequestContext, previous: Cycle | None) -> int:
     limits = context.limits(previous)
     narrow = limits.budget - limits.low < limits.room * BLOCK_ROOM[previous.tools]
     found = attempt(lambda: narrow and lacks_room_for_block(context, limits, previous, limits.budget)).value
-    return limits.room // EXTRA_CUT if found else 0
+    most = limits.most_deeper(context.prompt_tokens, context.recent_tokens)
+    return min(limits.room // EXTRA_CUT, most) if found else 0
 
 
 def _add_recall(context: RequestContext, plain: Result, done: Advance) -> Result:

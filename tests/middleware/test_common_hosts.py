@@ -444,3 +444,13 @@ async def test_a_question_after_a_prompt_that_came_with_the_result_of_a_deferred
     await life.turn("Good.", carry, deferred_tool_results=results)
     assert "heron" not in life.talker.last.text
     await life.ask(carry)
+
+
+async def test_the_recent_turns_that_the_caller_counts_stay_when_a_view_is_cut_back_for_a_question() -> None:
+    life = Life(recent_turns=5)
+    for number in range(TURNS):
+        await life.turn(ASK if number > 40 and number % 3 == 0 else matter(number), whole)
+        prompts = [matter(one) for one in range(max(0, number - 5), number) if not (one > 40 and one % 3 == 0)]
+        assert all(prompt in life.talker.last.text for prompt in prompts), number
+    assert "heron" in life.talker.last.text
+    assert life.compiles > 3
