@@ -193,7 +193,7 @@ def _continue_cycle(context: RequestContext, cycle: Cycle, to_budget: bool = Fal
     In a chat, a view is not cut in the middle of a turn while it fits the budget, or would fit with a slightly shorter
     block: the block complements messages that a cut would remove.
     """
-    limits, known = context.limits(cycle), _known_blocks(context, context.prompt_start)
+    limits, known = context.limits(cycle), _known_blocks(context)
     most = limits.budget if to_budget else limits.high
     if known is None:
         plain = assemble_view(context, cycle, "cycle")
@@ -210,11 +210,10 @@ def _continue_cycle(context: RequestContext, cycle: Cycle, to_budget: bool = Fal
     return _fit_budget(context, cycle, result)
 
 
-def _known_blocks(context: RequestContext, start: int = 0) -> Blocks | None:
-    """The recall blocks, if they are known and the newest one belongs to a prompt at position `start` or later."""
-    blocks = context.run.blocks
-    known = blocks and valid_blocks(blocks, context.history, context.policy.config)
-    return known if known is not None and known.own.at >= start else None
+def _known_blocks(context: RequestContext, *, any_turn: bool = False) -> Blocks | None:
+    """The recall blocks of the current turn, or of `any_turn`; None if they are not known."""
+    known = context.run.blocks and valid_blocks(context.run.blocks, context.history, context.policy.config)
+    return known if known is not None and (any_turn or known.own.at >= context.prompt_start) else None
 
 
 def _recall_for_turn(context: RequestContext, cycle: Cycle, plain: Result, done: Advance | None = None) -> Result:
@@ -234,7 +233,8 @@ def _recall_for_turn(context: RequestContext, cycle: Cycle, plain: Result, done:
     text, fault = "", None
     if policy.recall and policy.fidelity is not Fidelity.TRUNCATE:
         most = max_block_tokens(context, limits, cycle, question_text(history.readings[at]))
-        earlier = blocks_to_keep(_known_blocks(context), context, limits, plain.cost, most) if done is None else ()
+        before = _known_blocks(context, any_turn=True)
+        earlier = blocks_to_keep(before, context, limits, plain.cost, most) if done is None else ()
         cost = plain.cost + sum(block.tokens(context.counter) for block in earlier)
         saved = context.request.fixed + history.tokens - cost  # a block may not cost more than sending the raw history
         room, shown = min(free_tokens(context, limits, cost), saved), [block.text for block in earlier]
@@ -309,8 +309,7 @@ def _make_trial(
 
 async def _cut_back(context: RequestContext, previous: Cycle | None, host: Host, trial: Trial | None) -> Trial:
     """Cut back and freeze; if the host's framing puts the view over the budget, try again with less room."""
-    known = _known_blocks(context, context.prompt_start)
-    block = block_tokens(known, context, context.limits(previous), previous or RAW)
+    block = block_tokens(_known_blocks(context), context, context.limits(previous), previous or RAW)
     deeper, framing, tries = _room_for_block(context, previous), 0, 0
     while True:
         start, tries = previous if trial is None else trial.done.cycle, tries + 1
@@ -352,7 +351,7 @@ async def _loosen(context: RequestContext, trial: Trial, block: int) -> Trial:
 
 def _room_for_block(context: RequestContext, previous: Cycle | None) -> int:
     """Extra tokens to cut at a prompt that asks for earlier text, if the thresholds leave its block no room."""
-    if previous is None or _known_blocks(context, context.prompt_start) is not None:
+    if previous is None or _known_blocks(context) is not None:
         return 0
     limits = context.limits(previous)
     narrow = limits.budget - limits.low < limits.room * BLOCK_ROOM[previous.tools]
@@ -363,9 +362,11 @@ def _room_for_block(context: RequestContext, previous: Cycle | None) -> int:
 
 def _add_recall(context: RequestContext, plain: Result, done: Advance) -> Result:
     """Add the recall block of the turn to the view of a new cycle: the block found before, or else a new one."""
-    known, cycle = _known_blocks(context, context.prompt_start), done.cycle
-    if known is None:
-        return _recall_for_turn(context, cycle, plain, done) if done.selection.out or done.selection.abridged else plain
+    known, cycle = _known_blocks(context), done.cycle
+    left_out = done.selection.out or done.selection.abridged
+    # blocks of earlier turns are dropped now, and a block found beside them does not repeat what they contain
+    if known is None or (known.earlier and not known.own.cuts and left_out):
+        return _recall_for_turn(context, cycle, plain, done) if left_out else plain
     known = replace(known, earlier=()) if known.earlier else known
     if not known.own.text:
         return replace(plain, blocks=known)

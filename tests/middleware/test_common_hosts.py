@@ -46,6 +46,7 @@ class Life:
     """A conversation of many turns in which a fact is told early and asked for at the end."""
 
     def __init__(self, budget: int = BUDGET, **wanted: Any) -> None:
+        self.cut = 0
         self.notes, self.talker, self.seen = Notes("All went on as planned."), Talker("answer " * 60), 0
         self.views: list[View] = []
         self.ours: ContextCompiler = compiler(self.notes, budget=budget, on_view=self.views.append, **wanted)
@@ -454,3 +455,26 @@ async def test_the_recent_turns_that_the_caller_counts_stay_when_a_view_is_cut_b
         assert all(prompt in life.talker.last.text for prompt in prompts), number
     assert "heron" in life.talker.last.text
     assert life.compiles > 3
+
+
+async def test_what_a_block_of_an_earlier_turn_answers_stays_when_a_view_is_cut_back_within_a_turn() -> None:
+    left = 0
+
+    def look(what: str) -> str:
+        return prose(len(what) * 7, 120)
+
+    def answer(messages: list[ModelMessage], info: AgentInfo) -> Any:
+        nonlocal left
+        left -= 1
+        return [("look", {"what": f"matter {left} of {len(messages)}"})] if left >= 0 else "answer " * 40
+
+    life, lost = Life(budget=8_000), list[int]()
+    life.talker = Talker(answer)
+    life.agent = Agent[Any, Any](life.talker.model, tools=[look], capabilities=[life.ours])
+    for number in range(46):
+        left, asks, began = 1 + number % 6, number > 25, len(life.views)
+        await life.turn(ASK if asks else matter(number), whole)
+        if asks and "heron" not in life.talker.last.text:
+            lost.append(number)
+        life.cut += asks and "compiled" in [view.status for view in life.views[began + 1 :]]
+    assert life.cut > 2 and not lost
