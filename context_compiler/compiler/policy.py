@@ -111,6 +111,16 @@ class Limits:
         low = self.low - (self.notes - notes)
         return replace(self, high=high, low=max(low, min(low + taken, most - self.room // 8)), notes=notes)
 
+    def most_deeper(self, prompt: int, turns: int) -> int:
+        """Maximum of `deeper` with which the turns that the caller wants kept still fit beside the prompt and the note.
+
+        Args:
+            prompt: Tokens of the current prompt.
+            turns: Tokens of those turns; 0 for none, and then nothing but the room limits the cut.
+        """
+        taken = self.notes + prompt + min(turns, self.room // 2)
+        return max(0, self.low - self.fixed - taken) if turns else self.room
+
     def cap(self, fidelity: Fidelity) -> int:
         """Maximum size of a summary in tokens."""
         return summary_cap(fidelity, self.used)
@@ -320,6 +330,16 @@ class Plan:
     def active_start(self) -> int:
         """Position at which the current turn begins."""
         return turn_starts(self.history)[-1]
+
+    @cached_property
+    def prompt_start(self) -> int:
+        """Position from which prompts belong to the current turn; before `active_start` if no user wrote in it.
+
+        Recall blocks are assigned to turns by position. Ordinals change if a stored history has lost its run ids,
+        because a prompt that came with the results of deferred calls then becomes part of the turn before it.
+        """
+        asked = (at for at in reversed(range(len(self.history))) if self.history.readings[at].asks)
+        return min(self.active_start, next(asked, 0))
 
     @cached_property
     def outline(self) -> Outline:

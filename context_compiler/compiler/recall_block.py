@@ -196,8 +196,8 @@ def _asks(plan: Plan, limits: Limits, prompt: str) -> bool:
 
 
 def block_tokens(known: Blocks | None, plan: Plan, limits: Limits, cycle: Cycle) -> int:
-    """Size in tokens of this turn's block; its maximum size if it has not been searched yet."""
-    if known is not None and known.own.turn == plan.turn:
+    """Size in tokens of this turn's block `known`; its maximum size if it has not been searched yet."""
+    if known is not None:
         return known.own.tokens(plan.counter)
     at = prompt_at(plan.history)
     if at is None or not plan.policy.recall or plan.policy.fidelity is Fidelity.TRUNCATE:

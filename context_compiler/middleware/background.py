@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from context_compiler.compiler.advance import Advance, advance, decided_by, failed_row, select
-from context_compiler.compiler.cycle import Cycle, valid_cycle
+from context_compiler.compiler.cycle import Cycle, restore_late_calls, valid_cycle
 from context_compiler.compiler.policy import Limits
 from context_compiler.compiler.recall_block import DUE, TURNS, cut_back_threshold, max_block_tokens
 from context_compiler.compiler.summary import SummaryRequest, SummaryResponse, reason_for_no_model, summary_request
@@ -96,7 +96,8 @@ async def finish(
     begun = one.context
     fixed = begun.request.fixed
     done = await advance(begun, one.limits, where=one.where, ask=answer, previous=one.previous, overhead=fixed)
-    cycle = valid_cycle(done.cycle, context.history, context.policy.config) or done.cycle
+    valid = valid_cycle(done.cycle, context.history, context.policy.config)
+    cycle = restore_late_calls(valid, context.pairing, context.base) if valid is not None else done.cycle
     return replace(done, cycle=cycle, row=done.row and _with_note(one, done.row)), None, None
 
 

@@ -81,7 +81,7 @@ async def _last_good_view(read: Read) -> Result | None:
     if cycle is None:
         return None
     blocks = run.blocks and valid_blocks(run.blocks, context.history, cycle.config)
-    blocks = blocks if blocks is not None and blocks.own.turn == context.turn else None
+    blocks = blocks if blocks is not None and blocks.own.at >= context.prompt_start else None
     carried = attempt(lambda: assemble_view(context, cycle, "fallback", blocks=blocks))
     if carried.error is not None:
         run.enter(None)  # it would fail at every later request too

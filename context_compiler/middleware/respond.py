@@ -195,7 +195,7 @@ def _continue_cycle(context: RequestContext, cycle: Cycle, to_budget: bool = Fal
     """
     limits, known = context.limits(cycle), _known_blocks(context)
     most = limits.budget if to_budget else limits.high
-    if known is None or known.own.turn != context.turn:
+    if known is None:
         plain = assemble_view(context, cycle, "cycle")
         keep = context.is_paused or cycle.tight < 1  # a new cycle would get back the budget that the provider refused
         narrow = not keep and attempt(lambda: lacks_room_for_block(context, limits, cycle, plain.cost)).value
@@ -210,9 +210,10 @@ def _continue_cycle(context: RequestContext, cycle: Cycle, to_budget: bool = Fal
     return _fit_budget(context, cycle, result)
 
 
-def _known_blocks(context: RequestContext) -> Blocks | None:
-    blocks = context.run.blocks
-    return blocks and valid_blocks(blocks, context.history, context.policy.config)
+def _known_blocks(context: RequestContext, *, any_turn: bool = False) -> Blocks | None:
+    """The recall blocks of the current turn, or of `any_turn`; None if they are not known."""
+    known = context.run.blocks and valid_blocks(context.run.blocks, context.history, context.policy.config)
+    return known if known is not None and (any_turn or known.own.at >= context.prompt_start) else None
 
 
 def _recall_for_turn(context: RequestContext, cycle: Cycle, plain: Result, done: Advance | None = None) -> Result:
@@ -232,7 +233,8 @@ def _recall_for_turn(context: RequestContext, cycle: Cycle, plain: Result, done:
     text, fault = "", None
     if policy.recall and policy.fidelity is not Fidelity.TRUNCATE:
         most = max_block_tokens(context, limits, cycle, question_text(history.readings[at]))
-        earlier = blocks_to_keep(_known_blocks(context), context, limits, plain.cost, most) if done is None else ()
+        before = _known_blocks(context, any_turn=True)
+        earlier = blocks_to_keep(before, context, limits, plain.cost, most) if done is None else ()
         cost = plain.cost + sum(block.tokens(context.counter) for block in earlier)
         saved = context.request.fixed + history.tokens - cost  # a block may not cost more than sending the raw history
         room, shown = min(free_tokens(context, limits, cost), saved), [block.text for block in earlier]
@@ -349,20 +351,22 @@ async def _loosen(context: RequestContext, trial: Trial, block: int) -> Trial:
 
 def _room_for_block(context: RequestContext, previous: Cycle | None) -> int:
     """Extra tokens to cut at a prompt that asks for earlier text, if the thresholds leave its block no room."""
-    known = _known_blocks(context)
-    if previous is None or (known is not None and known.own.turn == context.turn):
+    if previous is None or _known_blocks(context) is not None:
         return 0
     limits = context.limits(previous)
     narrow = limits.budget - limits.low < limits.room * BLOCK_ROOM[previous.tools]
     found = attempt(lambda: narrow and lacks_room_for_block(context, limits, previous, limits.budget)).value
-    return limits.room // EXTRA_CUT if found else 0
+    most = limits.most_deeper(context.prompt_tokens, context.recent_tokens)
+    return min(limits.room // EXTRA_CUT, most) if found else 0
 
 
 def _add_recall(context: RequestContext, plain: Result, done: Advance) -> Result:
     """Add the recall block of the turn to the view of a new cycle: the block found before, or else a new one."""
     known, cycle = _known_blocks(context), done.cycle
-    if known is None or known.own.turn != context.turn:
-        return _recall_for_turn(context, cycle, plain, done) if done.selection.out or done.selection.abridged else plain
+    left_out = done.selection.out or done.selection.abridged
+    # blocks of earlier turns are dropped now, and a block found beside them does not repeat what they contain
+    if known is None or (known.earlier and not known.own.cuts and left_out):
+        return _recall_for_turn(context, cycle, plain, done) if left_out else plain
     known = replace(known, earlier=()) if known.earlier else known
     if not known.own.text:
         return replace(plain, blocks=known)

@@ -14,7 +14,15 @@ from typing import Any
 
 import pytest
 from pydantic_ai import Agent
-from pydantic_ai.messages import ModelMessage, ModelRequest, ModelResponse, TextPart, UserPromptPart
+from pydantic_ai.messages import (
+    ModelMessage,
+    ModelRequest,
+    ModelResponse,
+    TextPart,
+    ToolCallPart,
+    ToolReturnPart,
+    UserPromptPart,
+)
 from pydantic_ai.models.function import AgentInfo, FunctionModel
 from pydantic_ai.usage import RequestUsage
 from typer.testing import CliRunner
@@ -28,7 +36,7 @@ from context_compiler.record.rows import Removed
 from context_compiler.record.store import open_place
 from context_compiler.record.values import Compile, Record
 from tests.support.agents import NOTES, Ran, Talker, compiler, run
-from tests.support.histories import prose
+from tests.support.histories import assert_pairs_whole, prose
 
 ROOT = Path(__file__).parents[2]
 BUDGET = 3_000
@@ -129,6 +137,25 @@ async def test_no_request_waits_and_the_one_that_first_uses_a_compile_is_on_the_
     assert (last.turn_index, last.compile.turn_index) == (len(chat.views) - 1, began - 1)
     assert [one.summary_id is not None for one in await chat.records()] == [*[False] * (len(chat.views) - 1), True]
     assert not chat.errors
+
+
+async def test_a_call_that_the_host_answers_after_a_compile_has_begun_is_sent_with_its_answer() -> None:
+    chat = Chat(Gate())
+    await chat.until(lambda: chat.views and chat.views[-1].tokens > 900)
+    calls = [ToolCallPart("order", {}, tool_call_id=ident) for ident in ("now", "later")]
+    chat.messages += [
+        ModelRequest(parts=[UserPromptPart("Order them.")]),
+        ModelResponse(parts=[TextPart("I order both."), *calls]),
+        ModelRequest(parts=[ToolReturnPart("order", "It is here.", tool_call_id="now")]),
+    ]
+    await chat.turn(words=200)
+    assert chat.gate.asked, "it begins at the request that the open call is left out of"
+    chat.gate.open()
+    await settle()
+    await chat.until(lambda: chat.status != "raw", words=30)
+    assert chat.status == "compiled" and not chat.errors
+    assert "made in the background" in (await chat.compiles())[-1].status
+    assert_pairs_whole(chat.talker.last.messages)
 
 
 async def test_a_huge_result_that_came_while_it_was_made_is_cut_and_the_prompt_stays_whole() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from pydantic import BaseModel
-from pydantic_ai import Agent, RunContext
+from pydantic_ai import Agent, CallDeferred, DeferredToolRequests, DeferredToolResults, RunContext
 from pydantic_ai.messages import (
     BinaryContent,
     ModelMessage,
@@ -46,6 +46,7 @@ class Life:
     """A conversation of many turns in which a fact is told early and asked for at the end."""
 
     def __init__(self, budget: int = BUDGET, **wanted: Any) -> None:
+        self.cut = 0
         self.notes, self.talker, self.seen = Notes("All went on as planned."), Talker("answer " * 60), 0
         self.views: list[View] = []
         self.ours: ContextCompiler = compiler(self.notes, budget=budget, on_view=self.views.append, **wanted)
@@ -420,3 +421,60 @@ async def test_a_picture_that_comes_with_a_question_finds_the_fact(plain: Life) 
     await life.turn([ASK, BinaryContent(data=PNG, media_type="image/png")], whole)
     assert "heron" in life.talker.last.text
     assert max(view.tokens for view in life.views) <= BUDGET
+
+
+@pytest.mark.parametrize("carry", [whole, rebuilt])
+async def test_a_question_after_a_prompt_that_came_with_the_result_of_a_deferred_call_finds_the_fact(
+    carry: Carry,
+) -> None:
+    def order() -> str:
+        raise CallDeferred
+
+    def answer(messages: list[ModelMessage], info: AgentInfo) -> Any:
+        told = messages[-1].parts[-1]
+        return [("order", {})] if isinstance(told, UserPromptPart) and told.content == "Order it." else "answer " * 60
+
+    life, kinds = Life(budget=1_500), [str, DeferredToolRequests]
+    life.talker = Talker(answer)
+    life.agent = Agent[Any, Any](life.talker.model, tools=[order], output_type=kinds, capabilities=[life.ours])
+    for number in range(15):
+        await life.turn(matter(number), carry)
+    deferred = await run(life.agent, "Order it.", message_history=carry(life.history))
+    results = DeferredToolResults(calls={deferred.output.calls[0].tool_call_id: "It is on its way."})
+    life.history = deferred.messages
+    await life.turn("Good.", carry, deferred_tool_results=results)
+    assert "heron" not in life.talker.last.text
+    await life.ask(carry)
+
+
+async def test_the_recent_turns_that_the_caller_counts_stay_when_a_view_is_cut_back_for_a_question() -> None:
+    life = Life(recent_turns=5)
+    for number in range(TURNS):
+        await life.turn(ASK if number > 40 and number % 3 == 0 else matter(number), whole)
+        prompts = [matter(one) for one in range(max(0, number - 5), number) if not (one > 40 and one % 3 == 0)]
+        assert all(prompt in life.talker.last.text for prompt in prompts), number
+    assert "heron" in life.talker.last.text
+    assert life.compiles > 3
+
+
+async def test_what_a_block_of_an_earlier_turn_answers_stays_when_a_view_is_cut_back_within_a_turn() -> None:
+    left = 0
+
+    def look(what: str) -> str:
+        return prose(len(what) * 7, 120)
+
+    def answer(messages: list[ModelMessage], info: AgentInfo) -> Any:
+        nonlocal left
+        left -= 1
+        return [("look", {"what": f"matter {left} of {len(messages)}"})] if left >= 0 else "answer " * 40
+
+    life, lost = Life(budget=8_000), list[int]()
+    life.talker = Talker(answer)
+    life.agent = Agent[Any, Any](life.talker.model, tools=[look], capabilities=[life.ours])
+    for number in range(46):
+        left, asks, began = 1 + number % 6, number > 25, len(life.views)
+        await life.turn(ASK if asks else matter(number), whole)
+        if asks and "heron" not in life.talker.last.text:
+            lost.append(number)
+        life.cut += asks and "compiled" in [view.status for view in life.views[began + 1 :]]
+    assert life.cut > 2 and not lost
