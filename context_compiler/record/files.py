@@ -12,8 +12,8 @@ import os
 import sqlite3
 import time
 import zlib
-from collections.abc import Callable, Generator
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, Generic, TypeVar, cast
@@ -72,15 +72,6 @@ def explain(error: Exception, path: Path | str) -> StoreError:
     code = getattr(error, "sqlite_errorcode", None)
     remedy = "verify the record" if code is None else REMEDIES.get(code & 0xFF, "verify the record")
     return StoreError(f"{path}: {error}; {remedy}")
-
-
-@contextmanager
-def explained_errors(place: Path | str) -> Generator[None]:
-    """Raise a StoreError with the place and a remedy for any error of a record; a path is located first."""
-    try:
-        yield
-    except FAILURES as error:
-        raise explain(error, locate(place) if isinstance(place, Path) else place) from error
 
 
 class Job(str, Generic[T]):

@@ -8,7 +8,8 @@ any moment, because each save is one transaction in a write-ahead log. A save do
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
 from copy import copy
 from datetime import datetime
 from functools import partial
@@ -24,7 +25,7 @@ from context_compiler.paths import check_place, is_address, require_postgres
 from context_compiler.record import conversations, maintenance, queries, sessions
 from context_compiler.record.background import hold_at_fork
 from context_compiler.record.database import Database, Moment
-from context_compiler.record.files import BUSY_TIMEOUT_MS, File, explained_errors
+from context_compiler.record.files import BUSY_TIMEOUT_MS, FAILURES, File, explain, locate
 from context_compiler.record.schema import version_of
 from context_compiler.record.sqlite import open_memory
 from context_compiler.record.values import (
@@ -44,19 +45,6 @@ from context_compiler.record.values import (
 if TYPE_CHECKING:
     from context_compiler.record.postgres import PostgresStore
 
-__all__ = [
-    "Keeper",
-    "Layered",
-    "MemoryStore",
-    "PagedLayers",
-    "Reader",
-    "Recorder",
-    "SQLiteStore",
-    "Steered",
-    "Store",
-    "Tenants",
-    "open_store",
-]
 
 T = TypeVar("T")
 DEFAULT_PATH = "system/context.db"
@@ -528,13 +516,13 @@ class SQLiteStore(SQLStore):
 
     async def perform(self, work: Callable[[Database], T]) -> T:
         """Run a function on the connection, uninterrupted."""
-        with explained_errors(self.path):
+        with _explained_errors(self.path):
             return await self._file.perform(partial(_run_for_owner, self.owner, self.tried, work))
 
     async def export(self) -> AsyncGenerator[Mapping[str, object]]:
         """Yield every row of one snapshot, read on a second connection so that saving continues meanwhile."""
         file = File(self.path, read_only=True, busy_timeout_ms=self.busy_timeout_ms)
-        with explained_errors(self.path):
+        with _explained_errors(self.path):
             await self._file.perform(version_of)
             try:
                 found = await file.perform(partial(_run_for_owner, self.owner, self.tried, maintenance.export))
@@ -549,8 +537,17 @@ class SQLiteStore(SQLStore):
 
     async def close(self) -> None:
         """Close the file; the next use opens it again."""
-        with explained_errors(self.path):
+        with _explained_errors(self.path):
             await self._file.close()
+
+
+@contextmanager
+def _explained_errors(place: Path | str) -> Generator[None]:
+    """Raise a StoreError with the place and a remedy for any error of a record; a path is located first."""
+    try:
+        yield
+    except FAILURES as error:
+        raise explain(error, locate(place) if isinstance(place, Path) else place) from error
 
 
 class MemoryStore(SQLStore):
@@ -580,7 +577,7 @@ class MemoryStore(SQLStore):
 
     async def perform(self, work: Callable[[Database], T]) -> T:
         """Run a function on the connection, uninterrupted."""
-        with self._lock, explained_errors(self.place):
+        with self._lock, _explained_errors(self.place):
             return _run_for_owner(self.owner, self.tried, work, self._db)
 
     async def export(self) -> AsyncGenerator[Mapping[str, object]]:

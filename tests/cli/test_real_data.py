@@ -31,7 +31,7 @@ def test_a_coding_session_is_explained(cc: Command, data_folder: Path) -> None:
 
 def test_one_of_a_hundred_trajectories_is_chosen(cc: Command, data_folder: Path) -> None:
     many = data_folder / "tau_bench" / "airline.json"
-    assert "holds 100 conversations" in cc("compile", many).err
+    assert "contains 100 conversations" in cc("compile", many).err
     check(cc("compile", many, "--select", 7, "--budget", 4000, "--json"))
 
 
