@@ -11,7 +11,7 @@ from math import ceil
 from pydantic_ai.messages import ModelMessage
 
 from context_compiler.compiler.advance import Advance, Ask, advance, failed_row, with_pins
-from context_compiler.compiler.cycle import RAW, Block, Blocks, Cycle, restore_late_calls, valid_cycle
+from context_compiler.compiler.cycle import RAW, Block, Blocks, Cycle, restore_late_calls, valid_cycle, with_turn
 from context_compiler.compiler.recall_block import (
     block_tokens,
     blocks_to_keep,
@@ -158,6 +158,7 @@ async def _current_cycle(context: RequestContext, host: Host) -> tuple[RequestCo
         run.start(found, blocks and valid_blocks(blocks, history, config), start["ratios"], adopted=adopted)
         if found is not None and adopted:
             found = replace(found, ratio=run.ratios.of(context.request.family))
+    found = found and with_turn(found, context.turn, context.prompt_start)
     cycle = restore_late_calls(found, context.pairing, context.base) if found is not None else None
     if cycle is not None and context.steering.pins:
         cycle = with_pins(cycle, context, context.limits(cycle).room)

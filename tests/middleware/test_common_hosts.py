@@ -423,28 +423,52 @@ async def test_a_picture_that_comes_with_a_question_finds_the_fact(plain: Life) 
     assert max(view.tokens for view in life.views) <= BUDGET
 
 
+class Deferring(Life):
+    """A conversation in which the prompt "Order it." calls a deferred tool, whose result comes with the next prompt."""
+
+    def __init__(self, budget: int, **wanted: Any) -> None:
+        def order() -> str:
+            raise CallDeferred
+
+        def answer(messages: list[ModelMessage], info: AgentInfo) -> Any:
+            told = messages[-1].parts[-1]
+            ordered = isinstance(told, UserPromptPart) and told.content == "Order it."
+            return [("order", {})] if ordered else "answer " * 60
+
+        super().__init__(budget, **wanted)
+        self.talker, kinds = Talker(answer), [str, DeferredToolRequests]
+        self.agent = Agent[Any, Any](self.talker.model, tools=[order], output_type=kinds, capabilities=[self.ours])
+
+    async def order(self, prompt: str, carry: Carry) -> None:
+        deferred = await run(self.agent, "Order it.", message_history=carry(self.history), conversation_id="c")
+        results = DeferredToolResults(calls={deferred.output.calls[0].tool_call_id: "It is on its way."})
+        self.history = deferred.messages
+        await self.turn(prompt, carry, deferred_tool_results=results)
+
+
 @pytest.mark.parametrize("carry", [whole, rebuilt])
 async def test_a_question_after_a_prompt_that_came_with_the_result_of_a_deferred_call_finds_the_fact(
     carry: Carry,
 ) -> None:
-    def order() -> str:
-        raise CallDeferred
-
-    def answer(messages: list[ModelMessage], info: AgentInfo) -> Any:
-        told = messages[-1].parts[-1]
-        return [("order", {})] if isinstance(told, UserPromptPart) and told.content == "Order it." else "answer " * 60
-
-    life, kinds = Life(budget=1_500), [str, DeferredToolRequests]
-    life.talker = Talker(answer)
-    life.agent = Agent[Any, Any](life.talker.model, tools=[order], output_type=kinds, capabilities=[life.ours])
+    life = Deferring(1_500)
     for number in range(15):
         await life.turn(matter(number), carry)
-    deferred = await run(life.agent, "Order it.", message_history=carry(life.history))
-    results = DeferredToolResults(calls={deferred.output.calls[0].tool_call_id: "It is on its way."})
-    life.history = deferred.messages
-    await life.turn("Good.", carry, deferred_tool_results=results)
+    await life.order("Good.", carry)
     assert "heron" not in life.talker.last.text
     await life.ask(carry)
+
+
+@pytest.mark.parametrize("carry", [whole, rebuilt])
+async def test_a_prompt_after_one_that_came_with_the_result_of_a_deferred_call_compiles_in_its_own_turn(
+    carry: Carry,
+) -> None:
+    life = Deferring(30_000, every_turn=True, recent_turns=0, recall=0)
+    for number in range(4):
+        await life.turn(matter(number), carry)
+    await life.order(matter(4), carry)
+    await life.turn(matter(5), carry)
+    assert [view.status for view in life.views] == ["raw"] + ["compiled"] * 6
+    assert life.notes.asked == 6
 
 
 async def test_the_recent_turns_that_the_caller_counts_stay_when_a_view_is_cut_back_for_a_question() -> None:
