@@ -365,8 +365,9 @@ def _add_recall(context: RequestContext, plain: Result, done: Advance) -> Result
     """Add the recall block of the turn to the view of a new cycle: the block found before, or else a new one."""
     known, cycle = _known_blocks(context), done.cycle
     left_out = done.selection.out or done.selection.abridged
-    # blocks of earlier turns are dropped now, and a block found beside them does not repeat what they contain
-    if known is None or (known.earlier and not known.own.cuts and left_out):
+    # blocks of earlier turns are dropped now; a block found beside them, or beside messages that are now left out, does
+    # not repeat what they contain, or is empty
+    if known is None or (left_out and not known.own.cuts and (known.earlier or not known.own.text)):
         return _recall_for_turn(context, cycle, plain, done) if left_out else plain
     known = replace(known, earlier=()) if known.earlier else known
     if not known.own.text:
