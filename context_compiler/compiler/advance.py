@@ -401,7 +401,7 @@ async def advance(
         asked=reply.request is not None or ask is None,
     )
     cycle, quoted = freeze_selection(done)
-    cycle = cycle if one_shot else replace(cycle, tools=plan.tools, loops=plan.loops)
+    cycle = cycle if one_shot else replace(cycle, tools=plan.tools, loops=plan.loops, at=plan.prompt_start)
     spare = unused_tokens(done, cycle) if one_shot and reply.request is None else 0
     if spare:
         done = select_with(spare=spare)

@@ -84,6 +84,8 @@ class Cycle:
     """Reasons why messages are left out or shortened, as `(start, stop, reason)`."""
     lead: int = 0
     """Kept messages before this position precede the summary, because the summarised messages came after them."""
+    at: int = -1
+    """Position from which prompts belonged to the turn in which it began; -1 if unknown."""
 
     def to_json(self) -> str:
         """Serialize to JSON."""
@@ -201,6 +203,22 @@ def valid_cycle(cycle: Cycle | None, history: History, config: str) -> Cycle | N
     return _joined(cycle, history, *joined) if joined is not None else None
 
 
+def with_turn(cycle: Cycle, turn: int, start: int) -> Cycle:
+    """Return the cycle, with an earlier turn number if `turn` is its number but it began at a prompt before `start`.
+
+    If a stored history has lost its run ids, a prompt that came with the results of deferred calls becomes part of the
+    turn before it. The next prompt then gets the number that the turn of that prompt had.
+
+    Args:
+        cycle: A cycle of an earlier run, or of the current turn.
+        turn: Ordinal of the current turn.
+        start: Position from which prompts belong to the current turn.
+    """
+    if cycle.turn != turn or not 0 <= cycle.at < start:
+        return cycle
+    return replace(cycle, turn=turn - 1, compiled_turn=min(cycle.compiled_turn, turn - 1))
+
+
 def _joined(cycle: Cycle, history: History, at: int, count: int) -> Cycle:
     """Adjust a cycle after the host merged message `at`, which had `count` parts, with the next one.
 
@@ -223,6 +241,7 @@ def _joined(cycle: Cycle, history: History, at: int, count: int) -> Cycle:
         covered=spans(sorted(moved_cover)),
         why=tuple((start - (start > at), stop - (stop - 1 > at), reason) for start, stop, reason in cycle.why),
         lead=cycle.lead - (cycle.lead > at + 1),
+        at=cycle.at - (cycle.at > at),
     )
 
 

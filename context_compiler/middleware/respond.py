@@ -11,7 +11,7 @@ from math import ceil
 from pydantic_ai.messages import ModelMessage
 
 from context_compiler.compiler.advance import Advance, Ask, advance, failed_row, with_pins
-from context_compiler.compiler.cycle import RAW, Block, Blocks, Cycle, restore_late_calls, valid_cycle
+from context_compiler.compiler.cycle import RAW, Block, Blocks, Cycle, restore_late_calls, valid_cycle, with_turn
 from context_compiler.compiler.recall_block import (
     block_tokens,
     blocks_to_keep,
@@ -158,6 +158,7 @@ async def _current_cycle(context: RequestContext, host: Host) -> tuple[RequestCo
         run.start(found, blocks and valid_blocks(blocks, history, config), start["ratios"], adopted=adopted)
         if found is not None and adopted:
             found = replace(found, ratio=run.ratios.of(context.request.family))
+    found = found and with_turn(found, context.turn, context.prompt_start)
     cycle = restore_late_calls(found, context.pairing, context.base) if found is not None else None
     if cycle is not None and context.steering.pins:
         cycle = with_pins(cycle, context, context.limits(cycle).room)
@@ -364,8 +365,9 @@ def _add_recall(context: RequestContext, plain: Result, done: Advance) -> Result
     """Add the recall block of the turn to the view of a new cycle: the block found before, or else a new one."""
     known, cycle = _known_blocks(context), done.cycle
     left_out = done.selection.out or done.selection.abridged
-    # blocks of earlier turns are dropped now, and a block found beside them does not repeat what they contain
-    if known is None or (known.earlier and not known.own.cuts and left_out):
+    # blocks of earlier turns are dropped now; a block found beside them, or beside messages that are now left out, does
+    # not repeat what they contain, or is empty
+    if known is None or (left_out and not known.own.cuts and (known.earlier or not known.own.text)):
         return _recall_for_turn(context, cycle, plain, done) if left_out else plain
     known = replace(known, earlier=()) if known.earlier else known
     if not known.own.text:

@@ -423,28 +423,52 @@ async def test_a_picture_that_comes_with_a_question_finds_the_fact(plain: Life) 
     assert max(view.tokens for view in life.views) <= BUDGET
 
 
+class Deferring(Life):
+    """A conversation in which the prompt "Order it." calls a deferred tool, whose result comes with the next prompt."""
+
+    def __init__(self, budget: int, **wanted: Any) -> None:
+        def order() -> str:
+            raise CallDeferred
+
+        def answer(messages: list[ModelMessage], info: AgentInfo) -> Any:
+            told = messages[-1].parts[-1]
+            ordered = isinstance(told, UserPromptPart) and told.content == "Order it."
+            return [("order", {})] if ordered else "answer " * 60
+
+        super().__init__(budget, **wanted)
+        self.talker, kinds = Talker(answer), [str, DeferredToolRequests]
+        self.agent = Agent[Any, Any](self.talker.model, tools=[order], output_type=kinds, capabilities=[self.ours])
+
+    async def order(self, prompt: str, carry: Carry) -> None:
+        deferred = await run(self.agent, "Order it.", message_history=carry(self.history), conversation_id="c")
+        results = DeferredToolResults(calls={deferred.output.calls[0].tool_call_id: "It is on its way."})
+        self.history = deferred.messages
+        await self.turn(prompt, carry, deferred_tool_results=results)
+
+
 @pytest.mark.parametrize("carry", [whole, rebuilt])
 async def test_a_question_after_a_prompt_that_came_with_the_result_of_a_deferred_call_finds_the_fact(
     carry: Carry,
 ) -> None:
-    def order() -> str:
-        raise CallDeferred
-
-    def answer(messages: list[ModelMessage], info: AgentInfo) -> Any:
-        told = messages[-1].parts[-1]
-        return [("order", {})] if isinstance(told, UserPromptPart) and told.content == "Order it." else "answer " * 60
-
-    life, kinds = Life(budget=1_500), [str, DeferredToolRequests]
-    life.talker = Talker(answer)
-    life.agent = Agent[Any, Any](life.talker.model, tools=[order], output_type=kinds, capabilities=[life.ours])
+    life = Deferring(1_500)
     for number in range(15):
         await life.turn(matter(number), carry)
-    deferred = await run(life.agent, "Order it.", message_history=carry(life.history))
-    results = DeferredToolResults(calls={deferred.output.calls[0].tool_call_id: "It is on its way."})
-    life.history = deferred.messages
-    await life.turn("Good.", carry, deferred_tool_results=results)
+    await life.order("Good.", carry)
     assert "heron" not in life.talker.last.text
     await life.ask(carry)
+
+
+@pytest.mark.parametrize("carry", [whole, rebuilt])
+async def test_a_prompt_after_one_that_came_with_the_result_of_a_deferred_call_compiles_in_its_own_turn(
+    carry: Carry,
+) -> None:
+    life = Deferring(30_000, every_turn=True, recent_turns=0, recall=0)
+    for number in range(4):
+        await life.turn(matter(number), carry)
+    await life.order(matter(4), carry)
+    await life.turn(matter(5), carry)
+    assert [view.status for view in life.views] == ["raw"] + ["compiled"] * 6
+    assert life.notes.asked == 6
 
 
 async def test_the_recent_turns_that_the_caller_counts_stay_when_a_view_is_cut_back_for_a_question() -> None:
@@ -457,24 +481,49 @@ async def test_the_recent_turns_that_the_caller_counts_stay_when_a_view_is_cut_b
     assert life.compiles > 3
 
 
+class Working(Life):
+    """A conversation with one to six tool calls a turn. From turn 26 on, every prompt asks for the fact."""
+
+    def __init__(self, budget: int, **wanted: Any) -> None:
+        def look(what: str) -> str:
+            return prose(len(what) * 7, 120)
+
+        super().__init__(budget, **wanted)
+        self.left, self.lost = 0, list[int]()
+        self.talker = Talker(self._answer)
+        self.agent = Agent[Any, Any](self.talker.model, tools=[look], capabilities=[self.ours])
+
+    def _answer(self, messages: list[ModelMessage], info: AgentInfo) -> Any:
+        self.left -= 1
+        return [("look", {"what": f"matter {self.left} of {len(messages)}"})] if self.left >= 0 else "answer " * 40
+
+    async def work(self, *, unless: Callable[[list[View]], bool] = lambda views: False) -> None:
+        """Count the questions whose views were cut back within their turn, and note all without the fact.
+
+        Args:
+            unless: True for the views of a question that is not looked at.
+        """
+        for number in range(46):
+            asks, began, self.left = number > 25, len(self.views), 1 + number % 6
+            await self.turn(ASK if asks else matter(number), whole)
+            views = self.views[began:]
+            if asks and not unless(views):
+                self.cut += was_cut(views)
+                self.lost += [number] if "heron" not in self.talker.last.text else []
+
+
+def was_cut(views: list[View]) -> bool:
+    """True if a view was cut back after the first request of its turn."""
+    return "compiled" in [view.status for view in views[1:]]
+
+
 async def test_what_a_block_of_an_earlier_turn_answers_stays_when_a_view_is_cut_back_within_a_turn() -> None:
-    left = 0
+    life = Working(8_000)
+    await life.work()
+    assert life.cut > 2 and not life.lost
 
-    def look(what: str) -> str:
-        return prose(len(what) * 7, 120)
 
-    def answer(messages: list[ModelMessage], info: AgentInfo) -> Any:
-        nonlocal left
-        left -= 1
-        return [("look", {"what": f"matter {left} of {len(messages)}"})] if left >= 0 else "answer " * 40
-
-    life, lost = Life(budget=8_000), list[int]()
-    life.talker = Talker(answer)
-    life.agent = Agent[Any, Any](life.talker.model, tools=[look], capabilities=[life.ours])
-    for number in range(46):
-        left, asks, began = 1 + number % 6, number > 25, len(life.views)
-        await life.turn(ASK if asks else matter(number), whole)
-        if asks and "heron" not in life.talker.last.text:
-            lost.append(number)
-        life.cut += asks and "compiled" in [view.status for view in life.views[began + 1 :]]
-    assert life.cut > 2 and not lost
+async def test_what_a_full_view_had_no_room_for_is_found_once_the_view_is_cut_back_within_the_turn() -> None:
+    life = Working(4_000, trigger=1.0)
+    await life.work(unless=lambda views: not was_cut(views) or views[0].ledger["tokens"]["recall"] > 0)
+    assert life.cut > 2 and not life.lost
