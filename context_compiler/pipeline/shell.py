@@ -53,7 +53,15 @@ async def run_shell(
     Raises:
         OSError: the command could not be started.
     """
-    process, alive = await _start(command, where=where, env=env, reads=given is not None)
+    starting = asyncio.ensure_future(_start(command, where=where, env=env, reads=given is not None))
+    try:
+        process, alive = await asyncio.shield(starting)
+    except asyncio.CancelledError:  # asyncio would wait for the command, because its pipes are not connected yet
+        with suppress(OSError):
+            process, alive = await starting
+            _kill(process)
+            await _end(process, alive)
+        raise
     assert process.stdout is not None and process.stderr is not None
     out, err = bytearray(), bytearray()
     reading = asyncio.gather(_read(process.stdout, out), _read(process.stderr, err), _write(process.stdin, given))
@@ -68,10 +76,7 @@ async def run_shell(
         _kill(process)
         with suppress(asyncio.CancelledError):
             await reading
-        _close_pipes(process)
-        await process.wait()
-        if alive is not None:
-            os.close(alive)
+        await _end(process, alive)
     return CommandResult(code=code, out=out.decode("utf-8", "replace"), err=err.decode("utf-8", "replace"))
 
 
@@ -104,6 +109,14 @@ async def _start(
             os.close(watched)
         undo.pop_all()
     return process, alive
+
+
+async def _end(process: asyncio.subprocess.Process, alive: int | None) -> None:
+    """Wait for the end of a killed process, but not for processes that have left its group."""
+    _close_pipes(process)
+    await process.wait()
+    if alive is not None:
+        os.close(alive)
 
 
 async def _read(stream: asyncio.StreamReader, into: bytearray) -> None:

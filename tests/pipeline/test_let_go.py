@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from context_compiler.pipeline import RunState, SQLiteRuns, run_pipeline
+from context_compiler.pipeline.shell import run_shell
 from tests.pipeline.playing import graph
 from tests.pipeline.test_handlers import shell
 from tests.pipeline.test_kept import INFO, STATE
@@ -99,3 +100,16 @@ async def test_a_command_that_leaves_somebody_behind_is_not_waited_for_and_leave
         assert left.exists(), "a pipe stays open"
         await asyncio.sleep(0.02)
     os.killpg(int(left.read_text()), signal.SIGKILL)
+
+
+@pytest.mark.parametrize("steps", [1, 2, 3, 4])
+async def test_a_command_that_is_cancelled_while_it_starts_is_not_waited_for(steps: int, tmp_path: Path) -> None:
+    ended = tmp_path / "ended"
+    ends = asyncio.create_task(run_shell(f"sleep 20; touch {ended}"))
+    for _ in range(steps):
+        await asyncio.sleep(0)
+    time.sleep(0.05)  # the command is under way before the loop hears of it
+    ends.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await ends
+    assert not ended.exists(), "it was waited for"
