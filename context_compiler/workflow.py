@@ -27,16 +27,6 @@ __all__ = [
     "read_directives",
 ]
 
-_HOMES = {
-    "pipeline.workflow": (
-        "Directive",
-        "Directives",
-        "Finding",
-        "apply_directives",
-        "load_workflow",
-        "parse_workflow",
-        "read_directives",
-    )
-}
+_HOMES = {"pipeline.workflow": tuple(__all__)}
 
 __getattr__, __dir__ = lazy_exports(__name__, _HOMES)
