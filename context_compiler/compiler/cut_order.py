@@ -278,8 +278,11 @@ PROMPT_CUT = "a prompt below a quarter of the room, over budget"
 SYSTEM_CUT = "system text, over budget"
 """Reason for system text that is truncated after all prompts."""
 
-SMALLEST = 6
+MIN_PART = 6
 """Tokens that even the hardest truncation leaves of a part."""
+
+LARGE_PART = 4
+"""Divisor of the room: a part above it is truncated to it first of all, unless it is a prompt of the current turn."""
 
 Step = Callable[[Draft], Iterator[None]]
 """Step of the cut order. It changes the draft in small increments, oldest message first, and yields after each, so that
@@ -288,7 +291,7 @@ Step = Callable[[Draft], Iterator[None]]
 
 def truncate_large_parts(draft: Draft) -> Iterator[None]:
     """Truncate parts above a quarter of the room to head and tail; prompts of the current turn are exempt."""
-    limit = max(draft.room // 4, SMALLEST)
+    limit = max(draft.room // LARGE_PART, MIN_PART)
     active = draft.outline.active.start
     for index, reading in enumerate(draft.history.readings):
         asked = index >= active and reading.asks
@@ -407,7 +410,7 @@ def truncate_harder(draft: Draft) -> Iterator[None]:
         yield
     for limit in _halves(draft):
         for index in whole:
-            draft.reshape(index, TRUNCATED, limit=SMALLEST, prompt=max(limit, least))
+            draft.reshape(index, TRUNCATED, limit=MIN_PART, prompt=max(limit, least))
         yield
 
 
@@ -417,7 +420,7 @@ def truncate_prompts(draft: Draft) -> Iterator[None]:
     for limit in _halves(draft):
         for index in _left_at_the_end(draft)[2]:
             if limit < least:
-                draft.reshape(index, PROMPT_CUT, limit=SMALLEST, prompt=limit)
+                draft.reshape(index, PROMPT_CUT, limit=MIN_PART, prompt=limit)
         yield
 
 
@@ -427,10 +430,10 @@ def _least_of_prompts(draft: Draft) -> int:
 
 
 def _halves(draft: Draft) -> Iterator[int]:
-    """Truncation limits in tokens, each half of the one before, down to `SMALLEST`."""
-    limit = max(draft.room, 2 * SMALLEST)
-    while limit > SMALLEST:
-        limit = max(limit // 2, SMALLEST)
+    """Truncation limits in tokens, each half of the one before, down to `MIN_PART`."""
+    limit = max(draft.room, 2 * MIN_PART)
+    while limit > MIN_PART:
+        limit = max(limit // 2, MIN_PART)
         yield limit
 
 
@@ -467,7 +470,7 @@ def drop_steering_prompts(draft: Draft) -> Iterator[None]:
 
 def truncate_system_text(draft: Draft) -> Iterator[None]:
     """Truncate system text of others, as the last step."""
-    for limit in (64, SMALLEST):
+    for limit in (64, MIN_PART):
         for index, reading in enumerate(draft.history.readings):
             if any(item.kind is Kind.SYSTEM for item in reading.items):
                 draft.reshape(index, SYSTEM_CUT, system=limit)
@@ -485,7 +488,7 @@ def relieve_system_text(draft: Draft, limits: Limits, overhead: int) -> Limits:
     texts = [item for reading in readings for item in reading.items if item.kind is Kind.SYSTEM and item.stays]
     if not texts:
         return limits
-    limit = max((limits.budget - overhead) // 2 // len(texts), SMALLEST)
+    limit = max((limits.budget - overhead) // 2 // len(texts), MIN_PART)
     saved = 0
     for index, reading in enumerate(readings):
         if any(item.kind is Kind.SYSTEM and item.stays for item in reading.items):

@@ -1,7 +1,6 @@
-"""The ledger: identifiers of left-out messages that later tool calls may need, most likely first.
+"""List identifiers of left-out messages that later tool calls may need, most likely first.
 
-Past calls show which identifiers calls need: if values of a field were used in calls, its other values probably will be
-too.
+Past calls show which ones: a field whose values were used in calls will probably be used again.
 """
 
 from __future__ import annotations
@@ -22,15 +21,51 @@ from context_compiler.messages.shapes import WHOLE, apply_shape
 from context_compiler.messages.tool_lines import call_line
 from context_compiler.tokens import TokenCounter
 
-LATER = frozenset({Sort.ID, Sort.PATH, Sort.URL})
-"""Sorts of identifiers that are arguments of calls; they precede all others in the ledger."""
+ARGUMENTS = frozenset({Sort.ID, Sort.PATH, Sort.URL})
+"""Kinds of identifiers used as call arguments; they precede all others in the list."""
 
 LONG = 1.0
-"""Score lost for each doubling of length by other sorts, because a long command takes the room of ten numbers."""
+"""Score lost for each doubling of length by other kinds, because a long command takes the room of ten numbers."""
 
 CALLED, REPEATED, RECENT, MANY, IN_FIELD = 2.0, 0.5, 1.0, 0.5, 2.0
 """Score added for use in a call, each doubling of mentions, recency (from 0 to 1), and the fraction of its field's
 values that were used in calls; score lost (`MANY`) for each doubling of identifiers in the same part."""
+
+
+SHARE = 0.15
+"""Fraction of the room for messages: maximum size of the list if tools are used."""
+
+PART = 3
+"""Divisor of the tokens for the list and quotes. Without a model's summary, and in a live chat, the list gets one part,
+because passages that answer the question matter more. For a live agent doing tool work, it gets the other two parts:
+most responses are further calls, and the prompt has its own recall block."""
+
+MIN_TOKENS = 24
+"""Minimum size in tokens that a list must be allowed."""
+
+SPARE = 12
+"""Minimum tokens left by the quotes for the list to be rewritten."""
+
+NEAR, FAR = 1, 2
+"""Words quoted on each side of an identifier in a short list and in a longer one."""
+SHORT = 400
+"""Minimum limit in tokens of a list that is not short."""
+CALL = 72
+"""Maximum length in characters of a call if the identifiers are in its result."""
+TRIES = 24
+"""Number of consecutive identifiers that may fail to fit; the next failure ends the list."""
+
+AND = "; "
+"""Separator of lines that share a label."""
+
+Key = tuple[int, int]
+"""Position of a message, and number of a part in it."""
+
+WIDTH = 48
+"""Characters on each side of an identifier that are searched for words to quote."""
+
+_WORD = re.compile(r"\w[\w.-]*")
+_SYNTAX = re.compile(r'["{}\[\]]+')
 
 
 @dataclass(slots=True, kw_only=True)
@@ -69,25 +104,25 @@ def missing_identifiers(selection: Selection) -> list[MissingIdentifier]:
     holds = TextSet(*_kept_texts(selection)).holds
     length = max(1, len(selection.history))
 
-    def rank(need: MissingIdentifier) -> tuple[bool, float]:
-        alone = min(beside[home.position, home.part] for home in need.homes)
-        rate = max((rates.get(name, 0.0) for name in need.fields), default=0.0)
-        worth = CALLED * need.called + REPEATED * log2(1 + need.times) + RECENT * need.last / length
-        one = need.homes[0].specific
-        later = one.sort in LATER
-        long = 0.0 if later else LONG * log2(1 + len(one.verbatim))
-        return not later, MANY * log2(1 + alone) + long - worth - IN_FIELD * rate
+    def rank(one: MissingIdentifier) -> tuple[bool, float]:
+        crowd = min(beside[home.position, home.part] for home in one.homes)
+        rate = max((rates.get(name, 0.0) for name in one.fields), default=0.0)
+        worth = CALLED * one.called + REPEATED * log2(1 + one.times) + RECENT * one.last / length
+        specific = one.homes[0].specific
+        argument = specific.sort in ARGUMENTS
+        long = 0.0 if argument else LONG * log2(1 + len(specific.verbatim))
+        return not argument, MANY * log2(1 + crowd) + long - worth - IN_FIELD * rate
 
-    return sorted((need for need in found.values() if not holds(need.homes[0].specific)), key=rank)
+    return sorted((one for one in found.values() if not holds(one.homes[0].specific)), key=rank)
 
 
-def _add_mention(need: MissingIdentifier, mention: Mention) -> None:
-    need.times, need.last = need.times + 1, mention.position
-    need.called = need.called or mention.called
-    need.fields.add(mention.field)
-    need.homes[1] = mention
-    if mention.called or not need.homes[0].called:
-        need.homes[0] = mention
+def _add_mention(one: MissingIdentifier, mention: Mention) -> None:
+    one.times, one.last = one.times + 1, mention.position
+    one.called = one.called or mention.called
+    one.fields.add(mention.field)
+    one.homes[1] = mention
+    if mention.called or not one.homes[0].called:
+        one.homes[0] = mention
 
 
 def _kept_texts(selection: Selection) -> Iterator[str]:
@@ -105,42 +140,6 @@ def _kept_texts(selection: Selection) -> Iterator[str]:
         )
 
 
-SHARE = 0.15
-"""Fraction of the room for messages: maximum size of the ledger if tools are used."""
-
-PART = 3
-"""Divisor of the room for ledger and quotes. Without a model's summary, and in a live chat, the ledger gets one part,
-because passages that answer the question matter more. In tool work of a live agent it gets the other parts, because
-most requests are answered with another call, and a prompt has its own recall block."""
-
-SMALLEST = 24
-"""Minimum room in tokens for a ledger."""
-
-SPARE = 12
-"""Minimum number of tokens left over by quotes for which the ledger is written again."""
-
-NEAR, FAR = 1, 2
-"""Words quoted on each side of an identifier in a short ledger and in a longer one."""
-SHORT = 400
-"""Minimum room in tokens of a ledger that is not short."""
-CALL = 72
-"""Maximum length in characters of a call if the identifiers are in its result."""
-TRIES = 24
-"""Number of consecutive identifiers that do not fit after which the ledger ends."""
-
-AND = "; "
-"""Separator of lines that share a label."""
-
-Key = tuple[int, int]
-"""Position of a message, and number of a part in it."""
-
-WIDTH = 48
-"""Characters on each side of an identifier in which the words to quote are searched."""
-
-_WORD = re.compile(r"\w[\w.-]*")
-_SYNTAX = re.compile(r'["{}\[\]]+')
-
-
 def uses_tools(history: History) -> bool:
     """True if at least one message in eight calls a tool or a shell, or is a result."""
     acting = sum(reading.exchanges or any(map(runs_command, reading.items)) for reading in history.readings)
@@ -148,33 +147,33 @@ def uses_tools(history: History) -> bool:
 
 
 def identifier_room(history: History, room: int) -> int:
-    """Tokens to reserve for the ledger, out of the `room` for messages; 0 if tools are rarely used."""
+    """Tokens to reserve for the list, out of the `room` for messages; 0 if tools are rarely used."""
     return int(room * SHARE) if uses_tools(history) else 0
 
 
 def identifiers_and_quotes(
-    selection: Selection, shown: Sequence[str], room: int, quoting: Callable[[int], str], *, lost: bool
+    selection: Selection, shown: Sequence[str], limit: int, quoting: Callable[[int], str], *, lost: bool
 ) -> str:
-    """Write ledger and quotes, together in at most `room` tokens; each gets what the other does not need.
+    """Write the list and quotes, together in at most `limit` tokens; each gets what the other does not need.
 
     Args:
         selection: The messages that stay and those that are left out.
         shown: Texts beside them that need not be repeated: the note, and standing instructions.
-        room: Maximum number of tokens.
+        limit: Maximum number of tokens.
         quoting: Returns quotes of at most the given number of tokens.
-        lost: A model has written a summary, and identifiers that it lost are listed.
+        lost: True if a model wrote a summary; the identifiers it lost are listed.
     """
     most = int(selection.limits.room * SHARE) if lost or uses_tools(selection.history) else 0
-    missing = missing_identifiers(selection) if most >= SMALLEST else []
-    part = room // PART
-    without = room - part if selection.lasting and selection.tools else part
-    own = min(most, room if lost and not selection.chat else without)
-    quotes = quoting(room - own)
+    missing = missing_identifiers(selection) if most >= MIN_TOKENS else []
+    part = limit // PART
+    without = limit - part if selection.lasting and selection.tools else part
+    own = min(most, limit if lost and not selection.chat else without)
+    quotes = quoting(limit - own)
     listed = list_identifiers(selection, missing, (*shown, quotes), own)
     used = selection.counter.text(listed) + 2 if listed else 0
-    if own - used > SMALLEST:
-        quotes = quoting(room - used)
-    rest = min(most, room - selection.counter.text(quotes) - 2)
+    if own - used > MIN_TOKENS:
+        quotes = quoting(limit - used)
+    rest = min(most, limit - selection.counter.text(quotes) - 2)
     if rest - used > SPARE:
         listed = list_identifiers(selection, missing, (*shown, quotes), rest)
     return "\n\n".join(block for block in (listed, quotes) if block)
@@ -182,7 +181,7 @@ def identifiers_and_quotes(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Line:
-    """One line of the ledger, which grows with every identifier added."""
+    """One line of the list, with all identifiers of one call or message."""
 
     mentions: tuple[Mention, ...] = ()
     label: str = ""
@@ -190,23 +189,23 @@ class _Line:
 
 
 def list_identifiers(
-    selection: Selection, missing: Iterable[MissingIdentifier], shown: Sequence[str], room: int
+    selection: Selection, missing: Iterable[MissingIdentifier], shown: Sequence[str], limit: int
 ) -> str:
-    """Write the ledger: missing identifiers that `shown` does not contain either, with a few words around them.
+    """Write the list: missing identifiers that `shown` does not contain either, with a few words around them.
 
     Args:
         selection: The messages that stay and those that are left out.
         missing: Identifiers that the kept messages do not contain, best first.
         shown: Texts beside the messages: note and quotes.
-        room: Maximum number of tokens.
+        limit: Maximum number of tokens.
     """
-    if room < SMALLEST:
+    if limit < MIN_TOKENS:
         return ""
     holds = TextSet(*shown).holds
     lines: dict[Key, _Line] = {}
     labels: set[str] = set()
-    left = room - 2
-    written = _Writer(selection, NEAR if room < SHORT else FAR)
+    left = limit - 2
+    written = _Writer(selection, NEAR if limit < SHORT else FAR)
     missed = 0
     for one in (one for one in missing if not holds(one.homes[0].specific)):
         if missed > TRIES or left < 4:
@@ -247,7 +246,7 @@ def _join_lines(lines: Mapping[Key, _Line]) -> str:
 
 
 class _Writer:
-    """Writes lines of the ledger; a result is written with its call."""
+    """Writes lines of the list; a result is written with its call."""
 
     def __init__(self, selection: Selection, words: int) -> None:
         self._history, self._words = selection.history, words

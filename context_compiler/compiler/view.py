@@ -68,7 +68,7 @@ class Quote:
     what: str
     """Origin, such as `turn 12`."""
     why: str
-    """pinned, outline, ledger, recalled with its score, or worth most for its tokens."""
+    """pinned, outline, ledger (preserved identifiers), recalled (with its score), or worth most for its tokens."""
     text: str
 
 
@@ -84,7 +84,7 @@ class View:
 
     messages: list[ModelMessage]
     tokens: int
-    """Exact tokens of the messages alone, by o200k; `tokens_sent` is what `budget` is about."""
+    """Exact tokens of the messages alone, by o200k; compare `tokens_sent`, not this, with `budget`."""
     budget: int
     """Budget of the request, in the model's tokens; 0 for none."""
     status: str
@@ -103,7 +103,7 @@ class View:
 
     @property
     def tokens_sent(self) -> int:
-        """Tokens of the whole request as its model counts them: the number of `views list`."""
+        """Tokens of the whole request as its model counts them; `views list` shows the same number."""
         return self.tokens if self.record is None else self.record.tokens_sent
 
     def __repr__(self) -> str:
@@ -159,7 +159,7 @@ def _note(text: str, channel: str, stamp: datetime, mark: Mapping[str, Any]) -> 
 
 
 def with_recalled(message: ModelRequest, text: str) -> ModelRequest:
-    """Copy a request with a text of ours directly before its prompt; the text gets the timestamp of the request."""
+    """Copy a request with our text inserted directly before its prompt; the text gets the timestamp of the request."""
     place = next((at for at, part in enumerate(message.parts) if part.part_kind == "user-prompt"), len(message.parts))
     part = _user(text, stamp_of(message), {"v": 1})
     return replace(message, parts=[*message.parts[:place], part, *message.parts[place:]])
@@ -182,12 +182,12 @@ def with_cache_point(messages: list[ModelMessage]) -> list[ModelMessage]:
 
 
 def marked_request(text: str, mark: Mapping[str, Any]) -> ModelRequest:
-    """Request that contains only a text of ours, with a mark."""
+    """Request that contains only our text, with a mark."""
     return ModelRequest(parts=[_user(text, _DAY_ONE, mark)])
 
 
 def find_mark(message: ModelMessage) -> dict[str, Any] | None:
-    """Mark of ours on any part of a message, into which the host may have merged it; None if there is none."""
+    """Our mark on any part of a message, into which the host may have merged it; None if there is none."""
     for part in message.parts:
         for thing in (part, *user_content(getattr(part, "content", None))):
             found = mark_of(thing)
@@ -211,7 +211,7 @@ def begins_with_assistant(messages: list[ModelMessage]) -> bool:
 
 
 def stamp_of(message: ModelMessage) -> datetime:
-    """Timestamp of a message, which a text of ours in its place gets too; a fixed day if it has none."""
+    """Timestamp of a message, which text that we put in its place gets too; a fixed day if it has none."""
     times = (getattr(part, "timestamp", None) for part in message.parts)
     known = getattr(message, "timestamp", None) or next((time for time in times if time is not None), None)
     return known or _DAY_ONE
@@ -236,10 +236,10 @@ def opening(
     before: list[Placed] = []
     kept: list[Placed] = []
     led = 0
-    turn = max((index for index, _ in cycle.kept if history.readings[index].asks), default=cycle.decided)
+    prompt = max((index for index, _ in cycle.kept if history.readings[index].asks), default=cycle.decided)
     for index, shape in cycle.kept:
         message = apply_shape(history.messages[index], history.readings[index], shape, reader.counter)
-        if isinstance(message, ModelRequest) and index < turn:
+        if isinstance(message, ModelRequest) and index < prompt:
             message = replace(message, instructions=None)
         if isinstance(message, ModelRequest) and index in recalled and not shape.bare:
             message = with_recalled(message, recalled[index])
@@ -249,11 +249,13 @@ def opening(
     stamp = stamp_of(history.messages[cycle.decided - 1]) if cycle.decided else _DAY_ONE
     mark = {"v": 1, "tip": cycle.tip}
     first = head(cycle, stamp=stamp, mark=mark)
-    lead = ModelRequest(parts=[_user(LEFT_OUT, stamp, mark)])
+    line = ModelRequest(parts=[_user(LEFT_OUT, stamp, mark)])
     if any(isinstance(message, ModelResponse) for _, message in before):
-        before.insert(0, (OURS, lead))
-    elif first is None and _answers([*map(itemgetter(1), kept), *history.messages[cycle.decided : cycle.decided + 1]]):
-        first = lead
+        before.insert(0, (OURS, line))
+    elif first is None and _begins_with_response(
+        [*map(itemgetter(1), kept), *history.messages[cycle.decided : cycle.decided + 1]]
+    ):
+        first = line
     notes = [(OURS, first)] if first else []
     return _spaced([*before, *kept[:led], *notes, *kept[led:]], history, cycle.decided)
 
@@ -266,14 +268,14 @@ def _spaced(placed: Sequence[Placed], history: History, stop: int) -> list[Model
     messages: list[ModelMessage] = []
     before = OURS
     for at, message in [*placed, *enumerate(history.messages[stop : stop + 1], stop)]:
-        if at != before + 1 and _answers(messages[-1:]) and _answers([message]):
+        if at != before + 1 and _begins_with_response(messages[-1:]) and _begins_with_response([message]):
             messages.append(ModelRequest(parts=[_user(BETWEEN, stamp_of(message), {"v": 1})]))
         messages.append(message)
         before = at
     return messages[:-1] if stop < len(history) else messages
 
 
-def _answers(messages: Sequence[ModelMessage]) -> bool:
+def _begins_with_response(messages: Sequence[ModelMessage]) -> bool:
     """True if messages begin with a response."""
     return bool(messages) and isinstance(messages[0], ModelResponse)
 
@@ -293,7 +295,7 @@ def messages_since(
         if message is not None:
             placed.append((index, message))
     messages = _spaced(placed, history, len(history))
-    if not start and _answers(messages):
+    if not start and _begins_with_response(messages):
         messages.insert(0, ModelRequest(parts=[_user(LEFT_OUT, _DAY_ONE, {"v": 1, "tip": ""})]))
     return messages
 

@@ -258,7 +258,7 @@ QUESTION_CHARACTERS = 1_200
 """Maximum characters of a question; a longer text exceeds the token limit anyway, so its tokens are not counted."""
 
 _MARK = re.compile(r"[?\uff1f\u061f\u055e\u1367\u2047-\u2049\u203d\u2e2e\ua60f\ua6f7\u037e]|[\u0370-\u03ff];")
-_WORDS = (
+_REQUEST_WORDS = (
     "what who whom whose when where why which how tell show remind list name give summari[sz]e recap describe explain"
     " recall find compare quote repeat remember suggest recommend help"
     " do does did is are was were am have has had can could would will should shall may might"
@@ -272,15 +272,18 @@ _WORDS = (
     " кто что кого кому чей когда где куда откуда почему зачем как какой какая какое какие сколько скажи покажи"
     " напомни перечисли расскажи назови опиши"
 )
+"""First words of prompts that ask, in a chat: question words, auxiliary verbs and requests."""
 _LEADS = "and|but|so|please|ok|okay|also|hey|hi|now|then"
-_ASKS = re.compile(rf"(?i)\W*(?:(?:{_LEADS})\W+)*(?:{'|'.join(_WORDS.split())})(?!\w)")
-_INTERROGATIVES = (
+_ASKS = re.compile(rf"(?i)\W*(?:(?:{_LEADS})\W+)*(?:{'|'.join(_REQUEST_WORDS.split())})(?!\w)")
+_QUESTION_WORDS = (
     "(?:what|who|where|how|when|why)(?:'?s)? whom whose which"
     " wer wen wem wessen wann wo wohin woher warum wieso weshalb welche[rsnm]? wie"
     " qui quand où pourquoi quel(?:le)?s? comment combien quién qué cuándo cuál(?:es)? dónde cuánt[oa]s?"
     " chi quando dove perché quale quali quant[oaei] quem onde qual quais quanto"
     " кто что кого кому чей когда где куда откуда почему зачем как какой какая какое какие сколько"
 )
+"""Those of `_REQUEST_WORDS` that also count in tool work, where prompts that begin with other words are mostly orders.
+A new language needs its words in both."""
 _REMINDERS = (
     "remind me|tell me (?:again|once more|what|which|who|whom|whose|when|where|why|how)"
     "|(?:do )?(?:yo)?u (?:still )?remember"
@@ -290,7 +293,7 @@ _REMINDERS = (
     "|erinnere mich|sage? mir|rappelle[- ]moi|dis[- ]moi|recuérdame|dime|ricordami|dimmi|lembre-me|diga-me"
     "|напомни|скажи"
 )
-_QUESTION = re.compile(rf"(?i)\W*(?:(?:{_LEADS})\W+)*(?:{'|'.join(_INTERROGATIVES.split())}|{_REMINDERS})(?!\w)")
+_QUESTION = re.compile(rf"(?i)\W*(?:(?:{_LEADS})\W+)*(?:{'|'.join(_QUESTION_WORDS.split())}|{_REMINDERS})(?!\w)")
 _QUESTION_UNSPACED = re.compile(
     "什么|什麼|谁|誰|哪|多少|几(?:个|天|点|次|月|号)|[了过過][吗嗎][。\\s]*$|提醒我|告[诉訴]我"
     "|何(?!か)|いつ(?!も)|どこ|なぜ|どの|どれ|教えて|(?:です|でした|ました)か[。\\s]*$|っけ[。\\s]*$"

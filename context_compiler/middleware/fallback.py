@@ -1,7 +1,7 @@
 """Fallback views: if no view can be made, the first entry of a fixed list that fits is sent.
 
-With a cycle, the order is: the last good view plus everything since, raw history, a view without a model. Without a
-cycle, raw history comes first. The last resort is the last exchange alone.
+In order: the last good view plus everything since (if there is a cycle), raw history, a view without a model, and a
+view with neither a model nor the caller's template. The last resort is the last exchange alone.
 """
 
 from __future__ import annotations

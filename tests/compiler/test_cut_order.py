@@ -14,7 +14,7 @@ from pydantic_ai.messages import (
 )
 
 from context_compiler.compiler import cut_order
-from context_compiler.compiler.cut_order import CUT_ORDER, MILD_STEPS, SMALLEST, reduce
+from context_compiler.compiler.cut_order import CUT_ORDER, MILD_STEPS, MIN_PART, reduce
 from context_compiler.compiler.origins import step_of
 from context_compiler.messages.items import MESSAGE_OVERHEAD, Kind
 from context_compiler.messages.shapes import WHOLE, Shape, apply_shape
@@ -130,7 +130,7 @@ def test_harder_clamps_take_exchanges_then_ties_then_prompts() -> None:
     quarter = 25 + MESSAGE_OVERHEAD
     assert on.shapes[1:] == [Shape(limit=12), Shape(limit=25, prompt=quarter)], "a prompt keeps a quarter of the room"
     climb(on, cut_order.truncate_prompts)
-    assert on.shapes[2] == Shape(limit=SMALLEST, prompt=SMALLEST)
+    assert on.shapes[2] == Shape(limit=MIN_PART, prompt=MIN_PART)
     assert {drop.reason for drop in on.drops} == {"clamped to fit", cut_order.PROMPT_CUT}
 
 
@@ -138,7 +138,7 @@ def test_a_prompt_of_a_quarter_of_the_room_stays_whole_while_what_came_with_it_c
     ask, late = prose(1, 20), prose(2, 60)
     on = bench([user("o"), assistant(call("look", "l")), user(ask, answer("l", late), run_id="s"), *exchange(3)])
     on.room = 4 * on.counter.text(ask)
-    least = on.total - on.counter.text(late) + 2 * SMALLEST
+    least = on.total - on.counter.text(late) + 2 * MIN_PART
     assert reduce(on, least)
     [result, prompt] = apply_shape(on.history.messages[2], on.history.readings[2], on.shapes[2], on.counter).parts
     assert prompt.content == ask and result.content != late
@@ -183,8 +183,8 @@ def test_system_text_is_cut_last_wherever_it_stands() -> None:
     on.drops.clear()
     steps = [on.total for _ in cut_order.truncate_system_text(on)]
     assert len(steps) == 2
-    assert on.shapes[0] == Shape(bare=True, system=SMALLEST)
-    assert on.shapes[2] == Shape(system=SMALLEST)
+    assert on.shapes[0] == Shape(bare=True, system=MIN_PART)
+    assert on.shapes[2] == Shape(system=MIN_PART)
     assert {drop.reason for drop in on.drops} == {"system text, over budget"}
 
 
@@ -246,7 +246,7 @@ def test_cutting_stops_at_the_first_step_that_fits() -> None:
 def test_where_nothing_helps_the_result_is_false() -> None:
     on = bench([user(LONG)], room=100, recent=0)
     assert not reduce(on, 2)
-    assert on.shapes == [Shape(limit=SMALLEST, prompt=SMALLEST)]
+    assert on.shapes == [Shape(limit=MIN_PART, prompt=MIN_PART)]
 
 
 def test_a_giant_does_not_cost_the_turns_around_it() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 from pydantic_ai.messages import ModelMessage, ModelRequest, TextContent
 
-from context_compiler.compiler.cut_order import LEFT_OUT, SMALLEST
+from context_compiler.compiler.cut_order import LEFT_OUT, MIN_PART
 from context_compiler.compiler.view import View
 from context_compiler.messages.history import Reader
 from context_compiler.messages.items import RETRY_OVERHEAD, Item, Kind, mark_of
@@ -129,4 +129,4 @@ def _least(item: Item) -> int:
         return item.tokens
     name = counter.text(item.tool or "")
     retry = RETRY_OVERHEAD if item.failed else 0
-    return retry + {Kind.CALL: 9 + name, Kind.RETURN: 5 + name}.get(item.kind, SMALLEST)
+    return retry + {Kind.CALL: 9 + name, Kind.RETURN: 5 + name}.get(item.kind, MIN_PART)
