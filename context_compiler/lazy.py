@@ -5,16 +5,27 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
+from importlib.util import find_spec
 from typing import Any
 
 EXTRAS = {"asyncpg": "postgres", "greenlet": "postgres", "dbos": "dbos"}
 """Extra of this package that installs each of these modules."""
+
+NEEDS = {
+    "record.postgres": ("asyncpg", "greenlet"),
+    "pipeline.stores.postgres": ("asyncpg", "greenlet"),
+    "pipeline.dbos_runs": ("dbos",),
+}
+"""Modules of extras that each of these modules needs."""
 
 
 def lazy_exports(
     package: str, homes: Mapping[str, Sequence[str]]
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
     """Build `__getattr__` and `__dir__` of a package that exports names defined elsewhere.
+
+    Names that need an extra which is not installed are removed from `__all__`, so that `import *` works without it.
+    They can still be asked for by name.
 
     Args:
         package: The `__name__` of the package.
@@ -43,7 +54,15 @@ def lazy_exports(
         return value
 
     def names() -> list[str]:
-        """List the public names, loaded or not."""
-        return sorted(places)
+        """List the public names, loaded or not; without those of extras that are not installed."""
+        return sorted(name for name, (module, _) in places.items() if module not in missing)
 
+    missing = {module for module in homes if not all(map(_is_installed, NEEDS.get(module, ())))}
+    contents = vars(sys.modules[package])
+    if missing and "__all__" in contents:
+        contents["__all__"] = [name for name in contents["__all__"] if places[name][0] not in missing]
     return load, names
+
+
+def _is_installed(module: str) -> bool:
+    return sys.modules[module] is not None if module in sys.modules else find_spec(module) is not None

@@ -61,6 +61,38 @@ def test_a_name_of_an_extra_that_is_not_installed_says_how_to_install_it(
     )
 
 
+STAR = """
+import inspect, sys
+
+sys.modules.update(dict.fromkeys(sys.argv[1:]))
+from context_compiler import *
+from context_compiler.chat import *
+from context_compiler.pipeline import *
+import context_compiler, context_compiler.pipeline
+
+ContextCompiler, ChatSession, Pipeline, SQLiteStore("record.db")
+inspect.getmembers(context_compiler), inspect.getmembers(context_compiler.pipeline)
+print(*sorted({"PostgresStore", "PostgresRuns", "DBOSRuns"} & {*globals()}))
+"""
+
+EXTRAS = "asyncpg greenlet dbos starlette uvicorn matplotlib openai anthropic pydantic_ai_harness"
+
+
+@pytest.mark.parametrize(
+    ("missing", "names"),
+    [
+        (EXTRAS, ""),
+        ("asyncpg", "DBOSRuns"),
+        ("dbos", "PostgresRuns PostgresStore"),
+        ("", "DBOSRuns PostgresRuns PostgresStore"),
+    ],
+)
+def test_a_star_import_needs_no_extra(missing: str, names: str) -> None:
+    command = [sys.executable, "-c", STAR, *missing.split()]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert (done.stdout, done.stderr) == (f"{names}\n", "")
+
+
 SILENT = """
 import sys, threading
 

@@ -6,6 +6,17 @@ is imported when its command is called, so that `--help` and commands that only 
 
 from __future__ import annotations
 
-from context_compiler.cli.root import main
+import sys
 
 __all__ = ["main"]
+
+
+def main() -> None:
+    """Run the command line on the arguments of this process; Ctrl-C ends it with one line, even while it loads."""
+    try:
+        from context_compiler.cli.root import main as run
+
+        run()
+    except KeyboardInterrupt:
+        sys.stderr.write("\ninterrupted\n")
+        sys.exit(130)

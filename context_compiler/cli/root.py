@@ -98,11 +98,12 @@ class Commands(Group):
         sys.exit(code if isinstance(code, int) else 0)
 
     def invoke(self, ctx: Any) -> Any:
-        """Run the command with the configuration file; Ctrl-C and a closed pipe end it without a traceback."""
+        """Run the command with the configuration file; Ctrl-C ends it with one line, and a closed pipe with none."""
         try:
             with Config.load().in_environment() as ctx.obj:
                 return super().invoke(ctx)
         except KeyboardInterrupt:
+            typer.echo("\ninterrupted", err=True)
             raise typer.Exit(INTERRUPTED) from None
         except BrokenPipeError:
             raise typer.Exit(_discard_output()) from None

@@ -7,7 +7,9 @@ while. A write that failed because of a locked file or a full disk is repeated b
 from __future__ import annotations
 
 import os
-from collections.abc import Awaitable, Callable, Hashable, Sequence
+from collections.abc import Awaitable, Callable, Generator, Hashable, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from copy import copy
 from dataclasses import replace
 from datetime import datetime
@@ -73,6 +75,19 @@ RECALLED = "+recalled"
 
 OVERLAP = 2
 """Minimum number of messages that a window must share with the record."""
+
+_REPORTED: ContextVar[set[str] | None] = ContextVar("reported", default=None)
+"""Errors of the store that were reported in the current request; None outside a request."""
+
+
+@contextmanager
+def one_request() -> Generator[None]:
+    """Report the same error of the store only once, although several steps of a request meet it."""
+    token = _REPORTED.set(set())
+    try:
+        yield
+    finally:
+        _REPORTED.reset(token)
 
 
 class Archive:
@@ -268,8 +283,16 @@ class Archive:
             if self._late is not None:
                 self._late.is_unavailable = is_passing(outcome.error)
             self._breaker.failed()
-        await self._report(outcome.error)
+        await self._report_failure(outcome.error)
         return None
+
+    async def _report_failure(self, error: Exception) -> None:
+        reported, cause = _REPORTED.get(), f"{type(error).__name__}: {error}"
+        if reported is not None:
+            if cause in reported:
+                return
+            reported.add(cause)
+        await self._report(error)
 
     async def _within_limit(self, work: Callable[[], Awaitable[Any]]) -> Any:
         """Await a store operation within the time limit; the stores of this package have their own limits.

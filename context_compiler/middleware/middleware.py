@@ -37,7 +37,7 @@ from context_compiler.layers.context import (
 from context_compiler.layers.session import Layers, LayerSource, load_state
 from context_compiler.messages.printable import safe_line
 from context_compiler.messages.prompts import asking_part, asks
-from context_compiler.middleware.archive import Archive
+from context_compiler.middleware.archive import Archive, one_request
 from context_compiler.middleware.arguments import Arguments
 from context_compiler.middleware.background import unused_row
 from context_compiler.middleware.fallback import fallback, unreadable_parts
@@ -133,6 +133,10 @@ class Middleware:
 
     async def view(self, run: Run, request: Request, host: Host) -> View:
         """Make and record the view of a request. Raises nothing but cancellation."""
+        with one_request():
+            return await self._view(run, request, host)
+
+    async def _view(self, run: Run, request: Request, host: Host) -> View:
         started = time.perf_counter()
         run.fail(None)
         await self._prepare()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import signal
 import sys
 from pathlib import Path
 
@@ -125,6 +127,40 @@ def test_ctrl_c_at_the_prompt_ends_nothing(tmp_path: Path) -> None:
         screen.type("/quit\r")
         assert screen.ended() == 0
     assert "half a thou" not in transcript(tmp_path)
+
+
+def test_an_interrupt_from_elsewhere_is_as_if_ctrl_c_was_typed(tmp_path: Path) -> None:
+    with chat(tmp_path) as screen:
+        screen.wait_for(PROMPT)
+        screen.type("half a thou")
+        screen.wait_for("half a thou")
+        os.kill(screen.process.pid, signal.SIGINT)
+        screen.wait_for("Ctrl-D or /quit leaves")
+        say(screen, "A whole one.")
+        os.kill(screen.process.pid, signal.SIGINT)
+        screen.wait_for("Ctrl-D or /quit leaves")
+        leave(screen)
+    assert "half a thou" not in transcript(tmp_path)
+
+
+@pytest.mark.parametrize("words", ["each request", "Ctrl-D leaves", PROMPT])
+def test_ctrl_c_while_it_starts_is_as_if_at_the_prompt(words: str, tmp_path: Path) -> None:
+    with chat(tmp_path) as screen:
+        screen.wait_for(words)
+        screen.interrupt()
+        screen.wait_for("Ctrl-D or /quit leaves")
+        say(screen, "A whole one.")
+        leave(screen)
+
+
+def test_ctrl_d_during_an_answer_leaves_after_it(tmp_path: Path) -> None:
+    with chat(tmp_path, model="scripted:0.02") as screen:
+        screen.wait_for(PROMPT)
+        screen.type("What about the queue?\r")
+        screen.wait_for("On “What")
+        screen.type("\x04")
+        screen.wait_for(" s\n")
+        assert screen.ended() == 0
 
 
 @MODES

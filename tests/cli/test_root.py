@@ -154,7 +154,7 @@ def test_a_reader_that_leaves_early_ends_the_command_quietly(demo_record: Path, 
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="no SIGINT for one process there")
-def test_an_interrupt_ends_the_command_quietly(demo_record: Path, tmp_path: Path) -> None:
+def test_an_interrupt_ends_the_command_with_one_line(demo_record: Path, tmp_path: Path) -> None:
     with subprocess.Popen(
         [sys.executable, "-m", "context_compiler", "sessions", "delete", "demo", "--db", str(demo_record)],
         cwd=tmp_path,
@@ -169,7 +169,33 @@ def test_an_interrupt_ends_the_command_quietly(demo_record: Path, tmp_path: Path
         time.sleep(0.2)
         process.send_signal(signal.SIGINT)
         assert process.wait(timeout=300) == 130
-        assert b"Traceback" not in process.stderr.read()
+        assert process.stderr.read().endswith(b"\ninterrupted\n")
+
+
+EARLY = """
+import signal, sys
+
+class Press:
+    def find_spec(name, *args):
+        if name == "context_compiler.cli.root":
+            signal.raise_signal(signal.SIGINT)
+
+sys.meta_path.insert(0, Press)
+signal.signal(signal.SIGINT, signal.default_int_handler)
+from context_compiler.cli import main
+main()
+"""
+
+
+def test_an_interrupt_while_the_command_loads_ends_it_with_one_line(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", EARLY],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        timeout=300,
+    )
+    assert (done.returncode, done.stderr) == (130, b"\ninterrupted\n")
 
 
 def test_characters_that_an_encoding_lacks_do_not_stop_the_command(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from context_compiler.errors import StoreError
 from context_compiler.messages.history import load_messages
 from context_compiler.middleware import archive
 from context_compiler.record.store import open_store
-from context_compiler.record.values import Chain, Cycle, Entry
+from context_compiler.record.values import Action, Chain, Cycle, Entry
 from context_compiler.resilience import Breaker
 from tests.middleware.faulty import BUDGET, Faulty, locked
 from tests.support.agents import Notes
@@ -153,6 +153,49 @@ async def test_a_store_that_can_be_read_but_not_written_is_left_alone_too() -> N
     assert store.tried == 3 and len(faulty.errors) == 3
 
 
+class Unreadable(MemoryStore):
+    """A store that can be written and not read; the methods in `says` raise what it maps them to."""
+
+    def __init__(self, **says: str) -> None:
+        super().__init__()
+        self.says, self.tried = says, list[str]()
+
+    async def actions(self, session_id: str, vault_name: str = "") -> list[Action]:
+        self._fail("actions")
+        return await super().actions(session_id, vault_name)
+
+    async def find_cycle(self, tips: Sequence[str], config: str) -> Cycle | None:
+        self._fail("find_cycle")
+        return await super().find_cycle(tips, config)
+
+    def _fail(self, method: str) -> None:
+        if method in self.says:
+            self.tried.append(method)
+            raise StoreError(self.says[method])
+
+
+async def test_an_error_that_several_steps_of_a_request_meet_is_reported_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    store = Unreadable(actions="unreachable", find_cycle="unreachable")
+    faulty = Faulty(store=store)
+    await faulty.ask()
+    assert len(store.tried) > 1 and [str(error) for error in faulty.errors] == ["unreachable"]
+    assert [one.getMessage() for one in caplog.records if "unreachable" in one.getMessage()] == [
+        "context_compiler: StoreError: unreachable"
+    ]
+
+
+async def test_every_error_of_a_request_is_reported_and_again_in_the_next_request() -> None:
+    faulty = Faulty(store=Unreadable(actions="no actions", find_cycle="no cycles"))
+    await faulty.ask()
+    assert [str(error) for error in faulty.errors] == ["no actions", "no cycles"]
+    faulty = Faulty(store=Unreadable(actions="no actions"))
+    for _ in range(4):
+        await faulty.ask()
+    assert [str(error) for error in faulty.errors] == ["no actions"] * 4
+
+
 class Damaged(MemoryStore):
     """A store that gives back cycles nobody can carry on."""
 
@@ -203,7 +246,7 @@ async def test_a_store_that_never_answers_is_waited_for_as_long_as_the_timeout_a
     for _ in range(4):
         await asyncio.wait_for(faulty.ask(), 20)
     assert faulty.done.output == "done" and faulty.statuses[1:] == ["cycle"] * 3
-    assert [str(error) for error in faulty.errors] == ["Hanging did not answer within 0.01 s (timeout)"] * 3
+    assert [str(error) for error in faulty.errors] == ["Hanging did not answer within 0.01 s (timeout)"]
 
 
 async def test_so_is_a_file_with_a_part_of_its_own_that_never_answers(tmp_path: Path) -> None:

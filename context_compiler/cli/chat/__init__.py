@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 import typer
 
-from context_compiler.cli.chat.prompt import Interrupted, Keyboard, Leave
+from context_compiler.cli.chat.prompt import Interrupted, Keyboard, Leave, quiet_terminal
 from context_compiler.cli.options import (
     DB,
     SYSTEM,
@@ -135,21 +135,35 @@ async def _run_pipe(options: dict[str, Any]) -> bool:
 
 async def _run_terminal(options: dict[str, Any]) -> bool:
     """Show the prompt at once; load the host and the history while the user types."""
+    drawn, pressed = asyncio.Event(), asyncio.Event()
+    opening = asyncio.create_task(_open(options, drawn))
+    if sys.platform != "win32":
+        asyncio.get_running_loop().add_signal_handler(signal.SIGINT, lambda: _interrupt(opening, pressed))
+    with quiet_terminal():
+        return await _converse(options, opening, drawn, pressed)
+
+
+async def _converse(
+    options: dict[str, Any], opening: asyncio.Task[tuple[Any, list[str]]], drawn: asyncio.Event, pressed: asyncio.Event
+) -> bool:
+    """Read and handle lines until the user leaves.
+
+    Args:
+        options: Arguments of the conversation.
+        opening: The conversation, and its user's earlier prompts.
+        drawn: Set once the prompt has been drawn.
+        pressed: Set by Ctrl-C outside the prompt while nothing is answered.
+    """
     screen = Screen()
     _greet(screen, options)
-    drawn = asyncio.Event()
-    opening = asyncio.create_task(_open(options, drawn))
     keyboard = Keyboard(lambda: _status_line(opening, options), drawn.set)
     opening.add_done_callback(lambda done: _on_opened(done, keyboard))
-    if sys.platform != "win32":
-        asyncio.get_running_loop().add_signal_handler(signal.SIGINT, lambda: _interrupt(opening))
     try:
         while True:
             try:
-                line = await _read_line(keyboard, opening)
-                conversation, _ = await opening
-                with keyboard.suppress_echo():
-                    await conversation.handle_line(line)
+                line = await _read_line(keyboard, opening, pressed)
+                await _wait_for_first({opening}, pressed)
+                await opening.result()[0].handle_line(line)
             except Interrupted:
                 screen.line(("Ctrl-D or /quit leaves", "dim"))
             except (EOFError, Leave):
@@ -170,19 +184,35 @@ async def _open(options: dict[str, Any], drawn: asyncio.Event) -> tuple[Any, lis
         gc.enable()
 
 
-async def _read_line(keyboard: Keyboard, opening: asyncio.Task[tuple[Any, list[str]]]) -> str:
+async def _read_line(keyboard: Keyboard, opening: asyncio.Task[tuple[Any, list[str]]], pressed: asyncio.Event) -> str:
     """Read a line; if the chat cannot be opened, raise at once."""
     typing = asyncio.create_task(keyboard.read_line())
     try:
         if not opening.done():
-            await asyncio.wait({typing, opening}, return_when=asyncio.FIRST_COMPLETED)
-        if opening.done() and opening.exception() is not None:
-            typing.cancel()
-            await asyncio.wait({typing})
+            await _wait_for_first({typing, opening}, pressed)
+        if opening.done():
             opening.result()
-        return await typing
+        await _wait_for_first({typing}, pressed)
+        return typing.result()
     finally:
         typing.cancel()
+        await asyncio.gather(typing, return_exceptions=True)  # the prompt leaves the terminal as it found it
+
+
+async def _wait_for_first(tasks: set[asyncio.Task[Any]], pressed: asyncio.Event) -> None:
+    """Wait until one of several tasks is done.
+
+    Raises:
+        Interrupted: Ctrl-C was pressed, now or since the last wait.
+    """
+    pressing = asyncio.create_task(pressed.wait())
+    try:
+        await asyncio.wait({pressing, *tasks}, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        pressing.cancel()
+    if pressed.is_set():
+        pressed.clear()
+        raise Interrupted
 
 
 def _greet(screen: Screen, options: dict[str, Any]) -> None:
@@ -193,9 +223,12 @@ def _greet(screen: Screen, options: dict[str, Any]) -> None:
 
 
 def _on_opened(opening: asyncio.Task[tuple[Any, list[str]]], keyboard: Keyboard) -> None:
-    """Print the last exchange of a resumed conversation, and add its prompts to the keyboard's history."""
+    """Print the last exchange of a resumed conversation, and add its prompts to the keyboard's history.
+
+    If the chat could not be opened, the error is printed in place of the prompt.
+    """
     if opening.cancelled() or opening.exception() is not None:
-        keyboard.remember([])
+        keyboard.erase()
         return
     conversation, prompts = opening.result()
     conversation.print_resumed()
@@ -208,10 +241,11 @@ def _status_line(opening: asyncio.Task[tuple[Any, list[str]]], options: dict[str
     return f"{options['session']} · opening …"
 
 
-def _interrupt(opening: asyncio.Task[tuple[Any, list[str]]]) -> None:
-    """Stop the answer on Ctrl-C. At the prompt, Ctrl-C is handled by the keyboard instead."""
-    if opening.done() and not opening.cancelled() and opening.exception() is None:
-        opening.result()[0].interrupt()
+def _interrupt(opening: asyncio.Task[tuple[Any, list[str]]], pressed: asyncio.Event) -> None:
+    """Stop the answer on Ctrl-C; if there is none, act as if it was pressed at the prompt."""
+    opened = opening.done() and not opening.cancelled() and opening.exception() is None
+    if not (opened and opening.result()[0].interrupt()):
+        pressed.set()
 
 
 async def _close(opening: asyncio.Task[tuple[Any, list[str]]]) -> None:

@@ -116,10 +116,9 @@ class Conversation:
         elif outcome.value is not None:
             self._print_status(stopped=outcome.value.stopped)
 
-    def interrupt(self) -> None:
-        """Stop the answer in progress, or the wait for the session."""
-        if not self.chat.stop() and self._answering is not None:
-            self._answering.cancel()
+    def interrupt(self) -> bool:
+        """Stop the answer in progress, or the wait for the session; False if there is neither."""
+        return self.chat.stop() or (self._answering is not None and self._answering.cancel())
 
     def _print_status(self, *, stopped: bool) -> None:
         """Print the line below an answer."""

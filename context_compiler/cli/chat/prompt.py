@@ -91,14 +91,16 @@ class Keyboard:
         return FormattedText([(style, fit_pieces(self._status(), room))])
 
     def remember(self, prompts: Iterable[str]) -> None:
-        """Add earlier prompts to the history; if nothing is typed yet, restart the prompt to make them available."""
+        """Add earlier prompts to the history; the prompt reads it again if nothing is typed yet."""
         for prompt in list(prompts)[-REMEMBERED:]:
             self._history.append_string(prompt if len(prompt) <= LARGE else prompt[:LARGE])
-        app = self._session.app
-        if app.is_running and not self._session.default_buffer.text:
-            app.erase_when_done = True
-            app.exit(result="")
-        app.invalidate()
+        if not self._session.default_buffer.text:
+            self._session.default_buffer.reset()
+        self._session.app.invalidate()
+
+    def erase(self) -> None:
+        """Erase the prompt when it ends, because nothing can be answered."""
+        self._session.app.erase_when_done = True
 
     async def read_line(self) -> str:
         """Read a prompt.
@@ -110,27 +112,10 @@ class Keyboard:
         with patch_stdout(raw=True):
             style = "" if os.environ.get("NO_COLOR") else "bold fg:ansigreen"
             text = await self._session.prompt_async(FormattedText([(style, "› ")]), handle_sigint=False)
-        self._session.app.erase_when_done = False
         for name, pasted in self._pasted.items():
             text = text.replace(name, pasted)
         self._pasted.clear()
         return text
-
-    @contextmanager
-    def suppress_echo(self) -> Generator[None]:
-        """Do not echo what is typed during an answer; the next prompt receives it."""
-        if _terminal is None:
-            yield
-            return
-        file = sys.stdin.fileno()
-        before = _terminal.tcgetattr(file)
-        quiet = [*before]
-        quiet[3] &= ~_terminal.ECHO
-        _terminal.tcsetattr(file, _terminal.TCSANOW, quiet)
-        try:
-            yield
-        finally:
-            _terminal.tcsetattr(file, _terminal.TCSANOW, before)
 
     def _keys(self) -> KeyBindings:
         keys = KeyBindings()
@@ -153,3 +138,23 @@ class Keyboard:
             event.current_buffer.insert_text(text)
 
         return keys
+
+
+@contextmanager
+def quiet_terminal() -> Generator[None]:
+    """Between prompts, echo nothing that is typed, and keep each key for the next prompt as it is.
+
+    Ctrl-C is the exception: it is still a signal.
+    """
+    if _terminal is None:
+        yield
+        return
+    file = sys.stdin.fileno()
+    before = _terminal.tcgetattr(file)
+    quiet = [*before]
+    quiet[3] &= ~(_terminal.ECHO | _terminal.ICANON)  # a line editor would turn Ctrl-D into a zero
+    _terminal.tcsetattr(file, _terminal.TCSANOW, quiet)
+    try:
+        yield
+    finally:
+        _terminal.tcsetattr(file, _terminal.TCSANOW, before)
