@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 from enum import StrEnum
 from pathlib import Path
 from shlex import quote
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 from typer.core import TyperGroup
@@ -21,13 +21,10 @@ from context_compiler.errors import SettingsError, StoreError
 from context_compiler.fidelity import Fidelity
 from context_compiler.paths import check_place, is_address, place_name
 from context_compiler.record.files import BUSY_TIMEOUT_MS
-from context_compiler.record.store import DEFAULT_PATH, SQLiteStore, SQLStore, open_place
+from context_compiler.record.store import DEFAULT_PATH, SQLStore, open_place
 from context_compiler.record.values import Record, SessionInfo
 from context_compiler.settings import Amount, Config, Count, check_amount, parse_count, variable
 from context_compiler.tokens.prices import Budget, Money
-
-if TYPE_CHECKING:
-    from context_compiler.record.postgres import PostgresStore
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
 
@@ -152,9 +149,7 @@ def confirm(question: str) -> bool:
 
 
 @asynccontextmanager
-async def open_record(
-    db: Place, owner: str | None = None, *, writing: bool = False
-) -> AsyncGenerator[SQLiteStore | PostgresStore]:
+async def open_record(db: Place, owner: str | None = None, *, writing: bool = False) -> AsyncGenerator[SQLStore]:
     """Open a record, for one owner or for all (None), read-only unless `writing`; close it at the end."""
     store = open_place(db, read_only=not writing, busy_timeout_ms=BUSY_TIMEOUT_MS if writing else 250)
     try:

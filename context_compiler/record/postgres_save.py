@@ -15,19 +15,17 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cache
 from itertools import islice
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 from context_compiler import ids
 from context_compiler.record import queries, rows
 from context_compiler.record.database import Database
 from context_compiler.record.dialect import escape
 from context_compiler.record.pool import CONFLICTS
+from context_compiler.record.postgres_database import PostgresDatabase
 from context_compiler.record.queries import NEWEST, Additions, NewMessage, SessionKey
 from context_compiler.record.rows import prefix, stored_name
 from context_compiler.record.values import Chain, Entry, Record
-
-if TYPE_CHECKING:
-    from context_compiler.record.postgres import PostgresDatabase
 
 LOOK_UP = """
 SELECT s.id AS session, s.created_at, s.seal, s.raw_tip, tip.position AS tip_position,

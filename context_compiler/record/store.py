@@ -17,7 +17,7 @@ from importlib import import_module
 from itertools import islice
 from pathlib import Path
 from threading import RLock
-from typing import TYPE_CHECKING, Protocol, Self, TypeVar, runtime_checkable
+from typing import Protocol, Self, TypeVar, runtime_checkable
 from weakref import finalize
 
 from context_compiler.errors import StoreError
@@ -41,10 +41,6 @@ from context_compiler.record.values import (
     Tool,
     check_owner,
 )
-
-if TYPE_CHECKING:
-    from context_compiler.record.postgres import PostgresStore
-
 
 T = TypeVar("T")
 DEFAULT_PATH = "system/context.db"
@@ -279,9 +275,7 @@ def open_store(store: str | Path | Store | None, *, busy_timeout_ms: int = BUSY_
     return open_place(store, busy_timeout_ms=busy_timeout_ms) if isinstance(store, str | Path) else store
 
 
-def open_place(
-    place: str | Path, *, read_only: bool = False, busy_timeout_ms: int = BUSY_TIMEOUT_MS
-) -> SQLiteStore | PostgresStore:
+def open_place(place: str | Path, *, read_only: bool = False, busy_timeout_ms: int = BUSY_TIMEOUT_MS) -> SQLStore:
     """Return the store at a place; one in an SQLite file waits `busy_timeout_ms` while another process writes."""
     if not is_address(place):
         return SQLiteStore(place, read_only=read_only, busy_timeout_ms=busy_timeout_ms)
