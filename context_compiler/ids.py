@@ -12,10 +12,12 @@ which kind it is.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
+from functools import cache
 from hashlib import blake2b, sha256
 from itertools import chain, repeat
+from operator import attrgetter, call
 from typing import TYPE_CHECKING, Any, cast
 
 if TYPE_CHECKING:  # importing Pydantic AI is slow, and reading the record does not need it
@@ -192,7 +194,7 @@ HELD = ("content", "args", "outcome")
 """Attributes of a part that are compared to detect an edit in place."""
 
 Columns = tuple[list[Any], ...]
-"""Objects of many messages: the number of parts of each, instructions, all parts, and their `HELD` attributes."""
+"""Objects of many messages: the number of parts of each, instructions, all parts, and what each part holds."""
 
 
 def objects_of(message: ModelMessage) -> list[object]:
@@ -211,19 +213,32 @@ def columns_of(messages: Sequence[ModelMessage]) -> Columns:
     lists = [message.parts for message in messages]
     parts = list(chain.from_iterable(lists))
     instructions = map(getattr, messages, repeat("instructions"), repeat(None))
-    attributes = (list(map(getattr, parts, repeat(name), repeat(None))) for name in HELD)
-    return list(map(len, lists)), list(instructions), parts, *attributes
+    held = map(call, map(_contents_of, map(type, parts)), parts)  # pyright: ignore[reportArgumentType]
+    return list(map(len, lists)), list(instructions), parts, list(held)
+
+
+@cache
+def _contents_of(kind: type[Any]) -> Callable[[Any], object]:
+    """Return the function that gets the `HELD` attributes of a part of this type: one value, or several as a tuple."""
+    names = [one.name for one in fields(kind) if one.name in HELD]
+    return attrgetter(*names) if names else _nothing
+
+
+def _nothing(_: object) -> None:
+    return None
 
 
 def columns_after(before: Columns | None, shared: int, news: Sequence[ModelMessage]) -> Columns:
     """Columns of a history whose first `shared` messages are those of `before`, followed by the messages `news`."""
-    counts, instructions, parts, *attributes = columns_of(news)
-    found = counts, instructions, parts, *([_snapshot(value) for value in column] for column in attributes)
+    counts, instructions, parts, held = columns_of(news)
+    new = counts, instructions, parts, [_snapshot(value) for value in held]
     if before is None or not shared:
-        return found
+        return new
     size = sum(before[0][:shared])
-    sizes = (shared, shared, *repeat(size, len(found) - 2))
-    return tuple(old[:most] + new for old, most, new in zip(before, sizes, found, strict=True))
+    found = tuple(old[:most] for old, most in zip(before, (shared, shared, size, size), strict=True))
+    for column, more in zip(found, new, strict=True):
+        column.extend(more)
+    return found
 
 
 def are_unedited(messages: Sequence[ModelMessage], before: Columns) -> bool:
@@ -232,9 +247,11 @@ def are_unedited(messages: Sequence[ModelMessage], before: Columns) -> bool:
 
 
 def _snapshot(value: object) -> object:
-    """Copy dicts and lists at any depth, so that later changes in them can be detected; return other values as is."""
+    """Copy dicts, lists and tuples at any depth, so that later changes can be detected; return other values as is."""
     if isinstance(value, dict):
         return {key: _snapshot(inner) for key, inner in cast(dict[object, object], value).items()}
     if isinstance(value, list):
         return [_snapshot(inner) for inner in cast(list[object], value)]
+    if type(value) is tuple:
+        return tuple(map(_snapshot, cast(tuple[object, ...], value)))
     return value

@@ -11,7 +11,7 @@ import operator
 import re
 import weakref
 from collections import deque
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from copy import copy
 from dataclasses import dataclass, fields, is_dataclass, replace
 from datetime import datetime
@@ -258,29 +258,36 @@ class Reader:
             messages: The whole history.
             last: The history at the previous request of the same run.
         """
-        kept = _unchanged_prefix(last, messages)
+        kept = self._unchanged_prefix(last, messages)
+        if last is not None and kept == len(last) == len(messages):
+            return last
         known, share, objects = (last, kept, self._objects_in(last)) if last and kept else self._find_unedited(messages)
         news = messages[share:]
         objects = columns_after(objects, share, news) if objects is not None or not share else None
         readings = (known.readings[:share] if known else ()) + tuple(map(self.one, news))
         if not kept and len(news) > CLOSE:
             known, share = max((known, share), self._find_closest(readings), key=lambda one: one[1])
-        ids = list(known.ids[max(0, share - 1) : share]) if known else []
-        exact = list(known.exact[max(0, share - 1) : share]) if known else []
-        for reading in readings[share:]:
-            ids.append(chain_id(ids[-1] if ids else None, reading.name))
-            exact.append(exact_id(exact[-1] if exact else None, reading.exact))
-        sums = accumulate((reading.tokens for reading in readings[share:]), initial=known.sums[share] if known else 0)
+        ids, exact = (known.ids[:share], known.exact[:share]) if known else ((), ())
+        sums = known.sums[: share + 1] if known else (0,)
+        new = readings[share:]
         history = History(
             messages=tuple(messages),
             readings=readings,
-            ids=(known.ids[: max(0, share - 1)] if known else ()) + tuple(ids),
-            exact=(known.exact[: max(0, share - 1)] if known else ()) + tuple(exact),
-            sums=(known.sums[:share] if known else ()) + tuple(sums),
+            ids=ids + _chain(chain_id, ids, [reading.name for reading in new]),
+            exact=exact + _chain(exact_id, exact, [reading.exact for reading in new]),
+            sums=sums[:-1] + tuple(accumulate((reading.tokens for reading in new), initial=sums[-1])),
             static=known.static if known and known.static < share else _first_dynamic(readings, share),
         )
         self._recent.append((history, objects))
         return history
+
+    def _unchanged_prefix(self, last: History | None, messages: Sequence[ModelMessage]) -> int:
+        """Number of leading messages that are the same objects as in `last`; its last two must also be unedited."""
+        if last is None:
+            return 0
+        share = common_prefix(last.messages, messages)
+        checked = range(max(0, len(last) - 2), share)
+        return next((at for at in checked if self.one(messages[at]) is not last.readings[at]), share)
 
     def _objects_in(self, last: History) -> Columns | None:
         """Objects that the messages of a recent history contained when they were read; None if unknown."""
@@ -362,11 +369,10 @@ def reader_of(counter: TokenCounter) -> Reader:
     return _shared if counter is _shared.counter else Reader(counter)
 
 
-def _unchanged_prefix(last: History | None, messages: Sequence[ModelMessage]) -> int:
-    """Number of leading messages that are the same objects as in `last`, except its last two, which a host may edit."""
-    if last is None:
-        return 0
-    return max(0, min(common_prefix(last.messages, messages), len(last) - 2))
+def _chain(name: Callable[[str | None, str], str], before: Sequence[str], contents: Sequence[str]) -> tuple[str, ...]:
+    """Chained names of the messages with these contents, which follow the messages named `before`."""
+    tip = before[-1] if before else None
+    return tuple([tip := name(tip, content) for content in contents])
 
 
 def _first_dynamic(readings: Sequence[Reading], start: int) -> int:

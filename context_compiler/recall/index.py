@@ -17,8 +17,8 @@ from context_compiler.messages.history import History, Reading
 from context_compiler.messages.items import Item, Kind
 from context_compiler.messages.prompts import instruction_sentences
 from context_compiler.recall.changes import Changes
-from context_compiler.recall.passages import answer_text
-from context_compiler.recall.terms import terms
+from context_compiler.recall.passages import WIDTH, answer_text
+from context_compiler.recall.terms import passage_terms, terms
 
 SPEAKERS = 4
 NOBODY, USER, ASSISTANT, TOOL = range(SPEAKERS)
@@ -168,12 +168,15 @@ class Index:
                 continue
             at = self._place(position, item)
             answer = answer_text(item)
-            own = Counter(term for piece in _scanned(item, answer) for term in terms(piece))
+            speaker, text = (ASSISTANT, answer) if answer else (speaker, item.text)
+            if speaker != TOOL and len(text) <= WIDTH:
+                own = passage_terms(text.strip())  # the message is one passage, whose terms are counted only once
+            else:
+                own = Counter(term for piece in _scanned(item, answer) for term in terms(piece))
             found[at].update(own)
-            speaker = ASSISTANT if answer else speaker
             if self.speakers[at] in (NOBODY, TOOL):
                 self.speakers[at] = speaker
-            self._note(at, speaker, answer or item.text, own.total())
+            self._note(at, speaker, text, own.total())
         for at, own in found.items():
             for term, times in own.items():
                 self.posts.setdefault(term, array("I")).extend((at, times))

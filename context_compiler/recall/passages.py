@@ -15,7 +15,7 @@ from bisect import bisect_left, bisect_right
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import lru_cache
 from heapq import nlargest
 from typing import Any
 
@@ -46,6 +46,9 @@ UNDATED = "undated"
 
 REMEMBERED, ENTRY = 20_000_000, 500
 """Size in characters of the passage cache, and overhead in characters that each passage adds to it."""
+
+LABELS, COUNTERS = 4_096, 8
+"""Number of pieces of labels whose tokens are cached, and number of counters with such a cache."""
 
 Judge = Callable[[str], float]
 """Computes the weight of a text for a question; 0 if they have nothing in common."""
@@ -127,7 +130,7 @@ def passages(
     wanted = sorted(set(positions))
     starts = outline.starts
     exchanges = _exchanges(history, set(wanted), results=bears is not None)
-    price, names, readings = _Price(counter), history.ids, history.readings
+    price, names, readings = _price(counter), history.ids, history.readings
     found: list[Passage] = []
     turn, stop, last = 0, 0, len(history)
     for position in wanted:
@@ -348,11 +351,11 @@ def _day(part: Any, message: Any) -> str:
 
 
 class _Price:
-    """Prices passages by the pieces of their lines; each distinct piece of a label is counted once."""
+    """Prices passages by the pieces of their lines; the pieces of labels are cached."""
 
     def __init__(self, counter: TokenCounter) -> None:
         self._text = counter.text
-        self._count = cache(counter.text)
+        self._count = lru_cache(maxsize=LABELS)(counter.text)
         self._spare = 0 if counter.text("a") else 1
         """Extra token for each piece if the counter rounds down, because the sum would be too small."""
 
@@ -379,6 +382,9 @@ class _Price:
             first=first,
             tool=tool,
         )
+
+
+_price = lru_cache(maxsize=COUNTERS)(_Price)
 
 
 def _in_year(date: str) -> str:

@@ -223,9 +223,6 @@ NEAR = (0.6, 0.3)
 TYPICAL = 60
 """Average size of a passage in terms, assumed for its BM25."""
 
-NONE = float("-inf")
-"""Score of a message that must not be returned."""
-
 BESIDE = 100.0
 """Score subtracted from messages that do not answer. All of them end up below 0 and keep their order."""
 
@@ -308,11 +305,11 @@ class Ranking:
         days = [score + MONTH * here for score, here in zip(days, named_month, strict=True)]
         for session, nearness in enumerate(_closeness_to_dates(index, question) if talk else ()):
             days[session] += DATE * nearness
-        columns = zip(hits, near, map(days.__getitem__, index.sessions), _bases(index, who), strict=False)
-        self._scores = [most * hit + around * close + day + base for hit, close, day, base in columns]
-        if talk:
-            reply = REPLY * most
-            self._scores = [score + reply * before for score, before in zip(self._scores, [0.0, *hits], strict=False)]
+        reply, bases = REPLY * most if talk else 0.0, _bases(index, who)
+        columns = zip(hits, near, map(days.__getitem__, index.sessions), bases, [0.0, *hits], strict=False)
+        self._scores = [
+            most * hit + around * close + day + base + reply * before for hit, close, day, base, before in columns
+        ]
         if talk and question.sought:
             gains = [SOUGHT.get(cue & question.sought, 0.0) for cue in range(CUES)]
             self._scores = [score + gains[cue] for score, cue in zip(self._scores, index.cues, strict=False)]
@@ -334,13 +331,9 @@ class Ranking:
             without: Positions to leave out.
             beside: Include messages that do not answer, ranked by their raw scores.
         """
-        scores = [*self._scores] if beside else [*map(_if_answers, self._scores, self._answers)]
-        for at in without:
-            if at < len(scores):
-                scores[at] = NONE
-        last = min(nlargest(count, scores), default=NONE) if count < len(scores) else NONE
-        found = [at for at, score in enumerate(scores) if score >= last and score > NONE]
-        return sorted(found, key=scores.__getitem__, reverse=True)[:count]
+        every = range(len(self._scores))
+        found = [at for at in (every if beside else self.answering(every)) if at not in without]
+        return nlargest(count, found, key=self._scores.__getitem__)
 
     def passages(self, candidates: Sequence[Passage]) -> list[float]:
         """Score of each passage; above 0 if it answers.
@@ -396,10 +389,6 @@ class Ranking:
         return score if self._answers[at] else score - BESIDE
 
 
-def _if_answers(score: float, answers: float) -> float:
-    return score if answers else NONE
-
-
 def _wanted(index: Index, question: Question, people: Collection[str], stop: int) -> dict[str, float]:
     """Idf of the question's terms that occur in the index, rarest first; names of the two speakers are left out.
 
@@ -419,9 +408,12 @@ def _wanted(index: Index, question: Question, people: Collection[str], stop: int
     }
 
 
-def _saturated(times: float, size: float) -> float:
-    """BM25 weight of a term before idf, from its frequency and the text's length as a multiple of the average."""
-    return times * (K1 + 1) / (times + K1 * (1 - B + B * min(GIANT, size)))
+def _damping(size: float) -> float:
+    """Frequency at which a term has half its maximum BM25 weight, from the text's length as a multiple of the average.
+
+    The weight before idf is frequency x (`K1` + 1) / (frequency + damping).
+    """
+    return K1 * (1 - B + B * min(GIANT, size))
 
 
 def _bases(index: Index, who: int | None) -> array[float]:
@@ -483,7 +475,7 @@ def _add_days(index: Index, days: list[float], by_day: Sequence[int]) -> None:
     weight = log1p((count - holding + 0.5) / (holding + 0.5))
     for session, often in enumerate(by_day):
         if often:
-            days[session] += weight * _saturated(often, index.totals[session] / average)
+            days[session] += weight * (often * (K1 + 1) / (often + _damping(index.totals[session] / average)))
 
 
 def _with_neighbours(hits: Sequence[float]) -> list[float]:
@@ -498,8 +490,8 @@ def _passage_bm25(wanted: Sequence[tuple[str, float]], text: str) -> float:
     """BM25 of a passage."""
     spoken = passage_terms(text)
     held = [(spoken[term], weight) for term, weight in wanted if term in spoken]
-    size = sum(spoken.values()) / TYPICAL if held else 0.0
-    return sum([weight * _saturated(times, size) for times, weight in held])
+    damping = _damping(spoken.total() / TYPICAL) if held else 0.0
+    return sum([weight * (times * (K1 + 1) / (times + damping)) for times, weight in held])
 
 
 def named(index: Index, question: Question) -> dict[str, int]:

@@ -137,8 +137,8 @@ _run_terms_cached = lru_cache(maxsize=RUNS)(_run_terms)
 
 
 @lru_cache(maxsize=4_096)
-def passage_terms(passage: str) -> Mapping[str, int]:
-    """Term counts of a passage, cached because the same passages are scored at every turn of a conversation."""
+def passage_terms(passage: str) -> Counter[str]:
+    """Term counts of a passage, not to be changed; cached because passages are scored at every turn."""
     return Counter(terms(passage))
 
 
