@@ -18,11 +18,11 @@ from typing import Any, cast
 from context_compiler import ids
 from context_compiler.errors import StoreError
 from context_compiler.record import rows
-from context_compiler.record.database import Database
+from context_compiler.record.database import PAGE, Database
 from context_compiler.record.maintenance import EXPORTED
 from context_compiler.record.queries import insert, reseal
 from context_compiler.record.sessions import memory_diff
-from context_compiler.record.store import PAGE, SQLStore
+from context_compiler.record.store import SQLStore
 from context_compiler.record.values import page_names
 
 Row = Mapping[str, Any]

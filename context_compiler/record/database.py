@@ -12,6 +12,9 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+PAGE = 500
+"""Rows that an export fetches at a time."""
+
 
 @dataclass(frozen=True, slots=True)
 class Moment:

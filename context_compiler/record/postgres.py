@@ -18,13 +18,13 @@ import asyncpg  # pyright: ignore[reportMissingTypeStubs]
 
 from context_compiler.errors import StoreError
 from context_compiler.record import maintenance
-from context_compiler.record.database import Database
+from context_compiler.record.database import PAGE, Database
 from context_compiler.record.pool import ATTEMPTS, CONFLICTS, LOST, SCHEMA, Connection, Pool, Postgres
 from context_compiler.record.postgres_database import SAVES_PER_STEP, PostgresDatabase
 from context_compiler.record.postgres_save import Memory, archive, archive_fast, save, save_fast
 from context_compiler.record.postgres_tables import RECORD
 from context_compiler.record.rows import prefix
-from context_compiler.record.store import PAGE, SQLStore
+from context_compiler.record.store import SQLStore
 from context_compiler.record.values import Chain, Entry, Record
 
 T = TypeVar("T")

@@ -21,7 +21,7 @@ from typing import Any, TypeVar, cast
 import asyncpg  # pyright: ignore[reportMissingTypeStubs]
 from greenlet import getcurrent, greenlet
 
-from context_compiler.record.database import Moment
+from context_compiler.record.database import PAGE, Moment
 from context_compiler.record.dialect import (
     MARK,
     NO_NULLS,
@@ -37,7 +37,6 @@ from context_compiler.record.pool import CONFLICTS, FAILURES, Connection
 from context_compiler.record.postgres_tables import RECORD, REFERENCES, TABLES
 from context_compiler.record.rows import PLAIN, refuse_removed
 from context_compiler.record.schema import APPLICATION_ID
-from context_compiler.record.store import PAGE
 
 T = TypeVar("T")
 

@@ -24,7 +24,7 @@ from context_compiler.errors import StoreError
 from context_compiler.paths import check_place, is_address, require_postgres
 from context_compiler.record import conversations, maintenance, queries, sessions
 from context_compiler.record.background import hold_at_fork
-from context_compiler.record.database import Database, Moment
+from context_compiler.record.database import PAGE, Database, Moment
 from context_compiler.record.files import BUSY_TIMEOUT_MS, FAILURES, File, explain, locate
 from context_compiler.record.schema import version_of
 from context_compiler.record.sqlite import open_memory
@@ -44,8 +44,6 @@ from context_compiler.record.values import (
 
 T = TypeVar("T")
 DEFAULT_PATH = "system/context.db"
-PAGE = 500
-"""Rows that an export fetches at a time."""
 
 
 class Recorder(Protocol):
