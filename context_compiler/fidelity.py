@@ -34,11 +34,11 @@ class Fidelity(StrEnum):
         """Parse a mode.
 
         Args:
-            value: The text of the mode; spaces around it are ignored.
+            value: Name of the mode; spaces around it are ignored.
             where: Name of the place that the value comes from, for the error message.
 
         Raises:
-            FidelityError: The value is not one of the six modes.
+            FidelityError: The value is not one of the modes.
         """
         try:
             return cls(value if isinstance(value, cls) else str(value).strip())
@@ -108,7 +108,7 @@ def fidelity_on_resume(resolved: str, is_first: bool) -> Fidelity:
 
 
 def _attribute_text(thing: object, name: str) -> str:
-    """Text of an attribute without surrounding spaces; empty if it is missing or not a text or integer."""
+    """Text of an attribute without surrounding spaces; empty if it is missing or neither a string nor an integer."""
     value = getattr(thing, name, None)
     return str(value).strip() if isinstance(value, str | int) and not isinstance(value, bool) else ""
 

@@ -23,11 +23,28 @@ from typing import TYPE_CHECKING, Any, cast
 if TYPE_CHECKING:  # importing Pydantic AI is slow, and reading the record does not need it
     from pydantic_ai.messages import ModelMessage
 
-VERSION = "c1:"
+CHAIN = "c1:"
+"""Prefix of a chain id."""
 EXACT = "x1:"
+"""Prefix of an exact name."""
 RENDERED = "x2:"
 """Prefix of an exact name that also depends on the rendering of dynamic parts."""
 RECORDED = (EXACT, RENDERED)
+
+ANSWERS = ("tool-return", "retry-prompt")
+"""Kinds of part with which the host answers a call."""
+
+MAX_SPLITS = 15
+"""Maximum number of first parts of a message that are checked for joins; each place costs two hashes."""
+
+STAMPS = frozenset({"timestamp", "metadata", "outcome", "retry"})
+"""Fields of a part that are not content: times, counts, and fields that the host adds to converted retry prompts."""
+
+RETRIED = "retried"
+"""Outcome that the host assigns on loading a retry prompt that answers a call."""
+
+OMITTED: tuple[object, ...] = (None, [], {})
+"""Values that some versions of the host write out and others omit."""
 
 
 def blob_id(body: bytes) -> str:
@@ -36,7 +53,7 @@ def blob_id(body: bytes) -> str:
 
 
 def text_hash(text: str) -> str:
-    """SHA-256 of a text, in hex, comparable with the output of `sha256sum`."""
+    """SHA-256 of a string, in hex, comparable with the output of `sha256sum`."""
     return sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
 
 
@@ -65,13 +82,13 @@ class Split:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IdentityFacts:
-    """Everything in a message on which its names depend."""
+    """Everything in a message that its names depend on."""
 
     identity: str
     instructions: str | None
     outcomes: Mapping[int, str]
     rendering: str
-    """Hash of the texts of its dynamic parts; empty if it has none."""
+    """Hash of the contents of its dynamic parts; empty if it has none."""
     splits: tuple[Split, ...]
     """Places at which the host may have joined two messages."""
 
@@ -82,7 +99,7 @@ class IdentityFacts:
 
 
 def identity_facts(body: bytes) -> IdentityFacts:
-    """Read the facts on which the names of a message depend from its JSON."""
+    """Read from the JSON of a message everything that its names depend on."""
     data = json.loads(body)
     parts = cast("list[object]", data.get("parts", []))
     return IdentityFacts(
@@ -103,7 +120,7 @@ def _splits(data: Mapping[str, Any], parts: Sequence[object]) -> Iterator[Split]
     """
     kinds = [cast(dict[str, object], part).get("part_kind") if isinstance(part, dict) else None for part in parts]
     results = next((at for at, kind in enumerate(kinds) if kind not in ANSWERS), len(kinds))
-    first = range(1, MOST_SPLITS if not data.get("run_id") else 0)
+    first = () if data.get("run_id") else range(1, MAX_SPLITS + 1)
     for count in dict.fromkeys((*first, results)):
         if 0 < count < len(parts):
             pieces = (parts[:count], parts[count:], parts[count - 1 : count])
@@ -137,16 +154,17 @@ def outcomes(parts: Sequence[object]) -> dict[int, str]:
 
 
 def _identity(data: Mapping[str, Any]) -> str:
-    content = {"kind": data.get("kind"), "parts": [_without_stamps(part) for part in data.get("parts", [])]}
+    content = {"kind": data.get("kind"), "parts": [_canonical_part(part) for part in data.get("parts", [])]}
     canonical = json.dumps(content, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
     return blake2b(canonical.encode(), digest_size=16).hexdigest()
 
 
-def _without_stamps(part: object) -> object:
+def _canonical_part(part: object) -> object:
+    """Part without stamps and dynamic content; a retry prompt gets the kind that it has once the host has loaded it."""
     if not isinstance(part, dict):
         return part
     given = cast(dict[str, object], part)
-    kept = {key: value for key, value in given.items() if key not in STAMPS and value not in _OMITTED}
+    kept = {key: value for key, value in given.items() if key not in STAMPS and value not in OMITTED}
     if kept.get("dynamic_ref"):
         kept.pop("content", None)
     if kept.get("part_kind") == "retry-prompt":
@@ -157,51 +175,39 @@ def _without_stamps(part: object) -> object:
     return kept
 
 
-ANSWERS = ("tool-return", "retry-prompt")
-"""Kinds of part with which the host answers a call."""
-
-MOST_SPLITS = 16
-"""Number of first parts of a message that are checked for joins; each place costs two hashes."""
-
-STAMPS = frozenset({"timestamp", "metadata", "outcome", "retry"})
-"""Fields of a part that are not content: times, counts, and fields that the host adds to converted retry prompts."""
-
-RETRIED = "retried"
-"""Outcome that the host gives to a retry prompt that answers a call, when it loads one."""
-
-_OMITTED: tuple[object, ...] = (None, [], {})
-"""Values that some versions of the host write out and others omit."""
-
-
 def chain_id(parent: str | None, content: str) -> str:
     """Chain id of the message that follows `parent`, a chain id; `content` is its `identity`."""
-    return VERSION + blake2b(f"{parent or ''}\x00{content}".encode(), digest_size=16).hexdigest()
+    return CHAIN + _link(parent, content)
+
+
+def _link(parent: str | None, content: str) -> str:
+    return blake2b(f"{parent or ''}\x00{content}".encode(), digest_size=16).hexdigest()
 
 
 def exact_id(parent: str | None, content: str) -> str:
     """Exact name of the message that follows `parent`, an exact name; `content` is its `exact_identity`."""
-    return EXACT + chain_id(parent, content).removeprefix(VERSION)
+    return EXACT + _link(parent, content)
 
 
 def view_message_id(parent: str | None, content: str, rendering: str) -> str:
     """Exact name of a message in a view; it also depends on the `rendering` of its dynamic parts."""
     if not rendering:
         return exact_id(parent, content)
-    return RENDERED + chain_id(parent, f"{content}\x00{rendering}").removeprefix(VERSION)
+    return RENDERED + _link(parent, f"{content}\x00{rendering}")
 
 
-HELD = ("content", "args", "outcome")
+COMPARED = ("content", "args", "outcome")
 """Attributes of a part that are compared to detect an edit in place."""
 
 Columns = tuple[list[Any], ...]
-"""Objects of many messages: the number of parts of each, instructions, all parts, and what each part holds."""
+"""Objects of many messages: the number of parts of each, instructions, all parts, and their `COMPARED` attributes."""
 
 
 def objects_of(message: ModelMessage) -> list[object]:
     """Collect the parts of a message and their contents; if the result changes, the message was edited in place."""
     found: list[object] = [*message.parts, getattr(message, "instructions", None)]
     for part in message.parts:
-        for name in HELD:
+        for name in COMPARED:
             content = getattr(part, name, None)
             if content is not None:
                 found.append(content if type(content) is str else _snapshot(content))
@@ -209,7 +215,7 @@ def objects_of(message: ModelMessage) -> list[object]:
 
 
 def columns_of(messages: Sequence[ModelMessage]) -> Columns:
-    """Collect the objects of many messages like `objects_of`, but without snapshots, in a quarter of the time."""
+    """Collect the objects of many messages like `objects_of`, without snapshots, in a quarter of the time."""
     lists = [message.parts for message in messages]
     parts = list(chain.from_iterable(lists))
     instructions = map(getattr, messages, repeat("instructions"), repeat(None))
@@ -219,8 +225,8 @@ def columns_of(messages: Sequence[ModelMessage]) -> Columns:
 
 @cache
 def _contents_of(kind: type[Any]) -> Callable[[Any], object]:
-    """Return the function that gets the `HELD` attributes of a part of this type: one value, or several as a tuple."""
-    names = [one.name for one in fields(kind) if one.name in HELD]
+    """Return the function that gets the `COMPARED` attributes of such a part: one value, or a tuple of several."""
+    names = [one.name for one in fields(kind) if one.name in COMPARED]
     return attrgetter(*names) if names else _nothing
 
 
@@ -228,15 +234,15 @@ def _nothing(_: object) -> None:
     return None
 
 
-def columns_after(before: Columns | None, shared: int, news: Sequence[ModelMessage]) -> Columns:
-    """Columns of a history whose first `shared` messages are those of `before`, followed by the messages `news`."""
-    counts, instructions, parts, held = columns_of(news)
-    new = counts, instructions, parts, [_snapshot(value) for value in held]
+def columns_after(before: Columns | None, shared: int, new: Sequence[ModelMessage]) -> Columns:
+    """Columns of a history whose first `shared` messages are those of `before`, followed by the messages `new`."""
+    counts, instructions, parts, held = columns_of(new)
+    added = counts, instructions, parts, [_snapshot(value) for value in held]
     if before is None or not shared:
-        return new
+        return added
     size = sum(before[0][:shared])
     found = tuple(old[:most] for old, most in zip(before, (shared, shared, size, size), strict=True))
-    for column, more in zip(found, new, strict=True):
+    for column, more in zip(found, added, strict=True):
         column.extend(more)
     return found
 

@@ -40,7 +40,7 @@ def limits(
         fixed: Tokens that are in the view no matter what is left out.
         window: The model's context window, if known.
         max_tokens: Maximum tokens of the answer, by the request's settings.
-        threshold: The template's default trigger; 0 means none.
+        threshold: The template's default trigger; 0 means the budget.
         fidelity: `full` ignores the trigger and waits until the budget is exceeded.
         ratio: Tokens of the model per token of o200k; the caller's budget is in tokens of the model.
         tight: Fraction of the budget to use, below 1 after a provider has rejected a request as too long.

@@ -32,7 +32,7 @@ COUNT_RULE = "a whole number from 0, or all"
 
 
 def parse_count(value: object) -> Count:
-    """Parse a count from a number or a text.
+    """Parse a count from a number or a string.
 
     Raises:
         ValueError: It is not a count; the message is the allowed values.

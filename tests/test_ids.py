@@ -18,7 +18,7 @@ from pydantic_ai.messages import (
     UserPromptPart,
 )
 
-from context_compiler.ids import VERSION, blob_id, chain_id, identity, text_hash
+from context_compiler.ids import CHAIN, blob_id, chain_id, identity, text_hash
 from context_compiler.messages.history import load_messages, message_body
 from tests.support.histories import histories
 from tests.support.parts import retry_prompt
@@ -110,7 +110,7 @@ def test_whatever_a_model_would_see_changes_the_name(one: ModelMessage, other: M
 
 def test_a_chained_id_depends_on_everything_before() -> None:
     first = chain_id(None, "a")
-    assert first.startswith(VERSION)
+    assert first.startswith(CHAIN)
     assert chain_id(first, "b") == chain_id(chain_id(None, "a"), "b")
     assert len({first, chain_id(first, "a"), chain_id(None, "b"), chain_id(first, "b")}) == 4
 

@@ -321,7 +321,7 @@ class ChatSession:
             hear: Earlier name of `on_text`.
 
         Raises:
-            SettingsError: the prompt is empty, or an answer is still coming.
+            SettingsError: the prompt is empty, or an answer is still being written.
 
         Errors of the agent are raised after the turn has been saved, even if it is incomplete.
         """
@@ -329,7 +329,7 @@ class ChatSession:
         if not text.strip():
             raise SettingsError("text='': give a prompt")
         if self._pending is not None:
-            raise SettingsError("an answer is still coming: wait for it, or stop it")
+            raise SettingsError("an answer is still being written: wait for it, or stop it")
         self._pending = pending = _PendingReply(on_text=on_text or hear, began=time.perf_counter())
         try:
             await self.open()
@@ -382,7 +382,7 @@ class ChatSession:
         """Compile the conversation now, for Endless mode; see `ContextCompiler.compile_now` and `preview`.
 
         Raises:
-            SettingsError: an answer is still coming, the focus is too long, or there is no such turn.
+            SettingsError: an answer is still being written, the focus is too long, or there is no such turn.
             StoreError: the conversation is empty, or the record cannot be read.
         """
         compiler = await self._idle_compiler()
@@ -411,10 +411,10 @@ class ChatSession:
         """Load the conversation and return its compiler.
 
         Raises:
-            SettingsError: an answer is still coming.
+            SettingsError: an answer is still being written.
         """
         if self._pending is not None:
-            raise SettingsError("an answer is still coming: wait for it, or stop it")
+            raise SettingsError("an answer is still being written: wait for it, or stop it")
         await self.open()
         return self.compiler()
 

@@ -45,7 +45,7 @@ POLL = 0.1
 TAIL = 4096
 """Bytes at the end of the file that `repair` reads."""
 
-LONGEST_MARKER = 200
+MAX_MARKER = 200
 """Maximum characters kept of an unfinished line that cannot be a marker."""
 
 _TIME = r"\*\d{4}-\d\d-\d\d \d\d:\d\d:\d\d UTC\*"
@@ -324,7 +324,7 @@ def escape_suffix(line: str) -> str:
 
 def _marker_prefix(line: str) -> str:
     """Shorten a long unfinished line that cannot be a marker, to bound the memory that it takes."""
-    return line if len(line) <= LONGEST_MARKER or _LIKE_A_MARKER.fullmatch(line) else f"{line[:LONGEST_MARKER]} "
+    return line if len(line) <= MAX_MARKER or _LIKE_A_MARKER.fullmatch(line) else f"{line[:MAX_MARKER]} "
 
 
 def parse(text: str) -> list[TranscriptTurn]:

@@ -92,7 +92,7 @@ def print_comparison(screen: Screen, compared: Comparison) -> None:
 
 
 def print_diff(screen: Screen, lines: Sequence[str]) -> None:
-    """Print a unified diff, in colour on a terminal."""
+    """Print a unified diff, in color on a terminal."""
     screen.line()
     if not lines:
         screen.line("no difference")

@@ -139,7 +139,7 @@ async def load_fact(db: Place, owner: str | None, session: str, text: str) -> tu
     """Load the fate of a fact in a session; also return the session's full name.
 
     Raises:
-        SettingsError: the text is empty.
+        SettingsError: the string is empty.
         StoreError: there is no such session.
     """
     if not text.strip():

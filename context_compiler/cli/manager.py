@@ -32,7 +32,7 @@ app = group("Log, checkpoint and rollback of a managed session.", shown="manager
 
 SessionId = Annotated[str, typer.Argument(metavar="SESSION", help="Name of a session, from `sessions list`.")]
 
-SHORT = 12
+ID_LENGTH = 12
 """Characters of a commit id in tables; --json has the full id."""
 
 COLUMNS = (
@@ -82,7 +82,7 @@ def checkpoint(
 ) -> None:
     """Create a checkpoint of a session and its memory."""
     commit, turns = asyncio.run(_checkpoint(db, owner, session, message))
-    report = f"{db}: session {one_line(session)} saved at {plural(turns, 'turn')} as {str(commit)[:SHORT]}"
+    report = f"{db}: session {one_line(session)} saved at {plural(turns, 'turn')} as {str(commit)[:ID_LENGTH]}"
     print_result({"db": str(db), "session": session, "commit": commit, "turns": turns}, report, json=json)
 
 
@@ -102,13 +102,15 @@ def rollback(
     found = asyncio.run(_log(db, owner, session, 1 if to is None else None))
     target = found.next if to is None else _commit_named(to, found.commits)
     if not yes and target is not None:
-        question = f"Roll session {session!r} back from {plural(found.turns, 'turn')} to checkpoint {target[:SHORT]}?"
+        question = (
+            f"Roll session {session!r} back from {plural(found.turns, 'turn')} to checkpoint {target[:ID_LENGTH]}?"
+        )
         if not confirm(question):
             print_error("nothing was rolled back")
             raise typer.Exit(1)
     result, turns = asyncio.run(_rollback(db, owner, session, None if to is None else target))
     back = {"commit_restored": result.commit_restored, "turns_lost": result.turns_lost, "turns": turns}
-    line = f"is back at {result.commit_restored[:SHORT]}, {plural(result.turns_lost, 'turn')} lost"
+    line = f"is back at {result.commit_restored[:ID_LENGTH]}, {plural(result.turns_lost, 'turn')} lost"
     print_result({"db": str(db), "session": session, **back}, f"{db}: session {one_line(session)} {line}", json=json)
 
 
@@ -165,4 +167,4 @@ async def _rollback(db: Place, owner: str | None, session: str, commit: str | No
 def _row(one: Commit, next: str | None) -> tuple[object, ...]:
     mark = "→" if one.id == next else ""
     counts = (number(one.turns), number(one.memories))
-    return mark, one.id[:SHORT], timestamp(one.created_at), *counts, one.author, one.message
+    return mark, one.id[:ID_LENGTH], timestamp(one.created_at), *counts, one.author, one.message

@@ -42,7 +42,7 @@ class Row:
         """Format its cells, in the order of the columns."""
         seconds = time.monotonic() - self.began if self.seconds is None else self.seconds
         tokens = f"{number(self.tokens_in)} in, {number(self.tokens_out)} out" if self.tokens_in else ""
-        retries = plural(self.retries, "retry").replace("retrys", "retries") if self.retries else ""
+        retries = plural(self.retries, "retry", "retries") if self.retries else ""
         fidelity = f"{self.fidelity} {self.thread}".strip()
         return self.name, fidelity, self.status, retries, f"{seconds:.1f} s", tokens, one_line(self.why, 120)
 
@@ -51,7 +51,7 @@ class RunProgress:
     """Prints the events of one run."""
 
     def __init__(self, screen: Screen, *, events: bool, silent: bool) -> None:
-        """Print events as JSON lines if `events`, nothing if `silent`, else progress for people."""
+        """Configure the output: JSON lines if `events`, nothing if `silent`, else progress for people."""
         self._screen, self._events, self._silent = screen, events, silent
         self._rows: list[Row] = []
         self._open: dict[tuple[str, str | None], Row] = {}
@@ -108,7 +108,8 @@ class RunProgress:
         elif event.kind in ("agent_answered", "context_compiled"):
             row.tokens_in += facts.get("input_tokens", 0)
             row.tokens_out += facts.get("output_tokens", 0)
-            row.why = f"ran as written: {facts['error']}" if facts.get("error") else row.why
+            if facts.get("error"):
+                row.why = f"context helper failed, prompt sent as written: {facts['error']}"
         elif event.kind in ("stage_completed", "stage_failed"):
             row.status, row.seconds = str(facts.get("status", "")), float(facts.get("duration", 0))
             row.why = str(facts.get("reason", "")) or row.why

@@ -1,4 +1,4 @@
-"""Output in two forms: tables and colour on a terminal, plain aligned text everywhere else.
+"""Output in two forms: tables and color on a terminal, plain aligned text everywhere else.
 
 Plain text is never truncated, so that programs can read it. All text passes through `safe`; none of it is markup.
 """
@@ -24,7 +24,7 @@ from rich.text import Text
 from context_compiler.cli.text import abbreviate, json_text, one_line, safe
 
 Piece = str | tuple[str, str]
-"""A text, or a text and its style."""
+"""A string, or a string and its style."""
 
 BAR, SHORTEST = 44, 12
 """Columns of a full bar, and its minimum on a narrow terminal."""
@@ -98,7 +98,7 @@ class Screen:
             self._plain("  ".join(padded).rstrip())
 
     def block(self, title: Sequence[Piece], text: str | Text, *, style: str = "", lines: int = 0) -> None:
-        """Print a text under a title: its first `lines`, or all of it if that is 0."""
+        """Print a string under a title: its first `lines`, or all of it if that is 0."""
         body = _first_lines(text if isinstance(text, Text) else styled_text(text), lines)
         if self.rich:
             panel = Panel(
@@ -129,7 +129,7 @@ class Screen:
             self._plain(f"  {line}".rstrip())
 
     def raw(self, text: str) -> None:
-        """Print a text that is already safe and must not be wrapped: JSON, markdown, a template."""
+        """Print a string that is already safe and must not be wrapped: JSON, markdown, a template."""
         self._plain(text)
 
     def _plain(self, line: str) -> None:

@@ -28,7 +28,7 @@ _UNPRINTED = re.compile("[\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\
 
 
 def one_line(text: str, width: int = 0) -> str:
-    """Make a text safe and put it on one line, truncated with an ellipsis to `width` columns unless that is 0."""
+    """Make a string safe and put it on one line, truncated with an ellipsis to `width` columns unless that is 0."""
     line = safe_line(text)
     if not width or cell_len(line) <= width:
         return line
@@ -70,9 +70,9 @@ def fit_pieces(line: str, width: int) -> str:
     return one_line(" · ".join(pieces), width)
 
 
-def plural(count: int, noun: str) -> str:
-    """Format a count and its noun: `1 view`, `2 views`."""
-    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
+def plural(count: int, noun: str, nouns: str = "") -> str:
+    """Format a count and its noun: `1 view`, `2 views`; `nouns` is the plural if it is not the noun with an `s`."""
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {nouns or f'{noun}s'}"
 
 
 def first_word(status: str) -> str:

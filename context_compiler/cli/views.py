@@ -393,12 +393,7 @@ def replay(
         screen.raw(json_text(_document(old, replayed, compared, summaries)))
         return
     _print(screen, old, replayed, compared)
-    screen.heading("Summary")
-    print_diff(screen, summaries)
-    if request.model == "none" and request.template.compiler == "agent":
-        name = request.template.name
-        screen.line()
-        screen.line((f"no model was asked, so quotes replace the summary of {name}; --model NAME asks one", "dim"))
+    _print_summary(screen, summaries, request)
     if replayed.record is not None and replayed.record.id is not None:
         screen.line()
         screen.line(f"recorded as view {replayed.record.id}")
@@ -448,3 +443,13 @@ def _print(screen: Screen, old: Record, replayed: View, compared: Comparison) ->
             ("shared", f"{kept} from the beginning ({share(compared.common_tokens, after) or '0%'})"),
         ]
     )
+
+
+def _print_summary(screen: Screen, summaries: tuple[str, ...], request: ViewRequest) -> None:
+    """Print the diff of the two summaries, and a note if no model wrote the new one although its template asks one."""
+    screen.heading("Summary")
+    print_diff(screen, summaries)
+    if request.model == "none" and request.template.compiler == "agent":
+        name = request.template.name
+        screen.line()
+        screen.line((f"no model was asked, so quotes replace the summary of {name}; --model NAME asks one", "dim"))

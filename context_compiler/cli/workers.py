@@ -108,13 +108,17 @@ def worker(
             )
             worker.name = name or worker.name
             print_note(f"{worker.name} takes runs from {place_name(place)}; Ctrl-C stops it")
-            loop = asyncio.get_running_loop()
-            for sign in (signal.SIGINT, signal.SIGTERM):
-                with suppress(NotImplementedError):  # Windows
-                    loop.add_signal_handler(sign, worker.stop)
+            _stop_on_signals(worker)
             await worker.run(until_empty=until_empty)
 
     asyncio.run(work())
+
+
+def _stop_on_signals(worker: pipeline.Worker) -> None:
+    loop = asyncio.get_running_loop()
+    for sign in (signal.SIGINT, signal.SIGTERM):
+        with suppress(NotImplementedError):  # Windows
+            loop.add_signal_handler(sign, worker.stop)
 
 
 def _configure(defaults: RunOptions, submission: pipeline.Submission) -> pipeline.RunConfig:

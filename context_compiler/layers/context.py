@@ -1,4 +1,4 @@
-"""Visibility of the layers: the needs of each node, its context as values and texts, and its block in a view.
+"""Visibility of the layers: the needs of each node, its context as values and strings, and its block in a view.
 
 A view contains one fenced block directly before its prompt. The node's template gives each section a budget and a
 priority. If room is short, the section with the lowest priority shrinks first, and every cut is reported.
@@ -221,7 +221,7 @@ def _act_extras(state: Mapping[str, Any]) -> Context:
 
 
 def layer_texts(node: str | Need, state: Mapping[str, Any]) -> dict[str, str]:
-    """Build the context of one node as texts, by the variable names of its template.
+    """Build the context of one node as strings, by the variable names of its template.
 
     Raises:
         LayersError: The node is unknown, or a value in the state is wrong.

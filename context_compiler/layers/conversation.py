@@ -216,7 +216,7 @@ def to_json(conversation: Mapping[str, Any]) -> str:
     try:
         return encode_json(conversation)
     except (ValueError, RecursionError) as error:
-        raise LayersError(f"the conversation cannot be kept as JSON: {error}") from None
+        raise LayersError(f"the conversation cannot be stored as JSON: {error}") from None
 
 
 def from_json(text: str) -> ConversationContext:

@@ -13,7 +13,7 @@ from context_compiler.layers.index import Row
 from context_compiler.layers.models import EntityContext, EntitySnapshot, as_mapping, parse_layer
 from context_compiler.layers.refs import (
     ELLIPSIS,
-    SHORT,
+    MAX_CACHED_LABEL,
     RefsByForm,
     label,
     mask_data,
@@ -232,7 +232,9 @@ def _content_text(data: object) -> str:
 
 
 def _name_line(ref: str, name: str) -> str:
-    return _short_name_line(ref, name) if len(ref) + len(name) <= SHORT else f"- `{label(ref)}`: {label(name)}"
+    return (
+        _short_name_line(ref, name) if len(ref) + len(name) <= MAX_CACHED_LABEL else f"- `{label(ref)}`: {label(name)}"
+    )
 
 
 @lru_cache(maxsize=8192)

@@ -70,7 +70,7 @@ def list_field(given: Mapping[str, Any], key: str) -> list[Any]:
 
 
 def text_field(given: Mapping[str, Any], key: str) -> str:
-    """Return the text stored under a key; empty if it is missing. Other values are converted with `str`."""
+    """Return the string stored under a key; empty if it is missing. Other values are converted with `str`."""
     found = given.get(key)
     return "" if found is None else str(found)
 

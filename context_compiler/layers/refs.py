@@ -6,7 +6,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from typing import Any, cast
+from typing import Any, Protocol, cast
 from unicodedata import normalize
 from uuid import UUID as UUIDType
 
@@ -22,11 +22,17 @@ UUID_DIGITS = 32
 """Characters of a UUID without its hyphens."""
 MAX_DEPTH = 32
 """Maximum nesting depth at which lists and mappings are inspected."""
-SHORT = 200
+MAX_CACHED_LABEL = 200
 """Maximum characters of a label that is cached: a session shows the same labels to every node in every turn."""
+ELLIPSIS = "…"
+ID_PLACEHOLDER = "[id]"
+"""Replacement for a database id."""
+UUID_PATTERN = re.compile(r"(?<![0-9A-Fa-f])[0-9A-Fa-f]{8}-?(?:[0-9A-Fa-f]{4}-?){3}[0-9A-Fa-f]{12}(?![0-9A-Fa-f])")
+PENDING_ID = re.compile(r"__pending__\w*")
 Ancestors = tuple[int, ...]
 """Ids (`id()`) of the lists and mappings that enclose a value."""
 _NON_WORD = re.compile(r"[\W_]+")
+_BIDI_CONTROLS = re.compile("[\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
 
 
 def ref_prefix(type: str) -> str:
@@ -37,12 +43,12 @@ def ref_prefix(type: str) -> str:
     """
     prefix = _prefix(type)
     if not prefix:
-        raise LayersError(f"{type!r} is not a type of entity; give a word such as recipes")
+        raise LayersError(f"{type!r} is not a valid entity type; use a name such as 'recipes'")
     return prefix
 
 
 def _prefix(type: object) -> str:
-    """Return `ref_prefix`, or an empty text if the type has no usable character."""
+    """Return `ref_prefix`, or an empty string if the type has no usable character."""
     return _singular(type) if isinstance(type, str) else ""
 
 
@@ -60,7 +66,7 @@ def id_text(id: object) -> str:
     """Return the database id of an entity as text.
 
     Raises:
-        LayersError: The id is empty, or not a text, a number or a UUID.
+        LayersError: The id is empty, or not a string, a number or a UUID.
     """
     text = str(id).strip() if isinstance(id, str | int | UUIDType) and not isinstance(id, bool) else ""
     if not text:
@@ -94,7 +100,7 @@ def to_plain_data(data: object, what: str) -> object:
     try:
         return json.loads(encode_json(data))
     except (ValueError, RecursionError) as error:
-        raise LayersError(f"{what} cannot be kept as JSON: {error}") from None
+        raise LayersError(f"{what} cannot be stored as JSON: {error}") from None
 
 
 Answer = tuple[str, str, object, str | bool | None]
@@ -102,7 +108,7 @@ Answer = tuple[str, str, object, str | bool | None]
 
 
 class Refs:
-    """Two-way mapping between refs and database ids. Ids are texts; one id in two types means two entities."""
+    """Two-way mapping between refs and database ids (strings); the same id under two types means two entities."""
 
     def __init__(self, ids: Mapping[str, str] | None = None, types: Mapping[str, str] | None = None) -> None:
         """Start with database ids by ref, and the type of each ref."""
@@ -155,15 +161,35 @@ class Refs:
         return UUID_PATTERN.sub(lambda found: self.by_uuid(found[0]) or found[0], text) if self._uuids else text
 
 
-class RecordingRefs(Refs):
-    """Proxy of a mapping that records each lookup and its result."""
+class RefLookup(Protocol):
+    """The lookups in `Refs` that masking needs."""
+
+    def knows(self, ref: str, field: str) -> bool:
+        """True if this is the ref of an entity, for a field that refers to it."""
+        ...
+
+    def of(self, type: str, id: object) -> str | None:
+        """Return the ref of an entity by type and id."""
+        ...
+
+    def by_uuid(self, text: str) -> str | None:
+        """Return the ref of the entity with this UUID."""
+        ...
+
+    def replace_uuids(self, text: str) -> str:
+        """Return the text with every known UUID replaced by its ref."""
+        ...
+
+
+class RecordingRefs:
+    """Lookups in a mapping, each recorded with its result."""
 
     def __init__(self, refs: Refs) -> None:
-        super().__init__()
         self._source = refs
         self.answers: list[Answer] = []
 
-    def __contains__(self, ref: object) -> bool:
+    def knows(self, ref: str, field: str) -> bool:
+        """True if this is the ref of an entity."""
         found = ref in self._source
         self.answers.append(("has", "", ref, found))
         return found
@@ -216,7 +242,7 @@ class RefsByForm(Refs):
         return number.isdecimal() and bool(prefix) and f"_{field}".endswith(f"_{prefix}")
 
 
-def mask_data(data: object, refs: Refs, type: str = "") -> object:
+def mask_data(data: object, refs: RefLookup, type: str = "") -> object:
     """Return data without database ids: known ids become refs, unknown UUIDs become `[id]`.
 
     Args:
@@ -232,7 +258,7 @@ def is_recursive(data: object, ancestors: Ancestors) -> bool:
     return len(ancestors) >= MAX_DEPTH or id(data) in ancestors
 
 
-def _mask(data: object, refs: Refs, type: str, ancestors: Ancestors) -> object:
+def _mask(data: object, refs: RefLookup, type: str, ancestors: Ancestors) -> object:
     if isinstance(data, str):
         return _mask_text(refs.replace_uuids(data))
     if isinstance(data, Mapping | list | tuple) and is_recursive(cast(object, data), ancestors):
@@ -252,7 +278,7 @@ def _mask_text(text: str) -> str:
     return PENDING_ID.sub(ID_PLACEHOLDER, UUID_PATTERN.sub(ID_PLACEHOLDER, text))
 
 
-def _mask_row(row: Mapping[object, Any], refs: Refs, type: str, ancestors: Ancestors) -> dict[str, object]:
+def _mask_row(row: Mapping[object, Any], refs: RefLookup, type: str, ancestors: Ancestors) -> dict[str, object]:
     """Return a row with its ref in place of its own id."""
     found: dict[str, object] = {}
     inside = (*ancestors, id(row))
@@ -265,11 +291,11 @@ def _mask_row(row: Mapping[object, Any], refs: Refs, type: str, ancestors: Ances
     return found
 
 
-def _row_ref(id: object, refs: Refs, type: str) -> str | None:
+def _row_ref(id: object, refs: RefLookup, type: str) -> str | None:
     return refs.of(type, id) if type.strip("_ ") else refs.by_uuid(str(id))
 
 
-def _mask_field(name: str, value: object, refs: Refs, ancestors: Ancestors) -> object:
+def _mask_field(name: str, value: object, refs: RefLookup, ancestors: Ancestors) -> object:
     """Return the masked value of a field; the id of another entity becomes its ref."""
     if name.endswith("_id") and isinstance(value, str | int) and not isinstance(value, bool):
         return refs.of(name[:-3], value) or (
@@ -284,17 +310,9 @@ def _mask_field(name: str, value: object, refs: Refs, ancestors: Ancestors) -> o
     return _mask(value, refs, "", ancestors)
 
 
-def _mask_list(name: str, given: Sequence[object], refs: Refs, ancestors: Ancestors) -> list[object]:
+def _mask_list(name: str, given: Sequence[object], refs: RefLookup, ancestors: Ancestors) -> list[object]:
     """Return a list of ids of other entities as refs."""
     return [_mask_field(name, one, refs, (*ancestors, id(given))) for one in given]
-
-
-ELLIPSIS = "…"
-ID_PLACEHOLDER = "[id]"
-"""Replacement for a database id."""
-UUID_PATTERN = re.compile(r"(?<![0-9A-Fa-f])[0-9A-Fa-f]{8}-?(?:[0-9A-Fa-f]{4}-?){3}[0-9A-Fa-f]{12}(?![0-9A-Fa-f])")
-PENDING_ID = re.compile(r"__pending__\w*")
-_BIDI_CONTROLS = re.compile("[\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
 
 
 def as_text(given: object) -> str:
@@ -313,16 +331,12 @@ def single_line(text: object, most: int = 0) -> str:
 
 def mask_ids(text: str) -> str:
     """Return the text with every database id replaced by `[id]`."""
-    return (
-        PENDING_ID.sub(ID_PLACEHOLDER, UUID_PATTERN.sub(ID_PLACEHOLDER, text))
-        if "-" in text or "__" in text or len(text) >= 32
-        else text
-    )
+    return _mask_text(text) if "-" in text or "__" in text or len(text) >= UUID_DIGITS else text
 
 
 def label(text: object, most: int = 200) -> str:
     """Return a label that can be shown next to a ref: one line, without ids, parts of ids, or backticks."""
-    return _short_label(text, most) if isinstance(text, str) and len(text) <= SHORT else _label(text, most)
+    return _short_label(text, most) if isinstance(text, str) and len(text) <= MAX_CACHED_LABEL else _label(text, most)
 
 
 def _label(text: object, most: int) -> str:

@@ -250,7 +250,7 @@ class SessionIdRegistry:
         try:
             return encode_json(self.to_dict())
         except (ValueError, RecursionError) as error:
-            raise LayersError(f"the registry cannot be kept as JSON: {error}") from None
+            raise LayersError(f"the registry cannot be stored as JSON: {error}") from None
 
     def stored(self) -> tuple[dict[str, Any], dict[str, str]]:
         """Return the stored form in two parts: everything but the entities, and the entity pages as JSON by name.

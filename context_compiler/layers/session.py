@@ -123,7 +123,7 @@ class Layers:
         the turn is kept in memory and stored later: with the next turn or read of the session, or by `close`.
 
         Raises:
-            LayersError: The session id is empty or not a text.
+            LayersError: The session id is empty or not a string.
         """
         return Turn(self, check_session_id(session_id), user_message)
 
@@ -339,7 +339,7 @@ def check_session_id(session_id: object) -> str:
     """Return a valid session id unchanged.
 
     Raises:
-        LayersError: The id is empty or not a text.
+        LayersError: The id is empty or not a string.
     """
     if not isinstance(session_id, str) or not session_id.strip():
         raise LayersError(f"session {session_id!r} is not a name; give a string that is not empty")
@@ -475,7 +475,7 @@ class Turn:
         plan_direct, propose and clarify have a built-in meaning; a custom decision is kept as given.
 
         Raises:
-            LayersError: The decision is empty or not a text.
+            LayersError: The decision is empty or not a string.
         """
         _check_word("decision", decision, "plan_direct, propose or clarify")
         self.state["think_output"] = {"decision": decision, "goal": goal, **facts}
@@ -486,7 +486,7 @@ class Turn:
         read, analyze, generate and write have a built-in meaning; a custom type is kept as given.
 
         Raises:
-            LayersError: The type is empty or not a text.
+            LayersError: The type is empty or not a string.
         """
         _check_word("type", type, "read, analyze, generate or write")
         step = {"type": type, "description": description, "result": result, **facts}

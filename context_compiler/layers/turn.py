@@ -283,7 +283,7 @@ def record_count(result: object) -> int | None:
 def _operations(result: object) -> Iterator[tuple[str, str, Sequence[object]]]:
     """Iterate over tool, table and rows of each call in a result: `(tool, rows)`, `(tool, table, rows)`, or a list.
 
-    A pair of two texts is not a call.
+    A pair of two strings is not a call.
     """
     if isinstance(result, tuple):
         parts = cast("tuple[object, ...]", result)

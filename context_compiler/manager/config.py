@@ -91,7 +91,7 @@ def check_input(where: str, text: object) -> str:
     """Return a user's text unchanged.
 
     Raises:
-        SettingsError: The value is empty or not a text.
+        SettingsError: The value is empty or not a string.
     """
     if not isinstance(text, str) or not text.strip():
         raise SettingsError(f"{where}: the input is empty; give the user's text")

@@ -127,7 +127,7 @@ class ContextManager:
         """Add the response to the open turn; return False and change nothing if no turn is open.
 
         Raises:
-            SettingsError: The response is neither a text nor a `ModelResponse`.
+            SettingsError: The response is neither a string nor a `ModelResponse`.
         """
         if not isinstance(response, str | ModelResponse):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise SettingsError(f"add_response got {response!r:.80}: give a text or a ModelResponse")
@@ -202,7 +202,7 @@ class ContextManager:
         """Commit memory and session; return the id of the commit, or None without versioning.
 
         Raises:
-            SettingsError: The message is not a text.
+            SettingsError: The message is not a string.
             Exception: Any error of the repository; then nothing has changed.
         """
         check_text("message", message, empty=True)
@@ -291,10 +291,10 @@ def check_arguments(
 
 
 def check_text(name: str, given: object, *, empty: bool = False) -> str:
-    """Return a text unchanged; it may be empty only if `empty` is set.
+    """Return a string unchanged; it may be empty only if `empty` is set.
 
     Raises:
-        SettingsError: The value is not a text, or is empty.
+        SettingsError: The value is not a string, or is empty.
     """
     if not isinstance(given, str) or not (empty or given.strip()):
         raise SettingsError(f"{name}={cast(object, given)!r:.80}: give a text{'' if empty else ' that is not empty'}")

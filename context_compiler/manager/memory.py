@@ -50,10 +50,10 @@ class Saved:
 
 
 def check_memory_text(given: object, what: str) -> str:
-    """Return a text for a memory unchanged. Shared, so that every memory refuses the same values.
+    """Return a string for a memory unchanged. Shared, so that every memory refuses the same values.
 
     Raises:
-        SettingsError: The value is not a text.
+        SettingsError: The value is not a string.
     """
     if not isinstance(given, str):
         raise SettingsError(f"{what} is a {type(given).__name__}; give text to a memory")

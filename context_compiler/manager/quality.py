@@ -152,7 +152,7 @@ async def rate_coherence(messages: Sequence[ModelMessage], llm: LLM, reader: Rea
 
 
 def parse_rating(text: str) -> float:
-    """Parse the first number from 0 to 1 in a text; `UNPARSED_RATING` if there is none."""
+    """Parse the first number from 0 to 1 in a string; `UNPARSED_RATING` if there is none."""
     found = _NUMBER.search(text)
     value = float(found[0]) if found else UNPARSED_RATING
     return clamp_score(value) if value <= 1 else UNPARSED_RATING

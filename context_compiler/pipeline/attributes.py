@@ -27,7 +27,7 @@ FALSE = frozenset({"false", "no", "off", "0"})
 
 
 def as_text(value: Value | None) -> str:
-    """Convert a value to text as in DOT; None becomes the empty text."""
+    """Convert a value to text as in DOT; None becomes the empty string."""
     if isinstance(value, bool):
         return "true" if value else "false"
     return "" if value is None else str(value)

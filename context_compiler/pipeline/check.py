@@ -185,7 +185,7 @@ STRUCTURE = (
 POLICIES = frozenset({"wait_all", "first_success", "k_of_n", "quorum", "all_success", "any_success", "ignore"})
 """Policies for joining the branches of a parallel stage."""
 
-MOST_SUGGESTIONS = 1_000
+MAX_SUGGESTIONS = 1_000
 """Maximum number of unknown attributes for which a similar name is searched, because a search is slow."""
 ERROR_POLICIES = frozenset({"continue", "fail_fast", "ignore"})
 RETRY_POLICIES = frozenset({"none", "standard", "aggressive", "linear", "patient"})
@@ -225,7 +225,7 @@ def attributes_known(graph: Graph) -> Iterator[Diagnostic]:
             if standard:
                 yield diagnostic(thing, "old_spelling", INFO, f"{name!r} is read as {standard!r}", f"write {standard}")
             else:
-                near = _closest_name(name, tuple(known)) if unknown <= MOST_SUGGESTIONS else ""
+                near = _closest_name(name, tuple(known)) if unknown <= MAX_SUGGESTIONS else ""
                 severity = WARNING if near else INFO
                 fix = f"did you mean {near}?" if near else "the engine ignores it; your own handlers can read it"
                 yield diagnostic(thing, "unknown_attribute", severity, f"unknown attribute {name!r}", fix)
@@ -251,7 +251,7 @@ def value_type(graph: Graph) -> Iterator[Diagnostic]:
 
 
 def fidelity_valid(graph: Graph) -> Iterator[Diagnostic]:
-    """Report fidelities other than the six modes; a run ignores them."""
+    """Report unknown fidelities; a run ignores them."""
     for thing, _, _ in _elements(graph):
         name = "default_fidelity" if thing is graph else "fidelity"
         value = thing.text(name)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal
 
-LONGEST = 10_000
+MAX_CONDITION = 10_000
 """Maximum length of a condition, in characters."""
 
 STATUSES = {
@@ -73,13 +73,13 @@ class Condition:
 
 @lru_cache(maxsize=4096)
 def parse_condition(text: str) -> Condition:
-    """Parse a condition; an empty text becomes a condition that always holds.
+    """Parse a condition; an empty string becomes a condition that always holds.
 
     Raises:
         ConditionError: the condition is invalid.
     """
-    if len(text) > LONGEST:
-        raise ConditionError(f"a condition has at most {LONGEST:,} characters", LONGEST)
+    if len(text) > MAX_CONDITION:
+        raise ConditionError(f"a condition has at most {MAX_CONDITION:,} characters", MAX_CONDITION)
     if not text.strip():
         return Condition()
     clauses: list[Clause] = []

@@ -30,7 +30,7 @@ Random = Callable[[], float]
 """Function that returns a random number in [0, 1)."""
 
 TRANSIENT = (408, 425, 429)
-"""HTTP status codes below 500 that are worth a retry; all codes from 500 on are retried as well."""
+"""HTTP status codes below 500 that are worth a retry; `is_transient` adds all codes from 500 on."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,6 +1,6 @@
 """Parser and writer for graphs in DOT, strict about meaning and lenient about punctuation.
 
-The grammar in `dot.lark` turns a text into a syntax tree, which becomes a graph. Tolerated deviations become warnings
+The grammar in `dot.lark` turns a string into a syntax tree, which becomes a graph. Tolerated deviations become warnings
 of the graph; any other is a `GraphError` with the reason, file, line and column. Parsing takes time proportional to
 the text, and a few times its size in memory.
 """
@@ -25,7 +25,7 @@ from context_compiler.pipeline.graph import Diagnostic, Edge, Graph, Node, Sever
 
 LARGEST = 16_000_000
 """Maximum length of a source, in characters."""
-MOST_SYMBOLS = 400_000
+MAX_SYMBOLS = 400_000
 """Maximum number of ids, hops and blocks in a source, enough for about 80,000 stages with their edges."""
 DEEPEST = 100
 """Maximum nesting of subgraphs."""
@@ -56,8 +56,8 @@ class _SymbolLimits(PostLex):
             depth += (token.type == "OPEN") - (token.type == "CLOSE")
             if depth > DEEPEST:
                 raise DotSyntaxError(f"subgraphs are nested more than {DEEPEST} deep", token.start_pos or 0)
-            if count > MOST_SYMBOLS:
-                raise DotSyntaxError(f"there are more than {MOST_SYMBOLS:,} ids, hops and blocks", token.start_pos or 0)
+            if count > MAX_SYMBOLS:
+                raise DotSyntaxError(f"there are more than {MAX_SYMBOLS:,} ids, hops and blocks", token.start_pos or 0)
             yield token
 
 

@@ -18,7 +18,7 @@ from context_compiler.pipeline.layout import Layout, Link, Point, compute_layout
 COLUMN = 7.2
 """Width of one column of text, in points."""
 LINE = 16.0
-LONGEST = 34
+LINE_COLUMNS = 34
 """Maximum columns in a line of text."""
 MARGIN = 24.0
 ROW = 13.0
@@ -77,7 +77,7 @@ def _document(graph: Graph, layout: Layout, drawn: Iterable[str]) -> str:
         lines.append(f"default thread: {_shorten(graph.default_thread_id, 40)}")
     longest = COLUMN * max(map(cell_len, (title, *lines)))
     labels = (len(text) for edge in graph.edges for text in (edge.label, edge.condition))
-    room = min(LONGEST, max(labels, default=0)) * COLUMN
+    room = min(LINE_COLUMNS, max(labels, default=0)) * COLUMN
     width, top = max(layout.width, longest) + 2 * MARGIN + 2 * room, LINE * (len(lines) + 3)
     head = [_text(MARGIN, 1.6 * LINE, title, "title", "start")]
     head += [_text(MARGIN, LINE * (at + 2.7), one, "small", "start") for at, one in enumerate(lines)]
@@ -103,11 +103,11 @@ def _document(graph: Graph, layout: Layout, drawn: Iterable[str]) -> str:
 def _box_lines(node: Node | None, name: str) -> list[tuple[str, str]]:
     """Lines of text in a stage's box, as `(CSS class, text)`."""
     if node is None:
-        return [("name", _shorten(name, LONGEST)), ("small", "not declared")]
-    lines = [("name", _shorten(node.label.splitlines()[0] if node.label.strip() else name, LONGEST))]
+        return [("name", _shorten(name, LINE_COLUMNS)), ("small", "not declared")]
+    lines = [("name", _shorten(node.label.splitlines()[0] if node.label.strip() else name, LINE_COLUMNS))]
     model = f" · {node.llm_model}" if node.llm_model else ""
     named = f"{name} · " if node.label != name else ""
-    lines.append(("small", _shorten(f"{named}{node.handler}{model}", LONGEST)))
+    lines.append(("small", _shorten(f"{named}{node.handler}{model}", LINE_COLUMNS)))
     caption = _fidelity_text(node.fidelity, node.thread_id)
     if caption:
         lines.append(("past", caption))
@@ -118,7 +118,7 @@ def _box_lines(node: Node | None, name: str) -> list[tuple[str, str]]:
 
 def _fidelity_text(fidelity: str, thread: str) -> str:
     """Text for a fidelity and a thread; empty if neither is set."""
-    return _shorten(" ".join(one for one in (fidelity, f"#{thread}" if thread else "") if one), LONGEST)
+    return _shorten(" ".join(one for one in (fidelity, f"#{thread}" if thread else "") if one), LINE_COLUMNS)
 
 
 def _draw_box(node: Node | None, lines: Sequence[tuple[str, str]], centre: Point, size: Point) -> Iterator[str]:
@@ -156,7 +156,7 @@ def _label_rows(edges: Iterable[Edge]) -> list[tuple[str, str]]:
     rows: list[tuple[str, str]] = []
     for edge in edges:
         texts = (edge.label, edge.condition, "restart" if edge.loop_restart else "")
-        rows += [("small", _shorten(one, LONGEST)) for one in texts if one]
+        rows += [("small", _shorten(one, LINE_COLUMNS)) for one in texts if one]
         caption = _fidelity_text(edge.fidelity, edge.thread_id)
         rows += [("past", caption)] if caption else []
     return rows

@@ -304,7 +304,7 @@ class Graph(Attributed):
         return self.text("goal")
 
     def with_goal(self, text: str) -> str:
-        """Replace `$goal` in a text with the goal, except at the beginning of a longer word."""
+        """Replace `$goal` in a string with the goal, except at the beginning of a longer word."""
         return _GOAL.sub(lambda _: self.goal, text) if "$goal" in text else text
 
     @property

@@ -172,7 +172,7 @@ AnswerFunction: TypeAlias = Callable[[Question], Any]
 
 
 class CallbackInterviewer(Interviewer):
-    """Asks a function, plain or async, that returns a text, an option or a reply; None skips the question."""
+    """Asks a function, plain or async, that returns a string, an option or a reply; None skips the question."""
 
     def __init__(self, answer: AnswerFunction, inform: Callable[[str, str], Any] | None = None) -> None:
         """`inform` is called with each message that needs no answer, and its stage."""

@@ -25,9 +25,9 @@ Link: TypeAlias = tuple[int, int]
 
 SECONDS = 60.0
 """Time limit for Graphviz."""
-MOST = 10_000
+MAX_ELEMENTS = 10_000
 """Maximum number of stages and edges in total, if Graphviz computes the layout."""
-MOST_PURE = 800
+MAX_ELEMENTS_PURE = 800
 """Maximum number of stages and edges in total without Graphviz."""
 GAP = 46.0
 """Distance between two ranks in points; boxes in a rank are half of it apart."""
@@ -76,7 +76,7 @@ def compute_layout(
         PipelineError: the graph is too large, or Graphviz failed.
     """
     program = shutil.which(graphviz) if graphviz else None
-    most = MOST if program else MOST_PURE
+    most = MAX_ELEMENTS if program else MAX_ELEMENTS_PURE
     if len(sizes) + len(links) > most:
         raise PipelineError(f"{len(sizes):,} stages and {len(links):,} edges are too many to draw")
     return _layout_by_graphviz(program, sizes, links, labels) if program else _layout_by_ranks(sizes, links, labels)
@@ -131,13 +131,13 @@ def _read_plain(text: str, count: int) -> Layout:
             numbers = [float(word) * INCH for word in words[4:last]]
             points = zip(numbers[::2], numbers[1::2], strict=True)
             links[ends] = tuple((x, height - y) for x, y in points)
-            if len(words) == last + 5:  # a label and its position come before style and colour
+            if len(words) == last + 5:  # a label and its position come before style and color
                 labels[ends] = (float(words[last + 1]) * INCH, height - float(words[last + 2]) * INCH)
     return Layout(width=width, height=height, centres=centres, lines=links, curved=True, labels=labels)
 
 
 def _layout_by_ranks(sizes: Sequence[Size], links: Sequence[Link], labels: Mapping[Link, Size]) -> Layout:
-    """Compute a layered layout: ranks by longest path, order by barycentre, x by least squares."""
+    """Compute a layered layout: ranks by longest path, order by barycenter, x by least squares."""
     upward = _back_links(len(sizes), links)
     steps = [
         (b, a, length) if (a, b) in upward else (a, b, length)
@@ -260,7 +260,7 @@ def _barycentre(spot: _Spot, beside: Sequence[_Spot]) -> float:
 
 
 def _crossings(rows: Sequence[Sequence[_Spot]]) -> int:
-    """Count the crossings of links between neighbouring ranks."""
+    """Count the crossings of links between neighboring ranks."""
     count = 0
     for row in rows:
         passed: list[int] = []
@@ -272,7 +272,7 @@ def _crossings(rows: Sequence[Sequence[_Spot]]) -> int:
 
 
 def _set_x(rows: Sequence[Sequence[_Spot]]) -> None:
-    """Set the x of every spot close to its neighbours above and below, without overlap."""
+    """Set the x of every spot close to its neighbors above and below, without overlap."""
     for row in rows:
         _settle_rank(row, [0.0] * len(row), [1.0] * len(row))
     sweeps = max(2, min(SWEEPS, WORK // (1 + sum(map(len, rows)))))
@@ -297,7 +297,7 @@ def _pull(spot: _Spot, other: _Spot) -> float:
 
 
 def _straighten(rows: Sequence[Sequence[_Spot]], chains: Iterable[Sequence[_Spot]]) -> None:
-    """Align the bends of each link vertically if their neighbours leave room."""
+    """Align the bends of each link vertically if their neighbors leave room."""
     ranks = {id(spot): row for row in rows for spot in row}
     for _, *bends, _ in chains:
         low, high = -inf, inf

@@ -196,7 +196,7 @@ MAX_SHOWN_BYTES = 8 * 1024
 REFERENCES_KEY = "internal.kept"
 """Context key of a mapping from keys to the references of values that are not stored under their usual reference."""
 MAX_CACHED = 400
-"""Maximum length of a text whose rendering is cached, because successive stages show many of the same texts."""
+"""Maximum length of a string whose rendering is cached, because successive stages show many of the same strings."""
 DEEPEST = 8
 """Maximum depth of nested containers in a value that is shown."""
 CUT = "…"
@@ -207,7 +207,7 @@ _LEADING = re.compile(r"[#`~>=|*+_-]|\d{1,9}[.)]|<")
 
 
 def preamble_line(text: object, most: int) -> str:
-    """Put the beginning of a text on one line of at most `most` characters; an ellipsis marks a cut."""
+    """Put the beginning of a string on one line of at most `most` characters; an ellipsis marks a cut."""
     whole = text if isinstance(text, str) else safe_str(text)
     if type(whole) is str and len(whole) <= MAX_CACHED:
         return _cached_line(whole, most)
@@ -261,7 +261,7 @@ def _preview(value: object, text: str, most: int) -> str:
 
 
 def quote(text: str) -> str:
-    """Serialize a text to a JSON string without active markup."""
+    """Serialize a string to JSON without active markup."""
     return json.dumps(neutralize(text), ensure_ascii=False)
 
 
@@ -318,7 +318,7 @@ def _array_pieces(values: Iterable[object], room: int, depth: int) -> Iterator[s
     yield "]"
 
 
-LEAST = 40
+MIN_VALUE_LENGTH = 40
 """Length to which values are shortened before whole values are left out."""
 ENTRY, NESTED, JOINED = 3, 4, 1
 """Tokens of the markup around an entry: on its own line, on an indented line, or on a shared line."""
@@ -353,15 +353,16 @@ class Page:
         """Tokens left after the head and the goal."""
 
     def clip(self, text: object, tokens: int) -> str:
-        """Put a text on one line, cut to a number of tokens."""
+        """Put a string on one line, cut to a number of tokens."""
         line = preamble_line(text, 16 * tokens)
         if self._count.text(line) <= tokens:
             return line
         return self._count.head(line, max(1, tokens - 2)).rstrip(f"{CUT} ") + CUT
 
-    def head(self, **values: object) -> None:
-        """Set the values that every preamble shows."""
-        self._values |= values
+    def head(self, lines: Mapping[str, object], *, position: int, total: int) -> None:
+        """Set the values that every preamble shows; each of `lines` is cut to an eighth of the budget."""
+        clipped = {name: self.clip(line, self.limits.budget // 8) for name, line in lines.items()}
+        self._values |= {**clipped, "position": position, "total": total}
 
     def goal(self, goal: object) -> None:
         """Set the goal, cut to a quarter of the budget, or to the free tokens of a page without stages and context."""
@@ -454,12 +455,12 @@ class Page:
         """Add context values, shortened until they all fit, then as many as fit; return the tokens used."""
         most, spent = self.limits.value, 0
         while most and wanted:
-            most = most if 8 * len(wanted) < room else LEAST
+            most = most if 8 * len(wanted) < room else MIN_VALUE_LENGTH
             entries = (self._value_entry(key, value, most) for key, value in wanted)
             spent = self._add_entries("context", entries, room, len(wanted))
-            if not self._omitted["context_omitted"] or most <= LEAST:
+            if not self._omitted["context_omitted"] or most <= MIN_VALUE_LENGTH:
                 break
-            most = max(LEAST, most // 2)
+            most = max(MIN_VALUE_LENGTH, most // 2)
         self._omitted["context_omitted"] = left + len(wanted) - len(self._values["context"])
         return spent
 
@@ -547,7 +548,7 @@ def build_fidelity_preamble(
     `summary:medium`, and 3,000 at `summary:high`, as counted by `counter`.
 
     Args:
-        mode: One of the six fidelities.
+        mode: A fidelity.
         pipeline: An object with `name`, `goal` and `nodes`, such as a `Graph`.
         context: A mapping, or an object with a `snapshot()`. Internal keys are hidden, and a value above 8 kB becomes
             a reference and a preview. `truncate` shows only its `run_id`.
@@ -557,7 +558,7 @@ def build_fidelity_preamble(
         counter: Token counter; o200k by default.
 
     Raises:
-        FidelityError: `mode` is not one of the six.
+        FidelityError: `mode` is not a fidelity.
     """
     fidelity = Fidelity.parse(mode, where="mode")
     if fidelity is Fidelity.FULL:
@@ -567,15 +568,13 @@ def build_fidelity_preamble(
     total = stage_count(pipeline) or count + 1
     template = shipped_template(f"fidelity/{fidelity.replace(':', '-')}")
     page = Page(limits=limits, template=template, count=as_counter(counter))
-    name, current = safe_str(getattr(pipeline, "name", "") or ""), node_name(current_node)
-    run_id = values.get("run_id") or values.get("internal.run_id") or "unknown"
-    last = completed_stage(*stages[-1], values).outcome if stages else "none"
-    short = limits.budget // 8
     page.head(
-        pipeline=page.clip(name, short),
-        run_id=page.clip(run_id, short),
-        current=page.clip(current, short),
-        last_outcome=page.clip(last, short),
+        {
+            "pipeline": safe_str(getattr(pipeline, "name", "") or ""),
+            "run_id": values.get("run_id") or values.get("internal.run_id") or "unknown",
+            "current": node_name(current_node),
+            "last_outcome": completed_stage(*stages[-1], values).outcome if stages else "none",
+        },
         position=min(count + 1, total),
         total=total,
     )

@@ -33,7 +33,7 @@ from context_compiler.pipeline.stores.sql import SQLRuns, Statement
 
 log = logging.getLogger("context_compiler.pipeline")
 
-LONGEST_PAUSE = 60.0
+MAX_PAUSE_S = 60.0
 """Maximum seconds until a run that was put back may be taken again."""
 
 
@@ -203,7 +203,7 @@ class RunQueue:
 
     async def put_back_for_now(self, taken: Submission, trouble: str) -> float:
         """Put back a run that the caller owns, with a pause that grows each time; return the pause in seconds."""
-        delay = min(LONGEST_PAUSE, 2.0 ** min(taken.takes, 10) / 2)
+        delay = min(MAX_PAUSE_S, 2.0 ** min(taken.takes, 10) / 2)
         await self.put_back(taken.run_id, trouble, delay)
         return delay
 

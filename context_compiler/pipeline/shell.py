@@ -158,6 +158,6 @@ def _close_pipes(process: asyncio.subprocess.Process) -> None:
 
 
 def last_line(text: str) -> str:
-    """The last non-empty line of a text, cut to 500 characters."""
+    """The last non-empty line of a string, cut to 500 characters."""
     lines = text.strip().splitlines()
     return lines[-1][:500] if lines else ""

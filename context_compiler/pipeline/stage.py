@@ -291,10 +291,10 @@ async def run_attempts(
     number = first
     while True:
         limit = None if known.keeps_time else stage.node.timeout
-        outcome, again = await _attempt_once(handler, replace(stage, attempt=number), limit=limit)
-        again = again or (outcome.status is StageStatus.RETRY and known.retries)
-        again = again or (outcome.status is StageStatus.FAIL and known.retries_failures)
-        if not again:
+        outcome, is_transient = await _attempt_once(handler, replace(stage, attempt=number), limit=limit)
+        asks_again = outcome.status is StageStatus.RETRY and known.retries
+        failed = outcome.status is StageStatus.FAIL and known.retries_failures
+        if not (is_transient or asks_again or failed):
             return outcome, number - 1
         if number >= most:
             return _exhaust_retries(stage, outcome), number - 1

@@ -239,7 +239,7 @@ def to_json(value: Any) -> Any:
     try:
         return json.loads(json.dumps(value, allow_nan=False))
     except (TypeError, ValueError, RecursionError) as error:
-        raise ValueError(f"{type(value).__name__} cannot be kept as JSON: {error}") from None
+        raise ValueError(f"{type(value).__name__} cannot be stored as JSON: {error}") from None
 
 
 class ContextStore:

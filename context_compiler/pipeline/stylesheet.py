@@ -20,7 +20,7 @@ SPECIFICITY = {"*": 0, "shape": 1, "class": 2, "id": 3}
 SPELLINGS = {"model": "llm_model", "provider": "llm_provider"}
 """Properties by their names in other engines."""
 EFFORTS = ("low", "medium", "high")
-LONGEST = 1_000_000
+MAX_STYLESHEET = 1_000_000
 """Maximum length of a stylesheet, in characters."""
 
 _GAP = re.compile(r"(?:\s++|/\*[\s\S]*?\*/)*")
@@ -59,8 +59,8 @@ def parse_stylesheet(text: str) -> tuple[StyleRule, ...]:
     Raises:
         StylesheetError: the stylesheet is invalid.
     """
-    if len(text) > LONGEST:
-        raise StylesheetError(f"a stylesheet has at most {LONGEST:,} characters", LONGEST)
+    if len(text) > MAX_STYLESHEET:
+        raise StylesheetError(f"a stylesheet has at most {MAX_STYLESHEET:,} characters", MAX_STYLESHEET)
     rules: list[StyleRule] = []
     at = _skip_gap(text, 0)
     while at < len(text):

@@ -24,7 +24,7 @@ from context_compiler.template.front_matter import Entry, FrontMatterError, spli
 SUFFIXES = (".md", ".markdown")
 LARGEST = 1_000_000
 """Maximum length of a workflow file, in characters."""
-MOST_STEPS = 5_000
+MAX_STEPS = 5_000
 """Maximum number of steps of a workflow."""
 KEYS = ("name", "description", "goal", "model", "fidelity")
 """Keys of the front matter."""
@@ -82,9 +82,9 @@ def parse_workflow(text: str, path: str | None = None) -> Graph:
         parts = list(_sections(source.body.split("\n"), source.offset, findings))
     except FrontMatterError as error:
         raise GraphError(str(error), path=path, line=error.line) from None
-    if len(parts) > MOST_STEPS:
-        message = f"there are {len(parts):,} steps, and a workflow has at most {MOST_STEPS:,}; split it"
-        raise GraphError(message, path=path, line=parts[MOST_STEPS].line)
+    if len(parts) > MAX_STEPS:
+        message = f"there are {len(parts):,} steps, and a workflow has at most {MAX_STEPS:,}; split it"
+        raise GraphError(message, path=path, line=parts[MAX_STEPS].line)
     if not parts:
         raise GraphError("there is no step in it; write one under a heading such as `## Plan`", path=path, line=1)
     name = str(facts.get("name", "") or (Path(path).stem if path else "workflow"))
@@ -271,7 +271,7 @@ _LINK = ("[[", "]]")
 _QUOTES = (('"', '"'), ("'", "'"), ("`", "`"), _LINK)
 
 
-MOST_FINDINGS = 100
+MAX_FINDINGS = 100
 """Maximum number of findings per text."""
 
 
@@ -342,7 +342,7 @@ def read_directives(text: str, known: Iterable[str], *, path: str | None = None,
         name = names.get(_fold_name(spelt))
         one = Directive(name=name or spelt, value=value, line=line + at)
         found.append(one)
-        if len(findings) < MOST_FINDINGS:
+        if len(findings) < MAX_FINDINGS:
             findings += _directive_findings(one, path, known=name is not None, given=values, names=names)
         if name is not None:
             taken.add(at)

@@ -54,7 +54,7 @@ class Database(Protocol):
     owner: str | None
     """Owner whose rows are read and written; None reads the rows of every owner."""
     tried: Moment | None
-    """When its writes were first attempted; a write is refused if anything was removed since. None is now."""
+    """When its writes were first attempted; a write is refused if anything has been removed since. None means now."""
     damage: tuple[type[Exception], ...]
     """Errors that reading a damaged record may raise."""
 
@@ -121,11 +121,11 @@ class Database(Protocol):
         ...
 
     def find_memories(self, session: int, terms: Sequence[str], limit: int) -> list[Any]:
-        """Find the best matches in a session for any of these terms: `id`, `created_at`, `position` and `body`."""
+        """Find the best matches in a session for any term; each row has `id`, `created_at`, `position` and `body`."""
         ...
 
     def memories_with(self, session: int, phrase: str) -> list[Any]:
-        """Find indexed memories that contain a phrase: `number`, `memory`, `id`, `created_at` and `body`."""
+        """Find indexed memories with a phrase; each row has `number`, `memory`, `id`, `created_at` and `body`."""
         ...
 
     def message_texts(self, after: int, limit: int) -> list[tuple[int, str, str]]:

@@ -105,7 +105,7 @@ class _Markers:
 
 
 MARK, NUL = "\ufdd0", "\0"
-"""Escapes of NUL, which PostgreSQL cannot store in a text: NUL becomes the mark and `0`, and the mark is doubled.
+"""Escapes of NUL, which PostgreSQL cannot store in a string: NUL becomes the mark and `0`, and the mark is doubled.
 
 The mark is a Unicode noncharacter.
 """
@@ -118,19 +118,19 @@ Rows overlap so that a phrase that crosses from one to the next is found.
 
 
 def escape(text: str) -> str:
-    """Escape a text so that PostgreSQL can store it."""
+    """Escape a string so that PostgreSQL can store it."""
     if NUL not in text and MARK not in text:
         return text
     return text.replace(MARK, MARK + MARK).replace(NUL, MARK + "0")
 
 
 def unescape(text: str) -> str:
-    """Return the text that `escape` was given."""
+    """Return the string that `escape` was given."""
     return re.sub(f"{MARK}(.)", lambda found: NUL if found[1] == "0" else MARK, text)
 
 
 def words_of(text: str) -> list[str]:
-    """Split a text into words as the search index stores them: without case and accents."""
+    """Split a string into words as the search index stores them: without case and accents."""
     bare = text.casefold()
     if not bare.isascii():
         bare = "".join(one for one in unicodedata.normalize("NFKD", bare) if not unicodedata.combining(one))
@@ -138,7 +138,7 @@ def words_of(text: str) -> list[str]:
 
 
 def indexed_words(text: str) -> list[str]:
-    """Return the words of a text in PostgreSQL's tsvector syntax, for one or more rows of the search index."""
+    """Return the words of a string in PostgreSQL's tsvector syntax, for one or more rows of the search index."""
     words = words_of(text)
     return [
         " ".join(f"'{word}':{at}" for at, word in enumerate(words[start : start + ROW_WORDS + OVERLAP_WORDS], 1))
@@ -147,7 +147,7 @@ def indexed_words(text: str) -> list[str]:
 
 
 def has_phrase(text: str, phrase: Sequence[str]) -> bool:
-    """True if a text contains these words in sequence; the last may be the beginning of a longer word."""
+    """True if a string contains these words in sequence; the last may be the beginning of a longer word."""
     words, size = words_of(text), len(phrase)
     return any(
         words[at + size - 1].startswith(phrase[-1]) and words[at : at + size - 1] == [*phrase[:-1]]

@@ -47,12 +47,12 @@ LEFT JOIN {schema}.nodes tip ON tip.id = s.raw_tip
 
 
 @cache
-def _call(schema: str) -> str:
-    """The statement that calls the function of `save_request.sql`."""
-    return f"SELECT {schema}.save_request({', '.join(f'${at}' for at in range(1, 20))})"
+def _call(schema: str, arguments: int) -> str:
+    """The statement that calls the function of `save_request.sql` with a number of arguments."""
+    return f"SELECT {schema}.save_request({', '.join(f'${at}' for at in range(1, arguments + 1))})"
 
 
-CONVERSATIONS, TOOLS = 1_000, 32
+MAX_CONVERSATIONS, MAX_TOOLS = 1_000, 32
 """Maximum number of remembered conversations, and of remembered tool hashes in each."""
 
 
@@ -80,7 +80,7 @@ class Known:
 
 
 Memory = dict[SessionKey, Known]
-"""Conversations as their last requests left them, the most recently used last."""
+"""Stored states of conversations, remembered as their last requests left them; the most recently used is the last."""
 
 
 async def save_fast(db: PostgresDatabase, entry: Entry, memory: Memory) -> Record | None:
@@ -89,7 +89,7 @@ async def save_fast(db: PostgresDatabase, entry: Entry, memory: Memory) -> Recor
     known = memory.get(key)
     if known is None or entry.compile is not None or entry.raw is None or not entry.raw.ids:
         return None
-    written = await _write_fast(_Request(db, key, entry.raw, entry), known, memory)
+    written = await _write_fast(_Save(db, key, entry.raw, entry), known, memory)
     return written and written.record(entry)
 
 
@@ -101,16 +101,16 @@ async def archive_fast(
     known = memory.get(key)
     if known is None or not raw.ids:
         return None
-    return await _write_fast(_Request(db, key, raw), known, memory)
+    return await _write_fast(_Save(db, key, raw), known, memory)
 
 
-async def _write_fast(request: _Request, known: Known, memory: Memory) -> Written | None:
-    added = request.additions(known, may_look_up=False)
+async def _write_fast(work: _Save, known: Known, memory: Memory) -> Written | None:
+    added = work.additions(known, may_look_up=False)
     if added is None:
         return None
-    del memory[request.key]  # after an error, the stored state is unknown
+    del memory[work.key]  # after an error, the stored state is unknown
     with suppress(*CONFLICTS):
-        return await request.write(known, added, memory)
+        return await work.write(known, added, memory)
     return None
 
 
@@ -120,8 +120,8 @@ def save(db: Database, entry: Entry, memory: Memory) -> Record:
     known = memory.pop(key, None)
     made = entry.compile
     if entry.raw is not None and entry.raw.ids and (made is None or made.covered_tip in ("", *entry.raw.ids)):
-        request = _Request(cast("PostgresDatabase", db), key, entry.raw, entry)
-        if written := request.save(known if entry.compile is None else None, memory):
+        work = _Save(cast("PostgresDatabase", db), key, entry.raw, entry)
+        if written := work.save(known if entry.compile is None else None, memory):
             return written.record(entry)
     return queries.save(db, entry)
 
@@ -130,7 +130,7 @@ def archive(db: Database, session_id: str, vault_name: str, raw: Chain, memory: 
     """Save a raw history without a request, as the newest history of its conversation."""
     key = queries.session_key(db, session_id, vault_name)
     known = memory.pop(key, None)
-    if raw.ids and (written := _Request(cast("PostgresDatabase", db), key, raw).save(known, memory)):
+    if raw.ids and (written := _Save(cast("PostgresDatabase", db), key, raw).save(known, memory)):
         return written
     return queries.archive(db, session_id, vault_name, raw)
 
@@ -150,11 +150,11 @@ class Written:
         return rows.complete_record(entry, self.owner, id=self.number, summary_id=self.summary)
 
 
-class _Request:
-    """A raw history that is being saved, with the entry of its request, if any."""
+class _Save:
+    """One save: a raw history, and the entry of its request if there is one."""
 
     def __init__(self, db: PostgresDatabase, key: SessionKey, raw: Chain, entry: Entry | None = None) -> None:
-        self.db, self.key, self.own, self.raw, self.entry = db, key, prefix(key[2]), raw, entry
+        self.db, self.key, self.prefix, self.raw, self.entry = db, key, prefix(key[2]), raw, entry
         self.view = entry and entry.view
         self.compile = entry and entry.compile
         self.created_at = entry.record.created_at if entry else datetime.now(UTC)
@@ -165,13 +165,17 @@ class _Request:
 
     def save(self, known: Known | None, memory: Memory) -> Written | None:
         """Write the new rows, based on the remembered or else the looked-up state; None if this way cannot save it."""
-        for find_state in (lambda: known, self.look_up):
-            with suppress(*CONFLICTS):
-                found = find_state()
-                added = None if found is None else self.additions(found)
-                if found and added and (written := self.db.wait(self.write(found, added, memory))):
-                    return written
+        with suppress(*CONFLICTS):
+            if written := self._write_from(known, memory):
+                return written
+        with suppress(*CONFLICTS):
+            return self._write_from(self.look_up(), memory)
         return None
+
+    def _write_from(self, known: Known | None, memory: Memory) -> Written | None:
+        """Write the new rows, based on a state; None, with nothing written, without a state or if it does not fit."""
+        added = None if known is None else self.additions(known)
+        return None if known is None or added is None else self.db.wait(self.write(known, added, memory))
 
     def look_up(self) -> Known | None:
         """Look up the stored state of the conversation; None if the request or its compile is already stored."""
@@ -211,16 +215,15 @@ class _Request:
         db, raw, entry = self.db, self.raw, self.entry
         new_tools = self._name(self.tools) if self.tools and self.hash not in known.tools else None
         texts = self._texts(added.messages) | ({} if new_tools is None else {new_tools: self.tools})
-        place = (self.key[0], self.key[1], self.own + raw.ids[-1], known.created_at, self.key[2])
+        place = (self.key[0], self.key[1], self.prefix + raw.ids[-1], known.created_at, self.key[2])
         seal, compile, summary = rows.seal(known.session, place), self._compile_row(known), None
         if entry is not None:
             summary = (
                 known.summary if compile is not None and entry.record.summary_id is None else entry.record.summary_id
             )
-        view = None if entry is None else rows.view_row(entry, known.session, summary, self.own)
+        view = None if entry is None else rows.view_row(entry, known.session, summary, self.prefix)
         tools = (known.session, self.hash, new_tools)
-        number = await db.commit(
-            _call(db.schema),
+        arguments = [
             db.patience_ms,
             [*dict.fromkeys(added.anchors)],
             [name for name in texts if name in known.contents],
@@ -232,7 +235,8 @@ class _Request:
             self._cycle_rows(known),
             None if new_tools is None else _row(tools, rows.digest(tools)),
             None if view is None else _row(view, rows.digest(view)),
-        )
+        ]
+        number = await db.commit(_call(db.schema, len(arguments)), *arguments)
         if number is None:
             return None
         known.seal, known.raw_tip, known.length = seal, place[2], len(raw.ids)
@@ -240,15 +244,15 @@ class _Request:
             known.contents, known.view = frozenset(texts), self._ends(self.view)
         known.nodes = {*self._ends(raw), *known.view}
         if new_tools is not None:
-            known.tools = {*islice(known.tools, TOOLS), self.hash}
+            known.tools = {*islice(known.tools, MAX_TOOLS), self.hash}
         memory[self.key] = known
-        if len(memory) > CONVERSATIONS:
+        if len(memory) > MAX_CONVERSATIONS:
             del memory[next(iter(memory))]
         return Written(number, summary, self.key[2])
 
     def _ends(self, chain: Chain | None) -> Sequence[str]:
         """Stored names of the last messages of a chain."""
-        return () if chain is None else queries.stored_names(chain, self.own)[-NEWEST:]
+        return () if chain is None else queries.stored_names(chain, self.prefix)[-NEWEST:]
 
     def _columns(self, messages: Sequence[NewMessage], texts: Mapping[str, str]) -> Iterator[list[Any]]:
         """Yield the columns of new contents, messages and search texts, as arguments of the database function."""
@@ -256,7 +260,7 @@ class _Request:
         bodies |= {name: rows.pack(rows.to_bytes(text)) for name, text in texts.items()}
         yield [*bodies]
         yield [rows.PLAIN + body.encode() if isinstance(body, str) else body for body in bodies.values()]
-        nodes = [queries.node_row(one, self.own) for one in messages]
+        nodes = [queries.node_row(one, self.prefix) for one in messages]
         yield from ([row[at] for row in nodes] for at in range(5))
         texts_of = queries.searchable_texts(messages)
         yield [node for node, _ in texts_of]
@@ -271,12 +275,12 @@ class _Request:
         """Row of a new compile, as a PostgreSQL row literal; None if there is none."""
         if self.compile is None or known.summary is None:
             return None
-        row = rows.summary_row(self.compile, known.session, self.own)
+        row = rows.summary_row(self.compile, known.session, self.prefix)
         return _row(row, rows.seal(known.summary, row), known.summary)
 
     def _name(self, text: str) -> str:
-        """Return the stored name of a text."""
-        return self.own + ids.blob_id(rows.to_bytes(text))
+        """Return the stored name of a string."""
+        return self.prefix + ids.blob_id(rows.to_bytes(text))
 
     def _texts(self, messages: Sequence[NewMessage]) -> dict[str, str]:
         """Instructions of messages and states of cycles, by stored name."""
@@ -292,7 +296,7 @@ class _Request:
         for chain, is_raw in ((self.raw, True), (self.view, False)):
             if chain is None:
                 continue
-            names = queries.stored_names(chain, self.own)
+            names = queries.stored_names(chain, self.prefix)
             low = max(0, len(names) - NEWEST)
             start = low + queries.prefix_in(names[low:], known.nodes | fresh)
             if start == low > 0:
@@ -303,7 +307,7 @@ class _Request:
                 return None
             if start and names[start - 1] not in fresh:
                 additions.anchors.append(names[start - 1])
-            new = queries.new_messages(chain, names, start, self.own, raw=is_raw, packed=additions.packed)
+            new = queries.new_messages(chain, names, start, self.prefix, raw=is_raw, packed=additions.packed)
             additions.messages.extend(new)
             fresh.update(names[start:])
         return additions

@@ -16,7 +16,7 @@ from context_compiler.ids import RENDERED, identity_facts, view_message_id
 from context_compiler.record.values import Chain, Compile, Entry, with_null_reasons
 
 Redact = Callable[[str], str]
-"""A function that returns the part of a text that may be recorded."""
+"""A function that returns the part of a string that may be recorded."""
 
 CACHE_SIZE = 50_000_000
 """Maximum size of the cache of redacted messages: bytes of JSON plus characters of searchable text."""
@@ -85,7 +85,7 @@ class Redactor:
         self._tools: Memo[str, str] = Memo(TOOLSETS)
 
     def __call__(self, text: str) -> str:
-        """Return the part of a text that may be recorded; empty if `redact` does not return a string."""
+        """Return the part of a string that may be recorded; empty if `redact` does not return a string."""
         kept = cast(object, self.redact(text))
         return kept if isinstance(kept, str) else ""
 

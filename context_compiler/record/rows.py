@@ -226,7 +226,7 @@ class Names(Sequence[str]):
 
 
 PLAIN = b"="
-"""First byte of a text that is stored as bytes; no compressed body starts with it."""
+"""First byte of a string that is stored as bytes; no compressed body starts with it."""
 
 LARGE = 1_000_000
 """Bytes above which a body is compressed at the fastest level."""
@@ -281,12 +281,12 @@ def _with_instructions(body: bytes, current: re.Pattern[bytes], text: str | None
 
 
 def to_bytes(text: str) -> bytes:
-    """Encode a text as UTF-8 that may contain lone surrogates."""
+    """Encode a string that may contain lone surrogates as UTF-8."""
     return text.encode("utf-8", "surrogatepass")
 
 
 def to_text(body: bytes) -> str:
-    """Decode a text that `to_bytes` encoded."""
+    """Decode a string that `to_bytes` encoded."""
     return body.decode("utf-8", "surrogatepass")
 
 
@@ -341,7 +341,7 @@ def _tip(given: str | None, chain: Chain | None) -> str | None:
 
 
 def stamp(moment: datetime) -> str:
-    """Format a time as ISO 8601 in UTC with microseconds, so that texts sort by time; a naive time counts as UTC."""
+    """Format a time as ISO 8601 in UTC with microseconds, so that strings sort by time; a naive time counts as UTC."""
     if moment.tzinfo is not UTC:
         moment = moment.astimezone(UTC) if moment.tzinfo else moment.replace(tzinfo=UTC)
     return moment.isoformat(timespec="microseconds")

@@ -3,7 +3,8 @@
 `PRAGMA user_version` counts the `MIGRATIONS` applied to a file, and `PRAGMA application_id` marks it as a record. A
 `_tip` column contains the id of a node, except in `cycles`, where it is a chain id. A `seal` is a checksum of the other
 columns of a row; rows that are named by their content have none. `verify` compares the SQL text of each table with that
-of a new file, comments included, so the text of an existing statement must not change.
+of a new file, comments included, so the text of an existing statement must not change. A migration runs on files of the
+schema before it, so it names the columns of that schema, not those of `rows`.
 """
 
 from __future__ import annotations
@@ -17,10 +18,6 @@ from context_compiler import ids
 from context_compiler.errors import StoreError
 from context_compiler.record.rows import (
     NOT_RECORDED,
-    SESSION,
-    SUMMARY,
-    TEXTS,
-    VIEW,
     Column,
     escape_surrogates,
     seal,
@@ -204,11 +201,31 @@ def create_layers(db: sqlite3.Connection) -> None:
     )
 
 
+VIEW_3 = (
+    *("session", "turn_index", "run_id", "request_index", "raw_tip", "view_tip", "summary", "status", "error"),
+    *("budget", "tokens_raw", "tokens_sent", "tokens_exact", "ratio", "ledger", "request_hash"),
+    *("latency_ms", "created_at"),
+)
+"""Sealed columns of a view in schema 3."""
+SUMMARY_3 = (
+    *("session", "turn_index", "run_id", "covered_tip", "cache_key"),
+    *("template_name", "template_source", "template_path", "template_hash", "fidelity", "model_alias"),
+    *("compiled_prompt", "raw_output", "summary", "summary_json", "input_payload"),
+    *("sections_included", "sections_dropped", "budget_used", "survival", "latency_ms", "usage"),
+    *("status", "error", "created_at"),
+)
+"""Sealed columns of a compile in schema 3."""
+TEXTS_3 = ("compiled_prompt", "raw_output", "summary", "input_payload")
+"""Columns of a compile in schema 3 that name a text in `contents`."""
+SESSION_4 = ("session_id", "vault_name", "raw_tip", "created_at")
+"""Sealed columns of a session in schema 4."""
+
+
 def record_exactly(db: sqlite3.Connection) -> None:
     """Add instructions to messages, store texts of compiles as plain text, and mark earlier requests as inexact."""
     db.execute("ALTER TABLE nodes ADD COLUMN instructions TEXT REFERENCES contents(hash)")
-    for number, *values, old in db.execute(f"SELECT id, {', '.join(VIEW)}, seal FROM views").fetchall():
-        given = dict(zip(VIEW, values, strict=True))
+    for number, *values, old in db.execute(f"SELECT id, {', '.join(VIEW_3)}, seal FROM views").fetchall():
+        given = dict(zip(VIEW_3, values, strict=True))
         if given["view_tip"] is not None and seal(number, values) == old:
             given["status"] = f"{given['status']}; {NOT_RECORDED}"
             row = (given["status"], seal(number, tuple(given.values())), number)
@@ -221,13 +238,13 @@ def _keep_texts(db: sqlite3.Connection) -> None:
     table = next(statement for statement in TABLES if "TABLE context_summaries" in statement)
     table = table.replace(" REFERENCES contents(hash)", "").replace("context_summaries", "summaries_with_texts")
     db.execute(table)
-    columns = ("id", *SUMMARY, "seal")
+    columns = ("id", *SUMMARY_3, "seal")
     named: set[str] = set()
     for number, *values, old in db.execute(f"SELECT {', '.join(columns)} FROM context_summaries ORDER BY id"):
-        given = dict(zip(SUMMARY, values, strict=True))
-        texts = {name: _text(db, given[name]) for name in TEXTS}
-        named |= {given[name] for name in TEXTS if isinstance(given[name], str)}
-        is_intact = seal(number, values) == old and all(texts[name] is not None for name in TEXTS if given[name])
+        given = dict(zip(SUMMARY_3, values, strict=True))
+        texts = {name: _text(db, given[name]) for name in TEXTS_3}
+        named |= {given[name] for name in TEXTS_3 if isinstance(given[name], str)}
+        is_intact = seal(number, values) == old and all(texts[name] is not None for name in TEXTS_3 if given[name])
         row = tuple((given | texts).values())
         marks = ", ".join("?" * len(columns))
         kept = (number, *row, seal(number, row) if is_intact else old)
@@ -271,13 +288,12 @@ def separate_owners(db: sqlite3.Connection) -> None:
         UNIQUE (session_id, vault_name, owner)
     )"""
     )
-    marks = ", ".join("?" * (len(SESSION) + 2))
-    for number, *values, old in db.execute(f"SELECT id, {', '.join(SESSION[:-1])}, seal FROM sessions").fetchall():
+    columns = ", ".join(SESSION_4)
+    marks = ", ".join("?" * (len(SESSION_4) + 3))
+    for number, *values, old in db.execute(f"SELECT id, {columns}, seal FROM sessions").fetchall():
         row = (*values, "")
         kept = seal(number, row) if seal(number, values) == old else old
-        db.execute(
-            f"INSERT INTO owned_sessions (id, {', '.join(SESSION)}, seal) VALUES ({marks})", (number, *row, kept)
-        )
+        db.execute(f"INSERT INTO owned_sessions (id, {columns}, owner, seal) VALUES ({marks})", (number, *row, kept))
     db.execute("DROP TABLE sessions")
     db.execute("ALTER TABLE owned_sessions RENAME TO sessions")
     db.execute("CREATE INDEX sessions_of_owner ON sessions (owner)")

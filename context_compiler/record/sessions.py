@@ -32,7 +32,7 @@ from context_compiler.record.rows import stored_name, without_prefix, writer_of
 from context_compiler.record.values import Action, Chain, Compile, Cycle, LayerPages, page_name, page_names
 
 IndexTerms = Callable[[str], str]
-"""A function that returns the search terms of a text, separated by spaces."""
+"""A function that returns the search terms of a string, separated by spaces."""
 
 SessionState = tuple[str | None, str]
 """State of a managed session: the stored name of its last message, and everything else as JSON text."""
@@ -58,7 +58,7 @@ class _NoTurns:
 
 NO_TURNS = _NoTurns()
 
-LONGEST_S = 3_600.0
+MAX_CALL_S = 3_600.0
 """Maximum seconds for which a model call is announced or claimed."""
 
 
@@ -198,7 +198,7 @@ def announce_compile(
     given = (
         rows.escape_surrogates(model),
         rows.stamp(now),
-        rows.stamp(now + timedelta(seconds=min(seconds, LONGEST_S))),
+        rows.stamp(now + timedelta(seconds=min(seconds, MAX_CALL_S))),
     )
     with db.transaction():
         found = db.execute(f"SELECT id FROM sessions WHERE {KEY}", session_key(db, session_id, vault_name)).fetchone()
@@ -227,7 +227,7 @@ def claim_compile(db: Database, cache_key: str, holder: str, seconds: float) -> 
     with db.transaction():
         now = db.clock()
         db.execute("DELETE FROM claims WHERE until <= ?", (now,))
-        db.execute("INSERT OR IGNORE INTO claims VALUES (?, ?, ?)", (name, holder, now + min(seconds, LONGEST_S)))
+        db.execute("INSERT OR IGNORE INTO claims VALUES (?, ?, ?)", (name, holder, now + min(seconds, MAX_CALL_S)))
         found = db.execute("SELECT holder FROM claims WHERE name = ?", (name,)).fetchone()
     return found is not None and found["holder"] == holder
 

@@ -117,7 +117,7 @@ class Template:
             raise self._located(error) from None
 
     def render(self, values: Mapping[str, object]) -> str:
-        """Render the body with values: texts, numbers, lists and mappings.
+        """Render the body with values: strings, numbers, lists and mappings.
 
         A value that is missing or None renders as nothing. A rendering may take 2 s of CPU time, and may be 1,000,000
         characters longer than the texts among the values.
@@ -373,7 +373,7 @@ def list_templates(vault: str | Path | None, system: str | Path | None) -> list[
     return TemplateLibrary(vault=vault, system=system).list()
 
 
-MOST_FILES = 1_000
+MAX_FILES = 1_000
 """Maximum templates of one folder that are listed."""
 
 UNFIT_NAMES = (
@@ -425,9 +425,9 @@ class Root:
         for folder, inner, files in os.walk(self.folder) if not self.leads_out() else ():
             inner[:] = [] if self.source == "builtin" else [one for one in inner if not one.startswith(".")]
             found += [Path(folder, file) for file in files if file.endswith(".md") and not file.startswith(".")]
-            if len(found) >= MOST_FILES:
+            if len(found) >= MAX_FILES:
                 break
-        yield from sorted(found, key=self.name)[:MOST_FILES]
+        yield from sorted(found, key=self.name)[:MAX_FILES]
 
     def name(self, file: Path) -> str:
         """Name of the template in a file: its relative path with `/`, without `.md`."""

@@ -21,7 +21,7 @@ from context_compiler.errors import FidelityError, SettingsError
 from context_compiler.fidelity import Fidelity
 from context_compiler.settings import Amount, Count, check_amount, parse_count
 
-MOST_FRONT_MATTER = 16_000
+MAX_FRONT_MATTER = 16_000
 """Maximum characters of front matter, which takes well under a second to parse."""
 DEEPEST = 10
 """Maximum nesting of lists and mappings."""
@@ -82,8 +82,8 @@ def _is_rule(line: str) -> bool:
 
 
 def _parse_yaml(text: str) -> Mapping[str, Entry]:
-    if len(text) > MOST_FRONT_MATTER:
-        raise FrontMatterError(f"the front matter is longer than {MOST_FRONT_MATTER:,} characters", 1)
+    if len(text) > MAX_FRONT_MATTER:
+        raise FrontMatterError(f"the front matter is longer than {MAX_FRONT_MATTER:,} characters", 1)
     try:
         _refuse_bombs(text)
         loader = yaml.SafeLoader(text)

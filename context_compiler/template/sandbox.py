@@ -26,7 +26,7 @@ from jinja2.visitor import NodeTransformer
 
 DEEPEST_CALL = 30
 """Maximum depth of nested calls."""
-LONGEST_RANGE = 100_000
+MAX_RANGE = 100_000
 """Maximum numbers of a range."""
 FINEST = 20
 """Maximum digits to round to."""
@@ -57,8 +57,8 @@ def _methods(value: object) -> frozenset[str]:
 
 def _range(*edges: int) -> range:
     numbers = range(*edges)
-    if len(numbers) > LONGEST_RANGE:
-        raise SecurityError(f"a range has at most {LONGEST_RANGE:,} numbers")
+    if len(numbers) > MAX_RANGE:
+        raise SecurityError(f"a range has at most {MAX_RANGE:,} numbers")
     return numbers
 
 
@@ -136,7 +136,7 @@ class Sandbox(SandboxedEnvironment):
             self.depth -= 1
 
     def call_binop(self, context: Context, operator: str, left: object, right: object) -> object:
-        """Apply an operator to numbers, or add and repeat texts; an undefined operand of `+` is ignored."""
+        """Apply an operator to numbers, or add and repeat strings; an undefined operand of `+` is ignored."""
         self.budget.spend(STEP)
         if isinstance(left, Undefined) or isinstance(right, Undefined):
             present = right if isinstance(left, Undefined) else left
@@ -358,7 +358,7 @@ ELEMENT = 32
 """Units for a number, and for a container in addition to its contents."""
 SECONDS = 2.0
 """Maximum CPU time of a rendering. Not wall-clock time, because a busy machine would then stop harmless templates."""
-MOST_BITS = 256
+MAX_BITS = 256
 """Maximum bits of an integer."""
 
 
@@ -389,7 +389,7 @@ class RenderBudget:
             one = waiting.pop()
             self.spend(len(one) if isinstance(one, str) else ELEMENT)
             if isinstance(one, int):
-                if one.bit_length() > MOST_BITS:
+                if one.bit_length() > MAX_BITS:
                     raise SecurityError("a number is too large")
             elif isinstance(one, dict):
                 waiting += cast(dict[object, object], one)
@@ -405,7 +405,7 @@ class RenderBudget:
             yield value
 
 
-MOST_SYMBOLS = 20_000
+MAX_SYMBOLS = 20_000
 """Maximum tokens (words, signs and spaces) inside the tags of one template."""
 
 TEMPLATE_ERRORS = (
@@ -440,8 +440,8 @@ def compile_body(body: str) -> Program:
     """
     box = Sandbox(RenderBudget())
     try:
-        if sum(kind != "data" for _, kind, _ in box.lex(body)) > MOST_SYMBOLS:
-            raise SecurityError(f"there are more than {MOST_SYMBOLS:,} words and signs inside tags")
+        if sum(kind != "data" for _, kind, _ in box.lex(body)) > MAX_SYMBOLS:
+            raise SecurityError(f"there are more than {MAX_SYMBOLS:,} words and signs inside tags")
         tree = _MeterInserter().visit(check_allowed(box.parse(body)))
         return Program(code=box.compile(tree), names=frozenset(find_undeclared_variables(tree)))
     except TEMPLATE_ERRORS as error:

@@ -51,14 +51,14 @@ __all__ = [
 ]
 
 Count = Callable[[str], int]
-"""Custom counter: a function from a text to its number of tokens."""
+"""Custom counter: a function from a string to its number of tokens."""
 
-REMEMBERED = 8_000_000
+CACHE_CHARACTERS = 8_000_000
 """Default size of a counter's cache, in characters of counted text."""
 ENTRY = 128
-"""Overhead of one cached text, in characters."""
-SHORT = 32
-"""Minimum characters of a cached text; counting a shorter one is as fast as a lookup."""
+"""Overhead of one cached string, in characters."""
+MIN_CACHED = 32
+"""Minimum characters of a cached string; counting a shorter one is as fast as a lookup."""
 
 LABEL = "\n["
 """Beginning of a line with a label. No token spans its line break, or the closing bracket and the space after it."""
@@ -67,10 +67,10 @@ ITEM = "\n- "
 """Beginning of a list item; no token spans its line break."""
 ITEM_LENGTH = 256
 """Maximum characters of a list item that is cached."""
-FEWEST_ITEMS, KNOWN_ITEMS = 16, 32_768
+MIN_ITEMS, KNOWN_ITEMS = 16, 32_768
 """Minimum items of a list that is counted item by item, and number of items that are cached."""
 
-KNOWN_LABELS, LONGEST_LABEL = 4_096, 128
+KNOWN_LABELS, MAX_LABEL = 4_096, 128
 """Number of line labels that are cached, and maximum characters of one."""
 
 PROBES = 24
@@ -87,15 +87,15 @@ _Made = TypeVar("_Made")
 class TokenCounter:
     """Counts tokens of text exactly and offline (o200k), with a cache.
 
-    Counting never raises and never accesses the network. Texts over 50,000 characters are counted in pieces; see
-    `pieces` for the accuracy. Texts over 2,000,000 characters are estimated from evenly spaced pieces.
+    Counting never raises and never accesses the network. Strings over 50,000 characters are counted in pieces; see
+    `pieces` for the accuracy. Strings over 2,000,000 characters are estimated from evenly spaced pieces.
     """
 
-    def __init__(self, count: Count | None = None, *, remember: int = REMEMBERED) -> None:
+    def __init__(self, count: Count | None = None, *, remember: int = CACHE_CHARACTERS) -> None:
         """Create a counter with an empty cache.
 
         Args:
-            count: Function from a text to its number of tokens. If it fails or returns no number, the text is counted
+            count: Function from a string to its number of tokens. If it fails or returns no number, the text is counted
                 in o200k, which is also the default.
             remember: Size of the cache in characters of counted text, plus 128 for each text. The least recently used
                 texts are evicted first.
@@ -130,7 +130,7 @@ class TokenCounter:
         """Count the tokens of `text`; anything that looks like a special token counts as ordinary text."""
         if type(text) is not str:  # a subclass may override comparison and hashing
             text = str(text)
-        if len(text) < SHORT and self._custom is None:
+        if len(text) < MIN_CACHED and self._custom is None:
             return self._count_uncached(text)
         with self._lock:
             known = self._known.get(text)
@@ -153,7 +153,7 @@ class TokenCounter:
         tokens = self._count_uncached(first)
         for line in lines:
             label, closed, rest = line.partition("] ")
-            if closed and len(label) <= LONGEST_LABEL:
+            if closed and len(label) <= MAX_LABEL:
                 tokens += _label_tokens(f"[{label}]") + self.text(f" {rest}")
             else:
                 tokens += self._count_uncached(f"[{line}")
@@ -273,7 +273,7 @@ def _count_exact(text: str) -> int:
     if encode is None:
         return _estimate(text)
     items = text.split(ITEM) if ITEM_LENGTH < len(text) <= PIECE * COUNTED else [text]
-    if len(items) < FEWEST_ITEMS:
+    if len(items) < MIN_ITEMS:
         return _count_pieces(text, encode)
     first, *others, last = items
     middle = sum(_item_tokens(one) if len(one) <= ITEM_LENGTH else _count_exact(f"- {one}\n") for one in others)
@@ -333,7 +333,7 @@ def _estimate(text: str) -> int:
 PIECE = 50_000
 """Maximum characters counted at once."""
 COUNTED = 40
-"""Maximum pieces of a text that are counted. A longer text, which exceeds any window, is estimated from a sample."""
+"""Maximum pieces of a string that are counted; a longer string, which exceeds any window, is estimated by a sample."""
 REACH = 4_096
 """Characters before the end of a piece that are searched for a place to cut."""
 
@@ -344,7 +344,7 @@ _SAFE = re.compile(r"[\s\S]*(?:(?<=\S)(?=[ \t])|(?<=\n)(?=[^\s/])|(?<=[^\W_])(?=
 
 
 def pieces(text: str) -> Iterator[str]:
-    """Split a text into pieces of at most 50,000 characters whose token counts add up to that of the text.
+    """Split a string into pieces of at most 50,000 characters whose token counts add up to that of the string.
 
     If 4,096 characters contain no place to cut (base64 without line ends, a run of spaces), the piece ends in the
     middle of them, and the sum may be off by one or two tokens.
@@ -436,7 +436,7 @@ SHARE = 0.3
 """Weight of the newest report in the moving average of a ratio."""
 
 FEWEST = 200
-"""Minimum tokens of a report from which a ratio is learnt; below it, framing outweighs text."""
+"""Minimum tokens of a report from which a ratio is learned; below it, framing outweighs text."""
 
 ENOUGH = 1_000
 """Minimum tokens of a provider's count before a request that sets a ratio by itself."""
@@ -477,7 +477,7 @@ def model_family(system: str | None, model_name: str | None) -> str:
     """Tokenizer family of a model, by its name or else by its provider.
 
     "openai" means o200k, "openai-legacy" OpenAI's earlier tokenizers, and "exact" the host's test models. A model with
-    an unknown name behind the OpenAI protocol is "openai-compatible"; it may use any tokenizer, so its ratio is learnt.
+    an unknown name behind the OpenAI protocol is "openai-compatible"; with its unknown tokenizer, its ratio is learned.
     """
     served = (system or "").strip().lower()
     if _SYSTEMS.get(served) == "exact":
@@ -492,15 +492,15 @@ def model_family(system: str | None, model_name: str | None) -> str:
 
 
 class Ratios:
-    """Ratios of a provider's tokens to o200k tokens by model family, learnt from reported usage."""
+    """Ratios of a provider's tokens to o200k tokens by model family, learned from reported usage."""
 
     def __init__(self) -> None:
-        self._learnt: dict[str, float] = {}
+        self._learned: dict[str, float] = {}
         self._measured: set[str] = set()
 
     def of(self, family: str) -> float:
         """Ratio of a family, the factor for o200k counts; never below 1.0, so that budgets err on the safe side."""
-        return self._learnt.get(family, 1.0 if family in EXACT else START.get(family, 1.0))
+        return self._learned.get(family, 1.0 if family in EXACT else START.get(family, 1.0))
 
     def measured(self, family: str) -> bool:
         """True if a provider's own count has set the ratio; learning it from usage takes several reports."""
@@ -517,12 +517,12 @@ class Ratios:
         """
         low, high = PLAUSIBLE
         if exact >= ENOUGH and low <= counted / exact <= high:
-            self._learnt[family] = max(1.0, counted / exact)
+            self._learned[family] = max(1.0, counted / exact)
             self._measured.add(family)
 
     def hold(self, family: str, ratio: float) -> None:
         """Set a ratio that comes from a provider's count of a request of any size."""
-        self._learnt[family] = max(1.0, ratio)
+        self._learned[family] = max(1.0, ratio)
 
     def learn(self, family: str, *, exact: int, reported: int) -> float:
         """Update a ratio from reported usage, and return the new ratio.
@@ -537,12 +537,12 @@ class Ratios:
         if family in EXACT or exact < FEWEST or not low <= reported / exact <= high:
             return self.of(family)
         before = self.of(family)
-        self._learnt[family] = max(1.0, before + SHARE * (reported / exact - before))
-        return self._learnt[family]
+        self._learned[family] = max(1.0, before + SHARE * (reported / exact - before))
+        return self._learned[family]
 
     def state(self) -> dict[str, float]:
         """Learnt ratios by family, for `restore`."""
-        return dict(self._learnt)
+        return dict(self._learned)
 
     def restore(self, state: Mapping[str, object]) -> None:
         """Restore ratios from `state()`, except for families that are known already; implausible ratios are ignored."""
@@ -551,4 +551,4 @@ class Ratios:
             for family, ratio in state.items()
             if isinstance(ratio, int | float) and 1.0 <= ratio <= PLAUSIBLE[1]
         }
-        self._learnt = given | self._learnt
+        self._learned = given | self._learned

@@ -39,16 +39,16 @@ GOOGLE_IMAGE = 1_120
 
 SOUND_A_SECOND, FILM_A_SECOND, PAGE = 32, 300, 3_000
 UNREAD_SECONDS = 60.0
-MOST_SECONDS = 9.5 * 3600
+MAX_SECONDS = 9.5 * 3600
 """Seconds of the longest recording that any of the three providers accepts."""
-UNREAD_PAGES, MOST_PAGES = 1, 1_000
+UNREAD_PAGES, MAX_PAGES = 1, 1_000
 
 BYTES_A_PAGE = 30_000
 SOUND_BYTES_A_SECOND = 8_000.0
 """64 kbit/s, less than music has, so that a duration estimated from bytes is too long rather than too short."""
 FILM_BYTES_A_SECOND = 100_000.0
 
-MOST_SEGMENTS = 1_000
+MAX_SEGMENTS = 1_000
 """Maximum segments of a JPEG that are searched for its size."""
 
 _PAGE_OBJECT = re.compile(rb"/Type\s{0,8}/Page(?![A-Za-z])")
@@ -109,7 +109,7 @@ def _webp(data: bytes) -> tuple[int, int]:
 
 def _jpeg(data: bytes) -> tuple[int, int]:
     at = 2
-    for _ in range(MOST_SEGMENTS):
+    for _ in range(MAX_SEGMENTS):
         marker = data[at + 1 : at + 2]
         if data[at : at + 1] != b"\xff" or not marker:
             break
@@ -148,7 +148,7 @@ def _seconds(data: bytes | None, bytes_a_second: float) -> float:
     if not data:
         return UNREAD_SECONDS
     seconds = _wav_seconds(data) or _mp4_seconds(data) or len(data) / bytes_a_second
-    return min(max(seconds, 1.0), MOST_SECONDS)
+    return min(max(seconds, 1.0), MAX_SECONDS)
 
 
 def _wav_seconds(data: bytes) -> float:
@@ -171,7 +171,7 @@ def _pages(data: bytes) -> int:
     if data.startswith(b"%PDF"):  # page objects may be hidden in compressed streams, so the header counts too
         header = _LINEARIZED.search(data, 0, 1_024)
         pages = max(sum(1 for _ in _PAGE_OBJECT.finditer(data)), int(header[1]) if header else 0)
-    return min(MOST_PAGES, pages or ceil(len(data) / BYTES_A_PAGE))
+    return min(MAX_PAGES, pages or ceil(len(data) / BYTES_A_PAGE))
 
 
 def _number(data: bytes, order: Literal["little", "big"] = "little") -> int:

@@ -28,7 +28,7 @@ NANO_USD = "nano_usd"
 FALLBACK = "fallback:"
 """Prefix of the name of the host's `FallbackModel`; the names of its models follow, separated by commas."""
 
-MOST_USD = 1_000_000
+MAX_USD = 1_000_000
 """Maximum amount of money that can be given, in US dollars."""
 
 
@@ -52,8 +52,8 @@ class Money:
             amount = Decimal("nan") if isinstance(given, bool) else Decimal(str(given).strip().removeprefix("$"))
         except InvalidOperation:
             amount = Decimal("nan")
-        if not amount.is_finite() or not 0 < amount <= MOST_USD:
-            raise SettingsError(f"Money({given!r}): give US dollars above 0 and at most {MOST_USD:,}, such as 0.02")
+        if not amount.is_finite() or not 0 < amount <= MAX_USD:
+            raise SettingsError(f"Money({given!r}): give US dollars above 0 and at most {MAX_USD:,}, such as 0.02")
         check_amount(self.fallback, name="fallback")
         object.__setattr__(self, "usd", amount)
 
@@ -67,7 +67,7 @@ class Money:
 
     @classmethod
     def parse(cls, given: Money | str, *, name: str) -> Self | Money:
-        """Parse a text such as "$0.02"; an amount of money is returned unchanged.
+        """Parse a string such as "$0.02"; an amount of money is returned unchanged.
 
         Raises:
             SettingsError: The value is neither; the message names `name`.
@@ -80,7 +80,7 @@ class Money:
 
 
 Budget: TypeAlias = Amount | Money | str
-"""Tokens, a share of the window, or money; a text such as "$0.02" is money."""
+"""Tokens, a share of the window, or money; a string such as "$0.02" is money."""
 
 
 def check_budget(budget: Budget | None, *, name: str) -> None:

@@ -42,8 +42,8 @@ from context_compiler.web.timeline import Timeline, Timelines
 LARGEST = 2**53 - 1
 """Largest integer that JavaScript represents exactly."""
 
-LONGEST = 2_000
-"""Maximum characters of a text parameter."""
+MAX_PARAMETER = 2_000
+"""Maximum characters of a string parameter."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +59,7 @@ class Parameter:
     most: int = LARGEST
     least: int = 1
     pattern: str = r"^[^\x00]*$"
-    """Regular expression that a text matches; for the OpenAPI document."""
+    """Regular expression that a string matches; for the OpenAPI document."""
 
     @property
     def place(self) -> Literal["path", "query"]:
@@ -81,14 +81,14 @@ class Parameter:
             return int(text)
         if self.choices and text not in self.choices:
             raise BadRequest(f"{self.name}={text[:40]!r}: give one of {', '.join(filter(None, self.choices))}")
-        if len(text) > LONGEST or "\x00" in text:
-            raise BadRequest(f"{self.name}: give at most {LONGEST} characters, and no NUL")
+        if len(text) > MAX_PARAMETER or "\x00" in text:
+            raise BadRequest(f"{self.name}: give at most {MAX_PARAMETER} characters, and no NUL")
         return text
 
     def document(self) -> dict[str, Any]:
         """Return the OpenAPI description of the parameter."""
         kind: dict[str, Any] = {"type": "integer", "minimum": self.least, "maximum": self.most} if self.number else {}
-        kind = kind or {"type": "string", "maxLength": LONGEST, "pattern": self.pattern}
+        kind = kind or {"type": "string", "maxLength": MAX_PARAMETER, "pattern": self.pattern}
         if self.choices:
             kind = {"type": "string", "enum": list(self.choices)}
         if self.default is not None:

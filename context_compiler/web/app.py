@@ -179,21 +179,8 @@ def create_app(
     store = open_place(db, read_only=True).scoped(owner)
     inspector = Inspector(store, vault=vault_of(vault, owner), system=None if system is None else Path(system))
     sources = Sources.of(inspector, str(runs) if owner is None else None)
-    pages = [Route(one.route, _page(one, sources), name=one.name) for one in RESOURCES if one.has_page]
-    answers = [Route(f"/api{one.route}", _answer(one, sources)) for one in RESOURCES]
     app = Starlette(
-        routes=[
-            *SteeringPages(inspector, chats.model if chats is not None else None).routes(),
-            *(ChatPages(chats, inspector).routes() if chats is not None else [Route("/chat", _no_chat)]),
-            Route("/", _home),
-            *pages,
-            *answers,
-            Route("/requests/{number}/export/{form}", _download(sources)),
-            Route("/live", _live(inspector)),
-            Route("/pipeline.svg", _drawing(sources)),
-            Route("/api/openapi.json", _openapi),
-            Route("/static/{name}", _static),
-        ],
+        routes=_routes(inspector, sources, chats),
         middleware=[Middleware(Guard, access=Access(hosts=LOOPBACK | frozenset(hosts), token=token))],
         exception_handlers={
             ContextCompilerError: _error_response,
@@ -204,6 +191,22 @@ def create_app(
     app.state.inspector = inspector
     app.state.is_ending = lambda: False  # replaced by the server, to end open streams when it shuts down
     return app
+
+
+def _routes(inspector: Inspector, sources: Sources, chats: Chats | None) -> list[Route]:
+    """Return all routes, in the order in which an address is compared with them."""
+    return [
+        *SteeringPages(inspector, chats.model if chats is not None else None).routes(),
+        *(ChatPages(chats, inspector).routes() if chats is not None else [Route("/chat", _no_chat)]),
+        Route("/", _home),
+        *(Route(one.route, _page(one, sources), name=one.name) for one in RESOURCES if one.has_page),
+        *(Route(f"/api{one.route}", _answer(one, sources)) for one in RESOURCES),
+        Route("/requests/{number}/export/{form}", _download(sources)),
+        Route("/live", _live(inspector)),
+        Route("/pipeline.svg", _drawing(sources)),
+        Route("/api/openapi.json", _openapi),
+        Route("/static/{name}", _static),
+    ]
 
 
 Endpoint = Callable[[Request], Awaitable[Response]]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache, partial
@@ -38,10 +38,10 @@ from context_compiler.web.data import BadRequest, Inspector
 from context_compiler.web.pages import render
 from context_compiler.web.steering import STEERS, answer_json, body_field, json_body, operations, or_bad_request
 
-LONGEST_NAME = 200
+MAX_NAME = 200
 """Maximum characters of a chat's name."""
 
-LONGEST_PROMPT = 400_000
+MAX_PROMPT = 400_000
 """Maximum characters of one prompt."""
 
 SHOWN = 40
@@ -141,7 +141,7 @@ class Chat:
             SettingsError: The template or the model cannot be used.
         """
         if self._answer is not None:
-            raise Busy("an answer is still coming: wait for it, or stop it")
+            raise Busy("an answer is still being written: wait for it, or stop it")
         if model != self.model:
             self.session.agent, self.model = self._agent_of(model), model
         before, self.session.template = self.session.template, template
@@ -206,9 +206,9 @@ class Chat:
             BadRequest: A field is invalid, or the chat is empty.
         """
         if self._answer is not None:
-            raise Busy("an answer is still coming: wait for it, or stop it")
+            raise Busy("an answer is still being written: wait for it, or stop it")
         if not self.session.messages:
-            raise BadRequest("nothing was said in this chat yet")
+            raise BadRequest("this chat is still empty")
         result = await or_bad_request(STEERS[way](self.session, body))
         await self.refresh_pins()
         if isinstance(result, Pin) or (result.done and result.kind != "preview"):
@@ -356,8 +356,8 @@ def markdown(text: str) -> str:
 
 def _name(request: Request) -> str:
     name = request.query_params.get("session", "main")
-    if not 0 < len(name) <= LONGEST_NAME or not name.strip() or name != safe(name):
-        raise BadRequest(f"session: give a name of 1 to {LONGEST_NAME} printable characters")
+    if not 0 < len(name) <= MAX_NAME or not name.strip() or name != safe(name):
+        raise BadRequest(f"session: give a name of 1 to {MAX_NAME} printable characters")
     return name
 
 
@@ -372,10 +372,7 @@ class ChatPages:
         return [
             Route("/chat", self.page),
             Route("/chat/turns", self.turns),
-            Route("/api/chat", self.state),
-            Route("/api/chat", self.say, methods=["POST"]),
-            Route("/api/chat/events", self.events),
-            Route("/api/chat/stop", self.stop, methods=["POST"]),
+            *(Route(one.path, partial(one.answer, self), methods=[one.method.upper()]) for one in ENDPOINTS),
             *(Route(f"/api/chat/{way}", partial(self.steer, way=way), methods=["POST"]) for way in STEERS),
         ]
 
@@ -425,8 +422,8 @@ class ChatPages:
         chat = await self.chats.get(_name(request))
         body = await json_body(request)
         text = body_field(body, "text", "")
-        if not text.strip() or len(text) > LONGEST_PROMPT:
-            raise BadRequest(f"text: give a prompt of at most {LONGEST_PROMPT} characters")
+        if not text.strip() or len(text) > MAX_PROMPT:
+            raise BadRequest(f"text: give a prompt of at most {MAX_PROMPT} characters")
         chat.say(
             text,
             endless=body_field(body, "endless", chat.session.endless),
@@ -450,61 +447,102 @@ _SESSION: dict[str, Any] = {
     "name": "session",
     "in": "query",
     "description": "Name of the chat.",
-    "schema": {"type": "string", "minLength": 1, "maxLength": LONGEST_NAME, "default": "main"},
+    "schema": {"type": "string", "minLength": 1, "maxLength": MAX_NAME, "default": "main"},
 }
 
-
-def _operation(name: str, about: str, answers: Mapping[str, str], *, body: Mapping[str, Any] | None = None) -> Any:
-    found: dict[str, Any] = {
-        "operationId": name,
-        "summary": about,
-        "parameters": [_SESSION],
-        "responses": {
-            code: {"description": why, "content": {_MEDIA.get(name, "application/json"): {}}}
-            for code, why in answers.items()
-        },
-    }
-    if body is not None:
-        found["requestBody"] = {"required": True, "content": {"application/json": {"schema": body}}}
-    return found
-
-
-_MEDIA = {"listen": "text/event-stream"}
 
 _PROMPT: dict[str, Any] = {
     "type": "object",
     "required": ["text"],
     "properties": {
-        "text": {"type": "string", "minLength": 1, "maxLength": LONGEST_PROMPT},
+        "text": {"type": "string", "minLength": 1, "maxLength": MAX_PROMPT},
         "endless": {"type": "boolean", "description": "Send a view instead of the whole history."},
         "template": {"type": "string", "description": "Template of the views."},
         "model": {"type": "string", "description": "Model that answers."},
     },
 }
 
-CHAT_PATHS: dict[str, Any] = {
-    "/api/chat": {
-        "get": _operation("chat", "State of a chat.", {"200": "The state.", "400": "A parameter is invalid."}),
-        "post": _operation(
-            "say",
-            "Begin to answer a prompt.",
-            {
-                "202": "The answer is sent as events.",
-                "400": "A field is invalid.",
-                "409": "An answer is still being written.",
-                "422": "The template or the model cannot be used.",
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Endpoint:
+    """An endpoint of the chat API; its route and its part of the OpenAPI document are built from this."""
+
+    method: str
+    path: str
+    name: str
+    about: str
+    answer: Callable[[ChatPages, Request], Awaitable[Response]]
+    responses: Mapping[str, str]
+    """Descriptions by status code."""
+    body: Mapping[str, Any] | None = None
+    """Schema of the request's JSON body."""
+    media: str = "application/json"
+
+    def operation(self) -> dict[str, Any]:
+        """Return its OpenAPI operation."""
+        found: dict[str, Any] = {
+            "operationId": self.name,
+            "summary": self.about,
+            "parameters": [_SESSION],
+            "responses": {
+                code: {"description": why, "content": {self.media: {}}} for code, why in self.responses.items()
             },
-            body=_PROMPT,
-        ),
-    },
-    "/api/chat/events": {
-        "get": _operation("listen", "Events of a chat.", {"200": "Events.", "400": "A parameter is invalid."})
-    },
-    "/api/chat/stop": {
-        "post": _operation(
-            "stop", "Stop the answer that is being written, and keep it.", {"200": "True if there was one."}
-        )
-    },
-    **operations("/api/chat", _SESSION, busy=True),
-}
+        }
+        if self.body is not None:
+            found["requestBody"] = {"required": True, "content": {"application/json": {"schema": self.body}}}
+        return found
+
+
+ENDPOINTS = (
+    Endpoint(
+        method="get",
+        path="/api/chat",
+        name="chat",
+        about="State of a chat.",
+        answer=ChatPages.state,
+        responses={"200": "The state.", "400": "A parameter is invalid."},
+    ),
+    Endpoint(
+        method="post",
+        path="/api/chat",
+        name="say",
+        about="Begin to answer a prompt.",
+        answer=ChatPages.say,
+        responses={
+            "202": "The answer is sent as events.",
+            "400": "A field is invalid.",
+            "409": "An answer is still being written.",
+            "422": "The template or the model cannot be used.",
+        },
+        body=_PROMPT,
+    ),
+    Endpoint(
+        method="get",
+        path="/api/chat/events",
+        name="listen",
+        about="Events of a chat.",
+        answer=ChatPages.events,
+        responses={"200": "Events.", "400": "A parameter is invalid."},
+        media="text/event-stream",
+    ),
+    Endpoint(
+        method="post",
+        path="/api/chat/stop",
+        name="stop",
+        about="Stop the answer that is being written, and keep it.",
+        answer=ChatPages.stop,
+        responses={"200": "True if there was one."},
+    ),
+)
+"""Endpoints of the chat API, except those that steer a chat."""
+
+
+def _chat_paths() -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for one in ENDPOINTS:
+        found.setdefault(one.path, {})[one.method] = one.operation()
+    return found | operations("/api/chat", _SESSION, busy=True)
+
+
+CHAT_PATHS = _chat_paths()
 """OpenAPI paths of the chat endpoints."""

@@ -22,7 +22,7 @@ from context_compiler.tokens import as_counter
 from context_compiler.tokens.prices import cost_of
 from context_compiler.web.data import Inspector
 
-LONGEST = 3_000
+MAX_MESSAGES = 3_000
 """Maximum messages of a history that is searched for lost identifiers."""
 
 LISTED = 200
@@ -96,7 +96,7 @@ def _span(db: Database, inspector: Inspector, session: int, made: Compile) -> tu
         return None, ()
     nodes = inspector.chain(db, prefix(made.owner) + tip, session)
     span = sorted(positions((start, stop) for start, stop in spans))
-    if not nodes or len(nodes) > LONGEST or span[-1] >= len(nodes):
+    if not nodes or len(nodes) > MAX_MESSAGES or span[-1] >= len(nodes):
         return None, ()
     messages, _ = inspector.read_nodes(db, nodes)
     return reader_of(as_counter(None)).read(messages), span

@@ -59,7 +59,7 @@ from context_compiler.web.live import Shown
 PAGE = 50
 """Rows or messages per page."""
 
-TEXT, LEAST = 90_000, 600
+MAX_PAGE_TEXT, MIN_PART_TEXT = 90_000, 600
 """Maximum characters of text on one page of messages, and minimum characters shown of each part."""
 
 WEIGHED, BIGGEST = 400, 8
@@ -480,7 +480,7 @@ def longest_part(readings: Sequence[Reading], shares: int = 1) -> int:
         shares: Minimum number of parts to divide the page by.
     """
     parts = sum(len(reading.items) for reading in readings)
-    return max(LEAST, TEXT // max(parts, shares, 1))
+    return max(MIN_PART_TEXT, MAX_PAGE_TEXT // max(parts, shares, 1))
 
 
 def show(

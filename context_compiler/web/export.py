@@ -29,7 +29,7 @@ class ExportPage(RequestHeader):
     """A request in every export format, as text."""
 
     json: str
-    """Messages, instructions and figures as JSON; messages are serialized as by the host."""
+    """Messages, instructions and figures as JSON; messages are serialized as the host does it."""
     python: str
     """Code that builds the list of messages, ready to be pasted."""
     eval: str

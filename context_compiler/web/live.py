@@ -24,7 +24,7 @@ PAUSE = 0.7
 QUIET = 20
 """Number of polls after which a comment is sent to keep the connection open."""
 
-MOST = 50
+MAX_NEW = 50
 """Maximum requests per event."""
 
 OVERLAP = 1_000
@@ -116,11 +116,11 @@ async def live_events(
 
 def _news(db: Database, session: int | None, shown: Shown) -> tuple[list[RequestRow], Shown, bool]:
     """Return requests that are not shown yet, everything shown including them, and True if there are more."""
-    newest, limit = browse.newest_request(db), OVERLAP + MOST
+    newest, limit = browse.newest_request(db), OVERLAP + MAX_NEW
     numbers = browse.request_numbers(db, session, shown.settled, limit)
     new = [one for one in numbers if one not in shown.numbers]
-    if len(numbers) == limit or len(new) > MOST:
-        return browse.requests_by_number(db, new[:MOST][::-1]), shown.plus(new[:MOST]), True
+    if len(numbers) == limit or len(new) > MAX_NEW:
+        return browse.requests_by_number(db, new[:MAX_NEW][::-1]), shown.plus(new[:MAX_NEW]), True
     return browse.requests_by_number(db, new[::-1]) if new else [], shown.plus(new, newest), False
 
 

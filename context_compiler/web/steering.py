@@ -35,7 +35,7 @@ from context_compiler.tokens import as_counter
 from context_compiler.tokens.prices import dollars
 from context_compiler.web.data import BadRequest, Inspector, Pages
 
-LONGEST_BODY = 2_000_000
+MAX_BODY_BYTES = 2_000_000
 """Maximum bytes of a request's JSON body."""
 
 EXCERPT = 160
@@ -242,8 +242,8 @@ async def json_body(request: Request) -> dict[str, Any]:
     data = bytearray()
     async for part in request.stream():
         data += part
-        if len(data) > LONGEST_BODY:
-            raise BadRequest(f"the body: give at most {LONGEST_BODY:,} bytes")
+        if len(data) > MAX_BODY_BYTES:
+            raise BadRequest(f"the body: give at most {MAX_BODY_BYTES:,} bytes")
     found: object = attempt(lambda: json.loads(data)).value
     if not isinstance(found, dict):
         raise BadRequest("the body is not a JSON object")

@@ -277,7 +277,7 @@ async def test_only_one_answer_comes_at_a_time(room: Room) -> None:
     chat = room.chat(Model(pause=0.01))
     first = asyncio.create_task(chat.say("One."))
     await asyncio.sleep(0)
-    with pytest.raises(SettingsError, match="an answer is still coming"):
+    with pytest.raises(SettingsError, match="an answer is still being written"):
         await chat.say("Two.")
     await first
     await chat.close()

@@ -116,7 +116,7 @@ def test_a_run_tells_of_directives_without_effect_and_of_steps_that_ran_as_writt
     done = cc("workflow", "run", steps, "--simulate")
     assert done.code == 0
     (line,) = [line for line in done.out.splitlines() if line.startswith("b ")]
-    assert "ran as written: TemplateError: " in line
+    assert "context helper failed, prompt sent as written: TemplateError: " in line
     assert "did you mean @model?" in done.err and "@model has no value and is passed over" in done.err
 
 

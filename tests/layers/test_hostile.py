@@ -215,8 +215,8 @@ REGISTRY.register_read("recipes", 1, "Soup")
 @pytest.mark.parametrize(
     ("wrong", "what"),
     [
-        (lambda: REGISTRY.register_read(5, 1, "x"), "5 is not a type"),  # pyright: ignore[reportArgumentType]
-        (lambda: REGISTRY.register_read(["a"], 1, "x"), "is not a type"),  # pyright: ignore[reportArgumentType]
+        (lambda: REGISTRY.register_read(5, 1, "x"), "5 is not a valid entity type"),  # pyright: ignore[reportArgumentType]
+        (lambda: REGISTRY.register_read(["a"], 1, "x"), "is not a valid entity type"),  # pyright: ignore[reportArgumentType]
         (lambda: REGISTRY.retain("recipe_1", None), "without a reason"),  # pyright: ignore[reportArgumentType]
         (lambda: get_entity_context(REGISTRY, "3"), "current_turn is '3'"),  # pyright: ignore[reportArgumentType]
         (lambda: get_entity_context(REGISTRY, -1), "current_turn is -1"),

@@ -204,7 +204,7 @@ def test_what_is_no_id_is_refused(id: object) -> None:
 
 @pytest.mark.parametrize("type", ["", "  ", "###"])
 def test_what_is_no_type_is_refused(type: str) -> None:
-    with pytest.raises(LayersError, match="is not a type"):
+    with pytest.raises(LayersError, match="is not a valid entity type"):
         SessionIdRegistry().register_read(type, 1, "x")
 
 

@@ -209,9 +209,9 @@ async def test_what_json_does_not_know_is_kept_as_its_text() -> None:
 def test_what_contains_itself_is_refused() -> None:
     loop: dict[str, Any] = {}
     loop["self"] = loop
-    with pytest.raises(LayersError, match="cannot be kept as JSON"):
+    with pytest.raises(LayersError, match="cannot be stored as JSON"):
         to_json(loop)
-    with pytest.raises(LayersError, match="cannot be kept as JSON"):
+    with pytest.raises(LayersError, match="cannot be stored as JSON"):
         SessionIdRegistry().register_generated("recipes", "x", loop)
 
 

@@ -21,7 +21,7 @@ def test_context_takes_dotted_names_and_json() -> None:
         with pytest.raises(ValueError, match="not a key"):
             store.set(key, 1)
     for value in (object(), {1, 2}, float("inf"), b"x"):
-        with pytest.raises(ValueError, match="cannot be kept"):
+        with pytest.raises(ValueError, match="cannot be stored"):
             store.set("k", value)
 
 

@@ -18,6 +18,7 @@ from pydantic_ai.models.function import AgentInfo, FunctionModel
 
 from context_compiler import ContextCompiler
 from context_compiler.messages.history import load_messages
+from context_compiler.record import rows, schema
 from context_compiler.record.maintenance import inexact_requests
 from context_compiler.record.rows import NOT_RECORDED
 from context_compiler.record.schema import MIGRATIONS
@@ -138,3 +139,9 @@ async def test_its_conversation_goes_on_without_a_new_compile(earlier: Path, reb
     assert load_messages(await store.transcript("pirate"))[: len(history)] == history
     assert await store.verify() == ()
     await store.close()
+
+
+def test_migrations_name_the_columns_of_their_own_schema():
+    """A column that a later migration adds would be missing in a new file when the earlier ones run."""
+    live = {id(columns) for columns in (*rows.SEALED.values(), rows.TEXTS)}
+    assert not [name for name, value in vars(schema).items() if value is rows or id(value) in live]

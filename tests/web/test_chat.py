@@ -87,7 +87,7 @@ async def test_a_second_prompt_is_refused_while_an_answer_is_coming_and_stop_kee
             await tab.say("Where do I look first?")
             await tab.until("piece", 3)
             refused = await tab.say("And then?")
-            assert refused.status_code == 409 and "still coming" in refused.json()["error"]
+            assert refused.status_code == 409 and "still being written" in refused.json()["error"]
             async with Tab(address) as late:
                 state = await late.until("state")
                 assert state["pending"]["prompt"] == "Where do I look first?" and state["pending"]["text"]

@@ -18,7 +18,7 @@ from context_compiler.record.store import SQLStore, Store, open_store
 from context_compiler.record.values import Entry, now
 from context_compiler.web.app import create_app
 from context_compiler.web.data import Inspector
-from context_compiler.web.live import MOST, OVERLAP, Shown, live_events
+from context_compiler.web.live import MAX_NEW, OVERLAP, Shown, live_events
 from tests.support.agents import Talker
 from tests.web.conftest import number_of
 
@@ -129,11 +129,11 @@ async def test_what_comes_between_a_page_and_its_connection_or_while_it_is_away_
 
 async def test_more_than_one_event_holds_come_one_after_the_other(db: Path) -> None:
     writer = SQLiteStore(db)
-    every = await ask(writer, "many", times=MOST + 5)
+    every = await ask(writer, "many", times=MAX_NEW + 5)
     number = await writer.perform(lambda database: browse.session_number(database, "many"))
     first, mark = await heard(Inspector(writer), number, "0.0")
-    assert first == every[:MOST][::-1]
-    assert (await heard(Inspector(writer), number, mark))[0] == every[MOST:][::-1]
+    assert first == every[:MAX_NEW][::-1]
+    assert (await heard(Inspector(writer), number, mark))[0] == every[MAX_NEW:][::-1]
     await writer.close()
 
 

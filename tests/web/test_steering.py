@@ -144,7 +144,7 @@ async def test_a_chat_is_steered_and_every_tab_hears_of_it(tmp_path: Path) -> No
     with serving(chat_app(tmp_path)) as address:
         async with Tab(address) as tab, httpx.AsyncClient(base_url=address, timeout=300) as client:
             empty = await client.post("/api/chat/compact", json={})
-            assert empty.status_code == 400 and "nothing was said" in empty.json()["error"]
+            assert empty.status_code == 400 and "still empty" in empty.json()["error"]
             for number in range(1, 7):
                 await tab.say(f"Question {number} about ticket 47{number} of Maria?")
                 await tab.until("done", number)

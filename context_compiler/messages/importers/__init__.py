@@ -47,9 +47,11 @@ class _Format:
     name: str
     matches: Callable[[Json], bool]
     read: Callable[[Draft, Sequence[object], Json], None]
+    finds_messages: bool = True
+    """True if an object that matches is a message, wherever it is in a file; False if its keys have other uses too."""
 
 
-_SPECIFIC = (
+_FORMATS = (
     _Format(name="pydantic-ai", matches=pydantic_json.matches, read=pydantic_json.read),
     _Format(name="chatgpt", matches=chatgpt_export.matches, read=chatgpt_export.read),
     _Format(name="claude", matches=claude_export.matches, read=claude_export.read),
@@ -61,12 +63,15 @@ _SPECIFIC = (
     _Format(name="openai-responses", matches=openai_responses.matches, read=openai_responses.read),
     _Format(name="cline", matches=cline.matches, read=cline.read),
     _Format(name="anthropic", matches=anthropic_messages.matches, read=anthropic_messages.read),
-    _Format(name="swe-agent", matches=swe_agent.matches, read=swe_agent.read),
-    _Format(name="openai", matches=openai_chat.matches, read=openai_chat.read),
+    _Format(name="swe-agent", matches=swe_agent.matches, read=swe_agent.read, finds_messages=False),
+    _Format(name="openai", matches=openai_chat.matches, read=openai_chat.read, finds_messages=False),
 )
-"""Formats in the order in which they are tried; the first one that matches any message of a conversation is used."""
+"""Formats in the order in which they are tried; the first one that matches any message of a conversation is used.
 
-_BY_NAME = {format.name: format for format in _SPECIFIC}
+A format whose messages also match a later one must precede it: `openai`, which shares its keys with most, is the last.
+"""
+
+_BY_NAME = {format.name: format for format in _FORMATS}
 
 TEXT = "text"
 
@@ -139,13 +144,14 @@ def _read(one: Conversation, *, file: str, name: str, label: str, format: str | 
 
 
 def _is_message(entry: Json) -> bool:
-    return openai_chat.is_message(entry) or any(format.matches(entry) for format in _SPECIFIC[:-2])
+    finders = (format for format in _FORMATS if format.finds_messages)
+    return openai_chat.is_message(entry) or any(format.matches(entry) for format in finders)
 
 
 def _detect(conversation: Conversation) -> str:
-    """Detect the format of a conversation; it is `openai` if the messages have only roles and texts."""
+    """Detect the format of a conversation; it is `openai` if the messages have only roles and plain text."""
     entries = [entry for entry in map(mapping, conversation.entries) if entry is not None]
-    for format in _SPECIFIC:
+    for format in _FORMATS:
         if any(map(format.matches, entries)):
             return format.name
     if "system" in conversation.head or any(map(anthropic_messages.may_match, entries)):

@@ -62,7 +62,7 @@ def _text_of(block: Json) -> str | None:
 
 
 def pieces(draft: Draft, content: object) -> list[Piece]:
-    """Content as a list of texts and media, in order."""
+    """Content as a list of strings and media, in order."""
     return [_piece(draft, block) for block in blocks(draft, content)]
 
 
@@ -111,7 +111,7 @@ def result_content(draft: Draft, content: object) -> object:
 
 
 def response_parts(draft: Draft, content: object, *, provider: str | None = None) -> list[ModelResponsePart]:
-    """Parts of a response: text, files, thinking and tool calls, in order; empty texts are left out."""
+    """Parts of a response: text, files, thinking and tool calls, in order; empty strings are left out."""
     parts: list[ModelResponsePart] = []
     for block in blocks(draft, content):
         given = mapping(block) or {}

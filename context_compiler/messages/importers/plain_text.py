@@ -31,7 +31,7 @@ _OWN = "# Chat Session:"
 _ESCAPED = re.compile(r"(?:\*\*(?:User|Assistant):\*\*|\*\d{4}-\d\d-\d\d \d\d:\d\d:\d\d UTC\*)\\+$")
 _FENCES = ("```", "~~~")
 
-LONGEST_LINE = 200
+MAX_SPEAKER_LINE = 200
 """Maximum characters of a line that can name a speaker on its own; also those searched for `User: …`."""
 
 
@@ -43,10 +43,10 @@ def looks_like_text(prose: str) -> bool:
 
 def _speaker(line: str) -> tuple[str, str] | None:
     """Role of the speaker that a line names, and the rest of the line; None if it names none."""
-    marked = _MARKED.match(line) if len(line) <= LONGEST_LINE else None
+    marked = _MARKED.match(line) if len(line) <= MAX_SPEAKER_LINE else None
     if marked and len(marked[0].strip()) > len(marked[1]):
         return _NAMES[marked[1].lower()], ""
-    inline = _INLINE.match(line[:LONGEST_LINE])
+    inline = _INLINE.match(line[:MAX_SPEAKER_LINE])
     return (_NAMES[inline[1].lower()], line[inline.end() :]) if inline else None
 
 
@@ -60,7 +60,7 @@ def read(draft: Draft, prose: str) -> None:
     role, lines, fence, when = None, list[str](), "", None
     found = False
     for line in prose.splitlines():
-        stamp = _TIME.match(line.strip()) if own and len(line) < LONGEST_LINE else None
+        stamp = _TIME.match(line.strip()) if own and len(line) < MAX_SPEAKER_LINE else None
         speaker = None if fence else _speaker(line)
         if stamp is not None:
             _add(draft, role, lines, when)
@@ -71,7 +71,7 @@ def read(draft: Draft, prose: str) -> None:
             lines = [rest] if rest else []
             draft.at += 1
         else:
-            lines.append(line[:-1] if own and _ESCAPED.match(line[:LONGEST_LINE]) else line)
+            lines.append(line[:-1] if own and _ESCAPED.match(line[:MAX_SPEAKER_LINE]) else line)
         fence = _fence(line, fence) if not own else ""
     _add(draft, role, lines, when)
     if not found:

@@ -38,7 +38,7 @@ from context_compiler.pipeline.stylesheet import EFFORTS
 from context_compiler.resilience import try_await
 from context_compiler.tokens.prices import cost_of
 
-SHORT = 200
+MAX_RESPONSE_EXCERPT = 200
 """Maximum length in characters of `last_response` in the context."""
 SUPERVISED = "Whoever supervises this run says:"
 """Line that introduces a supervisor's message in the prompt of a stage."""
@@ -132,9 +132,13 @@ class AgentHandler:
         stage.write("response.md", text)
         reference = stage.keep("response", text)
         outcome = read_status(stage) or _to_outcome(output)
-        kept = {"last_stage": stage.node.name, "last_response": text[:SHORT], "last_response_ref": reference}
+        kept = {
+            "last_stage": stage.node.name,
+            "last_response": text[:MAX_RESPONSE_EXCERPT],
+            "last_response_ref": reference,
+        }
         updates = {key: value for key, value in outcome.context_updates.items() if not key.startswith(RESERVED)}
-        refused = ", ".join(sorted(outcome.context_updates.keys() - updates.keys()))[:SHORT]
+        refused = ", ".join(sorted(outcome.context_updates.keys() - updates.keys()))[:MAX_RESPONSE_EXCERPT]
         notes = (outcome.notes or text[:EXCERPT]) + (f"\n(not an agent's to set: {refused})" if refused else "")
         return replace(
             outcome,

@@ -62,7 +62,7 @@ CREATE TABLE questions (
 
 
 CONTENTS = 32
-"""Maximum number of texts in the cache."""
+"""Maximum number of strings in the cache."""
 
 
 def statements_of(scripts: Sequence[str]) -> list[str]:
