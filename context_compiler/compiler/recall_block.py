@@ -1,10 +1,10 @@
 """Recall: how much past text a prompt gets, which passages, and when a block is kept, shortened or dropped.
 
-The block of a prompt is searched once, at the first request of its user turn (`find_block`), and is sent directly
-before the prompt. It stays byte for byte the same during the turn. It counts against the budget but not against the
-high threshold, because it is temporary: it is dropped at the next user turn, unless keeping it is cheaper for the
-prompt cache (`blocks_to_keep`). "Dial" below is the setting `recall=`: the size of a block as a fraction of the room or
-in tokens.
+The block of a prompt is searched at the first request of its user turn (`find_block`), and is sent directly before the
+prompt. During the turn its bytes change only if the view is cut back, or if the block must be shortened. It counts
+against the budget but not against the high threshold, because it is temporary: it is dropped at the next user turn,
+unless keeping it is cheaper for the prompt cache (`blocks_to_keep`). "Dial" below is the setting `recall=`: the size of
+a block as a fraction of the room or in tokens.
 """
 
 from __future__ import annotations

@@ -217,14 +217,17 @@ def _known_blocks(context: RequestContext, *, any_turn: bool = False) -> Blocks 
     return known if known is not None and (any_turn or known.own.at >= context.prompt_start) else None
 
 
-def _recall_for_turn(context: RequestContext, cycle: Cycle, plain: Result, done: Advance | None = None) -> Result:
-    """Add recall blocks to the view of the first request of a user turn.
+def _recall_for_turn(
+    context: RequestContext, cycle: Cycle, plain: Result, done: Advance | None = None, *, found: Block | None = None
+) -> Result:
+    """Add recall blocks to the view of the first request of a user turn, or of one whose cycle is new.
 
     Args:
         context: The request.
         cycle: Cycle that decides what is left out.
         plain: View without blocks.
         done: Advance of this request that produced the cycle; None if it was continued.
+        found: Block that an earlier request of the turn had; if it was shortened, the new one is not larger.
     """
     at, history, policy = prompt_at(context.history), context.history, context.policy
     if at is None or cycle is RAW:
@@ -239,9 +242,10 @@ def _recall_for_turn(context: RequestContext, cycle: Cycle, plain: Result, done:
         cost = plain.cost + sum(block.tokens(context.counter) for block in earlier)
         saved = context.request.fixed + history.tokens - cost  # a block may not cost more than sending the raw history
         room, shown = min(free_tokens(context, limits, cost), saved), [block.text for block in earlier]
+        room = min(room, found.tokens(context.counter)) if found and found.cuts else room
         outcome = attempt(lambda: find_first_block(context, limits, cycle, at, most, room, shown))
         text, fault = outcome.value or "", outcome.error
-    own = Block(at, history.ids[at], context.turn, text)
+    own = Block(at, history.ids[at], context.turn, text, found.cuts if found and text else 0)
     blocks = Blocks(own=own, earlier=earlier, config=policy.config)
     if not blocks.all:
         return replace(plain, blocks=blocks, fault=fault)
@@ -362,18 +366,16 @@ def _room_for_block(context: RequestContext, previous: Cycle | None) -> int:
 
 
 def _add_recall(context: RequestContext, plain: Result, done: Advance) -> Result:
-    """Add the recall block of the turn to the view of a new cycle: the block found before, or else a new one."""
-    known, cycle = _known_blocks(context), done.cycle
-    left_out = done.selection.out or done.selection.abridged
-    # blocks of earlier turns are dropped now; a block found beside them, or beside messages that are now left out, does
-    # not repeat what they contain, or is empty
-    if known is None or (left_out and not known.own.cuts and (known.earlier or not known.own.text)):
-        return _recall_for_turn(context, cycle, plain, done) if left_out else plain
-    known = replace(known, earlier=()) if known.earlier else known
-    if not known.own.text:
-        return replace(plain, blocks=known)
-    result = assemble_view(context, cycle, plain.view.status, done, blocks=known, earlier=plain)
-    return _fit_budget(context, cycle, result, done) or replace(plain, blocks=known.without())
+    """Add the recall block of the turn to the view of a new cycle.
+
+    A block found before is searched again, because it does not repeat what the former quotes and messages contained,
+    and they may be gone now. Blocks of earlier turns are dropped.
+    """
+    known = _known_blocks(context)
+    dropped = known is not None and known.own.cuts and not known.own.text
+    if (done.selection.out or done.selection.abridged) and not dropped:
+        return _recall_for_turn(context, done.cycle, plain, done, found=known and known.own)
+    return replace(plain, blocks=known and replace(known, own=replace(known.own, text=""), earlier=()))
 
 
 async def advance_again(compiler: CompilerState, run: Run, request: Request, host: Host, *, result: Result) -> Result:

@@ -1,15 +1,17 @@
-"""Blocks in very large rooms, and beside prompts that nearly fill theirs."""
+"""Blocks in very large rooms, beside prompts that nearly fill theirs, and in turns that outgrow theirs."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import pytest
 from pydantic_ai.messages import ModelMessage, ModelRequest, ModelResponse, TextPart, ToolCallPart, ToolReturnPart
 from pydantic_ai.messages import UserPromptPart as Prompt
 
-from context_compiler import compile_view
+from context_compiler import View, compile_view
 from context_compiler.tokens import TokenCounter
-from tests.recall.test_blocks import ASK, block_of, past, talked, text_of, words
-from tests.support.agents import compiler
+from tests.recall.test_blocks import ASK, SECRET, block_of, past, talked, text_of, words
+from tests.support.agents import Talker, compiler
 
 count = TokenCounter().text
 
@@ -79,3 +81,25 @@ async def test_a_question_beside_a_pasted_listing_finds_its_answer_in_one_view(l
     view = await compile_view([*history, ModelRequest(parts=[Prompt(prompt)])], "extractive", 6_000, system=None)
     assert "OPS-7 is Maria" in str(view.messages)
     assert any(quote.why.startswith("recalled") for quote in view.quoted)
+
+
+@pytest.mark.parametrize("secret_at", [40, 75])
+async def test_what_only_the_former_view_contained_is_searched_for_when_a_turn_is_cut_back(secret_at: int) -> None:
+    async def dig() -> str:
+        return words(9_000 + len(talker.sent), 500)
+
+    history: list[ModelMessage] = []
+    for turn in range(80):
+        told = f"On Monday {words(turn, 1).title()} opened locker {turn * 37} at the {words(turn + 300, 16)}."
+        if turn >= 60:
+            names = " and ".join(words(turn + at, 1).title() for at in (0, 99, 199))
+            told = f"Last Monday {names} came at {turn * 37}, {words(turn + 300, 6)}."
+        history.append(ModelRequest(parts=[Prompt(SECRET if turn == secret_at else told)]))
+        history.append(ModelResponse(parts=[TextPart("Fine.")]))
+    calls: list[Any] = [[("dig", {})]] * 6
+    talker, views = Talker(["Fine.", *calls, "Done."]), list[View]()
+    await talked(compiler(budget=4_000, on_view=views.append), ["Hello.", ASK], talker, [dig], history=history)
+    block = block_of(talker.sent[1].messages, ASK)
+    assert block and SECRET not in block and SECRET in talker.sent[1].text
+    assert any(view.status == "compiled" for view in views[2:]), "the turn is cut back"
+    assert all(SECRET in sent.text for sent in talker.sent[1:])
