@@ -51,7 +51,7 @@ Amount: TypeAlias = int | float
 """Tokens as an `int`, or a share of a whole as a `float` in (0, 1]."""
 
 
-MOST = 10**12
+MAX_TOKENS = 10**12
 """Maximum tokens that can be given; more than any window has."""
 
 
@@ -67,8 +67,8 @@ def check_amount(amount: object, *, name: str) -> Amount | None:
         raise SettingsError(f"{name}={amount!r}: give tokens as an int, or a share as a float in (0, 1]")
     if isinstance(amount, float) and not 0 < amount <= 1:
         raise SettingsError(f"{name}={amount!r}: a float is a share and must be in (0, 1]; give tokens as an int")
-    if not 0 < amount <= MOST:
-        raise SettingsError(f"{name}={amount!r}: must be above 0 and at most {MOST:,}")
+    if not 0 < amount <= MAX_TOKENS:
+        raise SettingsError(f"{name}={amount!r}: must be above 0 and at most {MAX_TOKENS:,}")
     return amount
 
 

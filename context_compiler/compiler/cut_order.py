@@ -265,7 +265,7 @@ def _may_lead(history: History, outline: Outline) -> frozenset[int]:
 SUMMARY_STEPS = (1_500, 600, 500)
 """Sizes in tokens to which the reserve for summary and quotes shrinks: medium, low, compact."""
 
-PROMPT_RESERVE, LEAST_RESERVE = 20, 64
+PROMPT_RESERVE, MIN_PROMPT_RESERVE = 20, 64
 """Room that a prompt must leave free to stay whole: a divisor of the room, and a minimum in tokens, which is itself at
 most a quarter of the room."""
 
@@ -311,7 +311,7 @@ def truncate_large_prompts(draft: Draft) -> None:
 
 def _fits_whole(draft: Draft, index: int) -> bool:
     """True if a prompt leaves the room that `PROMPT_RESERVE` demands."""
-    most = draft.room - max(draft.room // PROMPT_RESERVE, min(LEAST_RESERVE, draft.room // LARGE))
+    most = draft.room - max(draft.room // PROMPT_RESERVE, min(MIN_PROMPT_RESERVE, draft.room // LARGE))
     return draft.history.readings[index].tokens <= most
 
 

@@ -287,7 +287,7 @@ def restore_late_calls(cycle: Cycle, pairing: Pairing, base: Mapping[int, Shape]
     )
 
 
-CUTS = 2
+MAX_BLOCK_CUTS = 2
 """Number of times that a block over the budget is shortened before it is dropped."""
 
 
@@ -329,7 +329,7 @@ class Blocks:
 
     def without(self) -> Blocks:
         """Copy for a turn that has no room for any block; its own block is marked so that it is not searched again."""
-        return replace(self, own=replace(self.own, text="", cuts=CUTS), earlier=())
+        return replace(self, own=replace(self.own, text="", cuts=MAX_BLOCK_CUTS), earlier=())
 
     def texts(self) -> dict[int, str]:
         """Text of each block, by the position of its prompt."""

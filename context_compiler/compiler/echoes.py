@@ -47,7 +47,7 @@ SCANNED = 100_000
 PLACES, LISTED = 8, 6
 """Maximum number of places listed for one sentence, and of identifiers listed for one place."""
 
-MOST = 60
+MAX_SENTENCES = 60
 """Maximum number of sentences of one message listed for one place."""
 
 
@@ -206,7 +206,7 @@ def _distinct(words: Mapping[str, bool]) -> tuple[str, ...]:
     names = [one for one, named in words.items() if named]
     alone = [one for one, named in words.items() if named or not any(name in one for name in names)]
     kept: list[str] = []
-    for one in sorted(alone, key=len, reverse=True)[:MOST]:
+    for one in sorted(alone, key=len, reverse=True)[:MAX_SENTENCES]:
         if not any(one in other for other in kept):
             kept.append(one)
     return tuple(kept)

@@ -316,7 +316,7 @@ def _forms_in(reading: Reading, folded: str) -> Iterator[str]:
 
 
 def _is_prompt_with_block(reading: Reading, item: Item) -> bool:
-    """True if a part is unchanged in a message to which a text of ours was added."""
+    """True if a part is unchanged in a message to which we added text."""
     return any(one.mark is not None for one in reading.items) and item.mark is None
 
 

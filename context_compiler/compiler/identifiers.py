@@ -48,7 +48,7 @@ SPARE = 12
 
 NEAR, FAR = 1, 2
 """Words quoted on each side of an identifier in a short list and in a longer one."""
-SHORT = 400
+FULL_LIST = 400
 """Minimum limit in tokens of a list that is not short."""
 CALL = 72
 """Maximum length in characters of a call if the identifiers are in its result."""
@@ -141,7 +141,10 @@ def _kept_texts(selection: Selection) -> Iterator[str]:
 
 
 def uses_tools(history: History) -> bool:
-    """True if at least one message in eight calls a tool or a shell, or is a result."""
+    """True if at least one message in eight calls a tool or a shell, or is a result.
+
+    Unlike tool work (`policy.TOOL_WORK`), results count, and shell blocks of models that do not call tools.
+    """
     acting = sum(reading.exchanges or any(map(runs_command, reading.items)) for reading in history.readings)
     return acting * 8 >= len(history.readings)
 
@@ -205,7 +208,7 @@ def list_identifiers(
     lines: dict[Key, _Line] = {}
     labels: set[str] = set()
     left = limit - 2
-    written = _Writer(selection, NEAR if limit < SHORT else FAR)
+    written = _Writer(selection, NEAR if limit < FULL_LIST else FAR)
     missed = 0
     for one in (one for one in missing if not holds(one.homes[0].specific)):
         if missed > TRIES or left < 4:

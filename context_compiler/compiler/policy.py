@@ -25,7 +25,7 @@ DEFAULT_BUDGET = 32_000
 DEFAULT_SHARE = 0.8
 DEFAULT_RESERVE = 4_096
 
-LEAST = 1_000
+MIN_TRIGGER = 1_000
 """Minimum tokens of messages, or half of the room if that is less, to which a caller's trigger is raised. A view must
 be able to grow for a few turns before it is cut back again."""
 
@@ -206,7 +206,7 @@ def limits(
             tight=tight,
             notes=int(notes * room),
         )
-    high = min(max(int(wanted / ratio), fixed + min(room // 2, LEAST)), budget)
+    high = min(max(int(wanted / ratio), fixed + min(room // 2, MIN_TRIGGER)), budget)
     return Limits(budget=budget, fixed=fixed, high=high, low=_half_way(fixed, high), ratio=ratio, tight=tight)
 
 
@@ -227,7 +227,7 @@ THRESHOLDS = {
 low threshold, and maximum of note and quotes, as fractions of the room. They were chosen by the evidence that views
 contained, and by their cost, in conversations and tool sessions that were replayed turn by turn."""
 
-LEAST_HIGH = min(high for kinds in THRESHOLDS.values() for _, (high, _, _) in kinds)
+LOWEST_HIGH = min(high for kinds in THRESHOLDS.values() for _, (high, _, _) in kinds)
 """Fraction of the room up to which no view is cut back in any kind of session."""
 
 

@@ -23,14 +23,14 @@ from context_compiler.messages.shapes import truncate
 from context_compiler.messages.turns import Outline
 from context_compiler.recall import Question, indexed, pending_prompt_text, rank
 from context_compiler.recall.changes import mark_changes
-from context_compiler.recall.ranking import MOST
+from context_compiler.recall.ranking import MAX_TERMS
 from context_compiler.recall.selection import Passage, choose, passages, quoted
 from context_compiler.recall.terms import STOPS, words
 from context_compiler.template import prompt_text
 from context_compiler.tokens import TokenCounter
 
 QUOTES = "QUOTED FROM EARLIER TURNS"
-SMALLEST = 16
+MIN_QUOTES = 16
 """Minimum room in tokens for a note or for quotes."""
 
 PINNED_WHY = "pinned: a standing instruction"
@@ -94,7 +94,7 @@ def _pending_question(selection: Selection) -> Question:
     """Question for which quotes are chosen: the focus or the newest prompt; only its asking part if it is very long."""
     text = selection.focus or pending_prompt_text(selection.history)
     question = Question.of(text)
-    return question if len(question.terms) <= MOST else Question.of(asking_part(text, selection.counter))
+    return question if len(question.terms) <= MAX_TERMS else Question.of(asking_part(text, selection.counter))
 
 
 def write_quotes(
@@ -112,8 +112,8 @@ def write_quotes(
     """
     counter = selection.counter
     inner = room - cost(fence(QUOTES, "x"), counter)
-    sources = _Sources.of(selection, loose if inner > SMALLEST else (), recall)
-    while inner > SMALLEST:
+    sources = _Sources.of(selection, loose if inner > MIN_QUOTES else (), recall)
+    while inner > MIN_QUOTES:
         body, held = _body(selection, sources, inner, note, lost)
         if not body:
             return "", ()
@@ -161,7 +161,7 @@ def _verbatim(
 def _pins(selection: Selection, room: int) -> list[Instruction]:
     """Newest standing instructions that fit in `room` tokens, oldest first."""
     kept: list[Instruction] = []
-    left = room - SMALLEST
+    left = room - MIN_QUOTES
     for pin in reversed(selection.pinned):
         left -= selection.counter.text(f"- turn {pin.turn + 1}: {pin.text}") + 1
         if left < 0:
@@ -171,7 +171,7 @@ def _pins(selection: Selection, room: int) -> list[Instruction]:
 
 
 def _outline_text(selection: Selection, room: int) -> str:
-    text = phases(selection.history, selection.draft.outline, set(selection.out), room - SMALLEST, selection.counter)
+    text = phases(selection.history, selection.draft.outline, set(selection.out), room - MIN_QUOTES, selection.counter)
     return f"{OUTLINED}\n{text}" if text else ""
 
 
@@ -264,7 +264,7 @@ def _note(summary: str, selection: Selection, cap: int) -> str:
     counter = selection.counter
     preface = prompt_text("preface")
     room = cap - cost(note_text("x", preface), counter)
-    if room < SMALLEST:
+    if room < MIN_QUOTES:
         return ""
     return note_text(_fit_safely(summary, room, counter) if summary else _own_note(selection, room), preface)
 
@@ -294,7 +294,7 @@ def _own_note(selection: Selection, room: int) -> str:
     left_out = sum(turn.start in gone for turn in selection.draft.outline.turns)
     about_it = {"template": template_facts(template), "cap": room, "turns_left_out": left_out}
     share = room
-    while share > SMALLEST and (values or candidates):
+    while share > MIN_QUOTES and (values or candidates):
         said = {name: truncate(text, share, selection.counter) for name, text in values.items()}
         said["recent_turns"] = quoted(choose(candidates, share))
         fenced = {name: fence(TITLES[name], text) for name, text in said.items() if text.strip()}
@@ -308,7 +308,7 @@ def _own_note(selection: Selection, room: int) -> str:
 PHASE_LINE = 40
 """Approximate size of a phase in the outline, in tokens."""
 
-LEAST_PHASES, MOST_PHASES = 3, 24
+MIN_PHASES, MAX_PHASES = 3, 24
 """Minimum and maximum number of phases in an outline; fewer say nothing, more are not an outline."""
 
 PHASE_TURNS = 3
@@ -352,9 +352,9 @@ def phases(history: History, outline: Outline, out: Collection[int], room: int, 
         counter: Token counter.
     """
     turns = _user_turns(history, outline, out)
-    wanted = min(MOST_PHASES, room // PHASE_LINE, len(turns) // PHASE_TURNS)
-    gaps = _gaps(turns) if wanted >= LEAST_PHASES else []
-    while wanted >= LEAST_PHASES:
+    wanted = min(MAX_PHASES, room // PHASE_LINE, len(turns) // PHASE_TURNS)
+    gaps = _gaps(turns) if wanted >= MIN_PHASES else []
+    while wanted >= MIN_PHASES:
         parts = _split_phases(turns, gaps, wanted)
         text = "\n".join(
             _phase_line(part, distinctive) for part, distinctive in zip(parts, _distinctive_words(parts), strict=True)

@@ -16,7 +16,7 @@ from functools import lru_cache
 from itertools import accumulate
 from statistics import median
 
-from context_compiler.compiler.cycle import CUTS, Block, Blocks, Cycle
+from context_compiler.compiler.cycle import MAX_BLOCK_CUTS, Block, Blocks, Cycle
 from context_compiler.compiler.metrics import CACHED, FRESH
 from context_compiler.compiler.policy import LARGE, Limits, Plan
 from context_compiler.fidelity import Fidelity
@@ -36,10 +36,10 @@ from context_compiler.tokens import TokenCounter
 
 TITLE = "RECALLED FROM EARLIER TURNS"
 
-LEAST = 48
+MIN_BLOCK = 48
 """Minimum size of a block in tokens; a smaller one would be little more than its fence."""
 
-MOST = 6_500
+MAX_BLOCK = 6_500
 """Maximum size in tokens of a block if the dial is a fraction: further passages add less than they cost."""
 
 NARROW, WIDER, FROM = 4_000, 4_800, 0.25
@@ -77,14 +77,14 @@ turn pays for the block again."""
 TURNS = 5
 """Number of newest turns from which the growth of a turn is estimated."""
 
-RESERVE, LEAST_RESERVE = 20, 64
+RESERVE, MIN_RESERVE = 20, 64
 """Minimum reserve for the growth of a turn after its first request: a divisor of the room, and tokens."""
 
 UNRESERVED = 7_000
 """Minimum room in tokens in which that minimum always applies. In a smaller room it applies only once a tool was
 called, because most chats call none."""
 
-MOST_RESERVE = 4
+MAX_RESERVE = 4
 """Divisor of the room: maximum reserve. If a turn grows beyond it, its block is shortened."""
 
 WIDE, DEEP = 4, 2
@@ -148,8 +148,8 @@ def reserve(plan: Plan, limits: Limits) -> int:
     This is the median growth of the last `TURNS` turns, or more if one of them was large, up to a quarter of the room.
     """
     grown = [_growth(plan.history, turn) for turn in plan.outline.turns[-TURNS - 1 : -1]]
-    usual = min(max(median(grown), min(max(grown), limits.room // MORE)), limits.room // MOST_RESERVE) if grown else 0
-    least = max(limits.room // RESERVE, LEAST_RESERVE) if plan.work or limits.room >= UNRESERVED else 0
+    usual = min(max(median(grown), min(max(grown), limits.room // MORE)), limits.room // MAX_RESERVE) if grown else 0
+    least = max(limits.room // RESERVE, MIN_RESERVE) if plan.work or limits.room >= UNRESERVED else 0
     return max(least, int(usual))
 
 
@@ -164,7 +164,7 @@ def share_tokens(recall: Amount, limits: Limits) -> int:
     """Maximum size of a block in tokens that the dial allows."""
     if isinstance(recall, int):
         return recall
-    return min(MOST, int(recall * max(limits.room, NARROW + WIDER * max(0.0, recall - FROM))))
+    return min(MAX_BLOCK, int(recall * max(limits.room, NARROW + WIDER * max(0.0, recall - FROM))))
 
 
 def small_tokens(recall: Amount, limits: Limits) -> int:
@@ -290,7 +290,7 @@ def find_first_block(
     if _asks(plan, limits, prompt):
         return find_block(plan, cycle, at, min(most, room), said, fill=FILL)
     bearing = min(share_tokens(plan.policy.recall, limits) // BEARING, limits.room // ASIDE)
-    if most and bearing >= 2 * LEAST and is_short(prompt, plan.counter):
+    if most and bearing >= 2 * MIN_BLOCK and is_short(prompt, plan.counter):
         return find_block(plan, cycle, at, min(bearing, room), said, small=most)
     return find_block(plan, cycle, at, min(most, room), said)
 
@@ -324,7 +324,7 @@ def find_block(
         fill: Size in tokens up to which passages that do not answer may fill the block, best first; 0 for none.
         small: Maximum size in tokens if no passage contains the subject of the prompt; None for no such limit.
     """
-    if room < LEAST:
+    if room < MIN_BLOCK:
         return ""
     history, counter, index = plan.history, plan.counter, indexed(plan.history)
     question = _question(history, index, at, cycle.decided, counter)
@@ -342,7 +342,7 @@ def find_block(
 
     if small is not None:
         about = _subject_messages(index, question_text(history.readings[at]), quotable(best[:NEAREST]))
-        room = min(room, max(small, LEAST * bool(about) + about.total()))
+        room = min(room, max(small, MIN_BLOCK * bool(about) + about.total()))
     index.changes.extend(history)
     near = _first_within(plan, best, WIDE * room)
     candidates = quotable(near) if question.wide else _split_best(ranking, near, quotable, index.changes, room, fill)
@@ -356,7 +356,7 @@ def find_block(
         answering, of_tools = _relevant_in_tool_work(answering, Relevance(index, question, floor=0), FLOORS[in_passing])
         fill = 0 if of_tools or in_passing else fill
     # a question that names one of two speakers is filled with that speaker's messages even if no passage answers
-    if not (answering or (fill and ranking.of_somebody)) or room < LEAST:
+    if not (answering or (fill and ranking.of_somebody)) or room < MIN_BLOCK:
         return ""
     pool, room = _with_fill(answering, ranked, room, fill, wide=wide)
     pool, newer = mark_changes(
@@ -578,7 +578,7 @@ def cut_room(plan: Plan, limits: Limits, cycle: Cycle, block: Block, over: int, 
     size = block.tokens(plan.counter)
     if not (refused or cycle.tools or plan.loops):
         return size - over
-    if block.cuts >= CUTS and not refused:
+    if block.cuts >= MAX_BLOCK_CUTS and not refused:
         return 0
     least = limits.room // CUT
     share = int(TIGHTER * size) if refused else max(least, size - over - limits.room // RESERVE)

@@ -18,13 +18,13 @@ from context_compiler.compiler.patterns import COMMANDS, TABLE, UNIT, UNIT_WIDE,
 from context_compiler.messages.fences import one_line
 from context_compiler.messages.history import History
 from context_compiler.messages.items import Item, Kind, parse_arguments
-from context_compiler.messages.prompts import LONGEST, is_instruction, sentence_ends
+from context_compiler.messages.prompts import MAX_SENTENCE, is_instruction, sentence_ends
 from context_compiler.messages.turns import Outline
 
 SCANNED = 100_000
 """Characters read from each end of a text."""
 
-REMEMBERED = 4_096
+MAX_CACHED_TEXTS = 4_096
 """Number of texts whose specifics are cached, because every compile reads the same history."""
 
 
@@ -52,7 +52,7 @@ def _command_patterns() -> tuple[tuple[re.Pattern[str], bool], ...]:
     return tuple((re.compile(pattern), bool(twice)) for pattern, twice in COMMANDS)
 
 
-@lru_cache(maxsize=REMEMBERED)
+@lru_cache(maxsize=MAX_CACHED_TEXTS)
 def specifics(text: str, rules: bool = True) -> tuple[Specific, ...]:
     """Specifics of a text, in order; of a very long text, those in its two ends.
 
@@ -129,8 +129,8 @@ def _rules(text: str) -> Iterator[tuple[int, int]]:
     for end in (*sentence_ends(text), len(text)):
         sentence = text[at:end]
         rule = sentence.strip()
-        if 5 < len(rule) <= min(LONGEST, 400) and not _NO_RULE.search(rule):
-            if _BINDS.search(rule) or is_instruction(one_line(rule, LONGEST)):
+        if 5 < len(rule) <= min(MAX_SENTENCE, 400) and not _NO_RULE.search(rule):
+            if _BINDS.search(rule) or is_instruction(one_line(rule, MAX_SENTENCE)):
                 start = at + len(sentence) - len(sentence.lstrip())
                 yield start, start + len(rule)
         at = end

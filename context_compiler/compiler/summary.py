@@ -344,7 +344,7 @@ def _cut(name: str, text: str, limit: int, counter: TokenCounter) -> str:
 TOO_SMALL = 200
 """Minimum cap in tokens for which a model is asked; a smaller summary could not say anything."""
 
-SMALLEST_ORDERED = 64
+MIN_ORDERED = 64
 """Minimum reserve in tokens for a compile that a user asks for."""
 
 
@@ -364,7 +364,7 @@ def reason_for_no_model(selection: Selection, turn: int) -> str | None:
         return f"the summary may have only {cap} tokens; below {TOO_SMALL}, no model is asked"
     if asked:
         few = f"there is room for a summary of only {selection.reserve} tokens"
-        return few if selection.reserve < SMALLEST_ORDERED else None
+        return few if selection.reserve < MIN_ORDERED else None
     cost = sum(selection.history.readings[index].tokens for index in selection.span)
     if cost < max(selection.limits.room // 10, cap):
         return f"only {cost} tokens are new"

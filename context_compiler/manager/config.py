@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 
 from context_compiler.errors import SettingsError
-from context_compiler.settings import MOST
+from context_compiler.settings import MAX_TOKENS
 
 FLAGS = ("auto_summarize", "auto_checkpoint", "auto_rollback", "coherence")
 
@@ -61,12 +61,12 @@ class ContextConfig:
 
     def _check_integer(self, name: str, least: int) -> None:
         value: object = getattr(self, name)
-        fits = isinstance(value, int) and not isinstance(value, bool) and least <= value <= MOST
+        fits = isinstance(value, int) and not isinstance(value, bool) and least <= value <= MAX_TOKENS
         self._check(name, f"a whole number from {least}", fits)
 
     def _finite_number(self, name: str) -> float:
         value: object = getattr(self, name)
-        if isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < MOST:
+        if isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < MAX_TOKENS:
             return float(value)
         return float("nan")
 

@@ -32,7 +32,7 @@ from context_compiler.manager.summary import Charge
 from context_compiler.manager.turns import TurnProcessor
 from context_compiler.messages.history import History
 from context_compiler.middleware.overflow import RetryModelRequest
-from context_compiler.middleware.processor import REMEMBERED, messages_after, tag_view
+from context_compiler.middleware.processor import MAX_RUNS, messages_after, tag_view
 from context_compiler.middleware.request import charge_run
 from context_compiler.resilience import try_await
 
@@ -117,7 +117,7 @@ class ManagedHistory:
 
     def __init__(self, processor: TurnProcessor) -> None:
         self._processor = processor
-        self._runs: Memo[str, tuple[int | None, int]] = Memo(REMEMBERED)
+        self._runs: Memo[str, tuple[int | None, int]] = Memo(MAX_RUNS)
         """By run id: key of its turn, and number of the history's messages that the session has taken in."""
 
     async def __call__(self, ctx: RunContext[Any], messages: list[ModelMessage]) -> list[ModelMessage]:

@@ -42,7 +42,7 @@ from context_compiler.tokens import TokenCounter, as_counter
 
 __all__ = ["PROMPT", "History", "Reader", "Reading", "day", "load_messages", "message_body", "reader_of", "searchable"]
 
-REMEMBERED = 50_000_000
+MAX_CACHED_CHARACTERS = 50_000_000
 """Maximum characters of text in the readings that are cached by content."""
 
 ENTRY = 1_000
@@ -238,7 +238,7 @@ class Reader:
         """Count tokens with `counter`."""
         self.counter = counter
         self._seen: dict[int, tuple[weakref.ref[ModelMessage], list[object], Reading]] = {}
-        self._known: Memo[str, Reading] = Memo(REMEMBERED, _weight)
+        self._known: Memo[str, Reading] = Memo(MAX_CACHED_CHARACTERS, _weight)
         self._recent: deque[tuple[History, Columns | None]] = deque(maxlen=RECENT)
         """Newest histories, each with the objects that its messages contained when read; None if some are unknown."""
         self._uninstructed: dict[int, tuple[weakref.ref[ModelRequest], list[object], ModelRequest]] = {}

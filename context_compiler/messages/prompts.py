@@ -25,10 +25,10 @@ from context_compiler.messages.items import Kind
 from context_compiler.messages.turns import Outline
 from context_compiler.tokens import TokenCounter
 
-LONGEST = 2_000
+MAX_SENTENCE = 2_000
 """Maximum characters of a sentence; anything longer is taken for data."""
 
-REMEMBERED = 1_024
+MAX_CACHED_PROMPTS = 1_024
 """Number of texts whose instructions are cached; the same prompts recur at every compile."""
 
 _ENDS = re.compile(
@@ -172,7 +172,7 @@ _CODE = re.compile(r"[{}<>=;|\\\[\]$^~]")
 _PASTED = (">", "+ ", "@", "//", "/*", "$ ", "\u279c")
 
 
-_instructions: Memo[str, tuple[str, ...]] = Memo(REMEMBERED)
+_instructions: Memo[str, tuple[str, ...]] = Memo(MAX_CACHED_PROMPTS)
 """Cached instructions by the hash of the text, because a prompt may have megabytes."""
 
 
@@ -193,8 +193,8 @@ def _find_sentences(text: str) -> tuple[str, ...]:
         sentence, start = text[start:end], end
         if "```" in sentence or "~~~" in sentence:
             fenced ^= (sentence.count("```") + sentence.count("~~~")) % 2 == 1
-        elif not fenced and 3 < len(sentence) <= LONGEST:
-            shown = one_line(sentence, LONGEST)
+        elif not fenced and 3 < len(sentence) <= MAX_SENTENCE:
+            shown = one_line(sentence, MAX_SENTENCE)
             if is_instruction(shown):
                 found.append(shown)
     return tuple(found)

@@ -218,7 +218,7 @@ ID_ENDS = ("_id", "number")
 VALUES_SEARCHED = 400
 """Maximum nested values to search."""
 
-LONGEST_ID, IDS_WIDTH = 80, 76
+MAX_ID_WIDTH, IDS_WIDTH = 80, 76
 """Maximum characters of one identifier, and of all identifiers together."""
 
 
@@ -240,7 +240,7 @@ def nested_ids(value: object) -> str:
             waiting.extend(cast(list[object], at)[:VALUES_SEARCHED])
             continue
         for key, one in (cast(dict[str, object], at) if isinstance(at, dict) else {}).items():
-            if isinstance(one, str | int) and is_id_field(key) and 1 < len(str(one)) <= LONGEST_ID:
+            if isinstance(one, str | int) and is_id_field(key) and 1 < len(str(one)) <= MAX_ID_WIDTH:
                 entry = f"{key[:40]}={one}"
                 if entry not in found and sum(map(len, found)) + len(entry) > IDS_WIDTH:
                     return ", ".join([*found, "…"])

@@ -29,7 +29,7 @@ from context_compiler.record.redaction import Redact
 from context_compiler.record.store import Store, Tenants
 from context_compiler.record.values import check_owner
 from context_compiler.resilience import attempt
-from context_compiler.settings import MOST, Amount, Config, Count, Settings, check_amount
+from context_compiler.settings import MAX_TOKENS, Amount, Config, Count, Settings, check_amount
 from context_compiler.template import Template, TemplateLibrary
 from context_compiler.tokens import Count as CountText
 from context_compiler.tokens import TokenCounter
@@ -408,7 +408,7 @@ def _check_choice(name: str, value: object) -> None:
 
 def _check_recall(name: str, value: object) -> None:
     share = isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= 1
-    if not share and (not isinstance(value, int) or not 1 < value <= MOST):
+    if not share and (not isinstance(value, int) or not 1 < value <= MAX_TOKENS):
         raise SettingsError(f"{name}={value!r}: give a share from 0 (nothing) to 1, or tokens as an int")
 
 

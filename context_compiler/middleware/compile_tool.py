@@ -18,7 +18,7 @@ from context_compiler.resilience import Report, try_await
 
 TOOL = "compile_context"
 
-LEAST, SHARE = 300, 10
+MIN_GAIN, SHARE = 300, 10
 """Minimum that a compile must save: in tokens, and as a divisor of the request's tokens."""
 
 FOCUS = 500
@@ -68,7 +68,7 @@ async def _compile(context: RequestContext, host: Host, order: Order) -> str:
     before = assemble_view(context, cycle, "cycle" if cycle else "raw").cost
     chosen = select(context, limits, previous=cycle, overhead=overhead, order=order)
     saved = before - overhead - chosen.draft.total
-    if not chosen.out or saved < max(LEAST, before // SHARE):
+    if not chosen.out or saved < max(MIN_GAIN, before // SHARE):
         most = f"{round(max(0, saved) * ratio):,} of {round(before * ratio):,} tokens"
         return f"Nothing was compiled: it would save at most {most}. {GO_ON}"
     done: Advance = await advance(

@@ -50,7 +50,7 @@ from context_compiler.resilience import Report, try_await
 from context_compiler.tokens import Ratios
 from context_compiler.tokens.prices import cost_of, dollars
 
-LONGEST_FOCUS = 2_000
+MAX_FOCUS = 2_000
 """Maximum length of a focus in characters."""
 
 PROMPT, EXCERPT = 400, 80
@@ -595,6 +595,6 @@ def _checked_focus(text: str) -> str:
         SettingsError: The focus is too long.
     """
     text = text.strip()
-    if len(text) > LONGEST_FOCUS:
-        raise SettingsError(f"focus: {len(text):,} characters; give at most {LONGEST_FOCUS:,}")
+    if len(text) > MAX_FOCUS:
+        raise SettingsError(f"focus: {len(text):,} characters; give at most {MAX_FOCUS:,}")
     return text

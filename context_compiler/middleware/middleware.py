@@ -404,7 +404,7 @@ class Middleware:
         }
 
     def learn(self, run: Run, request: Request | None, response: ModelResponse) -> None:
-        """Count a reported usage, and learn from it if it belongs to a request of ours."""
+        """Count a reported usage, and learn from it if it belongs to one of our requests."""
         usage = response.usage
         if _has_metrics():
             count_response(response.model_name or "", response.provider_name, usage)

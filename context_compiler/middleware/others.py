@@ -31,14 +31,14 @@ READ = 1_000
 """Maximum messages that are read of one conversation, newest first. Once a request has read this many in all, the
 remaining conversations are read at the next request."""
 
-REMEMBERED, ENTRY = 40_000_000, 100_000
+MAX_CACHED_CHARACTERS, ENTRY = 40_000_000, 100_000
 """Maximum size in characters of all indexes in memory, and the extra size counted for each of them."""
 
 _NUMBERS: WeakKeyDictionary[object, int] = WeakKeyDictionary()
 """Numbers of the stores without a file, unlike `id()` never reused after a store is gone."""
 _NEXT = count()
 
-_INDEXES: Memo[Hashable, OtherConversations] = Memo(REMEMBERED, lambda one: ENTRY + one.size)
+_INDEXES: Memo[Hashable, OtherConversations] = Memo(MAX_CACHED_CHARACTERS, lambda one: ENTRY + one.size)
 """Indexes by store and owner."""
 
 

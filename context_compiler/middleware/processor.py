@@ -37,7 +37,7 @@ from context_compiler.resilience import try_await
 
 Given = ParamSpec("Given")
 
-REMEMBERED = 64
+MAX_RUNS = 64
 """Maximum number of runs and of conversations kept in memory."""
 
 
@@ -72,9 +72,9 @@ class CompilingHistoryProcessor:
     def __init__(self, arguments: Arguments) -> None:
         """Open nothing before the first call."""
         self._middleware = Middleware(arguments)
-        self._runs: Memo[str, Run] = Memo(REMEMBERED)
-        self._raw: Memo[tuple[str | None, str], list[ModelMessage]] = Memo(REMEMBERED)
-        self._stored: Memo[tuple[str | None, str], list[ModelMessage]] = Memo(REMEMBERED)
+        self._runs: Memo[str, Run] = Memo(MAX_RUNS)
+        self._raw: Memo[tuple[str | None, str], list[ModelMessage]] = Memo(MAX_RUNS)
+        self._stored: Memo[tuple[str | None, str], list[ModelMessage]] = Memo(MAX_RUNS)
 
     def __repr__(self) -> str:
         """The arguments that differ from their defaults."""

@@ -42,7 +42,7 @@ FOUND, READ = "FOUND IN EARLIER TURNS", "EARLIER IN THIS CONVERSATION"
 FRAME = 64
 """Tokens of a result reserved for the fence and the line on how to continue."""
 
-MOST = 200
+MAX_MESSAGES = 200
 """Maximum number of messages whose passages are ranked."""
 
 _REF = re.compile(r"(?i)[\[\"'(]? ?(turn|message|m|t)? ?#? ?(\d{1,9})\b")
@@ -176,7 +176,7 @@ class Recall(AbstractCapability[Any]):
         stop = turns.active.start if turns.turns else 0
         index, question = indexed(history), Question.of(query)
         ranking = Ranking(index, question, stop)
-        best = ranking.best(MOST)
+        best = ranking.best(MAX_MESSAGES)
         counter = self._reader.counter
         candidates = passages(history, turns, range(stop) if self._likeness else best, counter)
         relevant = Relevance(index, question)

@@ -79,7 +79,7 @@ class Request:
     refs: bool = False
     """True if the agent has the tool that reads messages left out of a view."""
     marked: bool = False
-    """True if a view must contain a part of ours by which it is recognised later, unless it is raw history."""
+    """True if a view must contain a part that we recognize later, unless it is raw history."""
     layers: LayerBlock = NO_LAYERS
     """Layers of the session, directly before the prompt."""
     dropped: tuple[Drop, ...] = ()

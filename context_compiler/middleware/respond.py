@@ -80,7 +80,7 @@ for the extra cut."""
 SHORTENED = 4
 """Divisor of a block: the most by which it is shortened in a chat to delay a cut until the next turn."""
 
-CUTS, LOOSENINGS = 3, 6
+MAX_CUTS, MAX_LOOSENINGS = 3, 6
 """Maximum tries to cut a view that the host's framing puts over the budget, and then to loosen that cut."""
 
 
@@ -322,7 +322,7 @@ async def _cut_back(context: RequestContext, previous: Cycle | None, host: Host,
             context, start, summary_callback(context, host), framing, block=block, deeper=deeper
         )
         trial, selection = _make_trial(context, start, done, framing, trial), done.selection
-        if trial.over <= 0 or not selection.fits or tries == CUTS:
+        if trial.over <= 0 or not selection.fits or tries == MAX_CUTS:
             break
         framing += trial.over + max(0, trial.result.limit - context.request.fixed - framing - selection.draft.total)
     if trial.over < 0 and framing and (selection.cut_from_prompts or not selection.fits):
@@ -339,7 +339,7 @@ async def _loosen(context: RequestContext, trial: Trial, block: int) -> Trial:
     whole = trial.result.limit - context.request.fixed - selection.draft.total - selection.cut_from_prompts
     guesses = [trial.framing + trial.over, whole]
     loose = min(guesses)
-    for _ in range(LOOSENINGS):
+    for _ in range(MAX_LOOSENINGS):
         framing = guesses.pop(0) if guesses else (trial.framing + loose) // 2
         if not loose <= framing < trial.framing:
             continue

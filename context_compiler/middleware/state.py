@@ -16,7 +16,7 @@ from pydantic_ai.messages import ModelMessage
 from context_compiler.cache import Memo
 from context_compiler.compiler.advance import Advance, Where
 from context_compiler.compiler.cycle import Blocks, Cycle, begins
-from context_compiler.compiler.policy import LEAST_HIGH, Limits, Plan
+from context_compiler.compiler.policy import LOWEST_HIGH, Limits, Plan
 from context_compiler.compiler.steering import NONE, Pin, Steering
 from context_compiler.compiler.summary import SummaryRequest, SummaryResponse
 from context_compiler.compiler.view import View
@@ -387,7 +387,7 @@ class RequestContext(Plan):
     def _mostly_tools(self) -> bool:
         """True if a session without a cycle is mostly tool work; computed only if a threshold depends on it."""
         room = (self.policy.budget - self.request.fixed) / self.run.ratios.of(self.request.family)
-        grown = self.history.tokens > LEAST_HIGH * room
+        grown = self.history.tokens > LOWEST_HIGH * room
         return self.policy.trigger is None and self.host is not None and grown and self.tools
 
     def affords(self, wanted: SummaryRequest, host: Host) -> bool:

@@ -170,7 +170,7 @@ def _header_error(beginning: str) -> str:
     return "a pipeline begins with: digraph name {"
 
 
-LONGEST_NUMBER = 15
+MAX_NUMBER_LENGTH = 15
 """Maximum characters of a number; a longer one stays text, because a float would lose digits."""
 
 TOLERATED = {
@@ -303,7 +303,7 @@ def _bare_value(word: str) -> Value:
     """Parse a value without quotes: true, false, a number, or else the word itself, such as a duration."""
     if word in ("true", "false"):
         return word == "true"
-    if word[:1].isalpha() or word[:1] == "_" or word[-1:].isalpha() or len(word) > LONGEST_NUMBER:
+    if word[:1].isalpha() or word[:1] == "_" or word[-1:].isalpha() or len(word) > MAX_NUMBER_LENGTH:
         return word
     return float(word) if "." in word else int(word)
 

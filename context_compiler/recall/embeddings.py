@@ -29,7 +29,7 @@ EMBEDDED = 2_000
 BATCH = 128
 """Maximum number of passages in one call of the embedder."""
 
-REMEMBERED = 20_000
+MAX_CACHED_VECTORS = 20_000
 """Number of passages whose vectors are cached."""
 
 CLOSE = 0.2
@@ -42,7 +42,7 @@ class Likeness:
     def __init__(self, embedder: Embedder) -> None:
         """Store the embedder; nothing is embedded yet."""
         self._embedder = embedder
-        self._known: Memo[bytes, array[float]] = Memo(REMEMBERED)
+        self._known: Memo[bytes, array[float]] = Memo(MAX_CACHED_VECTORS)
 
     async def fused(self, question: str, candidates: Sequence[Passage], ranked: Sequence[float]) -> list[float]:
         """Combined score of each candidate; 0 if it answers by neither words nor embeddings.

@@ -37,14 +37,14 @@ BRIEF = 80
 """Maximum size in terms of a message that gets `TIMED`, `PLACED` or `LASTING`: most longer ones name some time or
 place, so the flag would not distinguish them."""
 
-SHORT = 30
+SHORT_MESSAGE = 30
 """Maximum size in terms of a user message that gets `STANDING` or `PREFERENCE`: longer ones are mainly about something
 else."""
 
 USUAL = 3.4
 """Natural logarithm of the size, about 30 terms, up to which a message has no excess length."""
 
-MOST_EXCESS = 3.0
+MAX_EXCESS = 3.0
 """Cap on a message's excess length (the logarithm of its size minus `USUAL`). Beyond about 600 terms a message is a
 document, whose passages are as good as those of a shorter one."""
 
@@ -97,7 +97,7 @@ class Index:
         self.costs = array("I")
         """Size of each message in terms without tool exchanges, of which only a line is quoted."""
         self.excess = array("d")
-        """Excess length of each message: the logarithm of its `costs` minus `USUAL`, from 0 to `MOST_EXCESS`."""
+        """Excess length of each message: the logarithm of its `costs` minus `USUAL`, from 0 to `MAX_EXCESS`."""
         self.speakers = bytearray()
         self.cues = bytearray()
         self.sessions = array("I")
@@ -180,7 +180,7 @@ class Index:
         for at, own in found.items():
             for term, times in own.items():
                 self.posts.setdefault(term, array("I")).extend((at, times))
-        self.excess.append(min(MOST_EXCESS, max(0.0, log1p(self.costs[position]) - USUAL)))
+        self.excess.append(min(MAX_EXCESS, max(0.0, log1p(self.costs[position]) - USUAL)))
 
     def _place(self, position: int, item: Item) -> int:
         """Position at which a part is indexed: that of the call for a tool result, else its own."""
@@ -206,7 +206,7 @@ class Index:
             self.called[name][speaker] += 1
         if size <= BRIEF:
             self.cues[at] |= sum(flag for flag, naming in _NAMING if naming.search(text))
-        if speaker == USER and size <= SHORT:
+        if speaker == USER and size <= SHORT_MESSAGE:
             self.cues[at] |= STANDING * bool(instruction_sentences(text)) | PREFERENCE * bool(_LIKES.search(text))
 
 

@@ -24,7 +24,7 @@ FLOOR = 0.6
 """Minimum fraction of a question (by idf) that a piece must contain. It is high because conversations about other
 subjects share words by chance."""
 
-LONGEST = 20_000
+MAX_INDEXED = 20_000
 """Maximum number of characters of a message that are indexed; the rest of a longer one is a document."""
 
 NAME = 48
@@ -165,7 +165,7 @@ def message_pieces(body: bytes) -> Iterator[tuple[str, str, str]]:
             continue
         day = str(part.get("timestamp") or message.get("timestamp") or "")[:10]
         for text in _texts(part.get("content")):
-            for piece in text_pieces(text[:LONGEST]):
+            for piece in text_pieces(text[:MAX_INDEXED]):
                 if piece.strip():
                     yield "" if day.startswith("1970") else day, speaker, piece
 

@@ -44,7 +44,7 @@ PIECES = 24
 
 UNDATED = "undated"
 
-REMEMBERED, ENTRY = 20_000_000, 500
+MAX_CACHED_CHARACTERS, ENTRY = 20_000_000, 500
 """Size in characters of the passage cache, and overhead in characters that each passage adds to it."""
 
 LABELS, COUNTERS = 4_096, 8
@@ -151,7 +151,7 @@ def passages(
 
 
 _known: Memo[tuple[int, str, int, str], tuple[TokenCounter, tuple[Passage, ...]]] = Memo(
-    REMEMBERED, lambda kept: ENTRY + sum(len(one.text) + ENTRY for one in kept[1])
+    MAX_CACHED_CHARACTERS, lambda kept: ENTRY + sum(len(one.text) + ENTRY for one in kept[1])
 )
 """Passages of messages without tool exchanges, by counter, chain id, turn and day."""
 
@@ -253,7 +253,9 @@ _LINE = re.compile(r"\n")
 _JSON = re.compile(r'"(?:[^"\\]|\\.)*"?|[{}\[\]]|,\s*')
 """A JSON token that matters for splitting: a string, a bracket or a comma."""
 
-_results: Memo[str, tuple[str, ...]] = Memo(REMEMBERED, lambda pieces: ENTRY + sum(2 * len(one) for one in pieces))
+_results: Memo[str, tuple[str, ...]] = Memo(
+    MAX_CACHED_CHARACTERS, lambda pieces: ENTRY + sum(2 * len(one) for one in pieces)
+)
 
 
 def result_pieces(text: str) -> tuple[str, ...]:

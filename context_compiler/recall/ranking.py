@@ -26,7 +26,7 @@ from context_compiler.recall.index import ASSISTANT, CUES, LASTING, PLACED, SPEA
 from context_compiler.recall.passages import Passage
 from context_compiler.recall.terms import beginnings, folded, passage_terms, terms
 
-LONGEST = 4_000
+MAX_QUESTION = 4_000
 """Maximum number of characters of a question that are analyzed, half from each end. The middle of a longer prompt is
 usually pasted text, not the question."""
 
@@ -145,7 +145,7 @@ class Question:
     @classmethod
     def of(cls, text: str) -> Question:
         """Analyze the text of a question."""
-        text = text if len(text) <= LONGEST else f"{text[: LONGEST // 2]} … {text[-LONGEST // 2 :]}"
+        text = text if len(text) <= MAX_QUESTION else f"{text[: MAX_QUESTION // 2]} … {text[-MAX_QUESTION // 2 :]}"
         order, whole, own = bool(_ORDER.search(text)), bool(_WHOLE.search(text)), frozenset(terms(text))
         broad = order or whole or bool(_BROAD.search(text))
         months = {f"{number:02}" for number, month in enumerate(_NAMED, 1) if month.search(text)}
@@ -188,7 +188,7 @@ def question_text(reading: Reading) -> str:
 
 def _has_term(text: str) -> bool:
     """True if a text contains a term. It is read in chunks, because the first chunk nearly always decides."""
-    return any(any(terms(text[at : at + LONGEST])) for at in range(0, len(text), LONGEST))
+    return any(any(terms(text[at : at + MAX_QUESTION])) for at in range(0, len(text), MAX_QUESTION))
 
 
 # The weights below are in units of score. `Ranking` says how they are combined.
@@ -229,7 +229,7 @@ BESIDE = 100.0
 LATER = 1.0
 """Score lost, instead of `BESIDE`, by passages that do not answer when they compete with those that do."""
 
-MOST = 48
+MAX_TERMS = 48
 """Maximum number of terms of a question that are looked up, the rarest first."""
 WORK = 50_000
 """Maximum number of postings read for a question. Common terms that would exceed it are skipped, because they cost most
@@ -397,13 +397,13 @@ def _wanted(index: Index, question: Question, people: Collection[str], stop: int
     """
     names = frozenset(term for name in people for term in terms(name))
     known = sorted((len(index.posts[term]) // 2, term) for term in question.terms - names if term in index.posts)
-    if len(known) > MOST:
+    if len(known) > MAX_TERMS:
         known = [(spread, term) for spread, term in known if index.posts[term][0] < stop]
     work = accumulate(spread for spread, _ in known)
     size = len(index)
     return {
         term: log1p((size - spread + 0.5) / (spread + 0.5))
-        for (spread, term), done in zip(known[:MOST], work, strict=False)
+        for (spread, term), done in zip(known[:MAX_TERMS], work, strict=False)
         if done <= WORK or done == spread
     }
 

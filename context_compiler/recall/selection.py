@@ -38,7 +38,7 @@ __all__ = ["Passage", "Quotation", "choose", "passages", "quoted", "spread"]
 
 T = TypeVar("T")
 
-SMALLEST = 8
+MIN_PASSAGE = 8
 """Minimum room in tokens for another passage; with less the selection ends."""
 
 REPEATED = 0.25
@@ -79,7 +79,7 @@ SLIGHT = 4
 """Minimum number of words of a message that is more than a nod."""
 TURN_OF_TALK = 60
 """Maximum average number of words in a user's message in a conversation between two people."""
-LONGEST = 32
+MAX_WORD = 32
 """Maximum length in characters of a word that counts. Longer ones are keys or hashes: rare, but without meaning."""
 
 _NAME = re.compile(r"(?<=[a-z,;] )[A-Z][a-z]")
@@ -131,10 +131,10 @@ def choose(
     if wide and answers:
         _take_mentions(quotation, [ranks[index] for index in order], after)
     for at in sorted(range(len(keys)), key=keys.__getitem__):
-        if quotation.left < SMALLEST:
+        if quotation.left < MIN_PASSAGE:
             break
         _take(quotation, at, after)
-    if quotation.left >= SMALLEST:
+    if quotation.left >= MIN_PASSAGE:
         _fill(quotation, [one / price for one, price in zip(worth, prices, strict=True)])
     return quotation.passages
 
@@ -166,7 +166,7 @@ def _take_mentions(quotation: Quotation, ranks: Sequence[float], after: Mapping[
     answering.sort(key=lambda at: FURTHER * ordered[at].order - ranks[at])
     taken: set[tuple[str, str]] = set()
     for at in spread(answering, lambda at: ordered[at].turn):
-        if quotation.left < SMALLEST:
+        if quotation.left < MIN_PASSAGE:
             break
         pairs = _pairs(ordered[at])
         if _novelty(pairs, taken) == 1 and _take(quotation, at, after):
@@ -209,7 +209,7 @@ def _fill(quotation: Quotation, rates: Sequence[float]) -> None:
     heapq.heapify(waiting)
     pairs: dict[int, frozenset[tuple[str, str]]] = {}
     taken = {pair for passage in quotation.passages for pair in _pairs(passage)}
-    while waiting and quotation.left >= SMALLEST:
+    while waiting and quotation.left >= MIN_PASSAGE:
         _, index = heapq.heappop(waiting)
         if index not in pairs:
             pairs[index] = _pairs(ordered[index])
@@ -262,7 +262,7 @@ class _Wording(NamedTuple):
     size: int
     """Number of words."""
     words: Sequence[str]
-    """Distinct words of at most `LONGEST` characters."""
+    """Distinct words of at most `MAX_WORD` characters."""
     asks: bool
     """True if it ends with a question."""
     slight: float
@@ -281,7 +281,7 @@ def _analyze(texts: Sequence[str]) -> _Wording:
     stops = sum([len(_STOPS.findall(text)) for text in texts])
     return _Wording(
         size=size,
-        words=tuple(dict.fromkeys(word for word in spoken if len(word) <= LONGEST)),
+        words=tuple(dict.fromkeys(word for word in spoken if len(word) <= MAX_WORD)),
         asks=last.rstrip().endswith(("?", "？")),
         slight=BOTH["slight"] * (size < SLIGHT),
         times=BOTH["times"] * min(2, len(_TIMES.intersection(spoken))),

@@ -17,10 +17,10 @@ from typing import Any
 
 import snowballstemmer  # pyright: ignore[reportMissingTypeStubs] # it ships none
 
-LONGEST = 96
+MAX_TERM = 96
 """Maximum length of a term in characters. Longer strings are data that nobody asks for by name."""
 
-REMEMBERED = 65_536
+MAX_CACHED_TERMS = 65_536
 """Number of words whose stems are cached."""
 
 RUNS, SHORT = 32_768, 20
@@ -104,7 +104,7 @@ def _stemmer(language: str) -> Callable[[str], str]:
 _STEMMERS = {language: _stemmer(language) for language in ("english", "russian")}
 
 
-@lru_cache(maxsize=REMEMBERED)
+@lru_cache(maxsize=MAX_CACHED_TERMS)
 def stem(word: str) -> str:
     """Stem of one lower-case word; empty for a stop word."""
     if word in STOPS:
@@ -130,7 +130,7 @@ def terms(text: str) -> Iterator[str]:
 def _run_terms(run: str) -> tuple[str, ...]:
     """Terms of a run of characters without white space. No term spans two runs."""
     spoken = words(run.replace("’", "'").replace("_", " "))
-    return *filter(None, map(stem, (word for word in spoken if len(word) <= LONGEST))), *identifiers(run)
+    return *filter(None, map(stem, (word for word in spoken if len(word) <= MAX_TERM))), *identifiers(run)
 
 
 _run_terms_cached = lru_cache(maxsize=RUNS)(_run_terms)
@@ -162,7 +162,7 @@ def beginning(term: str) -> str:
 def identifiers(text: str) -> Iterator[str]:
     """Ids and paths as whole terms, prefixed with `=`, and parts that `words` misses: app and main of `app2Main`."""
     for run in _JOINED.findall(text):
-        whole = run.strip("./\\:@#+-") if len(run) <= LONGEST else ""
+        whole = run.strip("./\\:@#+-") if len(run) <= MAX_TERM else ""
         if len(whole) < 3 or whole.isdigit() or whole.islower() and whole.isalpha() or not _MARKED.search(whole):
             continue
         yield f"={whole.lower()}"

@@ -15,7 +15,7 @@ from typing import Self, TypeAlias
 from genai_prices import Usage, calc_price
 
 from context_compiler.errors import SettingsError
-from context_compiler.settings import MOST, Amount, check_amount
+from context_compiler.settings import MAX_TOKENS, Amount, check_amount
 
 MILLION = 1_000_000
 PROBE = 1_000
@@ -155,7 +155,7 @@ class Price:
             cache: "5m" or "1h" if the request is written to a prompt cache, which may cost more; else empty.
         """
         best = 0
-        for rates, above in zip(self.rates, (*(one.above for one in self.rates[1:]), MOST), strict=True):
+        for rates, above in zip(self.rates, (*(one.above for one in self.rates[1:]), MAX_TOKENS), strict=True):
             rate = max(rates.input, {"5m": rates.written, "1h": rates.written_1h}.get(cache, rates.input))
             if not rate:
                 return None

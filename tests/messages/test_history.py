@@ -244,7 +244,7 @@ def test_what_is_gone_is_forgotten_by_identity() -> None:
 
 
 def test_contents_are_remembered_up_to_a_size(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "REMEMBERED", 4 * module.ENTRY)
+    monkeypatch.setattr(module, "MAX_CACHED_CHARACTERS", 4 * module.ENTRY)
     read, counter = reader()
     for number in range(5):
         read.one(user(f"message {number} that is long enough to be remembered"))

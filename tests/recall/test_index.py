@@ -15,7 +15,7 @@ from pydantic_ai.messages import ModelMessage
 
 from context_compiler.messages.history import History, Reader
 from context_compiler.recall import Index, indexed
-from context_compiler.recall.terms import LONGEST, stem, terms
+from context_compiler.recall.terms import MAX_TERM, stem, terms
 from context_compiler.tokens import TokenCounter
 from tests.support.histories import answer, assistant, call, histories, user
 
@@ -68,7 +68,7 @@ def test_ids_and_paths_are_terms_as_a_whole_and_in_their_parts(text: str, wanted
 
 
 def test_words_that_say_nothing_and_data_are_no_terms() -> None:
-    assert not list(terms("Go on. What is it that you and I would do? " + "x9" * LONGEST))
+    assert not list(terms("Go on. What is it that you and I would do? " + "x9" * MAX_TERM))
 
 
 def test_what_a_tool_answers_counts_where_it_was_called() -> None:

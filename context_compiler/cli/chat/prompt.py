@@ -26,7 +26,7 @@ _terminal: Any = import_module("termios") if find_spec("termios") else None
 LARGE = 2_000
 """Characters above which a paste is shown as one placeholder."""
 
-REMEMBERED = 500
+MAX_REMEMBERED_PROMPTS = 500
 """Maximum earlier prompts that the arrow keys bring back."""
 
 
@@ -92,7 +92,7 @@ class Keyboard:
 
     def remember(self, prompts: Iterable[str]) -> None:
         """Add earlier prompts to the history; the prompt reads it again if nothing is typed yet."""
-        for prompt in list(prompts)[-REMEMBERED:]:
+        for prompt in list(prompts)[-MAX_REMEMBERED_PROMPTS:]:
             self._history.append_string(prompt if len(prompt) <= LARGE else prompt[:LARGE])
         if not self._session.default_buffer.text:
             self._session.default_buffer.reset()
