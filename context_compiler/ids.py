@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import cache
 from hashlib import blake2b, sha256
 from itertools import chain, repeat
@@ -226,7 +226,7 @@ def columns_of(messages: Sequence[ModelMessage]) -> Columns:
 @cache
 def _contents_of(kind: type[Any]) -> Callable[[Any], object]:
     """Return the function that gets the `COMPARED` attributes of such a part: one value, or a tuple of several."""
-    names = [one.name for one in fields(kind) if one.name in COMPARED]
+    names = [name for name in COMPARED if hasattr(kind, name) or name in getattr(kind, "__dataclass_fields__", ())]
     return attrgetter(*names) if names else _nothing
 
 

@@ -57,8 +57,15 @@ def lazy_exports(
         """List the public names, loaded or not; without those of extras that are not installed."""
         return sorted(name for name, (module, _) in places.items() if module not in missing)
 
-    missing = {module for module in homes if not all(map(find_spec, NEEDS.get(module, ())))}
+    missing = {module for module in homes if not all(map(_is_installed, NEEDS.get(module, ())))}
     contents = vars(sys.modules[package])
     if missing and "__all__" in contents:
         contents["__all__"] = [name for name in contents["__all__"] if places[name][0] not in missing]
     return load, names
+
+
+def _is_installed(module: str) -> bool:
+    try:
+        return find_spec(module) is not None
+    except ValueError:  # a stand-in that a test has put in its place
+        return True

@@ -93,6 +93,12 @@ def test_a_star_import_needs_no_extra(missing: str, names: str) -> None:
     assert (done.stdout, done.stderr) == (f"{names}\n", "")
 
 
+def test_a_stand_in_for_an_extra_does_not_stop_the_import() -> None:
+    code = "import sys, types; sys.modules['asyncpg'] = types.ModuleType('asyncpg'); import context_compiler"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 SILENT = """
 import sys, threading
 

@@ -37,7 +37,7 @@ VIEWS: tuple[tuple[int, Count | None], ...] = ((1_000, None), (2_000, 1), (4_000
 WINDOW = 4_000
 """Budget of the window of newest messages that the views are compared with."""
 
-COLOURS = ("cyan", "blue", "magenta")
+COLORS = ("cyan", "blue", "magenta")
 
 SHOWN = 1
 """Position of the view that is printed message by message."""
@@ -213,9 +213,9 @@ def _print_sizes(screen: Screen, raw: History, views: Sequence[View]) -> None:
     screen.line()
     rows: list[tuple[str, float, str, Sequence[Piece]]] = []
     rows.append(("raw", raw.tokens, "white", [f"{number(raw.tokens):>7} tokens"]))
-    for view, colour in zip(views, COLOURS, strict=True):
+    for view, color in zip(views, COLORS, strict=True):
         sent, rest = f"{number(view.tokens):>7} tokens", f"  {share(view.tokens, raw.tokens):>4}"
-        rows.append((f"budget {number(view.budget)}", view.tokens, colour, [(sent, "bold"), (rest, "dim")]))
+        rows.append((f"budget {number(view.budget)}", view.tokens, color, [(sent, "bold"), (rest, "dim")]))
     screen.bars(raw.tokens, rows)
 
 

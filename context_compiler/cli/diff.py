@@ -14,7 +14,7 @@ from context_compiler.cli.text import number, plural, share
 from context_compiler.messages.display import role
 from context_compiler.messages.history import History
 
-COLOURS = {"+": "green", "-": "red", "@": "cyan"}
+COLORS = {"+": "green", "-": "red", "@": "cyan"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,4 +98,4 @@ def print_diff(screen: Screen, lines: Sequence[str]) -> None:
         screen.line("no difference")
     for line in lines:
         header = line.startswith(("--- ", "+++ "))
-        screen.line((line, "bold" if header else COLOURS.get(line[:1], "")))
+        screen.line((line, "bold" if header else COLORS.get(line[:1], "")))

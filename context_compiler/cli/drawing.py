@@ -89,12 +89,12 @@ def draw(panels: Sequence[Panel], path: Path) -> None:
 
 def _draw_panel(panel: Panel, axes: Any, names: Sequence[str]) -> None:
     for line in panel.lines:
-        colour = "#333333" if line.dashed else f"C{names.index(line.name) % 10}"
+        color = "#333333" if line.dashed else f"C{names.index(line.name) % 10}"
         axes.plot(
             line.x,
             line.y,
             label=line.name,
-            color=colour,
+            color=color,
             linewidth=2.6 if line.strong else 1.2,
             linestyle="--" if line.dashed or names.index(line.name) >= 10 else "-",
             marker="o" if len(line.x) < 10 and not line.dashed else "",

@@ -7,6 +7,7 @@ import os
 import secrets
 import socket
 import webbrowser
+from contextlib import suppress
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Annotated, Any
@@ -121,7 +122,8 @@ def _run(application: Any, listener: socket.socket) -> None:
     server = uvicorn.Server(config)
     application.state.is_ending = lambda: server.should_exit
     gc.freeze()  # so that full collections, several per large page, do not traverse all imported code
-    server.run(sockets=[listener])
+    with suppress(KeyboardInterrupt):  # Ctrl-C is how it ends; uvicorn raises it again after an orderly stop
+        server.run(sockets=[listener])
 
 
 def _listen(host: str, port: int) -> socket.socket:

@@ -120,7 +120,7 @@ def token_rows(ledger: Mapping[str, Any], total: int) -> Rows:
 
 
 STYLES = {"system": "magenta", "user": "green", "assistant": "cyan", "tool": "yellow", "notes": "bright_blue"}
-"""Colours of the roles."""
+"""Colors of the roles."""
 
 
 def read_history(messages: Sequence[ModelMessage]) -> History:

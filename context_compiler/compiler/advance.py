@@ -183,7 +183,7 @@ def with_pins(cycle: Cycle, plan: Plan, room: int) -> Cycle:
 
 
 def _drop_by_order(draft: Draft, plan: Plan, order: Order, previous: Cycle | None) -> None:
-    """Drop what a user wants summarised: everything from a position on, else all but the recent turns.
+    """Drop what a user wants summarized: everything from a position on, else all but the recent turns.
 
     Unless the caller gave their number, recent turns are at most half of the conversation. Summary and quotes get at
     most a third of the tokens that they replace, so that an order saves something even below the threshold.

@@ -71,7 +71,7 @@ class Cycle:
     tight: float
     """Fraction of the budget in use; below 1 after a provider refused a request as too long."""
     ratio: float
-    """Learnt ratio of the model's tokens to ours, frozen so that an unchanged view cannot drift over the budget."""
+    """Learned ratio of the model's tokens to ours, frozen so that an unchanged view cannot drift over the budget."""
     config: str
     """Hash of template, fidelity, model family and everything else that decides how a view is written."""
     own: bool = False
@@ -83,7 +83,7 @@ class Cycle:
     why: tuple[tuple[int, int, str], ...] = ()
     """Reasons why messages are left out or shortened, as `(start, stop, reason)`."""
     lead: int = 0
-    """Kept messages before this position precede the summary, because the summarised messages came after them."""
+    """Kept messages before this position precede the summary, because the summarized messages came after them."""
     at: int = -1
     """Position from which prompts belonged to the turn in which it began; -1 if unknown."""
 

@@ -48,7 +48,7 @@ PROMPT_ROOM = 32_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """Budget and thresholds of one request, in exact tokens: the model's learnt ratio is divided out already."""
+    """Budget and thresholds of one request, in exact tokens: the model's learned ratio is divided out already."""
 
     budget: int
     """Maximum size of the whole request."""
@@ -59,7 +59,7 @@ class Limits:
     low: int
     """Size to which it is cut back."""
     ratio: float = 1.0
-    """Learnt ratio of the model's tokens to ours."""
+    """Learned ratio of the model's tokens to ours."""
     tight: float = 1.0
     """Fraction of the budget in use; below 1 after a provider refused a request as too long."""
     notes: int = 0

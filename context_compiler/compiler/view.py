@@ -112,7 +112,7 @@ class View:
         return f"View({what})" if self.error is None else f"View({what}, error={self.error!r})"
 
     def _repr_html_(self) -> str:
-        """Render the view for a notebook: budget bar and messages, coloured by the reason why they are there."""
+        """Render the view for a notebook: budget bar and messages, colored by the reason why they are there."""
         return fragment(*self._display())
 
     def to_html(self, path: str | Path) -> Path:

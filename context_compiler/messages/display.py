@@ -1,6 +1,6 @@
 """HTML display of messages, for the web pages, for notebooks and for standalone files.
 
-All markup is in `data/html/messages.html`, which escapes every text. All colours are in `data/html/messages.css`.
+All markup is in `data/html/messages.html`, which escapes every text. All colors are in `data/html/messages.css`.
 """
 
 from __future__ import annotations

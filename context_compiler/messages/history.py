@@ -251,8 +251,9 @@ class Reader:
         """Read a history, reusing what is known of its beginning.
 
         The host may stamp or edit the last messages of a request but leaves older ones alone. So messages that are the
-        same objects as in `last`, except its last two, are reused unchecked. Messages shared with a history of another
-        run are reused only if none of them was edited in place.
+        same objects as in `last` are reused unchecked, except its last two, which must be unedited. If nothing changed,
+        `last` itself is returned. Messages shared with a history of another run are reused only if none of them was
+        edited in place.
 
         Args:
             messages: The whole history.

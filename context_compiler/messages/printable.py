@@ -9,7 +9,7 @@ _BREAKS = re.compile("\r\n?|[\x0b\x0c\x85\u2028\u2029]")
 _SEQUENCES = re.compile(
     "(?:\x1b[\\]PX^_]|[\x90\x98\x9d-\x9f])[^\x07\x1b\x90\x98\x9c-\x9f]{0,4096}"
     "(?:\x07|\x1b\\\\|\x9c)"  # titles, links, clipboards
-    "|(?:\x1b\\[|\x9b)[0-?]*[ -/]*[@-~]"  # colours, cursor
+    "|(?:\x1b\\[|\x9b)[0-?]*[ -/]*[@-~]"  # colors, cursor
     "|\x1b[ -/]*[0-~]"
 )
 _CONTROLS = re.compile("[\x00-\x08\x0e-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069\ufeff]")

@@ -55,7 +55,7 @@ CYCLES = 1_000
 """Maximum cycles in memory, over all conversations."""
 
 SESSIONS = 16
-"""Maximum conversations whose raw history is in memory, so that a window of it is recognised without a read."""
+"""Maximum conversations whose raw history is in memory, so that a window of it is recognized without a read."""
 
 FRESH_S = 86_400.0 * RETRY_AGE_DAYS
 """Seconds for which a raw history in memory is used: a prune of older conversations leaves no note on the record."""
@@ -83,11 +83,12 @@ _REPORTED: ContextVar[set[str] | None] = ContextVar("reported", default=None)
 @contextmanager
 def one_request() -> Generator[None]:
     """Report the same error of the store only once, although several steps of a request meet it."""
-    token = _REPORTED.set(set())
+    token = _REPORTED.set(reported := set[str]())
     try:
         yield
     finally:
         _REPORTED.reset(token)
+        reported.clear()
 
 
 class Archive:

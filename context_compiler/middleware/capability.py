@@ -207,14 +207,14 @@ class ContextCompiler(Arguments, AbstractCapability[Any]):
         """Compile a conversation now, even below the threshold; its next run starts with the result.
 
         At least half of its turns are left out, unless `recent_turns=` sets how many are kept. Without a `focus`, the
-        last summary is updated; with one, everything that is left out is summarised again from the raw history. The
+        last summary is updated; with one, everything that is left out is summarized again from the raw history. The
         result shows what was saved, or why nothing was done. If the model, the template or the record fails, nothing is
         raised: the conversation stays as it was, and `on_error` is called.
 
         Args:
             session: Label of the conversation, as on the record.
             focus: Subject that the summary and the quotes should keep.
-            start: Summarise from this turn on, and keep everything before it: `"turn 12"`, or a message as for `pin`.
+            start: Summarize from this turn on, and keep everything before it: `"turn 12"`, or a message as for `pin`.
             model: Model that writes the summary; None is the compiler's, else the model of the conversation's last
                 request in this process. Without any model, passages are quoted.
             owner: Owner of the conversation, if the compiler's `owner=` is a function.

@@ -160,7 +160,7 @@ class _Session:
 
     @property
     def ratio(self) -> float:
-        """The learnt ratio of the model."""
+        """The learned ratio of the model."""
         return self.context.run.ratios.of(self.context.request.family)
 
     def current(self) -> Cycle | None:
@@ -255,7 +255,7 @@ class Manual:
     Args:
         state: State of the compiler.
         archive: Archive of the owner.
-        ratios: Learnt ratios of models.
+        ratios: Learned ratios of models.
         profile: Returns the last request of a conversation in this process, by owner and label.
         summaries: Summaries of the compiler, which enforce its spend limit.
         report: Called with any error.
@@ -471,7 +471,7 @@ class Manual:
     async def _advance(
         self, found: _Session, kind: str, order: Order, ask: Callable[[SummaryRequest], Awaitable[SummaryResponse]]
     ) -> tuple[Advance, CompileResult]:
-        """Advance as ordered; with a focus, everything that is left out is summarised again from the raw history."""
+        """Advance as ordered; with a focus, everything that is left out is summarized again from the raw history."""
         context, previous = found.context, found.current()
         if order.focus and previous is not None:
             previous = replace(previous, summary="", covered=(), summary_id=None)

@@ -20,6 +20,7 @@ from pydantic_ai.models import Model
 
 from context_compiler.cache import Memo
 from context_compiler.compiler.cycle import Cycle
+from context_compiler.compiler.recall_block import prompt_at
 from context_compiler.compiler.steering import MARK, NONE, base_config, steering_of
 from context_compiler.compiler.summary import SummaryRequest, SummaryResponse
 from context_compiler.compiler.view import Quote, View
@@ -35,6 +36,7 @@ from context_compiler.layers.context import (
     with_others,
 )
 from context_compiler.layers.session import Layers, LayerSource, load_state
+from context_compiler.messages.items import Kind
 from context_compiler.messages.printable import safe_line
 from context_compiler.messages.prompts import asking_part, asks
 from context_compiler.middleware.archive import Archive, one_request
@@ -49,7 +51,7 @@ from context_compiler.middleware.others import quoted_mentions
 from context_compiler.middleware.prompt_cache import LastRequests, mark_move
 from context_compiler.middleware.provider_counts import ProviderCounts
 from context_compiler.middleware.request import JOINED, Host, Request, is_durable, is_long, session_of
-from context_compiler.middleware.respond import advance_again, crowds_out_layers, respond, unchanged_result
+from context_compiler.middleware.respond import advance_again, respond, unchanged_result
 from context_compiler.middleware.single_flight import SESSIONS, Summaries
 from context_compiler.middleware.state import CompilerState, Result, Run, read_history
 from context_compiler.recall.ranking import question_text
@@ -152,7 +154,8 @@ class Middleware:
         """Record a request that is sent unchanged, once the task `after` is done; an error is reported."""
         if after is not None:
             await asyncio.wait({after})
-        outcome = await try_await(self._record_unchanged(run, request))
+        with one_request():
+            outcome = await try_await(self._record_unchanged(run, request))
         if outcome.error is not None:
             await self.report(outcome.error)
 
@@ -221,7 +224,7 @@ class Middleware:
             self._settle(run, request, result)
             if result.fault is not None:
                 await self.report(result.fault)
-            if request.layers.text and crowds_out_layers(result):
+            if request.layers.text and _crowds_out_layers(result):
                 run.attach(drop_block(request.layers, "the prompt or the smallest possible request needs their room"))
                 request = replace(request, layers=run.layers or NO_LAYERS)
                 less = partial(advance_again, self.state, run, request, result=result)
@@ -378,7 +381,7 @@ class Middleware:
                 await self.archive.scoped(one.context.request.owner).keep_unsent(row, one.began)
 
     async def begin(self, owner: str | None, session: str, ids: list[str], config: str) -> dict[str, Any]:
-        """Starting state of a run: the newest cycle of the last of these ids that has one, and the learnt ratios.
+        """Starting state of a run: the newest cycle of the last of these ids that has one, and the learned ratios.
 
         It also contains the user's steering (pins and undos). After a compile or undo by hand, it contains the cycle
         that this produced, until another compile replaces it.
@@ -539,3 +542,12 @@ def _window_note(request: Request) -> str:
 def _has_metrics() -> bool:
     """True if the application has set a metrics provider; OpenTelemetry's default one counts nothing."""
     return not type(get_meter_provider()).__module__.startswith("opentelemetry.metrics")
+
+
+def _crowds_out_layers(result: Result) -> bool:
+    """True if a view is over its budget or shortens the newest prompt, so that its layers must be dropped."""
+    at, kept = prompt_at(result.raw), dict(result.cycle.kept) if result.cycle else {}
+    shape = kept.get(at) if at is not None else None
+    most = shape and (shape.limit if shape.prompt is None else shape.prompt)
+    words = [item.tokens for item in result.raw.readings[at].items if item.kind is Kind.USER] if at is not None else []
+    return result.view.status == "floor_over_budget" or (most is not None and max(words, default=0) > most)

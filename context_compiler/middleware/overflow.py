@@ -1,4 +1,4 @@
-"""Context overflow: recognise that a provider refused a request as too long, and retry it once with less.
+"""Context overflow: recognize that a provider refused a request as too long, and retry it once with less.
 
 From version 2.64 on, Pydantic AI makes the second attempt itself; for older versions a wrapper model does.
 """

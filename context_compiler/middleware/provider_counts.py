@@ -64,7 +64,7 @@ class ProviderCounts:
     """Provider counts for one compiler."""
 
     def __init__(self, arguments: Arguments, state: CompilerState, ratios: Ratios, report: Report, work: Work) -> None:
-        """Call no provider yet; what is learnt goes into `ratios` and those of the run."""
+        """Call no provider yet; what is learned goes into `ratios` and those of the run."""
         self._arguments, self._state, self._ratios = arguments, state, ratios
         self._report, self._work = report, work
         self._breakers: dict[str, Breaker] = {}
@@ -73,7 +73,7 @@ class ProviderCounts:
         """Model families for which a request was counted."""
 
     async def calibrate(self, run: Run, request: Request, host: Host) -> Count | None:
-        """Learn the ratio of an unknown family; return the count from which it was learnt, or None."""
+        """Learn the ratio of an unknown family; return the count from which it was learned, or None."""
         if self._needs_no_count(run, request):
             return None
         self._counted.add(request.family)
@@ -109,7 +109,7 @@ class ProviderCounts:
             request: The request.
             host: Sender of the request.
             result: Result to verify.
-            before: Count from which the ratio was learnt, if it was for this request.
+            before: Count from which the ratio was learned, if it was for this request.
         """
         counted = before.tokens if before is not None and before.raw and result.view.status == "raw" else None
         for tries in range(TRIES + 1):

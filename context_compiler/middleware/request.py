@@ -115,7 +115,7 @@ class Host(Protocol):
         """Starting state of a run, as plain data.
 
         `cycle` is the JSON of the newest cycle of the last of these chain ids that has one in this configuration, or
-        None. `ratios` contains the token ratios learnt so far.
+        None. `ratios` contains the token ratios learned so far.
         """
         ...
 
@@ -435,7 +435,7 @@ def response_of(task: asyncio.Task[SummaryResponse]) -> SummaryResponse:
 def is_durable(ctx: RunContext[Any]) -> bool:
     """True in a workflow of a durable engine, which must repeat the same steps in a replay.
 
-    The host knows its own durability capabilities; older wrappers of an agent are recognised by their engine.
+    The host knows its own durability capabilities; older wrappers of an agent are recognized by their engine.
     """
     if ctx.in_durable_context:
         return True

@@ -49,7 +49,6 @@ from context_compiler.errors import CompileError, ContextCompilerError
 from context_compiler.fidelity import Fidelity
 from context_compiler.layers.context import insert_block, with_layer_tokens
 from context_compiler.messages.history import History, common_prefix
-from context_compiler.messages.items import Kind
 from context_compiler.messages.turns import pair, turn_index
 from context_compiler.middleware.background import discard, finish, limits_for_questions, pending, start
 from context_compiler.middleware.request import Host, Request
@@ -242,9 +241,12 @@ def _recall_for_turn(
         cost = plain.cost + sum(block.tokens(context.counter) for block in earlier)
         saved = context.request.fixed + history.tokens - cost  # a block may not cost more than sending the raw history
         room, shown = min(free_tokens(context, limits, cost), saved), [block.text for block in earlier]
-        room = min(room, found.tokens(context.counter)) if found and found.cuts else room
+        size = found.tokens(context.counter) if found and found.cuts else room
+        room = min(room, size)
         outcome = attempt(lambda: find_first_block(context, limits, cycle, at, most, room, shown))
         text, fault = outcome.value or "", outcome.error
+        if found and found.cuts and text and room == size and set(text.splitlines()) <= set(found.text.splitlines()):
+            text = found.text  # nothing new was found, so it need not shrink
     own = Block(at, history.ids[at], context.turn, text, found.cuts if found and text else 0)
     blocks = Blocks(own=own, earlier=earlier, config=policy.config)
     if not blocks.all:
@@ -372,10 +374,11 @@ def _add_recall(context: RequestContext, plain: Result, done: Advance) -> Result
     and they may be gone now. Blocks of earlier turns are dropped.
     """
     known = _known_blocks(context)
-    dropped = known is not None and known.own.cuts and not known.own.text
-    if (done.selection.out or done.selection.abridged) and not dropped:
+    if known is not None and known.own.cuts and not known.own.text:
+        return replace(plain, blocks=replace(known, earlier=()))  # there was no room for it
+    if done.selection.out or done.selection.abridged:
         return _recall_for_turn(context, done.cycle, plain, done, found=known and known.own)
-    return replace(plain, blocks=known and replace(known, own=replace(known.own, text=""), earlier=()))
+    return replace(plain, blocks=known and replace(known, own=replace(known.own, text="", cuts=0), earlier=()))
 
 
 async def advance_again(compiler: CompilerState, run: Run, request: Request, host: Host, *, result: Result) -> Result:
@@ -390,15 +393,6 @@ async def advance_again(compiler: CompilerState, run: Run, request: Request, hos
     run.ask(context.turn)
     again = await _new_cycle(context, result.cycle, host)
     return replace(again, row=result.row or again.row, fault=result.fault or again.fault)
-
-
-def crowds_out_layers(result: Result) -> bool:
-    """True if a view is over its budget or shortens the newest prompt, so that its layers must be dropped."""
-    at, kept = prompt_at(result.raw), dict(result.cycle.kept) if result.cycle else {}
-    shape = kept.get(at) if at is not None else None
-    most = shape and (shape.limit if shape.prompt is None else shape.prompt)
-    words = [item.tokens for item in result.raw.readings[at].items if item.kind is Kind.USER] if at is not None else []
-    return result.view.status == "floor_over_budget" or (most is not None and max(words, default=0) > most)
 
 
 async def advance_request(

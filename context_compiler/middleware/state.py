@@ -108,7 +108,7 @@ class Run:
     begun: bool = False
     """True after the starting cycle was looked up."""
     ratios: Ratios = field(default_factory=Ratios)
-    """Ratios learnt before and during this run, but not in concurrent runs, so that a resumed run decides alike."""
+    """Ratios learned before and during this run, but not in concurrent runs, so that a resumed run decides alike."""
     requests: int = 0
     turn: int = 0
     asked_turn: int = -1
@@ -359,7 +359,7 @@ class RequestContext(Plan):
         return found
 
     def limits(self, cycle: Cycle | None = None) -> Limits:
-        """Budget and thresholds, by the ratio that the cycle froze, else by the learnt ratio.
+        """Budget and thresholds, by the ratio that the cycle froze, else by the learned ratio.
 
         After an undo, the high threshold is raised to the budget for a while.
         """

@@ -193,9 +193,10 @@ def test_an_interrupt_while_the_command_loads_ends_it_with_one_line(tmp_path: Pa
         cwd=tmp_path,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,
+        text=True,
         timeout=300,
     )
-    assert (done.returncode, done.stderr) == (130, b"\ninterrupted\n")
+    assert (done.returncode, done.stderr) == (130, "\ninterrupted\n")
 
 
 def test_characters_that_an_encoding_lacks_do_not_stop_the_command(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from copy import deepcopy
 from dataclasses import replace
 from typing import Any
 
+import pydantic_ai.messages
 import pytest
 from hypothesis import given
 from pydantic_ai.messages import (
@@ -37,6 +38,8 @@ from context_compiler.messages.items import Kind
 from context_compiler.tokens import TokenCounter
 from tests.support.builders import answer, assistant, call, exchange, snapshot, user
 from tests.support.histories import histories, long_history
+
+SpeechPart: Any = getattr(pydantic_ai.messages, "SpeechPart", None)
 
 
 class Counting(TokenCounter):
@@ -155,6 +158,20 @@ EDITS: dict[str, Callable[[list[Any]], object]] = {
     "a part for another": lambda made: made[7].parts.__setitem__(0, TextPart("another answer")),
     "a list of parts": lambda made: setattr(made[11], "parts", [TextPart("a third answer")]),
 }
+
+
+def test_an_edit_of_what_was_spoken_is_found_by_the_next_run() -> None:
+    if SpeechPart is None:
+        pytest.skip("this host has no speech")
+    spoken: Any = SpeechPart(speaker="assistant", transcript="alpha")  # its content is computed from the transcript
+    made = longer()
+    made[21] = ModelResponse(parts=[spoken])
+    read, _ = reader()
+    before = read.read(made)
+    spoken.transcript = "beta"
+    after = read.read(made)
+    assert after.exact[21] != before.exact[21]
+    assert after.exact == reader()[0].read(deepcopy(made)).exact
 
 
 @pytest.mark.parametrize("more", [0, 1, 30])

@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic_ai import Agent
+from pydantic_ai.models.test import TestModel
 
 from context_compiler import MemoryStore, Record, SQLiteStore
 from context_compiler.errors import StoreError
@@ -21,7 +23,7 @@ from context_compiler.record.store import open_store
 from context_compiler.record.values import Action, Chain, Cycle, Entry
 from context_compiler.resilience import Breaker
 from tests.middleware.faulty import BUDGET, Faulty, locked
-from tests.support.agents import Notes
+from tests.support.agents import Notes, compiler, run
 
 
 class Broken:
@@ -168,6 +170,14 @@ class Unreadable(MemoryStore):
         self._fail("find_cycle")
         return await super().find_cycle(tips, config)
 
+    async def views(self, *given: Any, **wanted: Any) -> list[Record]:
+        self._fail("views")
+        return await super().views(*given, **wanted)
+
+    async def save(self, entry: Entry) -> Record:
+        self._fail("save")
+        return await super().save(entry)
+
     def _fail(self, method: str) -> None:
         if method in self.says:
             self.tried.append(method)
@@ -184,6 +194,13 @@ async def test_an_error_that_several_steps_of_a_request_meet_is_reported_once(
     assert [one.getMessage() for one in caplog.records if "unreachable" in one.getMessage()] == [
         "context_compiler: StoreError: unreachable"
     ]
+
+
+async def test_the_same_holds_for_requests_that_are_only_recorded() -> None:
+    store, errors = Unreadable(views="unreachable", save="unreachable"), list[Exception]()
+    ours = compiler(budget=BUDGET, store=store, on_error=errors.append).recorder()
+    await run(Agent(TestModel(), capabilities=[ours]), "hello")
+    assert store.tried == ["views", "save"] and [str(error) for error in errors] == ["unreachable"]
 
 
 async def test_every_error_of_a_request_is_reported_and_again_in_the_next_request() -> None:

@@ -103,3 +103,22 @@ async def test_what_only_the_former_view_contained_is_searched_for_when_a_turn_i
     assert block and SECRET not in block and SECRET in talker.sent[1].text
     assert any(view.status == "compiled" for view in views[2:]), "the turn is cut back"
     assert all(SECRET in sent.text for sent in talker.sent[1:])
+
+
+async def test_a_shortened_block_does_not_lose_a_passage_each_time_that_its_turn_is_cut_back() -> None:
+    async def dig() -> str:
+        return words(9_000 + len(talker.sent), 300)
+
+    history: list[ModelMessage] = []
+    for turn in range(120):
+        told = f"On Monday {words(turn, 1).title()} opened locker {turn * 37} at the {words(turn + 300, 16)}."
+        history.append(ModelRequest(parts=[Prompt(told)]))
+        history.append(ModelResponse(parts=[TextPart("Fine.")]))
+    calls: list[Any] = [[("dig", {})]] * 8
+    talker, views = Talker(["Fine.", *calls, "Done."]), list[View]()
+    ask = "Who opened locker 740, and what happened on Monday?"
+    shared = {"budget": 4_000, "recall": 0.3, "on_view": views.append}
+    await talked(compiler(**shared), ["Hello.", ask], talker, [dig], history=history)
+    sizes = [len(block_of(sent.messages, ask)) for sent in talker.sent[1:]]
+    assert sum(view.status == "compiled" for view in views[2:]) >= 3, "the turn is cut back often"
+    assert 0 < sizes[-1] == sizes[3] < sizes[0]

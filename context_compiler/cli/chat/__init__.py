@@ -163,7 +163,8 @@ async def _converse(
             try:
                 line = await _read_line(keyboard, opening, pressed)
                 await _wait_for_first({opening}, pressed)
-                await opening.result()[0].handle_line(line)
+                with quiet_terminal():  # again, because a shell that suspends the chat sets its own modes
+                    await opening.result()[0].handle_line(line)
             except Interrupted:
                 screen.line(("Ctrl-D or /quit leaves", "dim"))
             except (EOFError, Leave):

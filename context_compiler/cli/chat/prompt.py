@@ -126,7 +126,7 @@ class Keyboard:
 
         @keys.add(Keys.Vt100MouseEvent)
         def _(event: KeyPressEvent) -> None:
-            """Ignore mouse events, because a pasted colour code can look like one and would crash the editor."""
+            """Ignore mouse events, because a pasted color code can look like one and would crash the editor."""
 
         @keys.add(Keys.BracketedPaste)
         def _(event: KeyPressEvent) -> None:
