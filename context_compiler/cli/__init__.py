@@ -7,6 +7,7 @@ is imported when its command is called, so that `--help` and commands that only 
 from __future__ import annotations
 
 import sys
+from importlib import import_module
 
 __all__ = ["main"]
 
@@ -14,9 +15,7 @@ __all__ = ["main"]
 def main() -> None:
     """Run the command line on the arguments of this process; Ctrl-C ends it with one line, even while it loads."""
     try:
-        from context_compiler.cli.root import main as run
-
-        run()
+        import_module("context_compiler.cli.root").main()
     except KeyboardInterrupt:
         sys.stderr.write("\ninterrupted\n")
         sys.exit(130)
