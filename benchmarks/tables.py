@@ -23,6 +23,11 @@ def title(name: str) -> str:
     return found.title if isinstance(found, Approach) else name
 
 
+def line_name(name: str) -> str:
+    """Return the title of an approach in plots."""
+    return title(name).replace("`", "").replace("summarization-pydantic-ai", "summarization-p.-ai")
+
+
 def named(name: str) -> str:
     """Return the title of an approach, in bold if it is ours."""
     return f"**{title(name)}**" if name.startswith("ours") else title(name)
@@ -96,9 +101,8 @@ def lines_of(
 
 def _line(name: str, results: Sequence[Result], value: Callable[[Mapping[str, Any]], float]) -> Line:
     points = sorted((one.cell.budget, value(one.value)) for one in results if one.value is not None)
-    plain = title(name).replace("`", "").replace("summarization-pydantic-ai", "summarization-p.-ai")
     return Line(
-        name=plain,
+        name=line_name(name),
         x=[x for x, _ in points],
         y=[y for _, y in points],
         strong=name.startswith("ours"),

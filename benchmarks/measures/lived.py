@@ -13,7 +13,7 @@ from benchmarks.lived import a_peer, conversations, ours
 from benchmarks.measures import Measure
 from benchmarks.recall import interval
 from benchmarks.results import Cell, Result
-from benchmarks.tables import RECOUNTS, TOO_LONG, lines_of, markdown, named, part, percent, reasons, title
+from benchmarks.tables import RECOUNTS, TOO_LONG, line_name, lines_of, markdown, named, part, percent, reasons
 from context_compiler.cli.drawing import Line, Panel
 from context_compiler.cli.text import plural
 
@@ -225,7 +225,8 @@ def _with_one_view(panel: Panel, results: Sequence[Result]) -> Panel:
     of_set = [one for one in results if (one.cell.approach, one.cell.data) == (PAIRED, panel.title)]
     points = sorted((one.cell.budget, _mean(one.value, "one_shot")) for one in of_set if one.value is not None)
     line = Line(name="one view at the same points", x=[x for x, _ in points], y=[y for _, y in points], dashed=True)
-    return Panel(title=panel.title, x=panel.x, y=panel.y, lines=[*panel.lines, line], log_x=True, ticks=panel.ticks)
+    name = TITLES_OF_SETS.get(panel.title, panel.title).replace("`", "")
+    return Panel(title=name, x=panel.x, y=panel.y, lines=[*panel.lines, line], log_x=True, ticks=panel.ticks)
 
 
 def _front(name: str, results: Sequence[Result]) -> Panel:
@@ -236,9 +237,9 @@ def _front(name: str, results: Sequence[Result]) -> Panel:
         if approach != "everything":
             xs, ys = [x for _, x, _ in points], [y for _, _, y in points]
             strong = approach.startswith("ours")
-            lines.append(Line(name=title(approach).replace("`", ""), x=xs, y=ys, strong=strong))
+            lines.append(Line(name=line_name(approach), x=xs, y=ys, strong=strong))
     return Panel(
-        title=name,
+        title=TITLES_OF_SETS.get(name, name).replace("`", ""),
         x="tokens a request, cached ones at a tenth",
         y="held when asked, %",
         lines=lines,
