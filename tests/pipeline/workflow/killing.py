@@ -13,6 +13,7 @@ import gc
 import io
 import json
 import os
+import re
 import signal
 import sqlite3
 import sys
@@ -130,9 +131,13 @@ async def kept(folder: Path) -> Any:
         await store.close()
 
 
-def ended(folder: Path) -> list[Any]:
-    """All that has to be the same: context and outcomes, what the steps put out, compiles, and what was sent."""
-    return [asyncio.run(kept(folder)), files(folder), compiled(folder), sent(folder)]
+def ended(folder: Path) -> str:
+    """All that has to be the same: context and outcomes, what the steps put out, compiles, and what was sent.
+
+    Quotes name the day of a turn, and midnight may come in between, so days are left out.
+    """
+    found = [asyncio.run(kept(folder)), files(folder), compiled(folder), sent(folder)]
+    return re.sub(r"\d{4}-\d\d-\d\d", "some day", repr(found))
 
 
 def answers(folder: Path, what: str) -> int:
@@ -140,7 +145,7 @@ def answers(folder: Path, what: str) -> int:
     return (folder / "answers").read_text().split().count(what)
 
 
-def tried(folder: Path, wanted: list[Any], **death: int) -> str:
+def tried(folder: Path, wanted: str, **death: int) -> str:
     """What is wrong after a death and a second life; empty: nothing."""
     ends = forked(folder, "run", **death), forked(folder, "resume")
     if ends != (DEAD, 0):
