@@ -14,7 +14,6 @@ from functools import partial
 from typing import Any
 
 from context_compiler.compiler.cut_order import (
-    BROKEN,
     EARLIER_STEPS,
     MILD_STEPS,
     Draft,
@@ -30,8 +29,9 @@ from context_compiler.compiler.cycle import Cycle, positions, spans
 from context_compiler.compiler.identifiers import identifier_room
 from context_compiler.compiler.policy import Limits, Plan, Policy
 from context_compiler.compiler.quotes import cost, written_for
+from context_compiler.compiler.reasons import ACTIVE_EXCHANGE_ORDERED, BROKEN, PIN_WAITS, TURNS_ORDERED
 from context_compiler.compiler.specifics import Specific, lost_specifics, survival
-from context_compiler.compiler.steering import WAITS, Order
+from context_compiler.compiler.steering import Order
 from context_compiler.compiler.summary import (
     SummaryRequest,
     SummaryResponse,
@@ -46,7 +46,7 @@ from context_compiler.messages.history import History
 from context_compiler.messages.items import parse_arguments
 from context_compiler.messages.prompts import Instruction, standing_instructions
 from context_compiler.messages.shapes import WHOLE, Shape
-from context_compiler.record.values import Compile, now, positions_of, with_null_reasons
+from context_compiler.record.values import Compile, now, with_null_reasons
 
 SLACK = 20
 """Divisor of the room: space that must stay free below the high threshold if the previous turn is kept whole. Otherwise
@@ -173,7 +173,7 @@ def with_pins(cycle: Cycle, plan: Plan, room: int) -> Cycle:
     A pin that found no room waits for the next turn. Otherwise every request of this turn would be cut again.
     """
     kept, why = dict(cycle.kept), cycle.why if cycle.turn == plan.turn else ()
-    waiting = {index for start, stop, reason in why if reason == WAITS for index in range(start, stop)}
+    waiting = {index for start, stop, reason in why if reason == PIN_WAITS.text for index in range(start, stop)}
     for index in plan.pinned(room) - waiting:
         if index < cycle.decided:
             kept[index] = plan.base.get(index, WHOLE)
@@ -190,14 +190,14 @@ def _drop_by_order(draft: Draft, plan: Plan, order: Order, previous: Cycle | Non
     """
     earlier, before = draft.outline.turns[:-1], draft.total
     if order.start:
-        draft.drop(range(order.start, draft.outline.active.start), "summarised from here on")
+        draft.drop(range(order.start, draft.outline.active.start), TURNS_ORDERED)
     else:
         if not plan.policy.recent_named:
             draft.recent = min(draft.recent, len(earlier) // 2)
         deque(drop_older_turns(draft), maxlen=0)
     if order.inside:
         for group in completed_groups(draft.outline.active, draft.history)[:-INSIDE]:
-            draft.drop(range(group.start, group.stop), "tool exchange of this turn, by order")
+            draft.drop(range(group.start, group.stop), ACTIVE_EXCHANGE_ORDERED)
     written = plan.counter.text(previous.note) + plan.counter.text(previous.quotes) if previous is not None else 0
     draft.reserve(min(draft.summary, (before - draft.total) // ORDERED + written))
 
@@ -336,9 +336,9 @@ def decided_by(selection: Selection) -> int:
 def _reasons(draft: Draft, earlier: Sequence[tuple[int, int, str]]) -> tuple[tuple[int, int, str], ...]:
     """Reasons why messages are left out or shortened, as spans; the last reason for a message counts."""
     why = {index: reason for start, stop, reason in earlier for index in range(start, stop)}
-    for drop in draft.drops:
-        why.update(dict.fromkeys(positions_of(drop.what), drop.reason))
-    why.update({index: WAITS for index in draft.waiting if draft.shapes[index] != WHOLE})
+    for cut in draft.cuts:
+        why.update(dict.fromkeys(range(cut.start, cut.stop), cut.reason.text))
+    why.update({index: PIN_WAITS.text for index in draft.waiting if draft.shapes[index] != WHOLE})
     found: list[tuple[int, int, str]] = []
     for index in sorted(why):
         if found and found[-1][1:] == (index, why[index]):
