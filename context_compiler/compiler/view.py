@@ -42,6 +42,7 @@ from context_compiler.compiler.reasons import (
     WRITTEN,
     kept_form,
 )
+from context_compiler.errors import ContextCompilerError
 from context_compiler.messages.display import (
     CARRIED,
     SUMMARY,
@@ -59,6 +60,7 @@ from context_compiler.messages.fences import SUMMARY_PREFIX
 from context_compiler.messages.history import History, Reader, reader_of
 from context_compiler.messages.items import MARK, Kind, mark_of, user_content
 from context_compiler.messages.shapes import WHOLE, Shape, apply_shape, price
+from context_compiler.messages.turns import pair
 from context_compiler.record.values import Drop, Record, positions_of
 from context_compiler.tokens import TokenCounter, as_counter
 
@@ -310,6 +312,21 @@ def messages_since(
     if not start and _begins_with_response(messages):
         messages.insert(0, ModelRequest(parts=[_user(LEFT_OUT, _DAY_ONE, {"v": 1, "tip": ""})]))
     return messages
+
+
+def check_view(sent: History, raw: History) -> None:
+    """Check that a view may be sent: calls are paired with answers, and the active request is last.
+
+    Raises:
+        ContextCompilerError: The view must not be sent.
+    """
+    if not sent.readings or sent.readings[-1].request != raw.readings[-1].request:
+        raise ContextCompilerError("the view does not end with the active request")
+    last, asked = sent.readings[-1], raw.readings[-1]
+    if (asked.prompts and not last.prompts) or not set(last.answers) <= set(asked.answers):
+        raise ContextCompilerError("the view ends with a request other than the active one")
+    if pair(sent).broken:
+        raise ContextCompilerError("the view has a call without its answer, or an answer without its call")
 
 
 def without_folded_instructions(messages: Sequence[ModelMessage], reader: Reader) -> list[ModelMessage]:

@@ -51,7 +51,7 @@ from context_compiler.middleware.others import quoted_mentions
 from context_compiler.middleware.prompt_cache import LastRequests, mark_move
 from context_compiler.middleware.provider_counts import ProviderCounts
 from context_compiler.middleware.request import JOINED, Host, Request, is_durable, is_long, session_of
-from context_compiler.middleware.respond import advance_again, respond, unchanged_result
+from context_compiler.middleware.respond import advance_again, respond
 from context_compiler.middleware.single_flight import SESSIONS, Summaries
 from context_compiler.middleware.state import CompilerState, Result, Run, read_history
 from context_compiler.recall.ranking import question_text
@@ -162,7 +162,7 @@ class Middleware:
     async def _record_unchanged(self, run: Run, request: Request) -> None:
         started = time.perf_counter()
         history = await read_history(self.state.reader, run, request.messages)
-        result = unchanged_result(request, history, self._ratios.of(request.family), self.state.counter)
+        result = Result.unchanged(request, history, self._ratios.of(request.family), self.state.counter)
         self._settle(run, request, result)
         await self._deliver(run, request, result, started)
 
