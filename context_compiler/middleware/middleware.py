@@ -44,8 +44,9 @@ from context_compiler.middleware.arguments import Arguments
 from context_compiler.middleware.background import unused_row
 from context_compiler.middleware.fallback import fallback, unreadable_parts
 from context_compiler.middleware.log_lines import log_compile, log_text, warn_of_fewer_turns
-from context_compiler.middleware.manual import Manual, Profile
+from context_compiler.middleware.manual import Manual
 from context_compiler.middleware.metrics import count_error, count_response, count_view
+from context_compiler.middleware.next_request import Profile
 from context_compiler.middleware.off_loop import off_loop
 from context_compiler.middleware.others import quoted_mentions
 from context_compiler.middleware.prompt_cache import LastRequests, mark_move
