@@ -15,7 +15,8 @@ from typing import Any
 
 from pydantic_ai.models import Model
 
-from context_compiler.compiler.advance import Advance, Ask, advance, failed_row
+from context_compiler.compiler.advance import Advance, Ask, advance
+from context_compiler.compiler.compile_row import failed_row
 from context_compiler.compiler.steering import (
     PINS,
     Order,

@@ -10,7 +10,8 @@ from math import ceil
 
 from pydantic_ai.messages import ModelMessage
 
-from context_compiler.compiler.advance import Advance, Ask, advance, failed_row, with_pins
+from context_compiler.compiler.advance import Advance, Ask, advance, with_pins
+from context_compiler.compiler.compile_row import failed_row
 from context_compiler.compiler.cycle import RAW, Block, Blocks, Cycle, restore_late_calls, valid_cycle, with_turn
 from context_compiler.compiler.recall_block import (
     block_tokens,

@@ -14,7 +14,8 @@ from typing import Any
 from pydantic_ai.messages import ModelMessage
 
 from context_compiler.cache import Memo
-from context_compiler.compiler.advance import Advance, Where
+from context_compiler.compiler.advance import Advance
+from context_compiler.compiler.compile_row import Where
 from context_compiler.compiler.cycle import RAW, Blocks, Cycle, begins
 from context_compiler.compiler.policy import LOWEST_HIGH, Limits, Plan
 from context_compiler.compiler.steering import NONE, Pin, Steering
