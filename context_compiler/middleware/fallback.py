@@ -13,12 +13,12 @@ from functools import partial
 from pydantic_ai.messages import ModelMessage
 
 from context_compiler.compiler.cut_order import drop_of
-from context_compiler.compiler.cycle import Block, Blocks, valid_cycle
+from context_compiler.compiler.cycle import Block, Blocks, valid_blocks, valid_cycle
 from context_compiler.compiler.reasons import LAST_RESORT, LAST_RESORT_TRUNCATION
-from context_compiler.compiler.recall_block import prompt_at, valid_blocks
 from context_compiler.compiler.view import View, by_reason, token_breakdown
 from context_compiler.errors import ContextCompilerError
 from context_compiler.messages.history import History
+from context_compiler.messages.turns import prompt_at
 from context_compiler.middleware.request import Host, Request
 from context_compiler.middleware.respond import advance_request, assemble_view, rendered_cost, starting_cycle
 from context_compiler.middleware.state import EMPTY, CompilerState, RequestContext, Result, Run, read_request

@@ -20,7 +20,6 @@ from pydantic_ai.models import Model
 
 from context_compiler.cache import Memo
 from context_compiler.compiler.cycle import Cycle
-from context_compiler.compiler.recall_block import prompt_at
 from context_compiler.compiler.steering import MARK, NONE, base_config, steering_of
 from context_compiler.compiler.summary import SummaryRequest, SummaryResponse
 from context_compiler.compiler.view import Quote, View
@@ -39,6 +38,7 @@ from context_compiler.layers.session import Layers, LayerSource, load_state
 from context_compiler.messages.items import Kind
 from context_compiler.messages.printable import safe_line
 from context_compiler.messages.prompts import asking_part, asks
+from context_compiler.messages.turns import prompt_at
 from context_compiler.middleware.archive import Archive, one_request
 from context_compiler.middleware.arguments import Arguments
 from context_compiler.middleware.background import unused_row

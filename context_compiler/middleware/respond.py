@@ -12,7 +12,16 @@ from pydantic_ai.messages import ModelMessage
 
 from context_compiler.compiler.advance import Advance, Ask, advance, with_pins
 from context_compiler.compiler.compile_row import failed_row
-from context_compiler.compiler.cycle import RAW, Block, Blocks, Cycle, restore_late_calls, valid_cycle, with_turn
+from context_compiler.compiler.cycle import (
+    RAW,
+    Block,
+    Blocks,
+    Cycle,
+    restore_late_calls,
+    valid_blocks,
+    valid_cycle,
+    with_turn,
+)
 from context_compiler.compiler.recall_block import (
     block_tokens,
     blocks_to_keep,
@@ -21,9 +30,7 @@ from context_compiler.compiler.recall_block import (
     free_tokens,
     lacks_room_for_block,
     max_block_tokens,
-    prompt_at,
     shorten_block,
-    valid_blocks,
 )
 from context_compiler.compiler.steering import Steering
 from context_compiler.compiler.summary import SummaryRequest, SummaryResponse
@@ -51,6 +58,7 @@ from context_compiler.errors import CompileError
 from context_compiler.fidelity import Fidelity
 from context_compiler.layers.context import insert_block, with_layer_tokens
 from context_compiler.messages.history import History, common_prefix
+from context_compiler.messages.turns import prompt_at
 from context_compiler.middleware.background import discard, finish, limits_for_questions, pending, start
 from context_compiler.middleware.request import Host, Request
 from context_compiler.middleware.state import (
