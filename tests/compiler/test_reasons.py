@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
 
+from context_compiler import compile_view
 from context_compiler.compiler import reasons
 from context_compiler.compiler.reasons import REASONS, Reason, reason_of, reason_text
+from tests.support.builders import assistant, exchange, prose, user
 
 
 def test_a_reason_is_found_by_its_text() -> None:
@@ -34,3 +39,12 @@ def test_a_text_that_no_step_wrote_has_no_step() -> None:
 def test_a_reason_that_misleads_is_shown_in_other_words() -> None:
     assert reason_text("recent turn, over budget") == "recent turn, no room left"
     assert reason_text("pinned, over budget") == "pinned, over budget" and reason_text("no room") == "no room"
+
+
+async def test_a_written_view_shows_what_became_of_each_message(tmp_path: Path) -> None:
+    run = [message for number in range(6) for message in exchange(number, content=prose(number, 40), run_id="r")]
+    view = await compile_view(
+        [user("Begin.", system="Be kind."), assistant("Yes."), user("Look.", run_id="r"), *run], budget=250
+    )
+    forms = re.findall(r'<article class="cc-message cc-(\w+)"', view.to_html(tmp_path / "view.html").read_text())
+    assert forms == ["carried", "summary", "verbatim", "verbatim", "shortened", "verbatim", "verbatim"]
