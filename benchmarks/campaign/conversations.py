@@ -37,7 +37,7 @@ from benchmarks.campaign.strict import (
     rendered,
 )
 from context_compiler import ContextCompiler, MemoryStore, Money, Recall, SQLiteStore, Store, Template, View
-from context_compiler.compiler.steering import WAITS
+from context_compiler.compiler.reasons import PIN_WAITS
 from context_compiler.errors import SettingsError, StoreError, TemplateError
 from context_compiler.messages.history import load_messages
 from context_compiler.record.values import positions_of
@@ -233,7 +233,7 @@ class Conversation:
             return
         raw = load_messages(await self.store.chain(record.raw_tip)) if record.raw_tip else []
         whole = str(plain(sent.messages))
-        waiting = {at for drop in view.drops if drop.reason == WAITS for at in positions_of(drop.what)}
+        waiting = {at for drop in view.drops if drop.reason == PIN_WAITS.text for at in positions_of(drop.what)}
         for texts in pinned:
             places = {place for place, message in enumerate(raw) if _words(message) == texts}
             gone = [text for text in texts if str([text])[1:-1] not in whole]

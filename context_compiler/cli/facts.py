@@ -13,12 +13,13 @@ from context_compiler.cli.show import excerpt, read_history
 from context_compiler.cli.text import first_word, number, one_line, plural
 from context_compiler.compiler.facts import FactPage, FactSearch, Stretch
 from context_compiler.compiler.origins import Fate
+from context_compiler.compiler.reasons import reason_text
+from context_compiler.compiler.steering import REFERENCE
 from context_compiler.compiler.trace import Echo, Tracer, fate_of, request_of, verdict_of
 from context_compiler.errors import SettingsError, StoreError
-from context_compiler.messages.display import ABSENT, FORMS, IDENTIFIER, PARTIAL, VERBATIM, reason_text, role
+from context_compiler.messages.display import ABSENT, FORMS, IDENTIFIER, PARTIAL, VERBATIM, role
 from context_compiler.messages.history import History, Reading, load_messages
 from context_compiler.messages.turns import outline, pair
-from context_compiler.middleware.manual import REFERENCE
 from context_compiler.record import browse
 from context_compiler.record.database import Database
 from context_compiler.record.store import SQLStore

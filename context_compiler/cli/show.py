@@ -14,8 +14,9 @@ from rich.text import Text
 
 from context_compiler.cli.screen import Column, Piece, Screen, styled_text
 from context_compiler.cli.text import number, one_line, safe, share
+from context_compiler.compiler.reasons import reason_text
 from context_compiler.compiler.view import Place, View, message_origins
-from context_compiler.messages.display import SECTIONS, has_recall, reason_text, role
+from context_compiler.messages.display import SECTIONS, has_recall, role
 from context_compiler.messages.history import History, Reader, Reading
 from context_compiler.messages.items import Item, Kind
 from context_compiler.record.values import Drop

@@ -40,9 +40,9 @@ from context_compiler.cli.show import TOKEN_COLUMNS, print_messages, read_histor
 from context_compiler.cli.stats import IMPORTED
 from context_compiler.cli.templates import choose_template, parse_fidelity, recorded_fidelity, recorded_template
 from context_compiler.cli.text import first_word, json_text, number, plural, share, timestamp
+from context_compiler.compiler.reasons import reason_text
 from context_compiler.compiler.view import View
 from context_compiler.errors import SettingsError
-from context_compiler.messages.display import reason_text
 from context_compiler.messages.history import History, load_messages, message_body
 from context_compiler.middleware.request import tool_tokens
 from context_compiler.paths import vault_of

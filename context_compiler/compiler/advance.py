@@ -2,7 +2,7 @@
 
 `select` decides which messages stay, `freeze` writes the note and the quotes and fixes the view until the next advance.
 Between the two, `advance` may ask a model for a summary; everything else here is pure. Each advance that leaves
-messages out has a row in the record, which says why each of its empty columns is empty.
+messages out has a row in the record (`compile_row`).
 """
 
 from __future__ import annotations
@@ -11,10 +11,9 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
 
+from context_compiler.compiler.compile_row import Where, compile_row
 from context_compiler.compiler.cut_order import (
-    BROKEN,
     EARLIER_STEPS,
     MILD_STEPS,
     Draft,
@@ -28,10 +27,10 @@ from context_compiler.compiler.cut_order import (
 )
 from context_compiler.compiler.cycle import Cycle, positions, spans
 from context_compiler.compiler.identifiers import identifier_room
-from context_compiler.compiler.policy import Limits, Plan, Policy
+from context_compiler.compiler.policy import Limits, Plan
 from context_compiler.compiler.quotes import cost, written_for
-from context_compiler.compiler.specifics import Specific, lost_specifics, survival
-from context_compiler.compiler.steering import WAITS, Order
+from context_compiler.compiler.reasons import ACTIVE_EXCHANGE_ORDERED, BROKEN, PIN_WAITS, TURNS_ORDERED
+from context_compiler.compiler.steering import Order
 from context_compiler.compiler.summary import (
     SummaryRequest,
     SummaryResponse,
@@ -40,13 +39,10 @@ from context_compiler.compiler.summary import (
     summary_request,
 )
 from context_compiler.compiler.view import Quote, summary_of
-from context_compiler.errors import CompileError
 from context_compiler.fidelity import Fidelity
-from context_compiler.messages.history import History
-from context_compiler.messages.items import parse_arguments
 from context_compiler.messages.prompts import Instruction, standing_instructions
 from context_compiler.messages.shapes import WHOLE, Shape
-from context_compiler.record.values import Compile, now, positions_of, with_null_reasons
+from context_compiler.record.values import Compile
 
 SLACK = 20
 """Divisor of the room: space that must stay free below the high threshold if the previous turn is kept whole. Otherwise
@@ -173,7 +169,7 @@ def with_pins(cycle: Cycle, plan: Plan, room: int) -> Cycle:
     A pin that found no room waits for the next turn. Otherwise every request of this turn would be cut again.
     """
     kept, why = dict(cycle.kept), cycle.why if cycle.turn == plan.turn else ()
-    waiting = {index for start, stop, reason in why if reason == WAITS for index in range(start, stop)}
+    waiting = {index for start, stop, reason in why if reason == PIN_WAITS.text for index in range(start, stop)}
     for index in plan.pinned(room) - waiting:
         if index < cycle.decided:
             kept[index] = plan.base.get(index, WHOLE)
@@ -190,14 +186,14 @@ def _drop_by_order(draft: Draft, plan: Plan, order: Order, previous: Cycle | Non
     """
     earlier, before = draft.outline.turns[:-1], draft.total
     if order.start:
-        draft.drop(range(order.start, draft.outline.active.start), "summarised from here on")
+        draft.drop(range(order.start, draft.outline.active.start), TURNS_ORDERED)
     else:
         if not plan.policy.recent_named:
             draft.recent = min(draft.recent, len(earlier) // 2)
         deque(drop_older_turns(draft), maxlen=0)
     if order.inside:
         for group in completed_groups(draft.outline.active, draft.history)[:-INSIDE]:
-            draft.drop(range(group.start, group.stop), "tool exchange of this turn, by order")
+            draft.drop(range(group.start, group.stop), ACTIVE_EXCHANGE_ORDERED)
     written = plan.counter.text(previous.note) + plan.counter.text(previous.quotes) if previous is not None else 0
     draft.reserve(min(draft.summary, (before - draft.total) // ORDERED + written))
 
@@ -336,9 +332,9 @@ def decided_by(selection: Selection) -> int:
 def _reasons(draft: Draft, earlier: Sequence[tuple[int, int, str]]) -> tuple[tuple[int, int, str], ...]:
     """Reasons why messages are left out or shortened, as spans; the last reason for a message counts."""
     why = {index: reason for start, stop, reason in earlier for index in range(start, stop)}
-    for drop in draft.drops:
-        why.update(dict.fromkeys(positions_of(drop.what), drop.reason))
-    why.update({index: WAITS for index in draft.waiting if draft.shapes[index] != WHOLE})
+    for cut in draft.cuts:
+        why.update(dict.fromkeys(range(cut.start, cut.stop), cut.reason.text))
+    why.update({index: PIN_WAITS.text for index in draft.waiting if draft.shapes[index] != WHOLE})
     found: list[tuple[int, int, str]] = []
     for index in sorted(why):
         if found and found[-1][1:] == (index, why[index]):
@@ -444,136 +440,3 @@ def _row(where: Where, done: Selection, reply: _Reply, cycle: Cycle) -> Compile 
         quotes=cycle.quotes,
         budget_used=done.counter.text(cycle.note) + done.counter.text(cycle.quotes),
     )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Where:
-    """Identity of a request."""
-
-    session_id: str
-    vault_name: str = ""
-    run_id: str | None = None
-    turn_index: int = 0
-    request_index: int = 0
-
-
-def compile_row(
-    where: Where,
-    selection: Selection,
-    *,
-    request: SummaryRequest | None,
-    answer: SummaryResponse | None,
-    status: str,
-    error: str | None,
-    summary: str,
-    quotes: str,
-    budget_used: int,
-) -> Compile:
-    """Build the row of one compile; `request` is None if no model was asked."""
-    parsed = json_object(answer.text) if answer else None
-    lost = (
-        lost_specifics(selection.history, selection.draft.outline, selection.span)
-        if request and status == "ok"
-        else None
-    )
-    row = _compile_row(
-        where,
-        selection.policy,
-        covered_tip=selection.history.exact[selection.out[-1]] if selection.out else "",
-        cache_key=request.key if request and status == "ok" else None,
-        compiled_prompt=_prompts(request) if request else None,
-        raw_output=answer.text if answer else None,
-        summary=summary or quotes or None,
-        summary_json=parsed,
-        input_payload=_payload(selection, request) | _specifics(lost, summary, quotes),
-        sections_included=request.included if request else (("quotes",) if quotes else ()),
-        sections_dropped=request.dropped if request else (),
-        budget_used=budget_used,
-        survival=None if lost is None else survival(lost, summary).share,
-        latency_ms=answer.latency_ms if answer else 0.0,
-        usage=answer.usage if answer else {},
-        status=status,
-        error=error,
-    )
-    why = {"summary_json": "the answer is not a JSON object", "cache_key": "not to be used again"}
-    why["survival"] = "the answer is not used"
-    if request is None:
-        why = dict.fromkeys([*why, "compiled_prompt", "raw_output"], "no model was asked")
-    return with_null_reasons(row, why)
-
-
-def failed_row(where: Where, history: History, policy: Policy, request: SummaryRequest, error: CompileError) -> Compile:
-    """Build the row of a failed compile, with the prompts and the error."""
-    row = _compile_row(
-        where,
-        policy,
-        covered_tip=history.chain.tip or "",
-        compiled_prompt=_prompts(request),
-        input_payload={"raw_tip": history.chain.tip, "missing": list(request.missing), "prompts": len(request.prompts)},
-        sections_included=request.included,
-        sections_dropped=request.dropped,
-        status="failed",
-        error=str(error),
-        usage=error.usage,
-    )
-    return with_null_reasons(
-        row, dict.fromkeys(("raw_output", "summary", "summary_json", "cache_key", "survival"), "no answer came")
-    )
-
-
-def _compile_row(where: Where, policy: Policy, **given: Any) -> Compile:
-    template = policy.template
-    empty: dict[str, Any] = {
-        "cache_key": None,
-        "raw_output": None,
-        "summary": None,
-        "summary_json": None,
-        "budget_used": 0,
-        "survival": None,
-        "latency_ms": 0.0,
-        "usage": {},
-    }
-    return Compile(
-        session_id=where.session_id,
-        vault_name=where.vault_name,
-        turn_index=where.turn_index,
-        run_id=where.run_id,
-        template_name=template.name,
-        template_source=template.source,
-        template_path=template.path,
-        template_hash=template.sha256,
-        fidelity=str(policy.fidelity),
-        model_alias=policy.model,
-        created_at=now(),
-        **{**empty, **given},
-    )
-
-
-def _prompts(request: SummaryRequest) -> str:
-    return "\n\n".join(request.prompts).replace("\x00", "")
-
-
-def _payload(selection: Selection, request: SummaryRequest | None) -> dict[str, object]:
-    """Input of a compile by reference: positions of messages, and the tip of the chain to which they refer."""
-    payload: dict[str, object] = {
-        "raw_tip": selection.history.chain.tip,
-        "left_out": [list(span) for span in spans(selection.out)],
-        "compiled": [list(span) for span in spans(selection.span)],
-    }
-    return payload | ({"missing": list(request.missing), "prompts": len(request.prompts)} if request else {})
-
-
-def _specifics(lost: Sequence[Specific] | None, summary: str, quotes: str) -> dict[str, object]:
-    """Number of identifiers in the span, in the summary, and in summary and quotes together."""
-    if lost is None:
-        return {}
-    alone, both = survival(lost, summary), survival(lost, summary, quotes)
-    return {"specifics": {"found": alone.found, "in_summary": alone.kept, "in_view": both.kept}}
-
-
-def json_object(text: str) -> dict[str, object] | None:
-    """Parse an answer that is a JSON object, bare or in a code fence; None if it is not."""
-    body = text.strip()
-    if body.startswith("```"):
-        body = body.strip("`").removeprefix("json").strip()
-    return parse_arguments(body)

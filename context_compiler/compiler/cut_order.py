@@ -9,10 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
+from context_compiler.compiler import reasons
 from context_compiler.compiler.cycle import Cycle, spans
 from context_compiler.compiler.policy import LARGE, PROMPT, Limits, Policy
-from context_compiler.compiler.steering import NONE, WAITS, Order, Steering, messages_kept_together
+from context_compiler.compiler.reasons import Reason
+from context_compiler.compiler.steering import NONE, Order, Steering, messages_kept_together
 from context_compiler.messages.history import History, superseded_parts
 from context_compiler.messages.items import MESSAGE_OVERHEAD, Kind
 from context_compiler.messages.prompts import Instruction
@@ -85,12 +88,12 @@ class Selection:
     def cut_from_prompts(self) -> int:
         """Exact tokens that the last steps cut from the prompts of this turn and from system text."""
         active, readings = self.draft.outline.active, self.history.readings
-        prompts = {f"message {index}" for index in range(active.start, active.stop) if readings[index].prompts}
-        steps = (TRUNCATED, PROMPT_CUT)
+        prompts = {index for index in range(active.start, active.stop) if readings[index].prompts}
+        last = (reasons.TRUNCATION, reasons.SMALL_PROMPT)
         return sum(
-            drop.tokens
-            for drop in self.draft.drops
-            if drop.reason == SYSTEM_CUT or (drop.what in prompts and drop.reason in steps)
+            cut.tokens
+            for cut in self.draft.cuts
+            if cut.reason == reasons.SYSTEM_TEXT or (cut.start in prompts and cut.reason in last)
         )
 
     @property
@@ -111,13 +114,24 @@ BETWEEN = "[Messages in between are left out.]"
 """Line between two responses that would otherwise follow each other, which some providers reject."""
 
 
-BROKEN = "broken: a call without its answer, or an answer without its call"
-"""Reason for leaving out parts that no provider accepts."""
-
-
 def ref(index: int) -> str:
     """Reference by which an agent can read a message of its history."""
     return f"m{index}"
+
+
+def drop_of(start: int, stop: int, reason: str, tokens: int) -> Drop:
+    """Drop of a range of messages."""
+    what = f"messages {start}-{stop - 1}" if stop - start > 1 else f"message {start}"
+    return Drop(what=what, reason=reason, tokens=tokens)
+
+
+class Cut(NamedTuple):
+    """Messages that a step left out, or one message that it shortened."""
+
+    start: int
+    stop: int
+    reason: Reason
+    tokens: int
 
 
 class Draft:
@@ -168,7 +182,7 @@ class Draft:
         """Number of turns before the current one to keep if they fit."""
         self.summary = 0
         """Tokens reserved for summary and quotes, which are written later."""
-        self.drops: list[Drop] = []
+        self.cuts: list[Cut] = []
 
     def _price(self, index: int, shape: Shape | None) -> int:
         if shape is None:
@@ -177,12 +191,17 @@ class Draft:
         led = index in self._leads or (index in self.pins and not self.history.readings[index].request)
         return cost + self._lead if cost and led else cost
 
-    def record_shortened(self, indices: Iterable[int], reason: str) -> None:
+    @property
+    def drops(self) -> tuple[Drop, ...]:
+        """The cuts as they are recorded."""
+        return tuple(drop_of(cut.start, cut.stop, cut.reason.text, cut.tokens) for cut in self.cuts)
+
+    def record_shortened(self, indices: Iterable[int], reason: Reason) -> None:
         """Record drops for messages that started in a smaller shape."""
         for index in sorted(indices):
             gone = self.history.readings[index].tokens - self.costs[index]
             if self.here(index) is not None and gone > 0:
-                self.drops.append(Drop(what=f"message {index}", reason=reason, tokens=gone))
+                self.cuts.append(Cut(index, index + 1, reason, gone))
 
     def put(self, index: int, shape: Shape | None) -> None:
         """Set the shape of a message and update the total."""
@@ -200,7 +219,7 @@ class Draft:
         shape = self.shapes[index]
         return None if shape is None or shape.bare else shape
 
-    def drop(self, indices: Iterable[int], reason: str) -> None:
+    def drop(self, indices: Iterable[int], reason: Reason) -> None:
         """Leave messages out, except host parts that must stay, and pinned messages.
 
         A message that is tied to one that stays is held back, and dropped together with it later.
@@ -216,8 +235,7 @@ class Draft:
             before = self.total
             for index in range(start, stop):
                 self.put(index, self._host_parts(index))
-            what = f"messages {start}-{stop - 1}" if stop - start > 1 else f"message {start}"
-            self.drops.append(Drop(what=what, reason=reason, tokens=before - self.total))
+            self.cuts.append(Cut(start, stop, reason, before - self.total))
 
     def _host_parts(self, index: int) -> Shape | None:
         """Shape of a dropped message: only the parts in which the host keeps state; None if there are none."""
@@ -227,7 +245,7 @@ class Draft:
         stays = any(item.stays and at not in skip for at, item in enumerate(items))
         return Shape(skip=skip, bare=True, system=shape.system) if stays else None
 
-    def reshape(self, index: int, reason: str, **changes: object) -> None:
+    def reshape(self, index: int, reason: Reason, **changes: object) -> None:
         """Change fields of a message's shape if that makes it smaller; the last message never disappears."""
         shape = self.shapes[index]
         if shape is None or index in self.pins:
@@ -237,7 +255,7 @@ class Draft:
         smaller = replace(shape, **changes)  # pyright: ignore[reportArgumentType] # fields of a shape, by name
         cost = self._price(index, smaller)
         if cost < self.costs[index] and (cost or index < len(self.history) - 1):
-            self.drops.append(Drop(what=f"message {index}", reason=reason, tokens=self.costs[index] - cost))
+            self.cuts.append(Cut(index, index + 1, reason, self.costs[index] - cost))
             self.put(index, smaller)
 
     def before_active(self) -> range:
@@ -269,15 +287,6 @@ PROMPT_RESERVE, MIN_PROMPT_RESERVE = 20, 64
 """Room that a prompt must leave free to stay whole: a divisor of the room, and a minimum in tokens, which is itself at
 most a quarter of the room."""
 
-TRUNCATED = "clamped to fit"
-"""Reason for messages that `truncate_harder` shortens."""
-
-PROMPT_CUT = "a prompt below a quarter of the room, over budget"
-"""Reason for a prompt that `truncate_prompts` shortens further."""
-
-SYSTEM_CUT = "system text, over budget"
-"""Reason for system text that is truncated after all prompts."""
-
 MIN_PART = 6
 """Tokens that even the hardest truncation leaves of a part."""
 
@@ -296,7 +305,7 @@ def truncate_large_parts(draft: Draft) -> Iterator[None]:
     for index, reading in enumerate(draft.history.readings):
         asked = index >= active and reading.asks
         if not asked and draft.here(index) is not None and largest(reading.items) > limit:
-            draft.reshape(index, "a part above a quarter of the budget", limit=limit)
+            draft.reshape(index, reasons.LARGE_PART, limit=limit)
     yield
 
 
@@ -306,7 +315,7 @@ def truncate_large_prompts(draft: Draft) -> None:
     for index in range(active.start, active.stop):
         reading = draft.history.readings[index]
         if reading.asks and draft.here(index) is not None and not _fits_whole(draft, index):
-            draft.reshape(index, "a prompt larger than the budget", limit=int(PROMPT * draft.room))
+            draft.reshape(index, reasons.OVERSIZED_PROMPT, limit=int(PROMPT * draft.room))
 
 
 def _fits_whole(draft: Draft, index: int) -> bool:
@@ -318,8 +327,8 @@ def _fits_whole(draft: Draft, index: int) -> bool:
 def drop_older_turns(draft: Draft) -> Iterator[None]:
     """Drop turns beyond the recent ones, oldest first."""
     earlier = draft.outline.turns[:-1]
-    many = f"older than the last {draft.recent} turns"
-    older = {0: "an earlier turn", 1: "older than the last turn"}.get(draft.recent, many)
+    many = replace(reasons.BEFORE_LAST_TURNS, text=reasons.BEFORE_LAST_TURNS.text.format(turns=draft.recent))
+    older = {0: reasons.EARLIER_TURN, 1: reasons.BEFORE_LAST_TURN}.get(draft.recent, many)
     for turn in earlier[: max(0, len(earlier) - draft.recent)]:
         draft.drop(range(turn.start, turn.stop), older)
         yield
@@ -329,7 +338,7 @@ def stub_tool_exchanges(draft: Draft) -> Iterator[None]:
     """Reduce tool exchanges of earlier turns to stubs with name, key arguments and outcome, oldest first."""
     for index in draft.before_active():
         if draft.history.readings[index].exchanges and index not in draft.spared:
-            draft.reshape(index, "tool exchange as a stub", skeleton=True, without=frozenset({Kind.THINKING}))
+            draft.reshape(index, reasons.STUB, skeleton=True, without=frozenset({Kind.THINKING}))
             yield
 
 
@@ -345,7 +354,7 @@ def drop_recent_turns(draft: Draft) -> Iterator[None]:
     """Drop recent turns too, oldest first."""
     for turn in draft.outline.turns[:-1]:
         if turn.start not in draft.spared:
-            draft.drop(range(turn.start, turn.stop), "recent turn, over budget")
+            draft.drop(range(turn.start, turn.stop), reasons.RECENT_TURN)
             yield
 
 
@@ -362,14 +371,14 @@ def stub_active_exchanges(draft: Draft) -> Iterator[None]:
     """Reduce completed groups of the current turn to stubs, oldest first."""
     for group in completed_groups(draft.outline.active, draft.history):
         for index in range(group.start, group.stop):
-            draft.reshape(index, "tool exchange of this turn as a stub", skeleton=True)
+            draft.reshape(index, reasons.ACTIVE_STUB, skeleton=True)
         yield
 
 
 def drop_active_groups(draft: Draft) -> Iterator[None]:
     """Drop completed groups of the current turn, oldest first."""
     for group in completed_groups(draft.outline.active, draft.history):
-        draft.drop(range(group.start, group.stop), "tool exchange of this turn, over budget")
+        draft.drop(range(group.start, group.stop), reasons.ACTIVE_EXCHANGE)
         yield
 
 
@@ -386,7 +395,7 @@ def release_pins(draft: Draft) -> Iterator[None]:
     for index in pins:
         if index < draft.outline.active.start:
             earlier = messages_kept_together(index, draft.outline).intersection(draft.before_active())
-            draft.drop(sorted(earlier), WAITS)
+            draft.drop(sorted(earlier), reasons.PIN_WAITS)
             yield
 
 
@@ -402,15 +411,15 @@ def truncate_harder(draft: Draft) -> Iterator[None]:
     for limit in _halves(draft):
         for indices in (exchange, tied):
             for index in indices:
-                draft.reshape(index, TRUNCATED, limit=limit)
+                draft.reshape(index, reasons.TRUNCATION, limit=limit)
             yield
         for index in prompts:
             most = draft.history.readings[index].tokens if index in whole else max(limit, least)
-            draft.reshape(index, TRUNCATED, limit=limit, prompt=most)
+            draft.reshape(index, reasons.TRUNCATION, limit=limit, prompt=most)
         yield
     for limit in _halves(draft):
         for index in whole:
-            draft.reshape(index, TRUNCATED, limit=MIN_PART, prompt=max(limit, least))
+            draft.reshape(index, reasons.TRUNCATION, limit=MIN_PART, prompt=max(limit, least))
         yield
 
 
@@ -420,7 +429,7 @@ def truncate_prompts(draft: Draft) -> Iterator[None]:
     for limit in _halves(draft):
         for index in _left_at_the_end(draft)[2]:
             if limit < least:
-                draft.reshape(index, PROMPT_CUT, limit=MIN_PART, prompt=limit)
+                draft.reshape(index, reasons.SMALL_PROMPT, limit=MIN_PART, prompt=limit)
         yield
 
 
@@ -452,7 +461,7 @@ def drop_untruncatable(draft: Draft) -> Iterator[None]:
     for kinds in ({Kind.THINKING}, {Kind.THINKING, Kind.COMPACTION, Kind.OTHER}):
         for index in range(len(draft.history)):
             if any(item.kind in kinds for item in draft.history.readings[index].items):
-                draft.reshape(index, "cannot be shortened, over budget", without=frozenset(kinds))
+                draft.reshape(index, reasons.NOT_TRUNCATABLE, without=frozenset(kinds))
                 yield
 
 
@@ -464,7 +473,7 @@ def drop_steering_prompts(draft: Draft) -> Iterator[None]:
         if any(draft.history.readings[index].asks for index in range(group.start, group.stop))
     ]
     for group in prompted[:-1]:
-        draft.drop(range(group.start, group.stop), "earlier prompt of this turn, over budget")
+        draft.drop(range(group.start, group.stop), reasons.EARLIER_PROMPT)
         yield
 
 
@@ -473,7 +482,7 @@ def truncate_system_text(draft: Draft) -> Iterator[None]:
     for limit in (64, MIN_PART):
         for index, reading in enumerate(draft.history.readings):
             if any(item.kind is Kind.SYSTEM for item in reading.items):
-                draft.reshape(index, SYSTEM_CUT, system=limit)
+                draft.reshape(index, reasons.SYSTEM_TEXT, system=limit)
         yield
 
 
@@ -492,7 +501,7 @@ def relieve_system_text(draft: Draft, limits: Limits, overhead: int) -> Limits:
     saved = 0
     for index, reading in enumerate(readings):
         if any(item.kind is Kind.SYSTEM and item.stays for item in reading.items):
-            draft.reshape(index, "system text that would fill the budget alone", system=limit)
+            draft.reshape(index, reasons.OVERSIZED_SYSTEM_TEXT, system=limit)
             bare, smaller = Shape(bare=True), Shape(bare=True, system=limit)
             saved += price(messages[index], reading, bare, draft.counter)
             saved -= price(messages[index], reading, smaller, draft.counter)

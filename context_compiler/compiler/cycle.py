@@ -352,3 +352,19 @@ class Blocks:
         except DAMAGED:
             return None
         return cls(own=found[-1], earlier=tuple(found[:-1]), config=config) if sound else None
+
+
+def valid_blocks(blocks: Blocks, history: History, config: str) -> Blocks | None:
+    """Return the blocks if they are valid for this history and configuration, else None.
+
+    They are valid if the history contains the prompt of the newest one. The host may have merged that prompt with the
+    tool results before it, see `History.splits`.
+    """
+    own = blocks.own
+    if blocks.config != config or own.at > len(history):
+        return None
+    if own.at < len(history) and history.ids[own.at] == own.name:
+        return blocks
+    if own.at and any(split.rest == own.name for split in history.splits(own.at - 1)):
+        return replace(blocks, own=replace(own, at=own.at - 1, name=history.ids[own.at - 1]))
+    return None

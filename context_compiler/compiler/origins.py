@@ -6,61 +6,17 @@ written for the view, which their mark shows, or are smaller forms of a raw mess
 
 from __future__ import annotations
 
-import re
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
 from pydantic_ai.messages import ModelMessage
 
+from context_compiler.compiler.reasons import CARRIED_FOR_HOST, CURRENT_TURN, KEPT_TURN, WRITTEN, Step
 from context_compiler.messages.display import CARRIED, SHORTENED
 from context_compiler.messages.items import mark_of, user_content
 from context_compiler.record.values import Drop, positions_of
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Step:
-    """A step of the cut order."""
-
-    number: int
-    """Place in the cut order, from 1; 0 for a cut outside of it."""
-    name: str
-    effect: str
-    """shortens or drops."""
-
-
-_CUTS = (
-    (r"a prompt larger than the budget", 0, "shorten prompts larger than the budget", "shortens"),
-    (r"system text that would fill", 0, "shorten system text that would fill the budget alone", "shortens"),
-    (r"a part above a quarter", 1, "shorten parts above a quarter of the room", "shortens"),
-    (r"an earlier turn|older than the last", 2, "drop older turns", "drops"),
-    (r"tool exchange as a (stub|skeleton)", 3, "shorten tool exchanges of earlier turns", "shortens"),
-    (r"recent turn, over budget", 5, "drop recent turns", "drops"),
-    (r"tool exchange of this turn as a", 6, "shorten tool exchanges of this turn", "shortens"),
-    (r"tool exchange of this turn, (over|by)", 7, "drop tool exchanges of this turn", "drops"),
-    (r"pinned, over budget", 9, "drop pinned messages", "drops"),
-    (r"clamped to fit", 10, "truncate what is left, harder each time", "shortens"),
-    (r"cannot be shortened", 11, "drop what truncation cannot shorten", "shortens"),
-    (r"earlier prompt of this turn", 12, "drop earlier prompts of this turn", "drops"),
-    (r"a prompt below a quarter", 13, "shorten prompts to less than a quarter of the room", "shortens"),
-    (r"system text, over budget", 14, "shorten the system text of others", "shortens"),
-    (r"summarised from here on", 0, "summarise from a turn on, by hand", "drops"),
-    (r"broken:", 0, "leave out half of a tool exchange", "drops"),
-    (r"last resort", 0, "send the last exchange alone", "drops"),
-    (r"after the last request", 0, "a view ends with the last request", "drops"),
-)
-
-STEPS = tuple((pattern, Step(number=number, name=name, effect=effect)) for pattern, number, name, effect in _CUTS)
-"""Steps, with the pattern of the reason that each records. Steps 4 and 8 are missing: they shrink and drop the summary,
-which is not a message. Large prompts and system text are shortened before step 1."""
-
-
-@cache
-def step_of(reason: str) -> Step | None:
-    """Step that records a reason; None for any other reason."""
-    return next((step for pattern, step in STEPS if re.match(pattern, reason)), None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -198,8 +154,8 @@ def _features(part: Any, *, rendered: bool = False) -> tuple[object, ...]:
 def why_here(form: str, position: int | None, active: int, reason: str) -> str:
     """Reason why a message is in a view, worded as in a live view."""
     if position is None:
-        return "written for this view"
+        return WRITTEN
     if form == CARRIED:
-        return "carried for the host"
-    turn = "current turn" if position >= active else "recent turn"
+        return CARRIED_FOR_HOST
+    turn = CURRENT_TURN if position >= active else KEPT_TURN
     return f"{turn}, shortened: {reason or 'a smaller form'}" if form == SHORTENED else turn

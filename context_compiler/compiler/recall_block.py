@@ -25,7 +25,7 @@ from context_compiler.messages.history import History
 from context_compiler.messages.items import MESSAGE_OVERHEAD, Kind
 from context_compiler.messages.prompts import asking_part, asking_share, asks, is_short
 from context_compiler.messages.shapes import apply_shape
-from context_compiler.messages.turns import Turn
+from context_compiler.messages.turns import Turn, prompt_at
 from context_compiler.recall import Index, Question, Ranking, Relevance, indexed, question_text
 from context_compiler.recall.changes import Changes, mark_changes
 from context_compiler.recall.passages import Passage, answer_text, passages, quoted
@@ -123,27 +123,6 @@ MORE = 8
 
 TIGHTER = 0.7
 """Fraction to which a block is shortened after a provider refused the request as too long."""
-
-
-def valid_blocks(blocks: Blocks, history: History, config: str) -> Blocks | None:
-    """Return the blocks if they are valid for this history and configuration, else None.
-
-    They are valid if the history contains the prompt of the newest one. The host may have merged that prompt with the
-    tool results before it, see `History.splits`.
-    """
-    own = blocks.own
-    if blocks.config != config or own.at > len(history):
-        return None
-    if own.at < len(history) and history.ids[own.at] == own.name:
-        return blocks
-    if own.at and any(split.rest == own.name for split in history.splits(own.at - 1)):
-        return replace(blocks, own=replace(own, at=own.at - 1, name=history.ids[own.at - 1]))
-    return None
-
-
-def prompt_at(history: History) -> int | None:
-    """Position of the current turn's prompt; None if there is no prompt."""
-    return next((index for index in reversed(range(len(history))) if history.readings[index].asks), None)
 
 
 def reserve(plan: Plan, limits: Limits) -> int:

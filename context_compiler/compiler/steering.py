@@ -22,9 +22,6 @@ PINS, HELD = 4, 2
 """Divisors of the room: maximum size of what may be pinned, and maximum size of the pinned messages that stay if a
 later request has less room."""
 
-PINNED, WAITS = "pinned", "pinned, over budget"
-"""Reasons why a pinned message is in a view, and why it is not."""
-
 REFERENCE = re.compile(r"(?i)(turn|message|t|m)? ?#?(\d{1,9})")
 """Reference to a message by its turn or its number."""
 

@@ -263,12 +263,14 @@ def _last(found: Sequence[T], count: int | None) -> Sequence[T]:
 def gather_sections(selection: Selection, span: Sequence[int], wanted: Collection[str]) -> dict[str, str]:
     """Texts of the wanted sections by name, except the turns themselves and the previous summary."""
     history, policy = selection.history, selection.policy
+    failed = any(item.failed for index in span for item in history.readings[index].items)
+    reflects = failed or policy.reflections.every_n_turns > 0
     found = {
         "constraints": "\n".join(f"turn {pin.turn + 1}: {pin.text}" for pin in selection.pinned),
         "topic": topic(history),
         "plan": plan(history, span),
         "tool_results": tool_results(history, span, policy.recent_tool_results),
-        "reflections": reflection_section(history, span, policy.reflections),
+        "reflections": reflection_section(history, span, policy.reflections) if reflects else "",
         "latest_input": latest_input(history),
         "focus": selection.focus,
     }

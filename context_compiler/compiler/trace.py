@@ -21,9 +21,9 @@ from context_compiler.compiler.origins import (
     is_written,
     same_origin,
     says_as_much,
-    step_of,
     why_here,
 )
+from context_compiler.compiler.reasons import DROPS, SHORTENS, WRITTEN, reason_of
 from context_compiler.errors import ContextCompilerError
 from context_compiler.messages.display import (
     ABSENT,
@@ -350,13 +350,14 @@ def fate_of(sent: Sent, at: int) -> Fate:
     form = ABSENT if place is None else VERBATIM if sent.form[place] == RECALLED else sent.form[place]
     cause = None if form == VERBATIM else _cause(sent.causes.get(at, ()), dropped=form in (ABSENT, CARRIED))
     reason, number = (cause.reason, cause.request) if cause else ("", None)
-    return Fate(form=form, sent=place, reason=reason, step=step_of(reason), request=number)
+    known = reason_of(reason)
+    return Fate(form=form, sent=place, reason=reason, step=known.step if known else None, request=number)
 
 
 def _cause(known: Sequence[Cause], *, dropped: bool) -> Cause | None:
     """Newest cause whose step drops (or shortens) messages, else the newest of all; None if there is none."""
-    wanted = "drops" if dropped else "shortens"
-    matching = (one for one in known if (step := step_of(one.reason)) is not None and step.effect == wanted)
+    wanted = DROPS if dropped else SHORTENS
+    matching = (one for one in known if (found := reason_of(one.reason)) is not None and found.step.effect == wanted)
     return next(matching, known[0] if known else None)
 
 
@@ -364,7 +365,7 @@ def reason_here(sent: Sent, at: int) -> str:
     """Reason why a message is in a view."""
     place, form = sent.origin[at], sent.form[at]
     if form == SUMMARY:
-        return "written for this view"
+        return WRITTEN
     cause = _cause(sent.causes.get(place, ()), dropped=False) if place is not None else None
     if place is None:
         return "in another form"

@@ -24,15 +24,28 @@ from pydantic_ai.messages import (
     UserPromptPart,
 )
 
-from context_compiler.compiler.cut_order import BETWEEN, BROKEN, LEFT_OUT
+from context_compiler.compiler.cut_order import BETWEEN, LEFT_OUT, drop_of
 from context_compiler.compiler.cycle import Blocks, Cycle
 from context_compiler.compiler.policy import Plan
-from context_compiler.compiler.steering import PINNED, WAITS
+from context_compiler.compiler.reasons import (
+    AS_STUB,
+    BROKEN,
+    CARRIED_FOR_HOST,
+    CARRIED_PIN,
+    CURRENT_TURN,
+    DROPPED_EARLIER,
+    KEPT_TURN,
+    OTHER_SHAPE,
+    PIN_WAITS,
+    PINNED,
+    SHORTENED_EARLIER,
+    WRITTEN,
+    kept_form,
+)
+from context_compiler.errors import ContextCompilerError
 from context_compiler.messages.display import (
     CARRIED,
-    SHORTENED,
     SUMMARY,
-    VERBATIM,
     Bar,
     ShownMessage,
     bars,
@@ -47,6 +60,7 @@ from context_compiler.messages.fences import SUMMARY_PREFIX
 from context_compiler.messages.history import History, Reader, reader_of
 from context_compiler.messages.items import MARK, Kind, mark_of, user_content
 from context_compiler.messages.shapes import WHOLE, Shape, apply_shape, price
+from context_compiler.messages.turns import pair
 from context_compiler.record.values import Drop, Record, positions_of
 from context_compiler.tokens import TokenCounter, as_counter
 
@@ -300,6 +314,21 @@ def messages_since(
     return messages
 
 
+def check_view(sent: History, raw: History) -> None:
+    """Check that a view may be sent: calls are paired with answers, and the active request is last.
+
+    Raises:
+        ContextCompilerError: The view must not be sent.
+    """
+    if not sent.readings or sent.readings[-1].request != raw.readings[-1].request:
+        raise ContextCompilerError("the view does not end with the active request")
+    last, asked = sent.readings[-1], raw.readings[-1]
+    if (asked.prompts and not last.prompts) or not set(last.answers) <= set(asked.answers):
+        raise ContextCompilerError("the view ends with a request other than the active one")
+    if pair(sent).broken:
+        raise ContextCompilerError("the view has a call without its answer, or an answer without its call")
+
+
 def without_folded_instructions(messages: Sequence[ModelMessage], reader: Reader) -> list[ModelMessage]:
     """Copy messages without the instructions of requests directly before another request.
 
@@ -320,21 +349,19 @@ def cycle_drops(cycle: Cycle, plan: Plan) -> tuple[Drop, ...]:
     """
     shapes, readings = dict(cycle.kept), plan.history.readings
     why = {index: reason for start, stop, reason in cycle.why for index in range(start, stop)}
-    why.update((at, WAITS) for at in plan.pinned() if shapes.get(at) != plan.base.get(at, WHOLE))
+    why.update((at, PIN_WAITS.text) for at in plan.pinned() if shapes.get(at) != plan.base.get(at, WHOLE))
     found: list[Drop] = []
     for turn in plan.outline.turns:
         gone: dict[str, list[int]] = {}
         for index in range(turn.start, min(turn.stop, cycle.decided)):
             shape = shapes.get(index)
             if shape is None or shape.bare:
-                gone.setdefault(why.get(index, "left out by an earlier cut"), []).append(index)
+                gone.setdefault(why.get(index, DROPPED_EARLIER), []).append(index)
             elif tokens := readings[index].tokens - _price(index, shape, plan):
-                reason = why.get(index, "shortened by an earlier cut")
-                found.append(Drop(what=f"message {index}", reason=reason, tokens=tokens))
+                found.append(drop_of(index, index + 1, why.get(index, SHORTENED_EARLIER), tokens))
         for reason, indices in gone.items():
             tokens = sum(readings[index].tokens - _price(index, shapes.get(index), plan) for index in indices)
-            what = f"messages {indices[0]}-{indices[-1]}" if len(indices) > 1 else f"message {indices[0]}"
-            found.append(Drop(what=what, reason=reason, tokens=tokens))
+            found.append(drop_of(indices[0], indices[-1] + 1, reason, tokens))
     return tuple(found)
 
 
@@ -342,9 +369,7 @@ def broken_drops(start: int, plan: Plan) -> tuple[Drop, ...]:
     """Drops of broken parts from a position on."""
     gone = [(index, shape) for index, shape in sorted(plan.base.items()) if index >= start and shape.skip]
     tokens = [plan.history.readings[index].tokens - _price(index, shape, plan) for index, shape in gone]
-    return tuple(
-        Drop(what=f"message {index}", reason=BROKEN, tokens=cost) for (index, _), cost in zip(gone, tokens, strict=True)
-    )
+    return tuple(drop_of(at, at + 1, BROKEN.text, cost) for (at, _), cost in zip(gone, tokens, strict=True))
 
 
 def _price(index: int, shape: Shape | None, plan: Plan) -> int:
@@ -364,15 +389,15 @@ def why_kept(cycle: Cycle, plan: Plan) -> tuple[tuple[int, str], ...]:
     reasons: list[tuple[int, str]] = []
     for index in (*sorted(at for at in shapes if at < cycle.decided), *range(cycle.decided, len(plan.history))):
         shape = shapes[index] if index < cycle.decided else WHOLE
-        recent = PINNED if index in pins and shape == WHOLE else "recent turn"
-        reason = _carried(plan, index) if shape.bare else "current turn" if index >= active else recent
-        reasons.append((index, f"{reason}, as a stub" if shape.skeleton else reason))
+        recent = PINNED if index in pins and shape == WHOLE else KEPT_TURN
+        reason = _carried(plan, index) if shape.bare else CURRENT_TURN if index >= active else recent
+        reasons.append((index, f"{reason}{AS_STUB}" if shape.skeleton else reason))
     return tuple(reasons)
 
 
 def _carried(plan: Plan, index: int) -> str:
     pinned = any(item.kind is Kind.PIN for item in plan.history.readings[index].items)
-    return "carried because it is pinned" if pinned else "carried for the host"
+    return CARRIED_PIN if pinned else CARRIED_FOR_HOST
 
 
 def sections_of(cycle: Cycle, view: History, counter: TokenCounter, blocks: Iterable[str] = ()) -> dict[str, int]:
@@ -420,6 +445,8 @@ class Place:
     """Position in the view."""
     raw: int | None
     """Position in the raw history; None if it was written for the view, or is unknown."""
+    form: str
+    """Display form."""
     why: str
 
 
@@ -429,8 +456,8 @@ def message_origins(view: View, raw: History | None, sent: History) -> list[Plac
     It follows from the order of a view: messages carried for the host come first, then those written for the view, then
     the others. If the numbers do not match, messages are looked up in the raw history by identity, if it is given.
     """
-    carried = [one for one in view.kept if one[1].startswith("carried")]
-    others = [one for one in view.kept if not one[1].startswith("carried")]
+    carried = [one for one in view.kept if kept_form(one[1]) == CARRIED]
+    others = [one for one in view.kept if kept_form(one[1]) != CARRIED]
     written = [index for index, one in enumerate(sent.readings) if role(one) == "notes"]
     if len(view.kept) + len(written) != len(sent):
         return _by_identity(view, raw, sent)
@@ -438,13 +465,14 @@ def message_origins(view: View, raw: History | None, sent: History) -> list[Plac
     found: list[Place] = []
     for index in range(len(sent)):
         if index in written:
-            found.append(Place(index=index, raw=None, why="written for this view"))
+            found.append(Place(index=index, raw=None, form=SUMMARY, why=WRITTEN))
         else:
             position, why = next(queue)
             found.append(
                 Place(
                     index=index,
                     raw=position,
+                    form=kept_form(why),
                     why=f"{why}, with its recall block" if has_recall(sent.readings[index]) else why,
                 )
             )
@@ -457,31 +485,22 @@ def _by_identity(view: View, raw: History | None, sent: History) -> list[Place]:
     found: list[Place] = []
     for index, message in enumerate(sent.messages):
         position = positions.get(id(message))
-        why = reasons.get(position, "kept") if position is not None else "kept in another shape"
-        found.append(Place(index=index, raw=position, why=why))
+        why = reasons.get(position, "kept") if position is not None else OTHER_SHAPE
+        form = SUMMARY if role(sent.readings[index]) == "notes" else kept_form(why)
+        found.append(Place(index=index, raw=position, form=form, why=why))
     return found
 
 
 def show_message(sent: History, place: Place, *, longest: int | None = None) -> ShownMessage:
     """Prepare a message of a view for display; texts are cut to `longest` characters, None for no limit."""
     one = sent.readings[place.index]
-    form = form_of(role(one), place.why)
     return ShownMessage(
         index=place.index,
         role=role(one),
         tokens=one.tokens,
-        form=form,
+        form=place.form,
         why=place.why,
-        parts=show_parts(one, form, longest=longest),
+        parts=show_parts(one, place.form, longest=longest),
         raw=place.raw,
         time=time_of(sent.messages[place.index]),
     )
-
-
-def form_of(role: str, why: str) -> str:
-    """Display form of a message, from its role and the reason why it is in the view."""
-    if role == "notes":
-        return SUMMARY
-    if why.startswith("carried"):
-        return CARRIED
-    return SHORTENED if any(word in why for word in ("stub", "shape", "shortened")) else VERBATIM

@@ -45,12 +45,6 @@ FORMS: Mapping[str, str] = {
 }
 """Forms in which a text can appear in a request, with their display names, most complete first."""
 
-_REASONS: Mapping[str, str] = {
-    "recent turn, over budget": "recent turn, no room left",
-    "tool exchange of this turn, over budget": "tool exchange of this turn, no room left",
-}
-"""Display texts for recorded reasons that would mislead: a compile cuts to the low threshold, not to the budget."""
-
 FENCES: Mapping[str, str] = {
     "QUOTED FROM EARLIER TURNS": QUOTED,
     "RECALLED FROM EARLIER TURNS": RECALLED,
@@ -127,11 +121,6 @@ class Bar:
     """Left edge, in per mille of the bar."""
     width: float
     """In per mille of the bar."""
-
-
-def reason_text(reason: str) -> str:
-    """Display text for a recorded reason."""
-    return _REASONS.get(reason, reason)
 
 
 def role(one: Reading) -> str:

@@ -177,6 +177,11 @@ def _ends_run(history: History, index: int) -> bool:
     return any(item.kind is Kind.RETURN and (item.tool or "").startswith(OUTPUT) for item in items)
 
 
+def prompt_at(history: History) -> int | None:
+    """Position of the current turn's prompt; None if there is no prompt."""
+    return next((index for index in reversed(range(len(history))) if history.readings[index].asks), None)
+
+
 def turn_index(history: History) -> int:
     """0-based ordinal of the current user turn."""
     starts = turn_starts(history)

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from context_compiler.compiler.advance import Advance, advance, decided_by, failed_row, select
+from context_compiler.compiler.advance import Advance, advance, decided_by, select
+from context_compiler.compiler.compile_row import failed_row
 from context_compiler.compiler.cycle import Cycle, restore_late_calls, valid_cycle
 from context_compiler.compiler.policy import Limits
 from context_compiler.compiler.recall_block import DUE, TURNS, cut_back_threshold, max_block_tokens

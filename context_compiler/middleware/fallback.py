@@ -12,18 +12,18 @@ from functools import partial
 
 from pydantic_ai.messages import ModelMessage
 
-from context_compiler.compiler.cycle import Block, Blocks, valid_cycle
-from context_compiler.compiler.recall_block import prompt_at, valid_blocks
+from context_compiler.compiler.cut_order import drop_of
+from context_compiler.compiler.cycle import Block, Blocks, valid_blocks, valid_cycle
+from context_compiler.compiler.reasons import LAST_RESORT, LAST_RESORT_TRUNCATION
 from context_compiler.compiler.view import View, by_reason, token_breakdown
 from context_compiler.errors import ContextCompilerError
 from context_compiler.messages.history import History
+from context_compiler.messages.turns import prompt_at
 from context_compiler.middleware.request import Host, Request
 from context_compiler.middleware.respond import advance_request, assemble_view, rendered_cost, starting_cycle
 from context_compiler.middleware.state import EMPTY, CompilerState, RequestContext, Result, Run, read_request
 from context_compiler.record.values import Drop
 from context_compiler.resilience import attempt, last_exchange, try_await
-
-LAST_RESORT = "last resort: only the last exchange is sent"
 
 Read = Callable[[], RequestContext]
 """Reads the request; this may fail too."""
@@ -169,8 +169,7 @@ def _last_drops(raw: History, sent: History, kept: Sequence[int]) -> Iterator[Dr
     start = 0
     for place, at in zip((*sent.readings, None), (*kept, len(raw)), strict=False):
         if start < at <= len(raw):
-            what = f"messages {start}-{at - 1}" if at - start > 1 else f"message {start}"
-            yield Drop(what=what, reason=LAST_RESORT, tokens=raw.sums[at] - raw.sums[start])
+            yield drop_of(start, at, LAST_RESORT.text, raw.sums[at] - raw.sums[start])
         if place is not None and at < len(raw) and (gone := raw.readings[at].tokens - place.tokens):
-            yield Drop(what=f"message {at}", reason=f"clamped to fit, {LAST_RESORT}", tokens=gone)
+            yield drop_of(at, at + 1, LAST_RESORT_TRUNCATION.text, gone)
         start = at + 1

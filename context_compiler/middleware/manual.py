@@ -8,55 +8,50 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Awaitable, Callable, Mapping
-from copy import copy
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from decimal import Decimal
-from typing import Any, cast
+from typing import Any
 
-from pydantic_ai.messages import ModelMessage, ModelRequest, UserPromptPart
 from pydantic_ai.models import Model
 
-from context_compiler.compiler.advance import Advance, advance, failed_row, with_pins
-from context_compiler.compiler.cycle import Cycle, restore_late_calls, valid_cycle
+from context_compiler.compiler.advance import Advance, Ask, advance
+from context_compiler.compiler.compile_row import failed_row
 from context_compiler.compiler.steering import (
     PINS,
-    REFERENCE,
     Order,
     Pin,
-    Steps,
     messages_kept_together,
     pin_of,
     position_of,
     steering_of,
 )
-from context_compiler.compiler.summary import SummaryRequest, SummaryResponse, latest_input, model_alias
+from context_compiler.compiler.summary import SummaryRequest, SummaryResponse, model_alias
 from context_compiler.compiler.view import summary_of
-from context_compiler.errors import CompileError, SettingsError, StoreError
+from context_compiler.errors import CompileError, SettingsError
 from context_compiler.messages.display import role
-from context_compiler.messages.fences import clip, one_line
-from context_compiler.messages.history import History
+from context_compiler.messages.fences import one_line
 from context_compiler.messages.items import Kind
 from context_compiler.middleware.archive import Archive
-from context_compiler.middleware.arguments import Arguments
+from context_compiler.middleware.next_request import (
+    EXCERPT,
+    NOT_ASKED,
+    NextRequest,
+    Profile,
+    UnsentHost,
+    read_next_request,
+)
 from context_compiler.middleware.off_loop import off_loop
-from context_compiler.middleware.request import Host, Request, is_long, named_scope
-from context_compiler.middleware.respond import assemble_view
+from context_compiler.middleware.request import Host, is_long
 from context_compiler.middleware.single_flight import SESSIONS, Summaries
-from context_compiler.middleware.state import CompilerState, RequestContext, Run, read_request
-from context_compiler.record.database import Moment
-from context_compiler.record.values import COMPILE, PIN, UNDO, UNPIN, Action, Compile, Drop, Record, now
+from context_compiler.middleware.state import CompilerState
+from context_compiler.record.values import COMPILE, PIN, UNDO, UNPIN, Action, Compile, Drop, now
 from context_compiler.resilience import Report, try_await
 from context_compiler.tokens import Ratios
 from context_compiler.tokens.prices import cost_of, dollars
 
 MAX_FOCUS = 2_000
 """Maximum length of a focus in characters."""
-
-PROMPT, EXCERPT = 400, 80
-"""Maximum characters of the placeholder for the next prompt, and of the excerpt of a pinned message."""
-
-NO_MODEL = "no model is known before the first request of this process: give model= to get a written summary"
 
 AS_IT_WAS = "the conversation is as it was"
 
@@ -120,135 +115,6 @@ def _count_of(count: int, noun: str) -> str:
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Profile:
-    """The last request of a conversation without its messages, and the model that it was sent to."""
-
-    request: Request
-    model: Model | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Session:
-    """The current state of a conversation, read for one operation."""
-
-    context: RequestContext
-    """Its history ends with a short placeholder for the next prompt."""
-    number: int
-    """Number of the newest action."""
-    steps: Steps
-    writer: Model | str
-    note: str
-    """Reason why no model can be called; empty if one can, or if none is wanted."""
-    began: Moment
-    """Time when the conversation was read."""
-
-    @property
-    def id(self) -> str:
-        """Label of the conversation."""
-        return self.context.request.session_id
-
-    @property
-    def raw(self) -> History:
-        """The history including the placeholder prompt."""
-        return self.context.history
-
-    @property
-    def length(self) -> int:
-        """Number of messages without the placeholder prompt."""
-        return len(self.raw) - 1
-
-    @property
-    def ratio(self) -> float:
-        """The learned ratio of the model."""
-        return self.context.run.ratios.of(self.context.request.family)
-
-    def current(self) -> Cycle | None:
-        """The cycle of the next request; None for raw history."""
-        return self._fit(self.steps.current)
-
-    def before(self) -> Cycle | None:
-        """The cycle before the current one; None for raw history."""
-        return self._fit(self.steps.before)
-
-    def _fit(self, cycle: Cycle | None) -> Cycle | None:
-        if cycle is None:
-            return None
-        config = self.context.policy.config
-        found = valid_cycle(replace(cycle, config=config), self.raw, config)
-        if found is None:
-            return None
-        found = restore_late_calls(found, self.context.pairing, self.context.base)
-        return with_pins(found, self.context, self.context.limits(found).room)
-
-    def calibrated(self, exact: int) -> int:
-        """Exact tokens converted to the model's, without the placeholder prompt."""
-        return round((exact - self.raw.readings[-1].tokens) * self.ratio)
-
-    def size(self, cycle: Cycle | None, done: Advance | None = None) -> int:
-        """Tokens of the next request in a cycle, without its prompt."""
-        status = "compiled" if done is not None else "cycle" if cycle is not None else "raw"
-        return self.calibrated(assemble_view(self.context, cycle, status, done).cost)
-
-    def find(self, message: int | str, argument: str = "message") -> int:
-        """Find the position of a message by `m12`, `turn 3` or words in it; an error names the `argument`.
-
-        Raises:
-            SettingsError: There is no such message.
-        """
-        named = REFERENCE.fullmatch(str(message).strip())
-        number = int(named[2]) if named else -1
-        if isinstance(message, int) or (named and (named[1] or "t").lower().startswith("m")):
-            found = number if 0 <= number < self.length else None
-        elif named:
-            turns = self.context.outline.turns[:-1]
-            found = next((turn.start for turn in turns if turn.index + 1 == number), None)
-        else:
-            found = self._find_words(" ".join(str(message).split()).casefold())
-        if found is None:
-            last = self.context.outline.turns[:-1][-1].index + 1
-            what = f"give turn 1 to turn {last}, m0 to m{self.length - 1}, or words of a message"
-            raise SettingsError(f"{argument}={one_line(str(message), EXCERPT)!r}: there is no such message; {what}")
-        return found
-
-    def _find_words(self, words: str) -> int | None:
-        """The newest message that contains these words, preferably a user message."""
-        if not words:
-            return None
-        found = [
-            index
-            for index in range(self.length - 1, -1, -1)
-            for item in self.raw.readings[index].items
-            if item.mark is None and words in " ".join(item.text.split()).casefold()
-        ]
-        return next((index for index in found if self.raw.readings[index].asks), found[0] if found else None)
-
-    def order(self, focus: str, start: int | str | None) -> Order:
-        """The compile to make; with `start`, it begins at the turn of that message."""
-        if start is None:
-            return Order(focus=focus)
-        at = self.find(start, "start")
-        turn = next(turn for turn in self.context.outline.turns if turn.start <= at < turn.stop)
-        return Order(focus=focus, start=turn.start)
-
-
-class _UnsentHost(Host):
-    """Host of a request that is never sent."""
-
-    def __init__(self, answer: Callable[[SummaryRequest], Awaitable[SummaryResponse]]) -> None:
-        self._answer = answer
-
-    async def begin(self, ids: list[str], config: str) -> dict[str, Any]:
-        return {"cycle": None, "ratios": {}}
-
-    async def ask(self, request: SummaryRequest) -> SummaryResponse:
-        return await self._answer(request)
-
-
-async def _refuse(request: SummaryRequest) -> SummaryResponse:
-    return SummaryResponse(text="", refused="no model is asked")
-
-
 class Manual:
     """Compiles, undos and pins by hand for the conversations of one owner.
 
@@ -297,7 +163,7 @@ class Manual:
 
         async def refuse(request: SummaryRequest) -> SummaryResponse:
             wanted.append(request)
-            return await _refuse(request)
+            return NOT_ASKED
 
         outcome = await try_await(self._advance(found, "preview", found.order(focus, start), refuse))
         if outcome.value is None:
@@ -316,7 +182,7 @@ class Manual:
         result = replace(result, after=most, usage=usage, **_model_and_cost(found, usage), summary="")
         return replace(result, done=most < result.before or bool(focus), why="")
 
-    async def _compile(self, found: _Session, order: Order) -> CompileResult:
+    async def _compile(self, found: NextRequest, order: Order) -> CompileResult:
         answers, asked = list[SummaryResponse](), list[SummaryRequest]()
 
         async def ask(wanted: SummaryRequest) -> SummaryResponse:
@@ -353,7 +219,7 @@ class Manual:
             return await self._failure(found, "compile", order.focus, saved.error, spent)
         return result
 
-    def _row(self, found: _Session, order: Order, done: Advance) -> Compile | None:
+    def _row(self, found: NextRequest, order: Order, done: Advance) -> Compile | None:
         """The row of a compile; its tip excludes the placeholder prompt, which is not part of the conversation."""
         if done.row is None:
             return None
@@ -361,7 +227,7 @@ class Manual:
         return replace(done.row, input_payload={**(done.row.input_payload or {}), "raw_tip": tip, "focus": order.focus})
 
     async def _failure(
-        self, found: _Session, kind: str, focus: str, error: Exception | None, spent: SummaryResponse | None = None
+        self, found: NextRequest, kind: str, focus: str, error: Exception | None, spent: SummaryResponse | None = None
     ) -> CompileResult:
         """Report an error, and return the outcome of an operation that changed nothing."""
         error = error or RuntimeError("nothing came of it")
@@ -372,7 +238,7 @@ class Manual:
             return result
         return replace(result, usage=spent.usage, **_model_and_cost(found, spent.usage, spent.cost))
 
-    async def _save(self, found: _Session, done: Advance, result: CompileResult, row: Compile | None) -> None:
+    async def _save(self, found: NextRequest, done: Advance, result: CompileResult, row: Compile | None) -> None:
         cycle = done.cycle
         figures = {"focus": result.focus, "before": result.before, "after": result.after}
         action = Action(
@@ -468,14 +334,12 @@ class Manual:
         """The pinned messages of a conversation, the oldest pin first."""
         return steering_of(await self._archive.actions(session))[0].pins
 
-    async def _advance(
-        self, found: _Session, kind: str, order: Order, ask: Callable[[SummaryRequest], Awaitable[SummaryResponse]]
-    ) -> tuple[Advance, CompileResult]:
+    async def _advance(self, found: NextRequest, kind: str, order: Order, ask: Ask) -> tuple[Advance, CompileResult]:
         """Advance as ordered; with a focus, everything that is left out is summarized again from the raw history."""
         context, previous = found.context, found.current()
         if order.focus and previous is not None:
             previous = replace(previous, summary="", covered=(), summary_id=None)
-        host: Host = _UnsentHost(ask)
+        host: Host = UnsentHost(ask)
 
         async def work(there: Host) -> Advance:
             return await advance(
@@ -491,7 +355,7 @@ class Manual:
         done = await (off_loop(work, host) if is_long(context.request.messages, None) else work(host))
         return done, self._result(found, kind, done, order.focus)
 
-    def _result(self, found: _Session, kind: str, done: Advance, focus: str) -> CompileResult:
+    def _result(self, found: NextRequest, kind: str, done: Advance, focus: str) -> CompileResult:
         """Figures of an advance, and the reason why it is not used, if it is not."""
         draft, current = done.selection.draft, found.current()
         kept = [index for index in range(found.length) if draft.here(index) is not None]
@@ -519,69 +383,12 @@ class Manual:
             summary=summary_of(done.cycle),
         )
 
-    async def _read(self, session: str, model: Model | str | None) -> _Session:
-        """Read the current state of a conversation.
-
-        Raises:
-            StoreError: The record has no such conversation, or cannot be read.
-        """
-        began, actions = Moment(), await self._archive.actions(session)
-        messages = _without_open_prompt(await self._archive.history(session))
-        if not messages:
-            raise StoreError(f"session {session!r}: nothing of it is on the record")
+    async def _read(self, session: str, model: Model | str | None) -> NextRequest:
         profile = self._profile((self._archive.owner, session))
-        newest = await self._archive.newest_request(session) if profile is None else None
-        arguments, writer, note = self._arguments(profile, newest, model)
-        run = Run()
-        run.steer(steering_of(actions)[0])
-        run.ratios.restore(self._ratios.state())
-        request = profile.request if profile is not None else _recorded_request(session, newest)
-        text = one_line(latest_input(self._state.reader.read(messages)), PROMPT) or "…"
-        prompt: ModelMessage = ModelRequest(parts=[UserPromptPart(clip(text, PROMPT))])
-        context = read_request(
-            replace(self._state, arguments=arguments),
-            run,
-            replace(request, messages=[*messages, prompt], run_id=None, owner=self._archive.owner),
-            _UnsentHost(_refuse),
-        )
-        steps = Steps.of(actions, await self._archive.cycles(session), context.history.tips())
-        number = actions[-1].number if actions else 0
-        return _Session(context=context, number=number, steps=steps, writer=writer, note=note, began=began)
-
-    def _arguments(
-        self, profile: Profile | None, newest: Record | None, model: Model | str | None
-    ) -> tuple[Arguments, Model | str, str]:
-        """Arguments (with the last budget if none is set), the writing model, and why no model is known."""
-        arguments = copy(self._state.arguments)
-        if arguments.budget is None and newest is not None and newest.budget is not None:
-            arguments.budget = max(1, int(newest.budget / newest.ratio))
-        if model is not None:
-            arguments.model = model
-        if arguments.model is not None:
-            return arguments, arguments.model, ""
-        if profile is not None and profile.model is not None:
-            return arguments, profile.model, ""
-        arguments.model = "none"
-        return arguments, "none", NO_MODEL
+        return await read_next_request(self._state, self._archive, self._ratios, session, profile=profile, model=model)
 
 
-def _without_open_prompt(messages: list[ModelMessage]) -> list[ModelMessage]:
-    """The history without an unanswered prompt at its end, because the host merges that with the next prompt."""
-    last = messages[-1] if messages else None
-    waits = isinstance(last, ModelRequest) and all(
-        part.part_kind in ("user-prompt", "system-prompt") for part in last.parts
-    )
-    return messages[:-1] if waits else messages
-
-
-def _recorded_request(session: str, newest: Record | None) -> Request:
-    """The next request of a conversation, as far as the record shows it."""
-    ledger = cast("Mapping[str, Any]", newest.ledger if newest is not None else {})
-    overhead = int(ledger.get("tokens", {}).get("instructions and schemas", 0))
-    return Request(messages=[], session_id=session, scope=named_scope(session), overhead=overhead)
-
-
-def _model_and_cost(found: _Session, usage: Mapping[str, int], cost: str | None = None) -> dict[str, Any]:
+def _model_and_cost(found: NextRequest, usage: Mapping[str, int], cost: str | None = None) -> dict[str, Any]:
     """Name of the model that writes a summary, and the cost of its usage."""
     name, provider = model_alias(found.writer), None if isinstance(found.writer, str) else found.writer.system
     known = Decimal(cost) if cost is not None else cost_of(name, usage, provider)

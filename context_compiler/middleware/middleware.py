@@ -20,7 +20,6 @@ from pydantic_ai.models import Model
 
 from context_compiler.cache import Memo
 from context_compiler.compiler.cycle import Cycle
-from context_compiler.compiler.recall_block import prompt_at
 from context_compiler.compiler.steering import MARK, NONE, base_config, steering_of
 from context_compiler.compiler.summary import SummaryRequest, SummaryResponse
 from context_compiler.compiler.view import Quote, View
@@ -39,19 +38,21 @@ from context_compiler.layers.session import Layers, LayerSource, load_state
 from context_compiler.messages.items import Kind
 from context_compiler.messages.printable import safe_line
 from context_compiler.messages.prompts import asking_part, asks
+from context_compiler.messages.turns import prompt_at
 from context_compiler.middleware.archive import Archive, one_request
 from context_compiler.middleware.arguments import Arguments
 from context_compiler.middleware.background import unused_row
 from context_compiler.middleware.fallback import fallback, unreadable_parts
 from context_compiler.middleware.log_lines import log_compile, log_text, warn_of_fewer_turns
-from context_compiler.middleware.manual import Manual, Profile
+from context_compiler.middleware.manual import Manual
 from context_compiler.middleware.metrics import count_error, count_response, count_view
+from context_compiler.middleware.next_request import Profile
 from context_compiler.middleware.off_loop import off_loop
 from context_compiler.middleware.others import quoted_mentions
 from context_compiler.middleware.prompt_cache import LastRequests, mark_move
 from context_compiler.middleware.provider_counts import ProviderCounts
 from context_compiler.middleware.request import JOINED, Host, Request, is_durable, is_long, session_of
-from context_compiler.middleware.respond import advance_again, respond, unchanged_result
+from context_compiler.middleware.respond import advance_again, respond
 from context_compiler.middleware.single_flight import SESSIONS, Summaries
 from context_compiler.middleware.state import CompilerState, Result, Run, read_history
 from context_compiler.recall.ranking import question_text
@@ -162,7 +163,7 @@ class Middleware:
     async def _record_unchanged(self, run: Run, request: Request) -> None:
         started = time.perf_counter()
         history = await read_history(self.state.reader, run, request.messages)
-        result = unchanged_result(request, history, self._ratios.of(request.family), self.state.counter)
+        result = Result.unchanged(request, history, self._ratios.of(request.family), self.state.counter)
         self._settle(run, request, result)
         await self._deliver(run, request, result, started)
 

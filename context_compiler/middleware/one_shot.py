@@ -12,6 +12,7 @@ from pydantic_ai.messages import ModelMessage, ModelRequest, ModelResponse
 from pydantic_ai.models import Model
 
 from context_compiler.compiler.advance import Advance, advance
+from context_compiler.compiler.reasons import AFTER_LAST_REQUEST
 from context_compiler.compiler.summary import SummaryRequest, SummaryResponse, ask, model_alias
 from context_compiler.compiler.view import View
 from context_compiler.errors import BudgetError, SettingsError
@@ -176,7 +177,7 @@ def _read(arguments: Arguments, messages: Sequence[ModelMessage], session: str |
     dropped: tuple[Drop, ...] = ()
     if after := len(messages) - len(history):
         what = "1 message" if after == 1 else f"{after} messages"
-        dropped = (Drop(what=what, reason="after the last request: a view ends with it"),)
+        dropped = (Drop(what=what, reason=AFTER_LAST_REQUEST.text),)
     request = Request(
         messages=list(history.messages),
         session_id=session or _label(history),

@@ -10,8 +10,18 @@ from math import ceil
 
 from pydantic_ai.messages import ModelMessage
 
-from context_compiler.compiler.advance import Advance, Ask, advance, failed_row, with_pins
-from context_compiler.compiler.cycle import RAW, Block, Blocks, Cycle, restore_late_calls, valid_cycle, with_turn
+from context_compiler.compiler.advance import Advance, Ask, advance, with_pins
+from context_compiler.compiler.compile_row import failed_row
+from context_compiler.compiler.cycle import (
+    RAW,
+    Block,
+    Blocks,
+    Cycle,
+    restore_late_calls,
+    valid_blocks,
+    valid_cycle,
+    with_turn,
+)
 from context_compiler.compiler.recall_block import (
     block_tokens,
     blocks_to_keep,
@@ -20,9 +30,7 @@ from context_compiler.compiler.recall_block import (
     free_tokens,
     lacks_room_for_block,
     max_block_tokens,
-    prompt_at,
     shorten_block,
-    valid_blocks,
 )
 from context_compiler.compiler.steering import Steering
 from context_compiler.compiler.summary import SummaryRequest, SummaryResponse
@@ -33,6 +41,7 @@ from context_compiler.compiler.view import (
     block_quotes,
     broken_drops,
     by_reason,
+    check_view,
     cycle_drops,
     find_mark,
     marked_request,
@@ -45,11 +54,11 @@ from context_compiler.compiler.view import (
     with_cache_point,
     without_folded_instructions,
 )
-from context_compiler.errors import CompileError, ContextCompilerError
+from context_compiler.errors import CompileError
 from context_compiler.fidelity import Fidelity
 from context_compiler.layers.context import insert_block, with_layer_tokens
 from context_compiler.messages.history import History, common_prefix
-from context_compiler.messages.turns import pair, turn_index
+from context_compiler.messages.turns import prompt_at
 from context_compiler.middleware.background import discard, finish, limits_for_questions, pending, start
 from context_compiler.middleware.request import Host, Request
 from context_compiler.middleware.state import (
@@ -64,7 +73,6 @@ from context_compiler.middleware.state import (
 from context_compiler.recall import question_text
 from context_compiler.record.values import Compile
 from context_compiler.resilience import attempt
-from context_compiler.tokens import TokenCounter
 
 JOURNALLED = 2_000
 """Maximum number of newest chain ids to look up; limited because a durable run records them in its journal."""
@@ -425,29 +433,6 @@ def summary_callback(context: RequestContext, host: Host) -> Ask | None:
     return ask
 
 
-def unchanged_result(request: Request, history: History, ratio: float, counter: TokenCounter) -> Result:
-    """Result for a request that is sent unchanged, however long it is; it has no budget."""
-    sections = {"instructions and schemas": request.overhead, **sections_of(RAW, history, counter)}
-    view = View(
-        messages=request.messages,
-        tokens=history.tokens,
-        budget=0,
-        status="raw",
-        ledger=token_breakdown(sections, (), ()),
-    )
-    return Result(
-        view=view,
-        raw=history,
-        sent=history,
-        cycle=None,
-        next_cycle=None,
-        turn=turn_index(history),
-        cost=request.overhead + history.tokens,
-        limit=0,
-        ratio=ratio,
-    )
-
-
 def starting_cycle(result: Result) -> Result:
     """Mark a result as the first of a new cycle, if its cycle decides on any message."""
     cycle = result.cycle if result.cycle and result.cycle.decided else None
@@ -487,7 +472,7 @@ def assemble_view(
         messages = insert_block(messages, layers) if layers.text else messages
         sent = context.reader.read(messages, last=earlier.sent if earlier else context.run.view)
         if live:
-            _check(sent, history)
+            check_view(sent, history)
     drops, lines = _drops(context, frozen, done)
     kept = () if live and untouched else why_kept(frozen, context)
     return Result(
@@ -577,18 +562,3 @@ def rendered_cost(context: RequestContext, messages: list[ModelMessage], sent: H
     shared = common_prefix(sent.messages, framed)
     tokens = sent.sums[shared] + sum(context.reader.one(message).tokens for message in framed[shared:])
     return context.request.overhead + max(sent.tokens, tokens)
-
-
-def _check(sent: History, raw: History) -> None:
-    """Check that a view may be sent: calls are paired with answers, and the active request is last.
-
-    Raises:
-        ContextCompilerError: The view must not be sent.
-    """
-    if not sent.readings or sent.readings[-1].request != raw.readings[-1].request:
-        raise ContextCompilerError("the view does not end with the active request")
-    last, asked = sent.readings[-1], raw.readings[-1]
-    if (asked.prompts and not last.prompts) or not set(last.answers) <= set(asked.answers):
-        raise ContextCompilerError("the view ends with a request other than the active one")
-    if pair(sent).broken:
-        raise ContextCompilerError("the view has a call without its answer, or an answer without its call")

@@ -14,15 +14,16 @@ from typing import Any
 from pydantic_ai.messages import ModelMessage
 
 from context_compiler.cache import Memo
-from context_compiler.compiler.advance import Advance, Where
-from context_compiler.compiler.cycle import Blocks, Cycle, begins
+from context_compiler.compiler.advance import Advance
+from context_compiler.compiler.compile_row import Where
+from context_compiler.compiler.cycle import RAW, Blocks, Cycle, begins
 from context_compiler.compiler.policy import LOWEST_HIGH, Limits, Plan
 from context_compiler.compiler.steering import NONE, Pin, Steering
 from context_compiler.compiler.summary import SummaryRequest, SummaryResponse
-from context_compiler.compiler.view import View
+from context_compiler.compiler.view import View, sections_of, token_breakdown
 from context_compiler.layers.context import LayerBlock
 from context_compiler.messages.history import History, Reader, reader_of
-from context_compiler.messages.turns import Outline, Pairing, outline, pair
+from context_compiler.messages.turns import Outline, Pairing, outline, pair, turn_index
 from context_compiler.middleware.arguments import SHIPPED, Arguments
 from context_compiler.middleware.request import Host, Request, is_long
 from context_compiler.record.database import Moment
@@ -81,6 +82,29 @@ class Result:
     """Recall blocks of its turn; None if they are not known yet."""
     fault: Exception | None = None
     """Error that prevented recall."""
+
+    @classmethod
+    def unchanged(cls, request: Request, history: History, ratio: float, counter: TokenCounter) -> Result:
+        """Result for a request that is sent unchanged, however long it is; it has no budget."""
+        sections = {"instructions and schemas": request.overhead, **sections_of(RAW, history, counter)}
+        view = View(
+            messages=request.messages,
+            tokens=history.tokens,
+            budget=0,
+            status="raw",
+            ledger=token_breakdown(sections, (), ()),
+        )
+        return cls(
+            view=view,
+            raw=history,
+            sent=history,
+            cycle=None,
+            next_cycle=None,
+            turn=turn_index(history),
+            cost=request.overhead + history.tokens,
+            limit=0,
+            ratio=ratio,
+        )
 
 
 @dataclass(slots=True)

@@ -35,8 +35,9 @@ if TYPE_CHECKING:
         Reply,
     )
     from context_compiler.pipeline.queue import PendingQuestion, RemoteInterviewer, RunQueue, Submission
+    from context_compiler.pipeline.resume import resume_pipeline
     from context_compiler.pipeline.routing import select_edge
-    from context_compiler.pipeline.run import open_runs, resume_pipeline, run_pipeline
+    from context_compiler.pipeline.run import open_runs, run_pipeline
     from context_compiler.pipeline.stage import Handler, Stage, traits
     from context_compiler.pipeline.state import ContextStore, Outcome, RunResult, RunState, StageStatus
     from context_compiler.pipeline.stores import Event, MemoryRuns, RunInfo, RunStore, prune_runs
@@ -143,7 +144,8 @@ _HOMES = {
     ),
     "pipeline.queue": ("PendingQuestion", "RemoteInterviewer", "RunQueue", "Submission"),
     "pipeline.routing": ("select_edge",),
-    "pipeline.run": ("open_runs", "resume_pipeline", "run_pipeline"),
+    "pipeline.resume": ("resume_pipeline",),
+    "pipeline.run": ("open_runs", "run_pipeline"),
     "pipeline.stage": ("Handler", "Stage", "traits"),
     "pipeline.state": ("ContextStore", "Outcome", "RunResult", "RunState", "StageStatus"),
     "pipeline.stores": ("Event", "MemoryRuns", "RunInfo", "RunStore", "prune_runs"),

@@ -23,6 +23,10 @@ from context_compiler.pipeline.state import to_json
 
 THRESHOLD = 100 * 1024
 """Maximum size in bytes of an artifact in memory, as JSON; a larger one is written to a file."""
+MAX_SHOWN_BYTES = 8 * 1024
+"""Maximum size in bytes of a context value that a preamble shows in full; a larger one is stored as an artifact."""
+REFERENCES_KEY = "internal.kept"
+"""Context key of a mapping from keys to the references of values that are not stored under their usual reference."""
 PREFIX = "artifact://"
 
 _ID = re.compile(r"[A-Za-z0-9_.-]{1,200}")
@@ -58,6 +62,11 @@ def artifact_id(*parts: object) -> str:
         return plain_id
     digest = blake2b("\0".join(texts).encode("utf-8", "surrogatepass"), digest_size=4).hexdigest()
     return f"{_INVALID.sub('_', plain_id)[:150]}-{digest}"
+
+
+def artifact_reference(key: str) -> str:
+    """Return the usual reference of a context value that is too large to show."""
+    return f"{PREFIX}context.{_INVALID.sub('_', key[:100])}"
 
 
 def write_atomically(path: Path, body: bytes, *, durable: bool = False) -> None:

@@ -23,7 +23,8 @@ from context_compiler.middleware.log_lines import log_text
 from context_compiler.pipeline.config import RunConfig
 from context_compiler.pipeline.graph import Graph
 from context_compiler.pipeline.queue import RemoteInterviewer, RunQueue, Submission
-from context_compiler.pipeline.run import continue_run, while_owned
+from context_compiler.pipeline.resume import continue_run
+from context_compiler.pipeline.run import while_owned
 from context_compiler.pipeline.state import RunState
 from context_compiler.pipeline.stores import Lost
 from context_compiler.pipeline.stores.sql import SQLRuns

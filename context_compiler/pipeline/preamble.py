@@ -24,6 +24,7 @@ from typing import Any, cast
 
 from context_compiler.fidelity import Fidelity
 from context_compiler.messages.fences import neutralize
+from context_compiler.pipeline.artifacts import MAX_SHOWN_BYTES, REFERENCES_KEY, artifact_reference
 from context_compiler.template import Template, shipped_template
 from context_compiler.tokens import Count, TokenCounter, as_counter
 
@@ -191,10 +192,6 @@ def safe_str(value: object) -> str:
         return f"<{type(value).__name__}>"
 
 
-MAX_SHOWN_BYTES = 8 * 1024
-"""Maximum size of a value shown in full, in bytes; a larger one becomes a reference and a preview."""
-REFERENCES_KEY = "internal.kept"
-"""Context key of a mapping from keys to the references of values that are not stored under their usual reference."""
 MAX_CACHED = 400
 """Maximum length of a string whose rendering is cached, because successive stages show many of the same strings."""
 DEEPEST = 8
@@ -202,7 +199,6 @@ DEEPEST = 8
 CUT = "…"
 """Mark of a cut text."""
 
-_INVALID = re.compile(r"[^A-Za-z0-9_.-]")
 _LEADING = re.compile(r"[#`~>=|*+_-]|\d{1,9}[.)]|<")
 
 
@@ -226,11 +222,6 @@ _cached_line = lru_cache(maxsize=8_192)(_make_line)
 def escape_lead(line: str) -> str:
     """Escape a line so that it does not start a heading, fence, quote or list after `- `."""
     return f"\\{line}" if _LEADING.match(line) else line
-
-
-def artifact_reference(key: str) -> str:
-    """Return the usual reference of a context value that is too large to show."""
-    return f"artifact://context.{_INVALID.sub('_', key[:100])}"
 
 
 def show_value(value: object, reference: str, most: int) -> str:

@@ -10,12 +10,11 @@ from dataclasses import replace
 from itertools import takewhile
 from typing import Any, cast
 
-from context_compiler.pipeline.artifacts import PREFIX, artifact_id
+from context_compiler.pipeline.artifacts import MAX_SHOWN_BYTES, PREFIX, REFERENCES_KEY, artifact_id, artifact_reference
 from context_compiler.pipeline.conditions import ConditionError, parse_condition
 from context_compiler.pipeline.config import RunConfig
 from context_compiler.pipeline.graph import Edge, Graph, Node, distances, join_stage
 from context_compiler.pipeline.interviewers import AutoApprove
-from context_compiler.pipeline.preamble import MAX_SHOWN_BYTES, REFERENCES_KEY, artifact_reference
 from context_compiler.pipeline.stage import TRANSIENT_KEYS, Stage
 from context_compiler.pipeline.state import Outcome, RunState, StageStatus, failure, segment
 

@@ -1,4 +1,4 @@
-"""Run and resume pipelines: prepare the graph, acquire the run, execute it, and clean up."""
+"""Run pipelines: prepare the graph, acquire the run, execute it, and clean up."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, suppress
 from dataclasses import replace
 from datetime import UTC, datetime
-from functools import lru_cache
 from importlib import import_module
 from inspect import isawaitable
 from pathlib import Path
@@ -22,7 +21,7 @@ from context_compiler.errors import GraphError, PipelineError, RunOwnedError
 from context_compiler.middleware.log_lines import log_text
 from context_compiler.paths import check_place, is_address, make_private, require_postgres
 from context_compiler.pipeline.check import validate_or_raise
-from context_compiler.pipeline.checkpoint import FILE, CheckpointFolder, read_checkpoint
+from context_compiler.pipeline.checkpoint import CheckpointFolder
 from context_compiler.pipeline.config import RequestMeter, RunConfig, advance_plainly
 from context_compiler.pipeline.dot import load_dot, parse_dot, to_dot
 from context_compiler.pipeline.engine import Engine, EngineIO
@@ -30,14 +29,13 @@ from context_compiler.pipeline.graph import Graph
 from context_compiler.pipeline.handlers import build_handlers
 from context_compiler.pipeline.routing import fail_run
 from context_compiler.pipeline.stage import folder_name
-from context_compiler.pipeline.state import GRAPH_PATH, RunState, Thread, graph_hashes, initial_state, lineage_facts
+from context_compiler.pipeline.state import RunState, graph_hashes, initial_state, lineage_facts
 from context_compiler.pipeline.stores import Event, Lost, MemoryRuns, RunInfo, RunStore
 from context_compiler.pipeline.stores.files import FileRuns, in_folder
 from context_compiler.pipeline.stores.sqlite import SQLiteRuns
 from context_compiler.pipeline.stylesheet import PROPERTIES, StylesheetError, apply_stylesheet
-from context_compiler.pipeline.threads import load_session
 from context_compiler.pipeline.workflow import SUFFIXES, apply_directives, load_workflow
-from context_compiler.resilience import attempt, try_await
+from context_compiler.resilience import try_await
 
 T = TypeVar("T")
 
@@ -138,6 +136,18 @@ async def execute(
         await running.stop_children()
     await running.finish(state)
     return state
+
+
+async def abandon_run(store: RunStore, state: RunState, reason: str) -> RunState:
+    """End a run that the caller owns as failed, and save that."""
+    ended = fail_run(state, reason)
+    await store.save(ended)
+    events = await store.events(state.lineage.root_run_id)
+    facts = {"status": ended.status, "reason": reason, "completed": ended.sequence}
+    number, at = (events[-1].sequence if events else 0) + 1, datetime.now(UTC).isoformat(timespec="milliseconds")
+    final = Event(kind="run_finalized", run_id=ended.run_id, sequence=number, at=at, data=facts)
+    await store.add(ended.lineage.root_run_id, final)
+    return ended
 
 
 class ActiveRun:
@@ -381,134 +391,6 @@ async def _notify(listener: Any, event: Event) -> None:
     done = listener(event)
     if isawaitable(done):
         await done
-
-
-async def resume_pipeline(
-    run: str | Path, config: RunConfig | None = None, *, pipeline: Graph | str | Path | None = None, **options: Any
-) -> RunState:
-    """Resume a run, and return its final state. A run that has already ended is returned unchanged.
-
-    Args:
-        run: The folder of a run, or its id in `config.runs`.
-        config: Configuration of the run. Parts that are not saved, such as agents, must be passed again.
-        pipeline: The graph; None uses the graph saved with the run.
-        options: Fields of `RunConfig` that override those of `config`.
-
-    Raises:
-        GraphError: the graph cannot be read, has errors, or is not the graph of the run.
-        PipelineError: the run does not exist, is running elsewhere, or has a damaged or newer checkpoint.
-    """
-    config = replace(config or RunConfig(), **options)
-    store, run_id, config = _locate(run, config)
-    try:
-        async with store.own(run_id) as lost:
-            return await while_owned(lost, continue_run(store, run_id, config, pipeline))
-    finally:
-        if store is not config.runs:
-            await store.close()
-
-
-async def continue_run(
-    store: RunStore,
-    run_id: str,
-    config: RunConfig,
-    pipeline: Graph | str | Path | None = None,
-    *,
-    state: RunState | None = None,
-) -> RunState:
-    """Execute a run that the caller owns to the end, from `state` or, if that is None, from the last saved state."""
-    state = state or await store.load(run_id)
-    if state is None:
-        raise PipelineError(_missing_run(run_id, [info.run_id for info in await store.runs()]))
-    if config.run_id is not None and config.run_id != state.lineage.root_run_id:
-        raise PipelineError(f"resume run_id mismatch: {config.run_id!r} is not {state.lineage.root_run_id!r}")
-    if state.ended:
-        return state
-    graph = await _load_graph(store, state, pipeline)
-    prepared = prepare(graph, config)
-    return await execute(prepared, config, store, resume_state(prepared, state, config), resumed=True)
-
-
-async def abandon_run(store: RunStore, state: RunState, reason: str) -> RunState:
-    """End a run that the caller owns as failed, and save that."""
-    ended = fail_run(state, reason)
-    await store.save(ended)
-    events = await store.events(state.lineage.root_run_id)
-    facts = {"status": ended.status, "reason": reason, "completed": ended.sequence}
-    number, at = (events[-1].sequence if events else 0) + 1, datetime.now(UTC).isoformat(timespec="milliseconds")
-    final = Event(kind="run_finalized", run_id=ended.run_id, sequence=number, at=at, data=facts)
-    await store.add(ended.lineage.root_run_id, final)
-    return ended
-
-
-def _missing_run(run_id: str, known: Sequence[str]) -> str:
-    """Error text for a run without a state, given the ids of all known runs."""
-    if run_id in known:
-        return f"run {run_id!r} was stopped before its state was saved: start it under another id"
-    return f"there is no run {run_id!r}" + (f"; there are {', '.join(map(repr, known[:3]))}" if known else "")
-
-
-def _locate(run: str | Path, config: RunConfig) -> tuple[RunStore, str, RunConfig]:
-    """Find a run: its store, its id in that store, and the config with the folder of the run."""
-    folder = Path(run)
-    if attempt((folder / FILE).is_file).value:  # `is_file` raises if an id is too long for a path
-        state = read_checkpoint(folder)
-        if state is not None and config.runs is None:
-            root = state.lineage.root_run_id
-            return in_folder(folder), root, replace(config, logs_root=folder)
-        if state is not None:
-            return open_runs(config), state.lineage.root_run_id, config
-    if isinstance(run, Path) and config.runs is None:
-        raise PipelineError(f"{folder}: there is no {FILE}; give the folder of a run")
-    return open_runs(config), str(run), config
-
-
-async def _load_graph(store: RunStore, state: RunState, pipeline: Graph | str | Path | None) -> Graph:
-    """Load the graph of a run: the given one, after checking that it is the same, or else the saved one."""
-    if pipeline is not None:
-        graph = load_graph(pipeline)
-    else:
-        text = None
-        for hash in (state.graph.source, state.graph.snapshot):
-            text = text or (await store.content(hash) if hash else None)
-        if text is None:
-            raise PipelineError(
-                f"run {state.run_id!r} was saved without its graph; give the graph, or the store that contains it"
-            )
-        path = state.context.get(GRAPH_PATH)
-        graph = _parse(text, path if isinstance(path, str) else None)
-    if graph_hashes(graph).snapshot != state.graph.snapshot:
-        what = f"run {state.run_id!r} belongs to another graph"
-        raise GraphError(f"{what}; resume it with the graph it was started with, or start a new run", path=graph.path)
-    return graph
-
-
-@lru_cache(maxsize=32)
-def _parse(text: str, path: str | None) -> Graph:
-    """Parse DOT text; cached, because the runs of a worker often share a graph."""
-    return parse_dot(text, path=path)
-
-
-def resume_state(graph: Graph, state: RunState, config: RunConfig) -> RunState:
-    """Prepare a saved state for resuming.
-
-    Raises:
-        PipelineError: the state does not match the graph, or a conversation in it is damaged.
-    """
-    if state.next_node is None:
-        raise PipelineError(f"run {state.run_id!r}: its checkpoint names no next stage, and it has not ended")
-    if state.next_node not in graph.nodes:
-        raise PipelineError(f"run {state.run_id!r}: there is no stage {state.next_node!r} in the graph")
-    if state.edge is not None and not 0 <= state.edge < len(graph.edges):
-        raise PipelineError(f"run {state.run_id!r}: its checkpoint names an edge that is not in the graph")
-    threads: Mapping[str, Thread] = state.threads if config.resume_threads == "restore" else {}
-    for key, thread in threads.items():
-        try:
-            load_session(key, thread)
-        except ValueError as error:
-            what = f"run {state.run_id!r}: the conversation {key!r} is damaged"
-            raise PipelineError(f"{what}; resume without restoring conversations") from error
-    return replace(state, resumed=True, threads=threads)
 
 
 def load_graph(pipeline: Graph | str | Path) -> Graph:

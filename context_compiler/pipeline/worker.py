@@ -24,7 +24,7 @@ from context_compiler.middleware.log_lines import log_text
 from context_compiler.pipeline.config import RunConfig
 from context_compiler.pipeline.interviewers import Question
 from context_compiler.pipeline.queue import RemoteInterviewer, RunQueue, Submission
-from context_compiler.pipeline.run import continue_run
+from context_compiler.pipeline.resume import continue_run
 from context_compiler.pipeline.state import RunState
 from context_compiler.pipeline.stores import Event
 from context_compiler.pipeline.stores.sql import SQLRuns

@@ -6,6 +6,8 @@ import os
 import re
 import signal
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -14,6 +16,7 @@ if sys.platform == "win32":
     pytest.skip("Windows has no pseudo-terminals that a test could type into", allow_module_level=True)
 
 from tests.cli.terminal import Terminal, terminal
+from tests.support.warm import SCRIPT
 
 PROMPT = "›"
 MODES = pytest.mark.parametrize("mode", [(), ("--endless",)], ids=["normal", "endless"])
@@ -21,6 +24,33 @@ MODES = pytest.mark.parametrize("mode", [(), ("--endless",)], ids=["normal", "en
 
 def chat(folder: Path, *args: str, model: str = "scripted:0") -> object:
     return terminal(folder, "chat", "--model", model, "--budget", "900", *args)
+
+
+SHELL = "import os, subprocess; subprocess.run({command}, env={{**os.environ, 'PS1': 'shell> '}}, check=True)"
+"""A script that runs a shell, which sets its own modes of the terminal when a program is suspended."""
+
+
+@contextmanager
+def chat_in_a_shell(folder: Path, *, model: str) -> Iterator[Terminal]:
+    """A chat that a shell has started, which can be suspended, and which leaves the shell behind."""
+    script = folder / "shell.py"
+    script.write_text(SHELL.format(command=["bash", "--norc", "--noprofile", "--noediting", "-i"]))
+    with terminal(folder, SCRIPT, str(script)) as screen:
+        screen.wait_for("shell> ")
+        screen.type(f"{sys.executable} -m context_compiler chat --budget 900 --model {model}\r")
+        screen.wait_for("Ctrl-D leaves")
+        yield screen
+        screen.wait_for("shell> ")
+        screen.type("exit\r")
+        assert screen.ended() == 0
+
+
+def suspend(screen: Terminal) -> None:
+    """Press Ctrl-Z, and go back to the chat from the shell."""
+    screen.type("\x1a")
+    screen.wait_for("shell> ")
+    screen.type("fg\r")
+    screen.wait_for("chat --budget")
 
 
 def transcript(folder: Path, session: str = "main") -> str:
@@ -151,6 +181,38 @@ def test_ctrl_c_while_it_starts_is_as_if_at_the_prompt(words: str, tmp_path: Pat
         screen.wait_for("Ctrl-D or /quit leaves")
         say(screen, "A whole one.")
         leave(screen)
+
+
+def test_a_chat_that_was_suspended_at_its_prompt_goes_on_where_it_was(tmp_path: Path) -> None:
+    with chat_in_a_shell(tmp_path, model="scripted:0") as screen:
+        screen.wait_for(PROMPT)
+        screen.type("half a ")
+        screen.wait_for("half a")
+        suspend(screen)
+        screen.wait_for("half a")
+        say(screen, "thought")
+        screen.wait_for(PROMPT)
+        screen.type("\x04")
+    assert transcript(tmp_path).count("**User:**\n\nhalf a thought\n") == 1
+
+
+def test_keys_during_an_answer_wait_for_the_prompt_also_after_the_chat_was_suspended(tmp_path: Path) -> None:
+    with chat_in_a_shell(tmp_path, model="scripted:0.1") as screen:
+        screen.wait_for(PROMPT)
+        screen.type("What about the queue?\r")
+        screen.wait_for("On “What")
+        suspend(screen)
+        screen.interrupt()
+        screen.wait_for("stopped · ")
+        screen.wait_for(PROMPT)
+        screen.type("And what about the log?\r")
+        screen.wait_for("On “And")
+        screen.type("/stats")
+        assert "/stats" not in screen.wait_for(" s\n"), "no key is shown before the prompt is"
+        screen.wait_for("/stats")
+        screen.type("\r")
+        screen.wait_for("turns          2")
+        screen.type("\x04")
 
 
 def test_ctrl_d_during_an_answer_leaves_after_it(tmp_path: Path) -> None:

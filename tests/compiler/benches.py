@@ -8,7 +8,9 @@ from pydantic_ai.messages import (
     ModelMessage,
 )
 
-from context_compiler.compiler.cut_order import Draft, Step
+from context_compiler.compiler.cut_order import Draft
+from context_compiler.compiler.cut_order import Step as Rung
+from context_compiler.compiler.reasons import DROPS, Reason, Step
 from context_compiler.messages.history import Reader
 from context_compiler.messages.shapes import WHOLE, Shape
 from context_compiler.messages.turns import outline, pair
@@ -30,7 +32,11 @@ def bench(
     return Draft(history, outline(history, pair(history)), counter, whole, room=room, recent=recent)
 
 
-def climb(on: Draft, rung: Step) -> list[str]:
+def reason(text: str) -> Reason:
+    return Reason(text, Step(0, "cut something", DROPS))
+
+
+def climb(on: Draft, rung: Rung) -> list[str]:
     """Everything that one rung does, to the end; the reasons it gives, in order."""
     before = len(on.drops)
     for _ in rung(on):

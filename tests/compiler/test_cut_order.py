@@ -15,7 +15,7 @@ from pydantic_ai.messages import (
 
 from context_compiler.compiler import cut_order
 from context_compiler.compiler.cut_order import CUT_ORDER, MILD_STEPS, MIN_PART, reduce
-from context_compiler.compiler.origins import step_of
+from context_compiler.compiler.reasons import EARLIER_TURN, reason_of
 from context_compiler.messages.items import MESSAGE_OVERHEAD, Kind
 from context_compiler.messages.shapes import WHOLE, Shape, apply_shape
 from tests.compiler.benches import LONG, bench, checked, climb, gone
@@ -131,7 +131,7 @@ def test_harder_clamps_take_exchanges_then_ties_then_prompts() -> None:
     assert on.shapes[1:] == [Shape(limit=12), Shape(limit=25, prompt=quarter)], "a prompt keeps a quarter of the room"
     climb(on, cut_order.truncate_prompts)
     assert on.shapes[2] == Shape(limit=MIN_PART, prompt=MIN_PART)
-    assert {drop.reason for drop in on.drops} == {"clamped to fit", cut_order.PROMPT_CUT}
+    assert {drop.reason for drop in on.drops} == {"clamped to fit", "a prompt below a quarter of the room, over budget"}
 
 
 def test_a_prompt_of_a_quarter_of_the_room_stays_whole_while_what_came_with_it_can_be_cut() -> None:
@@ -179,8 +179,8 @@ def test_of_several_prompts_of_the_active_turn_the_first_and_the_last_stay() -> 
 
 def test_system_text_is_cut_last_wherever_it_stands() -> None:
     on = bench([user("a", system=LONG), assistant("b"), user("c", system=f"{LONG} and more")])
-    on.drop(range(2), "old")
-    on.drops.clear()
+    on.drop(range(2), EARLIER_TURN)
+    on.cuts.clear()
     steps = [on.total for _ in cut_order.truncate_system_text(on)]
     assert len(steps) == 2
     assert on.shapes[0] == Shape(bare=True, system=MIN_PART)
@@ -226,7 +226,7 @@ def test_a_step_has_the_number_of_its_place_and_of_the_page(step: cut_order.Step
     reasons = set(climb(on, step))
     assert bool(reasons) == (step not in (cut_order.shrink_summary, cut_order.drop_summary)), "those have no message"
     number = CUT_ORDER.index(step) + 1
-    assert {found.number for reason in reasons if (found := step_of(reason))} == ({number} if reasons else set())
+    assert {found.step.number for reason in reasons if (found := reason_of(reason))} == ({number} if reasons else set())
     listed = page("docs/budget.md").partition("## The cut order")[2].partition("\n## ")[0]
     assert f"\n{number}. " in listed and f"\n{len(CUT_ORDER) + 1}. " not in listed
 
@@ -234,7 +234,7 @@ def test_a_step_has_the_number_of_its_place_and_of_the_page(step: cut_order.Step
 def test_nothing_is_done_where_everything_fits() -> None:
     on = bench(long_history(3), room=100, recent=0)
     assert reduce(on, on.total)
-    assert on.drops == []
+    assert on.drops == ()
 
 
 def test_cutting_stops_at_the_first_step_that_fits() -> None:

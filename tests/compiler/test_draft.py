@@ -14,7 +14,7 @@ from pydantic_ai.messages import (
 from context_compiler.compiler.cut_order import LEFT_OUT
 from context_compiler.messages.items import MESSAGE_OVERHEAD, Kind
 from context_compiler.messages.shapes import WHOLE, Shape
-from tests.compiler.benches import LONG, bench, checked, gone
+from tests.compiler.benches import LONG, bench, checked, gone, reason
 from tests.support.builders import answer, assistant, call, user
 from tests.support.parts import FuturePart
 from tests.support.views import counter
@@ -35,18 +35,18 @@ def test_what_is_set_aside_for_a_summary_counts() -> None:
 
 def test_what_is_out_or_loses_nothing_is_not_told_again() -> None:
     on = bench([user("a"), assistant("b"), user("c")])
-    on.drop([0], "because")
-    on.record_shortened(range(3), "again")
+    on.drop([0], reason("because"))
+    on.record_shortened(range(3), reason("again"))
     assert [drop.reason for drop in on.drops] == ["because"]
 
 
 def test_what_is_out_costs_nothing_and_is_dropped_once() -> None:
     on = bench([user("a"), assistant("b"), user("c")])
-    on.drop(range(2), "because")
-    on.drop(range(2), "again")
+    on.drop(range(2), reason("because"))
+    on.drop(range(2), reason("again"))
     assert gone(on) == [0, 1]
     assert [(drop.what, drop.reason) for drop in on.drops] == [("messages 0-1", "because")]
-    on.drop([2], "one")
+    on.drop([2], reason("one"))
     assert on.drops[1].what == "message 2"
     checked(on)
 
@@ -54,7 +54,7 @@ def test_what_is_out_costs_nothing_and_is_dropped_once() -> None:
 def test_what_the_host_would_forget_stays_bare() -> None:
     delta = ToolAvailabilityDeltaPart(tools_added=["look"])
     on = bench([user("a", delta, system="be kind"), assistant("b"), user("c")])
-    on.drop(range(2), "because")
+    on.drop(range(2), reason("because"))
     assert on.shapes[0] == Shape(bare=True)
     assert on.shapes[1] is None
     assert on.costs[0] == on.history.readings[0].stays
@@ -63,7 +63,7 @@ def test_what_the_host_would_forget_stays_bare() -> None:
 
 def test_system_text_that_was_said_before_is_carried_once() -> None:
     on = bench([user(str(turn), system="be kind") if turn % 2 == 0 else assistant("b") for turn in range(9)])
-    on.drop(range(8), "because")
+    on.drop(range(8), reason("because"))
     assert on.shapes[0] == Shape(bare=True)
     assert on.shapes[1:8] == [None] * 7
     assert on.shapes[8] == WHOLE
@@ -71,18 +71,18 @@ def test_system_text_that_was_said_before_is_carried_once() -> None:
 
 def test_a_smaller_shape_is_taken_only_where_it_saves() -> None:
     on = bench([user("a"), assistant(LONG), user("c")])
-    on.reshape(0, "cut", limit=100)
-    on.reshape(1, "cut", limit=100)
+    on.reshape(0, reason("cut"), limit=100)
+    on.reshape(1, reason("cut"), limit=100)
     assert [drop.what for drop in on.drops] == ["message 1"]
-    on.drop([1], "because")
-    on.reshape(1, "cut", limit=10)
+    on.drop([1], reason("because"))
+    on.reshape(1, reason("cut"), limit=10)
     assert len(on.drops) == 2
     checked(on)
 
 
 def test_the_last_message_never_goes() -> None:
     on = bench([user("a"), assistant("b"), ModelRequest(parts=[FuturePart(LONG)])])  # pyright: ignore[reportArgumentType]
-    on.reshape(2, "cut", without=frozenset({Kind.OTHER}))
+    on.reshape(2, reason("cut"), without=frozenset({Kind.OTHER}))
     assert on.here(2) == WHOLE
 
 
@@ -100,9 +100,9 @@ LATE = [
 
 def test_a_tied_message_waits_for_the_other_and_then_both_go() -> None:
     on = bench(LATE)
-    on.drop(range(4), "old")
+    on.drop(range(4), reason("old"))
     assert gone(on) == [0, 3]
-    on.drop(range(4, 6), "old too")
+    on.drop(range(4, 6), reason("old too"))
     assert gone(on) == [0, 1, 2, 3, 4, 5]
     assert [(drop.what, drop.reason) for drop in on.drops] == [
         ("message 0", "old"),
@@ -115,7 +115,7 @@ def test_a_tied_message_waits_for_the_other_and_then_both_go() -> None:
 
 def test_a_message_tied_to_the_active_turn_stays() -> None:
     on = bench([*LATE[:4], user(answer("late"), "c", run_id="s")])
-    on.drop(range(4), "old")
+    on.drop(range(4), reason("old"))
     assert gone(on) == [0, 3]
 
 

@@ -106,7 +106,8 @@ def test_a_number_below_zero_is_refused() -> None:
         ReflectionPolicy(keep=-1)
 
 
-async def test_a_compile_of_a_live_agent_is_told_of_them() -> None:
+async def _compile_prompts(before: list[ModelMessage], policy: ReflectionPolicy | None) -> list[str]:
+    """The prompts of the compiles of an agent whose history begins like this."""
     asked_of: list[str] = []
 
     def answer(messages: list[ModelMessage], info: AgentInfo) -> ModelResponse:
@@ -116,13 +117,25 @@ async def test_a_compile_of_a_live_agent_is_told_of_them() -> None:
             return ModelResponse(parts=[TextPart("Notes: the port is 8081.")])
         return ModelResponse(parts=[TextPart("Good.")])
 
-    compiler = ContextCompiler(budget=3_000, store=MemoryStore(), system=None)
+    compiler = ContextCompiler(budget=3_000, store=MemoryStore(), system=None, reflections=policy)
     agent = Agent(FunctionModel(answer), capabilities=[compiler])
     long = [
         message
         for number in range(40)
         for message in (asked(f"Question {number} " * 40), ModelResponse(parts=[TextPart("An answer. " * 20)]))
     ]
-    await agent.run("And now?", message_history=[*TWICE, *long])
+    await agent.run("And now?", message_history=[*before, *long])
     assert len(asked_of) >= 1
-    assert "then read(path=src/a.toml) worked" in asked_of[0]
+    return asked_of
+
+
+async def test_a_compile_of_a_live_agent_is_told_of_them() -> None:
+    assert "then read(path=src/a.toml) worked" in (await _compile_prompts(TWICE, None))[0]
+
+
+async def test_a_reflector_that_looks_back_every_few_turns_is_asked_even_if_nothing_failed() -> None:
+    def looks_back(occasion: Occasion) -> Reflection:
+        return Reflection(observation=f"turns up to {occasion.last_turn}", adjustment="none is needed")
+
+    prompts = await _compile_prompts([], ReflectionPolicy(every_n_turns=5, reflector=looks_back))
+    assert "-> none is needed" in prompts[0]

@@ -14,7 +14,7 @@ import pytest
 from starlette.testclient import TestClient
 
 from context_compiler import compile_view
-from context_compiler.compiler.origins import step_of
+from context_compiler.compiler.reasons import reason_of
 from context_compiler.messages.importers import parse_transcripts
 from context_compiler.web.app import create_app
 from tests.web.conftest import FACT, TURNS, number_of, requests_of
@@ -154,9 +154,9 @@ async def test_every_reason_of_the_cut_order_has_its_step() -> None:
         for budget in (40, 80, 160, 400, 1_500, 6_000):
             view = await compile_view(demo.messages[:count], budget=budget)
             for drop in view.drops:
-                step = step_of(drop.reason)
-                assert step is not None, drop
-                used.add(step.number)
+                reason = reason_of(drop.reason)
+                assert reason is not None, drop
+                used.add(reason.step.number)
     assert len(used) >= 5
 
 

@@ -1,0 +1,150 @@
+"""Build the rows of compiles for the record; each says why each of its empty columns is empty."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from context_compiler.compiler.cut_order import Selection
+from context_compiler.compiler.cycle import spans
+from context_compiler.compiler.policy import Policy
+from context_compiler.compiler.specifics import Specific, lost_specifics, survival
+from context_compiler.compiler.summary import SummaryRequest, SummaryResponse
+from context_compiler.errors import CompileError
+from context_compiler.messages.history import History
+from context_compiler.messages.items import parse_arguments
+from context_compiler.record.values import Compile, now, with_null_reasons
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Where:
+    """Identity of a request."""
+
+    session_id: str
+    vault_name: str = ""
+    run_id: str | None = None
+    turn_index: int = 0
+    request_index: int = 0
+
+
+def compile_row(
+    where: Where,
+    selection: Selection,
+    *,
+    request: SummaryRequest | None,
+    answer: SummaryResponse | None,
+    status: str,
+    error: str | None,
+    summary: str,
+    quotes: str,
+    budget_used: int,
+) -> Compile:
+    """Build the row of one compile; `request` is None if no model was asked."""
+    parsed = json_object(answer.text) if answer else None
+    lost = (
+        lost_specifics(selection.history, selection.draft.outline, selection.span)
+        if request and status == "ok"
+        else None
+    )
+    row = _compile_row(
+        where,
+        selection.policy,
+        covered_tip=selection.history.exact[selection.out[-1]] if selection.out else "",
+        cache_key=request.key if request and status == "ok" else None,
+        compiled_prompt=_prompts(request) if request else None,
+        raw_output=answer.text if answer else None,
+        summary=summary or quotes or None,
+        summary_json=parsed,
+        input_payload=_payload(selection, request) | _specifics(lost, summary, quotes),
+        sections_included=request.included if request else (("quotes",) if quotes else ()),
+        sections_dropped=request.dropped if request else (),
+        budget_used=budget_used,
+        survival=None if lost is None else survival(lost, summary).share,
+        latency_ms=answer.latency_ms if answer else 0.0,
+        usage=answer.usage if answer else {},
+        status=status,
+        error=error,
+    )
+    why = {"summary_json": "the answer is not a JSON object", "cache_key": "not to be used again"}
+    why["survival"] = "the answer is not used"
+    if request is None:
+        why = dict.fromkeys([*why, "compiled_prompt", "raw_output"], "no model was asked")
+    return with_null_reasons(row, why)
+
+
+def failed_row(where: Where, history: History, policy: Policy, request: SummaryRequest, error: CompileError) -> Compile:
+    """Build the row of a failed compile, with the prompts and the error."""
+    row = _compile_row(
+        where,
+        policy,
+        covered_tip=history.chain.tip or "",
+        compiled_prompt=_prompts(request),
+        input_payload={"raw_tip": history.chain.tip, "missing": list(request.missing), "prompts": len(request.prompts)},
+        sections_included=request.included,
+        sections_dropped=request.dropped,
+        status="failed",
+        error=str(error),
+        usage=error.usage,
+    )
+    return with_null_reasons(
+        row, dict.fromkeys(("raw_output", "summary", "summary_json", "cache_key", "survival"), "no answer came")
+    )
+
+
+def _compile_row(where: Where, policy: Policy, **given: Any) -> Compile:
+    template = policy.template
+    empty: dict[str, Any] = {
+        "cache_key": None,
+        "raw_output": None,
+        "summary": None,
+        "summary_json": None,
+        "budget_used": 0,
+        "survival": None,
+        "latency_ms": 0.0,
+        "usage": {},
+    }
+    return Compile(
+        session_id=where.session_id,
+        vault_name=where.vault_name,
+        turn_index=where.turn_index,
+        run_id=where.run_id,
+        template_name=template.name,
+        template_source=template.source,
+        template_path=template.path,
+        template_hash=template.sha256,
+        fidelity=str(policy.fidelity),
+        model_alias=policy.model,
+        created_at=now(),
+        **{**empty, **given},
+    )
+
+
+def _prompts(request: SummaryRequest) -> str:
+    return "\n\n".join(request.prompts).replace("\x00", "")
+
+
+def _payload(selection: Selection, request: SummaryRequest | None) -> dict[str, object]:
+    """Input of a compile by reference: positions of messages, and the tip of the chain to which they refer."""
+    payload: dict[str, object] = {
+        "raw_tip": selection.history.chain.tip,
+        "left_out": [list(span) for span in spans(selection.out)],
+        "compiled": [list(span) for span in spans(selection.span)],
+    }
+    return payload | ({"missing": list(request.missing), "prompts": len(request.prompts)} if request else {})
+
+
+def _specifics(lost: Sequence[Specific] | None, summary: str, quotes: str) -> dict[str, object]:
+    """Number of identifiers in the span, in the summary, and in summary and quotes together."""
+    if lost is None:
+        return {}
+    alone, both = survival(lost, summary), survival(lost, summary, quotes)
+    return {"specifics": {"found": alone.found, "in_summary": alone.kept, "in_view": both.kept}}
+
+
+def json_object(text: str) -> dict[str, object] | None:
+    """Parse an answer that is a JSON object, bare or in a code fence; None if it is not."""
+    body = text.strip()
+    if body.startswith("```"):
+        body = body.strip("`").removeprefix("json").strip()
+    return parse_arguments(body)

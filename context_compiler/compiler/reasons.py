@@ -1,0 +1,137 @@
+"""Reasons why a message is left out of a view, shortened in it or kept in it, and their texts.
+
+`Drop.reason`, `View.kept` and the record hold the text of a reason. Only this module finds out what a text means.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from functools import lru_cache
+
+from context_compiler.messages.display import CARRIED, SHORTENED, VERBATIM
+
+DROPS, SHORTENS = "drops", "shortens"
+"""Effects of a step."""
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A step of the cut order."""
+
+    number: int
+    """Place in the cut order, from 1; 0 for a cut outside of it."""
+    name: str
+    effect: str
+    """`DROPS` or `SHORTENS`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reason:
+    """Reason of a cut, with the step that gives it."""
+
+    text: str
+    """Text on the record; `{turns}` in it is a number."""
+    step: Step
+    earlier: str = ""
+    """Text that earlier versions recorded; empty if it is the same."""
+    shown: str = ""
+    """Text for display if that on the record misleads; else empty."""
+
+
+# Steps 4 and 8 are missing: they shrink and drop the summary, which is not a message.
+_OLDER = Step(2, "drop older turns", DROPS)
+_ACTIVE = Step(7, "drop tool exchanges of this turn", DROPS)
+_TRUNCATION = Step(10, "truncate what is left, harder each time", SHORTENS)
+_LAST_RESORT = "last resort: only the last exchange is sent"
+
+OVERSIZED_PROMPT = Reason(
+    "a prompt larger than the budget", Step(0, "shorten prompts larger than the budget", SHORTENS)
+)
+OVERSIZED_SYSTEM_TEXT = Reason(
+    "system text that would fill the budget alone",
+    Step(0, "shorten system text that would fill the budget alone", SHORTENS),
+)
+LARGE_PART = Reason(
+    "a part above a quarter of the budget", Step(1, "shorten parts above a quarter of the room", SHORTENS)
+)
+EARLIER_TURN = Reason("an earlier turn", _OLDER)
+BEFORE_LAST_TURN = Reason("older than the last turn", _OLDER)
+BEFORE_LAST_TURNS = Reason("older than the last {turns} turns", _OLDER)
+STUB = Reason(
+    "tool exchange as a stub",
+    Step(3, "shorten tool exchanges of earlier turns", SHORTENS),
+    earlier="tool exchange as a skeleton",
+)
+# A compile cuts to the low threshold, not to the budget.
+RECENT_TURN = Reason("recent turn, over budget", Step(5, "drop recent turns", DROPS), shown="recent turn, no room left")
+ACTIVE_STUB = Reason(
+    "tool exchange of this turn as a stub",
+    Step(6, "shorten tool exchanges of this turn", SHORTENS),
+    earlier="tool exchange of this turn as a skeleton",
+)
+ACTIVE_EXCHANGE = Reason(
+    "tool exchange of this turn, over budget", _ACTIVE, shown="tool exchange of this turn, no room left"
+)
+ACTIVE_EXCHANGE_ORDERED = Reason("tool exchange of this turn, by order", _ACTIVE)
+PIN_WAITS = Reason("pinned, over budget", Step(9, "drop pinned messages", DROPS))
+TRUNCATION = Reason("clamped to fit", _TRUNCATION)
+NOT_TRUNCATABLE = Reason("cannot be shortened, over budget", Step(11, "drop what truncation cannot shorten", SHORTENS))
+EARLIER_PROMPT = Reason(
+    "earlier prompt of this turn, over budget", Step(12, "drop earlier prompts of this turn", DROPS)
+)
+SMALL_PROMPT = Reason(
+    "a prompt below a quarter of the room, over budget",
+    Step(13, "shorten prompts to less than a quarter of the room", SHORTENS),
+)
+SYSTEM_TEXT = Reason("system text, over budget", Step(14, "shorten the system text of others", SHORTENS))
+TURNS_ORDERED = Reason("summarised from here on", Step(0, "summarise from a turn on, by hand", DROPS))
+BROKEN = Reason(
+    "broken: a call without its answer, or an answer without its call",
+    Step(0, "leave out half of a tool exchange", DROPS),
+)
+LAST_RESORT = Reason(_LAST_RESORT, Step(0, "send the last exchange alone", DROPS))
+LAST_RESORT_TRUNCATION = Reason(f"{TRUNCATION.text}, {_LAST_RESORT}", _TRUNCATION)
+AFTER_LAST_REQUEST = Reason(
+    "after the last request: a view ends with it", Step(0, "a view ends with the last request", DROPS)
+)
+
+REASONS = (
+    *(OVERSIZED_PROMPT, OVERSIZED_SYSTEM_TEXT, LARGE_PART, EARLIER_TURN, BEFORE_LAST_TURN, BEFORE_LAST_TURNS, STUB),
+    *(RECENT_TURN, ACTIVE_STUB, ACTIVE_EXCHANGE, ACTIVE_EXCHANGE_ORDERED, PIN_WAITS, TRUNCATION, NOT_TRUNCATABLE),
+    *(EARLIER_PROMPT, SMALL_PROMPT, SYSTEM_TEXT, TURNS_ORDERED, BROKEN, LAST_RESORT, LAST_RESORT_TRUNCATION),
+    AFTER_LAST_REQUEST,
+)
+
+DROPPED_EARLIER, SHORTENED_EARLIER = "left out by an earlier cut", "shortened by an earlier cut"
+"""Texts for a cut whose reason was not kept."""
+
+CURRENT_TURN, KEPT_TURN, PINNED = "current turn", "recent turn", "pinned"
+"""Texts for a message that is in a view."""
+
+CARRIED_PIN, CARRIED_FOR_HOST = "carried because it is pinned", "carried for the host"
+"""Texts for a message of which only parts are in a view."""
+
+AS_STUB, WRITTEN, OTHER_SHAPE = ", as a stub", "written for this view", "kept in another shape"
+"""End of the text for a message whose tool exchange is a stub; texts for a message that a view adds, and for one whose
+position is unknown."""
+
+
+@lru_cache(maxsize=1_000)
+def reason_of(text: str) -> Reason | None:
+    """Reason of a cut by its text, also by the text of an earlier version; None for any other text."""
+    plain = re.sub(r"\d+", "{turns}", text)
+    return next((one for one in REASONS if plain in (one.text, one.earlier)), None) if text else None
+
+
+def reason_text(text: str) -> str:
+    """Display text for a recorded reason."""
+    found = reason_of(text)
+    return found.shown if found and found.shown else text
+
+
+def kept_form(text: str) -> str:
+    """Display form of a message of the conversation, from the reason in `View.kept`."""
+    if text.startswith((CARRIED_PIN, CARRIED_FOR_HOST)):
+        return CARRIED
+    return SHORTENED if text.endswith(AS_STUB) or text == OTHER_SHAPE else VERBATIM

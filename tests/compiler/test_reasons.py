@@ -1,0 +1,50 @@
+"""The texts of reasons, and what is read from them, also from those of earlier versions."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from context_compiler import compile_view
+from context_compiler.compiler import reasons
+from context_compiler.compiler.reasons import REASONS, Reason, reason_of, reason_text
+from tests.support.builders import assistant, exchange, prose, user
+
+
+def test_a_reason_is_found_by_its_text() -> None:
+    named = [one for one in vars(reasons).values() if isinstance(one, Reason)]
+    assert [reason_of(one.text) for one in named] == named and set(named) == set(REASONS)
+
+
+@pytest.mark.parametrize(
+    ("text", "number", "effect"),
+    [
+        ("older than the last 12 turns", 2, "drops"),
+        ("tool exchange as a skeleton", 3, "shortens"),
+        ("tool exchange of this turn as a skeleton", 6, "shortens"),
+        ("clamped to fit, last resort: only the last exchange is sent", 10, "shortens"),
+    ],
+)
+def test_a_step_is_read_from_a_text_on_the_record(text: str, number: int, effect: str) -> None:
+    found = reason_of(text)
+    assert found is not None and (found.step.number, found.step.effect) == (number, effect)
+
+
+def test_a_text_that_no_step_wrote_has_no_step() -> None:
+    assert [reason_of(text) for text in ("", "no room", "the last 2 turns", "older than")] == [None] * 4
+
+
+def test_a_reason_that_misleads_is_shown_in_other_words() -> None:
+    assert reason_text("recent turn, over budget") == "recent turn, no room left"
+    assert reason_text("pinned, over budget") == "pinned, over budget" and reason_text("no room") == "no room"
+
+
+async def test_a_written_view_shows_what_became_of_each_message(tmp_path: Path) -> None:
+    run = [message for number in range(6) for message in exchange(number, content=prose(number, 40), run_id="r")]
+    view = await compile_view(
+        [user("Begin.", system="Be kind."), assistant("Yes."), user("Look.", run_id="r"), *run], budget=250
+    )
+    forms = re.findall(r'<article class="cc-message cc-(\w+)"', view.to_html(tmp_path / "view.html").read_text())
+    assert forms == ["carried", "summary", "verbatim", "verbatim", "shortened", "verbatim", "verbatim"]
