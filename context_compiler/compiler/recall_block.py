@@ -334,7 +334,7 @@ def find_block(
     whole, abridged = _visible_positions(plan, cycle)
     best, about = ranking.best(cycle.decided, whole, beside=fill > 0), Counter[int]()
     shown = "\n".join((cycle.note, cycle.quotes, *said, *_abridged_texts(plan, cycle, abridged)))
-    words = set(shown.split())
+    words = _words(shown)
 
     def quotable(positions: Sequence[int]) -> list[Passage]:
         found = passages(history, plan.outline, positions, counter, ranking.weight)
@@ -393,7 +393,8 @@ def _split_best(
     pieces of tool results less. Later messages that revise a candidate are split too. Messages that do not answer are
     split only if there is a `fill`.
     """
-    merits = {at: merit(ranking.score(at)) for at in (positions if fill else ranking.answering(positions))}
+    split = positions if fill else ranking.answering(positions)
+    merits = dict(zip(split, map(merit, ranking.scores(split)), strict=True))
     ordered = sorted(merits, key=merits.__getitem__, reverse=True)
     found: list[Passage] = []
     stop = 0
@@ -415,9 +416,10 @@ def _rank(candidates: Sequence[Passage], scores: Sequence[float], first: Set[int
 
     Repeated pieces of tool results are dropped.
     """
-    raised = ((one, score + BESIDE * (one.position in first)) for one, score in zip(candidates, scores, strict=True))
-    ranked, texts = sorted(raised, key=lambda pair: -merit(pair[1])), set[str]()
-    return [pair for pair in ranked if not pair[0].tool or not (pair[0].text in texts or texts.add(pair[0].text))]
+    raised = [score + BESIDE * (one.position in first) for one, score in zip(candidates, scores, strict=True)]
+    ranked = sorted(range(len(raised)), key=[*map(merit, raised)].__getitem__, reverse=True)
+    pairs, texts = [(candidates[at], raised[at]) for at in ranked], set[str]()
+    return [pair for pair in pairs if not pair[0].tool or not (pair[0].text in texts or texts.add(pair[0].text))]
 
 
 def _relevant_in_tool_work(
@@ -520,7 +522,13 @@ def _occurs(question: Question, index: Index, stop: int) -> bool:
     return bool(question.months) or any(index.posts[term][0] < stop for term in question.terms & index.posts.keys())
 
 
-def _is_new(text: str, words: set[str], shown: str) -> bool:
+@lru_cache(maxsize=16)
+def _words(shown: str) -> frozenset[str]:
+    """Words of the text that a view shows; cached because it stays the same for many turns."""
+    return frozenset(shown.split())
+
+
+def _is_new(text: str, words: frozenset[str], shown: str) -> bool:
     """True if a passage is not part of the text `shown`, whose words are `words`."""
     plain, some = _opening_words(text)
     return bool(plain) and not (words.issuperset(some) and plain in shown)
