@@ -387,24 +387,31 @@ def _split_best(
     room: int,
     fill: int,
 ) -> list[Passage]:
-    """Split messages, given best first, into candidates for a block of `room` tokens; in order of the conversation.
+    """Split messages into candidates for a block of `room` tokens, best message first; in order of the conversation.
 
     It stops early, because a passage scores like its message: only the best `CLOSE` passages score somewhat more, and
-    pieces of tool results less. Later messages that revise a candidate are split too. Messages that do not answer are
-    split only if there is a `fill`.
+    pieces of tool results less. Once all messages that answer are split, no more are needed than `_with_fill` has room
+    for. Later messages that revise a candidate are split too. Messages that do not answer are split only if there is a
+    `fill`.
     """
-    split = positions if fill else ranking.answering(positions)
-    merits = dict(zip(split, map(merit, ranking.scores(split)), strict=True))
-    ordered = sorted(merits, key=merits.__getitem__, reverse=True)
+    answers = set(ranking.answering(positions))
+    ordered = sorted(positions if fill else answers)
+    merits = dict(zip(ordered, map(merit, ranking.scores(ordered)), strict=True))
+    ordered.sort(key=merits.__getitem__, reverse=True)
+    last = max((number for number, at in enumerate(ordered) if at in answers), default=len(ordered))
     found: list[Passage] = []
     stop = 0
     while stop < len(ordered):
         start, stop = stop, min(stop + STEP, len(ordered))
-        while stop < len(ordered) and merits[ordered[stop]] == merits[ordered[stop - 1]]:
+        while last >= stop < len(ordered) and merits[ordered[stop]] == merits[ordered[stop - 1]]:
             stop += 1
         found += quotable(ordered[start:stop])
         sizes = [one.tokens for one in found if not one.tool]
-        if len(sizes) >= CLOSE and sum(sizes) > max(DEEP * room, fill):
+        least, enough = CLOSE, max(DEEP * room, fill)
+        if stop > last:
+            answering = sum([one.tokens for one in found if one.position in answers])
+            least, enough = 0, DEEP * min(room, max(fill, answering))
+        if len(sizes) >= least and sum(sizes) > enough:
             later = changes.changing(ordered[:stop])
             found += quotable([at for at in ordered[stop:] if at in later])
             break
