@@ -15,6 +15,7 @@ from dataclasses import replace
 from functools import lru_cache
 from itertools import accumulate
 from statistics import median
+from sys import intern
 
 from context_compiler.compiler.cycle import MAX_BLOCK_CUTS, Block, Blocks, Cycle
 from context_compiler.compiler.metrics import CACHED, FRESH
@@ -338,7 +339,8 @@ def find_block(
 
     def quotable(positions: Sequence[int]) -> list[Passage]:
         found = passages(history, plan.outline, positions, counter, ranking.weight)
-        return [one for one in found if _is_new(one.text, words, shown) and (not within or one.text.strip() in within)]
+        new = [one for one in found if not (words.issuperset(_opening_words(one.text)) and one.text.strip() in shown)]
+        return [one for one in new if one.text.strip() in within] if within else new
 
     if small is not None:
         about = _subject_messages(index, question_text(history.readings[at]), quotable(best[:NEAREST]))
@@ -535,16 +537,10 @@ def _words(shown: str) -> frozenset[str]:
     return frozenset(shown.split())
 
 
-def _is_new(text: str, words: frozenset[str], shown: str) -> bool:
-    """True if a passage is not part of the text `shown`, whose words are `words`."""
-    plain, some = _opening_words(text)
-    return bool(plain) and not (words.issuperset(some) and plain in shown)
-
-
 @lru_cache(maxsize=8_192)
-def _opening_words(text: str) -> tuple[str, Sequence[str]]:
-    """Stripped passage, and a few of its first words, without any that may be cut off."""
-    return text.strip(), text.split(maxsplit=8)[1:-1]
+def _opening_words(text: str) -> Sequence[str]:
+    """A few of the first words of a passage, without any that may be cut off; all are in a text that contains it."""
+    return [*map(intern, text.split(maxsplit=8)[1:-1])]
 
 
 def _first_within(plan: Plan, ranked: list[int], tokens: int) -> list[int]:

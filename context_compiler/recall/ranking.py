@@ -299,6 +299,7 @@ class Ranking:
         self._wanted = _wanted(index, question, people, stop)
         self._beginnings = [(start, term) for term in self._wanted for start in beginnings(term)]
         hits, days = _bm25(index, self._wanted, stop)
+        self._hits = hits
         near = _with_neighbours(hits)
         most, around = MESSAGE / (max(hits, default=0.0) or 1.0), AROUND / (sum(self._wanted.values()) or 1.0)
         named_month = [bool(question.months) and day[5:7] in question.months for day in index.days]
@@ -345,13 +346,22 @@ class Ranking:
             return [0.0] * len(candidates)
         found = self.scores([one.position for one in candidates])
         best = nlargest(CLOSE, [at for at, score in enumerate(found) if score > 0], key=found.__getitem__)
-        own = [_passage_bm25(self._wanted, candidates[at].text) for at in best]
+        own = [self._bm25_of(candidates[at]) for at in best]
         top = max(own, default=0.0) or 1.0
         for at, score in zip(best, own, strict=True):
             found[at] += PASSAGE * score / top
         for at, share in self._piece_factors(candidates).items():
             found[at] *= share if found[at] > 0 else 1
         return found
+
+    def _bm25_of(self, passage: Passage) -> float:
+        """BM25 of a passage; 0 if its message has none, except that the line of a tool exchange has words of its own."""
+        if passage.speaker != "tool" and not self._hits[passage.position]:
+            return 0.0
+        spoken = passage_terms(passage.text)
+        held = sorted(self._wanted.keys() & spoken.keys())
+        damping = _damping(spoken.total() / TYPICAL) if held else 0.0
+        return sum([self._wanted[term] * (spoken[term] * (K1 + 1) / (spoken[term] + damping)) for term in held])
 
     def _piece_factors(self, candidates: Sequence[Passage]) -> dict[int, float]:
         """Factor for the score of each piece of a tool result.
@@ -449,15 +459,15 @@ def _bm25(index: Index, wanted: Mapping[str, float], stop: int) -> tuple[list[fl
     """BM25 of each message before `stop`, and the score that each day adds: `DAY` x its BM25 over that of the best."""
     found, days, sessions = [0.0] * stop, [0.0] * len(index.days), index.sessions
     base, slope, giant = K1 * (1 - B), K1 * B / index.average, GIANT * index.average
-    damping = {size: base + slope * min(size, giant) for size in set(index.sizes)}
-    damped = [*map(damping.__getitem__, index.sizes)]
+    sizes = index.sizes
+    damping = {size: base + slope * min(size, giant) for size in set(sizes)}
     for term, weight in wanted.items():
         flat = iter(index.posts[term])
         by_day = [0] * len(days)
         most = weight * (K1 + 1)
         for at, times in zip(flat, flat, strict=True):
             if at < stop:
-                found[at] += most * times / (times + damped[at])
+                found[at] += most * times / (times + damping[sizes[at]])
                 by_day[sessions[at]] += times
         _add_days(index, days, by_day)
     best = max(days, default=0.0) or 1.0
@@ -482,14 +492,6 @@ def _with_neighbours(hits: Sequence[float]) -> list[float]:
     edged = [0.0, 0.0, *hits, 0.0, 0.0]
     rows = zip(edged, edged[1:], edged[2:], edged[3:], edged[4:], strict=False)
     return [at + one * (left + right) + two * (far + off) for far, left, at, right, off in rows]
-
-
-def _passage_bm25(wanted: Mapping[str, float], text: str) -> float:
-    """BM25 of a passage."""
-    spoken = passage_terms(text)
-    held = sorted(wanted.keys() & spoken.keys())
-    damping = _damping(spoken.total() / TYPICAL) if held else 0.0
-    return sum([wanted[term] * (spoken[term] * (K1 + 1) / (spoken[term] + damping)) for term in held])
 
 
 def named(index: Index, question: Question) -> dict[str, int]:
