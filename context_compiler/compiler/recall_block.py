@@ -10,12 +10,11 @@ a block as a fraction of the room or in tokens.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Hashable, Mapping, Sequence, Set
 from dataclasses import replace
 from functools import lru_cache
-from itertools import accumulate
+from itertools import accumulate, chain, pairwise
 from statistics import median
-from sys import intern
 
 from context_compiler.compiler.cycle import MAX_BLOCK_CUTS, Block, Blocks, Cycle
 from context_compiler.compiler.metrics import CACHED, FRESH
@@ -335,11 +334,11 @@ def find_block(
     whole, abridged = _visible_positions(plan, cycle)
     best, about = ranking.best(cycle.decided, whole, beside=fill > 0), Counter[int]()
     shown = "\n".join((cycle.note, cycle.quotes, *said, *_abridged_texts(plan, cycle, abridged)))
-    words = _words(shown)
+    known = _runs(shown)
 
     def quotable(positions: Sequence[int]) -> list[Passage]:
         found = passages(history, plan.outline, positions, counter, ranking.weight)
-        new = [one for one in found if not (words.issuperset(_opening_words(one.text)) and one.text.strip() in shown)]
+        new = [one for one in found if not (known.issuperset(_opening(one.text)) and one.text.strip() in shown)]
         return [one for one in new if one.text.strip() in within] if within else new
 
     if small is not None:
@@ -532,15 +531,20 @@ def _occurs(question: Question, index: Index, stop: int) -> bool:
 
 
 @lru_cache(maxsize=16)
-def _words(shown: str) -> frozenset[str]:
-    """Words of the text that a view shows; cached because it stays the same for many turns."""
-    return frozenset(shown.split())
+def _runs(shown: str) -> frozenset[Hashable]:
+    """Words and pairs of adjacent words in the text that a view shows; cached because it is the same for many turns."""
+    words = shown.split()
+    return frozenset(chain(words, pairwise(words)))
 
 
 @lru_cache(maxsize=8_192)
-def _opening_words(text: str) -> Sequence[str]:
-    """A few of the first words of a passage, without any that may be cut off; all are in a text that contains it."""
-    return [*map(intern, text.split(maxsplit=8)[1:-1])]
+def _opening(text: str) -> Sequence[Hashable]:
+    """First pairs of words of a passage, or its only word, without any that may be cut off.
+
+    Any text that contains the passage has all of them, and few other texts do, so few have to be searched.
+    """
+    words = text.split(maxsplit=8)[1:-1]
+    return [*pairwise(words)] or words
 
 
 def _first_within(plan: Plan, ranked: list[int], tokens: int) -> list[int]:
