@@ -355,7 +355,7 @@ class Ranking:
         return found
 
     def _bm25_of(self, passage: Passage) -> float:
-        """BM25 of a passage; 0 if its message has none, except that the line of a tool exchange has words of its own."""
+        """BM25 of a passage; 0 if its message has none, except for a tool exchange, whose line has words of its own."""
         if passage.speaker != "tool" and not self._hits[passage.position]:
             return 0.0
         spoken = passage_terms(passage.text)
