@@ -10,10 +10,9 @@ a block as a fraction of the room or in tokens.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Hashable, Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import replace
-from functools import lru_cache
-from itertools import accumulate, chain, pairwise
+from itertools import accumulate
 from statistics import median
 
 from context_compiler.compiler.cycle import MAX_BLOCK_CUTS, Block, Blocks, Cycle
@@ -28,7 +27,7 @@ from context_compiler.messages.shapes import apply_shape
 from context_compiler.messages.turns import Turn
 from context_compiler.recall import Index, Question, Ranking, Relevance, indexed, question_text
 from context_compiler.recall.changes import Changes, mark_changes
-from context_compiler.recall.passages import Passage, answer_text, passages, quoted
+from context_compiler.recall.passages import Passage, answer_text, new_passages, passages, quoted
 from context_compiler.recall.ranking import BESIDE, CLOSE, merit
 from context_compiler.recall.selection import choose, spread
 from context_compiler.settings import Amount
@@ -334,12 +333,10 @@ def find_block(
     whole, abridged = _visible_positions(plan, cycle)
     best, about = ranking.best(cycle.decided, whole, beside=fill > 0), Counter[int]()
     shown = "\n".join((cycle.note, cycle.quotes, *said, *_abridged_texts(plan, cycle, abridged)))
-    known = _runs(shown)
 
     def quotable(positions: Sequence[int]) -> list[Passage]:
-        found = passages(history, plan.outline, positions, counter, ranking.weight)
-        new = [one for one in found if not (known.issuperset(_opening(one.text)) and one.text.strip() in shown)]
-        return [one for one in new if one.text.strip() in within] if within else new
+        found = new_passages(passages(history, plan.outline, positions, counter, ranking.weight), shown)
+        return [one for one in found if one.text.strip() in within] if within else found
 
     if small is not None:
         about = _subject_messages(index, question_text(history.readings[at]), quotable(best[:NEAREST]))
@@ -528,23 +525,6 @@ def _question(history: History, index: Index, at: int, stop: int, counter: Token
 def _occurs(question: Question, index: Index, stop: int) -> bool:
     """True if a term of the question occurs before position `stop`, or if the question names a month."""
     return bool(question.months) or any(index.posts[term][0] < stop for term in question.terms & index.posts.keys())
-
-
-@lru_cache(maxsize=16)
-def _runs(shown: str) -> frozenset[Hashable]:
-    """Words and pairs of adjacent words in the text that a view shows; cached because it is the same for many turns."""
-    words = shown.split()
-    return frozenset(chain(words, pairwise(words)))
-
-
-@lru_cache(maxsize=8_192)
-def _opening(text: str) -> Sequence[Hashable]:
-    """First pairs of words of a passage, or its only word, without any that may be cut off.
-
-    Any text that contains the passage has all of them, and few other texts do, so few have to be searched.
-    """
-    words = text.split(maxsplit=8)[1:-1]
-    return [*pairwise(words)] or words
 
 
 def _first_within(plan: Plan, ranked: list[int], tokens: int) -> list[int]:
