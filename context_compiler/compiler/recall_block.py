@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import replace
-from functools import lru_cache
 from itertools import accumulate
 from statistics import median
 
@@ -28,7 +27,7 @@ from context_compiler.messages.shapes import apply_shape
 from context_compiler.messages.turns import Turn, prompt_at
 from context_compiler.recall import Index, Question, Ranking, Relevance, indexed, question_text
 from context_compiler.recall.changes import Changes, mark_changes
-from context_compiler.recall.passages import Passage, answer_text, passages, quoted
+from context_compiler.recall.passages import Passage, answer_text, new_passages, passages, quoted
 from context_compiler.recall.ranking import BESIDE, CLOSE, merit
 from context_compiler.recall.selection import choose, spread
 from context_compiler.settings import Amount
@@ -319,11 +318,10 @@ def find_block(
     whole, abridged = _visible_positions(plan, cycle)
     best, about = ranking.best(cycle.decided, whole, beside=fill > 0), Counter[int]()
     shown = "\n".join((cycle.note, cycle.quotes, *said, *_abridged_texts(plan, cycle, abridged)))
-    words = set(shown.split())
 
     def quotable(positions: Sequence[int]) -> list[Passage]:
-        found = passages(history, plan.outline, positions, counter, ranking.weight)
-        return [one for one in found if _is_new(one.text, words, shown) and (not within or one.text.strip() in within)]
+        found = new_passages(passages(history, plan.outline, positions, counter, ranking.weight), shown)
+        return [one for one in found if one.text.strip() in within] if within else found
 
     if small is not None:
         about = _subject_messages(index, question_text(history.readings[at]), quotable(best[:NEAREST]))
@@ -373,23 +371,31 @@ def _split_best(
     room: int,
     fill: int,
 ) -> list[Passage]:
-    """Split messages, given best first, into candidates for a block of `room` tokens; in order of the conversation.
+    """Split messages into candidates for a block of `room` tokens, best message first; in order of the conversation.
 
     It stops early, because a passage scores like its message: only the best `CLOSE` passages score somewhat more, and
-    pieces of tool results less. Later messages that revise a candidate are split too. Messages that do not answer are
-    split only if there is a `fill`.
+    pieces of tool results less. Once all messages that answer are split, no more are needed than `_with_fill` has room
+    for. Later messages that revise a candidate are split too. Messages that do not answer are split only if there is a
+    `fill`.
     """
-    merits = {at: merit(ranking.score(at)) for at in (positions if fill else ranking.answering(positions))}
-    ordered = sorted(merits, key=merits.__getitem__, reverse=True)
+    answers = set(ranking.answering(positions))
+    ordered = sorted(positions if fill else answers)
+    merits = dict(zip(ordered, map(merit, ranking.scores(ordered)), strict=True))
+    ordered.sort(key=merits.__getitem__, reverse=True)
+    last = max((number for number, at in enumerate(ordered) if at in answers), default=len(ordered))
     found: list[Passage] = []
     stop = 0
     while stop < len(ordered):
         start, stop = stop, min(stop + STEP, len(ordered))
-        while stop < len(ordered) and merits[ordered[stop]] == merits[ordered[stop - 1]]:
+        while last >= stop < len(ordered) and merits[ordered[stop]] == merits[ordered[stop - 1]]:
             stop += 1
         found += quotable(ordered[start:stop])
         sizes = [one.tokens for one in found if not one.tool]
-        if len(sizes) >= CLOSE and sum(sizes) > max(DEEP * room, fill):
+        least, enough = CLOSE, max(DEEP * room, fill)
+        if stop > last:
+            answering = sum([one.tokens for one in found if one.position in answers])
+            least, enough = 0, DEEP * min(room, max(fill, answering))
+        if len(sizes) >= least and sum(sizes) > enough:
             later = changes.changing(ordered[:stop])
             found += quotable([at for at in ordered[stop:] if at in later])
             break
@@ -401,9 +407,10 @@ def _rank(candidates: Sequence[Passage], scores: Sequence[float], first: Set[int
 
     Repeated pieces of tool results are dropped.
     """
-    raised = ((one, score + BESIDE * (one.position in first)) for one, score in zip(candidates, scores, strict=True))
-    ranked, texts = sorted(raised, key=lambda pair: -merit(pair[1])), set[str]()
-    return [pair for pair in ranked if not pair[0].tool or not (pair[0].text in texts or texts.add(pair[0].text))]
+    raised = [score + BESIDE * (one.position in first) for one, score in zip(candidates, scores, strict=True)]
+    ranked = sorted(range(len(raised)), key=[*map(merit, raised)].__getitem__, reverse=True)
+    pairs, texts = [(candidates[at], raised[at]) for at in ranked], set[str]()
+    return [pair for pair in pairs if not pair[0].tool or not (pair[0].text in texts or texts.add(pair[0].text))]
 
 
 def _relevant_in_tool_work(
@@ -504,18 +511,6 @@ def _question(history: History, index: Index, at: int, stop: int, counter: Token
 def _occurs(question: Question, index: Index, stop: int) -> bool:
     """True if a term of the question occurs before position `stop`, or if the question names a month."""
     return bool(question.months) or any(index.posts[term][0] < stop for term in question.terms & index.posts.keys())
-
-
-def _is_new(text: str, words: set[str], shown: str) -> bool:
-    """True if a passage is not part of the text `shown`, whose words are `words`."""
-    plain, some = _opening_words(text)
-    return bool(plain) and not (words.issuperset(some) and plain in shown)
-
-
-@lru_cache(maxsize=8_192)
-def _opening_words(text: str) -> tuple[str, Sequence[str]]:
-    """Stripped passage, and a few of its first words, without any that may be cut off."""
-    return text.strip(), text.split(maxsplit=8)[1:-1]
 
 
 def _first_within(plan: Plan, ranked: list[int], tokens: int) -> list[int]:

@@ -126,8 +126,9 @@ _INVISIBLE = (
 )
 
 _FOLDING = _folding_table()
-_FOLDABLE = re.compile("[|\x80-\U0010ffff]+")
-"""Runs of characters that `_FOLDING` may change. Only these are translated, because `translate` is slow."""
+_FOLDABLE = re.compile("[|\x80-\U0010ffff][|\x80-\U0010ffff]*")
+"""Runs of characters that `_FOLDING` may change. Only these are translated, because `translate` is slow. The search is
+much faster than that for the same pattern with a `+`."""
 
 
 def _spaced_pattern(letters: str) -> str:
@@ -155,7 +156,7 @@ def _forgeries(folded: str) -> Iterator[int]:
             signs = 3 if WIDE in run[0] else run[0].count("=")
             if opens or (signs > 2 and _TITLE.match(folded, keyword.end())):
                 yield start
-    possible = "context" in folded.replace(INVISIBLE, "").lower()
+    possible = b"context" in folded.encode("ascii", "ignore").lower()
     for marker in _MARKER.finditer(folded) if possible else ():
         if not _is_escaped(folded, marker.start()):
             yield marker.start()

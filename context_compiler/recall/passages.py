@@ -13,10 +13,11 @@ from __future__ import annotations
 import re
 from bisect import bisect_left, bisect_right
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from heapq import nlargest
+from itertools import chain, pairwise
 from typing import Any
 
 from context_compiler.cache import Memo
@@ -49,6 +50,9 @@ MAX_CACHED_CHARACTERS, ENTRY = 20_000_000, 500
 
 LABELS, COUNTERS = 4_096, 8
 """Number of pieces of labels whose tokens are cached, and number of counters with such a cache."""
+
+MAX_RUNS = 250_000
+"""Number of words and pairs of words of shown texts that are cached, about 25 MB."""
 
 Judge = Callable[[str], float]
 """Computes the weight of a text for a question; 0 if they have nothing in common."""
@@ -154,6 +158,31 @@ _known: Memo[tuple[int, str, int, str], tuple[TokenCounter, tuple[Passage, ...]]
     MAX_CACHED_CHARACTERS, lambda kept: ENTRY + sum(len(one.text) + ENTRY for one in kept[1])
 )
 """Passages of messages without tool exchanges, by counter, chain id, turn and day."""
+
+
+def new_passages(candidates: Iterable[Passage], shown: str) -> list[Passage]:
+    """Filter passages for those whose text is not part of the text `shown`."""
+    runs = _shown.get_or_make(shown, lambda: _runs(shown))
+    return [one for one in candidates if not (runs.issuperset(_opening(one.text)) and one.text.strip() in shown)]
+
+
+_shown: Memo[str, frozenset[Hashable]] = Memo(MAX_RUNS, len)
+"""Words and pairs of adjacent words in the texts that views show. The text of a view is the same for many turns."""
+
+
+def _runs(shown: str) -> frozenset[Hashable]:
+    words = shown.split()
+    return frozenset(chain(words, pairwise(words)))
+
+
+@lru_cache(maxsize=8_192)
+def _opening(text: str) -> Sequence[Hashable]:
+    """First pairs of words of a passage, or its only word, without any that may be cut off.
+
+    Any text that contains the passage has all of them, and few other texts do, so few have to be searched.
+    """
+    words = text.split(maxsplit=8)[1:-1]
+    return [*pairwise(words)] or words
 
 
 def _of_message(

@@ -14,7 +14,7 @@ import datetime
 import re
 from array import array
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Mapping, Sequence, Set
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from heapq import nlargest
 from itertools import accumulate, compress
@@ -285,7 +285,7 @@ class Ranking:
     - `CUED` if the question asks for advice about the user, and `OWN` if it asks for a sequence.
 
     A message answers if it or a message within two of it contains a term of the question, or if it is from a month that
-    the question names. `score` maps the raw score to log(1 + e^raw), which is above 0, and subtracts `BESIDE` if the
+    the question names. `scores` maps the raw score to log(1 + e^raw), which is above 0, and subtracts `BESIDE` if the
     message does not answer.
     """
 
@@ -299,6 +299,7 @@ class Ranking:
         self._wanted = _wanted(index, question, people, stop)
         self._beginnings = [(start, term) for term in self._wanted for start in beginnings(term)]
         hits, days = _bm25(index, self._wanted, stop)
+        self._hits = hits
         near = _with_neighbours(hits)
         most, around = MESSAGE / (max(hits, default=0.0) or 1.0), AROUND / (sum(self._wanted.values()) or 1.0)
         named_month = [bool(question.months) and day[5:7] in question.months for day in index.days]
@@ -307,17 +308,17 @@ class Ranking:
             days[session] += DATE * nearness
         reply, bases = REPLY * most if talk else 0.0, _bases(index, who)
         columns = zip(hits, near, map(days.__getitem__, index.sessions), bases, [0.0, *hits], strict=False)
-        self._scores = [
+        self._raw = [
             most * hit + around * close + day + base + reply * before for hit, close, day, base, before in columns
         ]
         if talk and question.sought:
             gains = [SOUGHT.get(cue & question.sought, 0.0) for cue in range(CUES)]
-            self._scores = [score + gains[cue] for score, cue in zip(self._scores, index.cues, strict=False)]
+            self._raw = [score + gains[cue] for score, cue in zip(self._raw, index.cues, strict=False)]
         if question.advice and who == USER:
-            self._scores = [score + CUED[cue % len(CUED)] for score, cue in zip(self._scores, index.cues, strict=False)]
+            self._raw = [score + CUED[cue % len(CUED)] for score, cue in zip(self._raw, index.cues, strict=False)]
         if question.order and who is not None:
             own = [OWN * (speaker == who) for speaker in range(SPEAKERS)]
-            self._scores = [score + own[one] for score, one in zip(self._scores, index.speakers, strict=False)]
+            self._raw = [score + own[one] for score, one in zip(self._raw, index.speakers, strict=False)]
         self._answers: Sequence[float] = near
         if any(named_month):
             self._answers = [close or named_month[day] for close, day in zip(near, index.sessions, strict=False)]
@@ -331,9 +332,9 @@ class Ranking:
             without: Positions to leave out.
             beside: Include messages that do not answer, ranked by their raw scores.
         """
-        every = range(len(self._scores))
+        every = range(len(self._raw))
         found = [at for at in (every if beside else self.answering(every)) if at not in without]
-        return nlargest(count, found, key=self._scores.__getitem__)
+        return nlargest(count, found, key=self._raw.__getitem__)
 
     def passages(self, candidates: Sequence[Passage]) -> list[float]:
         """Score of each passage; above 0 if it answers.
@@ -343,17 +344,24 @@ class Ranking:
         """
         if not any(self._answers):
             return [0.0] * len(candidates)
-        messages = {at: self.score(at) for at in {one.position for one in candidates}}
-        found = [messages[one.position] for one in candidates]
-        best = nlargest(CLOSE, (at for at, score in enumerate(found) if score > 0), key=lambda at: (found[at], -at))
-        wanted = sorted(self._wanted.items())
-        own = [_passage_bm25(wanted, candidates[at].text) for at in best]
+        found = self.scores([one.position for one in candidates])
+        best = nlargest(CLOSE, [at for at, score in enumerate(found) if score > 0], key=found.__getitem__)
+        own = [self._bm25_of(candidates[at]) for at in best]
         top = max(own, default=0.0) or 1.0
         for at, score in zip(best, own, strict=True):
             found[at] += PASSAGE * score / top
         for at, share in self._piece_factors(candidates).items():
             found[at] *= share if found[at] > 0 else 1
         return found
+
+    def _bm25_of(self, passage: Passage) -> float:
+        """BM25 of a passage; 0 if its message has none, except for a tool exchange, whose line has words of its own."""
+        if passage.speaker != "tool" and not self._hits[passage.position]:
+            return 0.0
+        spoken = passage_terms(passage.text)
+        held = sorted(self._wanted.keys() & spoken.keys())
+        damping = _damping(spoken.total() / TYPICAL) if held else 0.0
+        return sum([self._wanted[term] * (spoken[term] * (K1 + 1) / (spoken[term] + damping)) for term in held])
 
     def _piece_factors(self, candidates: Sequence[Passage]) -> dict[int, float]:
         """Factor for the score of each piece of a tool result.
@@ -383,10 +391,10 @@ class Ranking:
         """Filter positions for messages that answer."""
         return [*compress(positions, map(self._answers.__getitem__, positions))]
 
-    def score(self, at: int) -> float:
-        """Score of the message at a position; above 0 if it answers, else below."""
-        score = log1p(exp(self._scores[at]))
-        return score if self._answers[at] else score - BESIDE
+    def scores(self, positions: Iterable[int]) -> list[float]:
+        """Scores of the messages at some positions; above 0 if a message answers, else below."""
+        raw, answers = self._raw, self._answers
+        return [log1p(exp(raw[at])) if answers[at] else log1p(exp(raw[at])) - BESIDE for at in positions]
 
 
 def _wanted(index: Index, question: Question, people: Collection[str], stop: int) -> dict[str, float]:
@@ -451,15 +459,15 @@ def _bm25(index: Index, wanted: Mapping[str, float], stop: int) -> tuple[list[fl
     """BM25 of each message before `stop`, and the score that each day adds: `DAY` x its BM25 over that of the best."""
     found, days, sessions = [0.0] * stop, [0.0] * len(index.days), index.sessions
     base, slope, giant = K1 * (1 - B), K1 * B / index.average, GIANT * index.average
-    damping = {size: base + slope * min(size, giant) for size in set(index.sizes)}
-    damped = [*map(damping.__getitem__, index.sizes)]
+    sizes = index.sizes
+    damping = {size: base + slope * min(size, giant) for size in set(sizes)}
     for term, weight in wanted.items():
         flat = iter(index.posts[term])
         by_day = [0] * len(days)
         most = weight * (K1 + 1)
         for at, times in zip(flat, flat, strict=True):
             if at < stop:
-                found[at] += most * times / (times + damped[at])
+                found[at] += most * times / (times + damping[sizes[at]])
                 by_day[sessions[at]] += times
         _add_days(index, days, by_day)
     best = max(days, default=0.0) or 1.0
@@ -484,14 +492,6 @@ def _with_neighbours(hits: Sequence[float]) -> list[float]:
     edged = [0.0, 0.0, *hits, 0.0, 0.0]
     rows = zip(edged, edged[1:], edged[2:], edged[3:], edged[4:], strict=False)
     return [at + one * (left + right) + two * (far + off) for far, left, at, right, off in rows]
-
-
-def _passage_bm25(wanted: Sequence[tuple[str, float]], text: str) -> float:
-    """BM25 of a passage."""
-    spoken = passage_terms(text)
-    held = [(spoken[term], weight) for term, weight in wanted if term in spoken]
-    damping = _damping(spoken.total() / TYPICAL) if held else 0.0
-    return sum([weight * (times * (K1 + 1) / (times + damping)) for times, weight in held])
 
 
 def named(index: Index, question: Question) -> dict[str, int]:

@@ -26,6 +26,8 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from itertools import chain, pairwise
 from math import exp, log
+from operator import attrgetter
+from sys import intern
 from types import MappingProxyType
 from typing import NamedTuple, TypeVar
 
@@ -118,7 +120,7 @@ def choose(
         wide: The question is for a sequence or for the whole conversation, so mentions are taken first.
         newer: Place of the passage that revises a candidate, by place of the candidate. It is taken with it.
     """
-    order = sorted(range(len(candidates)), key=lambda at: (candidates[at].position, candidates[at].order))
+    order = sorted(range(len(candidates)), key=[*map(attrgetter("position", "order"), candidates)].__getitem__)
     quotation = Quotation([candidates[at] for at in order], room)
     parts = parts_of(quotation.candidates)
     answers = max(ranks, default=0.0) > 0
@@ -237,7 +239,7 @@ def worths(candidates: Sequence[Passage], parts: Sequence[Part], *, asked: bool 
 
     Candidates must be in order, with all passages of a message.
     """
-    pieces = [_analyze((passage.text,)) for passage in candidates]
+    pieces = [_analyze(passage.text) for passage in candidates]
     idf = _idf(pieces)
     messages = _messages(candidates, parts, pieces, idf)
     talk = _peer_share(candidates, messages)
@@ -248,7 +250,7 @@ def worths(candidates: Sequence[Passage], parts: Sequence[Part], *, asked: bool 
         sign = BOTH["mass"] * log(1 + message.mass) + wording.slight
         sign += wording.times
         if talk < 1 and message.speaker == "user":
-            sign += (1 - talk) * (ASKED["user"] + (ASKED["standing"] if _gives_instruction(message.texts) else 0))
+            sign += (1 - talk) * (ASKED["user"] + (ASKED["standing"] if _gives_instruction(wording.texts) else 0))
         if talk > 0:
             sign += talk * _peer_signs(message, messages.get((part[0] - 1, -1)))
             sign += 0 if asked else talk * _unasked_signs(message, unsaid)
@@ -259,10 +261,12 @@ def worths(candidates: Sequence[Passage], parts: Sequence[Part], *, asked: bool 
 class _Wording(NamedTuple):
     """Words and weighted signs of a text, independent of its context."""
 
+    texts: Sequence[str]
+    """The passages of the text."""
     size: int
     """Number of words."""
     words: Sequence[str]
-    """Distinct words of at most `MAX_WORD` characters."""
+    """Distinct words of at most `MAX_WORD` characters; interned, because they are counted at every turn."""
     asks: bool
     """True if it ends with a question."""
     slight: float
@@ -273,15 +277,16 @@ class _Wording(NamedTuple):
 
 
 @lru_cache(maxsize=4_096)
-def _analyze(texts: Sequence[str]) -> _Wording:
+def _analyze(*texts: str) -> _Wording:
     """Analyze the passages of a message; cached because the same messages are candidates at every turn."""
     spoken = [word for text in texts for word in words(text)]
     size, last = len(spoken), texts[-1]
     marks = sum([text.count("?") + text.count("？") for text in texts])
     stops = sum([len(_STOPS.findall(text)) for text in texts])
     return _Wording(
+        texts=texts,
         size=size,
-        words=tuple(dict.fromkeys(word for word in spoken if len(word) <= MAX_WORD)),
+        words=tuple([intern(word) for word in dict.fromkeys(spoken) if len(word) <= MAX_WORD]),
         asks=last.rstrip().endswith(("?", "？")),
         slight=BOTH["slight"] * (size < SLIGHT),
         times=BOTH["times"] * min(2, len(_TIMES.intersection(spoken))),
@@ -309,7 +314,6 @@ class _Message(NamedTuple):
     """One message in its context."""
 
     speaker: str
-    texts: Sequence[str]
     wording: _Wording
     mass: float
     """Total idf of its distinct words that count."""
@@ -329,13 +333,15 @@ def _messages(
         part, stop = parts[start], start + 1
         while stop < count and parts[stop] == part:
             stop += 1
-        own, last = candidates[start:stop], candidates[stop - 1]
-        texts = tuple([one.text for one in own])
-        wording = pieces[start] if len(own) == 1 else _analyze(texts)
+        wording, last = pieces[start], candidates[stop - 1]
+        speaker, date = last.speaker, last.date
+        if stop - start > 1:
+            own = candidates[start:stop]
+            wording = _analyze(*[one.text for one in own])
+            speaker = "user" if any([one.speaker == "user" for one in own]) else speaker
         known = [*filter(None, map(value, wording.words))]
-        speaker = "user" if any([one.speaker == "user" for one in own]) else last.speaker
-        found[part] = _Message(speaker, texts, wording, sum(known), len(known), last.date != day)
-        day, start = last.date, stop
+        found[part] = _Message(speaker, wording, sum(known), len(known), date != day)
+        day, start = date, stop
     return found
 
 
@@ -372,7 +378,7 @@ def _peer_signs(message: _Message, before: _Message | None) -> float:
 def _unasked_signs(message: _Message, unsaid: dict[str, float]) -> float:
     """Sum of the `UNASKED` signs of a message; its words are removed from `unsaid`, so only first uses are new."""
     news = sum([unsaid.pop(word, 0.0) for word in message.wording.words])
-    return UNASKED["new"] * log(1 + news) + _wording_signs(message.texts)
+    return UNASKED["new"] * log(1 + news) + _wording_signs(message.wording.texts)
 
 
 @lru_cache(maxsize=4_096)
