@@ -43,7 +43,8 @@ from context_compiler.record.redaction import (
 )
 from context_compiler.record.rows import BrokenReference, Removed
 from context_compiler.record.sessions import claim_compile, renew_claim
-from context_compiler.record.store import SQLStore, Steered, Store, Tenants, open_store
+from context_compiler.record.sql_store import SQLStore
+from context_compiler.record.store import Steered, Store, Tenants, open_store
 from context_compiler.record.values import COMPILE, UNDO, Action, Compile, Entry, Record, with_null_reasons
 from context_compiler.record.values import Cycle as StoredCycle
 from context_compiler.resilience import Breaker, Report, await_within, try_await
