@@ -177,7 +177,7 @@ async def _renew(key: str, holder: str, archive: Archive) -> None:
     """Renew a claim until this task is cancelled."""
     while True:
         await asyncio.sleep(CLAIM_S / 3)
-        await archive.renew_claim(key, holder, CLAIM_S)
+        await archive.answers.renew(key, holder, CLAIM_S)
 
 
 class Summaries:
@@ -203,7 +203,7 @@ class Summaries:
         self, key: str, prompts: Sequence[str], model: object, archive: Archive, *, session: str, cap: int
     ) -> SummaryResponse:
         """Return one summary: remembered, shared with another run, or new; a failure is returned as data."""
-        known = await archive.find_answer(key)
+        known = await archive.answers.find(key)
         if known is not None:
             return known
         if self._spending is None:
@@ -226,7 +226,7 @@ class Summaries:
 
         The task does not use the store, because it may outlive the run and with it the open file.
         """
-        known = await archive.find_answer(key)
+        known = await archive.answers.find(key)
         if known is not None:
             task = asyncio.create_task(_return(known))
         else:
@@ -262,13 +262,13 @@ class Summaries:
 
         async def announce() -> None:
             alias = model_alias(self._writer(model))
-            announced = await archive.announce_compile(session, alias, self._arguments.timeout)
+            announced = await archive.answers.announce(session, alias, self._arguments.timeout)
             if announced is None:
                 return
             try:
                 await asyncio.wait({ended})
             finally:
-                await archive.withdraw_compile(announced)
+                await archive.answers.withdraw(announced)
                 await self._rest()
 
         announcement = asyncio.create_task(announce())
@@ -319,7 +319,7 @@ class Summaries:
         With `claims`, calls are also shared with other processes.
         """
         compiler = self._writer(model)
-        place, make = archive.compile_key(key), self._claim_and_call if claims else self._call_model
+        place, make = archive.answers.key(key), self._claim_and_call if claims else self._call_model
         given = key, prompts, compiler, archive, self._arguments.timeout
         outcome = await try_await(UNDER_WAY.join(place, lambda: make(*given)))
         if outcome.value is None:
@@ -332,9 +332,9 @@ class Summaries:
     ) -> SummaryResponse:
         """Wait for the answer of another process with the same request, or make the call."""
         began, name = time.monotonic(), UNDER_WAY.name
-        while (mine := await archive.claim_compile(key, name, CLAIM_S)) is False:
+        while (mine := await archive.answers.claim(key, name, CLAIM_S)) is False:
             await asyncio.sleep(min(STEP_S, WAIT * timeout))
-            known = await archive.find_answer(key)
+            known = await archive.answers.find(key)
             if known is not None:
                 return known
             if time.monotonic() - began >= WAIT * timeout:
@@ -349,7 +349,7 @@ class Summaries:
                 renewing.cancel()
                 await asyncio.wait({renewing})
                 useful = response is not None and response.failure is None
-                await archive.renew_claim(key, name, RECORDING_S if useful else 0.0)
+                await archive.answers.renew(key, name, RECORDING_S if useful else 0.0)
 
     async def _call_model(
         self, key: str, prompts: Sequence[str], compiler: Model | str, archive: Archive, timeout: float
@@ -363,7 +363,7 @@ class Summaries:
             return _failure(outcome.error, model_alias(compiler))
         self._breaker.succeeded()
         if outcome.value.text:
-            archive.remember(key, outcome.value)
+            archive.answers.remember(key, outcome.value)
         return outcome.value
 
 
