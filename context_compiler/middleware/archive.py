@@ -54,7 +54,7 @@ RECALLED = "+recalled"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Start:
-    """What a run of a conversation starts from."""
+    """Starting point of a run."""
 
     cycle: Cycle | None = None
     blocks: Blocks | None = None
@@ -213,10 +213,10 @@ class Archive:
         self._blocks.keep((blocks.own.name, blocks.config), blocks)
 
     async def start(self, session_id: str, ids: Sequence[str], config: str, former: str | None) -> Start:
-        """What a run starts from: the cycle, its recall blocks and the user's steering, from memory or the record.
+        """Find the cycle, the recall blocks and the steering that a run starts from, in memory or on the record.
 
-        It is the newest cycle of the longest known prefix of a history. After a compile or undo by hand, it is the
-        cycle that this produced, until another compile replaces it.
+        The cycle is the newest cycle of the longest known prefix of a history. After a compile or undo by hand, it is
+        the one that this produced, until another compile replaces it.
 
         Args:
             session_id: The conversation.
@@ -230,7 +230,7 @@ class Archive:
     async def _start(
         self, store: Store | None, session_id: str, ids: Sequence[str], config: str, former: str | None
     ) -> Start:
-        """What a run starts from, as far as a store has it; without a store, as far as it is in memory."""
+        """Find the starting point of a run in memory, and if there is a store, in the store."""
         actions, steering, chosen = await self._known_actions(store, session_id), None, None
         if actions or MARK in config:
             steering, chosen = steering_of(actions)
