@@ -21,7 +21,7 @@ from context_compiler.messages.turns import outline, pair
 from context_compiler.middleware.manual import REFERENCE
 from context_compiler.record import browse
 from context_compiler.record.database import Database
-from context_compiler.record.sql_store import SQLStore
+from context_compiler.record.store import SQLStore
 from context_compiler.record.values import Record
 
 FATES = (

@@ -21,8 +21,7 @@ from context_compiler.errors import SettingsError, StoreError
 from context_compiler.fidelity import Fidelity
 from context_compiler.paths import check_place, is_address, place_name
 from context_compiler.record.files import BUSY_TIMEOUT_MS
-from context_compiler.record.sql_store import SQLStore
-from context_compiler.record.store import DEFAULT_PATH, open_place
+from context_compiler.record.store import DEFAULT_PATH, SQLStore, open_place
 from context_compiler.record.values import Record, SessionInfo
 from context_compiler.settings import Amount, Config, Count, check_amount, parse_count, variable
 from context_compiler.tokens.prices import Budget, Money

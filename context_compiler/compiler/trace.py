@@ -42,7 +42,7 @@ from context_compiler.messages.items import plain_text
 from context_compiler.record import browse, queries
 from context_compiler.record.browse import Node, RequestRow, RequestTips, SessionRow
 from context_compiler.record.database import Database
-from context_compiler.record.sql_store import SQLStore
+from context_compiler.record.store import SQLStore
 from context_compiler.record.values import Compile, Record
 from context_compiler.tokens import as_counter
 

@@ -30,8 +30,7 @@ from context_compiler.layers.retention import Ask, end_turn
 from context_compiler.layers.turn import TurnState, get_current_curation
 from context_compiler.record.database import Moment
 from context_compiler.record.rows import Removed
-from context_compiler.record.sql_store import SQLStore
-from context_compiler.record.store import PagedLayers, Store, Tenants, open_store
+from context_compiler.record.store import PagedLayers, SQLStore, Store, Tenants, open_store
 from context_compiler.record.values import LayerPages
 from context_compiler.resilience import await_within, try_await
 

@@ -21,8 +21,7 @@ from context_compiler.recall import Index, Question, Relevance
 from context_compiler.recall.terms import terms
 from context_compiler.record import rows, sessions
 from context_compiler.record.database import Database
-from context_compiler.record.sql_store import SQLStore
-from context_compiler.record.store import DEFAULT_PATH, MemoryStore, open_place
+from context_compiler.record.store import DEFAULT_PATH, MemoryStore, SQLStore, open_place
 from context_compiler.record.values import Chain, Compile
 from context_compiler.tokens import as_counter
 

@@ -6,7 +6,7 @@ summaries of models.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 from functools import partial
@@ -50,6 +50,9 @@ STEPS = 32
 
 RECALLED = "+recalled"
 """Suffix of the configuration under which recall blocks are saved."""
+
+FormerName = Callable[[str], str | None]
+"""Function that returns the name of a configuration in older files; None if it had none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -212,7 +215,7 @@ class Archive:
         """Keep recall blocks in memory under the chain id of their prompt."""
         self._blocks.keep((blocks.own.name, blocks.config), blocks)
 
-    async def start(self, session_id: str, ids: Sequence[str], config: str, former: str | None) -> Start:
+    async def start(self, session_id: str, ids: Sequence[str], config: str, former: FormerName) -> Start:
         """Find the cycle, the recall blocks and the steering that a run starts from, in memory or on the record.
 
         The cycle is the newest cycle of the longest known prefix of a history. After a compile or undo by hand, it is
@@ -222,21 +225,21 @@ class Archive:
             session_id: The conversation.
             ids: Chain ids of the history.
             config: Configuration of the cycle.
-            former: An earlier name of `config`, under which older files store cycles.
+            former: Finds the name under which older files store cycles of a configuration.
         """
         work = partial(self._start, session_id=session_id, ids=ids, config=config, former=former)
         return (await self._access.read(work) if self.keeps_content else None) or await work(None)
 
     async def _start(
-        self, store: Store | None, session_id: str, ids: Sequence[str], config: str, former: str | None
+        self, store: Store | None, session_id: str, ids: Sequence[str], config: str, former: FormerName
     ) -> Start:
         """Find the starting point of a run in memory, and if there is a store, in the store."""
         actions, steering, chosen = await self._known_actions(store, session_id), None, None
         if actions or MARK in config:
             steering, chosen = steering_of(actions)
             config = steering.config(config)
-        generation = steering.generation if steering is not None else 0
-        cycle = await self._cycle(store, ids, config, None if generation else former)
+        is_first = steering is None or not steering.generation  # an older file has no later generations
+        cycle = await self._cycle(store, ids, config, former(config) if is_first else None)
         if cycle is not None and store is not None and _lacks_row(cycle):
             cycle = _with_row(cycle, await _newest_request(store, session_id))
         adopted = chosen is not None and chosen.tip in ids and (cycle is None or _is_earlier(cycle, chosen, ids))

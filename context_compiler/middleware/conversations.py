@@ -17,8 +17,7 @@ from context_compiler.errors import SettingsError
 from context_compiler.messages.history import load_messages, message_body, reader_of, searchable
 from context_compiler.record import conversations, maintenance
 from context_compiler.record.conversations import LogEntry, StoredConversation
-from context_compiler.record.sql_store import SQLStore
-from context_compiler.record.store import DEFAULT_PATH, Store, open_store
+from context_compiler.record.store import DEFAULT_PATH, SQLStore, Store, open_store
 from context_compiler.tokens import as_counter
 
 try:

@@ -20,7 +20,6 @@ from pydantic_ai.models import Model
 
 from context_compiler.cache import Memo
 from context_compiler.compiler.recall_block import prompt_at
-from context_compiler.compiler.steering import base_config
 from context_compiler.compiler.summary import SummaryRequest, SummaryResponse
 from context_compiler.compiler.view import Quote, View
 from context_compiler.errors import BudgetError, ContextCompilerError, SettingsError
@@ -376,8 +375,7 @@ class Middleware:
 
     async def begin(self, owner: str | None, session: str, ids: list[str], config: str) -> dict[str, Any]:
         """Starting state of a run, as plain data: where it starts from, and the learned ratios."""
-        former = self.state.former.get(base_config(config))
-        start = await self.archive.scoped(owner).start(session, ids, config, former)
+        start = await self.archive.scoped(owner).start(session, ids, config, self.state.former.get)
         return {
             "cycle": start.cycle.to_json() if start.cycle else None,
             "blocks": start.blocks.to_json() if start.blocks else None,

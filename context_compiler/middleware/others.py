@@ -22,8 +22,7 @@ from context_compiler.recall import Question
 from context_compiler.recall.others import Mention, Name, News, OtherConversations
 from context_compiler.record import browse
 from context_compiler.record.database import Database
-from context_compiler.record.sql_store import SQLStore
-from context_compiler.record.store import Store
+from context_compiler.record.store import SQLStore, Store
 from context_compiler.tokens import TokenCounter
 
 TITLE = "FROM OTHER CONVERSATIONS"

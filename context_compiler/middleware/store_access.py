@@ -18,8 +18,7 @@ from context_compiler.middleware.late import LateWrites, Write, is_passing
 from context_compiler.record.database import Moment
 from context_compiler.record.files import BUSY_TIMEOUT_MS
 from context_compiler.record.rows import Removed
-from context_compiler.record.sql_store import SQLStore
-from context_compiler.record.store import Store, Tenants, open_store
+from context_compiler.record.store import SQLStore, Store, Tenants, open_store
 from context_compiler.resilience import Breaker, Report, await_within, try_await
 
 T = TypeVar("T")

@@ -15,8 +15,7 @@ from context_compiler.middleware.store_access import StoreAccess
 from context_compiler.record import rows
 from context_compiler.record.database import Moment
 from context_compiler.record.maintenance import RETRY_AGE_DAYS
-from context_compiler.record.sql_store import SQLStore
-from context_compiler.record.store import Store
+from context_compiler.record.store import SQLStore, Store
 
 SESSIONS = 16
 """Maximum conversations whose raw history is in memory, so that a window of it is recognized without a read."""

@@ -22,7 +22,7 @@ from context_compiler.record.database import PAGE, Database
 from context_compiler.record.maintenance import EXPORTED
 from context_compiler.record.queries import insert, reseal
 from context_compiler.record.sessions import memory_diff
-from context_compiler.record.sql_store import SQLStore
+from context_compiler.record.store import SQLStore
 from context_compiler.record.values import page_names
 
 Row = Mapping[str, Any]

@@ -24,7 +24,7 @@ from context_compiler.record.postgres_database import SAVES_PER_STEP, PostgresDa
 from context_compiler.record.postgres_save import Memory, archive, archive_fast, save, save_fast
 from context_compiler.record.postgres_tables import RECORD
 from context_compiler.record.rows import prefix
-from context_compiler.record.sql_store import SQLStore
+from context_compiler.record.store import SQLStore
 from context_compiler.record.values import Chain, Entry, Record
 
 T = TypeVar("T")

@@ -31,7 +31,7 @@ from context_compiler.messages.printable import safe
 from context_compiler.middleware.manual import CompileResult
 from context_compiler.record.browse import SessionFilter
 from context_compiler.record.sessions import answers_by_turn
-from context_compiler.record.sql_store import SQLStore
+from context_compiler.record.store import SQLStore
 from context_compiler.resilience import attempt, try_await
 from context_compiler.tokens.prices import Budget
 from context_compiler.web.data import BadRequest, Inspector

@@ -51,7 +51,7 @@ from context_compiler.middleware.request import tool_tokens
 from context_compiler.record import browse, queries
 from context_compiler.record.browse import ModelCall, RequestRow, SessionFilter, SessionRow
 from context_compiler.record.database import Database
-from context_compiler.record.sql_store import SQLStore
+from context_compiler.record.store import SQLStore
 from context_compiler.record.values import Compile, Tool
 from context_compiler.template import TemplateLibrary
 from context_compiler.web.live import Shown

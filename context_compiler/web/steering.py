@@ -28,7 +28,7 @@ from context_compiler.messages.printable import safe
 from context_compiler.middleware.capability import ContextCompiler
 from context_compiler.middleware.manual import CompileResult
 from context_compiler.record.browse import SessionRow
-from context_compiler.record.sql_store import SQLStore
+from context_compiler.record.store import SQLStore
 from context_compiler.record.values import Drop
 from context_compiler.resilience import attempt
 from context_compiler.tokens import as_counter

@@ -19,8 +19,7 @@ from context_compiler.layers import Layers, SessionIdRegistry, summarise_turn, t
 from context_compiler.layers.index import PAGE
 from context_compiler.layers.overlay import Overlay
 from context_compiler.layers.retention import stored_registry
-from context_compiler.record.sql_store import SQLStore
-from context_compiler.record.store import MemoryStore, SQLiteStore, Store
+from context_compiler.record.store import MemoryStore, SQLiteStore, SQLStore, Store
 
 
 @pytest.fixture(params=["memory", "sqlite"])

@@ -15,7 +15,7 @@ from pydantic_ai.output import ToolOutput
 from context_compiler import ContextCompiler, MemoryStore, SQLiteStore, TokenCounter, build_compiling_history_processor
 from context_compiler.middleware.request import tool_tokens
 from context_compiler.record import browse
-from context_compiler.record.sql_store import SQLStore
+from context_compiler.record.store import SQLStore
 from context_compiler.record.values import NATIVE, Tool
 from tests.middleware.keeping import SECRET, Kept
 from tests.support.agents import NOTES

@@ -15,8 +15,7 @@ import pytest
 from context_compiler.errors import StoreError
 from context_compiler.record import browse
 from context_compiler.record.database import Database
-from context_compiler.record.sql_store import SQLStore
-from context_compiler.record.store import Store
+from context_compiler.record.store import SQLStore, Store
 from tests.record.entries import NOW, Talk, compiled, cycle, request, talk
 
 T = TypeVar("T")

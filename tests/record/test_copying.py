@@ -27,8 +27,7 @@ from context_compiler.record.conversations import (
     write_conversation,
 )
 from context_compiler.record.copying import copy_record
-from context_compiler.record.sql_store import SQLStore
-from context_compiler.record.store import MemoryStore, open_place
+from context_compiler.record.store import MemoryStore, SQLStore, open_place
 from context_compiler.record.values import UNDO, Action, now, page_name
 from tests.record.entries import Talk, body, compiled, cycle, days_ago, request, talk
 from tests.support.postgres import Cluster

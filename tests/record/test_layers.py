@@ -13,8 +13,7 @@ import pytest
 
 from context_compiler.errors import StoreError
 from context_compiler.record.schema import MIGRATIONS, create_memories
-from context_compiler.record.sql_store import SQLStore
-from context_compiler.record.store import SQLiteStore, Store, open_place
+from context_compiler.record.store import SQLiteStore, SQLStore, Store, open_place
 from context_compiler.record.values import LayerPages, page_name
 from tests.record.entries import request, talk
 

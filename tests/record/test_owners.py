@@ -17,8 +17,7 @@ import pytest
 
 from context_compiler.errors import SettingsError, StoreError
 from context_compiler.manager.memory import SQLiteMemory
-from context_compiler.record.sql_store import SQLStore
-from context_compiler.record.store import MemoryStore, SQLiteStore, Tenants, open_place
+from context_compiler.record.store import MemoryStore, SQLiteStore, SQLStore, Tenants, open_place
 from tests.record.conftest import STORES, open_one
 from tests.record.entries import NOW, Talk, ask, compiled, cycle, days_ago, request, talk
 from tests.support.postgres import Cluster

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from context_compiler.record.sessions import claim_compile, renew_claim
-from context_compiler.record.sql_store import SQLStore
-from context_compiler.record.store import Store
+from context_compiler.record.store import SQLStore, Store
 from tests.record.entries import compiled, cycle, request, talk
 
 

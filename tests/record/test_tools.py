@@ -8,8 +8,7 @@ from datetime import timedelta
 import pytest
 
 from context_compiler.record import browse, rows
-from context_compiler.record.sql_store import SQLStore
-from context_compiler.record.store import Store
+from context_compiler.record.store import SQLStore, Store
 from context_compiler.record.values import Tool
 from tests.record.entries import NOW, compiled, request, talk
 

@@ -21,8 +21,7 @@ from context_compiler import ContextCompiler
 from context_compiler.cli.root import app
 from context_compiler.compiler.trace import Tracer
 from context_compiler.record import browse
-from context_compiler.record.sql_store import SQLStore
-from context_compiler.record.store import open_store
+from context_compiler.record.store import SQLStore, open_store
 from context_compiler.web.app import create_app
 from context_compiler.web.pages import environment
 from tests.support.agents import Talker

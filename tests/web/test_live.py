@@ -14,8 +14,7 @@ from starlette.testclient import TestClient
 from context_compiler import ContextCompiler, SQLiteStore
 from context_compiler.record import browse
 from context_compiler.record.browse import ModelCall, RequestRow, SessionFilter
-from context_compiler.record.sql_store import SQLStore
-from context_compiler.record.store import Store, open_store
+from context_compiler.record.store import SQLStore, Store, open_store
 from context_compiler.record.values import Entry, now
 from context_compiler.web.app import create_app
 from context_compiler.web.data import Inspector
