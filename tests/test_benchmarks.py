@@ -463,7 +463,7 @@ def benchmarked(out: Path, *more: str) -> str:
     return run.stdout
 
 
-WALKS = {"a raw request": 25, "a request with a summary": 45, "a pipeline of one stage": 50}
+WALKS = {"a raw request": 27, "a request with a summary": 48, "a pipeline of one stage": 53}
 
 
 @pytest.mark.parametrize(("name", "files"), WALKS.items())
