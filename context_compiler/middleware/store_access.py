@@ -64,8 +64,16 @@ class StoreAccess:
 
     def store_for(self, tried: Moment | None) -> Store:
         """The store for a write; `tried` is the time of its first attempt, if that has passed."""
-        store = self.store
-        return store.late(tried) if tried is not None and isinstance(store, SQLStore) else store
+        if tried is None or (store := self.as_sql(self.store)) is None:
+            return self.store
+        return store.late(tried)
+
+    def as_sql(self, store: Store) -> SQLStore | None:
+        """The store, or a scoped one of it, with the methods of an SQL store; None if it has not all of them.
+
+        Those of this package are not checked, because protocol checks are slow.
+        """
+        return cast(SQLStore, store) if self._is_own or isinstance(store, SQLStore) else None
 
     async def read(self, reads: Callable[[Store], Coroutine[Any, Any, T]]) -> T | None:
         """Result of `reads` on the store; None if they failed, or if the store is left alone.
@@ -81,8 +89,9 @@ class StoreAccess:
     async def perform(self, reads: Callable[[Store], Coroutine[Any, Any, T]]) -> T:
         """Result of `reads` on the store, as one job if it is a store of this package."""
         store = self.store
-        if self._is_own and isinstance(store, SQLStore):
-            return await store.perform_together(cast("Callable[[SQLStore], Coroutine[Any, Any, T]]", reads))
+        if self._is_own:
+            together = cast(SQLStore, store).perform_together
+            return await together(cast("Callable[[SQLStore], Coroutine[Any, Any, T]]", reads))
         return await reads(store)
 
     async def try_on_sql(self, work: Callable[[SQLStore], Awaitable[T]]) -> T | None:
@@ -92,8 +101,8 @@ class StoreAccess:
         """
 
         async def done() -> T | None:
-            store = self.store
-            return await work(store) if isinstance(store, SQLStore) else None
+            store = self.as_sql(self.store)
+            return await work(store) if store is not None else None
 
         return (await try_await(self._within_limit(done))).value
 

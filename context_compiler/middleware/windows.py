@@ -15,7 +15,7 @@ from context_compiler.middleware.store_access import StoreAccess
 from context_compiler.record import rows
 from context_compiler.record.database import Moment
 from context_compiler.record.maintenance import RETRY_AGE_DAYS
-from context_compiler.record.store import SQLStore, Store
+from context_compiler.record.store import Store
 
 SESSIONS = 16
 """Maximum conversations whose raw history is in memory, so that a window of it is recognized without a read."""
@@ -73,15 +73,16 @@ class Windows:
         return since.age > FRESH_S or bool(await self._access.attempt_read(partial(self._has_removals, since)))
 
     async def _has_removals(self, since: Moment) -> bool:
-        store = self._access.store_for(since)
-        return await store.perform(rows.removed_since) if isinstance(store, SQLStore) else True
+        store = self._access.as_sql(self._access.store_for(since))
+        return await store.perform(rows.removed_since) if store is not None else True
 
     async def _stored(self, session_id: str, reader: Reader, *, seen: bool) -> History | None:
         """A conversation as the host's store has it; without one there and with `seen`, as the compiler last saw it."""
         place = self._access.arguments.place
 
         async def bodies(store: Store) -> list[bytes] | None:
-            found = await store.conversation(session_id) if isinstance(store, SQLStore) else None
+            sql = self._access.as_sql(store)
+            found = await sql.conversation(session_id) if sql is not None else None
             return await transcript(store, session_id, place) if found is None and seen else found
 
         async def load() -> History | None:
