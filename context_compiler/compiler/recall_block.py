@@ -95,9 +95,13 @@ FILL = 2_000
 """Size in tokens up to which the block of a question is filled with passages that contain none of its terms, best
 first. In a larger block such a passage must score higher than an answering one to replace it."""
 
-FLOORS = (0.15, 0.4)
+FLOOR, TIGHT_FLOOR, PASSING_FLOOR = 0.15, 0.3, 0.4
 """In tool work, the best passage must contain at least this fraction of the question, or the block is not worth its
-tokens: one value for a direct question, one for a question asked in passing."""
+tokens: one value for a direct question, one for a direct question in a room below `TIGHT`, and one for a question asked
+in passing."""
+
+TIGHT = 2_000
+"""Room in tokens below which a barely relevant block costs more, because a view is cut back every few requests."""
 
 TELLING = 0.5
 """If that best passage is from a tool, minimum fraction of its coverage that any other passage must have."""
@@ -232,7 +236,7 @@ def lacks_room_for_block(plan: Plan, limits: Limits, cycle: Cycle, cost: int) ->
         or max_block_tokens(plan, limits, cycle, question_text(plan.history.readings[at])) < least
     ):
         return False
-    return bool(find_block(plan, cycle, at, least))
+    return bool(find_block(plan, limits, cycle, at, least))
 
 
 def free_tokens(plan: Plan, limits: Limits, cost: int) -> int:
@@ -288,15 +292,16 @@ def find_first_block(
     """
     prompt = question_text(plan.history.readings[at])
     if _asks(plan, limits, prompt):
-        return find_block(plan, cycle, at, min(most, room), said, fill=FILL)
+        return find_block(plan, limits, cycle, at, min(most, room), said, fill=FILL)
     bearing = min(share_tokens(plan.policy.recall, limits) // BEARING, limits.room // ASIDE)
     if most and bearing >= 2 * MIN_BLOCK and is_short(prompt, plan.counter):
-        return find_block(plan, cycle, at, min(bearing, room), said, small=most)
-    return find_block(plan, cycle, at, min(most, room), said)
+        return find_block(plan, limits, cycle, at, min(bearing, room), said, small=most)
+    return find_block(plan, limits, cycle, at, min(most, room), said)
 
 
 def find_block(
     plan: Plan,
+    limits: Limits,
     cycle: Cycle,
     at: int,
     room: int,
@@ -316,6 +321,7 @@ def find_block(
 
     Args:
         plan: The raw history.
+        limits: Budget and thresholds.
         cycle: The current state of the view.
         at: Position of the prompt.
         room: Maximum size in tokens.
@@ -353,7 +359,8 @@ def find_block(
     answering = [pair for pair in ranked if pair[1] > 0]
     if plan.work and not within:
         in_passing = asking_share(asking_part(question_text(history.readings[at]), counter)) < MOSTLY
-        answering, of_tools = _relevant_in_tool_work(answering, Relevance(index, question, floor=0), FLOORS[in_passing])
+        floor = PASSING_FLOOR if in_passing else FLOOR if limits.room >= TIGHT else TIGHT_FLOOR
+        answering, of_tools = _relevant_in_tool_work(answering, Relevance(index, question, floor=0), floor)
         fill = 0 if of_tools or in_passing else fill
     # a question that names one of two speakers is filled with that speaker's messages even if no passage answers
     if not (answering or (fill and ranking.of_somebody)) or room < MIN_BLOCK:
@@ -585,8 +592,8 @@ def cut_room(plan: Plan, limits: Limits, cycle: Cycle, block: Block, over: int, 
     return min(least if block.cuts else share, size - over)
 
 
-def shorten_block(plan: Plan, cycle: Cycle, block: Block, room: int) -> Block:
+def shorten_block(plan: Plan, limits: Limits, cycle: Cycle, block: Block, room: int) -> Block:
     """Shorten a block to its best passages within `room` tokens."""
     return replace(
-        block, text=find_block(plan, cycle, block.at, room, within=block.text, fill=room), cuts=block.cuts + 1
+        block, text=find_block(plan, limits, cycle, block.at, room, within=block.text, fill=room), cuts=block.cuts + 1
     )

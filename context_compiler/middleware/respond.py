@@ -263,8 +263,9 @@ def _fit_budget(context: RequestContext, cycle: Cycle, result: Result, done: Adv
     if blocks is None or not blocks.own.text:
         return None
     refused = context.run.refused
-    room = cut_room(context, context.limits(cycle), cycle, blocks.own, over, refused=refused)
-    outcome = attempt(lambda: shorten_block(context, cycle, blocks.own, room) if room > 0 else None)
+    limits = context.limits(cycle)
+    room = cut_room(context, limits, cycle, blocks.own, over, refused=refused)
+    outcome = attempt(lambda: shorten_block(context, limits, cycle, blocks.own, room) if room > 0 else None)
     if outcome.value is None:
         return None
     fewer = replace(blocks, own=outcome.value)

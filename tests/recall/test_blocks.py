@@ -625,3 +625,14 @@ async def test_a_prompt_that_the_host_joined_with_a_result_of_the_run_before_had
         messages = streamed.all_messages()
     kinds = [[part.part_kind for part in message.parts] for message in messages]
     assert ["tool-return", "user-prompt"] in kinds and SECRET in block_of(talker.last.messages, question)
+
+
+async def test_a_question_that_the_past_hardly_answers_gets_no_block_in_tool_work_in_a_small_view() -> None:
+    history = [*past(20), *worked(60)]
+    for question, small in (
+        (ASK, True),
+        ("Could the Ghent warehouse inventory migrate before Thursday's audit?", False),
+    ):
+        for budget, there in ((1_000, small), (4_000, True)):
+            talker, _ = await talked(compiler(budget=budget), ["Go on.", question], history=history)
+            assert bool(block_of(talker.last.messages, question)) is there, (question, budget)
