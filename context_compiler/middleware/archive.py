@@ -1,7 +1,7 @@
 """The archive of a compiler: saves requests, cycles and user actions, and finds them in memory or on the record.
 
-`store_access` handles a store that fails, `windows` recognizes parts of known conversations, and `answers` finds the
-summaries of models.
+`store_access` handles a store that fails. `Windows` finds what is on the record before the part of a conversation that
+an application gives.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from collections.abc import Callable, Hashable, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import takewhile
 
 from pydantic_ai.messages import ModelMessage
 
@@ -17,15 +18,15 @@ from context_compiler.cache import Memo
 from context_compiler.compiler.cycle import Blocks, Cycle
 from context_compiler.compiler.steering import MARK, Steering, steering_of
 from context_compiler.errors import StoreError
-from context_compiler.messages.history import PROMPT, History, load_messages
-from context_compiler.middleware.answers import Answers
+from context_compiler.messages.history import PROMPT, History, Reader, load_messages
 from context_compiler.middleware.arguments import Arguments
 from context_compiler.middleware.others import other_mentions
 from context_compiler.middleware.state import Result
 from context_compiler.middleware.store_access import StoreAccess
-from context_compiler.middleware.windows import Windows, transcript
 from context_compiler.recall.others import Mention
+from context_compiler.record import rows
 from context_compiler.record.database import Moment
+from context_compiler.record.maintenance import RETRY_AGE_DAYS
 from context_compiler.record.redaction import (
     METADATA,
     REDACTED,
@@ -41,6 +42,15 @@ from context_compiler.resilience import Report
 
 CYCLES = 1_000
 """Maximum cycles in memory, over all conversations."""
+
+SESSIONS = 16
+"""Maximum conversations whose raw history is in memory, so that a window of it is recognized without a read."""
+
+FRESH_S = 86_400.0 * RETRY_AGE_DAYS
+"""Seconds for which a raw history in memory is used: a prune of older conversations leaves no note on the record."""
+
+OVERLAP = 2
+"""Minimum number of messages that a window must share with the record."""
 
 NEWEST = 50
 """Maximum number of requests without a budget after the newest one with a budget."""
@@ -73,50 +83,49 @@ class Archive:
     def __init__(self, arguments: Arguments, report: Report) -> None:
         """Open nothing yet."""
         self._arguments = arguments
-        self._access = StoreAccess(arguments, report)
+        self.access = StoreAccess(arguments, report)
         self._redactor = Redactor(arguments.redact) if arguments.redact else None
         self._cycles: Memo[tuple[str, str], Cycle] = Memo(CYCLES)
         self._blocks: Memo[tuple[str, str], Blocks] = Memo(CYCLES)
         self._session_cycles: Memo[tuple[str | None, str], tuple[Cycle, ...]] = Memo(CYCLES)
         self._actions: Memo[tuple[str | None, str], tuple[Action, ...]] = Memo(CYCLES)
-        self.windows = Windows(self._access)
-        self.answers = Answers(self._access)
+        self.windows = Windows(self.access)
 
     def scoped(self, owner: str | None) -> Archive:
         """The archive of another owner with the same caches; for None, an archive that saves and finds nothing."""
         if owner == self.owner:
             return self
         other = copy(self)
-        other._access = access = self._access.scoped(owner)
-        other.windows, other.answers = self.windows.scoped(access), self.answers.scoped(access)
+        other.access = access = self.access.scoped(owner)
+        other.windows = self.windows.scoped(access)
         return other
 
     @property
     def owner(self) -> str | None:
         """Owner of the record; None if the owner is unknown, in which case nothing is saved or found."""
-        return self._access.owner
+        return self.access.owner
 
     @property
     def store(self) -> Store:
         """The store, opened on first use."""
-        return self._access.store
+        return self.access.store
 
     @property
     def keeps_content(self) -> bool:
         """True if the record keeps content unchanged, so that it can be reused."""
-        return self._access.keeps_content
+        return self.access.keeps_content
 
     def conversation(self, session_id: str) -> Hashable:
         """Key of a conversation, the same for all compilers of this process that share the record."""
-        return self.answers.key(session_id), self.owner, self._arguments.place
+        return self.access.shared_key(session_id), self.owner, self._arguments.place
 
     async def catch_up(self) -> None:
         """Execute the delayed writes, or report why they must wait."""
-        await self._access.catch_up()
+        await self.access.catch_up()
 
     async def close(self) -> None:
         """Close the store if this archive opened it; the next use opens it again."""
-        await self._access.close()
+        await self.access.close()
 
     async def keep(
         self, record: Record, result: Result, cycle: Cycle | None, blocks: Blocks | None, tools: str | None
@@ -125,7 +134,7 @@ class Archive:
         if self._arguments.record == "off":
             return with_null_reasons(record, {"summary_id": "record is off"})
         write = partial(self._save, record, result, cycle, blocks, tools)
-        kept = await self._access.write(record.session_id, write)
+        kept = await self.access.write(record.session_id, write)
         return with_null_reasons(record, {"summary_id": "not stored, or stored later"}) if kept is None else kept
 
     async def _save(
@@ -137,7 +146,7 @@ class Archive:
         tools: str | None,
         tried: Moment | None,
     ) -> Record:
-        store = self._access.store_for(tried)
+        store = self.access.store_for(tried)
         view = result.sent.view_chain
         entry = Entry(record=record, raw=result.raw.chain, view=view, compile=result.row, tools=tools)
         if self._arguments.record == "metadata":
@@ -157,39 +166,39 @@ class Archive:
     async def save_raw(self, session_id: str, history: History) -> None:
         """Save a raw history without a request: the last answer of a run extends it."""
         if self._arguments.record == "full":
-            await self._access.write(session_id, partial(self._save_raw, session_id, history))
+            await self.access.write(session_id, partial(self._save_raw, session_id, history))
 
     async def _save_raw(self, session_id: str, history: History, tried: Moment | None) -> bool:
         chain = self._redactor.chain(history.chain) if self._redactor else history.chain
-        await self._access.store_for(tried).archive(session_id, self._arguments.place, chain)
+        await self.access.store_for(tried).archive(session_id, self._arguments.place, chain)
         return True
 
     async def last_request(self, session_id: str) -> Record | None:
         """The newest recorded request of a conversation; None if there is none in this vault that can be reused."""
         if not self.keeps_content:
             return None
-        found = await self._access.read(lambda store: store.views(session_id, limit=1))
+        found = await self.access.read(lambda store: store.views(session_id, limit=1))
         return found[0] if found and found[0].vault_name == self._arguments.place else None
 
     async def newest_request(self, session_id: str) -> Record | None:
         """The newest request of a conversation, with or without content; preferably one with a budget."""
-        return await self._access.read(lambda store: _newest_request(store, session_id))
+        return await self.access.read(lambda store: _newest_request(store, session_id))
 
     async def compiles(self, session_id: str) -> list[Compile] | None:
         """The recorded compiles of a session; None if there is no record or it cannot be read."""
         if self._arguments.record == "off" or self.owner is None:
             return None
-        return await self._access.read(lambda store: store.summaries(session_id))
+        return await self.access.read(lambda store: store.summaries(session_id))
 
     async def bodies(self, tip: str) -> list[bytes]:
         """Message bodies of a recorded chain; empty if they cannot be read."""
-        return await self._access.read(lambda store: store.chain(tip)) or []
+        return await self.access.read(lambda store: store.chain(tip)) or []
 
     async def others(self, session_id: str, prompt: str) -> list[tuple[float, Mention]]:
         """Passages of the owner's other conversations that answer a prompt; empty if the store fails."""
         if self._arguments.record == "off":
             return []
-        return await self._access.attempt_read(lambda: other_mentions(self.store, session_id, prompt)) or []
+        return await self.access.attempt_read(lambda: other_mentions(self.store, session_id, prompt)) or []
 
     async def history(self, session_id: str) -> list[ModelMessage]:
         """The raw history of a conversation: from the record, or from memory if the record does not keep it unchanged.
@@ -201,7 +210,7 @@ class Archive:
 
     async def transcript(self, session_id: str) -> list[ModelMessage]:
         """The raw history of a conversation, as last seen."""
-        return load_messages(await transcript(self.store, session_id, self._arguments.place))
+        return load_messages(await _transcript(self.store, session_id, self._arguments.place))
 
     def remember_cycle(self, cycle: Cycle, session_id: str) -> None:
         """Keep a cycle in memory under the last message it decides on; the least recently used is evicted first."""
@@ -228,7 +237,7 @@ class Archive:
             former: Finds the name under which older files store cycles of a configuration.
         """
         work = partial(self._start, session_id=session_id, ids=ids, config=config, former=former)
-        return (await self._access.read(work) if self.keeps_content else None) or await work(None)
+        return (await self.access.read(work) if self.keeps_content else None) or await work(None)
 
     async def _start(
         self, store: Store | None, session_id: str, ids: Sequence[str], config: str, former: FormerName
@@ -253,7 +262,7 @@ class Archive:
         if found is not None or store is None:
             return found
         stored = await store.find_cycle(ids, config)
-        if stored is None and former is not None and self._access.is_shared:
+        if stored is None and former is not None and self.access.is_shared:
             stored = await store.find_cycle(ids, former)
         found = Cycle.from_json(stored.state) if stored is not None else None
         return replace(found, config=config) if found is not None else None
@@ -283,7 +292,7 @@ class Archive:
     async def actions(self, session_id: str) -> list[Action]:
         """User actions on a conversation, oldest first: those on the record, else those of this process."""
         work = partial(self._known_actions, session_id=session_id)
-        found = await self._access.read(work) if self.keeps_content else None
+        found = await self.access.read(work) if self.keeps_content else None
         return await work(None) if found is None else found
 
     async def save_action(
@@ -295,7 +304,7 @@ class Archive:
             StoreError: The action could not be saved, content was deleted since the conversation was read, or another
                 action came first; nothing was saved.
         """
-        store, place = self._access.store_for(began) if self.keeps_content else None, self._arguments.place
+        store, place = self.access.store_for(began) if self.keeps_content else None, self._arguments.place
         if isinstance(store, Steered):
             try:
                 action = await store.save_action(session_id, place, action, after=after, compile=row)
@@ -320,10 +329,10 @@ class Archive:
             return
         why = METADATA if self._redactor is None else REDACTED
         kept = row if self.keeps_content else compile_without_content(row, why)
-        await self._access.attempt_write(partial(self._save_unsent, kept, began))
+        await self.access.attempt_write(partial(self._save_unsent, kept, began))
 
     async def _save_unsent(self, row: Compile, began: Moment) -> None:
-        store = self._access.store_for(began)
+        store = self.access.store_for(began)
         if isinstance(store, Steered):
             await store.save_compile(row)
 
@@ -334,6 +343,100 @@ class Archive:
         found = await self.store.session_cycles(session_id, self._arguments.place)
         cycles = ((one, Cycle.from_json(one.state)) for one in found if not one.config.endswith(RECALLED))
         return [replace(cycle, config=one.config) for one, cycle in cycles if cycle is not None]
+
+
+class Windows:
+    """Raw histories of an owner's conversations, in memory or else on the record.
+
+    An application may give only the end of a conversation whose beginning is on the record.
+    """
+
+    def __init__(self, access: StoreAccess) -> None:
+        """Remember nothing yet."""
+        self._access = access
+        self._histories: Memo[tuple[str | None, str], tuple[History, Moment]] = Memo(SESSIONS)
+
+    def scoped(self, access: StoreAccess) -> Windows:
+        """The same for another owner."""
+        other = copy(self)
+        other._access = access
+        return other
+
+    def remember(self, session_id: str, history: History, since: Moment) -> None:
+        """Keep the raw history of a conversation in memory; `since` is a time before it was saved."""
+        self._histories.keep((self._access.owner, session_id), (history, since))
+
+    def last_seen(self, session_id: str) -> Sequence[ModelMessage]:
+        """The raw history of a conversation in memory; empty if there is none."""
+        known = self._histories.get((self._access.owner, session_id))
+        return known[0].messages if known is not None else ()
+
+    async def before(self, session_id: str, window: History, reader: Reader, *, named: bool) -> Sequence[ModelMessage]:
+        """Recorded messages of a conversation before the first message of a window that continues it.
+
+        If the conversation is not `named`, only the messages of the host's conversation store are searched.
+        """
+        if not self._access.keeps_content or not window.ids:
+            return ()
+        place = self._access.owner, session_id
+        known, since = (self._histories.get(place) if named else None) or (None, None)
+        start = None if known is None else _window_start(known, window)
+        if since is not None and start and await self._is_stale(since):
+            self._histories.take(place)
+            known = start = None
+        if start is None:
+            known = await self._stored(session_id, reader, seen=named and known is None)
+            start = None if known is None else _window_start(known, window)
+        return known.messages[: start or 0] if known is not None else ()
+
+    async def _is_stale(self, since: Moment) -> bool:
+        """True if content has been deleted since then, or may have been."""
+        return since.age > FRESH_S or bool(await self._access.attempt_read(partial(self._has_removals, since)))
+
+    async def _has_removals(self, since: Moment) -> bool:
+        store = self._access.as_sql(self._access.store_for(since))
+        return await store.perform(rows.removed_since) if store is not None else True
+
+    async def _stored(self, session_id: str, reader: Reader, *, seen: bool) -> History | None:
+        """A conversation as the host's store has it; without one there and with `seen`, as the compiler last saw it."""
+        place = self._access.arguments.place
+
+        async def bodies(store: Store) -> list[bytes] | None:
+            sql = self._access.as_sql(store)
+            found = await sql.conversation(session_id) if sql is not None else None
+            return await _transcript(store, session_id, place) if found is None and seen else found
+
+        async def load() -> History | None:
+            found = await self._access.perform(bodies)
+            return reader.read(load_messages(found)) if found else None
+
+        return await self._access.attempt_read(load)
+
+
+async def _transcript(store: Store, session_id: str, place: str) -> list[bytes]:
+    """Message bodies of a conversation in a vault, or without one in its most recently used vault."""
+    return await (store.transcript(session_id, place) if place else store.transcript(session_id))
+
+
+def _window_start(known: History, window: History) -> int | None:
+    """Position in a known history at which a window of it begins; None if it is not a window of this history.
+
+    A current window overlaps the end of the history and continues it. If no position does that, the first position with
+    a long enough overlap is taken: the window is then of an earlier state.
+    """
+    names, first = [reading.name for reading in known.readings], [reading.name for reading in window.readings]
+    if not names or names[0] == first[0]:
+        return 0 if names else None
+    found = None
+    for start in range(1, len(names)):
+        if names[start] != first[0]:
+            continue
+        shared = len(list(takewhile(lambda pair: pair[0] == pair[1], zip(names[start:], first, strict=False))))
+        if shared == len(names) - start and shared >= min(OVERLAP, len(first) - 1):
+            return start
+        if found is None and shared >= min(OVERLAP, len(first)):
+            found = start
+    return found
 
 
 async def _newest_request(store: Store, session_id: str) -> Record | None:

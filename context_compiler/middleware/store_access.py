@@ -6,7 +6,8 @@ locked file or a full disk is repeated before the next write (`late`).
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Coroutine
+import os
+from collections.abc import Awaitable, Callable, Coroutine, Hashable
 from copy import copy
 from functools import partial
 from pathlib import Path
@@ -53,6 +54,14 @@ class StoreAccess:
     def keeps_content(self) -> bool:
         """True if the record keeps content unchanged, so that it can be reused."""
         return self.arguments.record == "full" and not self.arguments.redact and self.owner is not None
+
+    def shared_key(self, key: str) -> Hashable:
+        """Key of a compile or conversation, the same for all compilers of this process that share the record."""
+        given = self.arguments.store
+        if not self.keeps_content or given is None:
+            return id(self._opened), key
+        path = given if isinstance(given, str | Path) else getattr(given, "path", None)
+        return os.path.abspath(path) if isinstance(path, str | Path) else id(given), key
 
     @property
     def store(self) -> Store:
