@@ -18,7 +18,7 @@ import pytest
 from context_compiler import Record, SQLiteStore
 from context_compiler.errors import StoreError
 from context_compiler.messages.history import load_messages
-from context_compiler.middleware import late, windows
+from context_compiler.middleware import archive, late
 from context_compiler.record.schema import APPLICATION_ID
 from context_compiler.record.values import Entry
 from tests.middleware.faulty import Faulty, locked
@@ -305,7 +305,7 @@ async def test_what_is_pruned_is_not_joined_with_a_window_of_days_later(
         db.execute("UPDATE views SET created_at = '2001'")
     db.close()
     assert await store.prune(older_than_days=30) == 2
-    monkeypatch.setattr(windows, "FRESH_S", -1.0)
+    monkeypatch.setattr(archive, "FRESH_S", -1.0)
     faulty.history = faulty.history[-2:]
     await faulty.ask("and now?", conversation_id="talk")
     assert "pelican" not in faulty.talker.last.text and len(await store.transcript("talk")) == 4
