@@ -6,17 +6,23 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from importlib.util import find_spec
-from typing import Any
+from typing import Any, NamedTuple
 
-EXTRAS = {"asyncpg": "postgres", "greenlet": "postgres", "dbos": "dbos"}
-"""Extra of this package that installs each of these modules."""
 
-NEEDS = {
-    "record.postgres": ("asyncpg", "greenlet"),
-    "pipeline.stores.postgres": ("asyncpg", "greenlet"),
-    "pipeline.dbos_runs": ("dbos",),
+class Extra(NamedTuple):
+    """An extra of this package."""
+
+    packages: Sequence[str]
+    """Packages that it installs, by their import names."""
+    needed_by: Sequence[str]
+    """Modules of this package that need them."""
+
+
+EXTRAS = {
+    "postgres": Extra(("asyncpg", "greenlet"), ("record.postgres", "pipeline.stores.postgres")),
+    "dbos": Extra(("dbos",), ("pipeline.dbos_runs",)),
 }
-"""Modules of extras that each of these modules needs."""
+"""Extras that public names need."""
 
 
 def lazy_exports(
@@ -46,9 +52,10 @@ def lazy_exports(
         try:
             value = getattr(import_module(f"context_compiler.{module}"), there)
         except ModuleNotFoundError as error:
-            if error.name not in EXTRAS:
+            extra = next((one for one, given in EXTRAS.items() if error.name in given.packages), None)
+            if extra is None:
                 raise
-            remedy = import_module("context_compiler.paths").install_command(EXTRAS[error.name])
+            remedy = import_module("context_compiler.paths").install_command(extra)
             raise ImportError(f"{name} needs {error.name}: {remedy}", name=error.name) from error
         setattr(sys.modules[package], name, value)
         return value
@@ -57,7 +64,8 @@ def lazy_exports(
         """List the public names, loaded or not; without those of extras that are not installed."""
         return sorted(name for name, (module, _) in places.items() if module not in missing)
 
-    missing = {module for module in homes if not all(map(_is_installed, NEEDS.get(module, ())))}
+    mine = [extra for extra in EXTRAS.values() if not homes.keys().isdisjoint(extra.needed_by)]
+    missing = {module for extra in mine if not all(map(_is_installed, extra.packages)) for module in extra.needed_by}
     contents = vars(sys.modules[package])
     if missing and "__all__" in contents:
         contents["__all__"] = [name for name in contents["__all__"] if places[name][0] not in missing]

@@ -18,6 +18,7 @@ from urllib.parse import urlsplit
 from urllib.request import url2pathname
 
 from context_compiler.errors import SettingsError
+from context_compiler.lazy import EXTRAS
 
 NAME, EVERYTHING = ".gitignore", b"*\n"
 NAMESAKE = "context_compiler-*.dist-info/RECORD"
@@ -166,7 +167,7 @@ def require_postgres() -> None:
     Raises:
         SettingsError: They are not; the message contains the command to install them.
     """
-    if missing := [name for name in ("asyncpg", "greenlet") if find_spec(name) is None]:
+    if missing := [name for name in EXTRAS["postgres"].packages if find_spec(name) is None]:
         raise SettingsError(f"{' and '.join(missing)} not installed: {install_command('postgres')}")
 
 

@@ -281,7 +281,7 @@ class Manual:
         if saved.error is not None:
             await self._report(saved.error)
             return replace(result, done=False, after=result.before, why=f"{saved.error}; {AS_IT_WAS}")
-        self._archive.forget_answer(current.summary)
+        self._summaries.forget(current.summary)
         return result
 
     async def pin(self, session: str, message: int | str) -> Pin:

@@ -19,8 +19,6 @@ from pydantic_ai.messages import ModelMessage, ModelResponse
 from pydantic_ai.models import Model
 
 from context_compiler.cache import Memo
-from context_compiler.compiler.cycle import Cycle
-from context_compiler.compiler.steering import MARK, NONE, base_config, steering_of
 from context_compiler.compiler.summary import SummaryRequest, SummaryResponse
 from context_compiler.compiler.view import Quote, View
 from context_compiler.errors import BudgetError, ContextCompilerError, SettingsError
@@ -39,7 +37,7 @@ from context_compiler.messages.items import Kind
 from context_compiler.messages.printable import safe_line
 from context_compiler.messages.prompts import asking_part, asks
 from context_compiler.messages.turns import prompt_at
-from context_compiler.middleware.archive import Archive, one_request
+from context_compiler.middleware.archive import Archive
 from context_compiler.middleware.arguments import Arguments
 from context_compiler.middleware.background import unused_row
 from context_compiler.middleware.fallback import fallback, unreadable_parts
@@ -136,10 +134,6 @@ class Middleware:
 
     async def view(self, run: Run, request: Request, host: Host) -> View:
         """Make and record the view of a request. Raises nothing but cancellation."""
-        with one_request():
-            return await self._view(run, request, host)
-
-    async def _view(self, run: Run, request: Request, host: Host) -> View:
         started = time.perf_counter()
         run.fail(None)
         await self._prepare()
@@ -155,8 +149,7 @@ class Middleware:
         """Record a request that is sent unchanged, once the task `after` is done; an error is reported."""
         if after is not None:
             await asyncio.wait({after})
-        with one_request():
-            outcome = await try_await(self._record_unchanged(run, request))
+        outcome = await try_await(self._record_unchanged(run, request))
         if outcome.error is not None:
             await self.report(outcome.error)
 
@@ -199,9 +192,9 @@ class Middleware:
             if len(request.messages) > 1 and not request.marked:
                 window, read = (await try_await(read_history(self.state.reader, run, request.messages))).value, True
                 if window is not None:
-                    archive = self.archive.scoped(request.owner)
+                    windows = self.archive.scoped(request.owner).windows
                     named, reader = bool(request.scope), self.state.reader
-                    run.join(await archive.before_window(request.session_id, window, reader, named=named))
+                    run.join(await windows.before(request.session_id, window, reader, named=named))
                 if run.earlier and request.run_id:
                     JOINED.keep(request.run_id, run.earlier)
         if run.earlier:
@@ -382,29 +375,14 @@ class Middleware:
                 await self.archive.scoped(one.context.request.owner).keep_unsent(row, one.began)
 
     async def begin(self, owner: str | None, session: str, ids: list[str], config: str) -> dict[str, Any]:
-        """Starting state of a run: the newest cycle of the last of these ids that has one, and the learned ratios.
-
-        It also contains the user's steering (pins and undos). After a compile or undo by hand, it contains the cycle
-        that this produced, until another compile replaces it.
-        """
-        archive = self.archive.scoped(owner)
-        actions = await archive.actions(session)
-        steering, chosen, base = NONE, None, config
-        steered = bool(actions) or MARK in config
-        if steered:
-            steering, chosen = steering_of(actions)
-            base, config = base_config(config), steering.config(config)
-        cycle = await archive.cycle(ids, config, None if steering.generation else self.state.former.get(base))
-        cycle = await archive.link_compile(cycle, session) if cycle is not None else None
-        adopted = chosen is not None and chosen.tip in ids and (cycle is None or _is_earlier(cycle, chosen, ids))
-        cycle = replace(chosen, config=config) if chosen is not None and adopted else cycle
-        blocks = await archive.blocks(ids, config) if cycle else None
+        """Starting state of a run, as plain data: where it starts from, and the learned ratios."""
+        start = await self.archive.scoped(owner).start(session, ids, config, self.state.former.get)
         return {
-            "cycle": cycle.to_json() if cycle else None,
-            "blocks": blocks.to_json() if blocks else None,
+            "cycle": start.cycle.to_json() if start.cycle else None,
+            "blocks": start.blocks.to_json() if start.blocks else None,
             "ratios": self._ratios.state(),
-            "steering": steering.to_data() if steered else None,
-            "adopted": adopted,
+            "steering": start.steering.to_data() if start.steering else None,
+            "adopted": start.adopted,
         }
 
     def learn(self, run: Run, request: Request | None, response: ModelResponse) -> None:
@@ -431,7 +409,7 @@ class Middleware:
         if history is not None and messages:
             archive, since = self.archive.scoped(await self.owner_of(ctx)), Moment()
             await archive.save_raw(session_of(ctx), history)
-            archive.remember_raw(session_of(ctx), history, since)
+            archive.windows.remember(session_of(ctx), history, since)
 
     async def views(self, session: str | None, owner: str | None) -> list[Record]:
         """Recorded views; StoreError if they cannot be read."""
@@ -489,11 +467,6 @@ class Middleware:
             await self.report(outcome.error)
         else:
             LOG.warning("context_compiler: on_error failed: %s", log_text(outcome.error))
-
-
-def _is_earlier(cycle: Cycle, chosen: Cycle, ids: Sequence[str]) -> bool:
-    """True if a cycle decides on fewer messages than the cycle that a user chose."""
-    return ids.index(cycle.tip) < ids.index(chosen.tip)
 
 
 def record_of(

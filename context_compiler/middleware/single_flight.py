@@ -16,6 +16,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Hash
 from contextlib import asynccontextmanager
 from copy import copy
 from dataclasses import dataclass, field, replace
+from datetime import datetime
 from decimal import Decimal
 from functools import partial
 from typing import Any, cast
@@ -24,13 +25,19 @@ from weakref import WeakSet
 
 from pydantic_ai.models import Model
 
+from context_compiler.cache import Memo
 from context_compiler.compiler.summary import SummaryResponse, ask, model_alias
 from context_compiler.errors import CompileError
 from context_compiler.middleware.archive import Archive
 from context_compiler.middleware.arguments import Arguments
 from context_compiler.middleware.spending import Spending
+from context_compiler.middleware.store_access import StoreAccess
+from context_compiler.record.sessions import claim_compile, renew_claim
 from context_compiler.resilience import Breaker, Report, try_await
 from context_compiler.tokens import TokenCounter
+
+ANSWERS = 200
+"""Maximum answers in memory, for records that may not store them."""
 
 PATIENCE_S = 1.0
 """Seconds that a cancelled call may take to end."""
@@ -173,11 +180,59 @@ async def _end(task: asyncio.Task[Any]) -> None:
         task.exception()
 
 
-async def _renew(key: str, holder: str, archive: Archive) -> None:
-    """Renew a claim until this task is cancelled."""
-    while True:
-        await asyncio.sleep(CLAIM_S / 3)
-        await archive.renew_claim(key, holder, CLAIM_S)
+class Answers:
+    """Answers of models to the summary requests of an owner.
+
+    Announcements and claims are optional: they are skipped if the store has failed, and their own failure does not
+    count.
+    """
+
+    def __init__(self, access: StoreAccess, remembered: Memo[str, SummaryResponse]) -> None:
+        """Share `remembered`, the answers in memory, among all owners."""
+        self._access, self._remembered = access, remembered
+
+    async def find(self, key: str) -> SummaryResponse | None:
+        """An earlier answer to the same summary request, from memory or the record; None if there is none."""
+        made = self._remembered.get(key)
+        if made is not None or not self._access.keeps_content:
+            return made
+        found = await self._access.read(lambda store: store.find_compile(key))
+        return SummaryResponse(text=found[1].raw_output, row=found[0]) if found and found[1].raw_output else None
+
+    def remember(self, key: str, answer: SummaryResponse) -> None:
+        """Keep an answer in memory until it is recorded, or for good if the record may not store it."""
+        self._remembered.keep(key, replace(answer, usage={}, cost=None))
+
+    async def claim(self, key: str, holder: str, seconds: float) -> bool | None:
+        """Claim a model call; False while another process holds the claim, None if the record cannot tell."""
+        access = self._access
+        if not access.keeps_content or not access.is_shared or access.is_doubtful:
+            return None
+        work = partial(claim_compile, cache_key=key, holder=holder, seconds=seconds)
+        return await access.try_on_sql(lambda store: store.perform(work))
+
+    async def keep_claim(self, key: str, holder: str) -> None:
+        """Renew a claim until this task is cancelled."""
+        while True:
+            await asyncio.sleep(CLAIM_S / 3)
+            await self.renew(key, holder, CLAIM_S)
+
+    async def renew(self, key: str, holder: str, seconds: float) -> None:
+        """Renew a claim for `seconds`; after that, other processes may make the same call."""
+        work = partial(renew_claim, cache_key=key, holder=holder, seconds=seconds)
+        await self._access.try_on_sql(lambda store: store.perform(work))
+
+    async def announce(self, session_id: str, model: str, seconds: float) -> tuple[int, datetime] | None:
+        """Show on the record, for at most `seconds`, that a model is writing a summary; None if it is not shown."""
+        access = self._access
+        if access.arguments.record == "off" or access.is_blank or access.owner is None or access.is_doubtful:
+            return None
+        given = session_id, access.arguments.place, model, seconds
+        return await access.try_on_sql(lambda store: store.announce_compile(*given))
+
+    async def withdraw(self, announced: tuple[int, datetime]) -> None:
+        """Remove the announcement of a call that has ended."""
+        await self._access.try_on_sql(lambda store: store.withdraw_compile(*announced))
 
 
 class Summaries:
@@ -197,13 +252,14 @@ class Summaries:
         self._arguments, limit = arguments, arguments.spend_limit()
         self._spending = None if limit is None else Spending(limit.amount, counter, report)
         self._breaker, self._rest = Breaker(), rest
+        self._remembered: Memo[str, SummaryResponse] = Memo(ANSWERS)
         self._announcements: dict[asyncio.Task[None], asyncio.Future[Any]] = {}
 
     async def answer(
         self, key: str, prompts: Sequence[str], model: object, archive: Archive, *, session: str, cap: int
     ) -> SummaryResponse:
         """Return one summary: remembered, shared with another run, or new; a failure is returned as data."""
-        known = await archive.find_answer(key)
+        known = await self._answers(archive).find(key)
         if known is not None:
             return known
         if self._spending is None:
@@ -226,7 +282,7 @@ class Summaries:
 
         The task does not use the store, because it may outlive the run and with it the open file.
         """
-        known = await archive.find_answer(key)
+        known = await self._answers(archive).find(key)
         if known is not None:
             task = asyncio.create_task(_return(known))
         else:
@@ -262,13 +318,13 @@ class Summaries:
 
         async def announce() -> None:
             alias = model_alias(self._writer(model))
-            announced = await archive.announce_compile(session, alias, self._arguments.timeout)
+            announced = await self._answers(archive).announce(session, alias, self._arguments.timeout)
             if announced is None:
                 return
             try:
                 await asyncio.wait({ended})
             finally:
-                await archive.withdraw_compile(announced)
+                await self._answers(archive).withdraw(announced)
                 await self._rest()
 
         announcement = asyncio.create_task(announce())
@@ -276,6 +332,13 @@ class Summaries:
         announcement.add_done_callback(self._announcements.pop)
         end_at_exit(announcement)
         return announcement
+
+    def _answers(self, archive: Archive) -> Answers:
+        return Answers(archive.access, self._remembered)
+
+    def forget(self, text: str) -> None:
+        """Remove a summary from memory, so that it is not shared after a user has undone its compile."""
+        self._remembered.discard(lambda answer: answer.text == text)
 
     async def wait_until_withdrawn(self) -> None:
         """Wait until the announcements of all compiles that have ended in this event loop are withdrawn."""
@@ -319,7 +382,7 @@ class Summaries:
         With `claims`, calls are also shared with other processes.
         """
         compiler = self._writer(model)
-        place, make = archive.compile_key(key), self._claim_and_call if claims else self._call_model
+        place, make = archive.access.shared_key(key), self._claim_and_call if claims else self._call_model
         given = key, prompts, compiler, archive, self._arguments.timeout
         outcome = await try_await(UNDER_WAY.join(place, lambda: make(*given)))
         if outcome.value is None:
@@ -331,15 +394,15 @@ class Summaries:
         self, key: str, prompts: Sequence[str], compiler: Model | str, archive: Archive, timeout: float
     ) -> SummaryResponse:
         """Wait for the answer of another process with the same request, or make the call."""
-        began, name = time.monotonic(), UNDER_WAY.name
-        while (mine := await archive.claim_compile(key, name, CLAIM_S)) is False:
+        began, name, answers = time.monotonic(), UNDER_WAY.name, self._answers(archive)
+        while (mine := await answers.claim(key, name, CLAIM_S)) is False:
             await asyncio.sleep(min(STEP_S, WAIT * timeout))
-            known = await archive.find_answer(key)
+            known = await answers.find(key)
             if known is not None:
                 return known
             if time.monotonic() - began >= WAIT * timeout:
                 break
-        response, renewing = None, asyncio.create_task(_renew(key, name, archive)) if mine else None
+        response, renewing = None, asyncio.create_task(answers.keep_claim(key, name)) if mine else None
         try:
             left = max(timeout - (time.monotonic() - began), (1 - WAIT) * timeout)  # waiting for a lock counts
             response = await self._call_model(key, prompts, compiler, archive, left)
@@ -349,7 +412,7 @@ class Summaries:
                 renewing.cancel()
                 await asyncio.wait({renewing})
                 useful = response is not None and response.failure is None
-                await archive.renew_claim(key, name, RECORDING_S if useful else 0.0)
+                await answers.renew(key, name, RECORDING_S if useful else 0.0)
 
     async def _call_model(
         self, key: str, prompts: Sequence[str], compiler: Model | str, archive: Archive, timeout: float
@@ -363,7 +426,7 @@ class Summaries:
             return _failure(outcome.error, model_alias(compiler))
         self._breaker.succeeded()
         if outcome.value.text:
-            archive.remember(key, outcome.value)
+            self._answers(archive).remember(key, outcome.value)
         return outcome.value
 
 

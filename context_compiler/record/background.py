@@ -121,6 +121,16 @@ async def submit(work: Work[T]) -> T:
     return await outcome.wait()
 
 
+def result_at_once(work: Coroutine[Any, Any, T]) -> T:
+    """Run a coroutine that never waits, without an event loop, and return its result."""
+    try:
+        work.send(None)
+    except StopIteration as done:
+        return done.value
+    work.close()
+    raise RuntimeError("the reads of one job wait for something else than their store")
+
+
 @contextmanager
 def keep_awake(loop: asyncio.AbstractEventLoop) -> Generator[None]:
     """Wake a loop every `TICK_S` if this process has forked or was forked.

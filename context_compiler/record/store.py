@@ -8,7 +8,7 @@ any moment, because each save is one transaction in a write-ahead log. A save do
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import copy
 from datetime import datetime
@@ -17,13 +17,13 @@ from importlib import import_module
 from itertools import islice
 from pathlib import Path
 from threading import RLock
-from typing import Protocol, Self, TypeVar, runtime_checkable
+from typing import Any, Protocol, Self, TypeVar, runtime_checkable
 from weakref import finalize
 
 from context_compiler.errors import StoreError
 from context_compiler.paths import check_place, is_address, require_postgres
 from context_compiler.record import conversations, maintenance, queries, sessions
-from context_compiler.record.background import hold_at_fork
+from context_compiler.record.background import hold_at_fork, result_at_once
 from context_compiler.record.database import PAGE, Database, Moment
 from context_compiler.record.files import BUSY_TIMEOUT_MS, FAILURES, File, explain, locate
 from context_compiler.record.schema import version_of
@@ -287,6 +287,10 @@ def _run_for_owner(owner: str | None, tried: Moment | None, work: Callable[[Data
     return work(db)
 
 
+async def _perform_at_once(db: Database, work: Callable[[Database], T]) -> T:
+    return work(db)
+
+
 @runtime_checkable
 class SQLStore(Protocol):
     """A store whose methods are functions that `perform` runs on a connection."""
@@ -313,6 +317,16 @@ class SQLStore(Protocol):
     async def perform(self, work: Callable[[Database], T]) -> T:
         """Run a function on the connection, uninterrupted, for the owner of this store."""
         ...
+
+    async def perform_together(self, reads: Callable[[Self], Coroutine[Any, Any, T]]) -> T:
+        """Run several methods that read as one job; `reads` calls them on the given store, and awaits nothing else."""
+
+        def work(db: Database) -> T:
+            here = copy(self)
+            here.perform = partial(_perform_at_once, db)
+            return result_at_once(reads(here))
+
+        return await self.perform(work)
 
     async def maintain(self, work: Callable[[Database], T]) -> T:
         """Run a function that may take long, because it reads or removes much of the record."""

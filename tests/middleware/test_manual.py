@@ -627,9 +627,10 @@ async def test_from_a_message_on_everything_is_summarised_and_what_is_before_sta
     assert places == sorted(places) and "Question 5" not in text and "Question 8" not in text
 
 
-async def test_two_compiles_of_a_conversation_at_once_are_one_after_the_other() -> None:
-    talk = await talked(notes=Notes(GOOD, seconds=0.01))
-    one, other = await asyncio.gather(talk.ours.compile_now("talk"), talk.ours.compile_now("talk"))
+@pytest.mark.parametrize("owner", [None, "ann"])
+async def test_two_compiles_of_a_conversation_at_once_are_one_after_the_other(owner: str | None) -> None:
+    talk = await talked(notes=Notes(GOOD, seconds=0.01), owner=owner and (lambda _: "ann"))
+    one, other = await asyncio.gather(*(talk.ours.compile_now("talk", owner=owner) for _ in range(2)))
     assert one.done and not other.done and talk.notes.asked == 1
     slow = await talked(notes=Notes(GOOD, seconds=0.3), timeout=0.05)
     results = await asyncio.gather(*(slow.ours.compile_now("talk") for _ in range(2)))

@@ -18,7 +18,7 @@ from pydantic_ai.models.test import TestModel
 from context_compiler import MemoryStore, Record, SQLiteStore
 from context_compiler.errors import StoreError
 from context_compiler.messages.history import load_messages
-from context_compiler.middleware import archive
+from context_compiler.middleware import store_access
 from context_compiler.record.store import open_store
 from context_compiler.record.values import Action, Chain, Cycle, Entry
 from context_compiler.resilience import Breaker
@@ -110,7 +110,7 @@ async def test_a_locked_record_is_waited_for_no_longer_than_the_timeout(
         waits.append(busy_timeout_ms)
         return open_store(store, busy_timeout_ms=busy_timeout_ms)
 
-    monkeypatch.setattr(archive, "open_store", opened)
+    monkeypatch.setattr(store_access, "open_store", opened)
     faulty = Faulty(Notes(), store=tmp_path / "context.db", timeout=0.1)
     await faulty.ask()
     release = locked(tmp_path / "context.db")
@@ -187,10 +187,10 @@ class Unreadable(MemoryStore):
 async def test_an_error_that_several_steps_of_a_request_meet_is_reported_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    store = Unreadable(actions="unreachable", find_cycle="unreachable")
+    store = Unreadable(actions="unreachable", views="unreachable", save="unreachable")
     faulty = Faulty(store=store)
     await faulty.ask()
-    assert len(store.tried) > 1 and [str(error) for error in faulty.errors] == ["unreachable"]
+    assert store.tried == ["actions", "views", "save"] and [str(error) for error in faulty.errors] == ["unreachable"]
     assert [one.getMessage() for one in caplog.records if "unreachable" in one.getMessage()] == [
         "context_compiler: StoreError: unreachable"
     ]
@@ -204,9 +204,9 @@ async def test_the_same_holds_for_requests_that_are_only_recorded() -> None:
 
 
 async def test_every_error_of_a_request_is_reported_and_again_in_the_next_request() -> None:
-    faulty = Faulty(store=Unreadable(actions="no actions", find_cycle="no cycles"))
+    faulty = Faulty(store=Unreadable(find_cycle="no cycles", views="no requests"))
     await faulty.ask()
-    assert [str(error) for error in faulty.errors] == ["no actions", "no cycles"]
+    assert [str(error) for error in faulty.errors] == ["no cycles", "no requests"]
     faulty = Faulty(store=Unreadable(actions="no actions"))
     for _ in range(4):
         await faulty.ask()

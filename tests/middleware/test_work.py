@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 from pydantic_ai import Agent
 from pydantic_ai.messages import ModelMessage, ModelRequest, ModelResponse, TextPart, UserPromptPart
 from pydantic_ai.models.test import TestModel
 
-from context_compiler import ContextCompiler
+from context_compiler import ContextCompiler, SQLiteStore
 from context_compiler.messages.history import Reader
+from context_compiler.record.database import Database
+
+T = TypeVar("T")
 
 TURNS = 400
 LONG = 600
@@ -42,6 +46,25 @@ async def test_a_request_looks_at_each_message_of_a_known_history_once(
     monkeypatch.setattr(Reader, "one", counted)
     await agent.run("second", message_history=history)
     assert len(looked) <= len(history) + 60
+
+
+async def test_a_run_reads_what_it_starts_from_as_one_job(tmp_path: Path) -> None:
+    store, jobs = SQLiteStore(tmp_path / "record.db"), list[object]()
+    perform = store.perform
+
+    async def counted(work: Callable[[Database], T]) -> T:
+        jobs.append(work)
+        return await perform(work)
+
+    store.perform = counted
+    compiler = ContextCompiler("extractive", budget=10_000_000, model="none", store=store, system=None)
+    agent, history = Agent(TestModel(), capabilities=[compiler]), _history(20)[:8]
+    counts: list[int] = []
+    for _ in range(2):
+        history = (await agent.run("next", message_history=history, conversation_id="talk")).all_messages()
+        counts.append(len(jobs))
+        jobs.clear()
+    assert counts == [5, 3], "the window, the start and the last request are read; the request and the answer saved"
 
 
 async def test_what_a_cycle_leaves_out_is_worked_out_once_for_all_its_turns(

@@ -5,15 +5,20 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta, timezone
+from typing import TypeVar
 
 import pytest
 
 from context_compiler.errors import StoreError
 from context_compiler.record import browse
+from context_compiler.record.database import Database
 from context_compiler.record.store import SQLStore, Store
 from tests.record.entries import NOW, Talk, compiled, cycle, request, talk
+
+T = TypeVar("T")
 
 
 async def test_a_saved_request_comes_back_as_it_was(store: Store):
@@ -279,3 +284,28 @@ async def test_the_messages_of_a_session_are_found_however_long_it_is(store: Sto
     found = await store.perform(lambda db: browse.session_nodes(db, 1, browse.request_tips(db, 1)))
     assert set(found) == {*raw.ids, *view.ids}
     assert [row[3] for row in found.values()] == sorted(row[3] for row in found.values())
+
+
+async def test_several_reads_are_one_job(store: SQLStore):
+    raw, jobs, watched = talk(2), list[object](), store.scoped("")
+    saved = await store.save(request(raw, cycle=cycle(raw.tip)))
+
+    async def counted(work: Callable[[Database], T]) -> T:
+        jobs.append(work)
+        return await store.perform(work)
+
+    async def read(store: SQLStore) -> tuple[object, ...]:
+        return await store.find_cycle(raw.ids, "c"), await store.views("s"), await store.transcript("s")
+
+    watched.perform = counted
+    assert await watched.perform_together(read) == (cycle(raw.tip), [saved], raw.bodies) and len(jobs) == 1
+    assert await read(watched) == (cycle(raw.tip), [saved], raw.bodies) and len(jobs) == 4
+
+
+async def test_a_job_of_several_reads_fails_as_one_read_does_and_waits_for_nothing_else(store: SQLStore):
+    await store.save(request(talk(1)))
+    with pytest.raises(StoreError, match="never recorded"):
+        await store.perform_together(lambda store: store.chain("unknown"))
+    with pytest.raises(RuntimeError, match="wait for something else"):
+        await store.perform_together(lambda _: asyncio.sleep(0))
+    assert len(await store.views()) == 1
