@@ -99,7 +99,7 @@ FLOOR, TIGHT_FLOOR, PASSING_FLOOR = 0.15, 0.3, 0.4
 tokens: one value for a direct question, one for a direct question in a room below `TIGHT`, and one for a question asked
 in passing."""
 
-TIGHT = 2_000
+TIGHT = 1_500
 """Room in tokens below which a barely relevant block costs more, because a view is cut back every few requests."""
 
 TELLING = 0.5
