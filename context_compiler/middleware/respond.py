@@ -199,7 +199,8 @@ def _continue_cycle(context: RequestContext, cycle: Cycle, to_budget: bool = Fal
     """The cycle plus everything since and the turn's recall blocks, up to the high threshold or the budget.
 
     In a chat, a view is not cut in the middle of a turn while it fits the budget, or would fit with a slightly shorter
-    block: the block complements messages that a cut would remove.
+    block: the block complements messages that a cut would remove. In other sessions it is cut, because a block that is
+    shortened for a long turn soon loses what the prompt asks for.
     """
     limits, known = context.limits(cycle), _known_blocks(context)
     most = limits.budget if to_budget else limits.high
@@ -214,6 +215,8 @@ def _continue_cycle(context: RequestContext, cycle: Cycle, to_budget: bool = Fal
     gives = 0 if context.loops else known.own.tokens(context.counter) // SHORTENED
     waits = not cycle.tools and result.cost <= limits.budget + gives
     if result.cost - known.tokens(context.counter) > most and not waits:
+        return None
+    if result.cost > limits.budget and (cycle.tools or context.loops) and not (context.run.refused or to_budget):
         return None
     return _fit_budget(context, cycle, result)
 
@@ -234,7 +237,7 @@ def _recall_for_turn(
         cycle: Cycle that decides what is left out.
         plain: View without blocks.
         done: Advance of this request that produced the cycle; None if it was continued.
-        found: Block that an earlier request of the turn had; if it was shortened, the new one is not larger.
+        found: Block that was shortened because the provider refused a request of the turn; the new one is not larger.
     """
     at, history, policy = prompt_at(context.history), context.history, context.policy
     if at is None or cycle is RAW:
@@ -249,11 +252,11 @@ def _recall_for_turn(
         cost = plain.cost + sum(block.tokens(context.counter) for block in earlier)
         saved = context.request.fixed + history.tokens - cost  # a block may not cost more than sending the raw history
         room, shown = min(free_tokens(context, limits, cost), saved), [block.text for block in earlier]
-        size = found.tokens(context.counter) if found and found.cuts else room
+        size = found.tokens(context.counter) if found else room
         room = min(room, size)
         outcome = attempt(lambda: find_first_block(context, limits, cycle, at, most, room, shown))
         text, fault = outcome.value or "", outcome.error
-        if found and found.cuts and text and room == size and set(text.splitlines()) <= set(found.text.splitlines()):
+        if found and text and room == size and set(text.splitlines()) <= set(found.text.splitlines()):
             text = found.text  # nothing new was found, so it need not shrink
     own = Block(at, history.ids[at], context.turn, text, found.cuts if found and text else 0)
     blocks = Blocks(own=own, earlier=earlier, config=policy.config)
@@ -383,10 +386,11 @@ def _add_recall(context: RequestContext, plain: Result, done: Advance) -> Result
     and they may be gone now. Blocks of earlier turns are dropped.
     """
     known = _known_blocks(context)
-    if known is not None and known.own.cuts and not known.own.text:
+    shortened = known.own if known is not None and known.own.cuts and context.run.refused else None
+    if known is not None and shortened is not None and not shortened.text:
         return replace(plain, blocks=replace(known, earlier=()))  # there was no room for it
     if done.selection.out or done.selection.abridged:
-        return _recall_for_turn(context, done.cycle, plain, done, found=known and known.own)
+        return _recall_for_turn(context, done.cycle, plain, done, found=shortened)
     return replace(plain, blocks=known and replace(known, own=replace(known.own, text="", cuts=0), earlier=()))
 
 

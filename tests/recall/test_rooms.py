@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from random import Random
 from typing import Any
 
 import pytest
+from pydantic_ai.exceptions import ModelHTTPError
 from pydantic_ai.messages import ModelMessage, ModelRequest, ModelResponse, TextPart, ToolCallPart, ToolReturnPart
 from pydantic_ai.messages import UserPromptPart as Prompt
 
@@ -105,20 +107,49 @@ async def test_what_only_the_former_view_contained_is_searched_for_when_a_turn_i
     assert all(SECRET in sent.text for sent in talker.sent[1:])
 
 
-async def test_a_shortened_block_does_not_lose_a_passage_each_time_that_its_turn_is_cut_back() -> None:
-    async def dig() -> str:
-        return words(9_000 + len(talker.sent), 300)
-
+def lockers(turns: int) -> list[ModelMessage]:
+    """A past in which somebody opens a locker in every turn."""
     history: list[ModelMessage] = []
-    for turn in range(120):
+    for turn in range(turns):
         told = f"On Monday {words(turn, 1).title()} opened locker {turn * 37} at the {words(turn + 300, 16)}."
         history.append(ModelRequest(parts=[Prompt(told)]))
         history.append(ModelResponse(parts=[TextPart("Fine.")]))
+    return history
+
+
+@pytest.mark.parametrize("seed", [0, 1, 11])
+async def test_a_long_turn_in_a_small_room_is_cut_back_before_its_block_loses_the_answer(seed: int) -> None:
+    random = Random(seed)
+    sizes = [random.choice((20, 60, 120)) for _ in range(99)]
+
+    async def dig() -> str:
+        return words(9_000 + len(talker.sent), sizes[len(talker.sent)])
+
+    script: list[Any] = []
+    for turn in range(4):
+        script += [[("dig", {})] * random.choice((1, 1, 2)) for _ in range(random.randint(3, 7))]
+        script.append(f"Fine {words(turn, 40)}.")
+    talker, views = Talker(script), list[View]()
+    history = lockers(60)
+    history[10] = ModelRequest(parts=[Prompt(f"{SECRET} {words(800, 25)}.")])
+    prompts = ["Dig.", "Dig.", "Dig.", ASK]
+    await talked(compiler(budget=1_500, on_view=views.append), prompts, talker, [dig], history=history)
+    asked = [sent for sent in talker.sent if ASK in sent.text]
+    assert "compiled" in [view.status for view in views[1 - len(asked) :]], "the turn is cut back"
+    assert all(SECRET in sent.text for sent in asked)
+    assert max(sent.tokens for sent in asked) <= 1_500
+
+
+async def test_a_block_shortened_after_a_refusal_does_not_lose_a_passage_each_time_that_its_turn_is_cut_back() -> None:
+    async def dig() -> str:
+        return words(9_000 + len(talker.sent), 300)
+
     calls: list[Any] = [[("dig", {})]] * 8
-    talker, views = Talker(["Fine.", *calls, "Done."]), list[View]()
+    refusal = ModelHTTPError(400, "talker", body={"code": "context_length_exceeded"})
+    talker, views = Talker(["Fine.", refusal, *calls, "Done."]), list[View]()
     ask = "Who opened locker 740, and what happened on Monday?"
-    shared = {"budget": 4_000, "recall": 0.3, "on_view": views.append}
-    await talked(compiler(**shared), ["Hello.", ask], talker, [dig], history=history)
+    ours = compiler(budget=4_000, recall=0.3, on_view=views.append)
+    await talked(ours, ["Hello.", ask], talker, [dig], history=lockers(120))
     sizes = [len(block_of(sent.messages, ask)) for sent in talker.sent[1:]]
     assert sum(view.status == "compiled" for view in views[2:]) >= 3, "the turn is cut back often"
-    assert 0 < sizes[-1] == sizes[3] < sizes[0]
+    assert 0 < sizes[-1] == sizes[5] < sizes[0]
