@@ -317,14 +317,15 @@ def find_block(
     ranking = Ranking(index, question, cycle.decided)
     whole, abridged = _visible_positions(plan, cycle)
     best, about = ranking.best(cycle.decided, whole, beside=fill > 0), Counter[int]()
-    shown = "\n".join((cycle.note, cycle.quotes, *said, *_abridged_texts(plan, cycle, abridged)))
+    prompt = question_text(history.readings[at])  # a former copy of it answers nothing
+    shown = "\n".join((prompt, cycle.note, cycle.quotes, *said, *_abridged_texts(plan, cycle, abridged)))
 
     def quotable(positions: Sequence[int]) -> list[Passage]:
         found = new_passages(passages(history, plan.outline, positions, counter, ranking.weight), shown)
         return [one for one in found if one.text.strip() in within] if within else found
 
     if small is not None:
-        about = _subject_messages(index, question_text(history.readings[at]), quotable(best[:NEAREST]))
+        about = _subject_messages(index, prompt, quotable(best[:NEAREST]))
         room = min(room, max(small, MIN_BLOCK * bool(about) + about.total()))
     index.changes.extend(history)
     near = _first_within(plan, best, WIDE * room)
@@ -335,7 +336,7 @@ def find_block(
     ranked = _rank(candidates, ranking.passages(candidates), about.keys())
     answering = [pair for pair in ranked if pair[1] > 0]
     if plan.work and not within:
-        in_passing = asking_share(asking_part(question_text(history.readings[at]), counter)) < MOSTLY
+        in_passing = asking_share(asking_part(prompt, counter)) < MOSTLY
         floor = PASSING_FLOOR if in_passing else FLOOR if limits.room >= TIGHT else TIGHT_FLOOR
         answering, of_tools = _relevant_in_tool_work(answering, Relevance(index, question, floor=0), floor)
         fill = 0 if of_tools or in_passing else fill

@@ -636,3 +636,32 @@ async def test_a_question_that_the_past_hardly_answers_gets_no_block_in_tool_wor
         for budget, there in ((1_000, small), (4_000, True)):
             talker, _ = await talked(compiler(budget=budget), ["Go on.", question], history=history)
             assert bool(block_of(talker.last.messages, question)) is there, (question, budget)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "large"),
+    [
+        ("Ghent 的 locker 的 code 是什麼", True),
+        ("請告訴我 Ghent 的 locker 的 code", True),
+        ("请问 Ghent 的 locker 的 code", True),
+        ("给我 Ghent 的 locker 的 code", True),
+        ("请打开 Ghent 的 locker", False),
+        ("請打開 Ghent 的 locker", False),
+    ],
+)
+async def test_a_chinese_prompt_gets_a_large_block_if_it_asks_and_a_small_one_if_it_orders(
+    prompt: str, large: bool
+) -> None:
+    talker, _ = await talked(compiler(budget=BUDGET), ["Hello.", prompt])
+    assert (TokenCounter().text(block_of(talker.last.messages, prompt)) > BUDGET // 8) is large
+
+
+async def test_a_question_asked_before_gets_what_answers_it_and_no_copy_of_itself() -> None:
+    asked: list[ModelMessage] = []
+    for _ in range(8):
+        asked.append(ModelRequest(parts=[UserPromptPart(content=ASK)]))
+        asked.append(ModelResponse(parts=[TextPart(content="Let me think about it.")]))
+    history = [*past(40), *asked, *worked(60)]
+    talker, _ = await talked(compiler(budget=2_000, recall=240), ["Hello.", ASK], history=history)
+    block = block_of(talker.last.messages, ASK)
+    assert SECRET in block and ASK not in block
