@@ -1,4 +1,4 @@
-"""Load public names on first use, so that importing a package takes almost no time."""
+"""Load public names on first use, so that importing a package takes almost no time; the extras that they need."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Any, NamedTuple
+
+from context_compiler.errors import SettingsError
 
 
 class Extra(NamedTuple):
@@ -55,8 +57,7 @@ def lazy_exports(
             extra = next((one for one, given in EXTRAS.items() if error.name in given.packages), None)
             if extra is None:
                 raise
-            remedy = import_module("context_compiler.paths").install_command(extra)
-            raise ImportError(f"{name} needs {error.name}: {remedy}", name=error.name) from error
+            raise ImportError(f"{name} needs {error.name}: {_install_command(extra)}", name=error.name) from error
         setattr(sys.modules[package], name, value)
         return value
 
@@ -70,6 +71,20 @@ def lazy_exports(
     if missing and "__all__" in contents:
         contents["__all__"] = [name for name in contents["__all__"] if places[name][0] not in missing]
     return load, names
+
+
+def require_extra(extra: str) -> None:
+    """Check that the packages of an extra are installed.
+
+    Raises:
+        SettingsError: They are not; the message contains the command to install them.
+    """
+    if missing := [name for name in EXTRAS[extra].packages if not _is_installed(name)]:
+        raise SettingsError(f"{' and '.join(missing)} not installed: {_install_command(extra)}")
+
+
+def _install_command(extra: str) -> str:
+    return import_module("context_compiler.paths").install_command(extra)
 
 
 def _is_installed(module: str) -> bool:

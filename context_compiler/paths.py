@@ -11,14 +11,12 @@ from dataclasses import dataclass
 from functools import cache
 from hashlib import sha256
 from importlib import metadata
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Self
 from urllib.parse import urlsplit
 from urllib.request import url2pathname
 
 from context_compiler.errors import SettingsError
-from context_compiler.lazy import EXTRAS
 
 NAME, EVERYTHING = ".gitignore", b"*\n"
 NAMESAKE = "context_compiler-*.dist-info/RECORD"
@@ -159,16 +157,6 @@ def install_command(extra: str) -> str:
         folder = Path(url2pathname(urlsplit(str(source["url"])).path))
         place = "." if folder == Path.cwd() else str(folder)
     return "pip install " + json.dumps(f"{place}[{extra}]")
-
-
-def require_postgres() -> None:
-    """Check that the packages for PostgreSQL are installed.
-
-    Raises:
-        SettingsError: They are not; the message contains the command to install them.
-    """
-    if missing := [name for name in EXTRAS["postgres"].packages if find_spec(name) is None]:
-        raise SettingsError(f"{' and '.join(missing)} not installed: {install_command('postgres')}")
 
 
 def is_address(place: object) -> bool:

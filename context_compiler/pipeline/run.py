@@ -18,8 +18,9 @@ from uuid import uuid4
 from opentelemetry.metrics import get_meter
 
 from context_compiler.errors import GraphError, PipelineError, RunOwnedError
+from context_compiler.lazy import require_extra
 from context_compiler.middleware.log_lines import log_text
-from context_compiler.paths import check_place, is_address, make_private, require_postgres
+from context_compiler.paths import check_place, is_address, make_private
 from context_compiler.pipeline.check import validate_or_raise
 from context_compiler.pipeline.checkpoint import CheckpointFolder
 from context_compiler.pipeline.config import RequestMeter, RunConfig, advance_plainly
@@ -444,7 +445,7 @@ def open_runs(config: RunConfig) -> RunStore:
     if config.runs is not None:
         check_place(config.runs)
         if is_address(config.runs):
-            require_postgres()
+            require_extra("postgres")
             return import_module("context_compiler.pipeline.stores.postgres").PostgresRuns(config.runs)
         path = Path(config.runs)
         return SQLiteRuns(path) if path.suffix in (".db", ".sqlite", ".sqlite3") else FileRuns(path)

@@ -21,7 +21,8 @@ from typing import Any, Protocol, Self, TypeVar, runtime_checkable
 from weakref import finalize
 
 from context_compiler.errors import StoreError
-from context_compiler.paths import check_place, is_address, require_postgres
+from context_compiler.lazy import require_extra
+from context_compiler.paths import check_place, is_address
 from context_compiler.record import conversations, maintenance, queries, sessions
 from context_compiler.record.background import hold_at_fork, result_at_once
 from context_compiler.record.database import PAGE, Database, Moment
@@ -277,7 +278,7 @@ def open_place(place: str | Path, *, read_only: bool = False, busy_timeout_ms: i
     """Return the store at a place; one in an SQLite file waits `busy_timeout_ms` while another process writes."""
     if not is_address(place):
         return SQLiteStore(place, read_only=read_only, busy_timeout_ms=busy_timeout_ms)
-    require_postgres()
+    require_extra("postgres")
     return import_module("context_compiler.record.postgres").PostgresStore(place, read_only=read_only)
 
 
