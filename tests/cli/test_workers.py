@@ -81,7 +81,7 @@ def test_a_place_without_a_queue_is_named(cc: Command, plan: Path, tmp_path: Pat
 def test_without_the_packages_for_postgresql_the_command_that_installs_them_is_named(
     cc: Command, command: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("context_compiler.paths.find_spec", lambda name: None)
+    monkeypatch.setattr("context_compiler.lazy.find_spec", lambda name: None)
     said = cc(*command, "--runs", "postgresql://app@db.example.org/agents")
     assert said.code == 2 and "asyncpg and greenlet not installed: pip install" in one_line(said)
 
