@@ -9,7 +9,7 @@ import select
 import struct
 import termios
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from fcntl import ioctl
 from pathlib import Path
@@ -63,6 +63,17 @@ class Terminal:
         for _ in range(said.count(WHERE)):
             self.type("\x1b[1;1R")
         return bool(said)
+
+    def wait_until(self, happened: Callable[[], bool], *, seconds: float = WAIT) -> None:
+        """Wait until something has happened that is not to be seen on the screen."""
+        end = time.monotonic() + seconds
+        while not happened():
+            assert time.monotonic() < end, f"nothing happened; last on the screen:\n{self.text[-500:]}"
+            self._read(0.05)
+
+    def foreground(self) -> int:
+        """The process group that the keys go to."""
+        return os.tcgetpgrp(self._file)
 
     def interrupt(self) -> None:
         """Ctrl-C."""

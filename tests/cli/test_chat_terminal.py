@@ -46,11 +46,16 @@ def chat_in_a_shell(folder: Path, *, model: str) -> Iterator[Terminal]:
 
 
 def suspend(screen: Terminal) -> None:
-    """Press Ctrl-Z, and go back to the chat from the shell."""
+    """Press Ctrl-Z, and go back to the chat from the shell.
+
+    The shell writes the chat's command before it gives the terminal back; until then a Ctrl-C is the shell's.
+    """
+    chat_group = screen.foreground()
     screen.type("\x1a")
     screen.wait_for("shell> ")
     screen.type("fg\r")
     screen.wait_for("chat --budget")
+    screen.wait_until(lambda: screen.foreground() == chat_group)
 
 
 def transcript(folder: Path, session: str = "main") -> str:
@@ -197,7 +202,7 @@ def test_a_chat_that_was_suspended_at_its_prompt_goes_on_where_it_was(tmp_path: 
 
 
 def test_keys_during_an_answer_wait_for_the_prompt_also_after_the_chat_was_suspended(tmp_path: Path) -> None:
-    with chat_in_a_shell(tmp_path, model="scripted:0.1") as screen:
+    with chat_in_a_shell(tmp_path, model="scripted:0.2") as screen:
         screen.wait_for(PROMPT)
         screen.type("What about the queue?\r")
         screen.wait_for("On “What")
