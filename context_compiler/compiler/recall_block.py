@@ -65,6 +65,10 @@ DUE = 3
 """Divisor of the room: part of it that should be free for the block of a prompt that asks. If less is free, the view is
 cut back first."""
 
+FEW = 128
+"""Size in tokens of a few passages. In a chat, a block that may not become as large as that third should have room for
+them; if not, the view is cut back first, too."""
+
 MOSTLY, ASIDE = 0.6, 8
 """Minimum fraction of a prompt that its question must make up for a full block. A prompt with less asks in passing, and
 gets at most the room divided by `ASIDE`."""
@@ -208,18 +212,24 @@ def lacks_room_for_block(plan: Plan, limits: Limits, cycle: Cycle, cost: int) ->
     at = prompt_at(plan.history)
     if at is None or not plan.policy.recall or plan.policy.fidelity is Fidelity.TRUNCATE:
         return False
-    least = limits.room // DUE
-    if (
-        cost < cut_back_threshold(plan, limits)
-        or max_block_tokens(plan, limits, cycle, question_text(plan.history.readings[at])) < least
-    ):
+    if cost < cut_back_threshold(plan, limits):
         return False
-    return bool(find_block(plan, limits, cycle, at, least))
+    prompt, wanted = question_text(plan.history.readings[at]), limits.room // DUE
+    most = max_block_tokens(plan, limits, cycle, prompt)
+    if most < wanted:
+        wanted = min(most, FEW)
+        if plan.work or not _asks(plan, limits, prompt) or (limits.budget - cost) // 2 >= wanted:
+            return False
+    return bool(find_block(plan, limits, cycle, at, wanted))
 
 
 def free_tokens(plan: Plan, limits: Limits, cost: int) -> int:
-    """Tokens free for blocks if a request costs `cost` tokens without them."""
-    return limits.budget - cost - reserve(plan, limits)
+    """Tokens free for blocks if a request costs `cost` tokens without them: what is left, less the reserve.
+
+    The reserve takes at most half, because a block that the turn outgrows can be shortened or searched again.
+    """
+    left = limits.budget - cost
+    return max(left - reserve(plan, limits), left // 2)
 
 
 def blocks_to_keep(blocks: Blocks | None, plan: Plan, limits: Limits, cost: int, most: int) -> tuple[Block, ...]:

@@ -212,13 +212,11 @@ def _continue_cycle(context: RequestContext, cycle: Cycle, to_budget: bool = Fal
             return None
         return _recall_for_turn(context, cycle, plain)
     result = assemble_view(context, cycle, "cycle", blocks=known)
-    gives = 0 if context.loops else known.own.tokens(context.counter) // SHORTENED
-    waits = not cycle.tools and result.cost <= limits.budget + gives
-    if result.cost - known.tokens(context.counter) > most and not waits:
+    gives = 0 if cycle.tools or context.loops else known.own.tokens(context.counter) // SHORTENED
+    fits = result.cost <= limits.budget + gives
+    if result.cost - known.tokens(context.counter) > most and (cycle.tools or not fits):
         return None
-    if result.cost > limits.budget and (cycle.tools or context.loops) and not (context.run.refused or to_budget):
-        return None
-    return _fit_budget(context, cycle, result)
+    return _fit_budget(context, cycle, result) if fits or context.run.refused or to_budget else None
 
 
 def _known_blocks(context: RequestContext, *, any_turn: bool = False) -> Blocks | None:
@@ -373,7 +371,8 @@ def _room_for_block(context: RequestContext, previous: Cycle | None) -> int:
     if previous is None or _known_blocks(context) is not None:
         return 0
     limits = context.limits(previous)
-    narrow = limits.budget - limits.low < limits.room * BLOCK_ROOM[previous.tools]
+    wanted = min(limits.room * BLOCK_ROOM[previous.tools], 2 * block_tokens(None, context, limits, previous))
+    narrow = limits.budget - limits.low < wanted
     found = attempt(lambda: narrow and lacks_room_for_block(context, limits, previous, limits.budget)).value
     most = limits.most_deeper(context.prompt_tokens, context.recent_tokens)
     return min(limits.room // EXTRA_CUT, most) if found else 0

@@ -481,6 +481,17 @@ async def test_the_recent_turns_that_the_caller_counts_stay_when_a_view_is_cut_b
     assert life.compiles > 3
 
 
+@pytest.mark.parametrize("settings", [{"trigger": 1.0}, {"trigger": 1.0, "recall": 0.15}, {"recent_turns": "all"}])
+async def test_a_question_in_a_full_view_finds_its_answer_whatever_the_settings(settings: dict[str, Any]) -> None:
+    life = Life(2_000, **settings)
+    for number in range(46):
+        await life.turn(ASK if number > 12 and number % 2 == 0 else matter(number), whole)
+        assert life.talker.last.tokens <= 2_000
+        if number > 12 and number % 2 == 0:
+            assert "heron" in life.talker.last.text, number
+    assert life.compiles > 3
+
+
 class Working(Life):
     """A conversation with one to six tool calls a turn. From turn 26 on, every prompt asks for the fact."""
 
@@ -524,6 +535,15 @@ async def test_what_a_block_of_an_earlier_turn_answers_stays_when_a_view_is_cut_
 
 
 async def test_what_a_full_view_had_no_room_for_is_found_once_the_view_is_cut_back_within_the_turn() -> None:
-    life = Working(4_000, trigger=1.0)
+    life = Working(2_000, recent_turns="all")
     await life.work(unless=lambda views: not was_cut(views) or views[0].ledger["tokens"]["recall"] > 0)
     assert life.cut > 2 and not life.lost
+
+
+@pytest.mark.parametrize("settings", [{}, {"trigger": 0.9}, {"trigger": 1.0}, {"recent_turns": "all"}, {"recall": 0.1}])
+@pytest.mark.parametrize("budget", [2_000, 4_000])
+async def test_no_question_loses_its_answer_in_a_turn_with_tools(budget: int, settings: dict[str, Any]) -> None:
+    life = Working(budget, **settings)
+    await life.work()
+    assert not life.lost
+    assert all(view.tokens_sent <= budget for view in life.views)
