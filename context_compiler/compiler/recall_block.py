@@ -73,9 +73,9 @@ MOSTLY, ASIDE = 0.6, 8
 """Minimum fraction of a prompt that its question must make up for a full block. A prompt with less asks in passing, and
 gets at most the room divided by `ASIDE`."""
 
-LONG_TURNS = 8
+LONG_TURNS, MIN_LONG_TURNS = 8, 160
 """Divisor of the room: maximum size of a block in tool work with long turns, at most `FILL`. There every request of the
-turn pays for the block again."""
+turn pays for the block again. The second is the least it may be limited to, in tokens, so that a usual passage fits."""
 
 TURNS = 5
 """Number of newest turns from which the growth of a turn is estimated."""
@@ -90,9 +90,10 @@ called, because most chats call none."""
 MAX_RESERVE = 4
 """Divisor of the room: maximum reserve. If a turn grows beyond it, its block is shortened."""
 
-WIDE, DEEP = 4, 2
+WIDE, DEEP, MIN_WIDE = 4, 2, 250
 """Candidates for a block, in tokens as multiples of its room: messages that are split into passages, and passages from
-which the block is selected. More candidates find little more and cost time."""
+which the block is selected. More candidates find little more and cost time. The third is the least room, in tokens, for
+which messages are taken if there is a `fill`: fewer could all be from tools."""
 
 FILL = 2_000
 """Size in tokens up to which the block of a question is filled with passages that contain none of its terms, best
@@ -169,7 +170,7 @@ def max_block_tokens(plan: Plan, limits: Limits, cycle: Cycle, prompt: str) -> i
     if plan.prompt_tokens > limits.room // LARGE:
         return most
     if plan.work and cycle.tools and cycle.loops:
-        most = min(most, limits.room // LONG_TURNS, FILL)
+        most = min(most, max(limits.room // LONG_TURNS, MIN_LONG_TURNS), FILL)
     if not _asks(plan, limits, prompt):
         return 0 if plan.work else min(most, small_tokens(plan.policy.recall, limits))
     return most if asking_share(asking_part(prompt, plan.counter)) >= MOSTLY else min(most, limits.room // ASIDE)
@@ -338,7 +339,7 @@ def find_block(
         about = _subject_messages(index, prompt, quotable(best[:NEAREST]))
         room = min(room, max(small, MIN_BLOCK * bool(about) + about.total()))
     index.changes.extend(history)
-    near = _first_within(plan, best, WIDE * room)
+    near = _first_within(plan, best, WIDE * (max(room, MIN_WIDE) if fill else room))
     candidates = quotable(near) if question.wide else _split_best(ranking, near, quotable, index.changes, room, fill)
     wide = question.wide and room * len(candidates) >= MENTIONS * sum(one.tokens for one in candidates)
     if wide:

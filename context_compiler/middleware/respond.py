@@ -216,7 +216,7 @@ def _continue_cycle(context: RequestContext, cycle: Cycle, to_budget: bool = Fal
     fits = result.cost <= limits.budget + gives
     if result.cost - known.tokens(context.counter) > most and (cycle.tools or not fits):
         return None
-    return _fit_budget(context, cycle, result) if fits or context.run.refused or to_budget else None
+    return _fit_budget(context, cycle, result) if fits or context.run.refused else None
 
 
 def _known_blocks(context: RequestContext, *, any_turn: bool = False) -> Blocks | None:

@@ -540,8 +540,8 @@ async def test_what_a_full_view_had_no_room_for_is_found_once_the_view_is_cut_ba
     assert life.cut > 2 and not life.lost
 
 
-@pytest.mark.parametrize("settings", [{}, {"trigger": 0.9}, {"trigger": 1.0}, {"recent_turns": "all"}, {"recall": 0.1}])
-@pytest.mark.parametrize("budget", [2_000, 4_000])
+@pytest.mark.parametrize("settings", [{}, {"trigger": 0.9}, {"recent_turns": "all"}, {"background": True}])
+@pytest.mark.parametrize("budget", [1_000, 2_000, 4_000])
 async def test_no_question_loses_its_answer_in_a_turn_with_tools(budget: int, settings: dict[str, Any]) -> None:
     life = Working(budget, **settings)
     await life.work()
