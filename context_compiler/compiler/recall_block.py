@@ -61,17 +61,21 @@ ABOUT, TERMS = 0.3, 2
 """A passage contains the subject of such a statement if it has at least this fraction of it (by idf) and this number of
 its terms."""
 
-DUE = 3
-"""Divisor of the room: part of it that should be free for the block of a prompt that asks. If less is free, the view is
-cut back first."""
+DUE = {False: 3, True: 2}
+"""Divisor of the room: part of it that should be free for the block of a prompt that asks, in a chat and (`True`) in
+tool work. If less is free, the view is cut back first. It is larger in tool work, because results that are not asked
+about fill the view there."""
 
 FEW = 128
-"""Size in tokens of a few passages. In a chat, a block that may not become as large as that third should have room for
+"""Size in tokens of a few passages. In a chat, a block that may not become as large as that part should have room for
 them; if not, the view is cut back first, too."""
 
 MOSTLY, ASIDE = 0.6, 8
 """Minimum fraction of a prompt that its question must make up for a full block. A prompt with less asks in passing, and
 gets at most the room divided by `ASIDE`."""
+
+MIN_ASIDE, MOST_ASIDE = 1_000, 4
+"""In a room from `TIGHT`, it may get at least this number of tokens, but at most the room divided by the second."""
 
 LONG_TURNS, MIN_LONG_TURNS = 8, 160
 """Divisor of the room: maximum size of a block in tool work with long turns, at most `FILL`. There every request of the
@@ -169,17 +173,20 @@ def max_block_tokens(plan: Plan, limits: Limits, cycle: Cycle, prompt: str) -> i
     most = share_tokens(plan.policy.recall, limits)
     if plan.prompt_tokens > limits.room // LARGE:
         return most
-    if plan.work and cycle.tools and cycle.loops:
+    if plan.tools and cycle.loops:
         most = min(most, max(limits.room // LONG_TURNS, MIN_LONG_TURNS), FILL)
     if not _asks(plan, limits, prompt):
         return 0 if plan.work else min(most, small_tokens(plan.policy.recall, limits))
-    return most if asking_share(asking_part(prompt, plan.counter)) >= MOSTLY else min(most, limits.room // ASIDE)
+    if asking_share(asking_part(prompt, plan.counter)) >= MOSTLY:
+        return most
+    least = min(MIN_ASIDE, limits.room // MOST_ASIDE) if limits.room >= TIGHT else 0
+    return min(most, max(least, limits.room // ASIDE))
 
 
 def _asks(plan: Plan, limits: Limits, prompt: str) -> bool:
     """True if a prompt may ask about the past; the cues are stricter in tool work. A large prompt always may."""
     large = plan.prompt_tokens > limits.room // LARGE
-    return large or asks(asking_part(prompt, plan.counter), plan.counter, strict=plan.work > 0)
+    return large or asks(asking_part(prompt, plan.counter), plan.counter, strict=plan.tools)
 
 
 def block_tokens(known: Blocks | None, plan: Plan, limits: Limits, cycle: Cycle) -> int:
@@ -192,13 +199,19 @@ def block_tokens(known: Blocks | None, plan: Plan, limits: Limits, cycle: Cycle)
     return max_block_tokens(plan, limits, cycle, question_text(plan.history.readings[at]))
 
 
-def cut_back_threshold(plan: Plan, limits: Limits) -> int:
+def wanted_tokens(limits: Limits, cycle: Cycle) -> int:
+    """Tokens that should be free for the block of a prompt that asks."""
+    return limits.room // DUE[cycle.tools]
+
+
+def cut_back_threshold(plan: Plan, limits: Limits, cycle: Cycle) -> int:
     """Size in tokens from which a request is cut back to make room for the block of a prompt that asks.
 
-    It leaves less than a third of the room free. It is also at least a sixth of the room above the low threshold, so
-    that cutting back gains enough.
+    It leaves less than `wanted_tokens` free. In a chat it is also at least a sixth of the room above the low threshold,
+    so that cutting back gains enough.
     """
-    return max(limits.budget - reserve(plan, limits) - limits.room // DUE + 1, limits.low + limits.room // DUE // 2)
+    gain = 0 if cycle.tools else wanted_tokens(limits, cycle) // 2
+    return max(limits.budget - reserve(plan, limits) - wanted_tokens(limits, cycle) + 1, limits.low + gain)
 
 
 def lacks_room_for_block(plan: Plan, limits: Limits, cycle: Cycle, cost: int) -> bool:
@@ -213,13 +226,13 @@ def lacks_room_for_block(plan: Plan, limits: Limits, cycle: Cycle, cost: int) ->
     at = prompt_at(plan.history)
     if at is None or not plan.policy.recall or plan.policy.fidelity is Fidelity.TRUNCATE:
         return False
-    if cost < cut_back_threshold(plan, limits):
+    if cost < cut_back_threshold(plan, limits, cycle):
         return False
-    prompt, wanted = question_text(plan.history.readings[at]), limits.room // DUE
+    prompt, wanted = question_text(plan.history.readings[at]), wanted_tokens(limits, cycle)
     most = max_block_tokens(plan, limits, cycle, prompt)
     if most < wanted:
         wanted = min(most, FEW)
-        if plan.work or not _asks(plan, limits, prompt) or (limits.budget - cost) // 2 >= wanted:
+        if plan.tools or not _asks(plan, limits, prompt) or (limits.budget - cost) // 2 >= wanted:
             return False
     return bool(find_block(plan, limits, cycle, at, wanted))
 

@@ -304,6 +304,18 @@ _ORDER_ASKED = re.compile(
     rf"(?i)\W*(?:(?:{_LEADS})\W+)*(?:(?:can|could|would|will|may) (?:you|we|i)|let'?s|shall we)"
     r"(?! (?:please )?(?:remind|recall|remember|repeat|tell me (?:again|what|which|who|when|where|how)))(?!\w)"
 )
+_SAID_BEFORE = re.compile(
+    r"(?i)\b(?:i|we|you)(?:'ve|'d| have| had)? (?:(?:just|already|also|first|originally|previously) )?"
+    r"(?:told|said|mentioned|brought up|discussed|talked (?:about|through)|asked (?:for|about|you)|agreed|decided"
+    r"|suggested|recommended|explained|went (?:over|through)|covered|worked on)\b|\bdid (?:i|we|you)\b"
+    r"|\b(?:summar|recap|overview)\w*\b.{0,60}\b(?:i|we|my|our)\b"
+    r"|\b(?:our|this|the) (?:whole |entire )?(?:conversation|chat|discussion)s?\b"
+    r"|\bearlier\b|\b(?:ich|wir) .{0,60}\b(?:gesagt|erwähnt|besprochen|genannt|vereinbart)|\bvorhin\b"
+    r"|\b(?:ai|as|avons|avez) (?:dit|mentionné|évoqué|discuté|convenu)|\b(?:dije|mencioné|hablamos|acordamos)\b"
+    r"|\b(?:ho|hai|abbiamo) (?:detto|menzionato|discusso|deciso)\b|\b(?:eu disse|mencionei|falamos|combinamos)\b"
+    r"|\b(?:я|мы|ты|вы) .{0,40}\b(?:говорил|сказал|упоминал|обсуждал|обсудил|договорил)"
+)
+"""Words that refer to what was said before. With them, an order such as "can you list …?" asks about the past."""
 _SENTENCE = re.compile(r"(?:[^.!?\uff1f\u061f。！\n]|[.!?](?=\S))+[.!?\uff1f\u061f。！\n]*")
 _ASKS_UNSPACED = re.compile(
     "什[么麼]|谁|哪|[几幾]|怎[么麼]|多少|[吗嗎]|告[诉訴]|列出|[总總][结結]|[请請][问問]|[给給]我"  # Chinese
@@ -341,12 +353,18 @@ def _is_request(text: str) -> bool:
 
 
 def asks(text: str, counter: TokenCounter, *, strict: bool = False) -> bool:
-    """True if a prompt is short and asks for something; with `strict`, orders like "can you fix that?" do not count."""
+    """True if a prompt is short and asks for something.
+
+    With `strict`, an order such as "can you fix that?" does not count unless it refers to what was said before.
+    """
     plain = text.strip()
     if not plain or not is_short(plain, counter):
         return False
     if strict:
         questions = [one for one in _SENTENCE.findall(plain) if _MARK.search(one)]
-        asked = any(not _ORDER_ASKED.match(one) for one in questions)
-        return asked or bool(_QUESTION.match(plain) or _QUESTION_UNSPACED.search(plain))
+        if any(not _ORDER_ASKED.match(one) or _SAID_BEFORE.search(one) for one in questions):
+            return True
+        if _QUESTION.match(plain) or _QUESTION_UNSPACED.search(plain):
+            return True
+        return bool(_ASKS.match(plain) and _SAID_BEFORE.search(plain))
     return _is_request(plain)

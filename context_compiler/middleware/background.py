@@ -12,7 +12,7 @@ from context_compiler.compiler.advance import Advance, advance, decided_by, sele
 from context_compiler.compiler.compile_row import failed_row
 from context_compiler.compiler.cycle import Cycle, restore_late_calls, valid_cycle
 from context_compiler.compiler.policy import Limits
-from context_compiler.compiler.recall_block import DUE, TURNS, cut_back_threshold, max_block_tokens
+from context_compiler.compiler.recall_block import TURNS, cut_back_threshold, max_block_tokens, wanted_tokens
 from context_compiler.compiler.summary import SummaryRequest, SummaryResponse, reason_for_no_model, summary_request
 from context_compiler.errors import CompileError
 from context_compiler.middleware.request import Host, response_of
@@ -33,10 +33,10 @@ def limits_for_questions(context: RequestContext, limits: Limits, cycle: Cycle |
     """Lower the high threshold if a recent prompt asked for earlier text: the next such prompt is cut sooner."""
     if cycle is None:  # nothing has been left out yet, so no prompt can ask for it
         return limits
-    least, history = limits.room // DUE, context.history
+    least, history = wanted_tokens(limits, cycle), context.history
     recent = (history.readings[turn.start] for turn in context.outline.turns[-TURNS:])
     asked = any(max_block_tokens(context, limits, cycle, question_text(prompt)) >= least for prompt in recent)
-    return replace(limits, high=min(limits.high, cut_back_threshold(context, limits))) if asked else limits
+    return replace(limits, high=min(limits.high, cut_back_threshold(context, limits, cycle))) if asked else limits
 
 
 async def start(context: RequestContext, previous: Cycle | None, host: Host) -> bool:

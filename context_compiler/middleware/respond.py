@@ -80,9 +80,9 @@ JOURNALLED = 2_000
 RENDERED_ABOVE = 4
 """Divisor of the budget: from this fraction on, raw history is counted as the host renders it, which is slow."""
 
-BLOCK_ROOM, EXTRA_CUT = {False: 0.5, True: 0.6}, 5
-"""Fraction of the room that a block should have after a cut, in chats and (`True`) in tool work; divisor of the room
-for the extra cut."""
+BLOCK_ROOM, EXTRA_CUT = {False: 0.5, True: 0.6}, {False: 5, True: 3}
+"""Fraction of the room that a block should have after a cut, and divisor of the room for the extra cut; in chats and
+(`True`) in tool work."""
 
 SHORTENED = 4
 """Divisor of a block: the most by which it is shortened in a chat to delay a cut until the next turn."""
@@ -375,7 +375,7 @@ def _room_for_block(context: RequestContext, previous: Cycle | None) -> int:
     narrow = limits.budget - limits.low < wanted
     found = attempt(lambda: narrow and lacks_room_for_block(context, limits, previous, limits.budget)).value
     most = limits.most_deeper(context.prompt_tokens, context.recent_tokens)
-    return min(limits.room // EXTRA_CUT, most) if found else 0
+    return min(limits.room // EXTRA_CUT[previous.tools], most) if found else 0
 
 
 def _add_recall(context: RequestContext, plain: Result, done: Advance) -> Result:

@@ -594,6 +594,29 @@ async def test_who_asks_to_be_reminded_in_tool_work_needs_no_question_mark(promp
     assert SECRET in block_of(talker.last.messages, prompt)
 
 
+REFERRING = [
+    "Can you list what I told you about the locker in Ghent?",
+    "Could you summarize how I opened the locker in Ghent?",
+    "List the codes of the locker in Ghent that we discussed.",
+    "Kannst du auflisten, was ich zum locker in Ghent gesagt habe?",
+]
+
+
+@pytest.mark.parametrize("prompt", REFERRING)
+async def test_an_order_that_refers_to_what_was_said_asks_in_tool_work_too(prompt: str) -> None:
+    talker, _ = await talked(compiler(budget=BUDGET), ["Go on.", prompt], history=[*past(100), *worked(40)])
+    assert SECRET in block_of(talker.last.messages, prompt)
+
+
+@pytest.mark.parametrize(("exchanges", "asked"), [(1, True), (40, False)])
+async def test_a_request_for_help_asks_in_a_chat_with_a_tool_call_but_not_in_tool_work(
+    exchanges: int, asked: bool
+) -> None:
+    prompt = "Can you open the locker in Ghent with the code?"
+    talker, _ = await talked(compiler(budget=BUDGET), ["Go on.", prompt], history=[*past(100), *worked(exchanges)])
+    assert (SECRET in block_of(talker.last.messages, prompt)) is asked
+
+
 async def test_a_question_by_the_way_gets_a_small_block_in_tool_work_too() -> None:
     history = worked(20)
     for turn in range(60):
@@ -604,7 +627,7 @@ async def test_a_question_by_the_way_gets_a_small_block_in_tool_work_too() -> No
     for prompt in (question, f"So, the lockers in Ghent, all of the lockers in Ghent. {question}"):
         talker, _ = await talked(compiler(budget=4_000), ["Go on.", prompt], history=history)
         sizes.append(TokenCounter().text(block_of(talker.last.messages, prompt)))
-    assert 0 < sizes[1] <= 500 < sizes[0]
+    assert 0 < sizes[1] <= 1_000 < sizes[0]
 
 
 async def test_a_prompt_that_the_host_joined_with_a_result_of_the_run_before_had_a_turn_of_its_own() -> None:

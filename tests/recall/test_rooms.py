@@ -121,7 +121,7 @@ def lockers(turns: int) -> list[ModelMessage]:
     ("budget", "settings"),
     [(1_500, {}), (1_500, {"recent_turns": "all"}), (4_000, {"recall": 0.3})],
 )
-@pytest.mark.parametrize("seed", [1, 11, 13])
+@pytest.mark.parametrize("seed", [2, 11, 13])
 async def test_a_long_turn_is_cut_back_before_its_block_loses_the_answer(
     seed: int, settings: dict[str, Any], budget: int
 ) -> None:
