@@ -361,10 +361,14 @@ def asks(text: str, counter: TokenCounter, *, strict: bool = False) -> bool:
     if not plain or not is_short(plain, counter):
         return False
     if strict:
-        questions = [one for one in _SENTENCE.findall(plain) if _MARK.search(one)]
-        if any(not _ORDER_ASKED.match(one) or _SAID_BEFORE.search(one) for one in questions):
+        if any(_is_question(one) for one in _SENTENCE.findall(plain)):
             return True
-        if _QUESTION.match(plain) or _QUESTION_UNSPACED.search(plain):
-            return True
-        return bool(_ASKS.match(plain) and _SAID_BEFORE.search(plain))
+        return bool(_QUESTION.match(plain) or _QUESTION_UNSPACED.search(plain))
     return _is_request(plain)
+
+
+def _is_question(sentence: str) -> bool:
+    """True if a sentence is a question, or an order that refers to what was said before."""
+    if _MARK.search(sentence) and not _ORDER_ASKED.match(sentence):
+        return True
+    return bool(_ASKS.match(sentence) and _SAID_BEFORE.search(sentence))

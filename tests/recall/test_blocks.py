@@ -598,6 +598,7 @@ REFERRING = [
     "Can you list what I told you about the locker in Ghent?",
     "Could you summarize how I opened the locker in Ghent?",
     "List the codes of the locker in Ghent that we discussed.",
+    "I am at the station. Can you list what I told you about the locker in Ghent?",
     "Kannst du auflisten, was ich zum locker in Ghent gesagt habe?",
 ]
 
@@ -617,6 +618,18 @@ async def test_a_request_for_help_asks_in_a_chat_with_a_tool_call_but_not_in_too
     assert (SECRET in block_of(talker.last.messages, prompt)) is asked
 
 
+async def test_a_question_in_tool_work_with_short_turns_gets_two_fifths_of_a_small_room() -> None:
+    def look() -> str:
+        return words(len(talker.sent), 30)
+
+    prompts = [f"What did item {turn // 2} cost?" if turn % 2 else f"Look, {words(turn, 20)}." for turn in range(24)]
+    talker = Talker([[("look", {})], "Fine.", "Fine."] * 12)
+    ours = compiler(budget=2_000)
+    await talked(ours, prompts, talker, [look], history=[*past(100), *worked(40)])
+    asked = zip(talker.sent[2::3], prompts[1::2], strict=True)
+    assert min(TokenCounter().text(block_of(sent.messages, prompt)) for sent, prompt in asked) > 750
+
+
 async def test_a_question_by_the_way_gets_a_small_block_in_tool_work_too() -> None:
     history = worked(20)
     for turn in range(60):
@@ -627,7 +640,7 @@ async def test_a_question_by_the_way_gets_a_small_block_in_tool_work_too() -> No
     for prompt in (question, f"So, the lockers in Ghent, all of the lockers in Ghent. {question}"):
         talker, _ = await talked(compiler(budget=4_000), ["Go on.", prompt], history=history)
         sizes.append(TokenCounter().text(block_of(talker.last.messages, prompt)))
-    assert 0 < sizes[1] <= 1_000 < sizes[0]
+    assert 500 < sizes[1] <= 1_000 < sizes[0]
 
 
 async def test_a_prompt_that_the_host_joined_with_a_result_of_the_run_before_had_a_turn_of_its_own() -> None:
