@@ -55,13 +55,13 @@ from benchmarks.recall import Conversation, Question
 from context_compiler import ContextCompiler, compile_view
 from context_compiler.middleware.replay import LiveSession
 
-SCENARIOS = ("plain", "tools5", "toolask", "output", "everyasks")
+SCENARIOS = ("plain", "tools1", "tools5", "toolask", "output", "everyasks")
 MODELS = ("none", "bland", "good")
 BLAND = "The conversation went on."
 OPENING = "Hello."
 """User prompt if a recorded conversation begins with the assistant."""
-EACH = 5
-"""Scenario `tools5`: turns per tool call."""
+EACH = {"tools1": 1, "tools5": 5}
+"""Turns per tool call, by scenario."""
 LONGER = 1.5
 """Minimum length of a session that is run, as a multiple of the budget."""
 
@@ -250,7 +250,8 @@ def evidence(conversation: Conversation, question: Question, view: str) -> float
 def script_of(turn: Turn, scenario: str, number: int) -> list[ModelMessage]:
     """Return the messages after a prompt, beginning with a tool call if the scenario has one."""
     found: list[ModelMessage] = []
-    if (scenario == "tools5" and number % EACH == 0) or (scenario == "toolask" and turn.question is not None):
+    calls = turn.question is not None if scenario == "toolask" else scenario in EACH and number % EACH[scenario] == 0
+    if calls:
         given, name = {"query": f"entry {number}"}, f"look-{number}"
         call = ToolCallPart("look_up", given, tool_call_id=name)
         back = ToolReturnPart("look_up", look_up(**given), tool_call_id=name)

@@ -41,9 +41,10 @@ PEERS = (
 )
 PAIRED = "ours-live"
 """Approach for which one-shot views are made; the points are the same for all."""
-SCENARIOS = {"tools5": 2_000, "toolask": 2_000, "output": 2_000, "everyasks": 4_000}
+SCENARIOS = {"tools1": 2_000, "tools5": 2_000, "toolask": 2_000, "output": 2_000, "everyasks": 4_000}
 """Other scenarios for LoCoMo, and the budgets at which they run."""
 TITLES = {
+    "tools1": "a tool exchange of no use in every turn",
     "tools5": "a tool exchange of no use in every fifth turn",
     "toolask": "a tool is called in every turn that asks",
     "output": "structured output (`output_type=`)",
