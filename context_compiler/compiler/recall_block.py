@@ -199,9 +199,10 @@ def block_tokens(known: Blocks | None, plan: Plan, limits: Limits, cycle: Cycle)
     return max_block_tokens(plan, limits, cycle, question_text(plan.history.readings[at]))
 
 
-def wanted_tokens(limits: Limits, cycle: Cycle) -> int:
-    """Tokens that should be free for the block of a prompt that asks."""
-    return limits.room // DUE[cycle.tools]
+def wanted_tokens(plan: Plan, limits: Limits, cycle: Cycle) -> int:
+    """Tokens that should be free for the block of a prompt that asks: in tool work no more than the dial allows."""
+    least, most = limits.room // DUE[False], limits.room // DUE[cycle.tools]
+    return max(least, min(most, share_tokens(plan.policy.recall, limits)))
 
 
 def cut_back_threshold(plan: Plan, limits: Limits, cycle: Cycle) -> int:
@@ -210,8 +211,8 @@ def cut_back_threshold(plan: Plan, limits: Limits, cycle: Cycle) -> int:
     It leaves less than `wanted_tokens` free. In a chat it is also at least a sixth of the room above the low threshold,
     so that cutting back gains enough.
     """
-    gain = 0 if cycle.tools else wanted_tokens(limits, cycle) // 2
-    return max(limits.budget - reserve(plan, limits) - wanted_tokens(limits, cycle) + 1, limits.low + gain)
+    gain = 0 if cycle.tools else wanted_tokens(plan, limits, cycle) // 2
+    return max(limits.budget - reserve(plan, limits) - wanted_tokens(plan, limits, cycle) + 1, limits.low + gain)
 
 
 def lacks_room_for_block(plan: Plan, limits: Limits, cycle: Cycle, cost: int) -> bool:
@@ -228,7 +229,7 @@ def lacks_room_for_block(plan: Plan, limits: Limits, cycle: Cycle, cost: int) ->
         return False
     if cost < cut_back_threshold(plan, limits, cycle):
         return False
-    prompt, wanted = question_text(plan.history.readings[at]), wanted_tokens(limits, cycle)
+    prompt, wanted = question_text(plan.history.readings[at]), wanted_tokens(plan, limits, cycle)
     most = max_block_tokens(plan, limits, cycle, prompt)
     if most < wanted:
         wanted = min(most, FEW)

@@ -33,7 +33,7 @@ def limits_for_questions(context: RequestContext, limits: Limits, cycle: Cycle |
     """Lower the high threshold if a recent prompt asked for earlier text: the next such prompt is cut sooner."""
     if cycle is None:  # nothing has been left out yet, so no prompt can ask for it
         return limits
-    least, history = wanted_tokens(limits, cycle), context.history
+    least, history = wanted_tokens(context, limits, cycle), context.history
     recent = (history.readings[turn.start] for turn in context.outline.turns[-TURNS:])
     asked = any(max_block_tokens(context, limits, cycle, question_text(prompt)) >= least for prompt in recent)
     return replace(limits, high=min(limits.high, cut_back_threshold(context, limits, cycle))) if asked else limits

@@ -630,6 +630,18 @@ async def test_a_question_in_tool_work_with_short_turns_gets_two_fifths_of_a_sma
     assert min(TokenCounter().text(block_of(sent.messages, prompt)) for sent, prompt in asked) > 750
 
 
+async def test_a_full_view_in_tool_work_is_cut_back_for_a_question_if_a_block_may_not_take_half_of_the_room() -> None:
+    def look() -> str:
+        return words(len(talker.sent), 400)
+
+    question = "What did item 7 cost?"
+    prompts = [*(f"Look, {words(turn, 20)}." for turn in range(18)), question]
+    talker = Talker([[("look", {})], "Fine."] * 18 + ["Fine."])
+    ours = compiler(budget=16_000, trigger=1.0)
+    await talked(ours, prompts, talker, [look], history=[*past(150), *worked(60)])
+    assert TokenCounter().text(block_of(talker.last.messages, question)) > 6_000
+
+
 async def test_a_question_by_the_way_gets_a_small_block_in_tool_work_too() -> None:
     history = worked(20)
     for turn in range(60):
