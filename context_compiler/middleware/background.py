@@ -9,10 +9,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from context_compiler.compiler.advance import Advance, advance, decided_by, select
+from context_compiler.compiler.block_room import TURNS, cut_back_threshold, max_block_tokens, wanted_tokens
 from context_compiler.compiler.compile_row import failed_row
 from context_compiler.compiler.cycle import Cycle, restore_late_calls, valid_cycle
 from context_compiler.compiler.policy import Limits
-from context_compiler.compiler.recall_block import TURNS, cut_back_threshold, max_block_tokens, wanted_tokens
 from context_compiler.compiler.summary import SummaryRequest, SummaryResponse, reason_for_no_model, summary_request
 from context_compiler.errors import CompileError
 from context_compiler.middleware.request import Host, response_of

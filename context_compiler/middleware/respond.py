@@ -11,6 +11,13 @@ from math import ceil
 from pydantic_ai.messages import ModelMessage
 
 from context_compiler.compiler.advance import Advance, Ask, advance, with_pins
+from context_compiler.compiler.block_room import (
+    block_tokens,
+    blocks_to_keep,
+    cut_room,
+    free_tokens,
+    max_block_tokens,
+)
 from context_compiler.compiler.compile_row import failed_row
 from context_compiler.compiler.cycle import (
     RAW,
@@ -22,16 +29,7 @@ from context_compiler.compiler.cycle import (
     valid_cycle,
     with_turn,
 )
-from context_compiler.compiler.recall_block import (
-    block_tokens,
-    blocks_to_keep,
-    cut_room,
-    find_first_block,
-    free_tokens,
-    lacks_room_for_block,
-    max_block_tokens,
-    shorten_block,
-)
+from context_compiler.compiler.recall_block import find_first_block, lacks_room_for_block, shorten_block
 from context_compiler.compiler.steering import Steering
 from context_compiler.compiler.summary import SummaryRequest, SummaryResponse
 from context_compiler.compiler.view import (
