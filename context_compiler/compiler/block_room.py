@@ -30,10 +30,14 @@ tenth of `WIDER` tokens."""
 SMALL = 0.06
 """Fraction of the dial for a prompt that asks nothing."""
 
-DUE = {False: 3, True: 2}
-"""Divisor of the room: part of it that should be free for the block of a prompt that asks, in a chat and (`True`) in
-tool work. If less is free, the view is cut back first. It is larger in tool work, because results that are not asked
-about fill the view there."""
+DUE = {False: 1 / 3, True: 0.6}
+"""Fraction of the room that should be free for the block of a prompt that asks, in a chat and (`True`) in tool work. If
+less is free, the view is cut back first. It is larger in tool work, because results that are not asked about fill the
+view there."""
+
+BLOCK_ROOM, EXTRA_CUT = {False: 0.5, True: 0.6}, {False: 5, True: 3}
+"""Fraction of the room that a block should have once the view is cut back to its low threshold, and divisor of the room
+for the extra cut if it has less; in chats and (`True`) in tool work."""
 
 FEW = 128
 """Size in tokens of a few passages. In a chat, a block that may not become as large as that part should have room for
@@ -150,19 +154,37 @@ def block_tokens(known: Blocks | None, plan: Plan, limits: Limits, cycle: Cycle)
 
 
 def wanted_tokens(plan: Plan, limits: Limits, cycle: Cycle) -> int:
-    """Tokens that should be free for the block of a prompt that asks: in tool work no more than the dial allows."""
-    least, most = limits.room // DUE[False], limits.room // DUE[cycle.tools]
+    """Tokens that should be free for the block of a prompt that asks.
+
+    In a session with tools, this is no more than the dial allows, unless that is less than in a chat.
+    """
+    least, most = int(limits.room * DUE[False]), int(limits.room * DUE[_with_tools(plan, limits, cycle)])
     return max(least, min(most, share_tokens(plan.policy.recall, limits)))
+
+
+def _with_tools(plan: Plan, limits: Limits, cycle: Cycle) -> bool:
+    """True in tool work, and from `TIGHT` tokens of room in a chat that has called a tool."""
+    return cycle.tools or (plan.work > 0 and limits.room >= TIGHT)
+
+
+def extra_cut(plan: Plan, limits: Limits, cycle: Cycle) -> int:
+    """Tokens to cut below the low threshold at a prompt that asks, if a block had too little room above it."""
+    wanted = min(limits.room * BLOCK_ROOM[cycle.tools], 2 * block_tokens(None, plan, limits, cycle))
+    if limits.budget - limits.low >= wanted:
+        return 0
+    return min(limits.room // EXTRA_CUT[cycle.tools], limits.most_deeper(plan.prompt_tokens, plan.recent_tokens))
 
 
 def cut_back_threshold(plan: Plan, limits: Limits, cycle: Cycle) -> int:
     """Size in tokens from which a request is cut back to make room for the block of a prompt that asks.
 
-    It leaves less than `wanted_tokens` free. In a chat it is also at least a sixth of the room above the low threshold,
-    so that cutting back gains enough.
+    It leaves less than `wanted_tokens` free, and is so far above the size of a view that was just cut back that cutting
+    gains enough: in a chat, half of the wanted tokens above the low threshold; in tool work, half of the extra cut.
     """
-    gain = 0 if cycle.tools else wanted_tokens(plan, limits, cycle) // 2
-    return max(limits.budget - reserve(plan, limits) - wanted_tokens(plan, limits, cycle) + 1, limits.low + gain)
+    wanted = wanted_tokens(plan, limits, cycle)
+    gain = 0 if _with_tools(plan, limits, cycle) else wanted // 2
+    deeper = extra_cut(plan, limits, cycle) // 2 if cycle.tools else 0
+    return max(limits.budget - reserve(plan, limits) - wanted + 1, limits.low + gain - deeper)
 
 
 def free_tokens(plan: Plan, limits: Limits, cost: int) -> int:

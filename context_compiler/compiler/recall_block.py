@@ -145,7 +145,8 @@ def find_block(
     1. Rank the messages that the view leaves out or shortens, and take the best, up to `WIDE` times the room.
     2. Split them into passages, best message first, up to `DEEP` times the room; skip texts that the view contains. For
        a question about a sequence or the whole conversation, take passages from all parts of it instead.
-    3. Rank the passages. In tool work, give up if the best one contains too little of the question.
+    3. Rank the passages. In tool work, and in a room below `TIGHT` once a tool was called, give up if the best one
+       contains too little of the question.
     4. Mark passages that later messages revise, select passages for the room (see `recall.selection`), and write them.
 
     Args:
@@ -186,7 +187,7 @@ def find_block(
         candidates = quotable(_first_within(plan, spread(best, int), WIDE * room))
     ranked = _rank(candidates, ranking.passages(candidates), about.keys())
     answering = [pair for pair in ranked if pair[1] > 0]
-    if plan.work and not within:
+    if (plan.tools or (plan.work and limits.room < TIGHT)) and not within:
         in_passing = asking_share(asking_part(prompt, counter)) < MOSTLY
         floor = PASSING_FLOOR if in_passing else FLOOR if limits.room >= TIGHT else TIGHT_FLOOR
         answering, of_tools = _relevant_in_tool_work(answering, Relevance(index, question, floor=0), floor)

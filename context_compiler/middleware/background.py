@@ -36,7 +36,8 @@ def limits_for_questions(context: RequestContext, limits: Limits, cycle: Cycle |
     least, history = wanted_tokens(context, limits, cycle), context.history
     recent = (history.readings[turn.start] for turn in context.outline.turns[-TURNS:])
     asked = any(max_block_tokens(context, limits, cycle, question_text(prompt)) >= least for prompt in recent)
-    return replace(limits, high=min(limits.high, cut_back_threshold(context, limits, cycle))) if asked else limits
+    high = max(limits.low, min(limits.high, cut_back_threshold(context, limits, cycle)))
+    return replace(limits, high=high) if asked else limits
 
 
 async def start(context: RequestContext, previous: Cycle | None, host: Host) -> bool:

@@ -15,6 +15,7 @@ from context_compiler.compiler.block_room import (
     block_tokens,
     blocks_to_keep,
     cut_room,
+    extra_cut,
     free_tokens,
     max_block_tokens,
 )
@@ -77,10 +78,6 @@ JOURNALLED = 2_000
 
 RENDERED_ABOVE = 4
 """Divisor of the budget: from this fraction on, raw history is counted as the host renders it, which is slow."""
-
-BLOCK_ROOM, EXTRA_CUT = {False: 0.5, True: 0.6}, {False: 5, True: 3}
-"""Fraction of the room that a block should have after a cut, and divisor of the room for the extra cut; in chats and
-(`True`) in tool work."""
 
 SHORTENED = 4
 """Divisor of a block: the most by which it is shortened in a chat to delay a cut until the next turn."""
@@ -369,11 +366,9 @@ def _room_for_block(context: RequestContext, previous: Cycle | None) -> int:
     if previous is None or _known_blocks(context) is not None:
         return 0
     limits = context.limits(previous)
-    wanted = min(limits.room * BLOCK_ROOM[previous.tools], 2 * block_tokens(None, context, limits, previous))
-    narrow = limits.budget - limits.low < wanted
-    found = attempt(lambda: narrow and lacks_room_for_block(context, limits, previous, limits.budget)).value
-    most = limits.most_deeper(context.prompt_tokens, context.recent_tokens)
-    return min(limits.room // EXTRA_CUT[previous.tools], most) if found else 0
+    deeper = extra_cut(context, limits, previous)
+    found = attempt(lambda: deeper > 0 and lacks_room_for_block(context, limits, previous, limits.budget)).value
+    return deeper if found else 0
 
 
 def _add_recall(context: RequestContext, plain: Result, done: Advance) -> Result:

@@ -300,17 +300,15 @@ class Ranking:
         self._beginnings = [(start, term) for term in self._wanted for start in beginnings(term)]
         hits, days = _bm25(index, self._wanted, stop)
         self._hits = hits
-        near = _with_neighbours(hits)
+        near, before = _beside(index, hits)
         most, around = MESSAGE / (max(hits, default=0.0) or 1.0), AROUND / (sum(self._wanted.values()) or 1.0)
         named_month = [bool(question.months) and day[5:7] in question.months for day in index.days]
         days = [score + MONTH * here for score, here in zip(days, named_month, strict=True)]
         for session, nearness in enumerate(_closeness_to_dates(index, question) if talk else ()):
             days[session] += DATE * nearness
         reply, bases = REPLY * most if talk else 0.0, _bases(index, who)
-        columns = zip(hits, near, map(days.__getitem__, index.sessions), bases, [0.0, *hits], strict=False)
-        self._raw = [
-            most * hit + around * close + day + base + reply * before for hit, close, day, base, before in columns
-        ]
+        columns = zip(hits, near, map(days.__getitem__, index.sessions), bases, before, strict=False)
+        self._raw = [most * hit + around * close + day + base + reply * last for hit, close, day, base, last in columns]
         if talk and question.sought:
             gains = [SOUGHT.get(cue & question.sought, 0.0) for cue in range(CUES)]
             self._raw = [score + gains[cue] for score, cue in zip(self._raw, index.cues, strict=False)]
@@ -486,6 +484,25 @@ def _add_days(index: Index, days: list[float], by_day: Sequence[int]) -> None:
             days[session] += weight * (often * (K1 + 1) / (often + _damping(index.totals[session] / average)))
 
 
+def _beside(index: Index, hits: Sequence[float]) -> tuple[Sequence[float], Sequence[float]]:
+    """BM25 of each message with its neighbours, and BM25 of the message said before it.
+
+    Messages that follow each other in the conversation are neighbours, even if tools were called between them. The
+    neighbours of a tool exchange are the exchanges and messages around it. Requests that carry only tool results count
+    as no message, because results are indexed with their calls.
+    """
+    speakers = index.speakers[: len(hits)]
+    if speakers.count(USER) + speakers.count(ASSISTANT) == len(hits):
+        return _with_neighbours(hits), [0.0, *hits[:-1]]
+    near, before = [0.0] * len(hits), [0.0] * len(hits)
+    for counted in ((USER, ASSISTANT, TOOL), (USER, ASSISTANT)):
+        places = [at for at, speaker in enumerate(speakers) if speaker in counted]
+        scores = [hits[at] for at in places]
+        for at, close, last in zip(places, _with_neighbours(scores), [0.0, *scores], strict=False):
+            near[at], before[at] = close, last
+    return near, before
+
+
 def _with_neighbours(hits: Sequence[float]) -> list[float]:
     """BM25 of each message plus that of its four neighbours, weighted by distance."""
     one, two = NEAR
@@ -529,10 +546,10 @@ def asked_about(index: Index, question: Question, called: Mapping[str, int]) -> 
 
 
 def is_between_people(index: Index) -> bool:
-    """True for a conversation between two people: no tools, and answers not much longer than the prompts."""
+    """True for a conversation as between two people: the answers are not much longer than the prompts."""
     user = index.words[USER] / max(1, index.spoken[USER])
     assistant = index.words[ASSISTANT] / max(1, index.spoken[ASSISTANT])
-    return not index.spoken[TOOL] and assistant <= TALK * user
+    return assistant <= TALK * user
 
 
 class Relevance:
