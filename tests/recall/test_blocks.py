@@ -630,6 +630,39 @@ async def test_a_question_in_tool_work_with_short_turns_gets_two_fifths_of_a_sma
     assert min(TokenCounter().text(block_of(sent.messages, prompt)) for sent, prompt in asked) > 750
 
 
+@pytest.mark.parametrize(("budget", "every", "least"), [(2_000, 1, 1_150), (4_000, 5, 1_600)])
+async def test_a_view_with_tools_is_cut_back_so_that_a_question_gets_more_room(
+    budget: int, every: int, least: int
+) -> None:
+    def look() -> str:
+        return words(len(talker.sent), 30)
+
+    script: list[Any] = []
+    prompts: list[str] = []
+    for turn in range(24):
+        prompts.append(f"What did item {turn // 2} cost?" if turn % 2 else f"{words(turn, 40)}.")
+        script += [[("look", {})], "Fine."] if turn % every == 0 else ["Fine."]
+    talker = Talker(script)
+    await talked(
+        compiler(budget=budget), prompts, talker, [look], history=[*past(100), *worked(40 if every == 1 else 2)]
+    )
+    sizes = [
+        TokenCounter().text(block)
+        for sent in talker.sent
+        for prompt in prompts[1::2]
+        if (block := block_of(sent.messages, prompt))
+    ]
+    assert len(sizes) >= 12 and min(sizes) > least
+
+
+async def test_a_question_by_the_way_that_the_past_hardly_answers_gets_a_block_in_a_chat_with_a_tool_call() -> None:
+    prompt = "The office was loud again all night and nobody slept much. Could the Ghent warehouse inventory migrate?"
+    for exchanges, there in ((1, True), (40, False)):
+        history = [*past(100), *worked(exchanges)]
+        talker, _ = await talked(compiler(budget=BUDGET), ["Go on.", prompt], history=history)
+        assert bool(block_of(talker.last.messages, prompt)) is there
+
+
 async def test_a_full_view_in_tool_work_is_cut_back_for_a_question_if_a_block_may_not_take_half_of_the_room() -> None:
     def look() -> str:
         return words(len(talker.sent), 400)
