@@ -31,9 +31,16 @@ SMALL = 0.06
 """Fraction of the dial for a prompt that asks nothing."""
 
 DUE = {False: 1 / 3, True: 0.6}
-"""Fraction of the room that should be free for the block of a prompt that asks, in a chat and (`True`) in tool work. If
-less is free, the view is cut back first. It is larger in tool work, because results that are not asked about fill the
-view there."""
+"""Fraction of the room that should be free for the block of a prompt that asks, in a chat and (`True`) in a session
+with tools. If less is free, the view is cut back first. It is larger with tools, because results that are not asked
+about fill the view there."""
+
+SOME_WORK, ROOMY = 40, 7_000
+"""A chat is a session with tools if at least one message in this number calls one, in a room from `TIGHT` to `ROOMY`
+tokens. In a larger room, more room for the block finds little more."""
+
+GROWN = 8
+"""Divisor of the room: in a session with tools, a view is not cut back for a block before it has grown by as much."""
 
 BLOCK_ROOM, EXTRA_CUT = {False: 0.5, True: 0.6}, {False: 5, True: 3}
 """Fraction of the room that a block should have once the view is cut back to its low threshold, and divisor of the room
@@ -72,7 +79,8 @@ FILL = 2_000
 first. In a larger block such a passage must score higher than an answering one to replace it."""
 
 TIGHT = 1_500
-"""Room in tokens below which a barely relevant block costs more, because a view is cut back every few requests."""
+"""Room in tokens below which a barely relevant block costs more, because a view is cut back every few requests. Rules
+that spend more on blocks begin at it."""
 
 EARLIER = 0.35
 """Maximum fraction of the room for blocks of earlier turns; with more, all of them are dropped."""
@@ -163,8 +171,19 @@ def wanted_tokens(plan: Plan, limits: Limits, cycle: Cycle) -> int:
 
 
 def _with_tools(plan: Plan, limits: Limits, cycle: Cycle) -> bool:
-    """True in tool work, and from `TIGHT` tokens of room in a chat that has called a tool."""
-    return cycle.tools or (plan.work > 0 and limits.room >= TIGHT)
+    """True in tool work, and in a chat with tools (see `SOME_WORK`)."""
+    return cycle.tools or (TIGHT <= limits.room < ROOMY and plan.work * SOME_WORK >= len(plan.history))
+
+
+def has_grown(plan: Plan, limits: Limits, cycle: Cycle) -> bool:
+    """False if too little was said since the cycle began to cut the view back again for a block.
+
+    In a session with tools, the size of a view that was just cut back may be near `cut_back_threshold` or above it, for
+    example because of pinned messages.
+    """
+    return not _with_tools(plan, limits, cycle) or plan.history.sums[-1] - plan.history.sums[max(0, cycle.at)] >= (
+        limits.room // GROWN
+    )
 
 
 def extra_cut(plan: Plan, limits: Limits, cycle: Cycle) -> int:
@@ -178,8 +197,9 @@ def extra_cut(plan: Plan, limits: Limits, cycle: Cycle) -> int:
 def cut_back_threshold(plan: Plan, limits: Limits, cycle: Cycle) -> int:
     """Size in tokens from which a request is cut back to make room for the block of a prompt that asks.
 
-    It leaves less than `wanted_tokens` free, and is so far above the size of a view that was just cut back that cutting
-    gains enough: in a chat, half of the wanted tokens above the low threshold; in tool work, half of the extra cut.
+    It leaves less than `wanted_tokens` free. In a chat without tools it is also at least half of these tokens above the
+    low threshold, so that cutting back gains enough. With tools `has_grown` takes care of that, and the threshold is
+    at least the low one, less half of the extra cut in tool work.
     """
     wanted = wanted_tokens(plan, limits, cycle)
     gain = 0 if _with_tools(plan, limits, cycle) else wanted // 2

@@ -21,6 +21,7 @@ from context_compiler.compiler.block_room import (
     TIGHT,
     asks_past,
     cut_back_threshold,
+    has_grown,
     max_block_tokens,
     share_tokens,
     wanted_tokens,
@@ -64,9 +65,9 @@ which the block is selected. More candidates find little more and cost time. The
 which messages are taken if there is a `fill`: fewer could all be from tools."""
 
 FLOOR, TIGHT_FLOOR, PASSING_FLOOR = 0.15, 0.3, 0.4
-"""In tool work, the best passage must contain at least this fraction of the question, or the block is not worth its
-tokens: one value for a direct question, one for a direct question in a room below `TIGHT`, and one for a question asked
-in passing."""
+"""In tool work, and in a room below `TIGHT` once a tool was called, the best passage must contain at least this
+fraction of the question, or the block is not worth its tokens: one value for a direct question, one for a direct
+question in such a room, and one for a question asked in passing."""
 
 TELLING = 0.5
 """If that best passage is from a tool, minimum fraction of its coverage that any other passage must have."""
@@ -90,7 +91,7 @@ def lacks_room_for_block(plan: Plan, limits: Limits, cycle: Cycle, cost: int) ->
     at = prompt_at(plan.history)
     if at is None or not plan.policy.recall or plan.policy.fidelity is Fidelity.TRUNCATE:
         return False
-    if cost < cut_back_threshold(plan, limits, cycle):
+    if cost < cut_back_threshold(plan, limits, cycle) or not (cost >= limits.budget or has_grown(plan, limits, cycle)):
         return False
     prompt, wanted = question_text(plan.history.readings[at]), wanted_tokens(plan, limits, cycle)
     most = max_block_tokens(plan, limits, cycle, prompt)
@@ -166,7 +167,7 @@ def find_block(
     question = _question(history, index, at, cycle.decided, counter)
     if question is None:
         return ""
-    ranking = Ranking(index, question, cycle.decided)
+    ranking = Ranking(index, question, cycle.decided, at)
     whole, abridged = _visible_positions(plan, cycle)
     best, about = ranking.best(cycle.decided, whole, beside=fill > 0), Counter[int]()
     prompt = question_text(history.readings[at])  # a former copy of it answers nothing

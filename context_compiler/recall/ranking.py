@@ -22,7 +22,7 @@ from math import exp, log1p
 
 from context_compiler.messages.history import History, Reading
 from context_compiler.messages.items import Kind
-from context_compiler.recall.index import ASSISTANT, CUES, LASTING, PLACED, SPEAKERS, TIMED, TOOL, USER, Index
+from context_compiler.recall.index import ASSISTANT, CUES, LASTING, NOBODY, PLACED, SPEAKERS, TIMED, TOOL, USER, Index
 from context_compiler.recall.passages import Passage
 from context_compiler.recall.terms import beginnings, folded, passage_terms, terms
 
@@ -289,8 +289,12 @@ class Ranking:
     message does not answer.
     """
 
-    def __init__(self, index: Index, question: Question, stop: int) -> None:
-        """Score every message before position `stop`."""
+    def __init__(self, index: Index, question: Question, stop: int, asked: int | None = None) -> None:
+        """Score every message before position `stop`.
+
+        If the question is itself one of them, at position `asked`, its neighbours gain nothing by it: they are what
+        its own turn has done so far.
+        """
         people = named(index, question)
         talk = is_between_people(index)
         self.of_somebody = talk and bool(people)
@@ -299,6 +303,8 @@ class Ranking:
         self._wanted = _wanted(index, question, people, stop)
         self._beginnings = [(start, term) for term in self._wanted for start in beginnings(term)]
         hits, days = _bm25(index, self._wanted, stop)
+        if asked is not None and asked < stop:
+            hits[asked] = 0.0
         self._hits = hits
         near, before = _beside(index, hits)
         most, around = MESSAGE / (max(hits, default=0.0) or 1.0), AROUND / (sum(self._wanted.values()) or 1.0)
@@ -487,19 +493,17 @@ def _add_days(index: Index, days: list[float], by_day: Sequence[int]) -> None:
 def _beside(index: Index, hits: Sequence[float]) -> tuple[Sequence[float], Sequence[float]]:
     """BM25 of each message with its neighbours, and BM25 of the message said before it.
 
-    Messages that follow each other in the conversation are neighbours, even if tools were called between them. The
-    neighbours of a tool exchange are the exchanges and messages around it. Requests that carry only tool results count
-    as no message, because results are indexed with their calls.
+    A tool exchange is one neighbour, because its result is indexed with its call; the request that carries the result
+    is none. What was said before a message is the last message of either speaker, whatever tools were called since.
     """
     speakers = index.speakers[: len(hits)]
     if speakers.count(USER) + speakers.count(ASSISTANT) == len(hits):
         return _with_neighbours(hits), [0.0, *hits[:-1]]
-    near, before = [0.0] * len(hits), [0.0] * len(hits)
-    for counted in ((USER, ASSISTANT, TOOL), (USER, ASSISTANT)):
-        places = [at for at, speaker in enumerate(speakers) if speaker in counted]
-        scores = [hits[at] for at in places]
-        for at, close, last in zip(places, _with_neighbours(scores), [0.0, *scores], strict=False):
-            near[at], before[at] = close, last
+    near, before, last = [0.0] * len(hits), [0.0] * len(hits), 0.0
+    places = [at for at, speaker in enumerate(speakers) if speaker != NOBODY]
+    for at, close in zip(places, _with_neighbours([hits[at] for at in places]), strict=True):
+        near[at], before[at] = close, last
+        last = last if speakers[at] == TOOL else hits[at]
     return near, before
 
 

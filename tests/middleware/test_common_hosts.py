@@ -535,7 +535,7 @@ async def test_what_a_block_of_an_earlier_turn_answers_stays_when_a_view_is_cut_
 
 
 async def test_what_a_full_view_had_no_room_for_is_found_once_the_view_is_cut_back_within_the_turn() -> None:
-    life = Working(2_000, recent_turns="all")
+    life = Working(1_800, recent_turns="all")
     await life.work(unless=lambda views: not was_cut(views) or views[0].ledger["tokens"]["recall"] > 0)
     assert life.cut > 2 and not life.lost
 

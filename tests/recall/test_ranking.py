@@ -301,13 +301,13 @@ def test_a_prompt_that_was_never_answered_is_not_what_is_asked() -> None:
 
 
 @pytest.mark.parametrize("tools", [False, True])
-def test_what_was_said_next_to_a_match_may_answer_even_if_tools_were_called_in_between(tools: bool) -> None:
-    turns = ["There was rain all day."] * 20
-    turns[10:12] = ["I finished Becoming Light on the train.", "That patience pays."]
+def test_a_reply_next_to_a_match_may_answer_even_if_a_tool_was_called_in_between(tools: bool) -> None:
+    turns = [("There was rain all day.", "Go on.")] * 20
+    turns[10] = ("I finished Becoming Light on the train.", "So it says that patience pays.")
     messages: list[ModelMessage] = []
-    for number, text in enumerate(turns):
+    for number, (prompt, reply) in enumerate(turns):
         looked = [assistant(call("look", f"c{number}")), user(answer(f"c{number}", "Nothing to report."))]
-        messages += [said(text), *(looked if tools else []), replied("Go on.")]
+        messages += [said(prompt), *(looked if tools else []), replied(reply)]
     found = [(one.text, score > 0) for score, one in ranked(messages, "What did I take away from Becoming Light?")]
-    assert ("That patience pays.", True) in found
+    assert ("So it says that patience pays.", True) in found
     assert ("There was rain all day.", False) in found
