@@ -290,11 +290,7 @@ class Ranking:
     """
 
     def __init__(self, index: Index, question: Question, stop: int, asked: int | None = None) -> None:
-        """Score every message before position `stop`.
-
-        If the question is itself one of them, at position `asked`, its neighbours gain nothing by it: they are what
-        its own turn has done so far.
-        """
+        """Score every message before position `stop`; the question itself, at `asked`, lends its neighbours nothing."""
         people = named(index, question)
         talk = is_between_people(index)
         self.of_somebody = talk and bool(people)
