@@ -75,7 +75,7 @@ class AgentLife:
             FunctionModel(self._answer),
             capabilities=list(capabilities),
             output_type=Reply if scenario == "output" else str,
-            tools=[look_up] if scenario in ("tools1", "tools5", "toolask") else (),
+            tools=[look_up] if scenario.startswith("tool") else (),
             model_settings=SETTINGS,
         )
 
