@@ -171,10 +171,10 @@ def find_block(
     whole, abridged = _visible_positions(plan, cycle)
     best, about = ranking.best(cycle.decided, whole, beside=fill > 0), Counter[int]()
     prompt = question_text(history.readings[at])  # a former copy of it answers nothing
-    shown = "\n".join((prompt, cycle.note, cycle.quotes, *said, *_abridged_texts(plan, cycle, abridged)))
+    shown = "\n".join((cycle.note, cycle.quotes, *said, *_abridged_texts(plan, cycle, abridged)))
 
     def quotable(positions: Sequence[int]) -> list[Passage]:
-        found = new_passages(passages(history, plan.outline, positions, counter, ranking.weight), shown)
+        found = new_passages(passages(history, plan.outline, positions, counter, ranking.weight), prompt, shown)
         return [one for one in found if one.text.strip() in within] if within else found
 
     if small is not None:

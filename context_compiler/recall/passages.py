@@ -160,10 +160,13 @@ _known: Memo[tuple[int, str, int, str], tuple[TokenCounter, tuple[Passage, ...]]
 """Passages of messages without tool exchanges, by counter, chain id, turn and day."""
 
 
-def new_passages(candidates: Iterable[Passage], shown: str) -> list[Passage]:
-    """Filter passages for those whose text is not part of the text `shown`."""
-    runs = _shown.get_or_make(shown, lambda: _runs(shown))
-    return [one for one in candidates if not (runs.issuperset(_opening(one.text)) and one.text.strip() in shown)]
+def new_passages(candidates: Iterable[Passage], *shown: str) -> list[Passage]:
+    """Filter passages for those whose text is not part of any of the texts `shown`."""
+    found = [*candidates]
+    for text in shown:
+        runs = _shown.get_or_make(text, lambda text=text: _runs(text))
+        found = [one for one in found if not (runs.issuperset(_opening(one.text)) and one.text.strip() in text)]
+    return found
 
 
 _shown: Memo[str, frozenset[Hashable]] = Memo(MAX_RUNS, len)
