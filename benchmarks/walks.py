@@ -7,8 +7,8 @@ Each walk runs once unmeasured, to load imports, tables and encoders, and once u
 a function of the package, in every thread. The walks are the first live request of a compiler whose history fits, a
 request that a model summarises, and a pipeline of one stage. The record is in memory.
 
-`--structure` describes the imports. Rooms are packages and modules at the top level, floors are the longest chain of
-imports between them, and circles are rooms that import each other. Imports for types and lazy names do not count.
+`--structure` describes the imports between the packages and modules at the top level. Levels are the length of the
+longest chain of imports, and a cycle is a group that imports itself. Imports for types and lazy names do not count.
 """
 
 from __future__ import annotations
@@ -123,28 +123,28 @@ def structure() -> dict[str, int]:
     imports = build_graph("context_compiler", exclude_type_checking_imports=True, cache_dir=None)
     below: dict[str, set[str]] = {}
     for module in imports.modules - {"context_compiler", "context_compiler.__main__"}:
-        room = module.split(".")[1]
+        top = module.split(".")[1]
         others = {name.split(".")[1] for name in imports.find_modules_directly_imported_by(module) if "." in name}
-        below.setdefault(room, set()).update(others - {room})
-    sorter, floors = TopologicalSorter(below), 0
-    circles: set[str] = set()
+        below.setdefault(top, set()).update(others - {top})
+    sorter, levels = TopologicalSorter(below), 0
+    cycles: set[str] = set()
     lengths = sorted(len(file.read_text(encoding="utf-8").splitlines()) for file in Path(PACKAGE).rglob("*.py"))
-    for room in below:
-        seen, left = set[str](), set(below[room])
+    for top in below:
+        seen, left = set[str](), set(below[top])
         while left:
             seen |= (found := left - seen)
             left = {name for one in found for name in below[one]} - seen
-        circles |= {room} & seen
-    if not circles:
+        cycles |= {top} & seen
+    if not cycles:
         sorter.prepare()
         while sorter.is_active():
             sorter.done(*sorter.get_ready())
-            floors += 1
+            levels += 1
     return {
-        "rooms": len(below),
-        "floors": floors,
-        "arrows between rooms": sum(map(len, below.values())),
-        "rooms in circles": len(circles),
+        "packages and top-level modules": len(below),
+        "levels": levels,
+        "imports between them": sum(map(len, below.values())),
+        "in import cycles": len(cycles),
         "files": len(lengths),
         "lines of the middle file": lengths[len(lengths) // 2],
         "lines of the longest file": lengths[-1],

@@ -128,9 +128,9 @@ def small_tokens(recall: Amount, limits: Limits) -> int:
 def max_block_tokens(plan: Plan, limits: Limits, cycle: Cycle, prompt: str) -> int:
     """Maximum size in tokens of a prompt's recall block.
 
-    It is smaller for a prompt that asks in passing, and much smaller for one that does not ask. In tool work a prompt
-    that does not ask gets none, because few prompts there are about the past, and long turns get little, because every
-    request of the turn pays for the block again.
+    It is smaller for a prompt that asks in passing. A prompt that does not ask gets little, and nothing once a tool was
+    called, because few prompts are then about the past. In tool work with long turns every block is small, because each
+    request of the turn pays for it again.
     """
     most = share_tokens(plan.policy.recall, limits)
     if plan.prompt_tokens > limits.room // LARGE:
@@ -176,10 +176,10 @@ def _with_tools(plan: Plan, limits: Limits, cycle: Cycle) -> bool:
 
 
 def has_grown(plan: Plan, limits: Limits, cycle: Cycle) -> bool:
-    """False if too little was said since the cycle began to cut the view back again for a block.
+    """True if the view has grown enough since the cycle began to be cut back for a block.
 
-    In a session with tools, the size of a view that was just cut back may be near `cut_back_threshold` or above it, for
-    example because of pinned messages.
+    In a session with tools it must have grown by the room divided by `GROWN`. Pinned messages, for example, can keep a
+    view above `cut_back_threshold` right after a cut, and every question would then cut it back again.
     """
     return not _with_tools(plan, limits, cycle) or plan.history.sums[-1] - plan.history.sums[max(0, cycle.at)] >= (
         limits.room // GROWN
@@ -245,7 +245,9 @@ def blocks_to_keep(blocks: Blocks | None, plan: Plan, limits: Limits, cost: int,
 
 
 def cut_room(plan: Plan, limits: Limits, cycle: Cycle, block: Block, over: int, *, refused: bool) -> int:
-    """Size in tokens to which a block must be shortened if the request is `over` tokens over budget; 0 to drop it.
+    """Size in tokens to which a block must be shortened if the request is `over` tokens over budget.
+
+    0 or less means that it must be dropped.
 
     In a chat with short turns it loses exactly the excess, as often as needed. In other sessions the first cut also
     makes room for growth of the turn, or is to seven tenths if a provider `refused` the request. The second cut is to a

@@ -204,10 +204,10 @@ def valid_cycle(cycle: Cycle | None, history: History, config: str) -> Cycle | N
 
 
 def with_turn(cycle: Cycle, turn: int, start: int) -> Cycle:
-    """Return the cycle, with an earlier turn number if `turn` is its number but it began at a prompt before `start`.
+    """Return the cycle with the number of the turn before, if `turn` is its number but it began before `start`.
 
-    If a stored history has lost its run ids, a prompt that came with the results of deferred calls becomes part of the
-    turn before it. The next prompt then gets the number that the turn of that prompt had.
+    If a stored history has lost its run ids, a prompt that came with the results of deferred calls joins the turn
+    before it, so the next prompt gets the same number.
 
     Args:
         cycle: A cycle of an earlier run, or of the current turn.

@@ -37,6 +37,9 @@ from context_compiler.messages.tool_lines import call_line, outcome_line
 SENTENCE, RUN = 4, 8
 """Minimum number of words of a whole sentence, and of words in a row, that count anywhere."""
 
+MIN_IDENTIFIER = 4
+"""Minimum length in characters of an identifier that is searched for."""
+
 LINE = 8
 """Minimum length in characters of a quoted line that may be a part of a message; a shorter line must be a whole
 sentence or line."""
@@ -174,7 +177,7 @@ def _add_lines(
 
 
 def _identifies(one: Specific) -> bool:
-    return one.sort not in _COMMON_SORTS and len(one.text) >= SENTENCE
+    return one.sort not in _COMMON_SORTS and len(one.text) >= MIN_IDENTIFIER
 
 
 def echoes(request: Sayings, reading: Reading, own: tuple[str, int] | None = None) -> tuple[Echo, ...]:

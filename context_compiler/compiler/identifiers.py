@@ -19,6 +19,7 @@ from context_compiler.messages.history import History
 from context_compiler.messages.items import Kind
 from context_compiler.messages.shapes import WHOLE, apply_shape
 from context_compiler.messages.tool_lines import call_line
+from context_compiler.messages.turns import Place, calls_of_results
 from context_compiler.tokens import TokenCounter
 
 ARGUMENTS = frozenset({Sort.ID, Sort.PATH, Sort.URL})
@@ -57,9 +58,6 @@ TRIES = 24
 
 AND = "; "
 """Separator of lines that share a label."""
-
-Key = tuple[int, int]
-"""Position of a message, and number of a part in it."""
 
 WIDTH = 48
 """Characters on each side of an identifier that are searched for words to quote."""
@@ -205,7 +203,7 @@ def list_identifiers(
     if limit < MIN_TOKENS:
         return ""
     holds = TextSet(*shown).holds
-    lines: dict[Key, _Line] = {}
+    lines: dict[Place, _Line] = {}
     labels: set[str] = set()
     left = limit - 2
     written = _Writer(selection, NEAR if limit < FULL_LIST else FAR)
@@ -226,8 +224,8 @@ def list_identifiers(
 
 
 def _cost_and_line(
-    home: Mention, lines: Mapping[Key, _Line], labels: set[str], written: _Writer, counter: TokenCounter
-) -> tuple[int, Key, _Line]:
+    home: Mention, lines: Mapping[Place, _Line], labels: set[str], written: _Writer, counter: TokenCounter
+) -> tuple[int, Place, _Line]:
     """Tokens that quoting an identifier from `home` adds, with the line and its key; 0 if it is quoted already."""
     key = written.key(home)
     line = lines.get(key, _Line())
@@ -240,7 +238,7 @@ def _cost_and_line(
     return counter.text(f"{AND}{longer.text}" if shares else f"{longer.label}{longer.text}\n"), key, longer
 
 
-def _join_lines(lines: Mapping[Key, _Line]) -> str:
+def _join_lines(lines: Mapping[Place, _Line]) -> str:
     """Join all lines; those with the same label share it."""
     found: dict[str, list[str]] = {}
     for key in sorted(lines):
@@ -253,16 +251,9 @@ class _Writer:
 
     def __init__(self, selection: Selection, words: int) -> None:
         self._history, self._words = selection.history, words
-        self._calls: dict[tuple[int, int], tuple[int, int]] = {}
-        waiting: defaultdict[object, list[tuple[int, int]]] = defaultdict(list)
-        for position, reading in enumerate(selection.history.readings):
-            for part, item in enumerate(reading.items if reading.exchanges else ()):
-                if item.kind is Kind.CALL:
-                    waiting[item.call_id].append((position, part))
-                elif item.kind is Kind.RETURN and waiting[item.call_id]:
-                    self._calls[position, part] = waiting[item.call_id].pop(0)
+        self._calls = {result: call for result, call in calls_of_results(selection.history.readings) if call}
 
-    def key(self, mention: Mention) -> tuple[int, int]:
+    def key(self, mention: Mention) -> Place:
         """Key of the line for a mention: a call and its result share one, any other part has its own."""
         own = mention.position, mention.part
         return self._calls.get(own, own)

@@ -15,7 +15,7 @@ from context_compiler.compiler.cut_order import Selection
 from context_compiler.compiler.identifiers import identifiers_and_quotes
 from context_compiler.compiler.summary import TITLES, fit_sections, gather_sections, template_facts
 from context_compiler.compiler.view import Quote, note_text
-from context_compiler.messages.fences import fence, neutralize, one_line
+from context_compiler.messages.fences import QUOTED_TITLE, fence, neutralize, one_line
 from context_compiler.messages.history import History
 from context_compiler.messages.items import MESSAGE_OVERHEAD, Kind
 from context_compiler.messages.prompts import Instruction, asking_part
@@ -29,7 +29,6 @@ from context_compiler.recall.terms import STOPS, words
 from context_compiler.template import prompt_text
 from context_compiler.tokens import TokenCounter
 
-QUOTES = "QUOTED FROM EARLIER TURNS"
 MIN_QUOTES = 16
 """Minimum room in tokens for a note or for quotes."""
 
@@ -111,13 +110,13 @@ def write_quotes(
         recall: Passages that answer the pending question come first.
     """
     counter = selection.counter
-    inner = room - cost(fence(QUOTES, "x"), counter)
+    inner = room - cost(fence(QUOTED_TITLE, "x"), counter)
     sources = _Sources.of(selection, loose if inner > MIN_QUOTES else (), recall)
     while inner > MIN_QUOTES:
         body, held = _body(selection, sources, inner, note, lost)
         if not body:
             return "", ()
-        text = fence(QUOTES, body)
+        text = fence(QUOTED_TITLE, body)
         over = cost(text, counter) - room
         if over <= 0:
             return text, held

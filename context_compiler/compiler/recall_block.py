@@ -29,7 +29,7 @@ from context_compiler.compiler.block_room import (
 from context_compiler.compiler.cycle import Block, Cycle
 from context_compiler.compiler.policy import Limits, Plan
 from context_compiler.fidelity import Fidelity
-from context_compiler.messages.fences import fence
+from context_compiler.messages.fences import RECALLED_TITLE, fence
 from context_compiler.messages.history import History
 from context_compiler.messages.items import MESSAGE_OVERHEAD, Kind
 from context_compiler.messages.prompts import asking_part, asking_share, is_short
@@ -41,8 +41,6 @@ from context_compiler.recall.passages import Passage, answer_text, new_passages,
 from context_compiler.recall.ranking import BESIDE, CLOSE, merit
 from context_compiler.recall.selection import choose, spread
 from context_compiler.tokens import TokenCounter
-
-TITLE = "RECALLED FROM EARLIER TURNS"
 
 MIN_BLOCK = 48
 """Minimum size of a block in tokens; a smaller one would be little more than its fence."""
@@ -329,9 +327,9 @@ def _write(
     before = accumulate((one.tokens for one, _ in ranked), initial=0)
     weighed = [pair for pair, tokens in zip(ranked, before, strict=False) if tokens <= DEEP * room]
     candidates, ranks = [one for one, _ in weighed], [score for _, score in weighed]
-    left = room - counter.text(fence(TITLE, "x")) - 8 - MESSAGE_OVERHEAD
+    left = room - counter.text(fence(RECALLED_TITLE, "x")) - 8 - MESSAGE_OVERHEAD
     while left > 0 and (chosen := choose(candidates, left, ranks, wide=wide, newer=newer)):
-        text = fence(TITLE, quoted(chosen))
+        text = fence(RECALLED_TITLE, quoted(chosen))
         over = counter.labelled(text) + MESSAGE_OVERHEAD - room
         if over <= 0:
             return text

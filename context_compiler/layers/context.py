@@ -43,7 +43,7 @@ from context_compiler.layers.turn import (
     step_results,
     turn_number,
 )
-from context_compiler.messages.fences import fence
+from context_compiler.messages.fences import LAYERS_TITLE, fence
 from context_compiler.messages.items import MESSAGE_OVERHEAD
 from context_compiler.messages.shapes import truncate
 from context_compiler.record.values import Drop
@@ -277,7 +277,6 @@ def _bounded_text(content: object, most: int) -> str:
     return line if len(line) <= most else f"{line[:most]}{ELLIPSIS} ({len(line):,} characters)"
 
 
-TITLE = "CONTEXT LAYERS"
 REMOVED = "(left out: no room)"
 """Placeholder for a removed section."""
 LAYER_SECTIONS = ("entity", "conversation", "reasoning")
@@ -286,8 +285,8 @@ MIN_SECTION = 24
 """Minimum tokens of a truncated section; a smaller one is useless and is removed instead."""
 SHARE = 4
 """Divisor of the room for messages: the layers get at most a quarter of it."""
-PART_OVERHEAD = 4
-"""Tokens of a message part in addition to its text."""
+SLACK = 4
+"""Tokens by which a section is cut more than needed, because the text at the cut may count for more in its place."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -349,7 +348,7 @@ def layer_block(
         over = _block_tokens(_render_block(template, kept), counter) - room
         if over <= 0:
             break
-        left = counter.text(kept[name]) - over - PART_OVERHEAD
+        left = counter.text(kept[name]) - over - SLACK
         gone = REMOVED if name in LAYER_SECTIONS else ""
         before, kept[name] = kept[name], truncate(kept[name], left, counter) if left >= MIN_SECTION else gone
         drops += _section_drop(name, before, kept[name], f"no room: priority {rules[name].priority}", counter)
@@ -366,11 +365,11 @@ def layer_block(
 
 
 def _render_block(template: Template, texts: Mapping[str, str]) -> str:
-    return fence(TITLE, template.render({**texts, "task": "", "prompt": False}))
+    return fence(LAYERS_TITLE, template.render({**texts, "task": "", "prompt": False}))
 
 
 def _block_tokens(text: str, counter: TokenCounter) -> int:
-    return counter.text(text) + MESSAGE_OVERHEAD + PART_OVERHEAD
+    return counter.text(text) + MESSAGE_OVERHEAD
 
 
 def _section_drop(name: str, before: str, after: str, why: str, counter: TokenCounter) -> list[Drop]:

@@ -19,12 +19,11 @@ from pydantic_ai.messages import ModelMessage, ModelRequest, SystemPromptPart
 
 from context_compiler.compiler.advance import freeze, select
 from context_compiler.compiler.policy import Plan
-from context_compiler.compiler.quotes import QUOTES
 from context_compiler.compiler.view import assemble, marked_request, note_text, stamp_of, without_folded_instructions
 from context_compiler.errors import ContextMemoryError
 from context_compiler.manager.memory import Saved
 from context_compiler.manager.results import SCORED, GroundedContext, Match, Memory, Score
-from context_compiler.messages.fences import fence, neutralize
+from context_compiler.messages.fences import QUOTED_TITLE, fence, neutralize
 from context_compiler.messages.history import Reader, load_messages, message_body
 from context_compiler.messages.turns import pair
 from context_compiler.middleware.arguments import SHIPPED, Arguments
@@ -265,7 +264,7 @@ def opening_messages(session: Session) -> list[ModelMessage]:
             marked_request(note_text(f"{SUMMARY_TITLE}\n{neutralize(session.summary)}", prompt_text("preface")), MARK)
         )
     if session.index:
-        found.append(marked_request(fence(QUOTES, session.index), MARK))
+        found.append(marked_request(fence(QUOTED_TITLE, session.index), MARK))
     return found
 
 

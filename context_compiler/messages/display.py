@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from jinja2 import Environment, FunctionLoader, StrictUndefined, select_autoescape
 
+from context_compiler.messages.fences import LAYERS_TITLE, OTHERS_TITLE, QUOTED_TITLE, RECALLED_TITLE
 from context_compiler.messages.printable import safe
 
 if TYPE_CHECKING:  # importing Pydantic AI is slow, and reading the record does not need it
@@ -46,9 +47,10 @@ FORMS: Mapping[str, str] = {
 """Forms in which a text can appear in a request, with their display names, most complete first."""
 
 FENCES: Mapping[str, str] = {
-    "QUOTED FROM EARLIER TURNS": QUOTED,
-    "RECALLED FROM EARLIER TURNS": RECALLED,
-    "CONTEXT LAYERS": LAYERS,
+    QUOTED_TITLE: QUOTED,
+    RECALLED_TITLE: RECALLED,
+    OTHERS_TITLE: RECALLED,
+    LAYERS_TITLE: LAYERS,
 }
 """Form of the text inside each fence that a view writes, by the fence's title."""
 
@@ -58,6 +60,7 @@ SECTIONS: Mapping[str, str] = {
     "quotes": "quoted from what is left out",
     "recall": "recalled before prompts",
     "layers": "layers before the prompt",
+    "other conversations": "recalled from other conversations",
     "messages": "kept messages",
 }
 """Sections of a token breakdown, with their display names."""
@@ -240,7 +243,14 @@ def bars(sections: Mapping[str, int], whole: int) -> list[Bar]:
 
 
 def _section_form(section: str) -> str:
-    forms = {"summary": SUMMARY, "quotes": QUOTED, "recall": RECALLED, "layers": LAYERS, "messages": VERBATIM}
+    forms = {
+        "summary": SUMMARY,
+        "quotes": QUOTED,
+        "recall": RECALLED,
+        "layers": LAYERS,
+        "other conversations": RECALLED,
+        "messages": VERBATIM,
+    }
     return forms.get(section, CARRIED)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
+from typing import NamedTuple
 
 from context_compiler.errors import SettingsError
 from context_compiler.messages.fences import one_line
@@ -140,48 +141,56 @@ def reflection_section(history: History, positions: Sequence[int], policy: Refle
 def failures(history: History, positions: Sequence[int]) -> Iterator[Failure]:
     """Failures in these messages; consecutive failures of one tool are merged into one."""
     calls: dict[str, Item] = {}
-    results: list[tuple[int, Item]] = []
+    results: list[_Result] = []
     for turn, item in _items_by_turn(history, set(positions)):
         if item.kind is Kind.CALL and item.call_id is not None:
             calls[item.call_id] = item
         elif item.kind in (Kind.RETURN, Kind.FEEDBACK):
-            results.append((turn, item))
-    by_tool = sorted(enumerate(results), key=lambda one: (one[1][1].tool or "", one[0]))
+            results.append(_Result(len(results), turn, item, calls.get(item.call_id or "")))
+    by_tool = sorted(results, key=lambda one: (one.item.tool or "", one.number))
     found: list[tuple[int, Failure]] = []
-    for tool, group in groupby(by_tool, key=lambda one: one[1][1].tool or ""):
-        found += _failures_of_tool(tool, list(group), calls)
+    for tool, group in groupby(by_tool, key=lambda one: one.item.tool or ""):
+        found += _failures_of_tool(tool, list(group))
     yield from (failure for _, failure in sorted(found, key=lambda one: one[0]))
 
 
-def _failures_of_tool(
-    tool: str, results: Sequence[tuple[int, tuple[int, Item]]], calls: dict[str, Item]
-) -> Iterator[tuple[int, Failure]]:
-    """Failures of one tool, each with its position among all results."""
+class _Result(NamedTuple):
+    """A tool result with its call, which is None if it is not among the messages."""
+
+    number: int
+    """0-based number among all results."""
+    turn: int
+    item: Item
+    call: Item | None
+
+    def describe_call(self) -> str:
+        """Write the call as one line."""
+        made = self.call.text if self.call is not None else "{}"
+        return call_line(self.item.tool or "", made, width=WIDTH // 2) if self.item.tool else ""
+
+
+def _failures_of_tool(tool: str, results: Sequence[_Result]) -> Iterator[tuple[int, Failure]]:
+    """Failures of one tool, each with the number of its last result."""
     at = 0
     while at < len(results):
         start = at
-        while at < len(results) and results[at][1][1].failed:
+        while at < len(results) and results[at].item.failed:
             at += 1
         if at == start:
             at += 1
             continue
-        place, (turn, item) = results[at - 1]
+        last = results[at - 1]
         yield (
-            place,
+            last.number,
             Failure(
-                turn=turn,
+                turn=last.turn,
                 tool=tool,
-                call=_describe_call(calls, item),
-                outcome=outcome_line(item.text, failed=True),
+                call=last.describe_call(),
+                outcome=outcome_line(last.item.text, failed=True),
                 times=at - start,
-                worked=_describe_call(calls, results[at][1][1]) if at < len(results) else "",
+                worked=results[at].describe_call() if at < len(results) else "",
             ),
         )
-
-
-def _describe_call(calls: dict[str, Item], result: Item) -> str:
-    made = calls.get(result.call_id or "")
-    return call_line(result.tool or "", made.text if made else "{}", width=WIDTH // 2) if result.tool else ""
 
 
 def _items_by_turn(history: History, wanted: set[int]) -> Iterator[tuple[int, Item]]:

@@ -15,6 +15,15 @@ from unicodedata import normalize
 SUMMARY_PREFIX = "Context summary (compiled):"
 """First line of the note that replaces earlier turns."""
 
+QUOTED_TITLE = "QUOTED FROM EARLIER TURNS"
+"""Title of the fence around what a view quotes from messages that it leaves out."""
+RECALLED_TITLE = "RECALLED FROM EARLIER TURNS"
+"""Title of the fence around a recall block."""
+OTHERS_TITLE = "FROM OTHER CONVERSATIONS"
+"""Title of the fence around passages of the owner's other conversations."""
+LAYERS_TITLE = "CONTEXT LAYERS"
+"""Title of the fence around the layers of a node."""
+
 INVISIBLE = "\u200b"
 """Character that replaces every invisible character in the folded text."""
 

@@ -8,8 +8,8 @@ the messages between them do not all become one group.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import accumulate, pairwise
@@ -126,6 +126,31 @@ def pair(history: History, before: Pairing | None = None) -> Pairing:
     )
 
 
+Place = tuple[int, int]
+"""Position of a message, and number of a part in it."""
+
+
+def calls_of_results(readings: Sequence[Reading]) -> Iterator[tuple[Place, Place | None]]:
+    """Tool results in order, each with its call; None for a result without a call.
+
+    If an id is used again in a later message, its open call is unanswered. Calls of one message that share an id are
+    answered in order.
+    """
+    waiting: dict[tuple[str, bool], deque[Place]] = {}
+    for position, reading in enumerate(readings):
+        for at, item in enumerate(reading.items if reading.exchanges else ()):
+            if item.call_id is None:
+                continue
+            key = item.call_id, item.native
+            calls = waiting.get(key)
+            if item.kind is not Kind.CALL:
+                yield (position, at), calls.popleft() if calls else None
+            elif calls and calls[0][0] == position:
+                calls.append((position, at))
+            else:
+                waiting[key] = deque([(position, at)])
+
+
 def continues(history: History, before: Pairing) -> bool:
     """True if a history begins with the one of an earlier pairing."""
     return 0 < before.length <= len(history) and history.ids[before.length - 1] == before.tip
@@ -178,7 +203,7 @@ def _ends_run(history: History, index: int) -> bool:
 
 
 def prompt_at(history: History) -> int | None:
-    """Position of the current turn's prompt; None if there is no prompt."""
+    """Position of the newest user prompt; None if there is none."""
     return next((index for index in reversed(range(len(history))) if history.readings[index].asks), None)
 
 

@@ -55,7 +55,7 @@ async def compile_context(
 def _refusal(context: RequestContext) -> str:
     """Reason not to compile now; empty if a compile is allowed."""
     if context.turn in (context.run.ordered_turn, context.run.asked_turn):
-        return "it was compiled in this turn already, or asked for"
+        return "this turn was already compiled, or a compile was already requested"
     if context.is_paused:
         return "the user has undone the last compile"
     return "a compile is under way" if pending(context) is not None else ""
@@ -83,6 +83,6 @@ async def _compile(context: RequestContext, host: Host, order: Order) -> str:
     after = assemble_view(context, done.cycle, "compiled", done).cost
     run.prepare(done)
     return (
-        f"From the next request on, {round(before * ratio):,} tokens are {round(after * ratio):,}: notes and quotes"
-        f" stand for what is left out. {GO_ON}"
+        f"From the next request on, the conversation takes {round(after * ratio):,} tokens instead of"
+        f" {round(before * ratio):,}. Notes and quotes replace what was left out. {GO_ON}"
     )

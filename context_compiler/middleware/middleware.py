@@ -267,7 +267,7 @@ class Middleware:
                 block = outcome.value or NO_LAYERS
                 if outcome.error is not None:
                     await self.report(outcome.error)
-                    block = drop_block(NO_LAYERS, f"could not be told: {type(outcome.error).__name__}")
+                    block = drop_block(NO_LAYERS, f"failed: {type(outcome.error).__name__}")
             run.attach(await self._add_other_conversations(run, request, block))
         return replace(request, layers=run.layers or NO_LAYERS)
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from weakref import WeakKeyDictionary
 
 from context_compiler.cache import Memo
-from context_compiler.messages.fences import fence
+from context_compiler.messages.fences import OTHERS_TITLE, fence
 from context_compiler.messages.items import MESSAGE_OVERHEAD
 from context_compiler.recall import Question
 from context_compiler.recall.others import Mention, Name, News, OtherConversations
@@ -24,8 +24,6 @@ from context_compiler.record import browse
 from context_compiler.record.database import Database
 from context_compiler.record.store import SQLStore, Store
 from context_compiler.tokens import TokenCounter
-
-TITLE = "FROM OTHER CONVERSATIONS"
 
 READ = 1_000
 """Maximum messages that are read of one conversation, newest first. Once a request has read this many in all, the
@@ -62,7 +60,7 @@ def quoted_mentions(
     found: Sequence[tuple[float, Mention]], room: int, counter: TokenCounter
 ) -> tuple[str, list[tuple[float, Mention]]]:
     """The best mentions that fit into `room` tokens: fenced text in chronological order, and the mentions in it."""
-    left = room - counter.text(fence(TITLE, "x")) - MESSAGE_OVERHEAD
+    left = room - counter.text(fence(OTHERS_TITLE, "x")) - MESSAGE_OVERHEAD
     taken: list[tuple[float, Mention]] = []
     for score, mention in found:
         cost = counter.text(mention.line) + 1
@@ -70,7 +68,7 @@ def quoted_mentions(
             taken.append((score, mention))
             left -= cost
     taken.sort(key=lambda pair: (pair[1].day, pair[1].place))
-    return (fence(TITLE, "\n".join(mention.line for _, mention in taken)) if taken else ""), taken
+    return (fence(OTHERS_TITLE, "\n".join(mention.line for _, mention in taken)) if taken else ""), taken
 
 
 def _best(

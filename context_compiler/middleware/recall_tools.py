@@ -155,7 +155,7 @@ class Recall(AbstractCapability[Any]):
         start = max(0, start)
         text = "\n".join(line for at in found for line in _lines(history.readings[at].items, at))[start:]
         head = self._reader.counter.head(text, self.tokens - FRAME)
-        more = f"\n[recall_read(ref={ref[:40]!r}, start={start + len(head)}) goes on]"
+        more = f"\n[to continue: recall_read(ref={ref[:40]!r}, start={start + len(head)})]"
         return fence(READ, head) + (more if len(head) < len(text) else "")
 
     async def passages(self, messages: Sequence[ModelMessage], query: str) -> tuple[Passage, ...]:

@@ -489,7 +489,7 @@ def read_request(
     """Read the messages of a request, and resolve its policy.
 
     Args:
-        compiler: State shared by all runs; not changed.
+        compiler: State shared by all runs; not changed here. Its `outline` is set when the outline is first read.
         run: State before this request; not changed.
         request: The request.
         host: Sender of the request; None for a one-shot view.

@@ -93,6 +93,7 @@ _NEVER = re.compile(
     r"(?i)\bI(?:['’]ve| have) never (?:actually |really |even |ever )?"
     r"(?P<verb>\w+) (?P<what>[^.?!,;]{4,160}?)(?=[.?!,;]|$| so | but | and I\b)"
 )
+_SAYS_NEVER = re.compile(r"(?i)\bnever\b")
 _DID = re.compile(
     r"(?i)\bI(?:['’]ve| have)? (?:(?:just|also|already|recently|once|finally|successfully) )*(?P<verb>\w{2,20})\b"
 )
@@ -190,7 +191,7 @@ def revisions(text: str) -> Iterator[tuple[str, Revision]]:
 def revises(revision: Revision, sentence: str) -> bool:
     """True if an earlier sentence says something else about the same subject."""
     if revision.never:
-        return "never" not in sentence and any(
+        return not _SAYS_NEVER.search(sentence) and any(
             _contradicts_never(revision, one, sentence) for one in _DID.finditer(sentence)
         )
     if revision.new is None:

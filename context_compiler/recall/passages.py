@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_left, bisect_right
-from collections import defaultdict, deque
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -26,7 +25,7 @@ from context_compiler.messages.history import History, day
 from context_compiler.messages.items import Item, Kind, parse_arguments, plain_text
 from context_compiler.messages.prompts import sentence_ends
 from context_compiler.messages.tool_lines import PARSED, call_line, outcome_line
-from context_compiler.messages.turns import OUTPUT, Outline
+from context_compiler.messages.turns import OUTPUT, Outline, calls_of_results
 from context_compiler.tokens import TokenCounter, character_boundary
 
 WIDTH = 480
@@ -356,27 +355,23 @@ def _exchanges(history: History, wanted: set[int], *, results: bool) -> dict[tup
 
     With `results`, a call gets its outcome even if the result is in a message that is not wanted.
     """
-    waiting: defaultdict[tuple[str, bool], deque[tuple[int, int]]] = defaultdict(deque)
-    found: dict[tuple[int, int], _Exchange] = {}
-    any_calls = any(history.readings[position].exchanges for position in wanted)
-    for position, reading in enumerate(history.readings if any_calls else ()):
-        for at, item in enumerate(reading.items if reading.exchanges else ()):
-            if item.call_id is None:
-                continue
-            calls = waiting[item.call_id, item.native]
-            if item.kind is Kind.CALL:
-                calls.append((position, at))
-                if position in wanted:
-                    found[position, at] = _Exchange(call_line(item.tool or "tool", item.text), item.tool or "tool")
-                continue
-            call = calls.popleft() if calls else None
-            if (item.tool or "").startswith(OUTPUT):
-                continue
-            if call in found and (results or position in wanted):
-                found[call].outcome, found[call].result = outcome_line(item.text, failed=item.failed), item.text
-            elif position in wanted:
-                name = one_line(item.tool or "tool", 64)
-                found[position, at] = _Exchange(name, name, outcome_line(item.text, failed=item.failed), item.text)
+    readings = history.readings
+    found = {
+        (position, at): _Exchange(call_line(item.tool or "tool", item.text), item.tool or "tool")
+        for position in wanted
+        for at, item in enumerate(readings[position].items if readings[position].exchanges else ())
+        if item.kind is Kind.CALL and item.call_id is not None
+    }
+    any_calls = any(readings[position].exchanges for position in wanted)
+    for (position, at), call in calls_of_results(readings if any_calls else ()):
+        item = readings[position].items[at]
+        if (item.tool or "").startswith(OUTPUT):
+            continue
+        if call in found and (results or position in wanted):
+            found[call].outcome, found[call].result = outcome_line(item.text, failed=item.failed), item.text
+        elif position in wanted:
+            name = one_line(item.tool or "tool", 64)
+            found[position, at] = _Exchange(name, name, outcome_line(item.text, failed=item.failed), item.text)
     return found
 
 

@@ -80,6 +80,17 @@ async def test_the_budget_holds_with_layers_too(budget: int, turns: int) -> None
         assert view.tokens <= budget and view.ledger["tokens"]["layers"] <= budget // 4
 
 
+async def test_layers_count_for_what_they_add_to_the_request() -> None:
+    talker, plain = Talker(), compiler(budget=30_000)
+    agent: Agent[Any, Any] = Agent(talker.model, capabilities=[plain])
+    await agent.run("The question.", conversation_id="s")
+    assert plain.last_view is not None
+    _, view = await told(await session(), "think", budget=30_000)
+    tokens = view.ledger["tokens"]
+    assert tokens["layers"] == view.tokens - plain.last_view.tokens > 0
+    assert tokens["messages"] == plain.last_view.ledger["tokens"]["messages"]
+
+
 async def test_the_block_stands_before_the_last_prompt_and_no_other() -> None:
     text, _ = await told(await session(), "think", long_history(turns=3), budget=30_000)
     between = text[text.index(END) + len(END) : text.index("The question.")]
@@ -156,7 +167,7 @@ async def test_layers_that_cannot_be_read_stop_nothing() -> None:
     text, view = await told(Layers(store), "think", on_error=errors.append)
     assert "The question." in text and BEGIN not in text
     assert [type(error).__name__ for error in errors] == ["LayersError"]
-    assert [drop.reason for drop in view.drops] == ["could not be told: LayersError"]
+    assert [drop.reason for drop in view.drops] == ["failed: LayersError"]
 
 
 async def test_a_template_of_ones_own_says_it_in_other_words(tmp_path: Any) -> None:

@@ -62,7 +62,7 @@ async def test_it_answers_once_a_turn() -> None:
     work = Working(ASK, ASK, ASK, "done", ASK, "done")
     messages = await work.turn("Compile, please.", long_history(20)[:-1])
     assert work.notes.asked == 1
-    assert [told.startswith("Nothing was compiled: it was compiled in this turn") for told in answers(messages)] == [
+    assert [told.startswith("Nothing was compiled: this turn was already compiled") for told in answers(messages)] == [
         False,
         True,
         True,

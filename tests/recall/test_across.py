@@ -78,6 +78,14 @@ async def test_what_is_not_asked_for_is_not_quoted(path: Path, prompt: str) -> N
     assert "FROM OTHER CONVERSATIONS" not in talker.last.text
 
 
+async def test_the_display_of_a_view_names_other_conversations(path: Path) -> None:
+    _, given = await say(path, QUESTION, "today", recall_across=0.2)
+    assert given.last_view is not None
+    page = given.last_view._repr_html_()
+    assert "recalled from other conversations" in page and "carried for the host" not in page
+    assert re.search(rf'class="[^"]*\brecalled\b[^"]*"[^>]*>[^<]*{FACT}', page)
+
+
 async def test_nothing_of_another_owner_is_quoted(path: Path) -> None:
     await say(path, "My badge number is BOB-1.", "bobs", "bob")
     for owner, own, other in (("ann", "ZX-4711", "BOB-1"), ("bob", "BOB-1", "ZX-4711"), ("carol", "carol", "-")):

@@ -37,6 +37,11 @@ CHANGES = [
         "Have I submitted my cover letter to Greg?",
     ),
     (
+        "It was late, but nevertheless I submitted my cover letter to Greg.",
+        "I've never submitted my cover letter to Greg.",
+        "Have I submitted my cover letter to Greg?",
+    ),
+    (
         "The message delivery latency is 150ms.",
         "The message delivery latency has improved to 110ms.",
         "What is the message delivery latency?",

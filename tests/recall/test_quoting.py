@@ -155,6 +155,12 @@ def test_calls_that_share_an_id_are_answered_in_order() -> None:
     assert [passage.text for passage in all_of(messages)][1:] == ["read(path=x) → an x", "read(path=y) → a y"]
 
 
+def test_a_call_that_was_never_answered_does_not_get_the_result_of_a_later_call_with_its_id() -> None:
+    messages = [user("look"), assistant(call("read", "a", path="x")), user("no, the other one")]
+    messages += [assistant(call("read", "a", path="y")), user(answer("a", "a y"))]
+    assert [one.text for one in all_of(messages) if one.speaker == "tool"] == ["read(path=x)", "read(path=y) → a y"]
+
+
 def test_a_file_stands_as_its_placeholder() -> None:
     picture = BinaryContent(b"\x89PNG\r\n\x1a\n" + bytes(64), media_type="image/png")
     said = [user("What is this?", picture), ModelResponse(parts=[FilePart(content=picture)], timestamp=MAY)]

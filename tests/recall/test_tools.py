@@ -68,7 +68,7 @@ async def test_a_long_turn_is_read_in_pages_that_leave_nothing_out() -> None:
         assert count(found) <= 4_000
         body = found.partition(" ===\n")[2].rpartition("\n=== END")[0]
         read += body
-        if "goes on" not in found:
+        if "to continue" not in found:
             break
         start = int(found.rpartition("start=")[2].partition(")")[0])
     wanted = long_past()[0].parts[0]
