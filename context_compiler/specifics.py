@@ -4,4 +4,6 @@ from __future__ import annotations
 
 from context_compiler.lazy import lazy_exports
 
-__getattr__, __dir__ = lazy_exports(__name__, {"compiler.specifics": ("TextSet", "Told:TextSet", "specifics", "Specific")})
+__getattr__, __dir__ = lazy_exports(
+    __name__, {"compiler.specifics": ("TextSet", "Told:TextSet", "specifics", "Specific")}
+)

@@ -134,7 +134,7 @@ def select(
         pinned=tuple(pin for pin in user_pins if draft.here(pin.position) is None) if draft.summary else (),
         previous=previous,
         lasting=not one_shot,
-        tools=plan.tools,
+        tool_work=plan.tool_work,
         fits=fits,
         steering=plan.steering,
         order=order,
@@ -151,7 +151,7 @@ def _target(limits: Limits, *, one_shot: bool, order: Order | None) -> int:
     """Size in tokens to which the request is cut back; larger if an order wants the beginning kept."""
     if one_shot:
         return limits.budget
-    low = limits.low - limits.deeper
+    low = limits.low - limits.extra_cut
     return max(low, limits.high - limits.room // GROWTH) if order and order.start else low
 
 
@@ -205,13 +205,13 @@ def _keep_last_turn(draft: Draft, limits: Limits, target: int) -> bool:
     everything that must stay leaves a twentieth of the room free below the high threshold. The tokens reserved for the
     note are protected in either case.
     """
-    draft.notes = min(limits.notes, draft.summary)
+    draft.notes = min(limits.max_notes, draft.summary)
     turns = draft.outline.turns[:-1]
     last = range(turns[-1].start, turns[-1].stop) if turns and draft.recent else range(0)
     stay = draft.pins.union(last)
     others = sum(draft.costs[index] for index in draft.before_active() if index not in stay)
-    most = target + limits.deeper + limits.high - limits.low - limits.room // SLACK
-    share = draft.room // (LAST_ASKED if limits.deeper else LAST)
+    most = target + limits.extra_cut + limits.high - limits.low - limits.room // SLACK
+    share = draft.room // (LAST_ASKED if limits.extra_cut else LAST)
     if sum(draft.costs[index] for index in last) <= share and draft.total - others <= most:
         draft.spared = last
     return bool(draft.spared)
@@ -240,8 +240,8 @@ def _affordable_turns(draft: Draft, room: int) -> int:
 def _reserved_tokens(plan: Plan, limits: Limits, pinned: Sequence[Instruction]) -> int:
     """Tokens to reserve for summary and quotes; a fidelity named by the caller caps both together."""
     cap = limits.cap(plan.policy.fidelity)
-    if limits.notes and cap and not plan.policy.fidelity_named:
-        return limits.notes
+    if limits.max_notes and cap and not plan.policy.fidelity_named:
+        return limits.max_notes
     if plan.policy.fidelity_named or not cap:
         return cap
     cap += identifier_room(plan.history, limits.room)
@@ -397,7 +397,11 @@ async def advance(
         asked=reply.request is not None or ask is None,
     )
     cycle, quoted = freeze_selection(done)
-    cycle = cycle if one_shot else replace(cycle, tools=plan.tools, loops=plan.loops, at=plan.prompt_start)
+    cycle = (
+        cycle
+        if one_shot
+        else replace(cycle, tool_work=plan.tool_work, long_turns=plan.long_turns, at=plan.prompt_start)
+    )
     spare = unused_tokens(done, cycle) if one_shot and reply.request is None else 0
     if spare:
         done = select_with(spare=spare)

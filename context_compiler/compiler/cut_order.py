@@ -46,8 +46,8 @@ class Selection:
     previous: Cycle | None
     lasting: bool
     """True for a live view, which serves later requests too; False for a one-shot view."""
-    tools: bool
-    """True if the session is mostly tool work."""
+    tool_work: bool
+    """True if the session is tool work."""
     fits: bool
     """True if the kept part is within the budget; if not, nothing is left to cut."""
     steering: Steering = NONE
@@ -57,7 +57,7 @@ class Selection:
     @property
     def chat(self) -> bool:
         """True for a live view of a session that is not tool work."""
-        return self.lasting and not self.tools
+        return self.lasting and not self.tool_work
 
     @property
     def focus(self) -> str:
@@ -72,7 +72,7 @@ class Selection:
     @property
     def brief(self) -> bool:
         """True for a live view of tool work in a small room: it lasts a few requests, all about the current prompt."""
-        return self.lasting and self.tools and self.limits.room < BRIEF
+        return self.lasting and self.tool_work and self.limits.room < BRIEF
 
     @property
     def kept(self) -> int:
@@ -505,7 +505,7 @@ def relieve_system_text(draft: Draft, limits: Limits, overhead: int) -> Limits:
             bare, smaller = Shape(bare=True), Shape(bare=True, system=limit)
             saved += price(messages[index], reading, bare, draft.counter)
             saved -= price(messages[index], reading, smaller, draft.counter)
-    return limits.carrying(limits.fixed - saved)
+    return limits.with_fixed(limits.fixed - saved)
 
 
 MILD_STEPS: tuple[Step, ...] = (

@@ -76,10 +76,10 @@ class Cycle:
     """Hash of template, fidelity, model family and everything else that decides how a view is written."""
     own: bool = False
     """True if the note is the body of a template that asks no model."""
-    tools: bool = False
-    """True if the session was mostly tool work when the cycle began."""
-    loops: bool = False
-    """True if turns took several requests on average when the cycle began."""
+    tool_work: bool = False
+    """True if the session was tool work when the cycle began."""
+    long_turns: bool = False
+    """True if turns were long when the cycle began."""
     why: tuple[tuple[int, int, str], ...] = ()
     """Reasons why messages are left out or shortened, as `(start, stop, reason)`."""
     lead: int = 0
@@ -89,7 +89,7 @@ class Cycle:
 
     def to_json(self) -> str:
         """Serialize to JSON."""
-        data: dict[str, Any] = {field.name: getattr(self, field.name) for field in fields(self)}
+        data: dict[str, Any] = {STORED.get(field.name, field.name): getattr(self, field.name) for field in fields(self)}
         data["kept"] = [[start, stop, _encoded(shape)] for start, stop, shape in _runs(self.kept)]
         return json.dumps(data, ensure_ascii=False, separators=(",", ":"))
 
@@ -105,6 +105,7 @@ class Cycle:
                 for index in range(start, stop)
             )
             data["covered"] = tuple((int(a), int(b)) for a, b in data["covered"])
+            data |= {name: data.pop(key) for name, key in STORED.items() if key in data}
             data.pop("blocks", None)  # of schema 3, where recall blocks were a part of the cycle
             data["why"] = tuple((int(a), int(b), str(reason)) for a, b, reason in data.get("why", ()))
             found = cls(**data)
@@ -131,6 +132,9 @@ RAW = Cycle(
     config="",
 )
 """State before the first cycle: all messages are sent whole."""
+
+STORED = {"tool_work": "tools", "long_turns": "loops"}
+"""Names of fields in JSON, if they differ."""
 
 SETS = ("skip", "without")
 """Fields of a shape that are sets, which JSON stores as lists."""

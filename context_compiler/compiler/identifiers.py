@@ -167,7 +167,7 @@ def identifiers_and_quotes(
     most = int(selection.limits.room * SHARE) if lost or uses_tools(selection.history) else 0
     missing = missing_identifiers(selection) if most >= MIN_TOKENS else []
     part = limit // PART
-    without = limit - part if selection.lasting and selection.tools else part
+    without = limit - part if selection.lasting and selection.tool_work else part
     own = min(most, limit if lost and not selection.chat else without)
     quotes = quoting(limit - own)
     listed = list_identifiers(selection, missing, (*shown, quotes), own)

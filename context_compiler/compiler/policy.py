@@ -62,11 +62,11 @@ class Limits:
     """Learned ratio of the model's tokens to ours."""
     tight: float = 1.0
     """Fraction of the budget in use; below 1 after a provider refused a request as too long."""
-    notes: int = 0
+    max_notes: int = 0
     """Maximum size of note and quotes of a live view together; 0 for whatever is free below the low threshold."""
-    block: int = 0
+    block_reserve: int = 0
     """Tokens reserved for the recall block of the prompt, in addition to the view."""
-    deeper: int = 0
+    extra_cut: int = 0
     """Tokens to cut below the low threshold to make room for that block."""
 
     @property
@@ -80,20 +80,20 @@ class Limits:
         return min(self.room, max(0, 2 * (self.high - self.fixed)))
 
     @property
-    def soft(self) -> int:
+    def background_threshold(self) -> int:
         """Size of a request from which a compile may run in the background: a quarter of the way below `high`."""
         return self.high - max(0, self.high - self.low) // AHEAD
 
     @property
-    def ahead(self) -> Limits:
-        """Limits for a compile that begins at `soft`: it cuts deeper by as much as the view grows until `high`."""
-        return replace(self, low=max(self.fixed, self.low - (self.high - self.soft)))
+    def for_background(self) -> Limits:
+        """Limits for a background compile: it cuts deeper by as much as the view grows until `high`."""
+        return replace(self, low=max(self.fixed, self.low - (self.high - self.background_threshold)))
 
-    def carrying(self, fixed: int) -> Limits:
+    def with_fixed(self, fixed: int) -> Limits:
         """Limits with the same budget and other fixed tokens, for a request whose fixed tokens would fill it alone."""
         return replace(self, fixed=fixed, high=self.budget, low=_half_way(fixed, self.budget))
 
-    def beside(self, prompt: int, turns: int = 0) -> Limits:
+    def with_protected(self, prompt: int, turns: int = 0) -> Limits:
         """Limits with higher thresholds if messages that must not be cut take much of the room.
 
         Args:
@@ -107,18 +107,18 @@ class Limits:
             return self
         most = self.budget - self.room // 20
         high = max(self.high, min(most, self.high + taken))
-        notes = min(self.notes, self.room // NOTED)
-        low = self.low - (self.notes - notes)
-        return replace(self, high=high, low=max(low, min(low + taken, most - self.room // 8)), notes=notes)
+        notes = min(self.max_notes, self.room // NOTED)
+        low = self.low - (self.max_notes - notes)
+        return replace(self, high=high, low=max(low, min(low + taken, most - self.room // 8)), max_notes=notes)
 
-    def most_deeper(self, prompt: int, turns: int) -> int:
-        """Maximum of `deeper` with which the turns that the caller wants kept still fit beside the prompt and the note.
+    def max_extra_cut(self, prompt: int, turns: int) -> int:
+        """Maximum of `extra_cut` so that the turns that the caller wants kept fit beside the prompt and the note.
 
         Args:
             prompt: Tokens of the current prompt.
             turns: Tokens of those turns; 0 for none, and then nothing but the room limits the cut.
         """
-        taken = self.notes + prompt + min(turns, self.room // 2)
+        taken = self.max_notes + prompt + min(turns, self.room // 2)
         return max(0, self.low - self.fixed - taken) if turns else self.room
 
     def cap(self, fidelity: Fidelity) -> int:
@@ -180,7 +180,7 @@ def limits(
     fixed: int,
     ratio: float = 1.0,
     tight: float = 1.0,
-    tools: bool = False,
+    tool_work: bool = False,
 ) -> Limits:
     """Compute budget and thresholds in exact tokens.
 
@@ -190,13 +190,13 @@ def limits(
         fixed: Tokens that no view can leave out.
         ratio: The model's tokens for each of ours.
         tight: Fraction of the budget to use; below 1 after a provider refused a request.
-        tools: The session is mostly tool work.
+        tool_work: The session is tool work.
     """
     wanted = amount_tokens(trigger, of=budget)
     budget = max(1, int(budget * tight / ratio))
     room = max(0, budget - fixed)
     if wanted is None:
-        high, low, notes = next(shares for least, shares in THRESHOLDS[tools] if room >= least)
+        high, low, notes = next(shares for least, shares in THRESHOLDS[tool_work] if room >= least)
         return Limits(
             budget=budget,
             fixed=fixed,
@@ -204,7 +204,7 @@ def limits(
             low=fixed + int(low * room),
             ratio=ratio,
             tight=tight,
-            notes=int(notes * room),
+            max_notes=int(notes * room),
         )
     high = min(max(int(wanted / ratio), fixed + min(room // 2, MIN_TRIGGER)), budget)
     return Limits(budget=budget, fixed=fixed, high=high, low=_half_way(fixed, high), ratio=ratio, tight=tight)
@@ -279,16 +279,21 @@ class Policy:
     former: str
     """The same hash as databases of schema 3 store it."""
 
-    def limits(self, fixed: int, *, ratio: float = 1.0, tight: float = 1.0, tools: bool = False) -> Limits:
+    def limits(self, fixed: int, *, ratio: float = 1.0, tight: float = 1.0, tool_work: bool = False) -> Limits:
         """Budget and thresholds of a request with `fixed` tokens that no view can leave out."""
-        return limits(budget=self.budget, trigger=self.trigger, fixed=fixed, ratio=ratio, tight=tight, tools=tools)
+        return limits(
+            budget=self.budget, trigger=self.trigger, fixed=fixed, ratio=ratio, tight=tight, tool_work=tool_work
+        )
 
 
 TOOL_WORK = 10
 """A session is tool work if at least one message in this number calls a tool."""
 
-LOOPS = 3
+LONG_TURNS = 3
 """Turns are long if a prompt has at least this many responses on average."""
+
+REFUSED_SHARE = 0.7
+"""Fraction of the budget, or of a block, that remains after a provider refused a request as too long."""
 
 NO_WORK = ("recall_", "compile_context", OUTPUT)
 """Prefixes of tools that do not count as tool work: they search the past or give the answer."""
@@ -370,20 +375,25 @@ class Plan:
         return self.history.sums[newest[-1].stop] - self.history.sums[newest[0].start]
 
     @cached_property
-    def work(self) -> int:
+    def tool_calls(self) -> int:
         """Number of messages that call a function or a shell; output and recall tools do not count."""
         return sum(any(map(_works, reading.items)) for reading in self.history.readings if reading.exchanges)
 
     @cached_property
-    def tools(self) -> bool:
+    def tool_work(self) -> bool:
         """True if the session is tool work, see `TOOL_WORK`."""
-        return self.work * TOOL_WORK >= len(self.history)
+        return self.tool_calls * TOOL_WORK >= len(self.history)
 
     @cached_property
-    def loops(self) -> bool:
-        """True if turns are long (see `LOOPS`), so that a text in a turn is paid for in several requests."""
+    def long_turns(self) -> bool:
+        """True if turns are long (see `LONG_TURNS`), so that a text in a turn is paid for in several requests."""
         prompts = sum(reading.asks for reading in self.history.readings)
-        return sum(not reading.request for reading in self.history.readings) >= LOOPS * prompts
+        return sum(not reading.request for reading in self.history.readings) >= LONG_TURNS * prompts
+
+    @property
+    def recalls(self) -> bool:
+        """True if the settings allow recall blocks."""
+        return bool(self.policy.recall) and self.policy.fidelity is not Fidelity.TRUNCATE
 
     @cached_property
     def carried(self) -> int:

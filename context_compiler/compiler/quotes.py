@@ -236,7 +236,7 @@ def written_for(selection: Selection, summary: str, covered: set[int]) -> Writte
         left = min(left, cap - cost(note, counter))
     if selection.order is not None:
         left = min(left, selection.reserve - cost(note, counter))
-    if selection.lasting and not selection.limits.notes:
+    if selection.lasting and not selection.limits.max_notes:
         left = min(left, LASTING + selection.limits.room // PART)
         left = min(left, selection.limits.room // BRIEFLY) if selection.brief else left
     own_body = policy.template.compiler == "none" and not summary
@@ -253,10 +253,10 @@ def _room_for_quotes(selection: Selection) -> int:
     The extra tokens must leave room for the recall block, because quotes are not chosen for the prompt.
     """
     limits, left = selection.limits, selection.target - selection.kept
-    if not selection.lasting or not limits.notes:
+    if not selection.lasting or not limits.max_notes:
         return left
-    free = max(0, limits.budget - limits.low - limits.block)
-    return min(limits.notes, left + min(free, (limits.high - limits.low) // 2))
+    free = max(0, limits.budget - limits.low - limits.block_reserve)
+    return min(limits.max_notes, left + min(free, (limits.high - limits.low) // 2))
 
 
 def _note(summary: str, selection: Selection, cap: int) -> str:

@@ -1,9 +1,8 @@
 """Recall: which passages of the past a prompt gets.
 
 The block of a prompt is searched at the first request of its user turn (`find_block`), and is sent directly before the
-prompt. During the turn its bytes change only if the view is cut back, or if the block must be shortened. `block_room`
-says how large it may be. "Dial" below is the setting `recall=`: the size of a block as a fraction of the room or in
-tokens.
+prompt. During the turn its bytes change only if the view is cut back, or if the block must be shortened. `block_sizes`
+says how large it may be.
 """
 
 from __future__ import annotations
@@ -13,22 +12,16 @@ from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import replace
 from itertools import accumulate
 
-from context_compiler.compiler.block_room import (
-    ASIDE,
-    FEW,
-    FILL,
-    MOSTLY,
-    TIGHT,
-    asks_past,
-    cut_back_threshold,
-    has_grown,
-    max_block_tokens,
-    share_tokens,
-    wanted_tokens,
+from context_compiler.compiler.block_sizes import (
+    ASIDE_PART,
+    ASKING_SHARE,
+    FEW_PASSAGES_TOKENS,
+    FILL_TOKENS,
+    TIGHT_ROOM,
+    BlockSizes,
 )
 from context_compiler.compiler.cycle import Block, Cycle
-from context_compiler.compiler.policy import Limits, Plan
-from context_compiler.fidelity import Fidelity
+from context_compiler.compiler.policy import Plan
 from context_compiler.messages.fences import RECALLED_TITLE, fence
 from context_compiler.messages.history import History
 from context_compiler.messages.items import MESSAGE_OVERHEAD, Kind
@@ -51,7 +44,7 @@ conversation. In a smaller block, the best passages contain more of a sequence o
 
 BEARING, NEAREST = 8, 8
 """For a short statement about something said earlier, such as "I need the code of the gate" or "write to the caterer":
-divisor of the dial that limits its block, and number of best messages one of which must contain its subject."""
+divisor of `recall=` that limits its block, and number of best messages one of which must contain its subject."""
 
 ABOUT, TERMS = 0.3, 2
 """A passage contains the subject of such a statement if it has at least this fraction of it (by idf) and this number of
@@ -63,7 +56,7 @@ which the block is selected. More candidates find little more and cost time. The
 which messages are taken if there is a `fill`: fewer could all be from tools."""
 
 FLOOR, TIGHT_FLOOR, PASSING_FLOOR = 0.15, 0.3, 0.4
-"""In tool work, and in a room below `TIGHT` once a tool was called, the best passage must contain at least this
+"""In tool work, and in a room below `TIGHT_ROOM` once a tool was called, the best passage must contain at least this
 fraction of the question, or the block is not worth its tokens: one value for a direct question, one for a direct
 question in such a room, and one for a question asked in passing."""
 
@@ -77,60 +70,53 @@ COMPARED = 256
 """Number of best passages whose coverage of the whole question is computed."""
 
 
-def lacks_room_for_block(plan: Plan, limits: Limits, cycle: Cycle, cost: int) -> bool:
+def lacks_room_for_block(sizes: BlockSizes, cost: int) -> bool:
     """True if the view should be cut back first, because a prompt that asks would find too little room for its block.
 
     Args:
-        plan: The raw history, with the new prompt.
-        limits: Budget and thresholds.
-        cycle: The current state of the view.
+        sizes: Sizes of the blocks of this request.
         cost: Exact tokens of the request without any block.
     """
+    plan, budget = sizes.plan, sizes.limits.budget
     at = prompt_at(plan.history)
-    if at is None or not plan.policy.recall or plan.policy.fidelity is Fidelity.TRUNCATE:
+    if at is None or not plan.recalls:
         return False
-    if cost < cut_back_threshold(plan, limits, cycle) or not (cost >= limits.budget or has_grown(plan, limits, cycle)):
+    if cost < sizes.cut_back_threshold or not (cost >= budget or sizes.has_grown):
         return False
-    prompt, wanted = question_text(plan.history.readings[at]), wanted_tokens(plan, limits, cycle)
-    most = max_block_tokens(plan, limits, cycle, prompt)
+    prompt, wanted = question_text(plan.history.readings[at]), sizes.wanted
+    most = sizes.most(prompt)
     if most < wanted:
-        wanted = min(most, FEW)
-        if plan.tools or not asks_past(plan, limits, prompt) or (limits.budget - cost) // 2 >= wanted:
+        wanted = min(most, FEW_PASSAGES_TOKENS)
+        if plan.tool_work or not sizes.asks_past(prompt) or (budget - cost) // 2 >= wanted:
             return False
-    return bool(find_block(plan, limits, cycle, at, wanted))
+    return bool(find_block(sizes, at, wanted))
 
 
-def find_first_block(
-    plan: Plan, limits: Limits, cycle: Cycle, at: int, most: int, room: int, said: Sequence[str]
-) -> str:
+def find_first_block(sizes: BlockSizes, at: int, most: int, room: int, said: Sequence[str]) -> str:
     """Find the block for the prompt at position `at`, at the first request of its turn; empty if nothing is relevant.
 
     A question gets a block of up to `most` tokens. A short prompt that does not ask, but is about something said
-    earlier, gets the messages that contain its subject (see `BEARING`), unless the dial is too low for even one line.
-    Any other prompt gets up to `most` tokens, which `max_block_tokens` has made small.
+    earlier, gets the messages that contain its subject (see `BEARING`), unless `recall=` is too low for even one line.
+    Any other prompt gets up to `most` tokens, which are few.
 
     Args:
-        plan: The raw history.
-        limits: Budget and thresholds.
-        cycle: The current state of the view.
+        sizes: Sizes of the blocks of this request.
         at: Position of the prompt.
-        most: Maximum size in tokens, from `max_block_tokens`.
+        most: Maximum size in tokens, from `BlockSizes.most`.
         room: Tokens that are free.
         said: Other texts in the view, which are not repeated.
     """
-    prompt = question_text(plan.history.readings[at])
-    if asks_past(plan, limits, prompt):
-        return find_block(plan, limits, cycle, at, min(most, room), said, fill=FILL)
-    bearing = min(share_tokens(plan.policy.recall, limits) // BEARING, limits.room // ASIDE)
-    if most and bearing >= 2 * MIN_BLOCK and is_short(prompt, plan.counter):
-        return find_block(plan, limits, cycle, at, min(bearing, room), said, small=most)
-    return find_block(plan, limits, cycle, at, min(most, room), said)
+    prompt = question_text(sizes.plan.history.readings[at])
+    if sizes.asks_past(prompt):
+        return find_block(sizes, at, min(most, room), said, fill=FILL_TOKENS)
+    bearing = min(sizes.recall // BEARING, sizes.limits.room // ASIDE_PART)
+    if most and bearing >= 2 * MIN_BLOCK and is_short(prompt, sizes.plan.counter):
+        return find_block(sizes, at, min(bearing, room), said, small=most)
+    return find_block(sizes, at, min(most, room), said)
 
 
 def find_block(
-    plan: Plan,
-    limits: Limits,
-    cycle: Cycle,
+    sizes: BlockSizes,
     at: int,
     room: int,
     said: Sequence[str] = (),
@@ -144,14 +130,12 @@ def find_block(
     1. Rank the messages that the view leaves out or shortens, and take the best, up to `WIDE` times the room.
     2. Split them into passages, best message first, up to `DEEP` times the room; skip texts that the view contains. For
        a question about a sequence or the whole conversation, take passages from all parts of it instead.
-    3. Rank the passages. In tool work, and in a room below `TIGHT` once a tool was called, give up if the best one
+    3. Rank the passages. In tool work, and in a room below `TIGHT_ROOM` once a tool was called, give up if the best one
        contains too little of the question.
     4. Mark passages that later messages revise, select passages for the room (see `recall.selection`), and write them.
 
     Args:
-        plan: The raw history.
-        limits: Budget and thresholds.
-        cycle: The current state of the view.
+        sizes: Sizes of the blocks of this request.
         at: Position of the prompt.
         room: Maximum size in tokens.
         said: Texts in the view other than those of the cycle.
@@ -161,6 +145,7 @@ def find_block(
     """
     if room < MIN_BLOCK:
         return ""
+    plan, cycle = sizes.plan, sizes.cycle
     history, counter, index = plan.history, plan.counter, indexed(plan.history)
     question = _question(history, index, at, cycle.decided, counter)
     if question is None:
@@ -186,9 +171,10 @@ def find_block(
         candidates = quotable(_first_within(plan, spread(best, int), WIDE * room))
     ranked = _rank(candidates, ranking.passages(candidates), about.keys())
     answering = [pair for pair in ranked if pair[1] > 0]
-    if (plan.tools or (plan.work and limits.room < TIGHT)) and not within:
-        in_passing = asking_share(asking_part(prompt, counter)) < MOSTLY
-        floor = PASSING_FLOOR if in_passing else FLOOR if limits.room >= TIGHT else TIGHT_FLOOR
+    tight = sizes.limits.room < TIGHT_ROOM
+    if (plan.tool_work or (plan.tool_calls and tight)) and not within:
+        in_passing = asking_share(asking_part(prompt, counter)) < ASKING_SHARE
+        floor = PASSING_FLOOR if in_passing else TIGHT_FLOOR if tight else FLOOR
         answering, of_tools = _relevant_in_tool_work(answering, Relevance(index, question, floor=0), floor)
         fill = 0 if of_tools or in_passing else fill
     # a question that names one of two speakers is filled with that speaker's messages even if no passage answers
@@ -401,8 +387,7 @@ def _abridged_texts(plan: Plan, cycle: Cycle, abridged: Sequence[int]) -> list[s
     return [item.text for message in messages if message is not None for item in plan.reader.one(message).items]
 
 
-def shorten_block(plan: Plan, limits: Limits, cycle: Cycle, block: Block, room: int) -> Block:
+def shorten_block(sizes: BlockSizes, block: Block, room: int) -> Block:
     """Shorten a block to its best passages within `room` tokens."""
-    return replace(
-        block, text=find_block(plan, limits, cycle, block.at, room, within=block.text, fill=room), cuts=block.cuts + 1
-    )
+    text = find_block(sizes, block.at, room, within=block.text, fill=room)
+    return replace(block, text=text, cuts=block.cuts + 1)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from context_compiler.compiler.advance import Advance, advance, decided_by, select
-from context_compiler.compiler.block_room import TURNS, cut_back_threshold, max_block_tokens, wanted_tokens
+from context_compiler.compiler.block_sizes import TURNS, BlockSizes
 from context_compiler.compiler.compile_row import failed_row
 from context_compiler.compiler.cycle import Cycle, restore_late_calls, valid_cycle
 from context_compiler.compiler.policy import Limits
@@ -33,10 +33,10 @@ def limits_for_questions(context: RequestContext, limits: Limits, cycle: Cycle |
     """Lower the high threshold if a recent prompt asked for earlier text: the next such prompt is cut sooner."""
     if cycle is None:  # nothing has been left out yet, so no prompt can ask for it
         return limits
-    least, history = wanted_tokens(context, limits, cycle), context.history
+    sizes, history = BlockSizes(context, limits, cycle), context.history
     recent = (history.readings[turn.start] for turn in context.outline.turns[-TURNS:])
-    asked = any(max_block_tokens(context, limits, cycle, question_text(prompt)) >= least for prompt in recent)
-    high = max(limits.low, min(limits.high, cut_back_threshold(context, limits, cycle)))
+    asked = any(sizes.most(question_text(prompt)) >= sizes.wanted for prompt in recent)
+    high = max(limits.low, min(limits.high, sizes.cut_back_threshold))
     return replace(limits, high=high) if asked else limits
 
 
@@ -45,7 +45,7 @@ async def start(context: RequestContext, previous: Cycle | None, host: Host) -> 
     run = context.run
     if context.policy.model == "none" or context.is_paused or run.refused or run.asked_turn == context.turn:
         return False
-    limits = limits_for_questions(context, context.limits(), previous).ahead
+    limits = limits_for_questions(context, context.limits(), previous).for_background
     chosen = select(context, limits, previous=previous, overhead=context.request.fixed)
     decided = decided_by(chosen)
     if not decided or reason_for_no_model(chosen, context.turn) is not None:

@@ -11,14 +11,7 @@ from math import ceil
 from pydantic_ai.messages import ModelMessage
 
 from context_compiler.compiler.advance import Advance, Ask, advance, with_pins
-from context_compiler.compiler.block_room import (
-    block_tokens,
-    blocks_to_keep,
-    cut_room,
-    extra_cut,
-    free_tokens,
-    max_block_tokens,
-)
+from context_compiler.compiler.block_sizes import BlockSizes
 from context_compiler.compiler.compile_row import failed_row
 from context_compiler.compiler.cycle import (
     RAW,
@@ -54,7 +47,6 @@ from context_compiler.compiler.view import (
     without_folded_instructions,
 )
 from context_compiler.errors import CompileError
-from context_compiler.fidelity import Fidelity
 from context_compiler.layers.context import insert_block, with_layer_tokens
 from context_compiler.messages.history import History, common_prefix
 from context_compiler.messages.turns import prompt_at
@@ -134,7 +126,7 @@ async def _respond_in_background(context: RequestContext, cycle: Cycle | None, h
 def _is_over_soft(context: RequestContext, cycle: Cycle | None, result: Result) -> bool:
     """True if a request without its recall blocks is above the soft threshold."""
     bare = result.cost - (result.blocks.tokens(context.counter) if result.blocks else 0)
-    return bare > limits_for_questions(context, context.limits(cycle), cycle).soft
+    return bare > limits_for_questions(context, context.limits(cycle), cycle).background_threshold
 
 
 async def _current_cycle(context: RequestContext, host: Host) -> tuple[RequestContext, Cycle | None]:
@@ -202,14 +194,16 @@ def _continue_cycle(context: RequestContext, cycle: Cycle, to_budget: bool = Fal
     if known is None:
         plain = assemble_view(context, cycle, "cycle")
         keep = context.is_paused or cycle.tight < 1  # a new cycle would get back the budget that the provider refused
-        narrow = not keep and attempt(lambda: lacks_room_for_block(context, limits, cycle, plain.cost)).value
+        narrow = (
+            not keep and attempt(lambda: lacks_room_for_block(BlockSizes(context, limits, cycle), plain.cost)).value
+        )
         if plain.cost > most or narrow:
             return None
         return _recall_for_turn(context, cycle, plain)
     result = assemble_view(context, cycle, "cycle", blocks=known)
-    gives = 0 if cycle.tools or context.loops else known.own.tokens(context.counter) // SHORTENED
+    gives = 0 if cycle.tool_work or context.long_turns else known.own.tokens(context.counter) // SHORTENED
     fits = result.cost <= limits.budget + gives
-    if result.cost - known.tokens(context.counter) > most and (cycle.tools or not fits):
+    if result.cost - known.tokens(context.counter) > most and (cycle.tool_work or not fits):
         return None
     return _fit_budget(context, cycle, result) if fits or context.run.refused else None
 
@@ -235,19 +229,18 @@ def _recall_for_turn(
     at, history, policy = prompt_at(context.history), context.history, context.policy
     if at is None or cycle is RAW:
         return plain
-    limits = context.limits(cycle)
+    sizes = BlockSizes(context, context.limits(cycle), cycle)
     earlier: tuple[Block, ...] = ()
     text, fault = "", None
-    if policy.recall and policy.fidelity is not Fidelity.TRUNCATE:
-        most = max_block_tokens(context, limits, cycle, question_text(history.readings[at]))
-        before = _known_blocks(context, any_turn=True)
-        earlier = blocks_to_keep(before, context, limits, plain.cost, most) if done is None else ()
+    if context.recalls:
+        most = sizes.most(question_text(history.readings[at]))
+        earlier = sizes.kept(_known_blocks(context, any_turn=True), plain.cost, most) if done is None else ()
         cost = plain.cost + sum(block.tokens(context.counter) for block in earlier)
         saved = context.request.fixed + history.tokens - cost  # a block may not cost more than sending the raw history
-        room, shown = min(free_tokens(context, limits, cost), saved), [block.text for block in earlier]
+        room, shown = min(sizes.free(cost), saved), [block.text for block in earlier]
         size = found.tokens(context.counter) if found else room
         room = min(room, size)
-        outcome = attempt(lambda: find_first_block(context, limits, cycle, at, most, room, shown))
+        outcome = attempt(lambda: find_first_block(sizes, at, most, room, shown))
         text, fault = outcome.value or "", outcome.error
         if found and text and room == size and set(text.splitlines()) <= set(found.text.splitlines()):
             text = found.text  # nothing new was found, so it need not shrink
@@ -267,9 +260,9 @@ def _fit_budget(context: RequestContext, cycle: Cycle, result: Result, done: Adv
     if blocks is None or not blocks.own.text:
         return None
     refused = context.run.refused
-    limits = context.limits(cycle)
-    room = cut_room(context, limits, cycle, blocks.own, over, refused=refused)
-    outcome = attempt(lambda: shorten_block(context, limits, cycle, blocks.own, room) if room > 0 else None)
+    sizes = BlockSizes(context, context.limits(cycle), cycle)
+    room = sizes.shortened(blocks.own, over, refused=refused)
+    outcome = attempt(lambda: shorten_block(sizes, blocks.own, room) if room > 0 else None)
     if outcome.value is None:
         return None
     fewer = replace(blocks, own=outcome.value)
@@ -321,12 +314,12 @@ def _make_trial(
 
 async def _cut_back(context: RequestContext, previous: Cycle | None, host: Host, trial: Trial | None) -> Trial:
     """Cut back and freeze; if the host's framing puts the view over the budget, try again with less room."""
-    block = block_tokens(_known_blocks(context), context, context.limits(previous), previous or RAW)
-    deeper, framing, tries = _room_for_block(context, previous), 0, 0
+    block = BlockSizes(context, context.limits(previous), previous or RAW).expected(_known_blocks(context))
+    extra_cut, framing, tries = _extra_cut(context, previous), 0, 0
     while True:
         start, tries = previous if trial is None else trial.done.cycle, tries + 1
         done = await advance_request(
-            context, start, summary_callback(context, host), framing, block=block, deeper=deeper
+            context, start, summary_callback(context, host), framing, block=block, extra_cut=extra_cut
         )
         trial, selection = _make_trial(context, start, done, framing, trial), done.selection
         if trial.over <= 0 or not selection.fits or tries == MAX_CUTS:
@@ -361,14 +354,14 @@ async def _loosen(context: RequestContext, trial: Trial, block: int) -> Trial:
     return trial
 
 
-def _room_for_block(context: RequestContext, previous: Cycle | None) -> int:
+def _extra_cut(context: RequestContext, previous: Cycle | None) -> int:
     """Extra tokens to cut at a prompt that asks for earlier text, if the thresholds leave its block no room."""
     if previous is None or _known_blocks(context) is not None:
         return 0
     limits = context.limits(previous)
-    deeper = extra_cut(context, limits, previous)
-    found = attempt(lambda: deeper > 0 and lacks_room_for_block(context, limits, previous, limits.budget)).value
-    return deeper if found else 0
+    sizes = BlockSizes(context, limits, previous)
+    found = attempt(lambda: sizes.extra_cut > 0 and lacks_room_for_block(sizes, limits.budget)).value
+    return sizes.extra_cut if found else 0
 
 
 def _add_recall(context: RequestContext, plain: Result, done: Advance) -> Result:
@@ -401,10 +394,17 @@ async def advance_again(compiler: CompilerState, run: Run, request: Request, hos
 
 
 async def advance_request(
-    context: RequestContext, previous: Cycle | None, ask: Ask | None, more: int = 0, *, block: int = 0, deeper: int = 0
+    context: RequestContext,
+    previous: Cycle | None,
+    ask: Ask | None,
+    more: int = 0,
+    *,
+    block: int = 0,
+    extra_cut: int = 0,
 ) -> Advance:
-    """Advance this request with `more` tokens added to its overhead; for `block` and `deeper` see `Limits`."""
-    overhead, limits = context.request.fixed + more, replace(context.limits(), block=block, deeper=deeper)
+    """Advance this request with `more` tokens added to its overhead; for the block see `Limits`."""
+    overhead = context.request.fixed + more
+    limits = replace(context.limits(), block_reserve=block, extra_cut=extra_cut)
     return await advance(context, limits, where=context.where, ask=ask, previous=previous, overhead=overhead)
 
 

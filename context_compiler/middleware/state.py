@@ -17,7 +17,7 @@ from context_compiler.cache import Memo
 from context_compiler.compiler.advance import Advance
 from context_compiler.compiler.compile_row import Where
 from context_compiler.compiler.cycle import RAW, Blocks, Cycle, begins
-from context_compiler.compiler.policy import LOWEST_HIGH, Limits, Plan
+from context_compiler.compiler.policy import LOWEST_HIGH, REFUSED_SHARE, Limits, Plan
 from context_compiler.compiler.steering import NONE, Pin, Steering
 from context_compiler.compiler.summary import SummaryRequest, SummaryResponse
 from context_compiler.compiler.view import View, sections_of, token_breakdown
@@ -30,9 +30,6 @@ from context_compiler.record.database import Moment
 from context_compiler.record.values import Compile, Drop
 from context_compiler.settings import Settings
 from context_compiler.tokens import Ratios, TokenCounter, as_counter
-
-TIGHT = 0.7
-"""Fraction of the budget that remains after a provider refused a request as too long."""
 
 DROPS = 64
 """Maximum number of cycles whose drops are cached, and of configurations whose former names are."""
@@ -213,7 +210,7 @@ class Run:
 
     def tighten(self) -> None:
         """Reduce the budget after a refusal, and call no model in this turn."""
-        self.tight *= TIGHT * (min(1.0, self.sent / self.budget) if self.sent and self.budget else 1.0)
+        self.tight *= REFUSED_SHARE * (min(1.0, self.sent / self.budget) if self.sent and self.budget else 1.0)
         self.refused = True
         self.asked_turn = self.turn
 
@@ -392,9 +389,11 @@ class RequestContext(Plan):
 
     def _thresholds(self, cycle: Cycle | None) -> Limits:
         ratio = cycle.ratio if cycle is not None else self.run.ratios.of(self.request.family)
-        tools = cycle.tools if cycle is not None else self._mostly_tools()
-        limits = self.policy.limits(self.request.fixed + self.carried, ratio=ratio, tight=self.run.tight, tools=tools)
-        return limits if self.host is None else limits.beside(self.prompt_tokens, self.recent_tokens)
+        tool_work = cycle.tool_work if cycle is not None else self._is_tool_work()
+        limits = self.policy.limits(
+            self.request.fixed + self.carried, ratio=ratio, tight=self.run.tight, tool_work=tool_work
+        )
+        return limits if self.host is None else limits.with_protected(self.prompt_tokens, self.recent_tokens)
 
     @property
     def is_paused(self) -> bool:
@@ -408,11 +407,11 @@ class RequestContext(Plan):
             return False
         return self.history.tokens - self.history.sums[ids.index(held) + 1] <= limits.high - limits.low
 
-    def _mostly_tools(self) -> bool:
-        """True if a session without a cycle is mostly tool work; computed only if a threshold depends on it."""
+    def _is_tool_work(self) -> bool:
+        """True if a session without a cycle is tool work; computed only if a threshold depends on it."""
         room = (self.policy.budget - self.request.fixed) / self.run.ratios.of(self.request.family)
         grown = self.history.tokens > LOWEST_HIGH * room
-        return self.policy.trigger is None and self.host is not None and grown and self.tools
+        return self.policy.trigger is None and self.host is not None and grown and self.tool_work
 
     def affords(self, wanted: SummaryRequest, host: Host) -> bool:
         """True if the run's usage limits allow both a compile and the request itself."""

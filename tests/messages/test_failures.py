@@ -66,9 +66,7 @@ def test_a_failure_that_nothing_came_after_says_so() -> None:
 def test_a_failure_names_its_own_call_even_if_a_later_call_has_the_same_id() -> None:
     reused = [asked("Read it."), *exchange(1, "a.toml", "Error: no such file", failed=True), asked("And b.toml?")]
     reused += exchange(1, "b.toml", "port = 8081", failed=False)
-    assert told(reused) == [
-        "- turn 1: read(path=a.toml) failed: Error: no such file -> then read(path=b.toml) worked"
-    ]
+    assert told(reused) == ["- turn 1: read(path=a.toml) failed: Error: no such file -> then read(path=b.toml) worked"]
 
 
 def test_an_answer_that_was_sent_back_is_reflected_on() -> None:
