@@ -39,8 +39,7 @@ PINS = 10
 PINNED_MOST = 3
 """Divisor of the verbatim part: maximum size of standing instructions, because a view also has to answer."""
 PINNED_LEAST = 96
-"""Tokens that standing instructions may always take, up to half of the verbatim part, so that a small view has room for
-one rule."""
+"""Tokens that standing instructions may always take, so that a small view has room for a few rules."""
 
 OUTLINED = "What was worked on when:"
 OUTLINE = 20
@@ -126,7 +125,7 @@ def write_quotes(
 
 def _body(selection: Selection, sources: _Sources, room: int, note: str, lost: bool) -> tuple[str, tuple[Quote, ...]]:
     """Text within the fence, and its quotes. A standing instruction that a passage contains is not listed as well."""
-    share = max(room // PINNED_MOST, min(PINNED_LEAST, room // 2))
+    share = max(room // PINNED_MOST, min(PINNED_LEAST, room))
     pins = _pins(selection, min(share, selection.limits.room // PINS))
     body, held = _verbatim(selection, sources, room, note, lost, pins)
     also_quoted = [pin for pin in pins if any(pin.text in quote.text for quote in held if quote.why != PINNED_WHY)]
@@ -141,7 +140,7 @@ def _verbatim(
     selection: Selection, sources: _Sources, room: int, note: str, lost: bool, pins: Sequence[Instruction]
 ) -> tuple[str, tuple[Quote, ...]]:
     counter = selection.counter
-    pinned = "\n".join([PINNED, *(f"- turn {pin.turn + 1}: {pin.text}" for pin in pins)]) if pins else ""
+    pinned = _instructions_text(pins)
     left = room - cost(pinned, counter)
     outline = _outline_text(selection, min(left, selection.target // OUTLINE)) if sources.broad else ""
     left -= cost(outline, counter)
@@ -155,6 +154,10 @@ def _verbatim(
     body = "\n\n".join(block for block in (pinned, outline, quotes) if block)
     listed = quotes.removesuffix(quoted(chosen))
     return body, (*_other_quotes(pins, outline, listed), *_passage_quotes(chosen, sources))
+
+
+def _instructions_text(pins: Sequence[Instruction]) -> str:
+    return "\n".join([PINNED, *(f"- turn {pin.turn + 1}: {pin.text}" for pin in pins)]) if pins else ""
 
 
 def _pins(selection: Selection, room: int) -> list[Instruction]:
@@ -232,6 +235,7 @@ def written_for(selection: Selection, summary: str, covered: set[int]) -> Writte
     cap = min(selection.limits.cap(policy.fidelity), selection.reserve)
     note = _note(summary, selection, cap) if selection.out else ""
     left = _room_for_quotes(selection) - cost(note, counter)
+    left = max(left, _room_for_instructions(selection, note))
     if policy.fidelity_named:
         left = min(left, cap - cost(note, counter))
     if selection.order is not None:
@@ -257,6 +261,20 @@ def _room_for_quotes(selection: Selection) -> int:
         return left
     free = max(0, limits.budget - limits.low - limits.block_reserve)
     return min(limits.max_notes, left + min(free, (limits.high - limits.low) // 2))
+
+
+def _room_for_instructions(selection: Selection, note: str) -> int:
+    """Tokens that the standing instructions of a live view may take even if messages have used up its target size.
+
+    The target is far below the budget in a small room, where the turn before the current one may take all of it.
+    """
+    limits, counter = selection.limits, selection.counter
+    pins = _pins(selection, limits.room // PINS) if selection.lasting else []
+    if not pins:
+        return 0
+    needed = cost(fence(QUOTED_TITLE, _instructions_text(pins)), counter) + 2 * MIN_QUOTES
+    free = selection.target - selection.kept + limits.budget - limits.low + limits.extra_cut
+    return min(needed, free - limits.block_reserve - cost(note, counter))
 
 
 def _note(summary: str, selection: Selection, cap: int) -> str:
