@@ -17,7 +17,7 @@ from typing import Any, cast
 
 from context_compiler.messages.fences import one_line
 from context_compiler.recall.passages import text_pieces
-from context_compiler.recall.ranking import Question
+from context_compiler.recall.question import Question
 from context_compiler.recall.terms import terms
 
 FLOOR = 0.6

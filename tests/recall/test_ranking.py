@@ -293,13 +293,6 @@ def test_a_text_holds_a_beginning_of_every_term_it_says(said: str) -> None:
     assert all(any(start in folded(said) for start in beginnings(term)) for term in terms(said))
 
 
-def test_a_prompt_that_was_never_answered_is_not_what_is_asked() -> None:
-    both = ModelRequest(parts=[UserPromptPart(content="I like the boat."), UserPromptPart(content="Where is the cat?")])
-    assert pending_prompt_text(READER.read([both])) == "Where is the cat?"
-    both.parts[1] = UserPromptPart(content="?")
-    assert pending_prompt_text(READER.read([both])) == "I like the boat."
-
-
 @pytest.mark.parametrize("tools", [False, True])
 def test_a_reply_next_to_a_match_may_answer_even_if_a_tool_was_called_in_between(tools: bool) -> None:
     turns = [("There was rain all day.", "Go on.")] * 20
