@@ -1,11 +1,10 @@
 """Rank past messages and passages against a question with a linear score of a few plain features.
 
-The main features are BM25 (Robertson & Zaragoza 2009) of the message, of its neighbours and of its day, the speaker,
-and the length; `Ranking` has the formula. The weights were fitted on labelled conversations of two kinds, chats with an
-assistant and conversations between people, and rounded.
+The main features are BM25 of the message, of its neighbours and of its day, the speaker, and the length; `Ranking` has
+the formula. The weights were fitted on labelled conversations of two kinds, chats with an assistant and conversations
+between people, and rounded.
 
-A ranking always has a best entry. `Relevance`, the fraction of the question that a text contains, shows if even the
-best one is irrelevant.
+A ranking always has a best entry; `Relevance` shows if even that one is irrelevant.
 """
 
 from __future__ import annotations
@@ -18,6 +17,7 @@ from heapq import nlargest
 from itertools import accumulate, compress
 from math import exp, log1p
 
+from context_compiler.recall.bm25 import GIANT, K1, B, damping_of, idf, saturation
 from context_compiler.recall.index import ASSISTANT, CUES, LASTING, NOBODY, PLACED, SPEAKERS, TIMED, TOOL, USER, Index
 from context_compiler.recall.passages import Passage
 from context_compiler.recall.question import Question
@@ -46,10 +46,6 @@ DATE, SOON = 3.0, 10
 OWN = 2.0
 """Score added to messages of the speaker that the question is about if it asks for a sequence."""
 
-K1, B = 1.2, 0.75
-"""The usual BM25 parameters: saturation of term frequency, and normalization by length."""
-GIANT = 4.0
-"""Cap on the length of a message in BM25, as a multiple of the average length."""
 NEAR = (0.6, 0.3)
 """Fractions of a message's BM25 that count for the messages at distance one and two from it."""
 TYPICAL = 60
@@ -76,16 +72,6 @@ ratio to the times that the speaker did."""
 
 TALK = 2.25
 """Maximum ratio of answer length to prompt length in a conversation between two people."""
-
-FLOOR = 0.3
-"""Minimum fraction of a question that a relevant text contains. With less, it shares a word by chance."""
-
-FEW = 64
-"""Maximum number of a question's terms for which a text is first searched for their prefixes. With more, splitting the
-text into terms at once is cheaper."""
-
-TELLING = 6
-"""Number of rarest terms of a question whose idf counts as the whole question: a text does not need the others."""
 
 
 def rank(index: Index, question: Question, candidates: Sequence[Passage]) -> list[float]:
@@ -192,8 +178,8 @@ class Ranking:
             return 0.0
         spoken = passage_terms(passage.text)
         held = sorted(self._wanted.keys() & spoken.keys())
-        damping = _damping(spoken.total() / TYPICAL) if held else 0.0
-        return sum([self._wanted[term] * (spoken[term] * (K1 + 1) / (spoken[term] + damping)) for term in held])
+        damping = damping_of(spoken.total() / TYPICAL) if held else 0.0
+        return sum([self._wanted[term] * saturation(spoken[term], damping) for term in held])
 
     def _piece_factors(self, candidates: Sequence[Passage]) -> dict[int, float]:
         """Factor for the score of each piece of a tool result.
@@ -242,18 +228,10 @@ def _wanted(index: Index, question: Question, people: Collection[str], stop: int
     work = accumulate(spread for spread, _ in known)
     size = len(index)
     return {
-        term: log1p((size - spread + 0.5) / (spread + 0.5))
+        term: idf(size, spread)
         for (spread, term), done in zip(known[:MAX_TERMS], work, strict=False)
         if done <= WORK or done == spread
     }
-
-
-def _damping(size: float) -> float:
-    """Frequency at which a term has half its maximum BM25 weight, from the text's length as a multiple of the average.
-
-    The weight before idf is frequency x (`K1` + 1) / (frequency + damping).
-    """
-    return K1 * (1 - B + B * min(GIANT, size))
 
 
 def _bases(index: Index, who: int | None) -> array[float]:
@@ -288,7 +266,10 @@ def _days_after(day: str, date: str) -> int:
 
 
 def _bm25(index: Index, wanted: Mapping[str, float], stop: int) -> tuple[list[float], list[float]]:
-    """BM25 of each message before `stop`, and the score that each day adds: `DAY` x its BM25 over that of the best."""
+    """BM25 of each message before `stop`, and the score that each day adds: `DAY` x its BM25 over that of the best.
+
+    The inner loop runs once for each occurrence of a term, so it computes `saturation` without a call.
+    """
     found, days, sessions = [0.0] * stop, [0.0] * len(index.days), index.sessions
     base, slope, giant = K1 * (1 - B), K1 * B / index.average, GIANT * index.average
     sizes = index.sizes
@@ -312,10 +293,10 @@ def _add_days(index: Index, days: list[float], by_day: Sequence[int]) -> None:
     if count < 2:
         return
     average, holding = sum(index.totals) / count or 1.0, count - by_day.count(0)
-    weight = log1p((count - holding + 0.5) / (holding + 0.5))
+    weight = idf(count, holding)
     for session, often in enumerate(by_day):
         if often:
-            days[session] += weight * (often * (K1 + 1) / (often + _damping(index.totals[session] / average)))
+            days[session] += weight * saturation(often, damping_of(index.totals[session] / average))
 
 
 def _beside(index: Index, hits: Sequence[float]) -> tuple[Sequence[float], Sequence[float]]:
@@ -382,50 +363,3 @@ def is_between_people(index: Index) -> bool:
     user = index.words[USER] / max(1, index.spoken[USER])
     assistant = index.words[ASSISTANT] / max(1, index.spoken[ASSISTANT])
     return assistant <= TALK * user
-
-
-class Relevance:
-    """Fraction of one question that texts contain, weighted by idf.
-
-    It is the sum of the idf of the question's terms in the text, divided by that of the question's `TELLING` rarest
-    terms, and at most 1.
-    """
-
-    def __init__(self, index: Index, question: Question, *, least: float = 0.0, floor: float = FLOOR) -> None:
-        """Weigh the terms of the question by idf; a term that does not occur in the index weighs most.
-
-        Args:
-            index: Index of the conversation.
-            question: The question.
-            least: Added to every weight, because idf is unreliable in a short conversation.
-            floor: Fraction below which a text counts as irrelevant.
-        """
-        size, self._floor = len(index), floor
-        self._weights = {
-            term: least + log1p((size - spread + 0.5) / (spread + 0.5))
-            for term in sorted(question.terms)  # sums must not depend on the order of a set
-            for spread in (len(index.posts.get(term, ())) // 2,)
-        }
-        self._all = sum(sorted(self._weights.values(), reverse=True)[:TELLING])
-        self._least = floor * self._all * (1 - 1e-9)
-        few = self._weights if len(self._weights) <= FEW else {}
-        self._beginnings = [(start, weight) for term, weight in few.items() for start in beginnings(term)]
-
-    def of(self, text: str) -> float:
-        """Fraction of the question that a text contains, from 0 to 1; 0 if it is below the floor."""
-        if not self._all:
-            return 0.0
-        if self._beginnings:
-            plain = folded(text)
-            if sum(weight for start, weight in self._beginnings if start in plain) < self._least:
-                return 0.0
-        share = self.share(self.held(text))
-        return share if share >= self._floor else 0.0
-
-    def held(self, text: str) -> set[str]:
-        """Terms of the question that a text contains."""
-        return self._weights.keys() & passage_terms(text).keys()
-
-    def share(self, held: Set[str]) -> float:
-        """Fraction of the question that a set of its terms covers, from 0 to 1."""
-        return min(1.0, sum(map(self._weights.__getitem__, sorted(held))) / self._all) if self._all else 0.0
