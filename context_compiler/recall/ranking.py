@@ -66,14 +66,6 @@ CLOSE = 256
 """Number of the best passages for which the BM25 of the passage itself is computed."""
 
 
-OFTEN, MOSTLY = 3, 4
-"""Evidence needed that a name belongs to a speaker: minimum number of times that the other one used it, and minimum
-ratio to the times that the speaker did."""
-
-TALK = 2.25
-"""Maximum ratio of answer length to prompt length in a conversation between two people."""
-
-
 def rank(index: Index, question: Question, candidates: Sequence[Passage]) -> list[float]:
     """Score of each candidate for the question; above 0 if it answers, higher is better.
 
@@ -109,11 +101,11 @@ class Ranking:
 
     def __init__(self, index: Index, question: Question, stop: int, asked: int | None = None) -> None:
         """Score every message before position `stop`; the question itself, at `asked`, lends its neighbours nothing."""
-        people = named(index, question)
-        talk = is_between_people(index)
+        people = index.speakers_named(question.names)
+        talk = index.is_between_people
         self.of_somebody = talk and bool(people)
         """True if this is a conversation between two people and the question names one of them."""
-        who = asked_about(index, question, people)
+        who = subject_speaker(index, question, people)
         self._wanted = _wanted(index, question, people, stop)
         self._beginnings = [(start, term) for term in self._wanted for start in beginnings(term)]
         hits, days = _bm25(index, self._wanted, stop)
@@ -324,42 +316,11 @@ def _with_neighbours(hits: Sequence[float]) -> list[float]:
     return [at + one * (left + right) + two * (far + off) for far, left, at, right, off in rows]
 
 
-def named(index: Index, question: Question) -> dict[str, int]:
-    """Names in the question that belong to one of the two speakers, with that speaker.
-
-    A name belongs to the speaker whom the other one addresses by it.
-    """
-    found: dict[str, int] = {}
-    for name in sorted(question.names):
-        for called, times in index.called.items():
-            if called[:3] != name[:3] or not _same_name(name, called):
-                continue
-            by_user, by_assistant = times[USER], times[ASSISTANT]
-            if by_user >= max(OFTEN, MOSTLY * by_assistant):
-                found[name] = ASSISTANT
-            elif by_assistant >= max(OFTEN, MOSTLY * by_user):
-                found[name] = USER
-    return found
-
-
-def _same_name(name: str, called: str) -> bool:
-    """True if two names are equal, or one is a short form of the other."""
-    short, long = sorted((name, called), key=len)
-    return long == short or (len(short) > 2 and long.startswith(short))
-
-
-def asked_about(index: Index, question: Question, called: Mapping[str, int]) -> int | None:
+def subject_speaker(index: Index, question: Question, called: Mapping[str, int]) -> int | None:
     """Speaker that a question is about; None if it may be either."""
     people = set(called.values())
     if people:
         return people.pop() if len(people) == 1 else None
     if question.yours:
         return ASSISTANT
-    return USER if question.mine or not is_between_people(index) else None
-
-
-def is_between_people(index: Index) -> bool:
-    """True for a conversation as between two people: the answers are not much longer than the prompts."""
-    user = index.words[USER] / max(1, index.spoken[USER])
-    assistant = index.words[ASSISTANT] / max(1, index.spoken[ASSISTANT])
-    return assistant <= TALK * user
+    return USER if question.mine or not index.is_between_people else None
