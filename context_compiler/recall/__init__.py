@@ -1,4 +1,4 @@
-"""Find past text that answers a question, without a model: indexing, ranking and selection of passages."""
+"""Find past text that answers a question, without a model: index, ranking and selection of passages, and an outline."""
 
 from __future__ import annotations
 
