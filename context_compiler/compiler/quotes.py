@@ -20,8 +20,9 @@ from context_compiler.messages.shapes import truncate
 from context_compiler.recall import Question, indexed, pending_prompt_text, rank
 from context_compiler.recall.changes import mark_changes
 from context_compiler.recall.outline import phases
+from context_compiler.recall.passages import Passage, passages, quoted
 from context_compiler.recall.ranking import MAX_TERMS
-from context_compiler.recall.selection import Passage, choose, passages, quoted
+from context_compiler.recall.selection import choose
 from context_compiler.template import prompt_text
 from context_compiler.tokens import TokenCounter
 

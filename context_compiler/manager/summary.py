@@ -31,7 +31,8 @@ from context_compiler.fidelity import CAPS, Fidelity
 from context_compiler.messages.history import History, Reader
 from context_compiler.messages.turns import outline, pair
 from context_compiler.middleware.arguments import check_model_name
-from context_compiler.recall.selection import choose, passages, quoted
+from context_compiler.recall.passages import passages, quoted
+from context_compiler.recall.selection import choose
 from context_compiler.record.values import Compile, now, with_null_reasons
 from context_compiler.resilience import try_await
 from context_compiler.template import Template

@@ -32,11 +32,9 @@ from types import MappingProxyType
 from typing import NamedTuple, TypeVar
 
 from context_compiler.messages.prompts import instruction_sentences
-from context_compiler.recall.passages import Passage, Quotation, passages, quoted
+from context_compiler.recall.passages import Passage, Quotation
 from context_compiler.recall.ranking import merit
 from context_compiler.recall.terms import words
-
-__all__ = ["Passage", "Quotation", "choose", "passages", "quoted", "spread"]
 
 T = TypeVar("T")
 

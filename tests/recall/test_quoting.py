@@ -25,8 +25,7 @@ from context_compiler.messages.history import Reader
 from context_compiler.messages.importers import parse_transcripts
 from context_compiler.messages.items import MARK
 from context_compiler.messages.turns import outline, pair
-from context_compiler.recall.passages import PIECES
-from context_compiler.recall.selection import passages, quoted
+from context_compiler.recall.passages import PIECES, passages, quoted
 from tests.recall.asking import COUNTER, MAY, all_of, asked, replied
 from tests.support.histories import answer, assistant, call, user
 from tests.support.texts import texts

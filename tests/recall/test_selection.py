@@ -18,7 +18,8 @@ from pydantic_ai.messages import (
 
 from context_compiler.messages.history import Reader
 from context_compiler.messages.turns import outline, pair
-from context_compiler.recall.selection import Quotation, choose, parts_of, passages, quoted, worths
+from context_compiler.recall.passages import Quotation, passages, quoted
+from context_compiler.recall.selection import choose, parts_of, worths
 from context_compiler.recall.terms import words
 from context_compiler.tokens import TokenCounter
 from tests.recall.asking import COUNTER, all_of, asked, replied
