@@ -17,10 +17,10 @@ from context_compiler.messages.fences import fence, neutralize
 from context_compiler.messages.items import MESSAGE_OVERHEAD
 from context_compiler.messages.prompts import Instruction, asking_part
 from context_compiler.messages.shapes import truncate
-from context_compiler.recall import Question, indexed, pending_prompt_text, rank
+from context_compiler.recall import Question, index_of, pending_prompt_text, rank
 from context_compiler.recall.changes import mark_changes
 from context_compiler.recall.outline import phases
-from context_compiler.recall.passages import Passage, passages, quoted
+from context_compiler.recall.passages import Passage, passages, write_quotation
 from context_compiler.recall.ranking import MAX_TERMS
 from context_compiler.recall.selection import choose
 from context_compiler.template import prompt_text
@@ -72,7 +72,7 @@ class _Sources:
         ranks: Sequence[float] = []
         newer: Mapping[tuple[int, int], tuple[int, int]] = {}
         if question and candidates:
-            history, index = selection.history, indexed(selection.history)
+            history, index = selection.history, index_of(selection.history)
             ranked = [*zip(candidates, rank(index, question, candidates), strict=True)]
             ranked, newer = mark_changes(
                 index.changes, history, len(history), selection.draft.outline, ranked, lambda _: (), selection.counter
@@ -147,11 +147,11 @@ def _verbatim(
 
     def quoting(tokens: int) -> str:
         chosen[:] = choose(sources.candidates, tokens, sources.ranks, wide=sources.wide, newer=sources.newer)
-        return quoted(chosen)
+        return write_quotation(chosen)
 
     quotes = identifiers_and_quotes(selection, (note, pinned), left, quoting, lost=lost)
     body = "\n\n".join(block for block in (pinned, outline, quotes) if block)
-    listed = quotes.removesuffix(quoted(chosen))
+    listed = quotes.removesuffix(write_quotation(chosen))
     return body, (*_other_quotes(pins, outline, listed), *_passage_quotes(chosen, sources))
 
 
@@ -293,7 +293,7 @@ def _own_note(selection: Selection, room: int) -> str:
     share = room
     while share > MIN_QUOTES and (values or candidates):
         said = {name: truncate(text, share, selection.counter) for name, text in values.items()}
-        said["recent_turns"] = quoted(choose(candidates, share))
+        said["recent_turns"] = write_quotation(choose(candidates, share))
         fenced = {name: fence(TITLES[name], text) for name, text in said.items() if text.strip()}
         body = template.render({**fenced, **about_it})
         if selection.counter.text(body) <= room:

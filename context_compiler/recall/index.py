@@ -267,7 +267,7 @@ _kept = Memo[str, Index](ROOM, weigh=lambda index: min(len(index) + sum(index.to
 """Indexes by the chain id of the last message that each has indexed."""
 
 
-def indexed(history: History) -> Index:
+def index_of(history: History) -> Index:
     """Index of a history; extends a cached index of its longest known prefix, if there is one."""
     index = next((one for name in reversed(history.ids) if (one := _kept.take(name)) is not None), None) or Index()
     index.extend(history)

@@ -21,7 +21,7 @@ from context_compiler.recall.bm25 import GIANT, K1, B, damping_of, idf, saturati
 from context_compiler.recall.index import ASSISTANT, CUES, LASTING, NOBODY, PLACED, SPEAKERS, TIMED, TOOL, USER, Index
 from context_compiler.recall.passages import Passage
 from context_compiler.recall.question import Question
-from context_compiler.recall.terms import beginnings, folded, passage_terms, terms
+from context_compiler.recall.terms import beginnings, fold, passage_terms, terms
 
 # The weights below are in units of score. `Ranking` says how they are combined.
 
@@ -99,8 +99,12 @@ class Ranking:
     message does not answer.
     """
 
-    def __init__(self, index: Index, question: Question, stop: int, asked: int | None = None) -> None:
-        """Score every message before position `stop`; the question itself, at `asked`, lends its neighbours nothing."""
+    def __init__(self, index: Index, question: Question, stop: int, question_at: int | None = None) -> None:
+        """Score every message before position `stop`.
+
+        `question_at` is the position of the question, whose own BM25 counts as 0 so that it does not raise its
+        neighbours.
+        """
         people = index.speakers_named(question.names)
         talk = index.is_between_people
         self.of_somebody = talk and bool(people)
@@ -109,8 +113,8 @@ class Ranking:
         self._wanted = _wanted(index, question, people, stop)
         self._beginnings = [(start, term) for term in self._wanted for start in beginnings(term)]
         hits, days = _bm25(index, self._wanted, stop)
-        if asked is not None and asked < stop:
-            hits[asked] = 0.0
+        if question_at is not None and question_at < stop:
+            hits[question_at] = 0.0
         self._hits = hits
         near, before = _beside(index, hits)
         most, around = MESSAGE / (max(hits, default=0.0) or 1.0), AROUND / (sum(self._wanted.values()) or 1.0)
@@ -190,7 +194,7 @@ class Ranking:
 
     def _possible_terms(self, text: str) -> set[str]:
         """Terms of the question that a text may contain, found by prefix without splitting it into terms."""
-        plain = folded(text)
+        plain = fold(text)
         return {term for start, term in self._beginnings if start in plain}
 
     def weight(self, text: str) -> float:

@@ -10,7 +10,7 @@ from collections.abc import Set
 from context_compiler.recall.bm25 import idf
 from context_compiler.recall.index import Index
 from context_compiler.recall.question import Question
-from context_compiler.recall.terms import beginnings, folded, passage_terms
+from context_compiler.recall.terms import beginnings, fold, passage_terms
 
 FLOOR = 0.3
 """Minimum fraction of a question that a relevant text contains. With less, it shares a word by chance."""
@@ -55,7 +55,7 @@ class Relevance:
         if not self._all:
             return 0.0
         if self._beginnings:
-            plain = folded(text)
+            plain = fold(text)
             if sum(weight for start, weight in self._beginnings if start in plain) < self._least:
                 return 0.0
         share = self.share(self.held(text))

@@ -108,7 +108,7 @@ def choose(
     wide: bool = False,
     newer: Mapping[tuple[int, int], tuple[int, int]] = MappingProxyType({}),
 ) -> tuple[Passage, ...]:
-    """Select passages of at most `room` tokens together, as `quoted` writes them; in order of the conversation.
+    """Select passages that `write_quotation` writes in at most `room` tokens; in order of the conversation.
 
     Args:
         candidates: Passages to select from, in any order; messages should be complete.
