@@ -23,7 +23,8 @@ from context_compiler.messages.prompts import instruction_sentences
 from context_compiler.messages.tool_lines import call_line, outcome_line
 from context_compiler.messages.turns import outline, pair
 from context_compiler.pipeline import dot
-from context_compiler.recall.selection import choose, passages
+from context_compiler.recall.passages import passages
+from context_compiler.recall.selection import choose
 from context_compiler.recall.terms import terms
 from tests.support.builders import assistant, user
 from tests.support.growth import assert_bounded, cpu

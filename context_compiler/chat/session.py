@@ -44,7 +44,7 @@ from context_compiler.middleware.capability import ContextCompiler
 from context_compiler.middleware.manual import CompileResult
 from context_compiler.middleware.recall_tools import Recall
 from context_compiler.paths import vault_of
-from context_compiler.recall.index import indexed
+from context_compiler.recall.index import index_of
 from context_compiler.recall.passages import Passage
 from context_compiler.record.costs import compile_cost, request_cost
 from context_compiler.record.store import Store, Tenants, open_store
@@ -460,7 +460,7 @@ def _input_cost(response: ModelMessage | None) -> Decimal | None:
 def _index_if_long(history: History) -> None:
     """Build the search index of a long history in advance, because that takes seconds."""
     if len(history) >= LONG:
-        indexed(history)
+        index_of(history)
 
 
 def _ignore(message: str) -> None:

@@ -6,26 +6,23 @@ of identifiers, and passages. Room that one of them does not need goes to the ne
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from math import log, sqrt
 
 from context_compiler.compiler.cut_order import Selection
 from context_compiler.compiler.identifiers import identifiers_and_quotes
 from context_compiler.compiler.summary import TITLES, fit_sections, gather_sections, template_facts
 from context_compiler.compiler.view import Quote, note_text
-from context_compiler.messages.fences import QUOTED_TITLE, fence, neutralize, one_line
-from context_compiler.messages.history import History
-from context_compiler.messages.items import MESSAGE_OVERHEAD, Kind
+from context_compiler.messages.fences import QUOTED_TITLE, fence, neutralize
+from context_compiler.messages.items import MESSAGE_OVERHEAD
 from context_compiler.messages.prompts import Instruction, asking_part
 from context_compiler.messages.shapes import truncate
-from context_compiler.messages.turns import Outline
-from context_compiler.recall import Question, indexed, pending_prompt_text, rank
+from context_compiler.recall import Question, index_of, pending_prompt_text, rank
 from context_compiler.recall.changes import mark_changes
+from context_compiler.recall.outline import phases
+from context_compiler.recall.passages import Passage, passages, write_quotation
 from context_compiler.recall.ranking import MAX_TERMS
-from context_compiler.recall.selection import Passage, choose, passages, quoted
-from context_compiler.recall.terms import STOPS, words
+from context_compiler.recall.selection import choose
 from context_compiler.template import prompt_text
 from context_compiler.tokens import TokenCounter
 
@@ -73,7 +70,7 @@ class _Sources:
         ranks: Sequence[float] = []
         newer: Mapping[tuple[int, int], tuple[int, int]] = {}
         if question and candidates:
-            history, index = selection.history, indexed(selection.history)
+            history, index = selection.history, index_of(selection.history)
             ranked = [*zip(candidates, rank(index, question, candidates), strict=True)]
             ranked, newer = mark_changes(
                 index.changes, history, len(history), selection.draft.outline, ranked, lambda _: (), selection.counter
@@ -148,11 +145,11 @@ def _verbatim(
 
     def quoting(tokens: int) -> str:
         chosen[:] = choose(sources.candidates, tokens, sources.ranks, wide=sources.wide, newer=sources.newer)
-        return quoted(chosen)
+        return write_quotation(chosen)
 
     quotes = identifiers_and_quotes(selection, (note, pinned), left, quoting, lost=lost)
     body = "\n\n".join(block for block in (pinned, outline, quotes) if block)
-    listed = quotes.removesuffix(quoted(chosen))
+    listed = quotes.removesuffix(write_quotation(chosen))
     return body, (*_other_quotes(pins, outline, listed), *_passage_quotes(chosen, sources))
 
 
@@ -313,153 +310,10 @@ def _own_note(selection: Selection, room: int) -> str:
     share = room
     while share > MIN_QUOTES and (values or candidates):
         said = {name: truncate(text, share, selection.counter) for name, text in values.items()}
-        said["recent_turns"] = quoted(choose(candidates, share))
+        said["recent_turns"] = write_quotation(choose(candidates, share))
         fenced = {name: fence(TITLES[name], text) for name, text in said.items() if text.strip()}
         body = template.render({**fenced, **about_it})
         if selection.counter.text(body) <= room:
             return body
         share //= 2
     return _fit_safely(template.render(about_it), room, selection.counter)
-
-
-PHASE_LINE = 40
-"""Approximate size of a phase in the outline, in tokens."""
-
-MIN_PHASES, MAX_PHASES = 3, 24
-"""Minimum and maximum number of phases in an outline; fewer say nothing, more are not an outline."""
-
-PHASE_TURNS = 3
-"""Minimum number of turns in a phase, and number of turns compared on each side of a gap."""
-
-SCANNED = 2_000
-"""Maximum number of characters of a prompt that are compared."""
-
-OPENING = 80
-"""Maximum number of characters quoted from the beginning of a phase."""
-
-DISTINCTIVE_WORDS = 5
-"""Maximum number of words that distinguish a phase from the others."""
-
-NEW_DAY = 0.25
-"""Cosine similarity subtracted at a gap where a new day begins, so that phases tend to end with a day."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _UserTurn:
-    """User text of one turn."""
-
-    turn: int
-    day: str
-    opening: str
-    words: Counter[str]
-
-
-def phases(history: History, outline: Outline, out: Collection[int], room: int, counter: TokenCounter) -> str:
-    """Outline of the left-out turns, one line for each phase, in at most `room` tokens; empty if there are too few.
-
-    Phases are separated at the gaps where the words of the prompts before and after have least in common (TextTiling;
-    Hearst 1997), preferably at the end of a day. The outline answers questions about order, progress and the whole
-    conversation, for which ranked passages are not enough.
-
-    Args:
-        history: The raw history.
-        outline: Its turns.
-        out: Positions of the messages that are left out.
-        room: Maximum number of tokens.
-        counter: Token counter.
-    """
-    turns = _user_turns(history, outline, out)
-    wanted = min(MAX_PHASES, room // PHASE_LINE, len(turns) // PHASE_TURNS)
-    gaps = _gaps(turns) if wanted >= MIN_PHASES else []
-    while wanted >= MIN_PHASES:
-        parts = _split_phases(turns, gaps, wanted)
-        text = "\n".join(
-            _phase_line(part, distinctive) for part, distinctive in zip(parts, _distinctive_words(parts), strict=True)
-        )
-        if counter.text(text) <= room:
-            return text
-        wanted -= 1 + wanted // 8
-    return ""
-
-
-def _user_turns(history: History, outline: Outline, out: Collection[int]) -> list[_UserTurn]:
-    found: list[_UserTurn] = []
-    for turn in outline.turns:
-        if turn.start not in out or turn.index < 0:
-            continue
-        items = [item for item in history.readings[turn.start].items if item.kind is Kind.USER and item.mark is None]
-        text = " ".join(item.text[:SCANNED] for item in items)
-        own = Counter(word for word in words(text) if _is_distinctive(word))
-        day = history.readings[turn.start].day
-        found.append(_UserTurn(turn=turn.index, day=day, opening=one_line(text, OPENING), words=own))
-    return found
-
-
-def _is_distinctive(word: str) -> bool:
-    """True if a word can distinguish phases; in scripts without spaces, words are pairs of characters."""
-    return word not in STOPS and not word.isdigit() and (len(word) > 2 or not word.isascii())
-
-
-def _gaps(turns: Sequence[_UserTurn]) -> list[int]:
-    """Positions at which a phase may begin, least cohesion first; ties to the earlier one."""
-    depths = [
-        (
-            _cohesion(turns[max(0, at - PHASE_TURNS) : at], turns[at : at + PHASE_TURNS])
-            - NEW_DAY * _new_day(turns, at),
-            at,
-        )
-        for at in range(PHASE_TURNS, len(turns) - PHASE_TURNS + 1)
-    ]
-    return [at for _, at in sorted(depths)]
-
-
-def _split_phases(turns: Sequence[_UserTurn], gaps: Sequence[int], wanted: int) -> list[Sequence[_UserTurn]]:
-    """Split turns into at most `wanted` phases of at least `PHASE_TURNS` turns each."""
-    cuts: list[int] = []
-    for at in gaps:
-        if len(cuts) + 1 == wanted:
-            break
-        if all(abs(at - other) >= PHASE_TURNS for other in cuts):
-            cuts.append(at)
-    edges = [0, *sorted(cuts), len(turns)]
-    return [turns[start:stop] for start, stop in zip(edges, edges[1:], strict=False)]
-
-
-def _new_day(turns: Sequence[_UserTurn], at: int) -> bool:
-    return turns[at].day != turns[at - 1].day
-
-
-def _cohesion(before: Sequence[_UserTurn], after: Sequence[_UserTurn]) -> float:
-    """Cosine similarity of the word counts of two groups of turns."""
-    one, other = _word_counts(before), _word_counts(after)
-    both = sum(times * other[word] for word, times in one.items())
-    sizes = sqrt(sum(times * times for times in one.values()) * sum(times * times for times in other.values()))
-    return both / sizes if sizes else 0.0
-
-
-def _word_counts(part: Sequence[_UserTurn]) -> Counter[str]:
-    words = Counter[str]()
-    for one in part:
-        words.update(one.words)
-    return words
-
-
-def _distinctive_words(parts: Sequence[Sequence[_UserTurn]]) -> list[list[str]]:
-    """Most distinctive words of each phase, best first by tf-idf; ties in alphabetical order."""
-    counts = [_word_counts(part) for part in parts]
-    spread = Counter(word for count in counts for word in count)
-    found: list[list[str]] = []
-    for count in counts:
-        weights = {word: times * log((1 + len(parts)) / spread[word]) for word, times in count.items()}
-        best = sorted((word for word in weights if weights[word] > 0), key=lambda word: (-weights[word], word))
-        found.append(best[:DISTINCTIVE_WORDS])
-    return found
-
-
-def _phase_line(part: Sequence[_UserTurn], distinctive: Sequence[str]) -> str:
-    first, last = part[0], part[-1]
-    turns = f"turns {first.turn + 1}-{last.turn + 1}" if last is not first else f"turn {first.turn + 1}"
-    days = f"{first.day} to {last.day}" if first.day != last.day else first.day
-    label = " · ".join(filter(None, (turns, days)))
-    about = f" ({', '.join(distinctive)})" if distinctive else ""
-    return f"[{label}] {first.opening}{about}"

@@ -28,9 +28,9 @@ from context_compiler.messages.items import MESSAGE_OVERHEAD, Kind
 from context_compiler.messages.prompts import asking_part, asking_share, is_short
 from context_compiler.messages.shapes import apply_shape
 from context_compiler.messages.turns import prompt_at
-from context_compiler.recall import Index, Question, Ranking, Relevance, indexed, question_text
+from context_compiler.recall import Index, Question, Ranking, Relevance, index_of, question_text
 from context_compiler.recall.changes import Changes, mark_changes
-from context_compiler.recall.passages import Passage, answer_text, new_passages, passages, quoted
+from context_compiler.recall.passages import Passage, answer_text, new_passages, passages, write_quotation
 from context_compiler.recall.ranking import BESIDE, CLOSE, merit
 from context_compiler.recall.selection import choose, spread
 from context_compiler.tokens import TokenCounter
@@ -146,11 +146,11 @@ def find_block(
     if room < MIN_BLOCK:
         return ""
     plan, cycle = sizes.plan, sizes.cycle
-    history, counter, index = plan.history, plan.counter, indexed(plan.history)
+    history, counter, index = plan.history, plan.counter, index_of(plan.history)
     question = _question(history, index, at, cycle.decided, counter)
     if question is None:
         return ""
-    ranking = Ranking(index, question, cycle.decided, at)
+    ranking = Ranking(index, question, cycle.decided, question_at=at)
     whole, abridged = _visible_positions(plan, cycle)
     best, about = ranking.best(cycle.decided, whole, beside=fill > 0), Counter[int]()
     prompt = question_text(history.readings[at])  # a former copy of it answers nothing
@@ -315,7 +315,7 @@ def _write(
     candidates, ranks = [one for one, _ in weighed], [score for _, score in weighed]
     left = room - counter.text(fence(RECALLED_TITLE, "x")) - 8 - MESSAGE_OVERHEAD
     while left > 0 and (chosen := choose(candidates, left, ranks, wide=wide, newer=newer)):
-        text = fence(RECALLED_TITLE, quoted(chosen))
+        text = fence(RECALLED_TITLE, write_quotation(chosen))
         over = counter.labelled(text) + MESSAGE_OVERHEAD - room
         if over <= 0:
             return text

@@ -53,7 +53,7 @@ from context_compiler.middleware.request import JOINED, Host, Request, is_durabl
 from context_compiler.middleware.respond import advance_again, respond
 from context_compiler.middleware.single_flight import SESSIONS, Summaries
 from context_compiler.middleware.state import CompilerState, Result, Run, read_history
-from context_compiler.recall.ranking import question_text
+from context_compiler.recall.question import question_text
 from context_compiler.record.costs import PRICE
 from context_compiler.record.database import Moment
 from context_compiler.record.store import Tenants

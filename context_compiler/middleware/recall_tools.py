@@ -26,10 +26,10 @@ from context_compiler.messages.turns import Outline, outline, pair
 from context_compiler.middleware.arguments import Owner
 from context_compiler.middleware.others import other_mentions, quoted_mentions
 from context_compiler.middleware.request import JOINED, session_of
-from context_compiler.recall import Question, Ranking, Relevance, indexed
+from context_compiler.recall import Question, Ranking, Relevance, index_of
 from context_compiler.recall.embeddings import Likeness
 from context_compiler.recall.others import Mention
-from context_compiler.recall.passages import Passage, Quotation, passages, quoted
+from context_compiler.recall.passages import Passage, Quotation, passages, write_quotation
 from context_compiler.record.store import Store, Tenants, open_store
 from context_compiler.resilience import try_await
 from context_compiler.tokens import TokenCounter
@@ -137,7 +137,7 @@ class Recall(AbstractCapability[Any]):
         chosen = await self._best(*await self._read(ctx), query)
         if not chosen:
             return "Nothing was found. Try the words, names or ids that were used at the time."
-        return fence(FOUND, quoted(chosen))
+        return fence(FOUND, write_quotation(chosen))
 
     async def recall_read(self, ctx: RunContext[Any], ref: str, start: int = 0) -> str:
         """Read a turn or message of this conversation word for word, also when it is no longer shown.
@@ -174,7 +174,7 @@ class Recall(AbstractCapability[Any]):
     async def _best(self, history: History, turns: Outline, query: str) -> tuple[Passage, ...]:
         """The best passages within the token limit, in chronological order."""
         stop = turns.active.start if turns.turns else 0
-        index, question = indexed(history), Question.of(query)
+        index, question = index_of(history), Question.of(query)
         ranking = Ranking(index, question, stop)
         best = ranking.best(MAX_MESSAGES)
         counter = self._reader.counter

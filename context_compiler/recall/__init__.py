@@ -1,8 +1,10 @@
-"""Find past text that answers a question, without a model: indexing, ranking and selection of passages."""
+"""Find past text that answers a question, without a model: index, ranking and selection of passages, and an outline."""
 
 from __future__ import annotations
 
-from context_compiler.recall.index import Index, indexed
-from context_compiler.recall.ranking import Question, Ranking, Relevance, pending_prompt_text, question_text, rank
+from context_compiler.recall.index import Index, index_of
+from context_compiler.recall.question import Question, pending_prompt_text, question_text
+from context_compiler.recall.ranking import Ranking, rank
+from context_compiler.recall.relevance import Relevance
 
-__all__ = ["Index", "Question", "Ranking", "Relevance", "indexed", "pending_prompt_text", "question_text", "rank"]
+__all__ = ["Index", "Question", "Ranking", "Relevance", "index_of", "pending_prompt_text", "question_text", "rank"]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from array import array
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from math import log1p
 
 from context_compiler.cache import Memo
@@ -50,6 +50,13 @@ document, whose passages are as good as those of a shorter one."""
 
 SCANNED = 200_000
 """Characters indexed at each end of a text."""
+
+OFTEN, MOSTLY = 3, 4
+"""Evidence needed that a name belongs to a speaker: minimum number of times that the other one used it, and minimum
+ratio to the times that the speaker did."""
+
+TALK = 2.25
+"""Maximum ratio of answer length to prompt length in a conversation between two people."""
 
 _LIKES = re.compile(
     r"(?i)\bi(?:'d| would|'m| am)? (?:\w+ )?"
@@ -151,6 +158,30 @@ class Index:
         """Average size in terms of the messages that have any."""
         return sum(self.totals) / self.saying if self.saying else 1.0
 
+    @property
+    def is_between_people(self) -> bool:
+        """True for a conversation as between two people: the answers are not much longer than the prompts."""
+        user = self.words[USER] / max(1, self.spoken[USER])
+        assistant = self.words[ASSISTANT] / max(1, self.spoken[ASSISTANT])
+        return assistant <= TALK * user
+
+    def speakers_named(self, names: Collection[str]) -> dict[str, int]:
+        """Those of the names that belong to one of the two speakers, with that speaker.
+
+        A name belongs to the speaker whom the other one addresses by it.
+        """
+        found: dict[str, int] = {}
+        for name in sorted(names):
+            for called, times in self.called.items():
+                if called[:3] != name[:3] or not _same_name(name, called):
+                    continue
+                by_user, by_assistant = times[USER], times[ASSISTANT]
+                if by_user >= max(OFTEN, MOSTLY * by_assistant):
+                    found[name] = ASSISTANT
+                elif by_assistant >= max(OFTEN, MOSTLY * by_user):
+                    found[name] = USER
+        return found
+
     def _add(self, position: int, reading: Reading) -> None:
         day = reading.day
         if not self.days or (day and day != self.days[-1]):
@@ -226,11 +257,17 @@ def _scanned(item: Item, answer: str) -> Sequence[str]:
     return (item.tool or "", text) if item.kind is Kind.CALL and not answer else (text,)
 
 
+def _same_name(name: str, called: str) -> bool:
+    """True if two names are equal, or one is a short form of the other."""
+    short, long = sorted((name, called), key=len)
+    return long == short or (len(short) > 2 and long.startswith(short))
+
+
 _kept = Memo[str, Index](ROOM, weigh=lambda index: min(len(index) + sum(index.totals), ROOM // 4))
 """Indexes by the chain id of the last message that each has indexed."""
 
 
-def indexed(history: History) -> Index:
+def index_of(history: History) -> Index:
     """Index of a history; extends a cached index of its longest known prefix, if there is one."""
     index = next((one for name in reversed(history.ids) if (one := _kept.take(name)) is not None), None) or Index()
     index.extend(history)

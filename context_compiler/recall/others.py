@@ -11,13 +11,13 @@ import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from math import log1p
 from threading import Lock
 from typing import Any, cast
 
 from context_compiler.messages.fences import one_line
+from context_compiler.recall.bm25 import idf
 from context_compiler.recall.passages import text_pieces
-from context_compiler.recall.ranking import Question
+from context_compiler.recall.question import Question
 from context_compiler.recall.terms import terms
 
 FLOOR = 0.6
@@ -114,9 +114,7 @@ class OtherConversations:
         """
         with self._lock:
             weights = {
-                term: log1p((self._pieces - spread + 0.5) / (spread + 0.5))
-                for term in sorted(question.terms)
-                if (spread := self._spread[term])
+                term: idf(self._pieces, spread) for term in sorted(question.terms) if (spread := self._spread[term])
             }
             unknown = len(question.terms) - len(weights)
             whole = sum(weights.values()) * (1 + unknown / (2 * max(1, len(weights))))

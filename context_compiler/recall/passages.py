@@ -424,7 +424,7 @@ def _in_year(date: str) -> str:
 _MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
 
 
-def quoted(chosen: Sequence[Passage]) -> str:
+def write_quotation(chosen: Sequence[Passage]) -> str:
     """Write passages as labelled lines. The result is untrusted data, so the caller must fence it.
 
     The first line is `[turn 12 · 2024-05-15 · user] text`. Later labels omit what did not change: `[14 user] text` on

@@ -1,195 +1,27 @@
-"""Analyze a question, and rank past messages and passages against it with a linear score of a few plain features.
+"""Rank past messages and passages against a question with a linear score of a few plain features.
 
-The main features are BM25 (Robertson & Zaragoza 2009) of the message, of its neighbours and of its day, the speaker,
-and the length; `Ranking` has the formula. The weights were fitted on labelled conversations of two kinds, chats with an
-assistant and conversations between people, and rounded.
+The main features are BM25 of the message, of its neighbours and of its day, the speaker, and the length; `Ranking` has
+the formula. The weights were fitted on labelled conversations of two kinds, chats with an assistant and conversations
+between people, and rounded.
 
-A ranking always has a best entry. `Relevance`, the fraction of the question that a text contains, shows if even the
-best one is irrelevant.
+A ranking always has a best entry; `Relevance` shows if even that one is irrelevant.
 """
 
 from __future__ import annotations
 
 import datetime
-import re
 from array import array
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass
 from heapq import nlargest
 from itertools import accumulate, compress
 from math import exp, log1p
 
-from context_compiler.messages.history import History, Reading
-from context_compiler.messages.items import Kind
+from context_compiler.recall.bm25 import GIANT, K1, B, damping_of, idf, saturation
 from context_compiler.recall.index import ASSISTANT, CUES, LASTING, NOBODY, PLACED, SPEAKERS, TIMED, TOOL, USER, Index
 from context_compiler.recall.passages import Passage
-from context_compiler.recall.terms import beginnings, folded, passage_terms, terms
-
-MAX_QUESTION = 4_000
-"""Maximum number of characters of a question that are analyzed, half from each end. The middle of a longer prompt is
-usually pasted text, not the question."""
-
-_MONTHS = (
-    r"jan(?:uary)?", r"feb(?:ruary)?", r"mar(?:ch)?", r"apr(?:il)?", 
-    r"may(?! (?:I|i|you|we)\b)", "june?", "july?", r"aug(?:ust)?",
-    r"sept?(?:ember)?", r"oct(?:ober)?", r"nov(?:ember)?", r"dec(?:ember)?",
-)  # fmt: skip
-_NAMED = [re.compile(rf"(?:(?<=[a-z0-9,] )|^){name[0].upper()}{name[1:]}\b(?=[\s,.?!]|$)") for name in _MONTHS]
-"""Month names. They must be capitalized, so that the verbs "march" and "may" do not count, and neither may "May I"."""
-_DATED = re.compile(r"\b\d{4}-(\d\d)(?:-\d\d)?\b")
-
-_DAY = re.compile(
-    rf"\b(?:(?P<day>\d\d?)(?:st|nd|rd|th)?(?: of)? (?P<month>{'|'.join(_MONTHS)})"
-    rf"|(?P<named>{'|'.join(_MONTHS)}) (?P<on>\d\d?)(?:st|nd|rd|th)?)\b(?:,? (?P<year>\d{{4}}))?",
-    re.IGNORECASE,
-)
-_ISO_DAY = re.compile(r"\b\d{4}-\d\d-\d\d\b")
-
-_WHEN = re.compile(r"(?i)^\W*when\b|\b(?:what|which) (?:date|day|month|year)\b")
-_WHERE = re.compile(
-    r"(?i)^\W*where\b|\b(?:what|which) (?:cit(?:y|ies)|countr(?:y|ies)|states?|places?|locations?|towns?|area)\b"
-)
-_HOW_LONG = re.compile(r"(?i)\bhow long\b")
-_SOUGHT = ((TIMED, _WHEN), (PLACED, _WHERE), (LASTING, _HOW_LONG))
-
-_ADVICE = re.compile(
-    r"(?i)\bhow (?:should|can|could|do|would|might)\b|\bwhat (?:kind|type|sort|are|is|would|should)\b|\bwhich\b"
-    r"|\b(?:can|could|would) you\b|\b(?:help|show) me\b|\b(?:suggest|recommend|advi[sc]e|explain)"
-    r"|\bi(?:'m| am) (?:planning|thinking|trying)"
-    r"|как мне|посоветуй|помоги|\bwie (?:soll|kann)|\bcomment\b|cómo|推荐|如何|怎么"
-)
-_BROAD = re.compile(
-    r"(?i)summar|\bin (?:what )?order\b(?! to\b)|\bacross\b|\bprogress|\bthroughout\b|\bhow many\b|\bwhen did\b"
-    r"|\btimeline\b|\boverview\b"
-)
-_ORDER = re.compile(
-    r"(?i)\border (?:in which|that (?:i|we|you)|of events)\b"
-    r"|\b(?:in|what|which) (?:the )?(?:chronological |right |same )?order\b(?! to\b)"
-    r"|\bsequence (?:in which|of events)\b|\btimeline\b|\bchronolog"
-    r"|\b(?:in welche[rm]|der|zeitlichen?) reihenfolge\b|\bzeitleiste\b"
-    r"|\b(?:dans quel|par|l') ?ordre\b|\b(?:en qué|en el|por) orden\b|\bin (?:che|quale) ordine\b|\bin ordine\b"
-    r"|\b(?:em que|por|na) ordem\b|\bcronol|\bв каком порядке\b|\bпо порядку\b|хронолог"
-    r"|按.{0,4}顺序|什么顺序|时间线|どの順|時系列|順番"
-)
-"""The question asks for a sequence of events."""
-_WHOLE = re.compile(
-    r"(?i)\b(?:summar(?:y|ies|i[sz]e)|recap|overview)\b"
-    r"|\b(?:everything|all)(?: \w+){0,4} (?:about|regarding|concerning)\b"
-    r"|\bzusammenfass|\bfass\w* .{0,80}\bzusammen\b|\büberblick\b|\balles (?:\w+ ){0,4}über\b"
-    r"|\brésume[rz]?\b|\btout ce (?:que|qui)\b"
-    r"|\bresum(?:en|ir|a|e (?:el|la|los|las|lo|todo))\b|\btodo (?:lo que|sobre)\b"
-    r"|\briassu|\btutto (?:ciò|quello)\b|\btudo (?:o que|sobre)\b"
-    r"|\bобобщи|\bподытожь|\bподведи итог|\bкратко изложи|\bвс[её],? что\b"
-    r"|总结|概括|概述|まとめ|要約"
-)
-"""The question asks for a summary, or for everything about a subject."""
-_TALK = frozenset(
-    terms(
-        "summary summaries summarize summarise summarized recap overview complete comprehensive clear detailed full"
-        " brief everything key main different various aspects items topics concepts things steps order sequence list"
-        " walk bring brought mention mentioned discuss discussed discussion discussions talked conversation chat chats"
-        " conversations session sessions throughout across over time so far including include provide give tell know"
-        " progress progressed progression develop developed development evolve evolved handle handled approach"
-        " approached only"
-        " zusammenfassung fasse zusammen überblick alles bisher gespräch besprochen résume résumé tout conversation"
-        " discuté resume resumen todo conversación riassumi riassunto tutto tudo conversa"
-        " обобщи подытожь итог всё разговор"
-    )
-)
-"""Terms with which such questions refer to the conversation itself rather than to its subjects; ignored if others are
-left."""
-_ME = re.compile(r"(?i)\b(?:i|me|my|mine|i'm|i've|we|our)\b")
-_SAID = (
-    "(?:said|suggested|recommended|told|mentioned|gave|given|listed|proposed|explained|advised|described|provided"
-    "|offered|wrote|say|suggest|recommend|tell|mention|give|list|propose|explain|advise|describe|provide|offer|write)"
-)
-_YOU = re.compile(
-    rf"(?i)\b(?:did|have|had) you (?:\w+ )?{_SAID}\b|(?<!can )(?<!could )(?<!would )\byou {_SAID}\b"
-    r"|\byour (?:\w+ )?(?:answer|suggestion|recommendation|advice|reply|response|explanation|list)"
-)
-_NAME = re.compile(r"\b[A-Z]\w{2,20}")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Question:
-    """Features of one question."""
-
-    terms: frozenset[str]
-    months: frozenset[str]
-    """Months named in the question, as two digits."""
-    dates: frozenset[str]
-    """Dates named in the question, as YYYY-MM-DD, or MM-DD if without a year."""
-    sought: int
-    """Cue flag of the index that the question word asks for: `TIMED`, `PLACED` or `LASTING`; 0 for none."""
-    names: frozenset[str]
-    """Capitalized words, which may be names of people."""
-    advice: bool
-    """True if it asks for help or advice: standing instructions and preferences of the user then matter."""
-    broad: bool
-    """True if it is about a sequence, a development, a count or the whole conversation."""
-    order: bool
-    """True if it asks for a sequence of events."""
-    whole: bool
-    """True if it asks for a summary, or for everything about a subject."""
-    mine: bool
-    """True if it is about the user who asks."""
-    yours: bool
-    """True if it is about something the assistant said."""
-
-    @property
-    def wide(self) -> bool:
-        """True if mentions spread over the conversation answer it better than the best passages do."""
-        return self.order or self.whole
-
-    @classmethod
-    def of(cls, text: str) -> Question:
-        """Analyze the text of a question."""
-        text = text if len(text) <= MAX_QUESTION else f"{text[: MAX_QUESTION // 2]} … {text[-MAX_QUESTION // 2 :]}"
-        order, whole, own = bool(_ORDER.search(text)), bool(_WHOLE.search(text)), frozenset(terms(text))
-        broad = order or whole or bool(_BROAD.search(text))
-        months = {f"{number:02}" for number, month in enumerate(_NAMED, 1) if month.search(text)}
-        return cls(
-            terms=(own - _TALK or own) if whole else own,
-            months=frozenset(months.union(_DATED.findall(text))),
-            dates=frozenset((*_ISO_DAY.findall(text), *map(_date, _DAY.finditer(text)))),
-            sought=next((flag for flag, word in _SOUGHT if word.search(text)), 0),
-            names=frozenset(_NAME.findall(text)),
-            advice=bool(_ADVICE.search(text)) and not broad,
-            broad=broad,
-            order=order and not whole,
-            whole=whole,
-            mine=bool(_ME.search(text)),
-            yours=bool(_YOU.search(text)),
-        )
-
-
-def _date(found: re.Match[str]) -> str:
-    """Format a matched date as YYYY-MM-DD, or MM-DD if it has no year."""
-    month = (found["month"] or found["named"]).lower()[:3]
-    number = 1 + [name[:3] for name in _MONTHS].index(month)
-    year = f"{found['year']}-" if found["year"] else ""
-    return f"{year}{number:02}-{int(found['day'] or found['on']):02}"
-
-
-def pending_prompt_text(history: History) -> str:
-    """Text of the newest user prompt; empty if there is none."""
-    return next((question_text(reading) for reading in reversed(history.readings) if reading.asks), "")
-
-
-def question_text(reading: Reading) -> str:
-    """Prompt text of a request; of several prompts, the last one that contains a term.
-
-    A request has several prompts if an earlier one was never answered.
-    """
-    prompts = [item.text for item in reading.items if item.kind is Kind.USER and item.mark is None]
-    return next((text for text in reversed(prompts) if _has_term(text)), "\n".join(prompts))
-
-
-def _has_term(text: str) -> bool:
-    """True if a text contains a term. It is read in chunks, because the first chunk nearly always decides."""
-    return any(any(terms(text[at : at + MAX_QUESTION])) for at in range(0, len(text), MAX_QUESTION))
-
+from context_compiler.recall.question import Question
+from context_compiler.recall.terms import beginnings, fold, passage_terms, terms
 
 # The weights below are in units of score. `Ranking` says how they are combined.
 
@@ -214,10 +46,6 @@ DATE, SOON = 3.0, 10
 OWN = 2.0
 """Score added to messages of the speaker that the question is about if it asks for a sequence."""
 
-K1, B = 1.2, 0.75
-"""The usual BM25 parameters: saturation of term frequency, and normalization by length."""
-GIANT = 4.0
-"""Cap on the length of a message in BM25, as a multiple of the average length."""
 NEAR = (0.6, 0.3)
 """Fractions of a message's BM25 that count for the messages at distance one and two from it."""
 TYPICAL = 60
@@ -236,24 +64,6 @@ WORK = 50_000
 and discriminate least."""
 CLOSE = 256
 """Number of the best passages for which the BM25 of the passage itself is computed."""
-
-
-OFTEN, MOSTLY = 3, 4
-"""Evidence needed that a name belongs to a speaker: minimum number of times that the other one used it, and minimum
-ratio to the times that the speaker did."""
-
-TALK = 2.25
-"""Maximum ratio of answer length to prompt length in a conversation between two people."""
-
-FLOOR = 0.3
-"""Minimum fraction of a question that a relevant text contains. With less, it shares a word by chance."""
-
-FEW = 64
-"""Maximum number of a question's terms for which a text is first searched for their prefixes. With more, splitting the
-text into terms at once is cheaper."""
-
-TELLING = 6
-"""Number of rarest terms of a question whose idf counts as the whole question: a text does not need the others."""
 
 
 def rank(index: Index, question: Question, candidates: Sequence[Passage]) -> list[float]:
@@ -289,18 +99,22 @@ class Ranking:
     message does not answer.
     """
 
-    def __init__(self, index: Index, question: Question, stop: int, asked: int | None = None) -> None:
-        """Score every message before position `stop`; the question itself, at `asked`, lends its neighbours nothing."""
-        people = named(index, question)
-        talk = is_between_people(index)
+    def __init__(self, index: Index, question: Question, stop: int, question_at: int | None = None) -> None:
+        """Score every message before position `stop`.
+
+        `question_at` is the position of the question, whose own BM25 counts as 0 so that it does not raise its
+        neighbours.
+        """
+        people = index.speakers_named(question.names)
+        talk = index.is_between_people
         self.of_somebody = talk and bool(people)
         """True if this is a conversation between two people and the question names one of them."""
-        who = asked_about(index, question, people)
+        who = subject_speaker(index, question, people)
         self._wanted = _wanted(index, question, people, stop)
         self._beginnings = [(start, term) for term in self._wanted for start in beginnings(term)]
         hits, days = _bm25(index, self._wanted, stop)
-        if asked is not None and asked < stop:
-            hits[asked] = 0.0
+        if question_at is not None and question_at < stop:
+            hits[question_at] = 0.0
         self._hits = hits
         near, before = _beside(index, hits)
         most, around = MESSAGE / (max(hits, default=0.0) or 1.0), AROUND / (sum(self._wanted.values()) or 1.0)
@@ -360,8 +174,8 @@ class Ranking:
             return 0.0
         spoken = passage_terms(passage.text)
         held = sorted(self._wanted.keys() & spoken.keys())
-        damping = _damping(spoken.total() / TYPICAL) if held else 0.0
-        return sum([self._wanted[term] * (spoken[term] * (K1 + 1) / (spoken[term] + damping)) for term in held])
+        damping = damping_of(spoken.total() / TYPICAL) if held else 0.0
+        return sum([self._wanted[term] * saturation(spoken[term], damping) for term in held])
 
     def _piece_factors(self, candidates: Sequence[Passage]) -> dict[int, float]:
         """Factor for the score of each piece of a tool result.
@@ -380,7 +194,7 @@ class Ranking:
 
     def _possible_terms(self, text: str) -> set[str]:
         """Terms of the question that a text may contain, found by prefix without splitting it into terms."""
-        plain = folded(text)
+        plain = fold(text)
         return {term for start, term in self._beginnings if start in plain}
 
     def weight(self, text: str) -> float:
@@ -410,18 +224,10 @@ def _wanted(index: Index, question: Question, people: Collection[str], stop: int
     work = accumulate(spread for spread, _ in known)
     size = len(index)
     return {
-        term: log1p((size - spread + 0.5) / (spread + 0.5))
+        term: idf(size, spread)
         for (spread, term), done in zip(known[:MAX_TERMS], work, strict=False)
         if done <= WORK or done == spread
     }
-
-
-def _damping(size: float) -> float:
-    """Frequency at which a term has half its maximum BM25 weight, from the text's length as a multiple of the average.
-
-    The weight before idf is frequency x (`K1` + 1) / (frequency + damping).
-    """
-    return K1 * (1 - B + B * min(GIANT, size))
 
 
 def _bases(index: Index, who: int | None) -> array[float]:
@@ -456,7 +262,10 @@ def _days_after(day: str, date: str) -> int:
 
 
 def _bm25(index: Index, wanted: Mapping[str, float], stop: int) -> tuple[list[float], list[float]]:
-    """BM25 of each message before `stop`, and the score that each day adds: `DAY` x its BM25 over that of the best."""
+    """BM25 of each message before `stop`, and the score that each day adds: `DAY` x its BM25 over that of the best.
+
+    The inner loop runs once for each occurrence of a term, so it computes `saturation` without a call.
+    """
     found, days, sessions = [0.0] * stop, [0.0] * len(index.days), index.sessions
     base, slope, giant = K1 * (1 - B), K1 * B / index.average, GIANT * index.average
     sizes = index.sizes
@@ -480,10 +289,10 @@ def _add_days(index: Index, days: list[float], by_day: Sequence[int]) -> None:
     if count < 2:
         return
     average, holding = sum(index.totals) / count or 1.0, count - by_day.count(0)
-    weight = log1p((count - holding + 0.5) / (holding + 0.5))
+    weight = idf(count, holding)
     for session, often in enumerate(by_day):
         if often:
-            days[session] += weight * (often * (K1 + 1) / (often + _damping(index.totals[session] / average)))
+            days[session] += weight * saturation(often, damping_of(index.totals[session] / average))
 
 
 def _beside(index: Index, hits: Sequence[float]) -> tuple[Sequence[float], Sequence[float]]:
@@ -511,89 +320,11 @@ def _with_neighbours(hits: Sequence[float]) -> list[float]:
     return [at + one * (left + right) + two * (far + off) for far, left, at, right, off in rows]
 
 
-def named(index: Index, question: Question) -> dict[str, int]:
-    """Names in the question that belong to one of the two speakers, with that speaker.
-
-    A name belongs to the speaker whom the other one addresses by it.
-    """
-    found: dict[str, int] = {}
-    for name in sorted(question.names):
-        for called, times in index.called.items():
-            if called[:3] != name[:3] or not _same_name(name, called):
-                continue
-            by_user, by_assistant = times[USER], times[ASSISTANT]
-            if by_user >= max(OFTEN, MOSTLY * by_assistant):
-                found[name] = ASSISTANT
-            elif by_assistant >= max(OFTEN, MOSTLY * by_user):
-                found[name] = USER
-    return found
-
-
-def _same_name(name: str, called: str) -> bool:
-    """True if two names are equal, or one is a short form of the other."""
-    short, long = sorted((name, called), key=len)
-    return long == short or (len(short) > 2 and long.startswith(short))
-
-
-def asked_about(index: Index, question: Question, called: Mapping[str, int]) -> int | None:
+def subject_speaker(index: Index, question: Question, called: Mapping[str, int]) -> int | None:
     """Speaker that a question is about; None if it may be either."""
     people = set(called.values())
     if people:
         return people.pop() if len(people) == 1 else None
     if question.yours:
         return ASSISTANT
-    return USER if question.mine or not is_between_people(index) else None
-
-
-def is_between_people(index: Index) -> bool:
-    """True for a conversation as between two people: the answers are not much longer than the prompts."""
-    user = index.words[USER] / max(1, index.spoken[USER])
-    assistant = index.words[ASSISTANT] / max(1, index.spoken[ASSISTANT])
-    return assistant <= TALK * user
-
-
-class Relevance:
-    """Fraction of one question that texts contain, weighted by idf.
-
-    It is the sum of the idf of the question's terms in the text, divided by that of the question's `TELLING` rarest
-    terms, and at most 1.
-    """
-
-    def __init__(self, index: Index, question: Question, *, least: float = 0.0, floor: float = FLOOR) -> None:
-        """Weigh the terms of the question by idf; a term that does not occur in the index weighs most.
-
-        Args:
-            index: Index of the conversation.
-            question: The question.
-            least: Added to every weight, because idf is unreliable in a short conversation.
-            floor: Fraction below which a text counts as irrelevant.
-        """
-        size, self._floor = len(index), floor
-        self._weights = {
-            term: least + log1p((size - spread + 0.5) / (spread + 0.5))
-            for term in sorted(question.terms)  # sums must not depend on the order of a set
-            for spread in (len(index.posts.get(term, ())) // 2,)
-        }
-        self._all = sum(sorted(self._weights.values(), reverse=True)[:TELLING])
-        self._least = floor * self._all * (1 - 1e-9)
-        few = self._weights if len(self._weights) <= FEW else {}
-        self._beginnings = [(start, weight) for term, weight in few.items() for start in beginnings(term)]
-
-    def of(self, text: str) -> float:
-        """Fraction of the question that a text contains, from 0 to 1; 0 if it is below the floor."""
-        if not self._all:
-            return 0.0
-        if self._beginnings:
-            plain = folded(text)
-            if sum(weight for start, weight in self._beginnings if start in plain) < self._least:
-                return 0.0
-        share = self.share(self.held(text))
-        return share if share >= self._floor else 0.0
-
-    def held(self, text: str) -> set[str]:
-        """Terms of the question that a text contains."""
-        return self._weights.keys() & passage_terms(text).keys()
-
-    def share(self, held: Set[str]) -> float:
-        """Fraction of the question that a set of its terms covers, from 0 to 1."""
-        return min(1.0, sum(map(self._weights.__getitem__, sorted(held))) / self._all) if self._all else 0.0
+    return USER if question.mine or not index.is_between_people else None

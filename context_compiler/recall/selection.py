@@ -32,11 +32,9 @@ from types import MappingProxyType
 from typing import NamedTuple, TypeVar
 
 from context_compiler.messages.prompts import instruction_sentences
-from context_compiler.recall.passages import Passage, Quotation, passages, quoted
+from context_compiler.recall.passages import Passage, Quotation
 from context_compiler.recall.ranking import merit
 from context_compiler.recall.terms import words
-
-__all__ = ["Passage", "Quotation", "choose", "passages", "quoted", "spread"]
 
 T = TypeVar("T")
 
@@ -110,7 +108,7 @@ def choose(
     wide: bool = False,
     newer: Mapping[tuple[int, int], tuple[int, int]] = MappingProxyType({}),
 ) -> tuple[Passage, ...]:
-    """Select passages of at most `room` tokens together, as `quoted` writes them; in order of the conversation.
+    """Select passages that `write_quotation` writes in at most `room` tokens; in order of the conversation.
 
     Args:
         candidates: Passages to select from, in any order; messages should be complete.

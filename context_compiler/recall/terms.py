@@ -142,7 +142,7 @@ def passage_terms(passage: str) -> Counter[str]:
     return Counter(terms(passage))
 
 
-def folded(text: str) -> str:
+def fold(text: str) -> str:
     """Normalize a text so that it can be searched for the `beginnings` of terms."""
     return text.lower().replace("’", "'").replace("ё", "е")
 
@@ -155,7 +155,7 @@ def beginnings(term: str) -> tuple[str, ...]:
 def beginning(term: str) -> str:
     """Prefix that a stem shares with all regular forms of its word: everything but the last letter."""
     if term.startswith("="):
-        return folded(term[1:])
+        return fold(term[1:])
     return term if term.isdigit() or not term.isascii() else term[: -2 if term.endswith("ie") else -1]
 
 

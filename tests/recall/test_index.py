@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from pydantic_ai.messages import ModelMessage
 
 from context_compiler.messages.history import History, Reader
-from context_compiler.recall import Index, indexed
+from context_compiler.recall import Index, index_of
 from context_compiler.recall.terms import MAX_TERM, stem, terms
 from context_compiler.tokens import TokenCounter
 from tests.support.histories import answer, assistant, call, histories, user
@@ -92,16 +92,16 @@ def test_an_index_built_in_steps_is_the_same_as_one_built_at_once(data: st.DataO
 
 def test_a_history_that_goes_on_continues_its_index_and_a_fork_gets_its_own() -> None:
     begin = [user("one apple"), assistant("two pears")]
-    first = indexed(read(*begin))
-    assert indexed(read(*begin, user("three plums"))) is first and len(first) == 3
-    forked = indexed(read(*begin, user("four figs")))
+    first = index_of(read(*begin))
+    assert index_of(read(*begin, user("three plums"))) is first and len(first) == 3
+    forked = index_of(read(*begin, user("four figs")))
     assert forked is not first and contents(forked) == contents(Index.of(read(*begin, user("four figs"))))
 
 
 def test_many_conversations_that_take_turns_continue_their_indexes() -> None:
     talks = [[user(f"Talk {number} is about topic{number}."), assistant("Good.")] for number in range(50)]
-    first = [indexed(read(*talk)) for talk in talks]
-    again = [indexed(read(*talk, user("And then?"))) for talk in talks]
+    first = [index_of(read(*talk)) for talk in talks]
+    again = [index_of(read(*talk, user("And then?"))) for talk in talks]
     assert [one is other for one, other in zip(first, again, strict=True)] == [True] * 50
 
 

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import re
 
-import pytest
 from pydantic_ai import Agent
 from pydantic_ai.messages import ModelMessage
 
 from context_compiler import compile_view
-from context_compiler.recall import Question
 from tests.recall.test_blocks import block_of, words
 from tests.support.agents import Talker, compiler, run
 from tests.support.histories import assistant, user
@@ -77,37 +75,3 @@ async def test_a_summary_is_not_about_the_words_that_ask_for_it() -> None:
     asked = "Can you give me a complete summary of how the greenhouse has developed throughout our conversation?"
     view = await compile_view([*history, user(asked)], "extractive", 900, system=None)
     assert len(mentioned("\n".join(own_texts(view)))) > 5
-
-
-@pytest.mark.parametrize(
-    "prompt",
-    [
-        "Can you list the order in which I brought up my tools?",
-        "Tell me everything you know about Carla.",
-        "Give me a recap of the trip.",
-        "In welcher Reihenfolge haben wir das besprochen?",
-        "Dans quel ordre avons-nous visité les villes ?",
-        "¿En qué orden lo hicimos?",
-        "In che ordine l'abbiamo fatto?",
-        "Em que ordem fizemos isso?",
-        "В каком порядке мы это обсуждали?",
-        "请总结我们的讨论",
-        "これまでの話をまとめてください",
-    ],
-)
-def test_prompts_that_ask_for_a_sequence_or_the_whole(prompt: str) -> None:
-    assert Question.of(prompt).wide
-
-
-@pytest.mark.parametrize(
-    "prompt",
-    [
-        "What is my order number?",
-        "Sort the list in order to save space.",
-        "How should I design my resume?",
-        "All the tests fail, what about it?",
-        "Our order in the shop was late.",
-    ],
-)
-def test_prompts_that_ask_for_one_thing(prompt: str) -> None:
-    assert not Question.of(prompt).wide

@@ -18,7 +18,8 @@ from pydantic_ai.messages import (
 
 from context_compiler.messages.history import Reader
 from context_compiler.messages.turns import outline, pair
-from context_compiler.recall.selection import Quotation, choose, parts_of, passages, quoted, worths
+from context_compiler.recall.passages import Quotation, passages, write_quotation
+from context_compiler.recall.selection import choose, parts_of, worths
 from context_compiler.recall.terms import words
 from context_compiler.tokens import TokenCounter
 from tests.recall.asking import COUNTER, all_of, asked, replied
@@ -27,7 +28,7 @@ from tests.support.histories import answer, assistant, call, histories, long_his
 
 @given(messages=histories(), room=st.integers(0, 600))
 def test_a_choice_is_never_over_its_room(messages: list[ModelMessage], room: int) -> None:
-    assert COUNTER.text(quoted(choose(all_of(messages), room))) <= room
+    assert COUNTER.text(write_quotation(choose(all_of(messages), room))) <= room
 
 
 @given(messages=histories(), room=st.integers(0, 2_000), seed=st.integers(0, 9))
@@ -45,7 +46,7 @@ def test_what_a_quotation_uses_is_the_sum_of_its_lines(messages: list[ModelMessa
 @given(messages=histories(), room=st.integers(0, 300), divisor=st.integers(1, 9))
 def test_a_choice_is_never_over_its_room_whoever_counts(messages: list[ModelMessage], room: int, divisor: int) -> None:
     counter = TokenCounter(lambda text: len(text) // divisor)
-    assert counter.text(quoted(choose(all_of(messages, counter), room))) <= room
+    assert counter.text(write_quotation(choose(all_of(messages, counter), room))) <= room
 
 
 @given(messages=histories(), room=st.integers(0, 2_000), seed=st.integers(0, 9))
@@ -184,7 +185,7 @@ def test_scripts_without_spaces_fall_into_pairs_of_characters() -> None:
 @pytest.mark.parametrize("unit", ["a", "漢", "a. ", "\n[turn 1", "e\u0301"])
 def test_a_megabyte_on_one_line_is_read_within_the_budget(unit: str) -> None:
     chosen = choose(all_of([asked(unit * (1_000_000 // len(unit))), replied("Thanks.")]), 1_000)
-    assert COUNTER.text(quoted(chosen)) <= 1_000
+    assert COUNTER.text(write_quotation(chosen)) <= 1_000
 
 
 def test_a_very_long_history_fills_a_large_budget() -> None:
@@ -193,14 +194,14 @@ def test_a_very_long_history_fills_a_large_budget() -> None:
     turns = outline(history, pair(history))
     candidates = passages(history, turns, range(len(history)), TokenCounter())
     chosen = choose(candidates, 40_000)
-    assert 36_000 < COUNTER.text(quoted(chosen)) <= 40_000
+    assert 36_000 < COUNTER.text(write_quotation(chosen)) <= 40_000
 
 
 def test_later_questions_about_a_talk_find_their_evidence(data_folder: Path) -> None:
     scores: list[float] = []
     for talk in json.loads((data_folder / "locomo" / "conversations.json").read_text()):
         messages, said = _talk(talk["conversation"])
-        quote = quoted(choose(all_of(messages), 4_000))
+        quote = write_quotation(choose(all_of(messages), 4_000))
         for question in talk["qa"]:
             named = [f"D{a}:{b}" for line in question["evidence"] for a, b in re.findall(r"D:?(\d+):(\d+)", line)]
             evidence = [said[name] for name in dict.fromkeys(named) if name in said]

@@ -19,7 +19,7 @@ from context_compiler.cli.text import first_word, number, one_line, plural, shar
 from context_compiler.compiler.view import View
 from context_compiler.errors import SettingsError, StoreError, TemplateError
 from context_compiler.messages.history import History
-from context_compiler.recall.passages import quoted
+from context_compiler.recall.passages import write_quotation
 from context_compiler.record.values import Drop
 from context_compiler.template import TemplateLibrary
 from context_compiler.tokens.prices import dollars
@@ -169,7 +169,7 @@ class Commands:
         if not found:
             self._screen.line(f"nothing was said about {one_line(rest, 60)}")
             return
-        self._screen.indented(quoted(found))
+        self._screen.indented(write_quotation(found))
 
     async def _compact(self, rest: str) -> None:
         found = _COMPACT.fullmatch(rest)

@@ -6,9 +6,9 @@ from datetime import UTC, datetime, timedelta
 
 from pydantic_ai.messages import ModelMessage, ModelRequest, ModelResponse, TextPart, UserPromptPart
 
-from context_compiler.compiler.quotes import phases
 from context_compiler.messages.history import History, Reader
 from context_compiler.messages.turns import Outline, outline, pair
+from context_compiler.recall.outline import phases
 from context_compiler.tokens import TokenCounter
 
 counter = TokenCounter()
