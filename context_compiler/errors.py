@@ -44,7 +44,9 @@ class CompileError(ContextCompilerError):
     def __init__(
         self, message: str, *, model: str, phase: str, usage: dict[str, int] | None = None, cost: str | None = None
     ) -> None:
-        """Name the `model` that failed and the `phase`: prompt, call, timeout, usage, or answer.
+        """Name the `model` that failed and the `phase`: prompt, setup, call, timeout, usage, or answer.
+
+        In the phase "setup" the model could not be made, for example because its package is missing.
 
         `usage` (tokens and requests) and `cost` (US dollars) are the amounts spent before the failure.
         """

@@ -9,13 +9,13 @@ hand without ids. `Blocks` are the texts recalled for the prompts of a turn, whi
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import astuple, dataclass, fields, replace
 from types import NoneType
 from typing import Any
 
 from context_compiler.messages.history import History
-from context_compiler.messages.items import MESSAGE_OVERHEAD
+from context_compiler.messages.items import MESSAGE_OVERHEAD, Kind
 from context_compiler.messages.shapes import WHOLE, Shape
 from context_compiler.messages.turns import Pairing, paired_with
 from context_compiler.tokens import TokenCounter
@@ -273,15 +273,26 @@ def _joined_shape(answers: Shape | None, prompt: Shape | None, history: History,
     )
 
 
-def restore_late_calls(cycle: Cycle, pairing: Pairing, base: Mapping[int, Shape]) -> Cycle:
+def restore_late_calls(cycle: Cycle, history: History, pairing: Pairing, base: Mapping[int, Shape]) -> Cycle:
     """Restore calls in a cycle whose answers arrived after the call was left out, with their other answers.
 
     A deferred call may be answered several turns later. The pair must be sent together, which changes the prefix once.
+    The host may also have joined the answer with the last message of the cycle.
     """
-    late = {call for call, answer in pairing.pairs if call < cycle.decided <= answer}
+    kept, last = dict(cycle.kept), cycle.decided - 1
+    shown = kept.get(last)
+    came = {
+        item.call_id
+        for part, item in enumerate(history.readings[last].items if shown is not None and not shown.bare else ())
+        if item.kind is Kind.RETURN and part not in shown.skip
+    }
+    late = {
+        call
+        for call, answer in pairing.pairs
+        if call < cycle.decided <= answer or (answer == last and _leaves_out(kept.get(call), history, call, came))
+    }
     if not late:
         return cycle
-    kept = dict(cycle.kept)
     for index in paired_with(late, pairing):
         shape = kept.get(index)
         if index < cycle.decided and (shape is None or shape.bare or shape.skip or shape.tools != "paired"):
@@ -289,6 +300,13 @@ def restore_late_calls(cycle: Cycle, pairing: Pairing, base: Mapping[int, Shape]
     return (
         cycle if kept == dict(cycle.kept) else replace(cycle, kept=tuple(sorted(kept.items(), key=lambda one: one[0])))
     )
+
+
+def _leaves_out(shape: Shape | None, history: History, call: int, ids: Set[str | None]) -> bool:
+    """True if one of the calls `ids` in message `call` is not sent."""
+    gone = shape is None or shape.bare
+    items = history.readings[call].items if ids else ()
+    return any(item.call_id in ids and (gone or part in shape.skip) for part, item in enumerate(items))
 
 
 MAX_BLOCK_CUTS = 2

@@ -16,7 +16,7 @@ from context_compiler.messages.failures import ReflectionPolicy
 from context_compiler.messages.history import History, Reader, superseded_parts
 from context_compiler.messages.items import Item, Kind
 from context_compiler.messages.shapes import Shape
-from context_compiler.messages.turns import OUTPUT, Outline, Pairing, outline, turn_index, turn_starts
+from context_compiler.messages.turns import OUTPUT, Outline, Pairing, outline, prompt_at, turn_index, turn_starts
 from context_compiler.settings import Amount, amount_tokens
 from context_compiler.template import Template
 from context_compiler.tokens import TokenCounter
@@ -343,8 +343,7 @@ class Plan:
         Recall blocks are assigned to turns by position. Ordinals change if a stored history has lost its run ids,
         because a prompt that came with the results of deferred calls then becomes part of the turn before it.
         """
-        asked = (at for at in reversed(range(len(self.history))) if self.history.readings[at].asks)
-        return min(self.active_start, next(asked, 0))
+        return min(self.active_start, prompt_at(self.history) or 0)
 
     @cached_property
     def outline(self) -> Outline:
@@ -361,7 +360,8 @@ class Plan:
     @cached_property
     def prompt_tokens(self) -> int:
         """Exact tokens of the newest prompt; 0 if there is none."""
-        return next((reading.tokens for reading in reversed(self.history.readings) if reading.asks), 0)
+        at = prompt_at(self.history)
+        return self.history.readings[at].tokens if at is not None else 0
 
     @cached_property
     def recent_tokens(self) -> int:

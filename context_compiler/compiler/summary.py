@@ -30,7 +30,7 @@ from context_compiler.messages.items import Item, Kind
 from context_compiler.messages.shapes import truncate
 from context_compiler.messages.tool_lines import call_line, outcome_line
 from context_compiler.record.values import Drop
-from context_compiler.resilience import await_within, try_await
+from context_compiler.resilience import attempt, await_within, try_await
 from context_compiler.template import SectionRule, Template, prompt_text
 from context_compiler.tokens import TokenCounter
 from context_compiler.tokens.prices import NANO, NANO_USD
@@ -472,7 +472,10 @@ async def ask(
     started = time.perf_counter()
     spent = RunUsage()
     name, late = model_alias(model), TimeoutError(f"no answer within {timeout:g} s")
-    outcome = await try_await(await_within(timeout, _answer(prompts, model, instructions, spent), late))
+    made = attempt(lambda: _agent(model, prompt_text(instructions)))
+    if made.value is None:
+        raise CompileError(str(made.error), model=name, phase="setup") from made.error
+    outcome = await try_await(await_within(timeout, _answer(prompts, made.value, spent), late))
     error = outcome.error
     if error is late:
         raise CompileError(str(late), model=name, phase="timeout", **_bill(spent))
@@ -483,8 +486,11 @@ async def ask(
     return SummaryResponse(text=outcome.value or "", latency_ms=(time.perf_counter() - started) * 1000, **_bill(spent))
 
 
-async def _answer(prompts: Sequence[str], model: Model | str, instructions: str, spent: RunUsage) -> str:
-    agent = Agent(model, instructions=prompt_text(instructions), name="context_compiler", output_type=OUTPUT, retries=0)
+def _agent(model: Model | str, instructions: str) -> Agent[None, str]:
+    return Agent(model, instructions=instructions, name="context_compiler", output_type=OUTPUT, retries=0)
+
+
+async def _answer(prompts: Sequence[str], agent: Agent[None, str], spent: RunUsage) -> str:
     text = ""
     for number, prompt in enumerate(prompts):
         result = await agent.run(fill_slot(prompt, text) if number else prompt)

@@ -203,8 +203,27 @@ def _ends_run(history: History, index: int) -> bool:
 
 
 def prompt_at(history: History) -> int | None:
-    """Position of the newest user prompt; None if there is none."""
-    return next((index for index in reversed(range(len(history))) if history.readings[index].asks), None)
+    """Position of the newest user prompt; None if there is none.
+
+    Text that a tool returned beside its result is also a user part, but no prompt: it came in the run of the request
+    before it.
+    """
+    newest: int | None = None
+    for index in reversed(range(len(history))):
+        if history.readings[index].asks:
+            if not _accompanies_result(history, index):
+                return index
+            newest = index if newest is None else newest
+    return newest
+
+
+def _accompanies_result(history: History, index: int) -> bool:
+    """True if the user parts of a request came with a tool result of the same run."""
+    own = history.readings[index]
+    if not own.answers or own.run_id is None:
+        return False
+    before = (one.run_id for one in reversed(history.readings[max(0, index - NEAR) : index]))
+    return own.run_id == next(filter(None, before), None)
 
 
 def turn_index(history: History) -> int:

@@ -99,7 +99,9 @@ async def finish(
     fixed = begun.request.fixed
     done = await advance(begun, one.limits, where=one.where, ask=answer, previous=one.previous, overhead=fixed)
     valid = valid_cycle(done.cycle, context.history, context.policy.config)
-    cycle = restore_late_calls(valid, context.pairing, context.base) if valid is not None else done.cycle
+    cycle = (
+        restore_late_calls(valid, context.history, context.pairing, context.base) if valid is not None else done.cycle
+    )
     return replace(done, cycle=cycle, row=done.row and _with_note(one, done.row)), None, None
 
 

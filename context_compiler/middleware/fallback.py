@@ -12,15 +12,24 @@ from functools import partial
 
 from pydantic_ai.messages import ModelMessage
 
+from context_compiler.compiler.block_sizes import BlockSizes
 from context_compiler.compiler.cut_order import drop_of
-from context_compiler.compiler.cycle import Block, Blocks, valid_blocks, valid_cycle
+from context_compiler.compiler.cycle import valid_cycle
 from context_compiler.compiler.reasons import LAST_RESORT, LAST_RESORT_TRUNCATION
+from context_compiler.compiler.recall_block import lacks_room_for_block
 from context_compiler.compiler.view import View, by_reason, token_breakdown
 from context_compiler.errors import ContextCompilerError
 from context_compiler.messages.history import History
-from context_compiler.messages.turns import prompt_at
 from context_compiler.middleware.request import Host, Request
-from context_compiler.middleware.respond import advance_request, assemble_view, rendered_cost, starting_cycle
+from context_compiler.middleware.respond import (
+    add_recall,
+    advance_request,
+    assemble_view,
+    known_blocks,
+    recall_for_turn,
+    rendered_cost,
+    starting_cycle,
+)
 from context_compiler.middleware.state import EMPTY, CompilerState, RequestContext, Result, Run, read_request
 from context_compiler.record.values import Drop
 from context_compiler.resilience import attempt, last_exchange, try_await
@@ -80,12 +89,16 @@ async def _last_good_view(read: Read) -> Result | None:
     cycle = valid_cycle(run.cycle, context.history, run.cycle.config) if run.cycle else None
     if cycle is None:
         return None
-    blocks = run.blocks and valid_blocks(run.blocks, context.history, cycle.config)
-    blocks = blocks if blocks is not None and blocks.own.at >= context.prompt_start else None
+    blocks = known_blocks(context, cycle.config)
     carried = attempt(lambda: assemble_view(context, cycle, "fallback", blocks=blocks))
-    if carried.error is not None:
+    if carried.value is None:
         run.enter(None)  # it would fail at every later request too
-    return carried.value
+        return None
+    if blocks is not None:
+        return carried.value
+    if lacks_room_for_block(BlockSizes(context, context.limits(cycle), cycle), carried.value.cost):
+        return None
+    return recall_for_turn(context, cycle, carried.value)
 
 
 async def _raw_history(read: Read) -> Result | None:
@@ -99,15 +112,7 @@ async def _view_without_model(read: Read) -> Result | None:
     context = read()
     previous = valid_cycle(context.run.cycle, context.history, context.policy.config)
     done = await advance_request(context, previous, None)
-    return starting_cycle(assemble_view(context, done.cycle, "fallback", done, blocks=_without_recall(context)))
-
-
-def _without_recall(context: RequestContext) -> Blocks | None:
-    """Empty blocks for a turn that began without recall, so that its later requests insert none before its prompt."""
-    at = prompt_at(context.history)
-    if at is None:
-        return None
-    return Blocks(own=Block(at, context.history.ids[at], context.turn, ""), earlier=(), config=context.policy.config)
+    return starting_cycle(add_recall(context, assemble_view(context, done.cycle, "fallback", done), done))
 
 
 def _bare_result(

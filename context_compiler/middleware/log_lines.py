@@ -20,7 +20,7 @@ LOG = logging.getLogger("context_compiler")
 def log_text(error: Exception) -> str:
     """One line about an error that is safe to log: texts of foreign errors are left out, as they may quote messages."""
     kind = type(error).__name__
-    if isinstance(error, CompileError):
+    if isinstance(error, CompileError) and error.phase != "setup":  # nothing was sent yet at "setup"
         return safe_line(f"{kind}: {error.phase} ({error.model})")
     if isinstance(error, ContextCompilerError):
         return safe_line(f"{kind}: {error}")
@@ -46,6 +46,8 @@ def log_compile(record: Record, result: Result) -> None:
 
 
 def _compile_label(row: Compile | None) -> str:
+    if row is not None and row.status.startswith("failed"):
+        return "the compile failed"
     if row is None or not row.compiled_prompt:
         return "no model asked"
     if row.status.startswith("refused") and not row.usage:

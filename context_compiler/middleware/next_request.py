@@ -90,7 +90,7 @@ class NextRequest:
         found = valid_cycle(replace(cycle, config=config), self.raw, config)
         if found is None:
             return None
-        found = restore_late_calls(found, self.context.pairing, self.context.base)
+        found = restore_late_calls(found, self.context.history, self.context.pairing, self.context.base)
         return with_pins(found, self.context, self.context.limits(found).room)
 
     def calibrated(self, exact: int) -> int:

@@ -42,7 +42,10 @@ _WORDS = (
 
 
 def is_overflow(error: BaseException) -> bool:
-    """True if a provider refused a request as too long; a group counts if one of its errors does."""
+    """True if a provider refused a request as too long; a group counts if one of its errors does.
+
+    Status 413 says so by itself. With 400 and 422 the words decide.
+    """
     if isinstance(error, BaseExceptionGroup):
         group = cast(BaseExceptionGroup[BaseException], error)
         return any(map(is_overflow, group.exceptions))
@@ -50,6 +53,8 @@ def is_overflow(error: BaseException) -> bool:
         return True
     if not isinstance(error, ModelHTTPError) or error.status_code not in (400, 413, 422):
         return False
+    if error.status_code == 413:  # "content too large", in whatever words
+        return True
     message = str(error.body).lower()
     return any(words in message for words in _WORDS)
 

@@ -153,7 +153,7 @@ async def _current_cycle(context: RequestContext, host: Host) -> tuple[RequestCo
         if found is not None and adopted:
             found = replace(found, ratio=run.ratios.of(context.request.family))
     found = found and with_turn(found, context.turn, context.prompt_start)
-    cycle = restore_late_calls(found, context.pairing, context.base) if found is not None else None
+    cycle = restore_late_calls(found, context.history, context.pairing, context.base) if found is not None else None
     if cycle is not None and context.steering.pins:
         cycle = with_pins(cycle, context, context.limits(cycle).room)
     run.enter(cycle, mended=found)
@@ -189,7 +189,7 @@ def _continue_cycle(context: RequestContext, cycle: Cycle, to_budget: bool = Fal
     block: the block complements messages that a cut would remove. In other sessions it is cut, because a block that is
     shortened for a long turn soon loses what the prompt asks for.
     """
-    limits, known = context.limits(cycle), _known_blocks(context)
+    limits, known = context.limits(cycle), known_blocks(context)
     most = limits.budget if to_budget else limits.high
     if known is None:
         plain = assemble_view(context, cycle, "cycle")
@@ -199,7 +199,7 @@ def _continue_cycle(context: RequestContext, cycle: Cycle, to_budget: bool = Fal
         )
         if plain.cost > most or narrow:
             return None
-        return _recall_for_turn(context, cycle, plain)
+        return recall_for_turn(context, cycle, plain)
     result = assemble_view(context, cycle, "cycle", blocks=known)
     gives = 0 if cycle.tool_work or context.long_turns else known.own.tokens(context.counter) // SHORTENED
     fits = result.cost <= limits.budget + gives
@@ -208,13 +208,13 @@ def _continue_cycle(context: RequestContext, cycle: Cycle, to_budget: bool = Fal
     return _fit_budget(context, cycle, result) if fits or context.run.refused else None
 
 
-def _known_blocks(context: RequestContext, *, any_turn: bool = False) -> Blocks | None:
-    """The recall blocks of the current turn, or of `any_turn`; None if they are not known."""
-    known = context.run.blocks and valid_blocks(context.run.blocks, context.history, context.policy.config)
+def known_blocks(context: RequestContext, config: str = "", *, any_turn: bool = False) -> Blocks | None:
+    """The recall blocks of the current turn, or of `any_turn`, of this or another `config`; None if not known."""
+    known = context.run.blocks and valid_blocks(context.run.blocks, context.history, config or context.policy.config)
     return known if known is not None and (any_turn or known.own.at >= context.prompt_start) else None
 
 
-def _recall_for_turn(
+def recall_for_turn(
     context: RequestContext, cycle: Cycle, plain: Result, done: Advance | None = None, *, found: Block | None = None
 ) -> Result:
     """Add recall blocks to the view of the first request of a user turn, or of one whose cycle is new.
@@ -234,7 +234,7 @@ def _recall_for_turn(
     text, fault = "", None
     if context.recalls:
         most = sizes.most(question_text(history.readings[at]))
-        earlier = sizes.kept(_known_blocks(context, any_turn=True), plain.cost, most) if done is None else ()
+        earlier = sizes.kept(known_blocks(context, any_turn=True), plain.cost, most) if done is None else ()
         cost = plain.cost + sum(block.tokens(context.counter) for block in earlier)
         saved = context.request.fixed + history.tokens - cost  # a block may not cost more than sending the raw history
         room, shown = min(sizes.free(cost), saved), [block.text for block in earlier]
@@ -300,7 +300,7 @@ async def _new_cycle(
     if trial.over > 0:
         result = replace(trial.result, view=replace(trial.result.view, status="floor_over_budget"))
     else:
-        result = _add_recall(context, trial.result, trial.done)
+        result = add_recall(context, trial.result, trial.done)
     return replace(starting_cycle(result), row=trial.row)
 
 
@@ -314,7 +314,7 @@ def _make_trial(
 
 async def _cut_back(context: RequestContext, previous: Cycle | None, host: Host, trial: Trial | None) -> Trial:
     """Cut back and freeze; if the host's framing puts the view over the budget, try again with less room."""
-    block = BlockSizes(context, context.limits(previous), previous or RAW).expected(_known_blocks(context))
+    block = BlockSizes(context, context.limits(previous), previous or RAW).expected(known_blocks(context))
     extra_cut, framing, tries = _extra_cut(context, previous), 0, 0
     while True:
         start, tries = previous if trial is None else trial.done.cycle, tries + 1
@@ -356,7 +356,7 @@ async def _loosen(context: RequestContext, trial: Trial, block: int) -> Trial:
 
 def _extra_cut(context: RequestContext, previous: Cycle | None) -> int:
     """Extra tokens to cut at a prompt that asks for earlier text, if the thresholds leave its block no room."""
-    if previous is None or _known_blocks(context) is not None:
+    if previous is None or known_blocks(context) is not None:
         return 0
     limits = context.limits(previous)
     sizes = BlockSizes(context, limits, previous)
@@ -364,18 +364,18 @@ def _extra_cut(context: RequestContext, previous: Cycle | None) -> int:
     return sizes.extra_cut if found else 0
 
 
-def _add_recall(context: RequestContext, plain: Result, done: Advance) -> Result:
+def add_recall(context: RequestContext, plain: Result, done: Advance) -> Result:
     """Add the recall block of the turn to the view of a new cycle.
 
     A block found before is searched again, because it does not repeat what the former quotes and messages contained,
     and they may be gone now. Blocks of earlier turns are dropped.
     """
-    known = _known_blocks(context)
+    known = known_blocks(context)
     shortened = known.own if known is not None and known.own.cuts and context.run.refused else None
     if known is not None and shortened is not None and not shortened.text:
         return replace(plain, blocks=replace(known, earlier=()))  # there was no room for it
     if done.selection.out or done.selection.abridged:
-        return _recall_for_turn(context, done.cycle, plain, done, found=shortened)
+        return recall_for_turn(context, done.cycle, plain, done, found=shortened)
     return replace(plain, blocks=known and replace(known, own=replace(known.own, text="", cuts=0), earlier=()))
 
 

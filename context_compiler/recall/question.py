@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from context_compiler.messages.history import History, Reading
 from context_compiler.messages.items import Kind
+from context_compiler.messages.turns import prompt_at
 from context_compiler.recall.index import LASTING, PLACED, TIMED
 from context_compiler.recall.terms import terms
 
@@ -161,7 +162,8 @@ def _date(found: re.Match[str]) -> str:
 
 def pending_prompt_text(history: History) -> str:
     """Text of the newest user prompt; empty if there is none."""
-    return next((question_text(reading) for reading in reversed(history.readings) if reading.asks), "")
+    at = prompt_at(history)
+    return question_text(history.readings[at]) if at is not None else ""
 
 
 def question_text(reading: Reading) -> str:
