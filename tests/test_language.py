@@ -55,7 +55,7 @@ def found(texts: Callable[[str], Iterator[Line]], pattern: re.Pattern[str], *, f
 
 
 @pytest.mark.parametrize("texts", [docstrings, helps])
-def test_a_text_begins_with_the_thing_or_with_what_is_done(texts: Callable[[str], Iterator[Line]]) -> None:
+def test_a_docstring_or_help_begins_with_the_thing_or_the_action(texts: Callable[[str], Iterator[Line]]) -> None:
     wrong = found(texts, BEGINNINGS, first=True)
     assert not wrong, wrong
 
