@@ -131,7 +131,7 @@ async def test_a_stale_copy_is_refused(store: ConversationStore) -> None:
     assert loaded is not None and texts(loaded.messages) == list("abc")
 
 
-async def test_of_two_concurrent_writers_only_one_succeeds(store: ConversationStore) -> None:
+async def test_only_one_of_two_concurrent_writers_succeeds(store: ConversationStore) -> None:
     await begin(store, *"ab")
     copies = [await store.load("c") for _ in range(5)]
     for at, one in enumerate(copies):

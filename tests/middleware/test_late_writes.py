@@ -324,7 +324,7 @@ class Slow(SQLiteStore):
         return await super().save(entry)
 
 
-async def test_delayed_requests_of_a_conversation_stay_in_order_whoever_writes_them(tmp_path: Path) -> None:
+async def test_delayed_requests_of_a_conversation_stay_in_order_with_any_writer(tmp_path: Path) -> None:
     store = Slow(tmp_path / "context.db")
     store.entered, store.gate = [], asyncio.Event()
     store.gate.set()
