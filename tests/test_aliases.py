@@ -81,7 +81,7 @@ def shown() -> set[tuple[str, str]]:
     return {found for source in sources for found in imports(source)}
 
 
-def test_what_the_pages_and_examples_import_is_there_and_listed() -> None:
+def test_names_imported_by_pages_and_examples_exist_and_are_listed() -> None:
     found = shown()
     assert len(found) > 20
     for module, name in found:
@@ -96,7 +96,7 @@ def test_a_public_path_has_its_names(module: str) -> None:
     assert not missing
 
 
-def test_an_earlier_path_leads_to_the_same_thing() -> None:
+def test_an_earlier_path_imports_the_same_object() -> None:
     old, new = importlib.import_module("context_compiler.store"), importlib.import_module("context_compiler")
     assert old.SQLiteStore is new.SQLiteStore and old.MemoryStore is new.MemoryStore
     chat = importlib.import_module("context_compiler.chat")

@@ -50,7 +50,7 @@ def file(tmp_path: Path) -> Path:
     return path
 
 
-async def test_what_is_asked_for_is_in_the_request_of_a_live_agent(file: Path) -> None:
+async def test_the_request_of_a_live_agent_contains_the_answer(file: Path) -> None:
     memory = Memory(budget=1_500)
     assert await score(file, memory) == (3, 3)
     [view], raw = await memory.async_retrieve("Where did Maria move?", user_id="conv-1")
@@ -75,7 +75,7 @@ async def test_an_agent_answers_with_a_model_of_its_own(file: Path) -> None:
     assert talker.last.tokens <= 1_500
 
 
-def test_users_are_kept_apart_and_unknown_ones_have_nothing() -> None:
+def test_users_are_separate_and_unknown_ones_have_nothing() -> None:
     memory = Memory()
     memory.ingest([Document(id="a", content="The code is 4711.", user_id="a")])
     memory.ingest([Document(id="b", content="The code is 8822.", user_id="b")])
@@ -84,7 +84,7 @@ def test_users_are_kept_apart_and_unknown_ones_have_nothing() -> None:
     assert memory.retrieve("What is the code?", user_id="c") == ([], None)
 
 
-def test_sessions_are_turns_whoever_begins() -> None:
+def test_sessions_become_turns_whichever_side_begins() -> None:
     messages = [{"role": "assistant", "content": "Hi."}, {"role": "user", "content": "Yes?"}]
     document = Document(id="a", content="", messages=messages, timestamp="2023-05-08T13:56:00+00:00")
     assert list(turns(document)) == [("[2023-05-08 13:56]\nHello.", "Hi."), ("Yes?", "I see.")]
@@ -125,7 +125,7 @@ def test_the_command_line_of_the_benchmark_knows_this_memory(tmp_path: Path) -> 
     assert done.stdout.strip() == "memory_bench.models The code is 4711. 1"
 
 
-def test_without_the_benchmark_its_command_says_where_to_get_it(
+def test_without_the_benchmark_its_command_points_to_the_documentation(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["amb", "run"])

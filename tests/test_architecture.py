@@ -100,7 +100,7 @@ def test_a_function_fits_on_one_screen() -> None:
     assert not {name: size for name, size in sizes.items() if size >= MOST_CODE}
 
 
-def test_a_module_says_what_it_is_for() -> None:
+def test_a_module_describes_its_purpose() -> None:
     def silent(module: str) -> bool:
         docstring = ast.get_docstring(tree(module)) or ""
         return not docstring.partition("\n")[0].endswith((".", ":", ",", ";"))
@@ -108,7 +108,7 @@ def test_a_module_says_what_it_is_for() -> None:
     assert not wrong(silent)
 
 
-def test_imports_stand_at_the_top() -> None:
+def test_imports_are_at_the_top() -> None:
     def inner(module: str) -> list[int]:
         top = {id(node) for node in tree(module).body}
         conditional = [node for test in tree(module).body if isinstance(test, ast.If | ast.Try) for node in test.body]
@@ -118,7 +118,7 @@ def test_imports_stand_at_the_top() -> None:
     assert not wrong(inner)
 
 
-def test_modules_are_named_in_strings_only_where_that_has_a_reason() -> None:
+def test_modules_are_named_in_strings_only_for_a_listed_reason() -> None:
     assert wrong(lambda module: re.search(r"import_module\(|__import__\(", text(module))).keys() == DYNAMIC.keys()
 
 
@@ -129,7 +129,7 @@ def test_packages_import_downward_only() -> None:
     assert run.returncode == 0, run.stdout + run.stderr
 
 
-def test_the_library_has_few_rooms() -> None:
+def test_the_library_has_few_packages() -> None:
     tops = {name.split(".")[0] for name in MODULES if name and not name.startswith("__")} - ALIASES
     packages = {name for name in tops if (PACKAGE / name).is_dir()}
     assert len(packages) <= 13 and len(tops - packages) <= 8, sorted(tops)
@@ -162,7 +162,7 @@ def _is_broad(node: ast.ExceptHandler | ast.Call) -> bool:
     return bool(names & {"Exception", "BaseException"})
 
 
-def test_only_what_the_host_publishes_is_used() -> None:
+def test_only_the_public_api_of_the_host_is_used() -> None:
     def private(module: str) -> list[str]:
         found = re.findall(r"pydantic_(?:ai|graph)[\w.]*\._\w+", text(module))
         for node in nodes(module, ast.ImportFrom):
@@ -173,7 +173,7 @@ def test_only_what_the_host_publishes_is_used() -> None:
     assert not wrong(private)
 
 
-def test_prose_for_models_lives_in_templates() -> None:
+def test_text_for_models_is_in_templates() -> None:
     def prose(module: str) -> list[str]:
         documentation = {id(node.value) for node in nodes(module, ast.Expr)}
         strings = [node for node in nodes(module, ast.Constant) if id(node) not in documentation]
@@ -183,7 +183,7 @@ def test_prose_for_models_lives_in_templates() -> None:
     assert not wrong(prose), "several sentences in a string: is that a prompt?"
 
 
-def test_nothing_is_left_for_later() -> None:
+def test_no_comment_postpones_work() -> None:
     def later(module: str) -> list[str]:
         if not LATER.search(text(module)):
             return []

@@ -53,7 +53,7 @@ def approach(view: object, **more: object) -> Approach:
 # --- a session
 
 
-def test_an_approach_that_breaks_pairs_is_caught() -> None:
+def test_an_approach_that_breaks_pairs_is_detected() -> None:
     async def last_two(messages: list[ModelMessage], budget: int) -> Sequence[ModelMessage]:
         return messages[-2:] if budget else messages[-1:]
 
@@ -67,7 +67,7 @@ def test_an_approach_that_breaks_pairs_is_caught() -> None:
     assert (cut["requests"], cut["broken"]) == (82, 80), "all but the two requests that begin a session"
 
 
-async def test_sending_everything_costs_one_by_definition() -> None:
+async def test_sending_everything_has_relative_cost_one() -> None:
     messages = generated_sessions()[0]
     sent = await replay(messages, PlainSession(everything, 1), Reader(TokenCounter()))
     assert sum(one.cost for one in sent) == pytest.approx(sessions.everything(messages))
@@ -94,7 +94,7 @@ async def test_a_session_is_replayed_request_by_request_and_stored_whole() -> No
     assert sessions.names(session.stored) == sessions.names(messages[:-1])
 
 
-async def test_the_usage_that_a_replayed_answer_reports_is_that_of_what_was_sent() -> None:
+async def test_the_usage_of_a_replayed_answer_is_that_of_the_request_sent() -> None:
     messages = generated_sessions()[0]
     session = PlainSession(newest(READER), 300)
     sent = await replay(messages, session, READER)
@@ -102,7 +102,7 @@ async def test_the_usage_that_a_replayed_answer_reports_is_that_of_what_was_sent
     assert reported == [one.tokens for one in sent[:-1]]
 
 
-def test_who_shortens_the_stored_history_has_to_live_with_it() -> None:
+def test_an_approach_that_shortens_the_stored_history_loses_it() -> None:
     class Forgetful(PlainSession):
         async def request(self, new: Sequence[ModelMessage]) -> Sequence[ModelMessage]:
             sent = await super().request(new)
@@ -128,7 +128,7 @@ def recalled(name: str, view: object = None, budget: int = 1_000, measure: str =
     return interval(found["groups"])[0]
 
 
-def test_everything_holds_all_evidence_and_an_empty_view_none() -> None:
+def test_the_whole_history_holds_all_evidence_and_an_empty_view_none() -> None:
     async def nothing(messages: list[ModelMessage], budget: int) -> Sequence[ModelMessage]:
         return messages[-1:]
 
@@ -136,7 +136,7 @@ def test_everything_holds_all_evidence_and_an_empty_view_none() -> None:
     assert recalled("one", nothing) == 0
 
 
-def test_half_of_the_evidence_is_half() -> None:
+def test_half_of_the_evidence_scores_one_half() -> None:
     wanted = {question.evidence[0] for one in generated_conversations() for question in one.questions[::2]}
 
     async def half(messages: list[ModelMessage], budget: int) -> Sequence[ModelMessage]:
@@ -149,16 +149,16 @@ def _said(message: ModelMessage) -> str:
     return "".join(str(part.content) for part in message.parts if isinstance(part, UserPromptPart | TextPart))
 
 
-def test_who_knows_the_evidence_finds_it_within_the_budget() -> None:
+def test_the_oracle_finds_the_evidence_within_the_budget() -> None:
     assert recalled("oracle", budget=500) == 1
 
 
-def test_a_question_helps_who_reads_it() -> None:
+def test_a_question_helps_approaches_that_read_it() -> None:
     assert recalled("ours", budget=500) > recalled("ours", budget=500, measure="evidence-blind")
     assert recalled("tail", budget=500) == recalled("tail", budget=500, measure="evidence-blind")
 
 
-def test_references_are_all_there_in_everything_and_gone_with_the_history() -> None:
+def test_references_are_all_in_the_whole_history_and_lost_without_it() -> None:
     async def nothing(messages: list[ModelMessage], budget: int) -> Sequence[ModelMessage]:
         return messages[-1:]
 
@@ -169,7 +169,7 @@ def test_references_are_all_there_in_everything_and_gone_with_the_history() -> N
     assert {score for group in none["references_long"] for score in group} == {0}
 
 
-def test_what_is_left_out_survives_only_where_the_view_tells_it() -> None:
+def test_specifics_left_out_count_as_kept_only_if_the_view_contains_them() -> None:
     paths = ModelRequest(parts=[UserPromptPart("src/harbour/module_0.py and src/lantern/module_1.py")])
 
     async def two_paths(messages: list[ModelMessage], budget: int) -> Sequence[ModelMessage]:
@@ -202,14 +202,14 @@ def lived_through(view: object, conversation: Conversation, scenario: str = "pla
     return asyncio.run(lived.live(conversation, life, 1_000, scenario=scenario, paired=False))
 
 
-def test_whoever_sends_everything_holds_everything_and_costs_what_everything_costs() -> None:
+def test_sending_everything_holds_all_facts_at_full_cost() -> None:
     found = lived_through(everything, generated_conversations()[0])
     assert found.held == found.unasked == [1.0] * 10
     assert found.cost == pytest.approx(found.whole)
     assert found.over > 0 and found.broken == 0
 
 
-def test_whoever_sends_the_question_alone_holds_nothing_although_the_question_names_what_it_asks_for() -> None:
+def test_sending_only_the_question_holds_nothing() -> None:
     async def nothing(messages: list[ModelMessage], budget: int) -> Sequence[ModelMessage]:
         return messages[-1:]
 
@@ -218,7 +218,7 @@ def test_whoever_sends_the_question_alone_holds_nothing_although_the_question_na
     assert found.over == 0
 
 
-def test_questions_are_turns_of_their_own_behind_their_evidence_and_each_is_asked_once() -> None:
+def test_questions_are_separate_turns_after_their_evidence_and_asked_once() -> None:
     conversation = generated_conversations()[0]
     _, turns = lived.turns_of(conversation)
     asked = [turn.question for turn in turns if turn.question is not None]
@@ -228,7 +228,7 @@ def test_questions_are_turns_of_their_own_behind_their_evidence_and_each_is_aske
         assert prompts.index(question.evidence[0]) < prompts.index(question.text)
 
 
-def test_a_tool_session_is_lived_through_as_it_is_recorded() -> None:
+def test_a_tool_session_is_replayed_as_it_was_recorded() -> None:
     messages = generated_sessions()[0]
     sent: list[list[ModelMessage]] = []
 
@@ -253,7 +253,7 @@ def test_held_counts_in_the_request_that_ends_the_turn() -> None:
     assert lived_through(first_only, conversation, "toolask").held == [0.0] * 10, "gone behind the tool call"
 
 
-def test_a_live_agent_of_ours_keeps_to_its_budget_with_a_tool_in_every_turn_that_asks() -> None:
+def test_a_live_agent_keeps_its_budget_with_a_tool_in_every_question_turn() -> None:
     conversation = generated_conversations()[0]
     found = asyncio.run(lived.ours(conversation, 2_000, NO_DATA, scenario="toolask", model="bland", paired=True))
     assert (found.over, found.broken) == (0, 0)
@@ -262,7 +262,7 @@ def test_a_live_agent_of_ours_keeps_to_its_budget_with_a_tool_in_every_turn_that
     assert 1 <= found.asked <= found.compiles < 20
 
 
-def test_a_fact_is_asked_for_without_its_value_and_held_with_its_line_only() -> None:
+def test_a_question_omits_the_value_of_its_fact_and_only_its_line_counts_as_held() -> None:
     call = {"user_id": "mia_3668"}
     profile = {"name": "Mia", "dob": "1990-04-05", "cards": [{"id": "card_7447", "brand": "visa"}]}
     page = "# Harbour\n\nThe lantern hangs at quay QX-4711 beside the orchard.\nNothing else."
@@ -284,7 +284,7 @@ def test_a_fact_is_asked_for_without_its_value_and_held_with_its_line_only() -> 
     assert facts.held(found["QX-4711"], "quay QX-4711") == 0
 
 
-def test_a_cache_that_is_written_at_breakpoints_finds_no_beginning_without_one() -> None:
+def test_a_cache_written_at_breakpoints_reuses_only_prefixes_that_end_at_one() -> None:
     first, second, third, other = (user(f"{word} " * 50) for word in ("one", "two", "three", "four"))
     cost = price([first])
     cache = PointedCache()
@@ -297,11 +297,11 @@ def test_a_cache_that_is_written_at_breakpoints_finds_no_beginning_without_one()
     assert cache.charge([pointed, other]) == pytest.approx(0.1 * cost + 1.25 * cost, abs=2)
 
 
-def test_what_a_tool_of_no_use_returns_is_the_same_again() -> None:
+def test_a_useless_tool_returns_the_same_for_the_same_input() -> None:
     assert look_up("entry 5") == look_up("entry 5") != look_up("entry 6")
 
 
-def test_the_rows_of_lived_conversations_are_compared_with_one_view_at_the_same_points() -> None:
+def test_lived_conversations_are_compared_with_a_one_shot_view_at_the_same_points() -> None:
     def result(approach: str, held: float, **more: object) -> Result:
         value = {"held": [[held, 1.0]], "one_shot": [[1.0, 1.0]], "unasked": [[0.0, 0.5]], "worst": 1.0}
         sums = {**dict.fromkeys(lived_measure.SUMS, 0), "requests": 10, "cost": 500.0, "whole": 1_000.0, **more}
@@ -331,7 +331,7 @@ def test_the_rows_of_lived_conversations_are_compared_with_one_view_at_the_same_
 # --- approaches
 
 
-def test_a_session_has_its_price_as_sent_and_as_everything() -> None:
+def test_a_session_has_the_price_of_its_requests_and_of_the_whole_history() -> None:
     chat = replace(generated_conversations()[0], questions=())
     tokens = money.measure(chat, 1_500, {})
     sent, everything = tokens.input_cost("openai:gpt-5")
@@ -341,7 +341,7 @@ def test_a_session_has_its_price_as_sent_and_as_everything() -> None:
         tokens.input_cost("nobody-1")
 
 
-def test_no_turn_waits_where_compiles_are_made_in_the_background() -> None:
+def test_no_turn_waits_with_background_compiles() -> None:
     [chat, _] = generated_conversations()
     waits, none = (waiting.measure(chat, 1_500, waiting.Times(), {"background": on}) for on in (False, True))
     late = [seconds for seconds in waits.turns if seconds]
@@ -356,7 +356,7 @@ def test_a_peer_that_is_not_installed_is_a_dash_with_that_reason(monkeypatch: py
     assert "not installed" in found.reason or "langchain" in found.reason
 
 
-def test_who_cannot_do_a_job_says_why() -> None:
+def test_an_approach_that_cannot_run_gives_the_reason() -> None:
     oracle = load("oracle")
     assert isinstance(oracle, Approach)
     assert isinstance(sessions.run(Cell("sessions", "oracle", "generated", 1_000), oracle, NO_DATA), str)
@@ -377,7 +377,7 @@ async def test_every_approach_that_is_there_ends_its_view_with_the_question(name
 # --- the command
 
 
-def test_what_was_measured_is_found_again_with_the_same_stamp_only(tmp_path: Path) -> None:
+def test_a_result_is_reused_only_with_the_same_stamp(tmp_path: Path) -> None:
     cell = Cell("sessions", "tail", "pi", 16_000)
     Results(tmp_path, resume=False).keep(Result(cell=cell, stamp="a", value={"over": 1}))
     with (tmp_path / "results.jsonl").open("a") as file:
@@ -389,13 +389,13 @@ def test_what_was_measured_is_found_again_with_the_same_stamp_only(tmp_path: Pat
     assert Results(tmp_path, resume=False).find(cell, "a") is None
 
 
-def test_a_page_gets_its_tables_and_keeps_the_rest() -> None:
+def test_a_page_gets_its_tables_and_keeps_other_text() -> None:
     text = "# Page\n<!-- table: one -->\nold\n<!-- end -->\nprose\n<!-- table: two -->\nkept\n<!-- end -->\n"
     made = page.filled(text, {"one": "| new |"})
     assert made == text.replace("old", "| new |")
 
 
-def test_a_page_keeps_rows_and_cells_that_are_not_measured_again_if_it_is_told_to() -> None:
+def test_a_page_keeps_rows_and_cells_not_measured_again_on_request() -> None:
     text = "<!-- table: one -->\n{}\n<!-- end -->\n"
     old = text.format("|  | 1 | 2 |\n|---|---|---|\n| **a** | 10 | 20 |\n| b | 30 | – |\n\n– b: why.")
     new = "|  | 2 |\n|---|---|\n| **c** | 6 |\n| **a** | 5 |"
@@ -407,14 +407,14 @@ def test_a_page_keeps_rows_and_cells_that_are_not_measured_again_if_it_is_told_t
     assert page.filled(old, {"one": other}, keep=True) == text.format(other), "of another kind, so it takes its place"
 
 
-async def test_every_question_has_a_block_whose_search_is_timed() -> None:
+async def test_every_question_has_a_block_with_a_measured_search_time() -> None:
     row = await blocks.measured(NO_DATA, 600, 120, 4)
     assert (row["messages"], row["blocks"]) == (120, 4)
     assert 0 < row["median"] <= row["p90"]
     assert row["host"] > 0
 
 
-def test_a_page_keeps_the_goals_and_machines_of_what_was_not_measured_again() -> None:
+def test_a_page_keeps_goals_and_machines_of_results_not_measured_again() -> None:
     text = "<!-- table: goals -->\n{}\n<!-- end -->\n<!-- table: machine -->\n{}\n<!-- end -->\n"
     head = "|  | goal |\n|---|---|"
     old = text.format(f"{head}\n| a | 1 |\n| b | 2 |", "* store, lived: there, 2 cores\n* lived: elsewhere")
@@ -422,7 +422,7 @@ def test_a_page_keeps_the_goals_and_machines_of_what_was_not_measured_again() ->
     assert made == text.format(f"{head}\n| c | 3 |\n| b | 4 |\n| a | 1 |", "* lived: here\n* store: there, 2 cores")
 
 
-def test_a_goal_that_is_missed_is_said_to_be() -> None:
+def test_a_missed_goal_is_marked() -> None:
     def session(budget: int, cost: float) -> Result:
         value = {"relative": cost, "requests": 10, "over": 0, "broken": 1, "references": [], "references_long": []}
         return Result(cell=Cell("sessions", "ours-live", "pi", budget), stamp="", value=value)
@@ -467,7 +467,7 @@ WALKS = {"a raw request": 26, "a request with a summary": 50, "a pipeline of one
 
 
 @pytest.mark.parametrize(("name", "files"), WALKS.items())
-async def test_a_request_enters_few_files(name: str, files: int) -> None:
+async def test_a_request_runs_through_few_files(name: str, files: int) -> None:
     measured = {"middleware/metrics.py", "tokens/prices.py"}  # if a test has set a provider of metrics before
     older = {"middleware/overflow.py"}  # hosts that cannot try a request again by themselves
     entered = set(await walks.walk(walks.WALKS[name])) - measured - older
@@ -481,7 +481,7 @@ def test_packages_do_not_import_each_other_in_cycles() -> None:
 
 
 @pytest.mark.usefixtures("no_data")
-def test_the_command_measures_writes_and_goes_on(tmp_path: Path) -> None:
+def test_the_command_measures_writes_and_resumes(tmp_path: Path) -> None:
     wanted = ("--measure", "sessions", "--approach", "ours-live", "--approach", "tail")
     said = measured(tmp_path, *wanted)
     assert "| **context-compiler, live agent** | 82 | 0 |" in said

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from context_compiler.cache import Memo
 
 
-def test_what_was_used_least_lately_is_forgotten_first() -> None:
+def test_the_least_recently_used_entry_is_evicted_first() -> None:
     memo: Memo[str, int] = Memo(2)
     memo.keep("a", 1)
     memo.keep("b", 2)
@@ -17,14 +17,14 @@ def test_what_was_used_least_lately_is_forgotten_first() -> None:
     assert (memo.get("a"), memo.get("b"), memo.get("c")) == (1, None, 3)
 
 
-def test_a_value_larger_than_the_room_is_not_kept_and_nothing_goes_for_it() -> None:
+def test_a_value_larger_than_the_cache_is_not_kept_and_evicts_nothing() -> None:
     memo: Memo[str, str] = Memo(4, len)
     memo.keep("a", "aa")
     memo.keep("b", "bbbbb")
     assert (memo.get("a"), memo.get("b"), len(memo)) == ("aa", None, 1)
 
 
-def test_a_value_in_place_of_another_is_weighed_alone() -> None:
+def test_a_replaced_value_is_weighed_alone() -> None:
     memo: Memo[str, str] = Memo(4, len)
     for _ in range(3):
         memo.keep("a", "aaa")
@@ -33,7 +33,7 @@ def test_a_value_in_place_of_another_is_weighed_alone() -> None:
 
 
 @given(st.lists(st.tuples(st.sampled_from("abcd"), st.text(max_size=6))))
-def test_the_room_holds_whatever_comes(given: list[tuple[str, str]]) -> None:
+def test_the_cache_never_exceeds_its_size(given: list[tuple[str, str]]) -> None:
     memo: Memo[str, str] = Memo(8, len)
     for key, value in given:
         memo.keep(key, value)
@@ -41,7 +41,7 @@ def test_the_room_holds_whatever_comes(given: list[tuple[str, str]]) -> None:
         assert sum(len(memo.get(one) or "") for one in "abcd") <= 8
 
 
-def test_a_value_that_is_taken_leaves_its_room() -> None:
+def test_taking_a_value_frees_its_size() -> None:
     memo: Memo[str, str] = Memo(4, len)
     memo.keep("a", "123")
     assert memo.take("a") == "123" and memo.take("a") is None

@@ -31,11 +31,11 @@ def test_a_short_campaign_finds_nothing() -> None:
     assert {line.partition(":")[0] for line in lines[2:-1]} == set(PARTS)
 
 
-def test_a_pinned_result_leaves_a_small_room_with_its_call() -> None:
+def test_a_pinned_result_leaves_a_small_view_together_with_its_call() -> None:
     assert run_case(PARTS["counts"].run, "counts", 2026, 243, 5 / 60).faults == []
 
 
-def test_a_pin_is_looked_for_as_the_record_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pin_is_searched_in_the_form_of_the_record(monkeypatch: pytest.MonkeyPatch) -> None:
     """The application goes on with another branch than the one in which it pinned a message."""
     assert run_case(PARTS["counts"].run, "counts", 2026, 287, 5 / 60).faults == []
 
@@ -60,11 +60,11 @@ def test_a_pin_is_looked_for_as_the_record_has_it(monkeypatch: pytest.MonkeyPatc
         ([user("a"), assistant(call("look", "1"), call("look", "1")), ModelRequest(parts=[answer("1")])], "twice"),
     ],
 )
-def test_what_a_provider_refuses_is_found(history: list[ModelMessage], why: str) -> None:
+def test_requests_that_providers_refuse_are_detected(history: list[ModelMessage], why: str) -> None:
     assert why in " ".join(refusals(history))
 
 
-def test_a_whole_history_is_not_refused() -> None:
+def test_a_whole_history_is_accepted() -> None:
     assert not list(refusals([user("a"), *exchange(1), assistant("b"), user("c")]))
 
 
@@ -73,7 +73,7 @@ def test_a_case_draws_the_same_again() -> None:
     assert first.figures == second.figures and first.figures["requests"] > 0
 
 
-def test_a_fault_names_the_command_that_shows_it_again(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_fault_names_the_command_that_reproduces_it(capsys: pytest.CaptureFixture[str]) -> None:
     def work(case: Case) -> None:
         case.check(case.random.random() > 2, "requests over budget", "9 tokens")
         raise ValueError("no")

@@ -23,7 +23,7 @@ def worked(results: int) -> History:
 
 @pytest.mark.parametrize("results", range(6))
 @pytest.mark.parametrize("wanted", [0, 1, 2, 3, 5, None])
-def test_the_last_results_are_told_whole_also_where_there_are_fewer(results: int, wanted: int | None) -> None:
+def test_the_last_tool_results_are_shown_in_full_even_if_there_are_fewer(results: int, wanted: int | None) -> None:
     history = worked(results)
     every = range(len(history))
     whole = list(range(results)) if wanted is None else list(range(results))[max(0, results - wanted) :]
@@ -32,7 +32,7 @@ def test_the_last_results_are_told_whole_also_where_there_are_fewer(results: int
     assert tool_results(history, every, wanted).count("second") == len(whole)
 
 
-def test_a_giant_line_is_cut_up_without_loss_and_in_one_pass() -> None:
+def test_a_huge_line_is_split_without_loss_in_one_pass() -> None:
     random = Random(1)
     line = " ".join(f"src/file_{random.random()}.py" for _ in range(60_000))
     read: list[int] = []

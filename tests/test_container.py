@@ -47,7 +47,7 @@ def healthcheck() -> Any:
     return module
 
 
-def test_all_that_is_copied_is_there_and_reaches_the_builder() -> None:
+def test_all_copied_files_exist_and_reach_the_builder() -> None:
     copied = [one for line in re.findall(r"^COPY (?!--from)(.*) \S+$", DOCKERFILE, re.M) for one in line.split()]
     allowed = {line[1:] for line in (ROOT / ".dockerignore").read_text(encoding="utf-8").splitlines() if line[0] == "!"}
     assert len(copied) > 4
@@ -81,7 +81,7 @@ def test_a_service_is_built_from_the_image_and_reached_where_it_listens(service:
 
 
 @pytest.mark.parametrize("composed", COMPOSED.values(), ids=COMPOSED)
-def test_what_a_service_needs_is_declared(composed: dict[str, Any]) -> None:
+def test_volumes_health_checks_and_addresses_of_services_are_declared(composed: dict[str, Any]) -> None:
     services, volumes = composed["services"], set(composed.get("volumes", ()))
     assert {one.partition(":")[0] for each in services.values() for one in each.get("volumes", ())} == volumes
     for service in services.values():

@@ -53,7 +53,7 @@ def test_a_retry_prompt_keeps_its_name_when_the_host_loads_it_as_something_else(
     assert name(loaded) == name(message)
 
 
-def test_what_answers_a_call_and_what_answers_none_have_two_names() -> None:
+def test_an_answer_to_a_call_and_one_to_no_call_have_different_ids() -> None:
     answers = request(retry_prompt("again", tool="look", ident="call_1"))
     feedback = request(retry_prompt("again", tool=None))
     assert name(answers) != name(feedback)
@@ -80,11 +80,11 @@ NEWER: dict[str, Any] = {
 }
 
 
-def test_what_hosts_stamp_on_a_message_names_nothing() -> None:
+def test_fields_stamped_by_hosts_do_not_change_the_id() -> None:
     assert identity(json.dumps(OLDER).encode()) == identity(json.dumps(NEWER).encode())
 
 
-def test_a_part_that_is_no_mapping_still_has_a_name() -> None:
+def test_a_part_that_is_not_a_mapping_still_counts_in_the_id() -> None:
     body = json.dumps({"kind": "request", "parts": ["what is this"]}).encode()
     assert identity(body) != identity(json.dumps({"kind": "request", "parts": []}).encode())
 
@@ -104,7 +104,7 @@ def test_a_part_that_is_no_mapping_still_has_a_name() -> None:
         ),
     ],
 )
-def test_whatever_a_model_would_see_changes_the_name(one: ModelMessage, other: ModelMessage) -> None:
+def test_anything_that_a_model_sees_changes_the_id(one: ModelMessage, other: ModelMessage) -> None:
     assert name(one) != name(other)
 
 

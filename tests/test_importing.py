@@ -38,7 +38,7 @@ def test_a_public_name_can_be_imported_and_is_documented(name: str) -> None:
     assert any(re.search(rf"\b{name}\b", page.read_text(encoding="utf-8")) for page in pages), "on no page of the docs"
 
 
-def test_a_name_that_is_not_there_is_said_so() -> None:
+def test_a_missing_name_raises_an_attribute_error() -> None:
     with pytest.raises(AttributeError, match="NoSuchThing"):
         _ = context_compiler.NoSuchThing
 
@@ -93,7 +93,7 @@ def test_a_star_import_needs_no_extra(missing: str, names: str) -> None:
     assert (done.stdout, done.stderr) == (f"{names}\n", "")
 
 
-def test_a_stand_in_for_an_extra_does_not_stop_the_import() -> None:
+def test_a_stub_of_an_extra_does_not_break_the_import() -> None:
     code = "import sys, types; sys.modules['asyncpg'] = types.ModuleType('asyncpg'); import context_compiler"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
@@ -167,7 +167,7 @@ for first in sys.argv[1].split(","):
 """
 
 
-def test_whatever_is_imported_first_does_not_wait_for_itself() -> None:
+def test_any_import_order_works_without_deadlock() -> None:
     rooms = sorted(name for name in MODULES if name and "." not in name and not name.startswith("_"))
     run = subprocess.run(
         [sys.executable, "-c", FIRST, ",".join(rooms)],

@@ -41,7 +41,7 @@ def hints() -> Iterator[tuple[str, str, list[str]]]:
             yield file.relative_to(ROOT).as_posix(), OURS, [extra]
 
 
-def test_what_our_texts_tell_people_to_install_is_ours_or_well_known() -> None:
+def test_our_texts_recommend_only_our_own_or_well_known_packages() -> None:
     found = list(hints())
     assert {"README.md", "context_compiler/cli/drawing.py", "docs/cli.md"} <= {place for place, *_ in found}
     assert not [one for one in found if one[1] not in (".", OURS, *OTHERS)]
@@ -106,7 +106,7 @@ def test_the_namesake_is_reported_also_where_it_has_replaced_our_first_file(site
     assert "holds files of another project" in run(site, CLI, "demo", "--db", "demo.db").stderr
 
 
-def test_an_earlier_installation_of_our_own_is_no_namesake(site: Path) -> None:
+def test_an_earlier_installation_of_this_package_is_not_a_namesake(site: Path) -> None:
     (site / "context_compiler-0.1.0.dist-info").mkdir()
     (site / "context_compiler-0.1.0.dist-info" / "RECORD").write_text("context_compiler/_templates/a.md,sha256=x,7\n")
     assert run(site, CLI, "--version").stderr == ""

@@ -20,14 +20,14 @@ async def test_context_editing_empties_old_tool_results_and_keeps_prompts() -> N
 
 
 @pytest.mark.parametrize("name", ["Anthropic, compaction", "OpenAI, compaction"])
-async def test_after_a_compaction_the_model_sees_a_summary_and_what_came_since(name: str) -> None:
+async def test_after_a_compaction_the_model_sees_a_summary_and_later_messages(name: str) -> None:
     seen = await live(name, BUDGET, TURNS)
     assert seen.edits and seen.last[0] == ("compaction", SUMMARY) and max(seen.seen) < BUDGET + 700
     assert not all(seen.held)
 
 
 @pytest.mark.parametrize("name", ["this package", "this package, OpenAI", "this package and context editing"])
-async def test_within_a_budget_of_ours_a_provider_has_nothing_to_do(name: str) -> None:
+async def test_a_view_within_our_budget_triggers_no_editing_by_the_provider(name: str) -> None:
     seen = await live(name, BUDGET, TURNS)
     assert not seen.edits and max(seen.seen) <= BUDGET and seen.sent == seen.seen
     assert seen.held and all(seen.held)

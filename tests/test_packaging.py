@@ -76,7 +76,7 @@ def test_the_wheel_holds_code_templates_and_data(built: Path) -> None:
     assert not [name for name in names if name.startswith(("tests", "docs", "benchmarks", "templates"))]
 
 
-def test_the_source_archive_holds_all_that_a_wheel_is_built_from(built: Path) -> None:
+def test_the_source_archive_contains_everything_needed_to_build_a_wheel(built: Path) -> None:
     (archive,) = built.glob("*.tar.gz")
     with tarfile.open(archive) as opened:
         names = {name.partition("/")[2] for name in opened.getnames()}

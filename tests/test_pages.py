@@ -31,7 +31,7 @@ def anchors(text: str) -> set[str]:
 
 
 @pytest.mark.parametrize("name", PAGES)
-def test_links_lead_somewhere(name: str) -> None:
+def test_links_resolve(name: str) -> None:
     text = re.sub(r"```.*?```", "", page(name), flags=re.S)
     targets = re.findall(r"\]\(([^)\s]+)\)|src=\"([^\"]+)\"", text)
     for target in (one or other for one, other in targets):
@@ -115,7 +115,7 @@ async def test_every_column_of_the_record_is_explained(tmp_path: Path) -> None:
         assert {row[0].strip("`") for row in rows if row[2]} == nullable[name], name
 
 
-def test_what_is_said_of_the_shipped_templates_is_so() -> None:
+def test_the_shipped_templates_match_their_page() -> None:
     text = page("docs/templates.md")
     for file in sorted((ROOT / "templates").glob("*.md")):
         template = Template.parse(file.read_text(encoding="utf-8"), name=file.stem)
@@ -142,7 +142,7 @@ def test_every_command_and_option_is_explained() -> None:
     assert said <= known | {"--help", "--version", "--install-completion", "--show-completion"}
 
 
-def test_the_places_in_the_code_that_pages_name_are_there() -> None:
+def test_code_locations_named_in_pages_exist() -> None:
     contributing = page("CONTRIBUTING.md")
     architecture = {
         f"context_compiler/{path}"
@@ -157,12 +157,12 @@ def test_the_places_in_the_code_that_pages_name_are_there() -> None:
         )
 
 
-def test_every_package_is_in_the_picture_of_the_architecture() -> None:
+def test_every_package_is_in_the_architecture_diagram() -> None:
     picture = (ROOT / "docs" / "architecture.svg").read_text(encoding="utf-8")
     folders = {file.parent.name for file in (ROOT / "context_compiler").glob("*/__init__.py")}
     assert {name for name in folders if f">{name}</text>" not in picture} == {"store"}
 
 
-def test_a_word_of_the_glossary_is_there_once() -> None:
+def test_a_glossary_entry_appears_once() -> None:
     words = re.findall(r"^\| \*\*(.+?)\*\* \|", page("docs/glossary.md"), re.M)
     assert len(words) > 30 and words == sorted(set(words), key=str.lower)

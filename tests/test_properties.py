@@ -86,7 +86,7 @@ def _unbroken(history: list[ModelMessage]) -> bool:
 
 
 @given(histories(), BUDGETS, st.sampled_from(list(Fidelity)), TEMPLATES, RECENT)
-def test_a_named_fidelity_caps_what_we_write_and_quote(
+def test_a_named_fidelity_caps_summary_and_quotes(
     history: list[ModelMessage], budget: int, fidelity: Fidelity, template: str, recent: int | None
 ) -> None:
     view = compiled(history, template, budget, fidelity=fidelity, recent_turns=recent)
@@ -111,7 +111,9 @@ def test_the_same_history_gives_the_same_view(
 
 
 @given(st.lists(texts(huge=True), min_size=1, max_size=25), st.integers(60, 400), TEMPLATES)
-def test_the_least_of_an_ordinary_conversation_fits_sixty_tokens(said: list[str], budget: int, template: str) -> None:
+def test_the_smallest_view_of_an_ordinary_conversation_fits_sixty_tokens(
+    said: list[str], budget: int, template: str
+) -> None:
     history = [
         user(text) if at % 2 == 0 else assistant(text) for at, text in enumerate([*said, *said[: len(said) % 2 == 0]])
     ]
@@ -138,7 +140,7 @@ def writing(behaviour: Behaviour, history: list[ModelMessage]) -> FunctionModel:
 
 
 @pytest.mark.parametrize("behaviour", ["short", "empty", "long"])
-def test_a_view_is_sound_whatever_the_compiler_writes(behaviour: Behaviour) -> None:
+def test_a_view_is_sound_with_any_output_of_the_compiler(behaviour: Behaviour) -> None:
     @settings(max_examples=25)
     @given(histories(max_turns=6), BUDGETS, FIDELITIES, st.sampled_from(["chat_compiler", "goal_oriented"]))
     def check(history: list[ModelMessage], budget: int, fidelity: Fidelity | None, template: str) -> None:
@@ -180,7 +182,7 @@ def test_another_process_makes_the_same_view() -> None:
     assert "QUOTED FROM EARLIER TURNS" in views.pop()
 
 
-def test_more_budget_keeps_more_of_a_conversation() -> None:
+def test_a_larger_budget_keeps_more_of_a_conversation() -> None:
     history = long_history(30, tools_per_turn=1)
     sizes = [compiled(history, budget=budget).tokens for budget in (300, 600, 1_200, 2_400)]
     assert sizes == sorted(sizes)

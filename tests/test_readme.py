@@ -154,21 +154,21 @@ RUN = [name for name in PAGES if name not in ELSEWHERE]
 
 
 @pytest.mark.parametrize("name", [name for name in RUN if "```sh" not in page(name)])
-def test_the_code_of_a_page_does_what_the_page_shows(
+def test_the_code_of_a_page_produces_the_shown_output(
     name: str, desk: Path, provider: AnthropicServer, sync_loop: asyncio.AbstractEventLoop
 ) -> None:
     run_page(name, desk, sync_loop, commands=False)
 
 
 @pytest.mark.parametrize("name", [name for name in RUN if "```sh" in page(name)])
-def test_the_commands_and_the_code_of_a_page_do_what_the_page_shows(
+def test_the_commands_and_code_of_a_page_produce_the_shown_output(
     name: str, desk: Path, provider: AnthropicServer, sync_loop: asyncio.AbstractEventLoop
 ) -> None:
     write_command(desk.parent / "bin" / "context-compiler")
     run_page(name, desk, sync_loop, commands=True)
 
 
-def test_what_the_first_page_shows_is_so_also_after_the_demo(
+def test_the_first_page_also_holds_after_the_demo(
     desk: Path, provider: AnthropicServer, sync_loop: asyncio.AbstractEventLoop
 ) -> None:
     """The demo begins cold, as everybody's does."""
@@ -177,7 +177,7 @@ def test_what_the_first_page_shows_is_so_also_after_the_demo(
     run_page("README.md", desk, sync_loop, commands=False)
 
 
-def test_the_first_page_shows_what_the_demo_prints(desk: Path) -> None:
+def test_the_first_page_shows_the_output_of_the_demo(desk: Path) -> None:
     shown = next(block.shown for block in blocks(page("README.md")) if block.note == "command: try")
     write_command(desk.parent / "bin" / "context-compiler")
     assert shown == run_shell("context-compiler demo", desk)

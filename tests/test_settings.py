@@ -11,7 +11,7 @@ from context_compiler.middleware.arguments import Arguments
 from context_compiler.settings import COMMAND_LINE, KEYS, Config, Settings
 
 
-def test_the_defaults_hold_where_nothing_is_said():
+def test_an_empty_environment_gives_the_defaults():
     settings = Settings.from_environment({})
     assert settings == Settings()
     assert settings.context_compiler_recent_turns == 3
@@ -52,15 +52,15 @@ def test_a_number_from_the_environment_is_a_number():
     assert isinstance(turns, int)
 
 
-def test_a_blank_variable_is_an_unset_one():
+def test_a_blank_variable_counts_as_unset():
     assert Settings.from_environment({"CONTEXT_COMPILER_RECENT_TURNS": "", "CONTEXT_COMPILER_VAULT": " "}) == Settings()
 
 
-def test_other_variables_are_nobodys_business():
+def test_other_variables_are_ignored():
     assert Settings.from_environment({"CONTEXT_COMPILER": "x", "RECENT_TURNS": "9"}) == Settings()
 
 
-def test_the_environment_is_read_when_asked_for(monkeypatch: pytest.MonkeyPatch):
+def test_the_environment_is_read_on_each_call(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("CONTEXT_COMPILER_RECENT_TURNS", "5")
     before = Settings.from_environment()
     monkeypatch.setenv("CONTEXT_COMPILER_RECENT_TURNS", "6")
@@ -87,7 +87,7 @@ def test_a_wrong_value_in_code_is_refused_as_well(value: object):
         Settings(context_compiler_recent_turns=value)  # pyright: ignore[reportArgumentType]
 
 
-def test_the_error_is_one_of_ours_and_a_value_error():
+def test_the_error_is_one_of_ours_and_also_a_value_error():
     assert issubclass(SettingsError, ContextCompilerError)
     assert issubclass(SettingsError, ValueError)
 

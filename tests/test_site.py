@@ -49,7 +49,7 @@ def test_every_page_is_on_the_site_once() -> None:
     assert {name.removeprefix("docs/") for name in PAGES if name.startswith("docs/")} <= set(found)
 
 
-def test_what_agents_read_of_the_site_lists_every_page(site: Any) -> None:
+def test_the_index_for_agents_lists_every_page(site: Any) -> None:
     text = site.llms(nav())
     listed = re.findall(r"^- \[[^\]]+\]\(([^)]+)\.html\)(.*)$", text, re.M)
     assert [f"{uri}.md" for uri, _ in listed] == [uri for uri in uris(nav()) if uri != "index.md"]
@@ -81,7 +81,7 @@ def test_every_link_on_the_site_leads_to_a_page_or_a_picture_of_it(site: Any) ->
         assert not [one for one in targets if ":" not in one and one not in there], name
 
 
-def test_the_skill_does_what_it_shows(
+def test_the_code_of_the_skill_produces_the_shown_output(
     desk: Path, provider: AnthropicServer, sync_loop: asyncio.AbstractEventLoop
 ) -> None:
     write_command(desk.parent / "bin" / "context-compiler")

@@ -29,7 +29,9 @@ async def kept(room: Room) -> list[str]:
 
 
 @pytest.mark.parametrize("endless", [False, pytest.param(True, marks=pytest.mark.slow)])
-async def test_with_the_record_locked_the_chat_goes_on_and_catches_up(endless: bool, room: Room) -> None:
+async def test_a_chat_goes_on_while_the_record_is_locked_and_saves_its_turns_afterwards(
+    endless: bool, room: Room
+) -> None:
     store = SQLiteStore(room.path / "context.db", busy_timeout_ms=200)
     chat = room.chat(Model(), endless=endless, store=store)
     await chat.say("One.")
@@ -49,7 +51,7 @@ async def test_with_the_record_locked_the_chat_goes_on_and_catches_up(endless: b
     assert "the record works again" in room.notices[told:]
 
 
-async def test_what_the_record_never_got_is_taken_up_from_the_transcript(room: Room) -> None:
+async def test_turns_missing_from_the_record_are_restored_from_the_transcript(room: Room) -> None:
     store = SQLiteStore(room.path / "context.db", busy_timeout_ms=200)
     chat = room.chat(Model(), store=store)
     await chat.say("One.")
@@ -69,7 +71,7 @@ async def test_what_the_record_never_got_is_taken_up_from_the_transcript(room: R
     assert room.transcript().count("**User:**") == 3
 
 
-async def test_a_record_that_is_no_record_is_said_once_and_the_chat_goes_on(room: Room) -> None:
+async def test_a_file_that_is_not_a_record_is_reported_once_and_the_chat_goes_on(room: Room) -> None:
     (room.path / "context.db").write_bytes(b"this is no database" * 100)
     chat = room.chat(Model())
     for text in ("One.", "Two.", "Three."):
@@ -94,7 +96,7 @@ class Full:
         return written
 
 
-async def test_with_the_disk_full_what_is_said_is_written_once_there_is_room(
+async def test_turns_said_while_the_disk_is_full_are_written_once_there_is_space(
     room: Room, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = room.chat(Model(), "whole", store=None)
@@ -117,7 +119,7 @@ async def test_with_the_disk_full_what_is_said_is_written_once_there_is_room(
     assert told[1:] == ["the transcript works again"]
 
 
-async def test_what_the_transcript_never_got_is_taken_from_the_record(
+async def test_turns_missing_from_the_transcript_are_restored_from_the_record(
     room: Room, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     chat = room.chat(Model())
@@ -146,7 +148,7 @@ async def test_a_folder_that_cannot_be_made_does_not_end_the_chat(room: Room) ->
     assert len(await kept(room)) == 4
 
 
-async def test_a_transcript_that_is_removed_while_the_chat_is_open_is_written_anew(room: Room) -> None:
+async def test_a_transcript_deleted_during_a_chat_is_written_again_in_full(room: Room) -> None:
     chat = room.chat(Model())
     await chat.say("One.")
     (room.path / "Chat_Sessions" / "talk.md").unlink()
@@ -156,7 +158,7 @@ async def test_a_transcript_that_is_removed_while_the_chat_is_open_is_written_an
     assert room.transcript().startswith("# Chat Session: talk")
 
 
-async def test_a_transcript_that_says_something_else_is_left_alone(room: Room) -> None:
+async def test_a_transcript_with_other_content_is_left_alone(room: Room) -> None:
     chat = room.chat(Model())
     await chat.say("One.")
     await chat.close()
@@ -170,7 +172,7 @@ async def test_a_transcript_that_says_something_else_is_left_alone(room: Room) -
     assert "Won." in room.transcript() and "Two." in room.transcript()
 
 
-async def test_a_template_that_breaks_is_said_once_and_again_only_after_it_was_mended(room: Room) -> None:
+async def test_a_broken_template_is_reported_once_and_again_only_if_it_breaks_after_a_fix(room: Room) -> None:
     file = room.path / "system" / "ContextTemplates" / "mine.md"
     file.parent.mkdir(parents=True)
     good = "---\ncompiler: agent\n---\nNotes on {{ recent_turns }}"
@@ -189,7 +191,7 @@ async def test_a_template_that_breaks_is_said_once_and_again_only_after_it_was_m
     assert "there is no template of that name" in told[2]
 
 
-async def test_two_terminals_speak_in_turn_and_no_turn_is_lost(room: Room) -> None:
+async def test_two_terminals_take_turns_and_no_turn_is_lost(room: Room) -> None:
     one = room.chat(Model(pause=0.05), clock=lambda: NOON)
     two = room.chat(Model())
     await one.open()
@@ -210,7 +212,7 @@ async def test_two_terminals_speak_in_turn_and_no_turn_is_lost(room: Room) -> No
     assert room.notices.count("another terminal added a turn: the conversation continues from there") == 2
 
 
-async def test_a_session_that_is_opened_while_another_terminal_answers_says_so(room: Room) -> None:
+async def test_opening_a_session_in_which_another_terminal_is_answering_shows_a_notice(room: Room) -> None:
     busy = Transcript(room.path / "Chat_Sessions", "talk")
     assert busy.acquire()
     chat = room.chat(Model())
@@ -223,9 +225,7 @@ async def test_a_session_that_is_opened_while_another_terminal_answers_says_so(r
 
 
 @pytest.mark.parametrize("endless", [True, False])
-async def test_of_a_turn_that_another_terminal_is_in_nothing_is_taken_before_it_is_over(
-    room: Room, endless: bool
-) -> None:
+async def test_a_turn_that_another_terminal_is_still_answering_is_not_read_early(room: Room, endless: bool) -> None:
     one = room.chat(Model(answer=lambda _: "one two three", pause=0.05), endless=endless)
     heard = asyncio.Event()
     slow = asyncio.create_task(one.say("First.", on_text=lambda _: heard.set()))
@@ -253,7 +253,7 @@ HOSTILE = {
 
 @pytest.mark.parametrize("name", HOSTILE)
 @pytest.mark.parametrize("endless", [False, pytest.param(True, marks=pytest.mark.slow)])
-async def test_whatever_is_said_is_kept_word_for_word(name: str, endless: bool, room: Room) -> None:
+async def test_any_prompt_is_kept_word_for_word(name: str, endless: bool, room: Room) -> None:
     text = HOSTILE[name]
     chat = room.chat(Model(answer=lambda prompt: prompt[:2_000]), endless=endless)
     await chat.say(text)
@@ -287,7 +287,7 @@ time.sleep(3_600)
 """
 
 
-def test_a_terminal_that_is_killed_speaks_no_more(tmp_path: Path) -> None:
+def test_a_killed_terminal_releases_the_transcript(tmp_path: Path) -> None:
     mine = Transcript(tmp_path, "talk")
     with subprocess.Popen([sys.executable, "-c", SPEAKING, tmp_path], stdout=subprocess.PIPE) as other:
         assert other.stdout is not None and other.stdout.readline()
@@ -298,7 +298,7 @@ def test_a_terminal_that_is_killed_speaks_no_more(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["talk.md"]
 
 
-def test_two_terminals_of_one_process_speak_in_turn(tmp_path: Path) -> None:
+def test_two_transcripts_of_one_process_exclude_each_other(tmp_path: Path) -> None:
     one, two = Transcript(tmp_path, "talk"), Transcript(tmp_path, "talk")
     assert one.acquire() and one.acquire() and not two.acquire()
     one.release()

@@ -49,7 +49,7 @@ def shown_until_killed(room: Room, pieces: int, *, endless: bool) -> str:
 
 
 @pytest.mark.parametrize(("pieces", "endless"), [(1, False), (5, True), (12, False), (12, True)])
-async def test_killed_in_the_middle_of_an_answer(pieces: int, endless: bool, room: Room) -> None:
+async def test_a_chat_killed_in_the_middle_of_an_answer_resumes(pieces: int, endless: bool, room: Room) -> None:
     shown = shown_until_killed(room, pieces, endless=endless)
     assert len(shown.split()) >= pieces - 1
     assert shown in room.transcript(), "what was shown was on disk"

@@ -53,7 +53,7 @@ def one_answer(folder: Path) -> dict[str, object]:
     return json.loads(done.stdout)
 
 
-async def test_the_first_answer_of_a_process_does_not_wait_for_what_was_made_before(tmp_path: Path) -> None:
+async def test_the_first_answer_of_a_process_does_not_wait_for_old_turns_to_be_read(tmp_path: Path) -> None:
     store = SQLiteStore(tmp_path / "system" / "context.db")
     await store.archive("main", "", Reader(TokenCounter(len)).read(conversation()).chain)
     await store.close()

@@ -35,7 +35,7 @@ async def compiled(room: Room, system: Path) -> tuple[Model, Compile]:
     return model, made
 
 
-async def test_the_older_turns_of_a_chat_go_first_and_what_it_laid_down_never_does(room: Room) -> None:
+async def test_older_turns_are_dropped_before_constraints_and_latest_input(room: Room) -> None:
     model, made = await compiled(room, room.path / "system")
     told = {drop.what: drop.reason for drop in made.sections_dropped}
     assert told == {"recent_turns": "over its section budget", "topic": "over its section budget"}

@@ -32,12 +32,12 @@ async def test_an_answer_comes_in_pieces_and_is_kept_whole(room: Room) -> None:
 
 
 @pytest.mark.parametrize("given", ["name", None, Agent])
-def test_what_is_no_agent_is_refused_at_once(given: object) -> None:
+def test_a_first_argument_that_is_not_an_agent_is_refused(given: object) -> None:
     with pytest.raises(SettingsError, match="give the Agent first, and then the name of the session"):
         ChatSession(given, store=None)  # pyright: ignore[reportArgumentType] # wrong on purpose
 
 
-async def test_in_the_normal_mode_a_model_is_sent_the_history_as_it_is(room: Room) -> None:
+async def test_normal_mode_sends_the_whole_history(room: Room) -> None:
     model = Model()
     chat = room.chat(model, template="no_such_template")
     for number in range(12):
@@ -57,7 +57,7 @@ async def test_in_the_normal_mode_a_model_is_sent_the_history_as_it_is(room: Roo
     assert (await store.transcript("talk")) == whole
 
 
-async def test_what_endless_mode_compiled_is_of_no_account_in_the_normal_mode(room: Room) -> None:
+async def test_compiles_of_endless_mode_do_not_affect_normal_mode(room: Room) -> None:
     model = Model()
     chat = room.chat(model, endless=True)
     for number in range(6):
@@ -72,7 +72,7 @@ async def test_what_endless_mode_compiled_is_of_no_account_in_the_normal_mode(ro
     assert said.view.record.budget is None and said.view.record.summary_id is None and said.view.record.id is not None
 
 
-async def test_each_request_of_a_run_with_tools_is_recorded_in_the_normal_mode(room: Room) -> None:
+async def test_normal_mode_records_each_request_of_a_run_with_tools(room: Room) -> None:
     async def stream(messages: list[ModelMessage], info: AgentInfo) -> AsyncIterator[DeltaToolCalls | str]:
         if messages[-1].parts[-1].part_kind == "user-prompt":
             yield {0: DeltaToolCall(name="look", json_args="{}", tool_call_id="one")}
@@ -99,7 +99,7 @@ class Late(SQLiteStore):
 
 
 @pytest.mark.parametrize("stops", [True, False])
-async def test_in_the_normal_mode_no_answer_waits_for_the_record_and_none_goes_without(room: Room, stops: bool) -> None:
+async def test_in_normal_mode_every_answer_is_recorded_before_it_is_returned(room: Room, stops: bool) -> None:
     store, heard = Late(room.path / "context.db"), asyncio.Event()
     store.free = asyncio.Event()
     chat = room.chat(Model(answer=lambda _: "one two", pause=60 if stops else 0), store=store)
@@ -118,7 +118,7 @@ async def test_in_the_normal_mode_no_answer_waits_for_the_record_and_none_goes_w
 
 
 @pytest.mark.parametrize("endless", [True, False])
-async def test_a_request_that_its_provider_refuses_is_shortened_in_endless_mode_only(room: Room, endless: bool) -> None:
+async def test_only_endless_mode_shortens_a_request_that_its_provider_refuses(room: Room, endless: bool) -> None:
     sent: list[int] = []
 
     async def stream(messages: list[ModelMessage], info: AgentInfo) -> AsyncIterator[str]:
@@ -140,7 +140,7 @@ async def test_a_request_that_its_provider_refuses_is_shortened_in_endless_mode_
     await chat.close()
 
 
-async def test_in_endless_mode_every_request_is_within_the_budget(room: Room) -> None:
+async def test_every_request_in_endless_mode_is_within_the_budget(room: Room) -> None:
     model = Model()
     chat = room.chat(model, endless=True)
     for number in range(16):
@@ -190,7 +190,7 @@ async def test_the_template_is_switched_between_two_turns(room: Room) -> None:
 
 
 @pytest.mark.parametrize(("given", "alias"), [(None, "told"), ("none", "none"), ("test", "test")])
-async def test_who_writes_the_summary_is_on_the_record(given: str | None, alias: str, room: Room) -> None:
+async def test_the_record_names_the_model_that_writes_the_summary(given: str | None, alias: str, room: Room) -> None:
     chat = room.chat(Model(), endless=True, model=given)
     for number in range(12):
         await chat.say(f"{number}: {LONG}")
@@ -200,7 +200,7 @@ async def test_who_writes_the_summary_is_on_the_record(given: str | None, alias:
 
 
 @pytest.mark.parametrize("endless", [False, True])
-async def test_a_session_goes_on_after_a_restart_with_its_whole_history(endless: bool, room: Room) -> None:
+async def test_a_restarted_session_has_its_whole_history(endless: bool, room: Room) -> None:
     first = room.chat(Model(), endless=endless)
     for number in range(12):
         await first.say(f"{number}: {LONG}")
@@ -230,7 +230,7 @@ async def test_a_session_of_another_vault_is_another_conversation(room: Room) ->
     assert (room.path / "home" / "AssistantMD" / "Chat_Sessions" / "talk.md").is_file()
 
 
-async def test_a_stopped_answer_is_kept_as_far_as_it_came_and_the_chat_goes_on(room: Room) -> None:
+async def test_a_stopped_answer_is_kept_up_to_the_stop_and_the_chat_goes_on(room: Room) -> None:
     model = Model(answer=lambda _: "one two three four five six", pause=0.02)
     chat = room.chat(model)
     said = await chat.say("Count.", on_text=lambda piece: chat.stop() if "three" in piece else None)
@@ -243,7 +243,7 @@ async def test_a_stopped_answer_is_kept_as_far_as_it_came_and_the_chat_goes_on(r
     assert "one two three \n\n*2026" in room.transcript()
 
 
-async def test_whoever_stops_waiting_keeps_what_was_said_too(room: Room) -> None:
+async def test_a_cancelled_call_keeps_the_prompt_and_the_partial_answer(room: Room) -> None:
     chat = room.chat(Model(answer=lambda _: "one two three four", pause=0.05))
     heard = asyncio.Event()
     task = asyncio.create_task(chat.say("Count.", on_text=lambda _: heard.set()))
@@ -256,7 +256,7 @@ async def test_whoever_stops_waiting_keeps_what_was_said_too(room: Room) -> None
     assert "one \n\n" in room.transcript()
 
 
-async def test_what_a_model_raises_is_raised_and_what_was_said_is_kept(room: Room) -> None:
+async def test_an_error_of_the_model_is_raised_and_the_prompt_is_kept(room: Room) -> None:
     def fail(prompt: str) -> str:
         if prompt == "Fail.":
             raise ConnectionError("the line is dead")
@@ -273,7 +273,7 @@ async def test_what_a_model_raises_is_raised_and_what_was_said_is_kept(room: Roo
     assert room.transcript().count("**User:**") == 2
 
 
-async def test_only_one_answer_comes_at_a_time(room: Room) -> None:
+async def test_a_second_prompt_during_an_answer_is_refused(room: Room) -> None:
     chat = room.chat(Model(pause=0.01))
     first = asyncio.create_task(chat.say("One."))
     await asyncio.sleep(0)
@@ -283,12 +283,12 @@ async def test_only_one_answer_comes_at_a_time(room: Room) -> None:
     await chat.close()
 
 
-async def test_nothing_is_not_said(room: Room) -> None:
+async def test_an_empty_prompt_is_refused(room: Room) -> None:
     with pytest.raises(SettingsError, match="give a prompt"):
         await room.chat(Model()).say(" \n")
 
 
-async def test_what_was_said_is_found_again_also_in_the_last_turn(room: Room) -> None:
+async def test_recall_finds_text_of_any_turn_including_the_last(room: Room) -> None:
     chat = room.chat(Model(), store=MemoryStore())
     for number in range(5):
         await chat.say(f"Number {number} is about the port {8080 + number}.")
@@ -316,7 +316,7 @@ async def test_a_chat_on_the_store_of_an_owner_has_a_transcript_of_theirs(room: 
     await store.close()
 
 
-async def test_a_transcript_of_an_earlier_version_is_found_under_the_name_that_its_folder_had(room: Room) -> None:
+async def test_a_transcript_under_the_folder_name_of_an_earlier_version_is_found(room: Room) -> None:
     model = Model()
     for said in ("I am Ann.", "Who am I?"):
         chat = room.chat(model, store=None, owner="Ann", folder=None)

@@ -56,14 +56,14 @@ def test_a_transcript_reads_like_a_conversation(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", HOSTILE, ids=range(len(HOSTILE)))
-def test_a_message_that_looks_like_a_mark_is_read_back_as_it_was_said(text: str, tmp_path: Path) -> None:
+def test_a_message_that_looks_like_a_mark_is_read_back_unchanged(text: str, tmp_path: Path) -> None:
     turns = told(tmp_path, [(text, [text]), ("and", list(text)), (text, [])])
     assert [(turn.user, turn.assistant) for turn in turns] == [(text, text), ("and", text), (text, None)]
     assert turns[0].when == NOON
 
 
 @given(st.lists(st.tuples(texts, st.lists(texts, max_size=4)), max_size=4))
-def test_whatever_is_said_is_read_back(turns: list[tuple[str, list[str]]]) -> None:
+def test_any_message_is_read_back_unchanged(turns: list[tuple[str, list[str]]]) -> None:
     with TemporaryDirectory() as folder:
         back = told(Path(folder), turns)
     assert [(turn.user, turn.assistant or "") for turn in back] == [(user, "".join(pieces)) for user, pieces in turns]
@@ -86,6 +86,6 @@ def test_sessions_with_like_names_have_files_of_their_own() -> None:
     assert safe_id("plan-2_b") == "plan-2_b"
 
 
-def test_a_session_without_a_name_is_refused() -> None:
+def test_a_session_name_must_not_be_empty() -> None:
     with pytest.raises(SettingsError, match="give the session a name"):
         safe_id(" ")

@@ -62,7 +62,7 @@ async def test_the_pages_show_it(url: str, tmp_path: Path):
             assert answer.status_code == 200, (path, answer.text[:300])
 
 
-def test_an_address_that_leads_nowhere_is_one_line():
+def test_an_unreachable_address_is_reported_in_one_line_without_its_password():
     pytest.importorskip("asyncpg")
     said = run("verify", "--db", "postgresql://ann:secret@127.0.0.1:1/x", code=2)
     assert "secret" not in said and "check that the server runs" in said and len(said.splitlines()) == 1

@@ -40,7 +40,7 @@ def test_a_model_without_a_known_price_is_refused(cc: Command, talk: Path) -> No
     assert cc("bench", talk, "--price", "openai:gpt-5", "--json").json["priced_as"] == "openai:gpt-5"
 
 
-def test_a_transcript_that_fits_costs_what_it_costs(cc: Command, talk: Path) -> None:
+def test_a_transcript_that_fits_costs_the_same_every_way(cc: Command, talk: Path) -> None:
     rows = cc("bench", talk, "--budget", 1_000_000, "--json").json["ways"]
     assert [row["cost"] for row in rows] == [1, 1, 1]
     assert [row["over_budget"] for row in rows] == [0, 0, 0]
@@ -53,7 +53,7 @@ def test_a_window_breaks_pairs_and_a_view_does_not(cc: Command) -> None:
 
 
 @pytest.mark.parametrize("how", [(), ("--json",)])
-def test_without_a_terminal_progress_is_told_in_lines_on_standard_error(
+def test_without_a_terminal_progress_is_written_as_lines_to_standard_error(
     cc: Command, talk: Path, how: tuple[str, ...]
 ) -> None:
     said = cc("bench", talk, "--budget", 1500, *how)

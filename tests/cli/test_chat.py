@@ -26,7 +26,7 @@ def test_a_pipe_gets_the_answers_as_plain_text_and_nothing_else(cc: Command, tmp
     assert said.out.strip() in transcript
 
 
-def test_the_two_modes_say_and_keep_the_same(cc: Command, tmp_path: Path) -> None:
+def test_both_modes_print_and_store_the_same_text(cc: Command, tmp_path: Path) -> None:
     lines = [f"Question number {number} about the table of receipts?" for number in range(25)]
     outs = [
         talk(cc, *lines, args=(*mode, "--system", f"{number}", "--db", f"{number}.db", "--budget", "900"))
@@ -76,12 +76,12 @@ def test_every_request_of_the_normal_mode_is_on_the_record(cc: Command) -> None:
     assert "Hello." in cc("views", "show", views[0]["id"]).out
 
 
-def test_view_of_the_normal_mode_says_that_everything_was_sent(cc: Command) -> None:
+def test_view_in_normal_mode_reports_that_everything_was_sent(cc: Command) -> None:
     assert "nothing has been sent yet" in talk(cc, "/view").out
     assert "the whole history was sent as it is: 1 message, " in talk(cc, "Hello.", "/view").out
 
 
-def test_endless_is_switched_while_talking(cc: Command) -> None:
+def test_endless_mode_is_switched_during_a_chat(cc: Command) -> None:
     said = talk(cc, "/endless on", "Hello.", "/view", "/endless off", "/endless maybe")
     assert "Endless is on: views are written with chat_compiler" in said.out
     assert "Endless is off: the whole history is sent" in said.out
@@ -96,7 +96,7 @@ def test_templates_are_listed_selected_and_refused(cc: Command) -> None:
     assert said.out.count("not selected") == 2
 
 
-def test_a_broken_template_is_said_once_and_template_shows_where(cc: Command, tmp_path: Path) -> None:
+def test_a_broken_template_is_reported_once_and_the_template_command_shows_where(cc: Command, tmp_path: Path) -> None:
     file = tmp_path / "system" / "ContextTemplates" / "mine.md"
     file.parent.mkdir(parents=True)
     file.write_text("---\nrecent_turns: many\n---\nNotes")
@@ -106,7 +106,7 @@ def test_a_broken_template_is_said_once_and_template_shows_where(cc: Command, tm
     assert "selected, but invalid: " in said.out and "mine.md:2" in said.out
 
 
-def test_recall_finds_what_was_said_word_for_word(cc: Command) -> None:
+def test_recall_quotes_earlier_messages_word_for_word(cc: Command) -> None:
     lines = [f"The port of service {number} is {8080 + number}." for number in range(12)]
     said = talk(cc, *lines, "/recall port 8084", "/recall xyzzy", "/recall")
     assert "The port of service 4 is 8084." in said.out.rpartition("On “")[2]
@@ -114,7 +114,7 @@ def test_recall_finds_what_was_said_word_for_word(cc: Command) -> None:
     assert "/recall WORDS" in said.out
 
 
-def test_stats_and_help_tell_all(cc: Command) -> None:
+def test_stats_and_help_list_turns_files_and_commands(cc: Command) -> None:
     said = talk(cc, "Hello.", "/stats", "/help", "/nonsense", "//help me", "/quit", "never said")
     assert "turns          1" in said.out and "Chat_Sessions/main.md" in said.out
     assert all(f"/{name}" in said.out for name in ("endless", "template", "view", "recall", "stats", "help", "quit"))
@@ -123,7 +123,7 @@ def test_stats_and_help_tell_all(cc: Command) -> None:
     assert "never said" not in said.out
 
 
-def test_stats_count_compiles_and_those_that_a_model_was_asked_for(cc: Command) -> None:
+def test_stats_count_compiles_and_those_written_by_a_model(cc: Command) -> None:
     lines = [f"Question number {number} about the table of receipts?" for number in range(9)]
     looked = [command for line in lines for command in (line, "/view")]
     quoted = talk(cc, *looked, "/stats", args=("--endless", "--budget", "900"))
@@ -134,11 +134,11 @@ def test_stats_count_compiles_and_those_that_a_model_was_asked_for(cc: Command) 
     assert re.search(r"compiles here +([1-9]), \1 of them by a model", noted.out)
 
 
-def test_a_command_that_is_mistyped_is_named(cc: Command) -> None:
+def test_a_mistyped_command_is_named_in_the_error(cc: Command) -> None:
     assert "there is no /recal, but there is /recall; /help lists all" in talk(cc, "/recal the queue").out
 
 
-def test_a_session_goes_on_where_it_ended(cc: Command) -> None:
+def test_a_session_continues_where_it_ended(cc: Command) -> None:
     talk(cc, "One.", "Two.", args=("--session", "plan"))
     assert "turns          3" in talk(cc, "Three.", "/stats", args=("--session", "plan")).out
     assert "turns          1" in talk(cc, "One.", "/stats", args=("--session", "other")).out
@@ -161,13 +161,13 @@ def test_a_session_stays_in_its_folder(session: str, cc: Command, tmp_path: Path
     ]
 
 
-def test_escape_sequences_are_not_obeyed(cc: Command) -> None:
+def test_escape_sequences_are_not_passed_to_the_terminal(cc: Command) -> None:
     said = talk(cc, "\x1b]0;owned\x07\x1b[2Jhello\x9b31m \u202eback", "/recall hello", "/stats")
     assert "hello" in said.out
     assert not set("\x1b\x07\x9b\u202e") & set(said.out)
 
 
-def test_bytes_that_are_no_text_are_said_all_the_same(cc: Command, tmp_path: Path) -> None:
+def test_a_line_that_is_not_valid_text_is_sent_anyway(cc: Command, tmp_path: Path) -> None:
     said = cc(*SCRIPTED, input=b"caf\xe9 \x00\xff queue\n")
     assert said.code == 0 and "queue" in said.out
     assert "queue" in (tmp_path / "system" / "Chat_Sessions" / "main.md").read_text()
@@ -191,14 +191,14 @@ def test_a_wrong_budget_is_one_line(cc: Command) -> None:
     assert "--budget 'much'" in talk(cc, "Hello.", args=("--budget", "much")).err
 
 
-def test_with_json_every_line_is_said_and_every_answer_is_one_object(cc: Command) -> None:
+def test_with_json_every_line_is_a_prompt_and_every_answer_one_object(cc: Command) -> None:
     said = talk(cc, "What about the queue?", "/view", args=("--json",))
     first, second = map(json.loads, said.out.splitlines())
     assert first["answer"].startswith("On “What about the queue?”") and second["answer"].startswith("On “/view”")
     assert first["raw"] == first["sent"] > 0 and first["stopped"] is False
 
 
-def test_view_says_why_the_whole_history_was_sent_instead(cc: Command, tmp_path: Path) -> None:
+def test_view_reports_why_the_whole_history_was_sent_instead(cc: Command, tmp_path: Path) -> None:
     (tmp_path / "system" / "ContextTemplates").mkdir(parents=True)
     (tmp_path / "system" / "ContextTemplates" / "mine.md").write_text("{{ topic")
     said = talk(cc, "Hello.", "And?", "/view", args=("--endless", "--template", "mine"))
@@ -207,7 +207,9 @@ def test_view_says_why_the_whole_history_was_sent_instead(cc: Command, tmp_path:
     assert "Left out" not in said.out
 
 
-def test_view_of_what_could_still_be_sent_tells_kept_from_left_out(cc: Command, tmp_path: Path) -> None:
+def test_view_separates_kept_messages_from_left_out_ones_even_if_the_template_fails(
+    cc: Command, tmp_path: Path
+) -> None:
     (tmp_path / "system" / "ContextTemplates").mkdir(parents=True)
     (tmp_path / "system" / "ContextTemplates" / "mine.md").write_text("{{ topic")
     lines = [f"Question number {number} about the table of receipts?" for number in range(12)]
@@ -216,11 +218,11 @@ def test_view_of_what_could_still_be_sent_tells_kept_from_left_out(cc: Command, 
     assert 0 < kept < raw == 23 and "what failed: TemplateError: " in said.out
 
 
-def test_a_view_is_shown_in_full_or_not(cc: Command) -> None:
+def test_the_view_command_accepts_only_the_word_full(cc: Command) -> None:
     assert "/view all: say full, or nothing" in talk(cc, "Hello.", "/view all").out
 
 
-def test_a_vault_that_is_not_there_yet_is_told_of(cc: Command, tmp_path: Path) -> None:
+def test_a_vault_that_does_not_exist_yet_is_created_with_a_note(cc: Command, tmp_path: Path) -> None:
     said = talk(cc, "Hello.", args=("--vault", "notse"))
     assert said.code == 0 and said.err == "note: notse: no such folder; it is created for this chat\n"
     assert "no such folder" not in talk(cc, "Hello.", args=("--vault", "notse")).err

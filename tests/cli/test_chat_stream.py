@@ -34,7 +34,7 @@ def test_a_block_is_complete_when_an_empty_line_follows_it() -> None:
     assert blocks("One.\n\nTwo.\n\nThree.", 1) == (["One.\n\n", "Two.\n\n"], "Three.")
 
 
-def test_an_empty_line_in_code_ends_nothing() -> None:
+def test_an_empty_line_inside_a_code_block_does_not_end_it() -> None:
     assert blocks(f"{CODE}\nAfter.", 1) == ([f"{CODE}\n"], "After.")
 
 
@@ -47,24 +47,24 @@ def test_blocks_are_the_text_in_order(pieces: list[str], size: int) -> None:
     assert "".join(done) + rest == text
 
 
-def test_every_block_is_shown_in_the_end() -> None:
+def test_every_block_is_shown_by_the_end_of_the_answer() -> None:
     text = shown(f"First words.\n\n{TABLE}\n{CODE}\nLast words.")
     assert all(words in text for words in ("First words.", "return 1", "Last words."))
 
 
-def test_what_a_terminal_would_obey_is_not_shown() -> None:
+def test_control_characters_are_not_shown() -> None:
     text = shown("Look: \x1b]0;owned\x07\x1b[8mhidden\x9b2J \u202eback", 60)
     assert "hidden" in text and "back" in text
     assert not [one for one in ("\x1b]0;", "\x07", "\x1b[8m", "\x9b", "\u202e") if one in text]
 
 
-def test_what_a_terminal_would_obey_is_not_shown_under_its_name_in_html_either() -> None:
+def test_control_characters_written_as_html_entities_are_not_shown() -> None:
     text = shown("Pay &#8238;&#x202e;&rlm;&#x2066; me.\n\n| a&#8238; |\n|---|\n| b |\n", 60)
     assert "Pay" in text and "me." in text
     assert not [one for one in "\u202e\u200f\u2066" if one in text]
 
 
-def test_a_link_shows_where_it_leads_and_html_is_text() -> None:
+def test_a_link_shows_its_address_and_html_is_shown_as_text() -> None:
     console = Console(file=StringIO(), width=100)
     console.print(markdown("[your bank](https://evil.example) and <script>alert(1)</script>"))
     assert isinstance(console.file, StringIO)

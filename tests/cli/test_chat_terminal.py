@@ -100,7 +100,9 @@ def test_a_conversation_is_typed_and_answered(mode: tuple[str, ...], tmp_path: P
     assert transcript(tmp_path).count("**User:**") == 10
 
 
-def test_a_chat_greets_and_shows_where_it_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_chat_greets_and_shows_the_last_turn_of_a_resumed_session(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with chat(tmp_path, "--endless") as screen:
         assert "main, a chat with scripted:0: each request is a view within 900 tokens\n/help" in screen.wait_for(
             PROMPT
@@ -134,7 +136,7 @@ def test_the_transcripts_of_the_two_modes_differ_in_nothing_but_the_time(tmp_pat
 
 
 @MODES
-def test_ctrl_c_stops_an_answer_and_keeps_what_was_said(mode: tuple[str, ...], tmp_path: Path) -> None:
+def test_ctrl_c_stops_an_answer_and_keeps_what_was_shown(mode: tuple[str, ...], tmp_path: Path) -> None:
     with chat(tmp_path, *mode, model="scripted:0.2") as screen:
         screen.wait_for(PROMPT)
         screen.type("What about the queue?\r")
@@ -152,7 +154,7 @@ def test_ctrl_c_stops_an_answer_and_keeps_what_was_said(mode: tuple[str, ...], t
     assert "On “What" in said and "On “And" in said
 
 
-def test_ctrl_c_at_the_prompt_ends_nothing(tmp_path: Path) -> None:
+def test_ctrl_c_at_the_prompt_does_not_end_the_chat(tmp_path: Path) -> None:
     with chat(tmp_path) as screen:
         screen.wait_for(PROMPT)
         screen.type("half a thou")
@@ -164,7 +166,7 @@ def test_ctrl_c_at_the_prompt_ends_nothing(tmp_path: Path) -> None:
     assert "half a thou" not in transcript(tmp_path)
 
 
-def test_an_interrupt_from_elsewhere_is_as_if_ctrl_c_was_typed(tmp_path: Path) -> None:
+def test_an_interrupt_signal_acts_like_ctrl_c(tmp_path: Path) -> None:
     with chat(tmp_path) as screen:
         screen.wait_for(PROMPT)
         screen.type("half a thou")
@@ -179,7 +181,7 @@ def test_an_interrupt_from_elsewhere_is_as_if_ctrl_c_was_typed(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("words", ["each request", "Ctrl-D leaves", PROMPT])
-def test_ctrl_c_while_it_starts_is_as_if_at_the_prompt(words: str, tmp_path: Path) -> None:
+def test_ctrl_c_during_start_acts_like_ctrl_c_at_the_prompt(words: str, tmp_path: Path) -> None:
     with chat(tmp_path) as screen:
         screen.wait_for(words)
         screen.interrupt()
@@ -188,7 +190,7 @@ def test_ctrl_c_while_it_starts_is_as_if_at_the_prompt(words: str, tmp_path: Pat
         leave(screen)
 
 
-def test_a_chat_that_was_suspended_at_its_prompt_goes_on_where_it_was(tmp_path: Path) -> None:
+def test_a_chat_suspended_at_its_prompt_keeps_the_typed_text(tmp_path: Path) -> None:
     with chat_in_a_shell(tmp_path, model="scripted:0") as screen:
         screen.wait_for(PROMPT)
         screen.type("half a ")
@@ -220,7 +222,7 @@ def test_keys_during_an_answer_wait_for_the_prompt_also_after_the_chat_was_suspe
         screen.type("\x04")
 
 
-def test_ctrl_d_during_an_answer_leaves_after_it(tmp_path: Path) -> None:
+def test_ctrl_d_during_an_answer_ends_the_chat_after_the_answer(tmp_path: Path) -> None:
     with chat(tmp_path, model="scripted:0.02") as screen:
         screen.wait_for(PROMPT)
         screen.type("What about the queue?\r")
@@ -231,7 +233,7 @@ def test_ctrl_d_during_an_answer_leaves_after_it(tmp_path: Path) -> None:
 
 
 @MODES
-def test_killed_in_the_middle_of_an_answer_it_goes_on_from_what_was_shown(
+def test_a_chat_killed_in_the_middle_of_an_answer_resumes_with_the_part_that_was_shown(
     mode: tuple[str, ...], tmp_path: Path
 ) -> None:
     with chat(tmp_path, *mode, model="scripted:0.1") as screen:
@@ -253,7 +255,7 @@ def test_killed_in_the_middle_of_an_answer_it_goes_on_from_what_was_shown(
     assert after.startswith(before) and after.count("**User:**") == 2 and after.count("What about the queue?") == 2
 
 
-def test_two_terminals_speak_in_turn(tmp_path: Path) -> None:
+def test_two_terminals_take_turns(tmp_path: Path) -> None:
     with chat(tmp_path, model="scripted:0.05") as one, chat(tmp_path) as two:
         one.wait_for("normal")
         two.wait_for("normal")
@@ -308,20 +310,20 @@ def test_earlier_prompts_come_back_with_the_arrow_keys_after_a_restart(tmp_path:
     assert transcript(tmp_path).count("A prompt to remember.") == 4
 
 
-def test_typing_ahead_is_answered(tmp_path: Path) -> None:
+def test_a_prompt_typed_during_an_answer_is_answered(tmp_path: Path) -> None:
     with chat(tmp_path) as screen:
         screen.wait_for(PROMPT)
         screen.type("typed ahead\r")
         screen.wait_for("On “typed ahead”")
 
 
-def test_what_keeps_it_from_opening_ends_it_with_one_line(tmp_path: Path) -> None:
+def test_an_error_on_opening_ends_the_chat_with_one_line(tmp_path: Path) -> None:
     with terminal(tmp_path, "chat", "--model", "nobody:knows") as screen:
         assert screen.ended() == 2
         assert "error: --model 'nobody:knows'" in screen.text
 
 
-def test_a_terminal_that_can_do_nothing_is_answered_too(tmp_path: Path) -> None:
+def test_a_terminal_without_capabilities_gets_answers_too(tmp_path: Path) -> None:
     with terminal(tmp_path, "chat", "--model", "scripted:0", kind="dumb") as screen:
         screen.wait_for(PROMPT)
         say(screen, "What about the queue?")
@@ -330,7 +332,7 @@ def test_a_terminal_that_can_do_nothing_is_answered_too(tmp_path: Path) -> None:
     assert "On “What about the queue?”" in transcript(tmp_path)
 
 
-def test_a_colour_that_is_typed_or_pasted_breaks_nothing(tmp_path: Path) -> None:
+def test_an_escape_sequence_typed_into_a_prompt_breaks_nothing(tmp_path: Path) -> None:
     with chat(tmp_path) as screen:
         screen.wait_for("normal")
         say(screen, "a \x1b[31mred word")

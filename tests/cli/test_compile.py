@@ -24,7 +24,7 @@ def test_json_has_exactly_the_promised_fields(cc: Command, how: tuple[str, ...])
     assert said.json["record"]["compile"]["template_name"] == "extractive"
 
 
-def test_the_messages_in_json_are_the_hosts_own(cc: Command) -> None:
+def test_the_messages_in_json_have_the_format_of_the_host(cc: Command) -> None:
     said = cc("compile", DEMO, "--budget", 2000, "--json")
     view = ModelMessagesTypeAdapter.validate_json(json.dumps(said.json["messages"]))
     raw = ModelMessagesTypeAdapter.validate_json(DEMO.read_bytes())
@@ -39,7 +39,7 @@ def test_the_view_is_printed_message_by_message(cc: Command) -> None:
     assert "Great work. I am off from tomorrow" in said.out
 
 
-def test_a_pipe_gets_plain_text_that_nothing_is_cut_from(cc: Command) -> None:
+def test_a_pipe_gets_plain_text_in_full(cc: Command) -> None:
     said = cc("compile", DEMO, "--budget", 8000, COLUMNS="40")
     assert "\x1b" not in said.out and "╭" not in said.out
     longest = "Great work. I am off from tomorrow and Tomasz takes over. For his handover note: which table"
@@ -52,7 +52,7 @@ def test_a_terminal_gets_panels_in_colour(cc: Command) -> None:
     assert all(len(line) <= 100 for line in said.plain.splitlines())
 
 
-def test_no_color_takes_the_colour_and_leaves_the_panels(cc: Command) -> None:
+def test_no_color_removes_the_colour_and_keeps_the_panels(cc: Command) -> None:
     said = cc("compile", DEMO, "--budget", 2000, terminal=100, NO_COLOR="1")
     assert "╭" in said.out
     assert "\x1b[" not in said.out, "bold and dim text is styled text too"
@@ -64,7 +64,7 @@ def test_markdown_is_a_document(cc: Command) -> None:
     assert "**calls `query_metrics`**" in said.out
 
 
-def test_explain_says_why_each_message_is_there_or_not_with_tokens(cc: Command) -> None:
+def test_explain_lists_each_message_with_its_tokens_and_why_it_is_in_the_view_or_not(cc: Command) -> None:
     said = cc("compile", DEMO, "--budget", 2000, "--explain", "--recent-turns", 3)
     kept, rest = said.out.split("Left out\n")
     left_out, tokens = rest.split("Tokens\n")
@@ -81,14 +81,14 @@ def test_explain_adds_up_to_the_view(cc: Command) -> None:
     assert len(rows) == len(view["messages"])
 
 
-def test_explain_names_the_raw_message_that_each_one_was(cc: Command) -> None:
+def test_explain_names_the_raw_message_behind_each_message(cc: Command) -> None:
     said = cc("compile", DEMO, "--budget", 2000, "--explain").out.splitlines()
     system = next(line.split() for line in said if "[system] You are the engineering" in line)
     question = next(line.split() for line in said if "Great work. I am off" in line)
     assert system[:2] == ["0", "system"] and question[:2] == ["104", "user"]
 
 
-def test_a_view_that_is_whole_has_nothing_left_out(cc: Command) -> None:
+def test_a_view_of_the_whole_history_has_nothing_left_out(cc: Command) -> None:
     said = cc("compile", DEMO, "--budget", "0.9", "--explain")
     assert "it fits as it is" in said.out and "Left out\n  nothing\n" in said.out
 
@@ -99,12 +99,12 @@ def test_a_budget_is_tokens_or_a_share(cc: Command, given: str, tokens: int) -> 
 
 
 @pytest.mark.parametrize("given", ["0", "-5", "1.5", "0.0", "lots", "", "nan", "inf", "1e400"])
-def test_a_budget_that_is_neither_is_refused(cc: Command, given: str) -> None:
+def test_a_budget_that_is_neither_tokens_nor_a_share_is_refused(cc: Command, given: str) -> None:
     said = cc("compile", DEMO, "--budget", given)
     assert said.code == 2 and "give whole tokens such as 4000" in one_line(said)
 
 
-def test_strict_fails_where_even_the_least_is_over_the_budget(cc: Command) -> None:
+def test_strict_fails_if_even_the_smallest_view_is_over_the_budget(cc: Command) -> None:
     said = cc("compile", DEMO, "--budget", 3, "--strict")
     assert said.code == 1 and "give a larger budget" in one_line(said)
     assert cc("compile", DEMO, "--budget", 3).code == 0
@@ -116,7 +116,7 @@ def test_strict_fails_where_the_prompt_was_cut_to_fit(cc: Command, budget: int) 
     assert said.code == 1 and "only if the prompt is cut, which takes 61: give a larger" in one_line(said)
 
 
-def test_strict_takes_a_view_that_holds_the_prompt_whole(cc: Command, tmp_path: Path) -> None:
+def test_strict_accepts_a_view_with_the_whole_prompt(cc: Command, tmp_path: Path) -> None:
     said = cc("compile", DEMO, "--budget", 200, "--strict", "--json")
     assert said.code == 0 and said.json["tokens"] <= 200
     assert said.json["messages"][-1]["parts"] == json.loads(DEMO.read_bytes())[-1]["parts"]
@@ -135,7 +135,7 @@ def test_strict_takes_a_view_that_holds_the_prompt_whole(cc: Command, tmp_path: 
         ("--from", "word", f"unknown format 'word'; use one of {', '.join(FORMATS)}"),
     ],
 )
-def test_a_wrong_value_is_named_with_what_is_right(cc: Command, option: str, value: str, why: str) -> None:
+def test_a_wrong_value_is_reported_with_the_valid_ones(cc: Command, option: str, value: str, why: str) -> None:
     said = cc("compile", DEMO, option, value)
     assert said.code == 2 and why in one_line(said)
 
@@ -150,13 +150,15 @@ def test_a_wrong_value_is_named_with_what_is_right(cc: Command, option: str, val
         (b"[]", "contains no messages"),
     ],
 )
-def test_a_file_that_is_no_transcript_is_said_to_be_none(cc: Command, tmp_path: Path, content: bytes, why: str) -> None:
+def test_a_file_that_is_not_a_transcript_is_refused_with_the_reason(
+    cc: Command, tmp_path: Path, content: bytes, why: str
+) -> None:
     (tmp_path / "chat.json").write_bytes(content)
     said = cc("compile", "chat.json")
     assert said.code == 2 and one_line(said).startswith("error: chat.json: ") and why in said.err
 
 
-def test_a_folder_is_no_transcript(cc: Command, tmp_path: Path) -> None:
+def test_a_folder_is_not_accepted_as_a_transcript(cc: Command, tmp_path: Path) -> None:
     assert "is a directory" in one_line(cc("compile", tmp_path))
 
 
@@ -171,7 +173,7 @@ def test_the_same_chat_compiles_from_other_formats(cc: Command, tmp_path: Path) 
     assert said.json["messages"] == cc("compile", "chat.json", "--budget", 500, "--json").json["messages"]
 
 
-def test_of_several_conversations_one_has_to_be_chosen(cc: Command, tmp_path: Path) -> None:
+def test_one_of_several_conversations_must_be_selected(cc: Command, tmp_path: Path) -> None:
     written(tmp_path / "chats.json", [{"id": f"c{at}", "messages": chat(at)} for at in range(1, 4)])
     said = cc("compile", "chats.json")
     assert said.code == 2
@@ -194,12 +196,12 @@ def test_the_record_can_be_named_by_the_environment(cc: Command, tmp_path: Path)
     assert (tmp_path / "there.db").exists()
 
 
-def test_a_wrong_environment_is_one_line_too(cc: Command) -> None:
+def test_a_wrong_environment_variable_is_reported_in_one_line(cc: Command) -> None:
     said = cc("compile", DEMO, CONTEXT_COMPILER_TIMEOUT="soon")
     assert said.code == 2 and "CONTEXT_COMPILER_TIMEOUT='soon'" in one_line(said)
 
 
-def test_a_record_that_cannot_be_written_is_one_line(cc: Command, tmp_path: Path) -> None:
+def test_a_record_that_cannot_be_written_is_reported_in_one_line(cc: Command, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("no folder")
     said = cc("compile", DEMO, "--db", "file/context.db")
     assert said.code == 2 and "file/context.db" in one_line(said)
@@ -234,12 +236,12 @@ def test_a_model_writes_the_summary_when_one_is_named(cc: Command) -> None:
         ("", "Unknown model"),
     ],
 )
-def test_a_model_that_cannot_be_asked_is_one_line_with_the_remedy(cc: Command, model: str, why: str) -> None:
+def test_a_model_that_cannot_be_used_is_reported_in_one_line_with_the_remedy(cc: Command, model: str, why: str) -> None:
     said = cc("compile", DEMO, "--model", model)
     assert said.code == 2 and why in one_line(said)
 
 
-def test_a_text_without_speakers_is_told_what_it_lacks(cc: Command, tmp_path: Path) -> None:
+def test_a_text_without_speakers_is_refused_with_what_it_lacks(cc: Command, tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("Remember the milk.")
     assert "nor a text in which lines such as `User:`" in one_line(cc("compile", "notes.txt"))
 

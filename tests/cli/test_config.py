@@ -16,7 +16,7 @@ def origins(cc: Command, *args: object, **env: str) -> dict[str, tuple[object, s
     return {one["setting"]: (one["value"], one["source"]) for one in found}
 
 
-def test_a_command_takes_what_the_file_says_unless_it_is_given(cc: Command) -> None:
+def test_options_override_the_configuration_file(cc: Command) -> None:
     CONFIG.write_text("budget = 900\n")
     assert cc("compile", DEMO, "--json").json["budget"] == 900
     assert cc("compile", DEMO, "--json", CONTEXT_COMPILER_BUDGET="950").json["budget"] == 950
@@ -73,12 +73,12 @@ def test_a_file_elsewhere_is_named_by_a_variable_and_its_paths_are_relative_to_i
         ("budget 1", "is not valid TOML"),
     ],
 )
-def test_a_wrong_file_is_one_line(cc: Command, text: str, why: str) -> None:
+def test_a_wrong_file_is_reported_in_one_line(cc: Command, text: str, why: str) -> None:
     CONFIG.write_text(text)
     assert f"context_compiler.toml: {why}" in one_line(cc("stats"))
     assert cc("--help").code == 0
 
 
-def test_a_wrong_command_is_one_line(cc: Command) -> None:
+def test_a_wrong_command_is_reported_in_one_line(cc: Command) -> None:
     assert "'compil': no such command" in one_line(cc("config", "show", "compil"))
     assert "views: give one of its commands: list" in one_line(cc("config", "show", "views"))

@@ -26,7 +26,7 @@ def test_the_bundled_conversation_is_one_that_needs_compiling() -> None:
     assert max(one.tokens for one in history.readings) > 4_000
 
 
-def test_the_bundled_conversation_says_what_its_question_asks_for() -> None:
+def test_the_bundled_conversation_contains_what_its_question_asks_for() -> None:
     said = DEMO.read_text(encoding="utf-8")
     assert all(words in said for _, words in NEEDED)
 
@@ -43,18 +43,18 @@ def test_the_demo_checks_what_it_claims(cc: Command) -> None:
     assert [check["holds"] for check in said["checks"]] == [True] * 4
 
 
-def test_a_broken_promise_would_be_seen() -> None:
+def test_the_demo_detects_a_broken_promise() -> None:
     assert not check_views(read_history(MESSAGES), [], untouched=False)[-1].holds
 
 
-def test_every_view_holds_all_that_the_question_asks_for_and_the_newest_messages_do_not(cc: Command) -> None:
+def test_every_view_holds_the_evidence_and_a_window_of_newest_messages_does_not(cc: Command) -> None:
     answers = cc("demo", "--json").json["answers"]
     assert [answer["words"] for answer in answers] == [words for _, words in NEEDED]
     assert all(answer["views"] == [True] * len(VIEWS) for answer in answers)
     assert 0 < sum(answer["window"] for answer in answers) < len(NEEDED)
 
 
-def test_one_screen_makes_the_point(tmp_path: Path) -> None:
+def test_the_demo_fits_one_screen(tmp_path: Path) -> None:
     with on_terminal(tmp_path, "demo", lines=24, columns=80) as screen:
         assert screen.ended() == 0
         said = screen.text
@@ -67,7 +67,7 @@ def test_one_screen_makes_the_point(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("terminal", [0, 80, 120])
-def test_the_demo_tells_its_story(cc: Command, terminal: int) -> None:
+def test_the_full_demo_shows_turns_budget_left_out_messages_and_summary(cc: Command, terminal: int) -> None:
     said = cc("demo", "--full", terminal=terminal)
     assert (said.code, said.err) == (0, "")
     for told in ("25 turns, 105 messages", "budget 1,000", "Left out of it, and why", "Context summary (compiled):"):
@@ -107,7 +107,7 @@ def test_the_demo_can_be_run_again(cc: Command) -> None:
         (None, 'pip install "pydantic-ai-context-compiler[web]"'),
     ],
 )
-def test_what_is_missing_is_installed_from_where_the_package_came_from(
+def test_the_hint_for_a_missing_package_installs_from_where_this_package_came_from(
     cc: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, direct_url: dict[str, object] | None, remedy: str
 ) -> None:
     info = tmp_path / "first" / "pydantic_ai_context_compiler-0.2.0.dist-info"

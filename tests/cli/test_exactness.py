@@ -23,7 +23,7 @@ def test_a_diff_shows_other_instructions(cc: Command, tmp_path: Path) -> None:
     assert "no difference" not in shown and "-    Be a pirate." in shown and "+    Be a lawyer." in shown
 
 
-def test_what_an_earlier_version_did_not_record_is_said(cc: Command, tmp_path: Path) -> None:
+def test_columns_that_an_earlier_version_did_not_record_are_noted(cc: Command, tmp_path: Path) -> None:
     db = tmp_path / "context.db"
     db.write_bytes(gzip.decompress(OLD.read_bytes()))
     note = "instructions and outcomes of tools were not recorded"

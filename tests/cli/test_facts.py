@@ -68,7 +68,7 @@ def test_the_command_line_and_the_pages_agree(chatted: Command) -> None:
     assert one["fate"]["reason"] == why["reason"] and one["fate"]["form"] == why["form"]
 
 
-def test_a_request_says_of_each_message_what_became_of_it(chatted: Command) -> None:
+def test_a_request_shows_for_each_message_whether_it_was_sent_quoted_or_left_out(chatted: Command) -> None:
     find = partial(chatted, "sessions", "find", "main", CODE, "--json")
     number = next(one["first"] for one in find().json["stretches"] if one["known"] and not one["forms"])
     words = chatted("views", "why", number, CODE)
@@ -80,14 +80,14 @@ def test_a_request_says_of_each_message_what_became_of_it(chatted: Command) -> N
     assert [one["index"] for one in turn] == [0, 1]
 
 
-def test_words_in_a_recall_block_are_called_so(chatted: Command) -> None:
+def test_a_fact_found_in_a_recall_block_is_labelled_so(chatted: Command) -> None:
     stretches = chatted("sessions", "find", "main", CODE, "--json").json["stretches"]
     number = next(one["first"] for one in stretches if one["forms"] == ["recalled"])
     shown = chatted("views", "why", number, CODE).out
     assert "the words are in it: recalled before a prompt" in shown and "words of it: recalled" in shown
 
 
-def test_what_cannot_be_found_is_one_line(chatted: Command) -> None:
+def test_a_missing_fact_view_or_session_is_reported_in_one_line(chatted: Command) -> None:
     assert "m0 to m" in one_line(chatted("views", "why", 1, "zebra"))
     assert "no view 99" in one_line(chatted("views", "why", 99))
     assert "no session 'mian'" in one_line(chatted("sessions", "find", "mian", "code"))
@@ -95,7 +95,7 @@ def test_what_cannot_be_found_is_one_line(chatted: Command) -> None:
     assert "TEXT is empty" in one_line(chatted("sessions", "find", "main", " "))
 
 
-def test_a_pipe_gets_everything_and_a_terminal_is_told_how(cc: Command) -> None:
+def test_a_pipe_gets_every_message_and_a_terminal_gets_the_option_that_shows_all(cc: Command) -> None:
     cc("compile", DEMO, "--budget", "9000", "--recent-turns", "all", "--db", "r.db")
     show = partial(cc, "views", "show", 1, "--db", "r.db")
     named = max((line["what"] for line in show("--json").json["view"]["ledger"]["dropped"]), key=len)
@@ -113,7 +113,7 @@ def test_the_reason_that_is_shown_is_true_below_the_budget(chatted: Command) -> 
     assert not any("recent turn, over budget" in one.out for one in shown)
 
 
-def test_a_pipe_is_told_that_a_chat_goes_on(chatted: Command) -> None:
+def test_a_pipe_gets_a_note_that_a_chat_is_resumed(chatted: Command) -> None:
     again = chatted("chat", "--model", "scripted:0", input="And now?\n")
     assert "resumed main: 9 turns" in again.err and "'Thanks.'" in again.err and "--session NAME" in again.err
     assert "resumed" not in again.out

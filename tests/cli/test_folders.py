@@ -27,7 +27,7 @@ def ignored(folder: Path) -> bool:
     return mode(folder) == 0o700 and (folder / ".gitignore").read_text() == "*\n"
 
 
-def test_the_outermost_folder_that_has_to_be_made_is_private_and_ignores_itself(tmp_path: Path) -> None:
+def test_the_outermost_folder_that_is_created_is_private_and_ignores_itself(tmp_path: Path) -> None:
     make_private(tmp_path / "a" / "b" / "c")
     assert ignored(tmp_path / "a") and (tmp_path / "a" / "b" / "c").is_dir()
     make_private(tmp_path / "a" / "d")
@@ -43,7 +43,7 @@ def test_a_folder_that_was_there_is_left_as_it_is(tmp_path: Path) -> None:
     assert mode(tmp_path / "mine") == before and ignored(tmp_path / "mine" / "run")
 
 
-def test_what_lies_above_a_repository_does_not_keep_out_of_it(tmp_path: Path) -> None:
+def test_an_ignore_file_above_a_repository_does_not_count_inside_it(tmp_path: Path) -> None:
     """A home that ignores everything says nothing of the repositories in it."""
     (tmp_path / ".gitignore").write_text("*\n")
     (tmp_path / "project" / ".git").mkdir(parents=True)
@@ -51,7 +51,7 @@ def test_what_lies_above_a_repository_does_not_keep_out_of_it(tmp_path: Path) ->
     assert ignored(tmp_path / "project" / "run")
 
 
-def test_what_is_in_the_way_is_an_error(tmp_path: Path) -> None:
+def test_a_file_in_place_of_a_folder_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(OSError):
         make_private(tmp_path / "file" / "below")
@@ -71,7 +71,7 @@ def _ran(cc: Command) -> None:
 
 
 @pytest.mark.parametrize("first", [_attached, _talked, _ran])
-def test_the_folder_of_the_record_is_private_whatever_is_put_there_first(
+def test_the_folder_of_the_record_is_private_whichever_file_is_written_there_first(
     cc: Command, tmp_path: Path, first: Callable[[Command], None]
 ) -> None:
     first(cc)
@@ -85,7 +85,7 @@ def test_the_folder_of_a_run_is_private_and_ignored(cc: Command, tmp_path: Path,
     assert ignored(tmp_path / "runs") and len(list((tmp_path / "runs").rglob(".gitignore"))) == 1
 
 
-def test_a_run_leaves_nothing_more_in_a_folder_that_was_there(cc: Command, tmp_path: Path) -> None:
+def test_a_run_adds_nothing_else_to_an_existing_folder(cc: Command, tmp_path: Path) -> None:
     (tmp_path / "g.dot").write_text(GRAPH)
     (tmp_path / "mine").mkdir()
     assert cc("pipeline", "run", "g.dot", "--simulate", "--logs", "mine").code == 0

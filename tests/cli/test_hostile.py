@@ -71,7 +71,7 @@ JSON = [
 
 @pytest.mark.parametrize("args", COMMANDS, ids=" ".join)
 @pytest.mark.parametrize("terminal", [0, 100])
-def test_what_is_printed_cannot_move_the_cursor(hostile: Command, args: tuple[str, ...], terminal: int) -> None:
+def test_printed_text_cannot_move_the_cursor(hostile: Command, args: tuple[str, ...], terminal: int) -> None:
     said = hostile(*args, terminal=terminal)
     assert said.code == 0
     left = OURS.sub("", said.out) if terminal else said.out
@@ -79,7 +79,7 @@ def test_what_is_printed_cannot_move_the_cursor(hostile: Command, args: tuple[st
 
 
 @pytest.mark.parametrize("args", JSON, ids=" ".join)
-def test_json_can_be_printed_too(hostile: Command, args: tuple[str, ...]) -> None:
+def test_hostile_text_can_be_printed_as_json(hostile: Command, args: tuple[str, ...]) -> None:
     said = hostile(*args)
     assert not UNSAFE.search(said.out.replace("\n", ""))
     for document in said.out.splitlines() if args == ("export",) else [said.out]:
@@ -87,7 +87,7 @@ def test_json_can_be_printed_too(hostile: Command, args: tuple[str, ...]) -> Non
 
 
 @pytest.mark.parametrize("terminal", [0, 200])
-def test_markup_in_a_transcript_stays_what_it_is(hostile: Command, terminal: int) -> None:
+def test_markup_in_a_transcript_is_printed_as_text(hostile: Command, terminal: int) -> None:
     said = hostile("compile", "talk.json", "--budget", 5000, terminal=terminal)
     assert "[bold red]not bold[/bold red]" in said.plain and ":skull:" in said.plain
 
@@ -119,7 +119,7 @@ def test_a_hostile_template_is_harmless(cc: Command, tmp_path: Path) -> None:
 
 
 @given(st.text(st.characters(codec=None), max_size=200))
-def test_safe_text_is_safe_whatever_was_in_it(text: str) -> None:
+def test_safe_text_has_no_control_characters_whatever_its_source(text: str) -> None:
     assert not UNSAFE.search(safe(text).replace("\n", ""))
     assert safe(safe(text)) == safe(text)
     assert "\n" not in one_line(text)
@@ -129,18 +129,18 @@ TEXTS = st.text(st.characters(codec=None), max_size=50)
 
 
 @given(st.recursive(TEXTS, lambda inner: st.lists(inner) | st.dictionaries(TEXTS, inner), max_leaves=10))
-def test_safe_json_says_what_was_said(value: object) -> None:
+def test_safe_json_decodes_to_the_same_value(value: object) -> None:
     text = json_text(value)
     assert not UNSAFE.search(text.replace("\n", ""))
     assert json.loads(text) == value
 
 
 @pytest.mark.parametrize("text", ["plain", "naïve café ✓ 漢字 🎉", "a\n  b\tc", "1 < 2 [x] \\ `code`"])
-def test_ordinary_text_is_left_alone(text: str) -> None:
+def test_ordinary_text_is_unchanged(text: str) -> None:
     assert safe(text) == text.expandtabs(4)
 
 
-def test_a_sequence_goes_with_all_that_belongs_to_it() -> None:
+def test_a_whole_escape_sequence_is_removed() -> None:
     assert safe(f"a{OSC}b{CSI}c") == "alinkbredhiddenc"
 
 

@@ -36,13 +36,13 @@ def kept(cc: Command, tmp_path: Path) -> Command:
         ("reply", "- Lemon Herb Chicken (saved)", "recipe_1"),
     ],
 )
-def test_a_node_is_shown_what_it_is_told(kept: Command, role: str, seen: str, unseen: str) -> None:
+def test_show_prints_the_layers_that_a_node_receives(kept: Command, role: str, seen: str, unseen: str) -> None:
     said = kept("layers", "show", "dinner", "--role", role)
     assert said.code == 0 and seen in said.out and unseen not in said.out
     assert "## Entity Context" in said.out and "0f8fad5b" not in said.out
 
 
-def test_think_is_shown_unless_another_is_named(kept: Command) -> None:
+def test_show_prints_the_think_node_by_default(kept: Command) -> None:
     assert kept("layers", "show", "dinner").out == kept("layers", "show", "dinner", "--role", "think").out
 
 
@@ -66,7 +66,7 @@ def test_json_holds_sections_and_values(kept: Command) -> None:
         (("dinner", "--db", "none.db"), "none.db"),
     ],
 )
-def test_a_wrong_question_is_one_line(kept: Command, asked: tuple[str, ...], what: str) -> None:
+def test_a_wrong_argument_is_reported_in_one_line(kept: Command, asked: tuple[str, ...], what: str) -> None:
     said = kept("layers", "show", *asked)
     assert said.code == 2 and what in said.err and said.err.count("\n") == 1
 
@@ -76,7 +76,7 @@ def test_a_deleted_session_has_no_layers(kept: Command) -> None:
     assert kept("layers", "show", "dinner").code == 2
 
 
-def test_explain_counts_the_layers_and_says_why_they_are_there(kept: Command) -> None:
+def test_explain_counts_the_layers_and_gives_the_reasons_for_them(kept: Command) -> None:
     said = kept("compile", DEMO, "--db", "system/context.db", "--layers", "dinner", "--budget", "2000", "--explain")
     assert said.code == 0
     assert "layer conversation" in said.out and "for think, priority 3" in said.out

@@ -20,13 +20,13 @@ def damage(db: Path, statement: str) -> None:
         connection.commit()
 
 
-def test_a_sound_record_is_said_to_be_sound(recorded: Command) -> None:
+def test_verify_reports_a_sound_record(recorded: Command) -> None:
     said = recorded("verify")
     assert (said.code, said.out) == (0, "system/context.db: sound\n")
     assert recorded("verify", "--json").json == {"db": "system/context.db", "sound": True, "defects": [], "notes": []}
 
 
-def test_a_changed_record_is_found_out(recorded: Command, tmp_path: Path) -> None:
+def test_verify_finds_a_changed_record(recorded: Command, tmp_path: Path) -> None:
     damage(tmp_path / "system" / "context.db", "UPDATE views SET tokens_sent = 1 WHERE rowid = 2")
     said = recorded("verify")
     assert said.code == 1
@@ -42,20 +42,20 @@ def test_verifying_writes_nothing(recorded: Command, tmp_path: Path) -> None:
     assert (tmp_path / "system" / "context.db").read_bytes() == before
 
 
-def test_pruning_spares_the_newest(recorded: Command) -> None:
+def test_pruning_keeps_the_newest_requests(recorded: Command) -> None:
     said = recorded("prune", "--keep-last", 1)
     assert said.code == 0 and "2 requests removed" in said.out
     assert [view["id"] for view in recorded("views", "list", "--json").json["views"]] == [3]
     assert recorded("verify").code == 0
 
 
-def test_pruning_spares_the_young(recorded: Command) -> None:
+def test_pruning_keeps_requests_younger_than_the_age(recorded: Command) -> None:
     assert recorded("prune", "--older-than", "1d", "--json").json["removed"] == 0
     assert recorded("prune", "--older-than", "0m", "--json").json["removed"] == 3
 
 
 @pytest.mark.parametrize("args", [(), ("--older-than", "soon"), ("--older-than", "30"), ("--older-than", "-3d")])
-def test_pruning_wants_to_be_told_what_may_go(recorded: Command, args: tuple[str, ...]) -> None:
+def test_pruning_requires_an_age_or_a_number(recorded: Command, args: tuple[str, ...]) -> None:
     said = recorded("prune", *args)
     assert said.code == 2 and "30d" in one_line(said)
 
@@ -88,7 +88,7 @@ def test_stats_of_one_session_leave_out_the_others(recorded: Command) -> None:
     assert [line.split()[0] for line in rows] == ["session", "other", "demo", "all", "compiled:", "cost"]
 
 
-def test_an_import_counts_as_no_request(recorded: Command) -> None:
+def test_an_import_does_not_count_as_a_request(recorded: Command) -> None:
     recorded("import", DEMO, "--session", "there")
     said = recorded("stats", "--json").json["total"]
     assert said["requests"] == 3 and said["imported"] == 1
@@ -115,12 +115,12 @@ def test_fallbacks_and_latencies_are_counted() -> None:
     assert total.tokens_saved == 20 * 150
 
 
-def test_nothing_has_no_percentile() -> None:
+def test_an_empty_list_has_no_percentile() -> None:
     assert percentile([], 0.5) is None
     assert percentile([7.0], 0.95) == 7.0
 
 
-def test_a_copy_of_a_record_that_does_not_exist_leaves_no_target(cc: Command, tmp_path: Path) -> None:
+def test_copying_a_missing_record_creates_no_target(cc: Command, tmp_path: Path) -> None:
     said = cc("copy", "none.db", "target.db")
     assert said.code == 2 and "none.db: there is no record here" in said.err
     assert not (tmp_path / "target.db").exists()

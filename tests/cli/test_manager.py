@@ -28,7 +28,7 @@ def session(tmp_path: Path) -> str:
     return "assistant"
 
 
-def test_the_log_marks_where_a_rollback_goes(cc: Command, session: str) -> None:
+def test_the_log_marks_the_commit_that_a_rollback_restores(cc: Command, session: str) -> None:
     said = cc("manager", "log", session)
     lines = said.out.splitlines()
     assert said.code == 0 and len(lines) == 3
@@ -36,7 +36,7 @@ def test_the_log_marks_where_a_rollback_goes(cc: Command, session: str) -> None:
     assert "Auto checkpoint at turn 2" in lines[2] and not lines[2].startswith("→")
 
 
-def test_the_log_is_json_too(cc: Command, session: str) -> None:
+def test_the_log_can_be_printed_as_json(cc: Command, session: str) -> None:
     log = cc("manager", "log", session, "--json").json
     assert log["turns"] == 5 and log["next"] == log["commits"][0]["id"]
     assert [one["turns"] for one in log["commits"]] == [4, 2]
@@ -52,7 +52,7 @@ def test_a_checkpoint_is_made_by_hand(cc: Command, session: str) -> None:
     assert "saved at 5 turns" in cc("manager", "checkpoint", session).out
 
 
-def test_a_rollback_restores_and_the_next_one_goes_further(cc: Command, session: str) -> None:
+def test_a_rollback_restores_and_the_next_one_goes_back_further(cc: Command, session: str) -> None:
     first = cc("manager", "rollback", session, "--yes", "--json").json
     assert (first["turns_lost"], first["turns"]) == (1, 4)
     assert "2 turns lost" in cc("manager", "rollback", session, "--yes").out
@@ -60,7 +60,7 @@ def test_a_rollback_restores_and_the_next_one_goes_further(cc: Command, session:
     assert said.code == 2 and "No checkpoint to rollback to" in one_line(said)
 
 
-def test_a_rollback_goes_to_a_commit_of_the_log(cc: Command, session: str) -> None:
+def test_a_rollback_can_name_a_commit_of_the_log(cc: Command, session: str) -> None:
     newest, oldest = (one["id"] for one in cc("manager", "log", session, "--json").json["commits"])
     for wrong, why in (("nonsense", "has no commit"), ("", "several commits begin with")):
         said = cc("manager", "rollback", session, "--to", wrong, "--yes")
@@ -70,7 +70,7 @@ def test_a_rollback_goes_to_a_commit_of_the_log(cc: Command, session: str) -> No
     assert cc("manager", "rollback", session, "--to", newest, "--yes", "--json").json["turns"] == 4
 
 
-def test_a_rollback_asks_first(cc: Command, session: str) -> None:
+def test_a_rollback_asks_for_confirmation(cc: Command, session: str) -> None:
     said = cc("manager", "rollback", session, input="n\n")
     assert said.code == 1 and "nothing was rolled back" in said.err
     assert cc("manager", "log", session, "--json").json["turns"] == 5
@@ -79,20 +79,24 @@ def test_a_rollback_asks_first(cc: Command, session: str) -> None:
 
 
 @pytest.mark.parametrize("args", COMMANDS, ids=" ".join)
-def test_a_missing_record_is_one_line_and_none_is_made(cc: Command, tmp_path: Path, args: tuple[str, ...]) -> None:
+def test_a_missing_record_is_reported_in_one_line_and_not_created(
+    cc: Command, tmp_path: Path, args: tuple[str, ...]
+) -> None:
     said = cc("manager", args[0], "assistant", *args[1:])
     assert said.code == 2 and "there is no record here" in one_line(said)
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("args", COMMANDS, ids=" ".join)
-def test_an_unknown_session_is_one_line_with_those_like_it(cc: Command, session: str, args: tuple[str, ...]) -> None:
+def test_an_unknown_session_is_reported_in_one_line_with_similar_names(
+    cc: Command, session: str, args: tuple[str, ...]
+) -> None:
     said = cc("manager", args[0], "asistant", *args[1:])
     assert said.code == 2 and "assistant" in one_line(said)
 
 
 @pytest.mark.parametrize("args", COMMANDS, ids=" ".join)
-def test_a_session_that_nobody_manages_is_said_to_be_so(cc: Command, tmp_path: Path, args: tuple[str, ...]) -> None:
+def test_a_session_without_a_manager_is_reported(cc: Command, tmp_path: Path, args: tuple[str, ...]) -> None:
     assert cc("import", DEMO, "--session", "plain", "--db", tmp_path / "system" / "context.db").code == 0
     said = cc("manager", args[0], "plain", *args[1:])
     assert said.code == 2 and "is not managed" in one_line(said)

@@ -32,7 +32,7 @@ def record(tmp_path: Path) -> Path:
     return file
 
 
-def test_stats_have_dollars_and_say_what_is_unknown(cc: Command, record: Path) -> None:
+def test_stats_show_dollars_and_mark_unknown_prices(cc: Command, record: Path) -> None:
     found = {one["session"]: one["costs"] for one in cc("stats", "--db", record, "--json").json["sessions"]}
     known, new = found["known"], found["other"]
     assert 0 < known["sent"] == known["everything"] and known["compiles"] == 0 and known["priced"] == 3
@@ -48,7 +48,7 @@ def test_a_view_has_its_cost(cc: Command, record: Path) -> None:
     assert "unknown: no price is known for nobody-1" in cc("views", "show", 5, "--db", record).out
 
 
-def test_bench_is_priced_by_the_model_that_is_named(cc: Command, tmp_path: Path) -> None:
+def test_bench_uses_the_prices_of_the_named_model(cc: Command, tmp_path: Path) -> None:
     talk = written(tmp_path / "talk.json", chat(6, words=40)[:-1])
     rows = cc("bench", talk, "--budget", 700, "--price", "openai:gpt-5", "--json").json
     assert rows["priced_as"] == "openai:gpt-5" and all(row["money"] > 0 for row in rows["ways"])
@@ -56,7 +56,7 @@ def test_bench_is_priced_by_the_model_that_is_named(cc: Command, tmp_path: Path)
     assert {row["money"] for row in unpriced["ways"]} == {None}
 
 
-def test_a_chat_has_a_budget_and_a_limit_in_money(cc: Command) -> None:
+def test_the_budget_and_limit_of_a_chat_can_be_amounts_of_money(cc: Command) -> None:
     given = ("chat", "--model", "scripted", "--endless", "--json", "--budget", "$0.02")
     said = cc(*given, "--compile-spend-limit", "$0.50", input="Hello.\n")
     assert said.code == 0 and said.json["cost"] is None and "no price is known" in said.err

@@ -28,7 +28,7 @@ def shared(cc: Command, tmp_path: Path) -> Command:
     return cc
 
 
-def test_lists_hold_what_is_of_the_owner(shared: Command) -> None:
+def test_lists_show_only_sessions_of_the_owner(shared: Command) -> None:
     assert {one["owner"] for one in shared("sessions", "list", "--json").json["sessions"]} == {"ann", "bob"}
     assert "owner" in shared("sessions", "list").out
     for more, env in ((("--owner", "ann"), {}), ((), {"CONTEXT_COMPILER_OWNER": "ann"})):
@@ -40,7 +40,7 @@ def test_lists_hold_what_is_of_the_owner(shared: Command) -> None:
     assert shared("sessions", "list", "--owner", "nobody", "--json").json["sessions"] == []
 
 
-def test_a_session_of_several_owners_is_asked_back(shared: Command) -> None:
+def test_a_session_name_shared_by_several_owners_needs_the_owner_option(shared: Command) -> None:
     said = shared("sessions", "show", "chat")
     assert said.code == 2 and "2 owners have a session 'chat', such as 'ann', 'bob'; give --owner" in said.err
     assert "the plan of bob" in shared("sessions", "show", "chat", "--owner", "bob", "--raw").out
@@ -53,7 +53,7 @@ def test_a_view_of_another_owner_is_not_there(shared: Command) -> None:
     assert shared("views", "show", by_owner["ann"], "--owner", "bob").code == 2
 
 
-def test_deleting_a_session_spares_that_of_another_owner(shared: Command) -> None:
+def test_deleting_a_session_keeps_that_of_another_owner(shared: Command) -> None:
     assert shared("sessions", "delete", "chat", "--owner", "ann", "--yes").code == 0
     assert "the plan of bob" in shared("sessions", "show", "chat", "--raw").out
     assert shared("verify").code == 0
@@ -65,7 +65,7 @@ def test_pruning_by_age_and_owner(shared: Command) -> None:
     assert left == {("ann", "chat"), ("bob", "chat"), ("bob", "bobs")}
 
 
-def test_deleting_an_owner_leaves_no_byte_of_them(shared: Command, tmp_path: Path) -> None:
+def test_deleting_an_owner_removes_every_byte_of_their_data(shared: Command, tmp_path: Path) -> None:
     asked = shared("delete", "--owner", "ann", input="n\n")
     assert asked.code == 1 and "2 sessions with 2 requests of owner 'ann'" in asked.err
     assert shared("delete", "--owner", "an", "--yes").code == 2
@@ -83,19 +83,19 @@ def test_deleting_an_owner_leaves_no_byte_of_them(shared: Command, tmp_path: Pat
     assert shared("verify").code == 0
 
 
-def test_what_is_imported_and_compiled_belongs_to_the_owner(shared: Command) -> None:
+def test_imported_and_compiled_sessions_belong_to_the_owner(shared: Command) -> None:
     assert shared("import", DEMO, "--session", "demo", "--owner", "ann").code == 0
     assert shared("compile", DEMO, "--session", "more", "--owner", "ann", "--db", "system/context.db").code == 0
     found = {one["session_id"] for one in shared("sessions", "list", "--owner", "ann", "--json").json["sessions"]}
     assert found == {"chat", "anns", "demo", "more"}
 
 
-def test_an_owner_on_a_record_without_owners_is_told_what_deletes(cc: Command) -> None:
+def test_deleting_an_owner_from_a_record_without_owners_names_sessions_delete_instead(cc: Command) -> None:
     cc("import", DEMO)
     assert "`sessions delete` removes a conversation" in one_line(cc("delete", "--owner", "ann", "--yes"))
 
 
-def test_owners_chat_in_sessions_of_the_same_name(shared: Command, tmp_path: Path) -> None:
+def test_two_owners_can_chat_in_sessions_of_the_same_name(shared: Command, tmp_path: Path) -> None:
     """Neither is told of the other: not by the model's history, not by the transcript, not by recall."""
 
     def talk(owner: str, *lines: str) -> str:
@@ -122,7 +122,7 @@ def test_owners_chat_in_sessions_of_the_same_name(shared: Command, tmp_path: Pat
     ]
 
 
-def test_commands_take_the_vault_of_an_owner_or_ask_for_one(shared: Command, tmp_path: Path) -> None:
+def test_commands_use_the_vault_of_the_owner_and_require_an_owner(shared: Command, tmp_path: Path) -> None:
     vault = "prompts/{owner}"
     for owner in ("ann", "bob"):
         folder = tmp_path / "prompts" / owner / "AssistantMD" / "ContextTemplates"

@@ -48,7 +48,7 @@ def test_events_are_json_lines_and_the_last_is_the_result(cc: Command) -> None:
     assert (events[-1]["kind"], events[-1]["status"]) == ("result", "success")
 
 
-def test_a_person_is_asked_on_the_terminal(tmp_path: Path) -> None:
+def test_a_gate_asks_on_the_terminal(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "context_compiler", "pipeline", "run", str(EXAMPLE), "--simulate"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     given = {"cwd": tmp_path, "env": environment, "capture_output": True, "text": True, "check": False, "timeout": 60}
@@ -56,17 +56,17 @@ def test_a_person_is_asked_on_the_terminal(tmp_path: Path) -> None:
     assert done.returncode == 0 and "Ship it?" in done.stderr and "  [N] No, again" in done.stderr
 
 
-def test_nobody_who_could_be_asked_is_said(cc: Command) -> None:
+def test_a_gate_that_nobody_can_answer_is_reported_as_skipped(cc: Command) -> None:
     done = cc("pipeline", "run", EXAMPLE, "--simulate")
     assert done.code == 1 and "human skipped interaction" in done.out
 
 
-def test_a_stage_without_a_model_is_an_error_that_says_what_to_do(cc: Command) -> None:
+def test_a_stage_without_a_model_fails_with_the_remedy(cc: Command) -> None:
     done = cc("pipeline", "run", EXAMPLE)
     assert done.code == 2 and "'plan' names no model: give --model NAME, or --simulate" in done.err
 
 
-def test_a_run_in_a_folder_is_taken_up_from_it(cc: Command, tmp_path: Path) -> None:
+def test_a_run_kept_in_a_folder_can_be_resumed_from_it(cc: Command, tmp_path: Path) -> None:
     done = cc(
         "pipeline",
         "run",
@@ -86,7 +86,7 @@ def test_a_run_in_a_folder_is_taken_up_from_it(cc: Command, tmp_path: Path) -> N
     assert cc("pipeline", "resume", "runs/one", "--simulate").out == "one success\n"
 
 
-def test_what_is_not_there_is_said(cc: Command) -> None:
+def test_missing_runs_are_reported_with_similar_names(cc: Command) -> None:
     for command in ("show", "resume"):
         said = cc("pipeline", command, "nothing")
         assert said.code == 2 and said.err.startswith("error: system/runs.db: no runs here")
@@ -96,7 +96,7 @@ def test_what_is_not_there_is_said(cc: Command) -> None:
     assert "no run 'frist'; there is 'first'" in cc("pipeline", "show", "frist").err
 
 
-def test_a_name_of_a_run_that_is_no_text_is_one_line(cc: Command) -> None:
+def test_a_run_id_that_is_not_valid_text_is_reported_in_one_line(cc: Command) -> None:
     cc("pipeline", "run", EXAMPLE, "--simulate", "--auto-approve", "--id", "first")
     for command in (
         ("run", EXAMPLE, "--simulate", "--id", "\udcff"),
@@ -114,7 +114,7 @@ def test_a_run_prints_one_document_as_its_result(cc: Command) -> None:
     assert cc("pipeline", "resume", "one", "--json").json == done.json
 
 
-def test_a_failure_is_followed_by_a_plain_edge_only_when_that_is_asked(cc: Command, tmp_path: Path) -> None:
+def test_a_failure_follows_a_plain_edge_only_with_lenient(cc: Command, tmp_path: Path) -> None:
     path = tmp_path / "fails.dot"
     path.write_text(
         'digraph g { start [shape=Mdiamond]; t [shape=parallelogram, tool_command="exit 3"]; '
@@ -125,7 +125,7 @@ def test_a_failure_is_followed_by_a_plain_edge_only_when_that_is_asked(cc: Comma
     assert cc("pipeline", "run", path, "--lenient").code == 0
 
 
-def test_a_limit_of_money_that_is_none_names_its_option(cc: Command) -> None:
+def test_an_invalid_limit_of_money_names_its_option(cc: Command) -> None:
     said = cc("pipeline", "run", EXAMPLE, "--simulate", "--max-cost", "much")
     assert (said.code, said.err) == (2, "error: --max-cost 'much': give US dollars above 0, such as 0.50\n")
 

@@ -34,12 +34,12 @@ def broken(tmp_path: Path) -> Path:
     return path
 
 
-def test_a_sound_graph_passes(cc: Command, sound: Path) -> None:
+def test_a_sound_graph_passes_the_check(cc: Command, sound: Path) -> None:
     said = cc("pipeline", "check", str(sound))
     assert (said.code, said.out) == (0, "1 file, 0 errors, 0 warnings, 0 notes\n")
 
 
-def test_findings_are_a_line_each_with_place_and_remedy(cc: Command, wrong: Path) -> None:
+def test_each_finding_is_one_line_with_place_and_remedy(cc: Command, wrong: Path) -> None:
     said = cc("pipeline", "check", str(wrong))
     assert said.code == 1 and said.err == ""
     lines = said.out.splitlines()
@@ -48,7 +48,7 @@ def test_findings_are_a_line_each_with_place_and_remedy(cc: Command, wrong: Path
     assert lines[-1].startswith("1 file, 2 errors,")
 
 
-def test_a_file_that_cannot_be_read_on_is_shown_with_a_caret(cc: Command, broken: Path, sound: Path) -> None:
+def test_a_syntax_error_is_shown_with_a_caret(cc: Command, broken: Path, sound: Path) -> None:
     said = cc("pipeline", "check", str(sound), str(broken))
     assert said.code == 1
     assert said.out.splitlines() == [
@@ -59,7 +59,7 @@ def test_a_file_that_cannot_be_read_on_is_shown_with_a_caret(cc: Command, broken
     ]
 
 
-def test_a_finding_is_whole_on_a_narrow_terminal(cc: Command, wrong: Path) -> None:
+def test_a_finding_is_shown_in_full_on_a_narrow_terminal(cc: Command, wrong: Path) -> None:
     shown = cc("pipeline", "check", wrong, terminal=60).plain.split()
     assert all(word in shown for word in "unknown attribute 'promt'; did you mean prompt?".split()), shown
 
@@ -74,7 +74,7 @@ def test_findings_as_json(cc: Command, wrong: Path, sound: Path) -> None:
     assert cc("pipeline", "check", str(sound), "--json").json["ok"] is True
 
 
-def test_a_file_that_is_not_there_or_no_text_is_one_line(cc: Command, tmp_path: Path) -> None:
+def test_a_missing_file_or_one_that_is_not_text_is_reported_in_one_line(cc: Command, tmp_path: Path) -> None:
     (tmp_path / "bytes.dot").write_bytes(b"digraph \xff {}")
     for name, why in (("none.dot", "No such file"), ("bytes.dot", "UTF-8")):
         for command in ("check", "draw"):
@@ -83,7 +83,7 @@ def test_a_file_that_is_not_there_or_no_text_is_one_line(cc: Command, tmp_path: 
             assert name in said.err and why in " ".join(said.err.split())
 
 
-def test_what_a_graph_says_cannot_move_the_cursor(cc: Command, tmp_path: Path) -> None:
+def test_text_of_a_graph_cannot_move_the_cursor(cc: Command, tmp_path: Path) -> None:
     path = tmp_path / "evil.dot"
     path.write_text('digraph g { "\x1b[2Jred" [fidelity="\x1b]0;title\x07"]; a [x=\x1b] }')
     assert "\x1b" not in cc("pipeline", "check", str(path)).out
@@ -100,7 +100,7 @@ def test_a_graph_is_drawn_into_a_file_or_printed(cc: Command, sound: Path, tmp_p
     assert cc("pipeline", "draw", str(sound)).out.strip() == svg.strip()
 
 
-def test_a_drawing_that_cannot_be_made_or_written_is_one_line(cc: Command, sound: Path, broken: Path) -> None:
+def test_a_drawing_that_fails_is_reported_in_one_line(cc: Command, sound: Path, broken: Path) -> None:
     said = cc("pipeline", "draw", str(broken))
     assert said.code == 2 and "broken.dot:2:12: this string is not closed" in " ".join(said.err.split())
     said = cc("pipeline", "draw", str(sound), "--out", str(sound.parent / "no" / "x.svg"))

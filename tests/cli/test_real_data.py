@@ -29,7 +29,7 @@ def test_a_coding_session_is_explained(cc: Command, data_folder: Path) -> None:
     check(cc("compile", session, "--budget", 16_000, "--json"))
 
 
-def test_one_of_a_hundred_trajectories_is_chosen(cc: Command, data_folder: Path) -> None:
+def test_one_of_a_hundred_trajectories_can_be_selected(cc: Command, data_folder: Path) -> None:
     many = data_folder / "tau_bench" / "airline.json"
     assert "contains 100 conversations" in cc("compile", many).err
     check(cc("compile", many, "--select", 7, "--budget", 4000, "--json"))

@@ -29,7 +29,9 @@ READERS = [
 
 
 @pytest.mark.parametrize("args", READERS, ids=" ".join)
-def test_a_missing_record_is_one_line_and_none_is_made(cc: Command, tmp_path: Path, args: tuple[str, ...]) -> None:
+def test_a_missing_record_is_reported_in_one_line_and_not_created(
+    cc: Command, tmp_path: Path, args: tuple[str, ...]
+) -> None:
     said = cc(*args)
     assert said.code == 2
     assert "context.db: there is no record here" in one_line(said)
@@ -37,14 +39,16 @@ def test_a_missing_record_is_one_line_and_none_is_made(cc: Command, tmp_path: Pa
 
 
 @pytest.mark.parametrize("args", READERS[:-1], ids=" ".join)
-def test_a_file_that_is_no_record_is_one_line(cc: Command, tmp_path: Path, args: tuple[str, ...]) -> None:
+def test_a_file_that_is_not_a_record_is_reported_in_one_line(
+    cc: Command, tmp_path: Path, args: tuple[str, ...]
+) -> None:
     (tmp_path / "notes.db").write_text("these are notes, and not a database at all" * 50)
     said = cc(*args, "--db", "notes.db")
     assert said.code == 2 and "notes.db: " in one_line(said)
 
 
 @pytest.mark.parametrize("args", [READERS[0], READERS[-1]], ids=" ".join)
-def test_a_folder_that_is_named_as_a_record_is_said_to_be_one(
+def test_a_folder_given_as_the_record_is_refused_as_a_folder(
     cc: Command, tmp_path: Path, args: tuple[str, ...]
 ) -> None:
     (tmp_path / "records").mkdir()
@@ -55,13 +59,13 @@ def test_a_folder_that_is_named_as_a_record_is_said_to_be_one(
 @pytest.mark.parametrize(
     "args", [("views", "show"), ("views", "list", "--limit"), ("prune", "--keep-last")], ids=" ".join
 )
-def test_a_number_beyond_all_numbers_is_said_to_be_one(recorded: Command, args: tuple[str, ...]) -> None:
+def test_a_number_beyond_any_row_is_refused(recorded: Command, args: tuple[str, ...]) -> None:
     said = recorded(*args, "1" + 30 * "0")
     assert said.code == 2 and "a number is larger than any row or count can be" in one_line(said)
 
 
 @pytest.mark.parametrize("args", [("show", "9"), ("diff", "1", "9"), ("replay", "9", "--template", "extractive")])
-def test_an_unknown_view_is_named_with_those_that_there_are(recorded: Command, args: tuple[str, ...]) -> None:
+def test_an_unknown_view_is_reported_with_the_existing_numbers(recorded: Command, args: tuple[str, ...]) -> None:
     said = recorded("views", *args)
     assert said.code == 2 and "no view 9; there are 3, from 1 to 3; `context-compiler views" in one_line(said)
 
@@ -69,12 +73,12 @@ def test_an_unknown_view_is_named_with_those_that_there_are(recorded: Command, a
 @pytest.mark.parametrize(
     "args", [("sessions", "show"), ("sessions", "delete", "--yes"), ("views", "list", "--session")]
 )
-def test_an_unknown_session_is_named_with_those_like_it(recorded: Command, args: tuple[str, ...]) -> None:
+def test_an_unknown_session_is_reported_with_similar_names(recorded: Command, args: tuple[str, ...]) -> None:
     said = recorded(*args, "dmeo")
     assert said.code == 2 and "no session 'dmeo'; there is 'demo'" in one_line(said)
 
 
-def test_an_empty_record_is_said_to_be_empty(recorded: Command) -> None:
+def test_an_empty_record_is_reported_as_empty(recorded: Command) -> None:
     recorded("sessions", "delete", "demo", "--yes")
     assert "contains no sessions yet" in recorded("sessions", "list").out
     assert "contains no views yet" in recorded("views", "list").out
@@ -116,7 +120,7 @@ def test_a_view_is_shown_with_its_exact_messages_and_its_origin(recorded: Comman
     assert "older than the last" in said and "Context summary (compiled):" in said
 
 
-def test_the_raw_history_of_a_view_is_what_was_at_hand(recorded: Command) -> None:
+def test_the_raw_history_of_a_view_is_the_history_at_its_request(recorded: Command) -> None:
     shown = recorded("views", "show", 1, "--raw", "--json").json["messages"]
     raw = json.loads(DEMO.read_bytes())
     said = [[part.get("content") for part in message["parts"]] for message in shown]
@@ -124,7 +128,7 @@ def test_the_raw_history_of_a_view_is_what_was_at_hand(recorded: Command) -> Non
     assert "Raw history: 105" in recorded("views", "show", 1, "--raw").out
 
 
-def test_a_view_without_content_says_why_it_cannot_be_shown(cc: Command, tmp_path: Path) -> None:
+def test_a_view_without_content_shows_why_it_has_none(cc: Command, tmp_path: Path) -> None:
     async def put_facts_only() -> None:
         store = SQLiteStore(tmp_path / "system" / "context.db")
         await store.save(Entry(record=request("raw; content: record is metadata", 1.0), raw=None, view=None))
@@ -136,7 +140,7 @@ def test_a_view_without_content_says_why_it_cannot_be_shown(cc: Command, tmp_pat
     assert cc("views", "list").code == cc("sessions", "show", "s").code == 0
 
 
-def test_diff_tells_what_a_prompt_cache_keeps(recorded: Command) -> None:
+def test_diff_shows_how_much_a_prompt_cache_keeps(recorded: Command) -> None:
     said = recorded("views", "diff", 1, 2, "--json").json
     first, second = (recorded("views", "show", view, "--json").json["messages"] for view in (1, 2))
     assert said["common_messages"] == 1 and first[0]["parts"] == second[0]["parts"]
@@ -145,7 +149,7 @@ def test_diff_tells_what_a_prompt_cache_keeps(recorded: Command) -> None:
     assert "shared    1 message, " in recorded("views", "diff", 1, 2).out
 
 
-def test_a_view_does_not_differ_from_itself(recorded: Command) -> None:
+def test_a_view_has_no_differences_from_itself(recorded: Command) -> None:
     said = recorded("views", "diff", 2, 2)
     assert "100% of the second" in said.out and said.out.endswith("no difference\n")
     assert recorded("views", "diff", 2, 2, "--json").json["diff"] == []
@@ -164,13 +168,13 @@ def test_replay_shows_the_difference_and_writes_nothing(recorded: Command) -> No
     assert len(recorded("views", "list", "--json").json["views"]) == 3
 
 
-def test_a_replay_in_the_same_way_changes_nothing(recorded: Command) -> None:
+def test_a_replay_with_the_same_settings_changes_nothing(recorded: Command) -> None:
     said = recorded("views", "replay", 1, "--template", "extractive", "--json").json
     assert said["before"]["tokens"] == said["after"]["tokens"]
     assert said["summary_diff"] == said["comparison"]["diff"] == []
 
 
-def test_a_replay_takes_what_is_not_said_from_the_view(recorded: Command) -> None:
+def test_a_replay_takes_missing_options_from_the_view(recorded: Command) -> None:
     said = recorded("views", "replay", 3, "--budget", 900)
     assert said.code == 0 and "template  extractive → extractive" in said.out and "budget    4,000 → 900" in said.out
     recorded("views", "replay", 3, "--budget", 900, "--record")
@@ -180,17 +184,17 @@ def test_a_replay_takes_what_is_not_said_from_the_view(recorded: Command) -> Non
     assert said["before"]["budget"] == said["after"]["budget"] and said["after"]["tokens"] < said["before"]["tokens"]
 
 
-def test_a_replay_in_which_nothing_would_differ_is_refused(recorded: Command) -> None:
+def test_a_replay_without_any_difference_is_refused(recorded: Command) -> None:
     said = recorded("views", "replay", 3)
     assert said.code == 2 and "give --template, --budget, --fidelity or --model" in one_line(said)
 
 
-def test_a_replay_with_a_model_that_the_template_of_the_view_would_not_ask_is_refused(recorded: Command) -> None:
+def test_a_replay_with_a_model_that_its_template_does_not_use_is_refused(recorded: Command) -> None:
     said = recorded("views", "replay", 3, "--model", "test")
     assert said.code == 2 and "asks no model; name one that does with --template" in one_line(said)
 
 
-def test_a_replay_says_that_the_template_has_changed_or_is_gone(recorded: Command, tmp_path: Path) -> None:
+def test_a_replay_reports_a_template_that_has_changed_or_is_gone(recorded: Command, tmp_path: Path) -> None:
     own = tmp_path / "own.md"
     own.write_text("---\ncompiler: none\n---\nNotes one.")
     recorded("compile", DEMO, "--template", "own.md", "--db", "system/context.db")
@@ -202,13 +206,13 @@ def test_a_replay_says_that_the_template_has_changed_or_is_gone(recorded: Comman
     assert said.code == 2 and "own" in one_line(said) and "name one with --template" in said.err
 
 
-def test_a_replay_is_recorded_when_that_is_asked_for(recorded: Command) -> None:
+def test_a_replay_is_recorded_only_on_request(recorded: Command) -> None:
     said = recorded("views", "replay", 2, "--template", "extractive", "--budget", 900, "--record")
     assert said.out.endswith("recorded as view 4\n")
     assert recorded("views", "show", 4, "--json").json["view"]["session_id"] == "demo"
 
 
-def test_a_replay_with_a_wrong_template_is_one_line(recorded: Command) -> None:
+def test_a_replay_with_a_wrong_template_is_reported_in_one_line(recorded: Command) -> None:
     said = recorded("views", "replay", 2, "--template", "nothing")
     assert said.code == 2 and "there is no template of that name" in one_line(said)
 
@@ -222,7 +226,7 @@ def test_a_session_is_shown_with_requests_and_history(recorded: Command) -> None
 
 
 @pytest.mark.parametrize("answer", ["n\n", "\n", "no\n"])
-def test_deleting_asks_and_no_means_no(recorded: Command, answer: str) -> None:
+def test_deleting_asks_for_confirmation_and_no_cancels_it(recorded: Command, answer: str) -> None:
     said = recorded("sessions", "delete", "demo", input=answer)
     assert said.code == 1 and "with 3 requests and 105 messages" in said.err and "nothing was deleted" in said.err
     assert len(recorded("sessions", "list", "--json").json["sessions"]) == 1
@@ -244,7 +248,7 @@ def test_deleting_names_the_transcript_that_a_chat_leaves_behind(recorded: Comma
     assert recorded("sessions", "delete", "demo", "--yes", "--json").json["transcripts"] == []
 
 
-def test_deleting_where_nobody_can_answer_needs_yes(recorded: Command) -> None:
+def test_deleting_without_a_terminal_requires_yes(recorded: Command) -> None:
     said = recorded("sessions", "delete", "demo", input="")
     assert said.code == 2 and "give --yes" in said.err
 
@@ -259,7 +263,7 @@ def test_an_import_makes_sessions_that_can_be_listed_and_shown(cc: Command, tmp_
     assert cc("verify").out.endswith("sound\n")
 
 
-def test_importing_twice_adds_nothing_and_says_so(cc: Command, tmp_path: Path) -> None:
+def test_importing_twice_adds_nothing_and_reports_so(cc: Command, tmp_path: Path) -> None:
     written(tmp_path / "chat.json", chat(3))
     cc("import", "chat.json")
     assert cc("import", "chat.json", "--json").json["sessions"][0]["state"] == "known"
@@ -268,7 +272,7 @@ def test_importing_twice_adds_nothing_and_says_so(cc: Command, tmp_path: Path) -
     assert cc("import", "chat.json", "--json").json["sessions"][0]["state"] == "changed"
 
 
-def test_an_import_can_be_of_one_conversation_under_another_name(cc: Command, tmp_path: Path) -> None:
+def test_one_conversation_can_be_imported_under_another_name(cc: Command, tmp_path: Path) -> None:
     written(tmp_path / "chats.json", [chat(1), chat(2)])
     cc("import", "chats.json", "--select", 1, "--session", "mine")
     assert [one["session_id"] for one in cc("sessions", "list", "--json").json["sessions"]] == ["mine"]

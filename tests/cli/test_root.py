@@ -72,12 +72,12 @@ def test_a_summary_names_only_commands_that_exist(cc: Command, name: str) -> Non
 
 
 @pytest.mark.parametrize("name", sorted(GROUPS))
-def test_no_summary_is_cut_off(cc: Command, name: str) -> None:
+def test_no_command_summary_is_truncated(cc: Command, name: str) -> None:
     assert "..." not in cc(name, "--help").out.partition("\nCommands:\n")[2]
 
 
 @pytest.mark.parametrize("args", [(), ("views",), ("templates",)])
-def test_without_a_command_help_is_shown_and_the_code_says_so(cc: Command, args: tuple[str, ...]) -> None:
+def test_without_a_command_help_is_shown_and_the_exit_code_is_2(cc: Command, args: tuple[str, ...]) -> None:
     said = cc(*args)
     assert said.code == 2 and said.out.startswith("Usage: ") and said.err == ""
 
@@ -98,7 +98,7 @@ def test_the_version_is_that_of_the_package(cc: Command) -> None:
         (("prune", "--keep-last", "-1"), "--keep-last"),
     ],
 )
-def test_wrong_usage_is_one_line_that_names_the_help(cc: Command, args: tuple[str, ...], why: str) -> None:
+def test_wrong_usage_is_reported_in_one_line_that_names_the_help(cc: Command, args: tuple[str, ...], why: str) -> None:
     said = cc(*args)
     assert said.code == 2
     assert why in one_line(said) and "--help`" in said.err and "Value error" not in said.err
@@ -117,7 +117,7 @@ def test_help_does_not_wait_for_the_host_to_be_imported() -> None:
 
 
 @pytest.mark.parametrize("command", ["stats", "verify", "export"])
-def test_a_look_at_the_record_does_not_wait_for_the_host_either(command: str, tmp_path: Path) -> None:
+def test_commands_on_the_record_do_not_import_the_host_either(command: str, tmp_path: Path) -> None:
     code = (
         f"import sys; from context_compiler.cli import main; sys.argv[1:] = ['{command}']\n"
         "try: main()\n"
@@ -137,14 +137,14 @@ def test_the_module_is_the_command_line(tmp_path: Path) -> None:
     assert b'"status": "compiled"' in out
 
 
-def test_an_error_of_the_real_command_is_one_line_without_a_traceback(tmp_path: Path) -> None:
+def test_an_error_of_the_real_command_is_reported_in_one_line_without_a_traceback(tmp_path: Path) -> None:
     with started("stats", "--db", "missing.db", cwd=tmp_path) as process:
         out, err = process.communicate(timeout=300)
     assert (process.returncode, out) == (2, b"")
     assert err.startswith(b"error: ") and b"missing.db: there is no record here" in err and err.count(b"\n") == 1
 
 
-def test_a_reader_that_leaves_early_ends_the_command_quietly(demo_record: Path, tmp_path: Path) -> None:
+def test_a_closed_pipe_ends_the_command_quietly(demo_record: Path, tmp_path: Path) -> None:
     with started("export", "--db", str(demo_record), cwd=tmp_path) as process:
         assert process.stdout is not None and process.stderr is not None
         process.stdout.read(10)

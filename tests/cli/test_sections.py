@@ -23,13 +23,13 @@ def named(out: str) -> list[str]:
     return [line.split()[0] for line in out.split(HEADING)[1].strip().splitlines()[1:3]]
 
 
-def test_compile_explains_what_a_summary_was_not_written_from(cc: Command, tight: str) -> None:
+def test_compile_lists_the_sections_left_out_of_the_prompt(cc: Command, tight: str) -> None:
     said = cc("compile", DEMO, "--template", tight, "--model", "test", "--explain")
     assert said.code == 0 and named(said.out) == GONE, said.out
     assert HEADING not in cc("compile", DEMO, "--explain").out
 
 
-def test_a_chat_and_its_record_say_so_too(cc: Command, tight: str) -> None:
+def test_a_chat_and_its_record_list_the_sections_left_out(cc: Command, tight: str) -> None:
     lines = ["Never deploy on Fridays. I want to move the queue to another host and keep all that is in it."]
     lines += [f"Question {at}: what is known of the queue, the lock, the log and the disk? " * 4 for at in range(1, 6)]
     options = ("--model", "scripted:0", "--endless", "--template", tight, "--budget", 1500)

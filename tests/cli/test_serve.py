@@ -14,7 +14,7 @@ if sys.platform == "win32":
 from tests.cli.terminal import terminal
 
 
-def test_ctrl_c_ends_it_without_a_word(tmp_path: Path) -> None:
+def test_ctrl_c_ends_the_server_without_a_message(tmp_path: Path) -> None:
     with terminal(tmp_path, "serve", "--db", "context.db", "--model", "scripted") as screen:
         address = screen.wait_for("/\n").strip()
         with urlopen(f"{address}chat", timeout=60) as page:  # it waits until the pages are served

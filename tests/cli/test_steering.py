@@ -17,7 +17,7 @@ def talk(cc: Command, *lines: str) -> Said:
     return said
 
 
-def test_a_chat_is_compacted_looked_at_and_taken_back(cc: Command) -> None:
+def test_a_chat_can_be_compacted_inspected_and_undone(cc: Command) -> None:
     said = talk(cc, *LINES, "/compact --preview the tickets", "/compact the tickets", "And now?", "/view", "/undo")
     shown = said.out.partition("next request")[2]
     assert "at most" in shown and "a preview: no model was asked" in shown and "of scripted" in shown
@@ -43,7 +43,7 @@ def test_a_chat_is_summarised_from_a_turn_on(cc: Command) -> None:
     assert kept.index("ticket 472") < kept.index("written for this view") < kept.index("And now?")
 
 
-def test_a_preview_stays_one_wherever_it_is_asked_for(cc: Command) -> None:
+def test_a_preview_is_never_applied_wherever_the_option_is_written(cc: Command) -> None:
     said = talk(cc, *LINES, "/compact --from turn 3  --preview the deploys", "/compact --from 3 --preview")
     assert said.out.count("a preview: no model was asked") == 2 and "focus the deploys" in " ".join(said.out.split())
     wrong = talk(cc, "/compact --form turn 3", "/compact --from the start", "/compact --previews")
@@ -51,7 +51,7 @@ def test_a_preview_stays_one_wherever_it_is_asked_for(cc: Command) -> None:
     assert "next request" not in wrong.out and "nothing is compiled" in talk(cc, "/undo").out
 
 
-def test_what_a_chat_cannot_do_is_said(cc: Command) -> None:
+def test_a_command_that_cannot_be_carried_out_reports_the_reason(cc: Command) -> None:
     said = talk(
         cc, "/compact", "/undo", "/pin", "/unpin", "/pin turn 1", *LINES[:1], "/pin turn 5", "/endless off", "/compact"
     )
@@ -66,7 +66,7 @@ def test_what_a_chat_cannot_do_is_said(cc: Command) -> None:
     assert "/compact" in talk(cc, "/help").out
 
 
-def test_each_message_that_goes_is_named_once(recorded: Command) -> None:
+def test_each_dropped_message_is_listed_once(recorded: Command) -> None:
     said = recorded("sessions", "compact", "demo", "--preview").out
     (gone,) = re.findall(r"^  dropped +(.+) \(", said, re.M)
     spans = [range(int(a), int(b or a) + 1) for a, b in re.findall(r"messages? (\d+)(?:-(\d+))?", gone)]
@@ -74,7 +74,7 @@ def test_each_message_that_goes_is_named_once(recorded: Command) -> None:
     assert spans and named == sorted(set(named)), gone
 
 
-def test_sessions_steers_what_a_chat_goes_on_with(cc: Command, tmp_path: Path) -> None:
+def test_the_sessions_command_changes_what_a_chat_continues_with(cc: Command, tmp_path: Path) -> None:
     talk(cc, *LINES)
     assert "no model is asked" in cc("sessions", "compact", "main", "--focus", "tickets", "--preview").out
     done = cc("sessions", "compact", "main", "--focus", "tickets", "--model", "scripted:0", "--json").json

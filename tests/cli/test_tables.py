@@ -27,7 +27,7 @@ def names_in(plain: str) -> list[str]:
 
 
 @pytest.mark.parametrize("width", [60, 80, 120])
-def test_names_that_are_shortened_can_still_be_told_apart_and_typed(long: Command, width: int) -> None:
+def test_shortened_names_stay_distinct_and_can_be_typed(long: Command, width: int) -> None:
     for args in LISTS:
         said = long(*args, terminal=width)
         assert all(len(line) <= width for line in said.plain.splitlines()), said.plain
@@ -41,7 +41,7 @@ def test_a_pipe_gets_every_name_and_every_column(long: Command) -> None:
         assert all(name in said for name in NAMES) and "…" not in said and "wider terminal" not in said
 
 
-def test_columns_for_which_there_is_no_room_are_named(long: Command) -> None:
+def test_columns_that_do_not_fit_are_named_below_the_table(long: Command) -> None:
     for args in LISTS:
         narrow, wide = long(*args, terminal=80).plain, long(*args, terminal=200).plain
         left_away = narrow.split("a wider terminal also shows: ")[1].splitlines()[0].split(", ")
@@ -64,7 +64,7 @@ def test_a_narrow_table_leaves_columns_away_before_it_breaks_words(
     assert said.code == 0 and all(one in " ".join(said.plain.split()) for one in words), said.plain
 
 
-def test_a_shortened_name_is_taken_by_commands(long: Command) -> None:
+def test_commands_accept_a_shortened_name(long: Command) -> None:
     for args in (("views", "list", "--session"), ("stats", "--session"), ("sessions", "show")):
         said = long(*args, "release...final_version/context-helper", "--json").json
         first = (said.get("views") or said["sessions"])[0]
@@ -72,14 +72,14 @@ def test_a_shortened_name_is_taken_by_commands(long: Command) -> None:
         assert long(*args, "release…final").code == 2
 
 
-def test_a_session_that_is_named_by_its_ends_is_the_one_that_is_deleted(long: Command) -> None:
+def test_deleting_by_a_shortened_name_deletes_that_session_only(long: Command) -> None:
     said = long("sessions", "delete", "release…final_version/context-helper", "--yes", "--json").json
     assert said["session"] == NAMES[0]
     left = [one["session_id"] for one in long("sessions", "list", "--json").json["sessions"]]
     assert sorted(left) == sorted(["demo", *NAMES[1:]])
 
 
-def test_a_shortened_name_that_may_be_several_is_refused(long: Command) -> None:
+def test_an_ambiguous_shortened_name_is_refused(long: Command) -> None:
     said = long("sessions", "delete", "release…helper", "--yes")
     assert said.code == 2 and "matches 3 names, such as 'release_notes-" in one_line(said)
 
@@ -88,7 +88,7 @@ def test_a_name_is_never_guessed_from_its_beginning(long: Command) -> None:
     assert long("sessions", "delete", "dem", "--yes").code == 2
 
 
-def test_nothing_but_dots_names_no_session(recorded: Command) -> None:
+def test_a_name_of_dots_matches_no_session(recorded: Command) -> None:
     assert len(recorded("sessions", "list", "--json").json["sessions"]) == 1
     for dots in ("...", "…", "d…", "…o"):
         assert recorded("sessions", "delete", dots, "--yes").code == 2
@@ -99,18 +99,18 @@ def test_names_that_look_shortened_stay_whole() -> None:
     assert abbreviate(names, 12) == names
 
 
-def test_names_that_cannot_be_told_apart_stay_whole() -> None:
+def test_names_that_would_become_equal_are_not_shortened() -> None:
     assert abbreviate(["a" * 20, "a" * 21], 10) == ["a" * 20, "a" * 21]
     assert abbreviate(["short", "x" * 30 + "end"], 12) == ["short", "xxxxx…xxxend"]
     assert abbreviate(["本" * 30], 12) == ["本" * 30]
 
 
-def test_a_shortened_name_stands_for_those_with_its_ends() -> None:
+def test_a_shortened_name_matches_names_with_the_same_ends() -> None:
     assert expand("ab…yz", ["abyz", "abcyz", "bcyz"]) == ["abcyz"]
     assert expand("ab", ["abc"]) == []
 
 
-def test_a_status_line_leaves_out_whole_pieces() -> None:
+def test_a_status_line_omits_whole_items() -> None:
     line = "main · Endless · raw 755 · sent 348 (46%) · cached 0"
     assert fit_pieces(line, 60) == line
     assert fit_pieces(line, 50) == "main · Endless · raw 755 · sent 348 (46%)"
@@ -131,7 +131,7 @@ def test_an_unknown_session_or_run_names_the_command_that_lists_all(long: Comman
     assert "there are 4, such as" in said and said.endswith("`context-compiler sessions list` lists them all")
 
 
-def test_views_with_gaps_are_said_to_have_them(long: Command) -> None:
+def test_an_unknown_view_number_is_reported_with_the_gaps(long: Command) -> None:
     long("sessions", "delete", NAMES[0], "--yes")
     said = one_line(long("views", "show", 4))
     assert "no view 4; there are 5, from 1 to 6 with gaps, the nearest are 2, 3, 5;" in said
@@ -148,7 +148,7 @@ def test_the_demo_fits_eighty_columns(recorded: Command) -> None:
     assert len(bars) == 4 and all("tokens" in line for line in bars)
 
 
-def test_stats_count_compiled_requests_as_the_list_of_views_does(long: Command) -> None:
+def test_stats_and_the_list_of_views_count_compiled_requests_alike(long: Command) -> None:
     long("compile", "-", "--db", "system/context.db", "--budget", 200, input=json.dumps(chat(8)))
     listed = [one["status"].split(";")[0] for one in long("views", "list", "--json").json["views"]]
     total = long("stats", "--json").json["total"]

@@ -27,7 +27,7 @@ def test_a_list_has_the_shipped_templates_with_their_descriptions(cc: Command) -
     assert "chat_compiler" in cc("templates", "list").out
 
 
-def test_a_list_goes_on_past_a_wrong_template_and_names_it(cc: Command, own: Path) -> None:
+def test_a_list_of_templates_skips_a_wrong_one_and_names_it(cc: Command, own: Path) -> None:
     said = cc("templates", "list")
     assert said.code == 0 and "good" in said.out and "wrong" not in said.out
     assert "wrong.md:2: fidelity" in said.err
@@ -42,7 +42,7 @@ def test_a_template_is_shown_with_its_origin_hash_and_text(cc: Command, own: Pat
     assert shown["template"]["sha256"] == digest and shown["wants"] == ["topic"]
 
 
-def test_an_unknown_template_is_one_line_with_names_like_it(cc: Command) -> None:
+def test_an_unknown_template_is_reported_in_one_line_with_similar_names(cc: Command) -> None:
     for command in ("show", "check"):
         said = cc("templates", command, "chat_compile")
         assert said.code == 2 and "did you mean chat_compiler?" in one_line(said)
@@ -83,6 +83,6 @@ def test_any_file_can_be_checked_before_it_is_put_anywhere(cc: Command, tmp_path
     assert said.code == 1 and why in said.out and said.err == ""
 
 
-def test_a_check_renders_and_does_not_only_read(cc: Command, tmp_path: Path) -> None:
+def test_a_check_also_renders_the_template(cc: Command, tmp_path: Path) -> None:
     (tmp_path / "note.md").write_text("{{ 1 / 0 }}")
     assert cc("templates", "check", "note.md").code == 1

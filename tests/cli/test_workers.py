@@ -58,7 +58,7 @@ def test_a_cancelled_run_has_failed(cc: Command, plan: Path) -> None:
     assert again.code == 2 and "has ended" in again.err
 
 
-def test_a_run_that_no_worker_can_run_says_why(cc: Command, plan: Path) -> None:
+def test_a_run_that_no_worker_can_execute_shows_why(cc: Command, plan: Path) -> None:
     cc("pipeline", "submit", plan, "--id", "first")
     cc("pipeline", "submit", plan, "--id", "second", "--simulate")
     said = cc("worker", "--poll", "0.02", "--json", "--until-empty", input="")
@@ -66,7 +66,7 @@ def test_a_run_that_no_worker_can_run_says_why(cc: Command, plan: Path) -> None:
     assert lines[1]["change"] == "put back" and "names no model" in lines[1]["reason"]
 
 
-def test_a_place_without_a_queue_is_named(cc: Command, plan: Path, tmp_path: Path) -> None:
+def test_a_location_without_a_queue_is_named(cc: Command, plan: Path, tmp_path: Path) -> None:
     (tmp_path / "runs").mkdir()
     folder = cc("pipeline", "submit", plan, "--runs", "runs")
     assert folder.code == 2 and "a folder has no queue" in folder.err
@@ -78,7 +78,7 @@ def test_a_place_without_a_queue_is_named(cc: Command, plan: Path, tmp_path: Pat
 
 
 @pytest.mark.parametrize("command", [("worker", "--until-empty"), ("pipeline", "runs"), ("pipeline", "show", "first")])
-def test_without_the_packages_for_postgresql_the_command_that_installs_them_is_named(
+def test_without_the_postgresql_packages_the_install_command_is_shown(
     cc: Command, command: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("context_compiler.lazy.find_spec", lambda name: None)
@@ -86,7 +86,7 @@ def test_without_the_packages_for_postgresql_the_command_that_installs_them_is_n
     assert said.code == 2 and "asyncpg and greenlet not installed: pip install" in one_line(said)
 
 
-def test_a_worker_says_that_it_waits_and_for_what(cc: Command) -> None:
+def test_a_worker_reports_what_it_waits_for(cc: Command) -> None:
     said = cc(*WORKER, "--name", "w1")
     assert (said.out, said.err) == ("", "note: w1 takes runs from system/runs.db; Ctrl-C stops it\n")
 

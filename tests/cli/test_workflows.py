@@ -48,7 +48,7 @@ def test_a_run_that_was_stopped_is_found_by_its_file(cc: Command, steps: Path) -
     assert (again.code, again.out) == (0, "whole success\n")
 
 
-def test_it_goes_on_with_the_stopped_run_rather_than_the_last_one(cc: Command, steps: Path) -> None:
+def test_resume_prefers_a_stopped_run_to_a_later_one_that_ended(cc: Command, steps: Path) -> None:
     asyncio.run(half(str(steps), SQLiteRuns(Path("runs.db")), "report", simulate=True))
     cc("workflow", "run", steps, "--simulate", "--id", "later", "--runs", "runs.db")
     done = cc("workflow", "resume", steps, "--simulate", "--runs", "runs.db")
@@ -62,7 +62,7 @@ def test_the_steps_can_be_drawn(cc: Command, steps: Path) -> None:
     assert ">Plan</text>" in drawn and ">Report</text>" in drawn and cc("workflow", "draw", steps).out == drawn + "\n"
 
 
-def test_show_tells_steps_and_the_last_run(cc: Command, steps: Path) -> None:
+def test_show_lists_the_steps_and_the_last_run(cc: Command, steps: Path) -> None:
     shown = cc("workflow", "show", steps, "--json").json
     assert shown["run"] is None
     assert [(one["step"], one["line"], one["context_helper"]) for one in shown["workflow"]["steps"]] == [
@@ -73,14 +73,14 @@ def test_show_tells_steps_and_the_last_run(cc: Command, steps: Path) -> None:
     assert "Say what was planned." in cc("workflow", "show", steps, terminal=120).plain
 
 
-def test_a_file_that_has_changed_is_not_taken_for_the_one_that_ran(cc: Command, steps: Path) -> None:
+def test_resuming_an_ended_run_of_a_changed_file_is_refused(cc: Command, steps: Path) -> None:
     cc("workflow", "run", steps, "--simulate", "--id", "whole")
     steps.write_text(STEPS + "\n## More\nMore.\n")
     done = cc("workflow", "resume", steps, "--simulate")
     assert done.code == 2 and "the file was changed after run 'whole', which has ended; start a new run" in done.err
 
 
-def test_a_stopped_run_of_an_earlier_text_is_named_with_the_way_to_continue_it(cc: Command, steps: Path) -> None:
+def test_a_stopped_run_of_an_earlier_text_is_named_with_the_command_that_resumes_it(cc: Command, steps: Path) -> None:
     steps.write_text(f"---\nname: My Steps\n---\n{STEPS}")
     asyncio.run(half(str(steps), SQLiteRuns(Path("runs.db")), "report", simulate=True))
     steps.write_text(f"---\nname: My Steps\n---\n{STEPS}More.\n")
@@ -100,7 +100,7 @@ def test_a_run_is_not_resumed_without_a_model(cc: Command, steps: Path, named: t
     assert (cc(*given).code, cc(*given).out) == (0, "r success\n")  # it has ended, so it needs no model
 
 
-def test_check_finds_templates_that_are_not_there_and_says_the_line(cc: Command, steps: Path) -> None:
+def test_check_finds_missing_templates_and_gives_the_line(cc: Command, steps: Path) -> None:
     steps.write_text("## A\n@context-helper chat_compilr\n@modle x\ntext\n")
     done = cc("workflow", "check", steps)
     assert done.code == 1 and "1 file, 1 error, 1 warning, 0 notes" in done.out
@@ -108,7 +108,7 @@ def test_check_finds_templates_that_are_not_there_and_says_the_line(cc: Command,
     assert f"{steps}:3:1: warning directive_known: a: @modle is not known here" in done.out
 
 
-def test_a_run_tells_of_directives_without_effect_and_of_steps_that_ran_as_written(cc: Command, steps: Path) -> None:
+def test_a_run_reports_directives_without_effect_and_failed_context_helpers(cc: Command, steps: Path) -> None:
     steps.write_text("## A\nDo.\n\n## B\n@modle x\n@model\n@context-helper odd\nDo more.\n")
     folder = Path("system/ContextTemplates")
     folder.mkdir(parents=True)
@@ -151,7 +151,7 @@ def test_the_bundled_model_runs_steps_without_a_key(cc: Command, steps: Path) ->
     assert any("context-helper" in one["session_id"] for one in cc("views", "list", "--json").json["views"])
 
 
-def test_what_is_no_workflow_is_refused(cc: Command, steps: Path) -> None:
+def test_a_file_that_is_not_a_workflow_is_refused(cc: Command, steps: Path) -> None:
     steps.write_text("# Only a title\n")
     for command in ("check", "run", "show", "resume"):
         done = cc("workflow", command, steps)
@@ -167,7 +167,7 @@ def test_pipeline_commands_take_workflows_too(cc: Command, steps: Path) -> None:
 
 
 @pytest.mark.skipif(os.name != "posix", reason="there is no SIGKILL on this system")
-def test_a_process_that_is_killed_is_taken_up_by_the_next_one(cc: Command, steps: Path) -> None:
+def test_a_killed_run_is_resumed_by_the_next_process(cc: Command, steps: Path) -> None:
     steps.write_text("".join(f"## Step {n}\n@context-helper extractive\nDo it.\n" for n in range(60)))
     command = [sys.executable, "-m", "context_compiler", "workflow", "run", str(steps), "--simulate", "--events"]
     with subprocess.Popen(

@@ -27,20 +27,20 @@ from tests.support.parts import PNG
 # --- each step alone
 
 
-def test_giants_are_cut_to_a_quarter_of_the_room() -> None:
+def test_large_parts_are_cut_to_a_quarter_of_the_budget() -> None:
     on = bench([user("a"), assistant(LONG), user(LONG, system=LONG), *exchange(1, content=LONG)], room=400)
     assert climb(on, cut_order.truncate_large_parts) == ["a part above a quarter of the budget"] * 2
     assert on.shapes == [WHOLE, Shape(limit=100), WHOLE, WHOLE, Shape(limit=100)]
     checked(on)
 
 
-def test_what_the_user_asks_now_is_no_giant() -> None:
+def test_the_current_prompt_does_not_count_as_a_large_part() -> None:
     on = bench([user(LONG), assistant("b"), user(LONG), *exchange(1), user(LONG, answer("x"))], room=400)
     climb(on, cut_order.truncate_large_parts)
     assert [index for index, shape in enumerate(on.shapes) if shape != WHOLE] == [0]
 
 
-def test_a_part_of_exactly_a_quarter_is_no_giant() -> None:
+def test_a_part_of_exactly_a_quarter_of_the_budget_is_not_cut() -> None:
     on = bench([user("a"), assistant(LONG), user("b")])
     on.room = 4 * on.costs[1]
     assert climb(on, cut_order.truncate_large_parts) == []
@@ -58,7 +58,7 @@ def test_older_turns_go_oldest_first() -> None:
 
 
 @pytest.mark.parametrize(("recent", "left"), [(0, [10]), (5, list(range(11))), (9, list(range(11)))])
-def test_as_many_turns_stay_as_were_asked_for(recent: int, left: list[int]) -> None:
+def test_the_requested_number_of_recent_turns_stays(recent: int, left: list[int]) -> None:
     on = bench(long_history(5, tools_per_turn=0), recent=recent)
     climb(on, cut_order.drop_older_turns)
     assert [index for index in range(11) if index not in gone(on)] == left
@@ -100,14 +100,14 @@ def test_completed_groups_of_the_active_run_become_skeletons() -> None:
     checked(on)
 
 
-def test_then_they_go_oldest_first_without_the_prompt_and_what_is_open() -> None:
+def test_tool_exchanges_of_the_active_run_are_dropped_oldest_first_except_the_open_one() -> None:
     on = bench(RUN)
     assert climb(on, cut_order.drop_active_groups) == ["tool exchange of this turn, over budget"] * 2
     assert gone(on) == [1, 2, 3, 4]
     checked(on)
 
 
-def test_a_file_beside_an_answer_is_no_prompt_but_words_of_the_user_are() -> None:
+def test_a_file_returned_with_a_tool_result_is_not_a_prompt_but_user_text_beside_one_is() -> None:
     filed = [assistant(call("look", "f")), user(answer("f", "See file 1."), "This is file 1:", PNG)]
     steered = [assistant(call("look", "g")), user(answer("g"), "and hurry")]
     pictured = [assistant(call("look", "h")), user(answer("h"), "What is this?", PNG)]
@@ -116,14 +116,14 @@ def test_a_file_beside_an_answer_is_no_prompt_but_words_of_the_user_are() -> Non
     assert gone(on) == [1, 2]
 
 
-def test_the_summary_goes() -> None:
+def test_the_summary_can_be_dropped() -> None:
     on = bench([user("a")])
     on.reserve(500)
     climb(on, cut_order.drop_summary)
     assert (on.summary, on.total) == (0, on.history.tokens)
 
 
-def test_harder_clamps_take_exchanges_then_ties_then_prompts() -> None:
+def test_harder_limits_shorten_exchanges_then_ties_then_prompts() -> None:
     on = bench([user("o"), assistant(call("look", "l", a=LONG)), user(LONG, answer("l"), run_id="s")], room=100)
     steps = [[index for index in range(3) if on.shapes[index] != WHOLE] for _ in cut_order.truncate_harder(on)]
     assert steps[:3] == [[], [1], [1, 2]]
@@ -134,7 +134,7 @@ def test_harder_clamps_take_exchanges_then_ties_then_prompts() -> None:
     assert {drop.reason for drop in on.drops} == {"clamped to fit", "a prompt below a quarter of the room, over budget"}
 
 
-def test_a_prompt_of_a_quarter_of_the_room_stays_whole_while_what_came_with_it_can_be_cut() -> None:
+def test_a_prompt_of_a_quarter_of_the_budget_stays_whole_while_its_results_can_be_cut() -> None:
     ask, late = prose(1, 20), prose(2, 60)
     on = bench([user("o"), assistant(call("look", "l")), user(ask, answer("l", late), run_id="s"), *exchange(3)])
     on.room = 4 * on.counter.text(ask)
@@ -144,7 +144,7 @@ def test_a_prompt_of_a_quarter_of_the_room_stays_whole_while_what_came_with_it_c
     assert prompt.content == ask and result.content != late
 
 
-def test_a_picture_beside_a_prompt_goes_before_its_words() -> None:
+def test_a_picture_beside_a_prompt_is_cut_before_its_text() -> None:
     ask = prose(1, 20)
     on = bench([user(ask, PNG), *exchange(1), *exchange(2)])
     on.room = 4 * on.counter.text(ask)
@@ -154,20 +154,20 @@ def test_a_picture_beside_a_prompt_goes_before_its_words() -> None:
     assert prompt.content[0] == ask and prompt.content[1:] != [PNG]
 
 
-def test_harder_clamps_start_at_half_of_the_room() -> None:
+def test_harder_limits_start_at_half_of_the_budget() -> None:
     on = bench(RUN[:3], room=400)
     limits: list[Any] = [on.shapes[2] and on.shapes[2].limit for _ in cut_order.truncate_harder(on)]
     assert [limit for at, limit in enumerate(limits) if at % 3 == 0][:6] == [200, 100, 50, 25, 12, 6]
 
 
-def test_what_cannot_be_shortened_goes_thinking_first() -> None:
+def test_parts_that_cannot_be_shortened_are_dropped() -> None:
     foreign = CompactionPart(content=LONG, provider_name="acme")
     on = bench([user("a"), assistant(ThinkingPart(content=LONG), foreign, call("look", "x")), user(answer("x"))])
     assert climb(on, cut_order.drop_untruncatable) == ["cannot be shortened, over budget"] * 2
     assert on.shapes[1] == Shape(without=frozenset({Kind.THINKING, Kind.COMPACTION, Kind.OTHER}))
 
 
-def test_of_several_prompts_of_the_active_turn_the_first_and_the_last_stay() -> None:
+def test_the_first_and_last_prompt_of_the_active_turn_stay() -> None:
     history = [user("a", run_id="r")]
     for step in range(3):
         history += [*exchange(step, run_id="r"), user(f"steer {step}", run_id="r")]
@@ -177,7 +177,7 @@ def test_of_several_prompts_of_the_active_turn_the_first_and_the_last_stay() -> 
     assert gone(on) == [3, 6]
 
 
-def test_system_text_is_cut_last_wherever_it_stands() -> None:
+def test_system_text_is_cut_last_wherever_it_is() -> None:
     on = bench([user("a", system=LONG), assistant("b"), user("c", system=f"{LONG} and more")])
     on.drop(range(2), EARLIER_TURN)
     on.cuts.clear()
@@ -212,7 +212,7 @@ def test_the_steps_come_in_their_order() -> None:
 
 
 @pytest.mark.parametrize("step", CUT_ORDER, ids=lambda step: step.__name__)
-def test_a_step_has_the_number_of_its_place_and_of_the_page(step: cut_order.Step) -> None:
+def test_a_step_has_its_number_in_the_order_and_on_the_page(step: cut_order.Step) -> None:
     foreign = CompactionPart(content=LONG, provider_name="acme")
     run = [
         user("a", run_id="r"),
@@ -231,7 +231,7 @@ def test_a_step_has_the_number_of_its_place_and_of_the_page(step: cut_order.Step
     assert f"\n{number}. " in listed and f"\n{len(CUT_ORDER) + 1}. " not in listed
 
 
-def test_nothing_is_done_where_everything_fits() -> None:
+def test_a_view_that_fits_is_not_cut() -> None:
     on = bench(long_history(3), room=100, recent=0)
     assert reduce(on, on.total)
     assert on.drops == ()
@@ -243,13 +243,13 @@ def test_cutting_stops_at_the_first_step_that_fits() -> None:
     assert gone(on) == [0, 1]
 
 
-def test_where_nothing_helps_the_result_is_false() -> None:
+def test_reduce_returns_false_if_no_cut_suffices() -> None:
     on = bench([user(LONG)], room=100, recent=0)
     assert not reduce(on, 2)
     assert on.shapes == [Shape(limit=MIN_PART, prompt=MIN_PART)]
 
 
-def test_a_giant_does_not_cost_the_turns_around_it() -> None:
+def test_a_large_part_does_not_cost_its_neighbouring_turns() -> None:
     history = [*long_history(2, tools_per_turn=0)[:-1], user("x"), assistant(prose(3, 5_000)), user("c")]
     on = bench(history, recent=3)
     assert reduce(on, 1_000)
@@ -275,7 +275,7 @@ def test_totals_add_up_and_nothing_tied_or_grouped_is_split(
 
 
 @given(histories(max_turns=6), st.integers(0, 1_500), st.integers(1, 1_500))
-def test_more_room_never_loses_a_message(history: list[ModelMessage], target: int, more: int) -> None:
+def test_a_larger_budget_never_drops_more_messages(history: list[ModelMessage], target: int, more: int) -> None:
     tight, loose = bench(history, recent=2), bench(history, recent=2)
     reduce(tight, target)
     reduce(loose, target + more)

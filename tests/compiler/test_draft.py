@@ -26,21 +26,21 @@ def test_a_bench_starts_with_everything_at_its_price() -> None:
     assert on.here(1) == WHOLE
 
 
-def test_what_is_set_aside_for_a_summary_counts() -> None:
+def test_room_reserved_for_a_summary_counts() -> None:
     on = bench([user("a")])
     on.reserve(500)
     on.reserve(300)
     assert (on.total, on.summary) == (on.history.tokens + 300, 300)
 
 
-def test_what_is_out_or_loses_nothing_is_not_told_again() -> None:
+def test_a_dropped_or_unshortened_message_is_not_listed_again() -> None:
     on = bench([user("a"), assistant("b"), user("c")])
     on.drop([0], reason("because"))
     on.record_shortened(range(3), reason("again"))
     assert [drop.reason for drop in on.drops] == ["because"]
 
 
-def test_what_is_out_costs_nothing_and_is_dropped_once() -> None:
+def test_a_dropped_message_costs_nothing_and_is_listed_once() -> None:
     on = bench([user("a"), assistant("b"), user("c")])
     on.drop(range(2), reason("because"))
     on.drop(range(2), reason("again"))
@@ -51,7 +51,7 @@ def test_what_is_out_costs_nothing_and_is_dropped_once() -> None:
     checked(on)
 
 
-def test_what_the_host_would_forget_stays_bare() -> None:
+def test_parts_that_the_host_must_see_again_stay_in_a_bare_message() -> None:
     delta = ToolAvailabilityDeltaPart(tools_added=["look"])
     on = bench([user("a", delta, system="be kind"), assistant("b"), user("c")])
     on.drop(range(2), reason("because"))
@@ -61,7 +61,7 @@ def test_what_the_host_would_forget_stays_bare() -> None:
     checked(on)
 
 
-def test_system_text_that_was_said_before_is_carried_once() -> None:
+def test_repeated_system_text_is_kept_once() -> None:
     on = bench([user(str(turn), system="be kind") if turn % 2 == 0 else assistant("b") for turn in range(9)])
     on.drop(range(8), reason("because"))
     assert on.shapes[0] == Shape(bare=True)
@@ -80,7 +80,7 @@ def test_a_smaller_shape_is_taken_only_where_it_saves() -> None:
     checked(on)
 
 
-def test_the_last_message_never_goes() -> None:
+def test_the_last_message_is_never_dropped() -> None:
     on = bench([user("a"), assistant("b"), ModelRequest(parts=[FuturePart(LONG)])])  # pyright: ignore[reportArgumentType]
     on.reshape(2, reason("cut"), without=frozenset({Kind.OTHER}))
     assert on.here(2) == WHOLE
@@ -98,7 +98,7 @@ LATE = [
 """The first turn's call is answered in the second turn; the third is active."""
 
 
-def test_a_tied_message_waits_for_the_other_and_then_both_go() -> None:
+def test_a_tied_message_is_dropped_only_together_with_its_partner() -> None:
     on = bench(LATE)
     on.drop(range(4), reason("old"))
     assert gone(on) == [0, 3]
@@ -119,7 +119,7 @@ def test_a_message_tied_to_the_active_turn_stays() -> None:
     assert gone(on) == [0, 3]
 
 
-def test_where_a_view_would_begin_with_an_answer_a_line_is_priced_in() -> None:
+def test_a_leading_answer_adds_the_cost_of_a_line_before_it() -> None:
     line = counter.text(LEFT_OUT) + MESSAGE_OVERHEAD
     loads: list[Any] = [
         LoadCapabilityCallPart(args={"id": "maps"}, tool_call_id="c"),

@@ -52,19 +52,19 @@ async def one_shot(messages: list[ModelMessage], budget: int = 1_500, **given: A
     return view
 
 
-async def test_what_a_call_was_made_with_stands_with_the_call() -> None:
+async def test_arguments_of_a_call_are_quoted_with_the_call() -> None:
     view = await one_shot(session(*looked(99, "src/shop/cart.py")))
     assert re.search(r"^\[[^\]\n]*tool\] look\(path=src/shop/cart\.py\)", quotes(view), re.M)
 
 
-async def test_pieces_of_a_long_call_do_not_read_like_its_arguments() -> None:
+async def test_pieces_of_a_long_call_are_not_shown_as_its_arguments() -> None:
     body = f"{words(1, 90)} mounts /srv/shop/refunds.py under another name {words(2, 90)}"
     first = [assistant(call("write_file", "w", body=body)), user(answer("w", words(3, 90)))]
     view = await one_shot(session(*first))
     assert re.search(r"write_file\(… [^)\n]*/srv/shop/refunds\.py[^)\n]*\)", quotes(view))
 
 
-async def test_what_a_tool_returned_stands_with_its_field_and_its_call() -> None:
+async def test_a_value_returned_by_a_tool_is_quoted_with_its_field_and_call() -> None:
     first = [
         assistant(call("find", "f", name="Ann")),
         user(answer("f", {"user_id": "ann_lee_3668", "note": words(1, 90)})),
@@ -73,13 +73,13 @@ async def test_what_a_tool_returned_stands_with_its_field_and_its_call() -> None
     assert re.search(r"find\(name=Ann\) → .*user_id[:=] ?ann_lee_3668", quotes(view))
 
 
-async def test_what_a_user_said_stands_with_the_words_around_it() -> None:
+async def test_an_identifier_in_a_prompt_is_quoted_with_the_words_around_it() -> None:
     said = [user("my booking is ZFA04Y, please look it up"), assistant("sure")]
     view = await one_shot([*said, *session()])
     assert re.search(r"\[(turn )?1 ·? ?.*user\] .*booking is ZFA04Y", quotes(view))
 
 
-async def test_a_field_whose_values_were_called_with_keeps_its_other_values() -> None:
+async def test_a_field_keeps_its_values_that_no_call_has_used() -> None:
     ids = [f"QX{number}ZK{number}" for number in range(6)]
     listed = [assistant(call("bookings", "b")), user(answer("b", {"bookings": ids, "seen": words(2, 150)}))]
     used = [message for number in range(3) for message in looked(50 + number, ids[number])]
@@ -89,7 +89,7 @@ async def test_a_field_whose_values_were_called_with_keeps_its_other_values() ->
     assert all(one in quotes(view) for one in ids[3:])
 
 
-async def test_what_is_told_once_is_not_told_again() -> None:
+async def test_an_identifier_is_not_listed_twice() -> None:
     gone = [*looked(98, "src/kept.py"), *looked(99, "src/gone.py")]
     view = await one_shot(session(*gone) + looked(97, "src/kept.py"))
     assert quotes(view).count("src/gone.py") == 1 and quotes(view).count("src/kept.py") <= 1
@@ -104,14 +104,14 @@ async def test_identifiers_of_a_skeleton_are_listed_too() -> None:
     assert "src/deep/hidden.py" in quotes(view)
 
 
-async def test_the_oldest_go_first_when_room_is_short() -> None:
+async def test_the_oldest_entries_are_dropped_first_without_enough_room() -> None:
     first = [message for number in range(60) for message in looked(100 + number, f"src/part/file_{number}.py")]
     view = await one_shot(session(*first, looks=2), 900)
     kept = [int(number) for number in re.findall(r"src/part/file_(\d+)\.py", quotes(view).partition("\n\n")[0])]
     assert kept and 0 not in kept and kept == list(range(kept[0], kept[-1] + 1))
 
 
-async def test_a_ledger_has_no_more_than_its_share() -> None:
+async def test_a_ledger_stays_within_its_share() -> None:
     first = [message for number in range(80) for message in looked(100 + number, f"src/part/file_{number}.py")]
     view = await one_shot([user("go"), *first], 2_000)
     lines = [line for line in quotes(view).splitlines() if line.startswith("[turn 1 · tool]") and " → " not in line]
@@ -137,7 +137,7 @@ async def test_an_identifier_cannot_close_the_fence(attack: str) -> None:
     assert block.count(END) - block.count(f"\\{END}") == 1 and block.rstrip().endswith(END)
 
 
-async def test_its_bytes_stay_until_the_next_advance() -> None:
+async def test_the_ledger_stays_the_same_until_the_next_compile() -> None:
     talker = Talker()
     agent = Agent(talker.model, capabilities=[compiler(budget=4_000)])
     done = await run(agent, "and now?", message_history=[*session(*looked(99, "src/shop/cart.py")), assistant("so.")])
@@ -152,7 +152,7 @@ def booked(number: int) -> dict[str, str]:
     return {**ids, "note": words(number, 150)}
 
 
-async def test_in_the_middle_of_a_turn_a_small_live_view_lists_what_its_calls_may_need() -> None:
+async def test_a_small_live_view_in_a_turn_lists_identifiers_that_its_calls_may_need() -> None:
     chat = [
         user(f"{words(1, 60)} please"),
         assistant(words(2, 60)),
@@ -177,7 +177,7 @@ async def test_in_the_middle_of_a_turn_a_small_live_view_lists_what_its_calls_ma
     assert all(one in sent for one in needed)
 
 
-async def test_quotes_of_a_small_view_in_tool_work_have_a_quarter_of_the_room_at_most() -> None:
+async def test_quotes_of_a_small_view_in_tool_work_take_at_most_a_quarter_of_the_budget() -> None:
     views: list[View] = []
     agent = Agent(Talker().model, capabilities=[compiler(budget=1_000, on_view=views.append)])
     looks = [message for number in range(12) for message in looked(number, f"src/part/file_{number}.py")]
@@ -196,7 +196,7 @@ async def test_tool_work_is_known_before_the_first_compile(budget: int, filler: 
     assert views[-1].status == "raw"
 
 
-async def test_no_fidelity_no_ledger() -> None:
+async def test_a_truncate_view_has_no_ledger() -> None:
     view = await compile_view(
         session(*looked(99, "src/shop/cart.py")), "extractive", 1_500, fidelity="truncate", system=None
     )
@@ -205,6 +205,6 @@ async def test_no_fidelity_no_ledger() -> None:
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(messages=histories())
-async def test_no_history_gets_a_view_over_its_budget_by_it(messages: list[ModelMessage]) -> None:
+async def test_the_ledger_never_puts_a_view_over_its_budget(messages: list[ModelMessage]) -> None:
     view = await compile_view([*long_history(3), *messages, user("so?")], "extractive", 900, system=None)
     assert view.tokens <= 900 or view.status == "floor_over_budget"

@@ -27,7 +27,7 @@ def test_anything_else_is_refused_by_name_and_value(amount: object) -> None:
     assert repr(amount) in str(caught.value)
 
 
-def test_a_share_is_taken_of_a_whole_and_tokens_are_not() -> None:
+def test_a_share_depends_on_the_whole_and_tokens_do_not() -> None:
     assert (amount_tokens(0.5, of=9_001), amount_tokens(700, of=9_001), amount_tokens(None, of=9_001)) == (
         4_500,
         700,
@@ -54,7 +54,7 @@ def test_a_share_is_taken_of_a_whole_and_tokens_are_not() -> None:
         (Arguments(budget=0.000_001), None, None, 1, 1),
     ],
 )
-def test_a_budget_is_what_was_asked_for_within_the_window_less_the_answer(
+def test_the_budget_is_limited_to_the_window_minus_the_answer(
     given: Arguments, window: int | None, max_tokens: int | None, budget: int, allowed: int | None
 ) -> None:
     assert given.whole_budget(window=window, max_tokens=max_tokens) == (budget, allowed)
@@ -65,7 +65,7 @@ def marks(**given: Any) -> tuple[int, int, int]:
     return found.budget, found.high, found.low
 
 
-def test_without_a_trigger_the_high_mark_is_the_budget_and_low_half_way_to_what_is_fixed() -> None:
+def test_without_a_trigger_the_high_mark_is_the_budget_and_the_low_mark_halfway() -> None:
     assert marks() == (10_000, 10_000, 6_000)
 
 
@@ -77,7 +77,7 @@ def test_a_trigger_that_is_a_share_is_one_of_the_budget() -> None:
     assert marks(trigger=0.9) == (10_000, 9_000, 5_500)
 
 
-def test_a_trigger_is_at_least_what_is_fixed_and_a_thousand_tokens_or_half_the_room() -> None:
+def test_a_trigger_is_raised_to_the_fixed_tokens_plus_a_thousand_or_half_the_room() -> None:
     assert marks(trigger=4_000) == (10_000, 4_000, 3_000)
     assert marks(trigger=100) == (10_000, 3_000, 2_500)
     small = limits(Asked(budget=1_000, trigger=100), fixed=200)
@@ -95,17 +95,17 @@ def test_the_templates_threshold_counts_where_the_user_gave_no_trigger() -> None
     assert marks(trigger=8_000, threshold=7_000) == (10_000, 8_000, 5_000)
 
 
-def test_full_waits_for_the_budget_whatever_the_trigger_says() -> None:
+def test_fidelity_full_compiles_only_at_the_budget_whatever_the_trigger() -> None:
     assert marks(trigger=7_000, threshold=6_500, fidelity=Fidelity.FULL) == (10_000, 10_000, 6_000)
 
 
-def test_what_is_fixed_may_be_more_than_the_budget() -> None:
+def test_fixed_tokens_may_exceed_the_budget() -> None:
     found = limits(Asked(budget=1_000), fixed=5_000)
     assert (found.room, found.high, found.low) == (0, 1_000, 5_000)
     assert found.cap(Fidelity.SUMMARY_HIGH) == 0
 
 
-def test_a_ratio_shrinks_what_the_user_gave_to_exact_tokens() -> None:
+def test_a_ratio_reduces_the_given_limits_to_exact_tokens() -> None:
     found = limits(Asked(budget=12_500, trigger=10_000), fixed=2_000, ratio=1.25)
     assert (found.budget, found.high, found.low) == (10_000, 8_000, 5_000)
 

@@ -46,11 +46,11 @@ def test_requests_over_the_budget_are_counted_and_the_worst_is_known() -> None:
     assert (found.requests, found.over, found.worst, found.tokens) == (4, 2, 2.5, 501)
 
 
-def test_a_session_without_requests_comes_to_nothing() -> None:
+def test_a_session_without_requests_has_zero_figures() -> None:
     assert figures([], 100).requests == figures([], 100).cost == figures([], 100).median_ms == 0
 
 
-def test_a_known_beginning_costs_a_tenth_and_the_rest_is_written_anew() -> None:
+def test_a_cached_prefix_costs_a_tenth_and_the_rest_the_price_of_a_cache_write() -> None:
     one, two, three = (READER.one(message) for message in (user("first"), assistant("second"), user("a third one")))
     cache = PromptCache()
     assert cache.charge([one]) == pytest.approx(FRESH * one.tokens)

@@ -38,13 +38,13 @@ async def live_view(messages: list[ModelMessage], budget: int) -> list[str]:
 
 
 @pytest.mark.parametrize("budget", [700, 800, 900, 1_000])
-async def test_one_rule_has_room_in_a_small_view(budget: int) -> None:
+async def test_one_rule_fits_in_a_small_view(budget: int) -> None:
     told = await live_view([*rule(1, beside=f"{prose(1, 200)}."), *long_history(40, 2)], budget)
     assert "Never move container 1" in pinned(told)[0]
 
 
 @pytest.mark.parametrize("budget", [4_000, 16_000])
-async def test_many_rules_leave_the_most_of_it_to_the_rest(budget: int) -> None:
+async def test_many_rules_take_only_a_small_part_of_the_view(budget: int) -> None:
     rules = [message for number in range(200) for message in rule(number)]
     pins, rest = (COUNTER.text(text) for text in pinned(await live_view([*rules, *long_history(60, 2)], budget)))
     assert 0 < 2.8 * pins < pins + rest

@@ -36,7 +36,7 @@ def test_a_text_that_no_step_wrote_has_no_step() -> None:
     assert [reason_of(text) for text in ("", "no room", "the last 2 turns", "older than")] == [None] * 4
 
 
-def test_a_reason_that_misleads_is_shown_in_other_words() -> None:
+def test_a_misleading_reason_is_shown_in_other_words() -> None:
     assert reason_text("recent turn, over budget") == "recent turn, no room left"
     assert reason_text("pinned, over budget") == "pinned, over budget" and reason_text("no room") == "no room"
 

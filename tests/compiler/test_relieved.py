@@ -41,7 +41,7 @@ def past() -> list[ModelMessage]:
     return told
 
 
-async def test_the_prompt_stands_whole_and_the_room_is_used() -> None:
+async def test_the_prompt_stays_whole_and_the_rest_of_the_budget_is_used() -> None:
     history = [*past(), ModelRequest(parts=[UserPromptPart(content=ASKED)])]
     view = await compile_view(history, budget=1_000, system=None)
     assert view.messages[-1].parts[-1] == history[-1].parts[-1]
@@ -92,7 +92,7 @@ class Framing(FunctionModel):
         return [*messages[:-1], replace(last, parts=[*last.parts, UserPromptPart(content=self.note)])]
 
 
-async def test_what_the_host_adds_is_cut_out_of_the_messages_even_where_the_low_mark_is_out_of_reach() -> None:
+async def test_text_that_the_host_adds_is_taken_off_the_messages_even_above_the_low_mark() -> None:
     sent: list[list[ModelMessage]] = []
 
     def work(messages: list[ModelMessage], info: AgentInfo) -> ModelResponse:

@@ -26,7 +26,7 @@ def left_out(room: int, **rules: SectionRule) -> list[str]:
     return [drop.what for drop in dropped]
 
 
-def test_reflections_go_first_then_tool_results_then_the_plan() -> None:
+def test_sections_are_dropped_in_the_order_reflections_tool_results_plan() -> None:
     whole = sum(map(len, GIVEN.values()))
     assert [left_out(whole - 20 * count) for count in range(5)] == [list(EXPENDABLE[:count]) for count in range(5)]
     assert EXPENDABLE == ("reflections", "tool_results", "plan", "topic")
@@ -45,7 +45,7 @@ def test_constraints_and_the_latest_input_are_never_left_out(room: int) -> None:
     assert {drop.what for drop in dropped if not kept[drop.what]} == set(EXPENDABLE)
 
 
-def test_what_is_never_left_out_is_made_smaller_where_everything_else_has_gone() -> None:
+def test_required_sections_are_shortened_once_all_others_are_dropped() -> None:
     many = "\n".join(f"turn {number}: never {number}" for number in range(1, 100))
     kept, dropped = fit_sections({"constraints": many, "latest_input": "x" * 900}, rules={}, room=200, counter=COUNTER)
     assert sum(map(len, kept.values())) <= 200
@@ -54,7 +54,7 @@ def test_what_is_never_left_out_is_made_smaller_where_everything_else_has_gone()
 
 
 @pytest.mark.parametrize("name", BUDGETS)
-def test_a_section_has_the_budget_that_its_template_says_also_if_it_is_larger_than_ours(name: str) -> None:
+def test_the_section_budget_of_a_template_overrides_ours(name: str) -> None:
     text = "word " * (BUDGETS[name] // 2)
     for budget in (100, BUDGETS[name] * 2):
         kept, dropped = fit_sections(
@@ -66,7 +66,7 @@ def test_a_section_has_the_budget_that_its_template_says_also_if_it_is_larger_th
     assert 0 < len(kept[name]) <= BUDGETS[name] and drop.reason == "over its section budget"
 
 
-def test_of_turns_with_a_budget_the_older_go() -> None:
+def test_a_budget_for_recent_turns_drops_the_older_ones() -> None:
     said = [f"User: question {number}" for number in range(10)]
     assert fit_turns(said, rules={}, counter=COUNTER) == (said, ())
     kept, (drop,) = fit_turns(said, rules={"recent_turns": SectionRule(budget=40)}, counter=COUNTER)

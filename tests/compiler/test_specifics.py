@@ -45,7 +45,7 @@ def measured(sort: Sort) -> tuple[float, float, list[object]]:
 
 
 @pytest.mark.parametrize("sort", list(Sort))
-def test_what_is_there_is_found_and_little_else(sort: Sort) -> None:
+def test_specifics_are_found_with_high_precision_and_recall(sort: Sort) -> None:
     assert len(labels(sort)) >= 20 and sum(not expected for _, expected in labels(sort)) >= 8
     precision, recall, wrong = measured(sort)
     print(f"{sort}: precision {precision:.3f}, recall {recall:.3f}")
@@ -54,7 +54,7 @@ def test_what_is_there_is_found_and_little_else(sort: Sort) -> None:
 
 
 @pytest.mark.parametrize("sort", list(Sort))
-def test_what_else_a_text_holds_changes_nothing_that_is_found(sort: Sort) -> None:
+def test_other_text_does_not_change_the_specifics_found(sort: Sort) -> None:
     signs = "\n\n" + " ".join(sorted({sign for row in TABLE for sign in row[2]}))
     for said, _ in labels(sort):
         beside = [one for one in specifics(said + signs) if one.offset < len(said)]
@@ -62,13 +62,13 @@ def test_what_else_a_text_holds_changes_nothing_that_is_found(sort: Sort) -> Non
 
 
 @given(text=texts())
-def test_everything_found_stands_where_it_says(text: str) -> None:
+def test_every_specific_is_found_at_its_offset(text: str) -> None:
     for one in specifics(text):
         assert text[one.offset : one.offset + len(one.verbatim)] == one.verbatim
         assert one.text == comparable_text(one.verbatim)
 
 
-def test_of_a_very_long_text_both_ends_are_read() -> None:
+def test_both_ends_of_a_very_long_text_are_read() -> None:
     text = "see src/first.py " + "x " * (SCANNED + 10) + " see src/last.py"
     found = specifics(text)
     assert [one.verbatim for one in found] == ["src/first.py", "src/last.py"]
@@ -84,12 +84,12 @@ def test_of_a_very_long_text_both_ends_are_read() -> None:
         ('the "Dark Theme" file', "called Dark  Theme by them"),
     ],
 )
-def test_the_same_said_in_another_form_is_told(said: str, told: str) -> None:
+def test_a_specific_in_another_form_counts_as_kept(said: str, told: str) -> None:
     assert all(TextSet(told).holds(one) for one in specifics(said))
 
 
 @pytest.mark.parametrize(
     ("said", "told"), [("order 12345", "order 123456"), ("src/a.py", "src/a.pyc"), ("v1.2", "v1.23")]
 )
-def test_a_piece_of_something_longer_is_not_it(said: str, told: str) -> None:
+def test_a_part_of_a_longer_word_is_not_the_specific(said: str, told: str) -> None:
     assert not any(TextSet(told).holds(one) for one in specifics(said))

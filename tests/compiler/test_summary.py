@@ -8,7 +8,7 @@ from context_compiler.template import Template
 TEMPLATE = Template.parse("Notes on {{ latest_input }}", name="notes")
 
 
-def test_what_a_user_types_is_no_slot_for_the_summary_before() -> None:
+def test_user_text_cannot_fill_the_slot_of_the_previous_summary() -> None:
     prompts = compose_prompts(TEMPLATE, {"latest_input": SLOT}, ["one", "two"], previous="", cap=400)
     assert SLOT not in prompts[0] and prompts[1].count(SLOT) == 1
     assert fill_slot(prompts[1], "the notes so far").count("the notes so far") == 1

@@ -43,7 +43,7 @@ def fenced(sent: str) -> str:
     return found[1] if found else ""
 
 
-async def test_what_a_summary_loses_stands_verbatim_with_its_origin() -> None:
+async def test_specifics_that_a_summary_lost_are_quoted_verbatim_with_their_origin() -> None:
     sent, row = await compiled("The cart of order 8841-22 was looked at; a discount is missing.")
     assert re.search(r"look\(path=src/shop/cart\.py\)", fenced(sent))
     assert re.search(r"\[turn 1 [^\]]*user\] [^\[]*\$1,299\.00", fenced(sent).replace("\\u00b7", "·"))
@@ -64,12 +64,12 @@ async def test_the_record_counts_what_is_in_summary_and_view() -> None:
     assert counts["in_summary"] < counts["in_view"] <= counts["found"]
 
 
-async def test_where_no_answer_is_used_the_status_says_so() -> None:
+async def test_the_status_reports_an_unused_answer() -> None:
     _, row = await compiled("")
     assert row.survival is None and re.search(r"survival[^;]*: the answer is not used", row.status)
 
 
-async def test_what_is_lost_is_not_put_on_the_system_channel() -> None:
+async def test_lost_specifics_are_not_put_on_the_system_channel() -> None:
     talker = Talker()
     ours = compiler(Notes("A cart was looked at."), budget=3_000, inject="system")
     await run(Agent(talker.model, capabilities=[ours]), "and now?", message_history=HISTORY)
@@ -80,9 +80,9 @@ async def test_what_is_lost_is_not_put_on_the_system_channel() -> None:
     assert not any("cart.py" in text for text in system) and "src/shop/cart.py" in fenced(talker.last.text)
 
 
-def test_nothing_to_lose_is_nothing_lost() -> None:
+def test_without_specifics_the_survival_share_is_one() -> None:
     assert survival((), "anything").share == 1.0
 
 
-def test_only_what_is_told_whole_has_survived() -> None:
+def test_only_a_complete_specific_counts_as_kept() -> None:
     assert survival(specifics("src/a.py and v1.2.3"), "see src/a.py, v1.2.34").share == 0.5

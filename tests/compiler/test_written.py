@@ -35,26 +35,26 @@ async def viewed(body: str, budget: int = 2_000) -> View:
 
 
 @pytest.mark.parametrize("error", [ValueError("bug"), KeyError("bug"), OSError(5, "bug"), RecursionError("bug")])
-async def test_whatever_a_model_of_ones_own_raises_is_an_error_of_the_compile(error: Exception) -> None:
+async def test_any_error_of_a_custom_model_becomes_a_compile_error(error: Exception) -> None:
     with pytest.raises(CompileError, match="bug") as caught:
         await compile_view(ASKED, "chat_compiler", 2_000, model=Notes(error).model, system=None)
     assert caught.value.__cause__ is error and (caught.value.model, caught.value.phase) == ("notes", "call")
 
 
-async def test_a_body_that_is_the_note_holds_what_it_asks_for() -> None:
+async def test_a_template_body_used_as_the_note_contains_the_values_it_asks_for() -> None:
     view = await viewed("Left out: {{ turns_left_out }}.\n{{ constraints }}\n{{ recent_turns }}")
     assert view.tokens <= 2_000
     assert "Left out: " in view.summary and "never touch table users_" in view.summary
     assert "[turn " in view.summary and view.summary.count("=== BEGIN") == view.summary.count("=== END")
 
 
-async def test_what_it_asks_for_is_cut_until_the_body_fits() -> None:
+async def test_values_of_a_template_body_are_cut_until_it_fits() -> None:
     view = await viewed("{{ recent_turns }}" * 2)
     assert view.tokens <= 2_000
     assert view.summary.count("=== BEGIN") == view.summary.count("=== END") == 2
 
 
-async def test_a_body_that_never_fits_is_cut_itself() -> None:
+async def test_a_body_that_never_fits_is_truncated() -> None:
     view = await viewed(f"Beginning. {prose(7, 3_000)} {{{{ recent_turns }}}}")
     assert view.tokens <= 2_000 and "Beginning." in view.summary and "=== BEGIN" not in view.summary
 
@@ -82,11 +82,11 @@ async def test_a_raw_history_never_begins_with_an_answer() -> None:
 
 
 @pytest.mark.parametrize("state", ["{}", "[]", "null", "nonsense", '{"v": 1, "kept": 3}'])
-def test_a_cycle_that_cannot_be_read_is_none(state: str) -> None:
+def test_an_unreadable_cycle_is_ignored(state: str) -> None:
     assert Cycle.from_json(state) is None
 
 
-async def test_where_only_an_answer_is_left_of_the_beginning_a_line_stands_before_it() -> None:
+async def test_a_line_is_put_before_a_leading_answer() -> None:
     history = [
         ModelRequest(parts=[answer("nobody", "lost")]),
         ModelResponse(parts=[TextPart("I looked.")]),
@@ -110,7 +110,7 @@ async def test_a_live_view_quotes_less_than_one_view_would_because_every_request
 
 
 @pytest.mark.parametrize("model", ["nobody:knows", "groq:llama"])
-async def test_a_model_that_cannot_be_had_is_said_in_one_kind_of_error(model: str) -> None:
+async def test_an_unavailable_model_raises_a_compile_error_that_names_it(model: str) -> None:
     if model.startswith("groq") and find_spec("groq"):
         pytest.skip("the package of this provider is installed")
     long: list[ModelMessage] = [*TALK, *TALK, *ASKED]
@@ -118,7 +118,7 @@ async def test_a_model_that_cannot_be_had_is_said_in_one_kind_of_error(model: st
         await compile_view(long, "chat_compiler", 4_000, model=model, system=None)
 
 
-async def test_room_that_quotes_have_no_use_for_goes_to_more_of_the_newest_turns() -> None:
+async def test_room_left_by_quotes_is_used_for_more_of_the_newest_turns() -> None:
     history = [*long_history(16, 4, words=250), ModelRequest(parts=[UserPromptPart("And now?")])]
     whole = await compile_view(history, "extractive", 1_000_000, system=None)
     budget = int(whole.tokens * 0.85)
@@ -128,7 +128,7 @@ async def test_room_that_quotes_have_no_use_for_goes_to_more_of_the_newest_turns
     assert history[-40:] == list(filled.messages[-40:])
 
 
-async def test_a_named_fidelity_caps_what_stands_for_the_past_and_leaves_the_newest_turns() -> None:
+async def test_a_named_fidelity_caps_the_summary_and_keeps_the_newest_turns() -> None:
     history = [*long_history(30, 2, words=60), ModelRequest(parts=[UserPromptPart("And now?")])]
     full = await compile_view(history, "extractive", 5_000, fidelity="full", system=None)
     none = await compile_view(history, "extractive", 5_000, fidelity="truncate", system=None)
@@ -137,7 +137,7 @@ async def test_a_named_fidelity_caps_what_stands_for_the_past_and_leaves_the_new
     assert none.messages == asked.messages, "as many newest turns as the template says, where they fit"
 
 
-async def test_what_repair_leaves_out_is_listed_so_that_tokens_add_up() -> None:
+async def test_messages_removed_by_repair_are_listed_so_that_tokens_add_up() -> None:
     orphan = ModelRequest(parts=[answer("nobody asked", prose(3, 300)), UserPromptPart("Where were we?")])
     history = [*TALK[:60], orphan, *ASKED[60:]]
     view = await compile_view(history, "extractive", 1_500, system=None)
@@ -149,7 +149,7 @@ async def test_what_repair_leaves_out_is_listed_so_that_tokens_add_up() -> None:
     assert abs(left - view.ledger["tokens"]["messages"]) <= 8, "but for the frames of note and quotes"
 
 
-async def test_where_repair_leaves_out_what_stood_between_two_answers_a_line_says_so() -> None:
+async def test_a_line_marks_a_message_that_repair_removed_between_two_answers() -> None:
     orphan = ModelRequest(parts=[answer("nobody asked")])
     said = ModelResponse(parts=[TextPart("It is blue.")])
     view = await compile_view([*TALK[:2], orphan, said, *ASKED[-1:]], "extractive", 8_000, system=None)

@@ -65,19 +65,19 @@ def test_ten_turns_are_answered(walk: Walked) -> None:
     assert walk.answers == [lines["reply"] for _, lines in WALK] and len(walk.answers) == 10
 
 
-def test_at_first_nobody_knows_anything(walk: Walked) -> None:
+def test_the_first_turn_has_no_entities(walk: Walked) -> None:
     for node in ("understand", "think", "act"):
         block = walk.blocks[1, node]
         assert "No entities in context." in block and "New conversation." in block
     assert "- Lemon Herb Chicken (saved)\n- Chicken Curry (saved)" in walk.blocks[1, "reply"]
 
 
-def test_what_was_read_need_not_be_read_again(walk: Walked) -> None:
+def test_entities_read_in_earlier_turns_are_listed_as_not_to_be_read_again(walk: Walked) -> None:
     assert "DO NOT re-read: recipe_1\n" in walk.blocks[3, "think"]
     assert "Last turn: Note what the user likes" in walk.blocks[3, "think"]
 
 
-def test_what_is_demoted_leaves_at_once(walk: Walked) -> None:
+def test_a_demoted_entity_disappears_at_once(walk: Walked) -> None:
     assert "`recipe_2`: Chicken Curry" in walk.blocks[2, "understand"], "before it decides"
     assert "Chicken Curry\n" not in walk.blocks[2, "think"].split("## Conversation")[0]
     assert "Demoted: recipe_2" in walk.blocks[2, "think"]
@@ -91,7 +91,7 @@ def test_act_has_the_content_that_was_read(walk: Walked) -> None:
     assert not any("Roast with lemon and thyme." in walk.blocks[4, node] for node in ("understand", "think", "reply"))
 
 
-def test_what_is_generated_stands_apart_until_it_is_saved(walk: Walked) -> None:
+def test_a_generated_entity_is_listed_separately_until_it_is_saved(walk: Walked) -> None:
     assert "Generated, not saved yet:\n- `gen_recipe_1`: Noodle Soup" in walk.blocks[5, "think"]
     assert "- Noodle Soup (not saved yet)" in walk.blocks[5, "reply"]
     assert '"method": "Boil noodles in broth."' in walk.blocks[6, "act"]
@@ -118,12 +118,12 @@ def test_a_blocked_turn_is_seen_by_reply_and_in_the_next_turn(walk: Walked) -> N
     assert f"Blocked last turn: {why}" in walk.blocks[8, "reply"]
 
 
-def test_what_was_demoted_returns_under_its_ref_when_spoken_of(walk: Walked) -> None:
+def test_a_demoted_entity_returns_under_its_ref_when_mentioned(walk: Walked) -> None:
     assert "- `recipe_2`: Chicken Curry" in walk.blocks[9, "think"]
     assert "- Chicken Curry (saved)" in walk.blocks[9, "reply"]
 
 
-def test_what_is_retained_is_named_to_those_who_need_it(walk: Walked) -> None:
+def test_retained_entities_are_named_to_the_nodes_that_need_them(walk: Walked) -> None:
     retained = "Retained from earlier turns:\n- `recipe_1`"
     assert f"{retained}: Lemon Herb Chicken" in walk.blocks[10, "understand"]
     assert "kept because: the user loves it" in walk.blocks[10, "understand"]
@@ -132,13 +132,13 @@ def test_what_is_retained_is_named_to_those_who_need_it(walk: Walked) -> None:
     assert "- Lemon Herb Chicken (saved)" in walk.blocks[10, "reply"], "spoken of, and active again"
 
 
-def test_steps_of_a_turn_are_for_act_and_what_came_of_them_for_reply(walk: Walked) -> None:
+def test_act_gets_the_steps_of_a_turn_and_reply_their_outcomes(walk: Walked) -> None:
     assert "Accomplished: Save Noodle Soup: Saved Noodle Soup" in walk.blocks[6, "reply"]
     assert "- step 1 (generate, recipes): Make up a noodle dish: Made up Noodle Soup" in walk.blocks[5, "think"]
     assert "step 1" not in walk.blocks[5, "reply"] + walk.blocks[5, "understand"]
 
 
-def test_old_turns_are_told_in_short(walk: Walked) -> None:
+def test_old_turns_are_shortened(walk: Walked) -> None:
     assert "Earlier: User: What chicken recipes do I have? | answered:" in walk.blocks[8, "think"]
     assert "Earlier: Turn 1: Find chicken recipes; Turn 2: Note what the user likes" in walk.blocks[10, "think"]
     assert "Earlier" not in walk.blocks[9, "act"] + walk.blocks[10, "reply"]
@@ -151,7 +151,7 @@ def test_every_request_is_within_its_budget_and_on_the_record(walk: Walked) -> N
     assert all(record.tokens_sent <= 4_000 and record.ledger["tokens"]["layers"] > 0 for record in walk.records)
 
 
-def test_each_message_comes_after_what_the_node_is_told(walk: Walked) -> None:
+def test_each_message_follows_the_layers_of_its_node(walk: Walked) -> None:
     for view in walk.views:
         pieces = [str(getattr(part, "content", "")) for message in view.messages for part in message.parts]
         assert "CONTEXT LAYERS" in pieces[0] and "CONTEXT LAYERS" not in pieces[1]
@@ -170,7 +170,7 @@ def test_it_runs_as_a_script_and_prints_the_walk() -> None:
     assert run.stdout.count("━━ turn") == 10 and "think is told" in run.stdout
 
 
-async def test_a_model_that_saves_what_nobody_made_up_is_told_so(tmp_path: Path) -> None:
+async def test_saving_an_entity_that_was_never_generated_is_refused_in_the_tool_result(tmp_path: Path) -> None:
     script = Script()
     assistant = RecipeAssistant(tmp_path, script.models)
     script.turn(5)

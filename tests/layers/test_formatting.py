@@ -59,7 +59,7 @@ def test_reply_gets_labels_and_whether_they_are_saved() -> None:
     )
 
 
-def test_what_need_not_be_read_again_is_one_line_in_order() -> None:
+def test_entities_not_to_be_read_again_are_one_line_in_order() -> None:
     assert format_entity_context(CONTEXT, "do_not_read") == "DO NOT re-read: gen_recipe_1, recipe_2, recipe_10"
     assert format_entity_context(EntityContext(), "do_not_read") == ""
 
@@ -73,7 +73,7 @@ def test_curation_shows_everything() -> None:
 
 
 @pytest.mark.parametrize("mode", ["full", "refs_and_labels", "reply", "curation"])
-def test_nothing_to_show_is_said(mode: str) -> None:
+def test_an_empty_entity_context_is_stated(mode: str) -> None:
     assert format_entity_context(EntityContext(), mode) == "No entities in context."
 
 
@@ -137,7 +137,7 @@ def test_another_depth_is_refused(depth: object) -> None:
         format_conversation_for_prompt(HISTORY, depth)  # pyright: ignore[reportArgumentType] # wrong on purpose
 
 
-def test_no_conversation_is_said() -> None:
+def test_an_empty_conversation_is_stated() -> None:
     assert format_conversation_for_prompt(ConversationHistory(), "full") == "New conversation."
 
 
@@ -159,7 +159,7 @@ TRACE = ReasoningTrace(
 )
 
 
-def test_think_is_told_what_happened_in_full() -> None:
+def test_think_sees_the_last_turns_in_full() -> None:
     assert format_reasoning_for_prompt(TRACE, "think") == (
         "Last turn: Find dinners (decided plan_direct); read: read 5 recipes\n"
         "- step 1 (read, recipes): read 5 recipes\n"
@@ -170,7 +170,7 @@ def test_think_is_told_what_happened_in_full() -> None:
     )
 
 
-def test_act_is_told_steps_and_notes() -> None:
+def test_act_sees_steps_and_notes() -> None:
     assert (
         format_reasoning_for_prompt(TRACE, "act") == "- step 1 (read, recipes): read 5 recipes\n  note: use the first"
     )
@@ -179,7 +179,7 @@ def test_act_is_told_steps_and_notes() -> None:
     )
 
 
-def test_reply_is_told_outcomes() -> None:
+def test_reply_sees_outcomes() -> None:
     assert format_reasoning_for_prompt(TRACE, "reply") == (
         "Phase: exploring\nUser expressed: wants quick meals\nAccomplished: read 5 recipes\nBlocked: no salt"
     )
@@ -192,5 +192,5 @@ def test_no_other_node_has_a_view_of_the_reasoning(node: str) -> None:
 
 
 @pytest.mark.parametrize("node", ["think", "act", "reply"])
-def test_no_reasoning_is_said(node: str) -> None:
+def test_an_empty_trace_is_stated(node: str) -> None:
     assert format_reasoning_for_prompt(ReasoningTrace(), node) == "No prior reasoning context."

@@ -85,7 +85,7 @@ def state_with(text: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize("node", NODES)
 @pytest.mark.parametrize("text", EVIL, ids=range(len(EVIL)))
-def test_no_text_begins_a_heading_or_a_fence(node: str, text: str) -> None:
+def test_text_cannot_begin_a_heading_or_a_fence(node: str, text: str) -> None:
     lines = [line for said in layer_texts(node, state_with(text)).values() for line in said.splitlines()]
     assert not [line for line in lines if line.startswith(("#", "=== ", "`recipe_99"))]
     assert not any(sign in line for line in lines for sign in "\u202e\u2028\x0b\x85")
@@ -106,7 +106,7 @@ def test_ids_never_show_in_an_entity_context_made_by_hand(mode: str) -> None:
     assert UUID not in format_entity_context(made, mode)
 
 
-def test_what_refers_to_another_entity_names_its_ref() -> None:
+def test_a_reference_to_another_entity_in_data_becomes_its_ref() -> None:
     known = SessionIdRegistry()
     known.register_read("recipes", 7, "Soup")
     known.register_read("steps", 8, "Boil", data={"id": 8, "recipe_id": 7, "pan_id": 3, "recipe_ids": [7, 9]})
@@ -134,7 +134,7 @@ def test_a_reference_to_another_entity_is_shown_as_its_ref() -> None:
 
 
 @pytest.mark.parametrize("id", ["recipe_x", "recipes_", "cus_7", "pan_recipe_7", 7, "7", UUID])
-def test_only_what_has_the_form_of_a_ref_is_shown_of_content_made_by_hand(id: object) -> None:
+def test_content_made_by_hand_shows_only_values_in_the_form_of_a_ref(id: object) -> None:
     entity = {"ref": "step_1", "type": "steps", "label": "Boil"}
     given = EntityContext.model_validate({"active": [entity], "data": {"step_1": {"recipe_id": id}}})
     assert '{"recipe_id": "[id]"}' in format_entity_context(given, "full")
@@ -201,7 +201,7 @@ def test_a_label_that_is_a_number_is_shown() -> None:
 
 
 @pytest.mark.parametrize("ref", [None, ["recipe_1"], {"ref": "recipe_1"}, 1])
-def test_what_is_no_ref_is_unknown(ref: Any) -> None:
+def test_a_string_that_is_not_a_ref_is_unknown(ref: Any) -> None:
     known = SessionIdRegistry()
     known.register_read("recipes", 1, "Soup")
     assert not any((known.touch(ref), known.demote(ref), known.drop(ref), known.retain(ref, "why"), ref in known))
@@ -236,7 +236,7 @@ REGISTRY.register_read("recipes", 1, "Soup")
         (lambda: Layers(None).turn(["s"]), "is not a name"),  # pyright: ignore[reportArgumentType]
     ],
 )
-def test_a_wrong_argument_is_refused_by_what_it_is(wrong: Callable[[], object], what: str) -> None:
+def test_a_wrong_argument_is_refused_with_the_reason(wrong: Callable[[], object], what: str) -> None:
     with pytest.raises(LayersError, match=what):
         wrong()
 
@@ -246,11 +246,11 @@ def test_a_value_may_be_given_as_it_was_dumped() -> None:
     assert format_entity_context(ctx.model_dump(), "reply") == format_entity_context(ctx, "reply")  # pyright: ignore[reportArgumentType]
 
 
-async def test_half_a_character_in_what_was_said_loses_no_turn() -> None:
+async def test_a_lone_surrogate_in_a_message_loses_no_turn() -> None:
     stored = await summarise_turn({"user_message": "a \ud83d b", "content_archive": {"x": float("nan")}})
     assert from_json(to_json(stored))["recent_turns"][0]["user"] == "a \ud83d b"
 
 
-async def test_a_turn_with_a_reason_that_is_none_ignores_the_ref() -> None:
+async def test_a_ref_with_an_invalid_reason_is_ignored() -> None:
     done = curate(REGISTRY, retained=["recipe_1"], reasons={"recipe_1": None})  # pyright: ignore[reportArgumentType]
     assert done.ignored == {"recipe_1": "no reason was given"}

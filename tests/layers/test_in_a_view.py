@@ -57,7 +57,7 @@ def _texts(messages: list[ModelMessage]) -> list[str]:
         ("reply", "- Recipe number 1 (saved)", "recipe_1"),
     ],
 )
-async def test_each_role_is_told_its_part_before_its_prompt(role: str, seen: str, unseen: str) -> None:
+async def test_each_role_gets_its_layers_before_its_prompt(role: str, seen: str, unseen: str) -> None:
     text, _ = await told(await session(), role)
     assert seen in text and unseen not in text
     assert text.index(BEGIN) < text.index(END) < text.index("The question.")
@@ -91,7 +91,7 @@ async def test_layers_count_for_what_they_add_to_the_request() -> None:
     assert tokens["messages"] == plain.last_view.ledger["tokens"]["messages"]
 
 
-async def test_the_block_stands_before_the_last_prompt_and_no_other() -> None:
+async def test_the_layers_are_put_before_the_last_prompt_only() -> None:
     text, _ = await told(await session(), "think", long_history(turns=3), budget=30_000)
     between = text[text.index(END) + len(END) : text.index("The question.")]
     assert not between.strip() and text.count(BEGIN) == 1
@@ -107,7 +107,7 @@ async def test_a_history_that_would_fit_alone_makes_room_for_layers() -> None:
     assert view.tokens <= budget and view.ledger["tokens"]["layers"] > 60
 
 
-async def test_what_is_cut_goes_by_priority_with_its_reason() -> None:
+async def test_layers_are_cut_by_priority_with_the_reason() -> None:
     _, view = await told(await session(entities=400), "think", budget=600)
     reasons = {drop.what: drop.reason for drop in view.drops}
     assert reasons["layer entity"] == "no room: priority 1" and "layer conversation" not in reasons
@@ -119,7 +119,7 @@ async def test_a_section_keeps_within_the_budget_of_its_template() -> None:
     assert ("layer entity", "over its section budget") in {(drop.what, drop.reason) for drop in view.drops}
 
 
-async def test_where_there_is_no_room_at_all_the_layers_go_whole() -> None:
+async def test_without_any_room_all_layers_are_left_out() -> None:
     text, view = await told(await session(), "understand", budget=60)
     assert BEGIN not in text and "The question." in text
     assert ("layers", "no room") in {(drop.what, drop.reason) for drop in view.drops}
@@ -161,7 +161,7 @@ async def test_layers_stay_as_they_are_while_a_run_lasts() -> None:
     assert "Found on the way" not in blocks[1] and "Found on the way" in "".join(_texts(talker.last.messages))
 
 
-async def test_layers_that_cannot_be_read_stop_nothing() -> None:
+async def test_unreadable_layers_do_not_stop_a_run() -> None:
     store, errors = MemoryStore(), list[Exception]()
     await store.save_layers("s", "", "{broken", after=0)
     text, view = await told(Layers(store), "think", on_error=errors.append)
@@ -170,7 +170,7 @@ async def test_layers_that_cannot_be_read_stop_nothing() -> None:
     assert [drop.reason for drop in view.drops] == ["failed: LayersError"]
 
 
-async def test_a_template_of_ones_own_says_it_in_other_words(tmp_path: Any) -> None:
+async def test_a_custom_template_words_the_layers_differently(tmp_path: Any) -> None:
     folder = tmp_path / "ContextTemplates" / "layers"
     folder.mkdir(parents=True)
     (folder / "think.md").write_text("My entities: {{ entity }}")
@@ -187,12 +187,12 @@ async def test_a_template_of_ones_own_says_it_in_other_words(tmp_path: Any) -> N
         {"layers": {}, "role": "act"},
     ],
 )
-def test_half_a_wish_and_an_unknown_role_are_refused(wanted: dict[str, Any]) -> None:
+def test_layers_without_a_role_and_unknown_roles_are_refused(wanted: dict[str, Any]) -> None:
     with pytest.raises(SettingsError, match="layers=|role="):
         ContextCompiler(store=None, **wanted)
 
 
-async def test_an_application_may_keep_the_state_itself() -> None:
+async def test_an_application_may_supply_the_state_itself() -> None:
     layers = await session()
     state = await layers.state("s")
     text, view = await told({"s": state}.get, "think")  # pyright: ignore[reportArgumentType] # a function
@@ -201,13 +201,13 @@ async def test_an_application_may_keep_the_state_itself() -> None:
     assert other == text and view.error is None
 
 
-async def test_a_state_that_is_none_stops_nothing() -> None:
+async def test_an_invalid_state_does_not_stop_a_run() -> None:
     errors: list[Exception] = []
     text, _ = await told(lambda _: "nothing", "think", on_error=errors.append)  # pyright: ignore[reportArgumentType]
     assert "The question." in text and [type(error).__name__ for error in errors] == ["LayersError"]
 
 
-async def test_a_history_processor_tells_them_too() -> None:
+async def test_a_history_processor_sends_layers_too() -> None:
     talker = Talker()
     processor = build_compiling_history_processor(
         model="none", store=None, system=None, budget=1_500, layers=await session(), role="think"

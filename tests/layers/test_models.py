@@ -90,7 +90,7 @@ def test_there_are_six_statuses(status: str) -> None:
 
 
 @pytest.mark.parametrize("status", ["created:user", "READ", "", "pending"])
-def test_no_other_status_is_taken(status: str) -> None:
+def test_an_unknown_status_is_refused(status: str) -> None:
     with pytest.raises(ValidationError):
         EntitySnapshot.model_validate({"ref": "a_1", "status": status})
 
@@ -101,6 +101,6 @@ def test_a_pending_state_has_one_of_three_types(kind: str) -> None:
         PendingState.model_validate({"type": kind})
 
 
-def test_a_value_cannot_be_changed_behind_anybodys_back() -> None:
+def test_values_are_immutable() -> None:
     with pytest.raises(ValidationError):
         ENTITY.label = "other"  # pyright: ignore[reportAttributeAccessIssue] # frozen

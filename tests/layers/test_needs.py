@@ -135,7 +135,7 @@ def test_reasoning(node: str, seen: bool, text: str) -> None:
 
 
 @pytest.mark.parametrize("node", NODES)
-def test_what_a_node_may_not_see_is_not_in_its_values_either(node: str) -> None:
+def test_values_hidden_from_a_node_are_missing_from_its_context_too(node: str) -> None:
     context = build_context(node, state())
     if node in ("act", "reply"):
         assert context["entity"].retained == []
@@ -148,18 +148,18 @@ def test_what_a_node_may_not_see_is_not_in_its_values_either(node: str) -> None:
 
 
 @pytest.mark.parametrize("node", NODES)
-def test_no_node_is_shown_an_id_of_the_database(node: str) -> None:
+def test_no_node_sees_a_database_id(node: str) -> None:
     said = "\n".join(layer_texts(node, state()).values())
     assert not any(id in said for id in (*IDS, "__pending__", "forgotten"))
 
 
 @pytest.mark.parametrize("node", NODES)
-def test_nobody_is_shown_what_is_neither_recent_nor_retained(node: str) -> None:
+def test_entities_neither_recent_nor_retained_are_hidden(node: str) -> None:
     assert "Plain Toast" not in told(node, "entity") and "Sea Salt" not in told(node, "entity")
 
 
 @pytest.mark.parametrize(("node", "seen"), [("understand", True), ("think", False), ("act", True), ("reply", False)])
-def test_what_was_deleted_shows_only_where_entities_are_worked_on(node: str, seen: bool) -> None:
+def test_deleted_entities_are_shown_only_to_nodes_that_work_on_entities(node: str, seen: bool) -> None:
     assert ("Burnt Pie" in told(node, "entity")) is seen
 
 
@@ -172,7 +172,7 @@ def test_a_blocked_turn_is_visible_in_the_next(node: str) -> None:
     assert f"{title}: CRUD failed | db_create on inventory: sugar, onions" in said
 
 
-def test_reply_is_told_what_this_turn_asks_and_that_an_old_question_is_answered() -> None:
+def test_reply_sees_the_question_of_this_turn_and_that_an_old_one_is_answered() -> None:
     plan = {"decision": "plan_direct", "goal": "g"}
     assert "Asked before, answered in this turn (clarify): For how many" in told(
         "reply", "conversation", think_output=plan
@@ -182,13 +182,13 @@ def test_reply_is_told_what_this_turn_asks_and_that_an_old_question_is_answered(
     assert "Awaiting the user's answer (propose): Shall I?" in said and "how many" not in said
 
 
-def test_act_is_not_told_what_this_turn_asks() -> None:
+def test_act_does_not_see_the_question_of_this_turn() -> None:
     offer = {"decision": "propose", "goal": "g", "proposal_message": "Shall I?"}
     assert "Shall I?" not in told("act", "conversation", think_output=offer)
     assert build_context("act", state(think_output=offer))["conversation"].pending is None
 
 
-def test_reply_is_told_the_wish_of_this_turn_and_the_outcome_of_the_last() -> None:
+def test_reply_sees_what_the_user_expressed_and_the_outcome_of_the_last_turn() -> None:
     said = told("reply", "reasoning", steps=[])
     assert "User expressed: likes it" in said and "Accomplished last turn: Read the shelf of turn 6: Found 6" in said
 
@@ -212,13 +212,13 @@ def test_building_changes_nothing() -> None:
 
 
 @pytest.mark.parametrize("node", NODES)
-def test_a_stored_registry_builds_what_the_living_one_does(node: str) -> None:
+def test_a_stored_registry_builds_the_same_contexts_as_a_live_one(node: str) -> None:
     assert build_context(node, state(id_registry=registry().to_dict())) == build_context(node, state())
 
 
 @pytest.mark.parametrize("node", NODES)
 @pytest.mark.parametrize("given", [{}, {"id_registry": None, "conversation": None, "current_turn": 0}])
-def test_the_first_turn_has_nothing_to_tell(node: str, given: dict[str, Any]) -> None:
+def test_the_first_turn_has_empty_layers(node: str, given: dict[str, Any]) -> None:
     texts = layer_texts(node, given)
     assert texts["entity"] == "No entities in context."
     assert texts["conversation"] == "New conversation."
@@ -226,7 +226,7 @@ def test_the_first_turn_has_nothing_to_tell(node: str, given: dict[str, Any]) ->
     assert not any(texts.get(name) for name in ("do_not_read", "curation", "results", "archive"))
 
 
-def test_there_are_four_nodes_and_an_unknown_one_is_told_which() -> None:
+def test_an_unknown_node_is_refused_with_the_four_names() -> None:
     assert tuple(NEEDS) == NODES
     with pytest.raises(ValueError, match="understand, think, act, reply"):
         build_context("router", state())

@@ -35,7 +35,7 @@ async def stored(layers: Layers) -> ConversationContext:
 
 
 @pytest.mark.parametrize("subdomain", ["рецепты", "—", "", "食谱"])
-async def test_a_subdomain_that_no_ref_can_have_does_not_end_the_turn(layers: Layers, subdomain: str) -> None:
+async def test_an_unusable_subdomain_does_not_end_the_turn(layers: Layers, subdomain: str) -> None:
     async with layers.turn("s", "hello") as turn:
         turn.did("read", "look", result=[{"id": 1, "рецепт_id": 2, "__id": 3}], subdomain=subdomain)
         shown = turn.context("act")["step_results"]["1"]
@@ -43,7 +43,7 @@ async def test_a_subdomain_that_no_ref_can_have_does_not_end_the_turn(layers: La
     assert len((await stored(layers))["turn_summaries"]) == 1
 
 
-async def test_a_table_that_no_ref_can_have_does_not_end_the_turn(layers: Layers) -> None:
+async def test_an_unusable_table_name_does_not_end_the_turn(layers: Layers) -> None:
     async with layers.turn("s", "hello") as turn:
         turn.did("read", "look", result=("db_read", "-", [{"id": 1}]))
         assert turn.context("act")["step_results"]["1"] == ["db_read", "-", [{}]]
@@ -70,19 +70,19 @@ def list_of_itself() -> list[Any]:
 
 
 @pytest.mark.parametrize("make", [rows_that_know_their_parent, lists_in_lists, list_of_itself])
-async def test_a_result_that_stands_in_itself_is_shown_once(layers: Layers, make: Any) -> None:
+async def test_a_result_that_contains_itself_is_shown_once(layers: Layers, make: Any) -> None:
     async with layers.turn("s", "hello") as turn:
         turn.did("read", "look", result=make(), subdomain="recipes")
         assert len(turn.prompt("act", "go on")) < 20_000
     assert len((await stored(layers))["turn_summaries"]) == 1
 
 
-def test_bytes_that_are_no_text_survive_json() -> None:
+def test_bytes_that_are_not_text_survive_json() -> None:
     kept = from_json(to_json({"content_archive": {"image": b"\xff\xfe", "text": "half \ud800"}}))
     assert kept["content_archive"] == {"image": "__4=", "text": "half \ud800"}
 
 
-def test_what_is_curated_in_two_calls_is_recorded_wholly() -> None:
+def test_two_curation_calls_of_one_turn_are_merged() -> None:
     turn = Layers(None).turn("s", "hello")
     known = SessionIdRegistry()
     turn.state["id_registry"] = known
@@ -108,7 +108,7 @@ def test_an_entity_that_is_saved_twice_keeps_its_ref() -> None:
     assert [known.register_created("recipes", 7, "Soup", gen_ref=made) for _ in range(2)] == [made, made]
 
 
-def test_no_ref_means_two_things_whatever_types_are_called() -> None:
+def test_refs_are_unique_whatever_the_types_are_called() -> None:
     known = SessionIdRegistry()
     made, read = known.register_generated("recipes", "Soup", {}), known.register_read("gen_recipes", 1, "Stew")
     again = SessionIdRegistry.from_dict(known.to_dict())
@@ -118,27 +118,27 @@ def test_no_ref_means_two_things_whatever_types_are_called() -> None:
 
 
 @pytest.mark.parametrize("written", [UUID.upper(), UUID.replace("-", "")])
-def test_a_uuid_is_one_entity_however_it_is_written(written: str) -> None:
+def test_a_uuid_is_one_entity_in_every_notation(written: str) -> None:
     known = SessionIdRegistry()
     assert known.register_read("recipes", UUID, "Soup") == known.register_read("recipes", written, "Soup")
     assert SessionIdRegistry.from_dict(known.to_dict()).ref_of("recipe", written) == "recipe_1"
 
 
 @pytest.mark.parametrize("before", range(160, 205, 4))
-def test_no_half_of_an_id_is_left_where_a_label_is_cut(before: int) -> None:
+def test_cutting_a_label_leaves_no_part_of_an_id(before: int) -> None:
     known = SessionIdRegistry()
     known.register_read("recipes", 1, f"{'x' * before} {UUID}")
     assert UUID[:5] not in format_entity_context(get_entity_context(known), "refs_and_labels")
 
 
-async def test_no_half_of_an_id_is_left_where_an_answer_is_cut(layers: Layers) -> None:
+async def test_cutting_an_answer_leaves_no_part_of_an_id(layers: Layers) -> None:
     async with layers.turn("s", "hello") as turn:
         turn.registry.register_read("recipes", UUID, "Soup")
         turn.answered(f"{'x' * 290} {UUID} {'y' * 400}")
     assert UUID[:5] not in (await stored(layers))["recent_turns"][0]["assistant_summary"]
 
 
-async def test_a_model_that_fails_before_it_is_waited_for_ends_no_turn() -> None:
+async def test_a_summary_that_fails_in_the_background_ends_no_turn() -> None:
     def broken(prompt: str) -> Any:
         raise RuntimeError("no key")
 
@@ -162,13 +162,13 @@ async def test_a_model_that_never_answers_holds_no_session() -> None:
     assert "message 1" in (await stored(layers))["history_summary"]
 
 
-def test_act_is_told_what_a_turn_holds_without_a_registry() -> None:
+def test_act_sees_the_results_of_a_turn_without_a_registry() -> None:
     turn: Turn = Layers(None).turn("s", "hello")
     turn.did("read", "look", result={"id": UUID})
     assert build_act_context({**turn.state})["step_results"] == {"1": {}}
 
 
-async def test_a_task_that_would_wait_for_itself_is_told_so_whichever_layers_it_asks(tmp_path: Path) -> None:
+async def test_a_task_that_would_wait_for_its_own_turn_is_refused(tmp_path: Path) -> None:
     first, second = Layers(tmp_path / "context.db"), Layers(tmp_path / "context.db")
     async with asyncio.timeout(300), first.turn("s", "hello"):
         with pytest.raises(LayersError, match="in a turn already"):

@@ -75,7 +75,7 @@ async def test_entities_that_are_dropped_leave_no_page(store: SQLStore) -> None:
 
 
 @pytest.mark.parametrize("seed", range(6))
-async def test_processes_that_take_turns_have_the_entities_of_one(store: SQLStore, seed: int) -> None:
+async def test_processes_that_take_turns_share_the_entities_of_a_session(store: SQLStore, seed: int) -> None:
     draw, alone = Random(seed), SessionIdRegistry()
     processes = [Layers(store), Layers(store), Layers(store)]
     for number in range(1, 15):
@@ -104,7 +104,7 @@ def moves(draw: Random) -> list[tuple[str, Any]]:
     return cast("list[tuple[str, Any]]", found)
 
 
-async def test_a_session_that_was_deleted_and_made_anew_is_the_new_one(store: SQLStore) -> None:
+async def test_a_session_deleted_and_created_again_has_only_the_new_entities(store: SQLStore) -> None:
     layers = Layers(store)
     await fill(layers)
     await store.delete("s")
@@ -118,7 +118,7 @@ async def test_a_session_that_was_deleted_and_made_anew_is_the_new_one(store: SQ
         assert turn.registry.register_read("recipes", 1, "Recipe") == f"recipe_{2 * PAGE + 1}"
 
 
-async def test_a_state_of_an_earlier_version_goes_on_in_pages(store: SQLStore) -> None:
+async def test_a_state_of_an_earlier_version_is_continued_in_pages(store: SQLStore) -> None:
     known = SessionIdRegistry()
     known.set_turn(1)
     for number in range(2 * PAGE):
@@ -160,7 +160,7 @@ class WholeStore:
         return after + 1
 
 
-async def test_a_store_that_knows_no_pages_has_all_in_the_state() -> None:
+async def test_a_store_without_pages_keeps_everything_in_the_state() -> None:
     store = WholeStore()
     layers = Layers(cast(Store, store))
     await fill(layers)
@@ -171,7 +171,7 @@ async def test_a_store_that_knows_no_pages_has_all_in_the_state() -> None:
 
 
 @pytest.mark.parametrize("change", ["DELETE FROM layer_pages", "UPDATE layer_pages SET body = '{}'"])
-async def test_pages_that_somebody_edits_in_the_file_are_found(tmp_path: Path, change: str) -> None:
+async def test_pages_edited_in_the_file_are_detected(tmp_path: Path, change: str) -> None:
     store = SQLiteStore(tmp_path / "context.db")
     await fill(Layers(store), 3)
     await store.close()

@@ -51,7 +51,7 @@ def test_an_entity_is_in_one_tier_at_most_and_survives_json(moves: list[tuple[An
 
 
 @given(st.lists(acts, max_size=12), texts, texts, st.sampled_from(sorted(NEEDS)), st.integers(0, 600))
-def test_what_is_told_fits_its_room_and_shows_no_id(
+def test_the_layers_fit_their_room_and_show_no_id(
     moves: list[tuple[Any, ...]], said: str, noted: str, role: str, room: int
 ) -> None:
     known = played(moves)

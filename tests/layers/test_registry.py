@@ -77,14 +77,14 @@ def test_an_entity_is_active_for_two_more_turns(age: int, active: bool) -> None:
     assert tiers(known, 5 + age)["active"] == (["recipe_1"] if active else [])
 
 
-def test_the_window_can_be_another() -> None:
+def test_the_window_of_active_turns_is_configurable() -> None:
     known = SessionIdRegistry()
     known.set_turn(1)
     known.register_read("recipes", 1, "a")
     assert get_entity_context(known, 8, window=7).active and not get_entity_context(known, 9, window=7).active
 
 
-def test_turn_zero_counts_as_said() -> None:
+def test_turn_zero_is_accepted_as_a_number() -> None:
     known = SessionIdRegistry()
     known.set_turn(9)
     known.register_read("recipes", 1, "a")
@@ -102,7 +102,7 @@ def test_a_retained_entity_is_in_one_tier_only() -> None:
     assert tiers(known, 4) == {"active": [], "generated": [], "retained": ["recipe_1"]}
 
 
-def test_what_was_generated_stays_however_old_until_it_is_dropped() -> None:
+def test_a_generated_entity_stays_until_it_is_dropped() -> None:
     known = SessionIdRegistry()
     known.set_turn(1)
     known.register_generated("recipes", "a", {})
@@ -111,7 +111,7 @@ def test_what_was_generated_stays_however_old_until_it_is_dropped() -> None:
     assert tiers(known, 1_000)["generated"] == []
 
 
-def test_a_demoted_entity_leaves_at_once_and_returns_when_spoken_of() -> None:
+def test_a_demoted_entity_disappears_at_once_and_returns_when_mentioned() -> None:
     known = SessionIdRegistry()
     known.set_turn(2)
     known.register_read("recipes", 1, "a")
@@ -138,7 +138,7 @@ def test_unknown_refs_are_ignored_and_reported() -> None:
     assert not any((known.touch("pan_1"), known.demote("pan_1"), known.drop("pan_1"), known.retain("pan_1", "x")))
 
 
-def test_curation_says_what_was_done_and_does_it() -> None:
+def test_curation_is_applied_and_reports_the_changes() -> None:
     known = registry()
     done = curate(
         known, retained=["recipe_3", "recipe_1"], demoted=["recipe_1"], reasons={"recipe_3": "b", "recipe_1": "old"}
@@ -197,24 +197,24 @@ def test_a_broken_registry_is_refused_with_the_place(given: object, what: str) -
 
 
 @pytest.mark.parametrize("id", [None, "", "  ", 1.5, True, ["x"]])
-def test_what_is_no_id_is_refused(id: object) -> None:
+def test_an_invalid_id_is_refused(id: object) -> None:
     with pytest.raises(LayersError, match="is not an id"):
         SessionIdRegistry().register_read("recipes", id, "x")
 
 
 @pytest.mark.parametrize("type", ["", "  ", "###"])
-def test_what_is_no_type_is_refused(type: str) -> None:
+def test_an_invalid_type_is_refused(type: str) -> None:
     with pytest.raises(LayersError, match="is not a valid entity type"):
         SessionIdRegistry().register_read(type, 1, "x")
 
 
 @pytest.mark.parametrize("turn", [-1, True, "3", None, 2.0])
-def test_what_is_no_turn_is_refused(turn: object) -> None:
+def test_an_invalid_turn_is_refused(turn: object) -> None:
     with pytest.raises(LayersError, match="is not a turn"):
         SessionIdRegistry().set_turn(turn)  # pyright: ignore[reportArgumentType] # wrong on purpose
 
 
-def test_tiers_are_the_same_whatever_the_registry_has_been_through() -> None:
+def test_tiers_do_not_depend_on_the_history_of_the_registry() -> None:
     """Only entities that may be shown are looked at, and they are found again after a change as after a restart."""
     dice, known, refs = Random(7), SessionIdRegistry(), list[str]()
     for turn in range(1, 60):
@@ -249,7 +249,7 @@ def test_old_entities_are_not_looked_at() -> None:
     assert [row["ref"] for row in known.rows_near(498)] == ["recipe_3", "recipe_499", "recipe_500"]
 
 
-def test_a_change_in_a_copy_is_not_seen_in_what_it_was_copied_from() -> None:
+def test_a_change_in_a_copy_does_not_change_the_original() -> None:
     known = SessionIdRegistry()
     known.set_turn(1)
     known.register_read("recipes", 1, "Soup")
@@ -266,7 +266,7 @@ def test_a_change_in_a_copy_is_not_seen_in_what_it_was_copied_from() -> None:
     assert tiers(known)["active"] == ["recipe_2"] and tiers(copy)["active"] == ["recipe_1", "recipe_3"]
 
 
-def test_content_is_shown_anew_when_an_id_in_it_becomes_known() -> None:
+def test_content_is_rendered_again_when_an_id_in_it_becomes_known() -> None:
     other = uuid4()
     known = SessionIdRegistry()
     known.set_turn(1)

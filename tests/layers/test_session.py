@@ -37,7 +37,7 @@ async def test_turns_are_counted_from_one_and_remembered(store: Store) -> None:
         assert [one.ref for one in turn.context("think")["entity"].active] == ["recipe_2", "recipe_3"]
 
 
-async def test_sessions_know_nothing_of_each_other(store: Store) -> None:
+async def test_sessions_are_separate(store: Store) -> None:
     layers = Layers(store)
     await one_turn(layers, "s", "a")
     assert (await layers.conversation("other"))["recent_turns"] == []
@@ -64,7 +64,7 @@ async def test_concurrent_turns_of_a_session_wait_for_each_other(store: Store) -
     assert len(stored["id_registry"]["entities"]) == 12, "no turn wrote over another"
 
 
-async def test_a_turn_begins_when_the_one_before_is_stored_and_not_only_over(store: Store) -> None:
+async def test_a_turn_waits_until_the_turn_before_it_is_stored(store: Store) -> None:
     asked, answer = asyncio.Event(), asyncio.Event()
 
     async def ask(prompt: str) -> str:
@@ -100,7 +100,7 @@ async def test_turns_of_two_sessions_do_not_wait(store: Store) -> None:
         assert second.number == 1
 
 
-async def test_a_turn_that_fails_is_stored_as_blocked_and_fails_all_the_same(store: Store) -> None:
+async def test_a_failing_turn_is_stored_as_blocked_and_still_raises(store: Store) -> None:
     layers = Layers(store)
     with pytest.raises(ZeroDivisionError):
         async with layers.turn("s", "divide"):
@@ -110,7 +110,7 @@ async def test_a_turn_that_fails_is_stored_as_blocked_and_fails_all_the_same(sto
         assert "Blocked: ZeroDivisionError: by zero" in turn.prompt("think", "plan")
 
 
-async def test_a_turn_that_is_cancelled_never_was(store: Store) -> None:
+async def test_a_cancelled_turn_is_not_stored(store: Store) -> None:
     layers, begun = Layers(store), asyncio.Event()
 
     async def endless() -> None:
@@ -126,7 +126,7 @@ async def test_a_turn_that_is_cancelled_never_was(store: Store) -> None:
     assert await one_turn(layers, "s", "next") == 1
 
 
-async def test_what_a_turn_did_that_is_not_stored_is_not_there_in_the_next(store: Store) -> None:
+async def test_changes_of_a_turn_that_is_not_stored_are_discarded(store: Store) -> None:
     layers = Layers(store)
     async with layers.turn("s", "read") as turn:
         turn.registry.register_read("recipes", 1, "Soup")
@@ -139,7 +139,7 @@ async def test_what_a_turn_did_that_is_not_stored_is_not_there_in_the_next(store
         assert [one.ref for one in turn.registry] == ["recipe_1"]
 
 
-async def test_another_process_and_this_one_take_turns(store: Store) -> None:
+async def test_two_processes_can_take_turns(store: Store) -> None:
     here, there = Layers(store), Layers(store)
     for number in range(1, 5):
         async with (here if number % 2 else there).turn("s", "read") as turn:
@@ -147,7 +147,7 @@ async def test_another_process_and_this_one_take_turns(store: Store) -> None:
             assert len(turn.registry) == turn.number == number
 
 
-async def test_a_turn_that_cannot_begin_lets_the_next_try(store: Store) -> None:
+async def test_a_turn_that_cannot_begin_does_not_block_the_next(store: Store) -> None:
     await store.save_layers("s", "", "{broken", after=0)
     layers = Layers(store)
     for _ in range(2):

@@ -56,27 +56,27 @@ async def test_a_turn_is_stored_under_the_keys_of_the_schema() -> None:
     assert stored["turn_summaries"][0]["think_goal"] == stored["engagement_summary"] == "goal 1"
 
 
-async def test_five_turns_are_kept_whole_and_older_ones_in_short() -> None:
+async def test_five_turns_are_kept_whole_and_older_ones_shortened() -> None:
     stored = await session(8)
     assert [turn["user"] for turn in stored["recent_turns"]] == [f"question {turn}" for turn in (4, 5, 6, 7, 8)]
     assert stored["history_summary"].splitlines()[0] == "User: question 1 | answered: answer 1"
     assert len(stored["history_summary"].splitlines()) == 3
 
 
-async def test_two_summaries_are_kept_and_older_ones_by_their_goal() -> None:
+async def test_two_summaries_are_kept_and_older_ones_as_their_goal() -> None:
     stored = await session(5)
     assert [one["turn_num"] for one in stored["turn_summaries"]] == [4, 5]
     assert stored["reasoning_summary"] == "Turn 1: goal 1; Turn 2: goal 2; Turn 3: goal 3"
 
 
-async def test_nothing_grows_without_end_and_the_newest_stays() -> None:
+async def test_the_summaries_are_bounded_and_keep_the_newest_turns() -> None:
     stored = await session(150)
     assert len(stored["reasoning_summary"]) <= 800 and stored["reasoning_summary"].endswith("Turn 148: goal 148")
     assert len(stored["history_summary"]) <= 2_000 and "question 145" in stored["history_summary"]
     assert len(to_json(stored)) < 8_000
 
 
-async def test_a_model_may_word_what_is_old() -> None:
+async def test_a_model_may_write_the_summary_of_old_turns() -> None:
     asked: list[str] = []
 
     async def ask(prompt: str) -> str:
@@ -89,7 +89,7 @@ async def test_a_model_may_word_what_is_old() -> None:
 
 
 @pytest.mark.parametrize("answer", ["", "  ", RuntimeError("down")])
-async def test_a_model_that_fails_loses_nothing(answer: str | Exception) -> None:
+async def test_a_failing_model_loses_nothing(answer: str | Exception) -> None:
     async def ask(prompt: str) -> str:
         if isinstance(answer, Exception):
             raise answer
@@ -100,7 +100,7 @@ async def test_a_model_that_fails_loses_nothing(answer: str | Exception) -> None
     assert stored["history_summary"] == "what was before\nUser: question 1 | answered: answer 1"
 
 
-async def test_a_proposal_is_not_told_as_done() -> None:
+async def test_a_proposal_is_summarised_as_not_done() -> None:
     stored = conversation_of(None)
     text = "I could save the rice. " * 20
     think = {"decision": "propose", "goal": "Save", "proposal_message": "Shall I save the rice?"}
@@ -124,17 +124,17 @@ async def test_a_blocked_turn_without_an_answer_is_stored_too() -> None:
     assert stored["turn_summaries"][0]["blocked_reason"] == "CRUD failed"
 
 
-async def test_a_turn_in_which_nobody_spoke_adds_no_turn() -> None:
+async def test_a_turn_without_messages_is_not_added() -> None:
     assert (await summarise_turn({}))["recent_turns"] == []
 
 
-async def test_what_is_pending_is_what_was_proposed_and_not_the_goal() -> None:
+async def test_a_pending_proposal_is_stored_and_not_its_goal() -> None:
     think = {"decision": "propose", "goal": "Save it", "proposal_message": "Shall I save the rice?"}
     stored = await summarise_turn({"user_message": "q", "think_output": think})
     assert stored["pending_clarification"] == {"type": "propose", "context": "Shall I save the rice?", "questions": []}
 
 
-async def test_without_a_proposal_the_goal_is_pending() -> None:
+async def test_without_a_proposal_the_goal_is_stored_as_pending() -> None:
     stored = await summarise_turn({"think_output": {"decision": "clarify", "goal": "Know the guests"}})
     assert stored["pending_clarification"] == {"type": "clarify", "context": "Know the guests", "questions": []}
 
@@ -148,12 +148,12 @@ async def test_a_question_of_understand_is_pending_as_clarify() -> None:
     }
 
 
-async def test_a_block_that_asks_the_user_is_pending() -> None:
+async def test_a_blocked_action_that_asks_the_user_is_pending() -> None:
     stored = await summarise_turn({"blocked_action": {"details": "Which one?", "suggested_next": "ask_user"}})
     assert stored["pending_clarification"] == {"type": "ask_user", "context": "Which one?", "questions": []}
 
 
-async def test_a_plan_answers_what_was_pending_and_nothing_else_does() -> None:
+async def test_only_a_plan_answers_a_pending_question() -> None:
     open_question = conversation()
     kept = await summarise_turn({"conversation": open_question, "user_message": "hm"})
     assert kept["pending_clarification"] == open_question["pending_clarification"]
@@ -177,7 +177,7 @@ async def test_the_log_of_decisions_keeps_the_last_twenty() -> None:
     }
 
 
-async def test_the_registry_is_stored_with_the_content_of_what_is_near() -> None:
+async def test_the_registry_is_stored_with_the_content_of_recent_entities() -> None:
     known = SessionIdRegistry()
     known.set_turn(1)
     known.register_read("recipes", 1, "Old", data={"x": 1})
@@ -195,18 +195,18 @@ async def test_the_state_is_not_changed() -> None:
     assert {**given, "id_registry": None} == {**state(), "id_registry": None}
 
 
-async def test_what_is_stored_survives_json_with_keys_of_others() -> None:
+async def test_the_stored_state_survives_json_with_unknown_keys() -> None:
     stored = {**(await summarise_turn(state())), "from_another_version": {"x": 1}}
     assert from_json(to_json(stored)) == stored == json.loads(to_json(stored))
 
 
-async def test_what_json_does_not_know_is_kept_as_its_text() -> None:
+async def test_values_that_json_cannot_express_are_kept_as_text() -> None:
     stored = await summarise_turn({"content_archive": {"when": {1, 2}, "what": float("nan"), "who": object}})
     archive = from_json(to_json(stored))["content_archive"]
     assert archive["when"] == [1, 2] and archive["what"] == "NaN" and "object" in archive["who"]
 
 
-def test_what_contains_itself_is_refused() -> None:
+def test_a_value_that_contains_itself_is_refused() -> None:
     loop: dict[str, Any] = {}
     loop["self"] = loop
     with pytest.raises(LayersError, match="cannot be stored as JSON"):
@@ -216,7 +216,7 @@ def test_what_contains_itself_is_refused() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "null", '"x"'])
-def test_what_is_no_stored_session_is_refused(text: str) -> None:
+def test_text_that_is_not_a_stored_session_is_refused(text: str) -> None:
     with pytest.raises(LayersError, match="JSON"):
         from_json(text)
 

@@ -96,7 +96,7 @@ async def test_a_callback_that_raises_ends_no_turn(path: Path) -> None:
     await layers.close()
 
 
-async def test_layers_that_were_deleted_meanwhile_stay_deleted_and_say_so() -> None:
+async def test_layers_deleted_during_a_turn_stay_deleted_and_this_is_reported() -> None:
     errors: list[Exception] = []
     store = MemoryStore()
     layers = Layers(store, on_error=errors.append)
@@ -157,7 +157,7 @@ async def test_a_task_that_outlives_its_turn_may_begin_the_next(layers: Layers) 
         assert await task == 2
 
 
-async def test_a_run_without_the_conversation_id_of_its_turn_is_told(path: Path) -> None:
+async def test_a_run_without_the_conversation_id_of_its_turn_is_reported(path: Path) -> None:
     errors: list[Exception] = []
     layers = Layers(path, on_error=errors.append)
     talker = Talker("ok.")
@@ -191,7 +191,7 @@ async def test_a_run_finds_the_turn_that_another_object_of_the_same_file_is_in(p
     ],
 )
 @pytest.mark.parametrize("in_memory", [True, False])
-async def test_a_run_beside_its_turn_is_told_why_it_finds_no_layers(
+async def test_a_run_outside_its_turn_is_reported_with_the_reason(
     path: Path, in_memory: bool, asked: dict[str, str], hint: str
 ) -> None:
     errors: list[Exception] = []
@@ -248,7 +248,7 @@ async def test_a_prompt_stays_small_however_many_entities_there_are(node: str) -
     assert "4,000 more entities are not shown." in texts["entity"]
 
 
-async def test_what_is_old_is_pruned_and_what_is_near_or_retained_stays() -> None:
+async def test_old_entities_are_pruned_and_recent_or_retained_ones_kept() -> None:
     known = crowded(10_100)
     known.retain("recipe_1", "a favourite")
     known.set_turn(9)
@@ -263,7 +263,7 @@ async def test_what_is_old_is_pruned_and_what_is_near_or_retained_stays() -> Non
 # what is given is taken as it is, or refused
 
 
-async def test_decisions_steps_and_phases_of_ones_own_are_kept() -> None:
+async def test_custom_decisions_steps_and_phases_are_kept() -> None:
     layers = Layers(None)
     async with layers.turn("s", "A table for two.") as turn:
         turn.decided("book", "Book a table", conversation_phase="dining")
@@ -280,7 +280,7 @@ async def test_decisions_steps_and_phases_of_ones_own_are_kept() -> None:
 
 
 @pytest.mark.parametrize("wrong", ["", "  ", None, 5])
-def test_what_is_no_decision_and_no_type_is_refused(wrong: Any) -> None:
+def test_an_invalid_decision_or_step_type_is_refused(wrong: Any) -> None:
     turn: Turn = Layers(None).turn("s")
     with pytest.raises(LayersError, match="give plan_direct, propose or clarify, or one of your own"):
         turn.decided(wrong, "goal")
@@ -309,7 +309,7 @@ async def test_the_theme_can_be_set_and_stays() -> None:
         assert "Session: Planning a wedding." in turn.prompt("reply", "answer")
 
 
-async def test_an_entity_that_is_no_longer_shown_comes_back_by_name() -> None:
+async def test_an_entity_no_longer_shown_returns_when_mentioned_by_name() -> None:
     layers = Layers(None)
     async with layers.turn("s", "hello") as turn:
         turn.registry.register_read("recipes", 1, "Lemon Herb Chicken")
@@ -330,7 +330,7 @@ async def test_an_entity_that_is_no_longer_shown_comes_back_by_name() -> None:
 ROUTER = Need(name="router", entity="refs_and_labels", depth=2, reasoning="current steps", pending=True, results=True)
 
 
-async def test_a_role_of_ones_own_is_told_what_it_needs(layers: Layers) -> None:
+async def test_a_custom_role_gets_the_layers_it_declares(layers: Layers) -> None:
     talker = Talker("ok.")
     capability = compiler(layers=layers, role=ROUTER)
     agent: Agent[Any, Any] = Agent(talker.model, capabilities=[capability])
@@ -366,7 +366,7 @@ async def test_four_nodes_of_one_session_have_a_conversation_each_in_one_store()
     assert recorded == dict.fromkeys(nodes, 3)
 
 
-async def test_a_vault_that_is_named_counts_more_than_the_role() -> None:
+async def test_an_explicit_vault_name_takes_precedence_over_the_role() -> None:
     store = MemoryStore()
     ours = compiler(store=store, layers=Layers(store), role="think", vault_name="mine")
     await Agent(Talker("ok").model, capabilities=[ours]).run("hello", conversation_id="s")

@@ -40,11 +40,11 @@ from tests.layers.states import CHICKEN, conversation, registry, state
         (object(), "Completed"),
     ],
 )
-def test_an_outcome_nobody_worded_is_counted(result: object, said: str) -> None:
+def test_a_missing_outcome_is_counted_from_the_result(result: object, said: str) -> None:
     assert generic_outcome(result) == said
 
 
-def test_an_outcome_that_was_worded_is_taken() -> None:
+def test_a_given_outcome_is_used() -> None:
     assert get_current_turn_steps(state())[0].outcome == "Saved Saffron Rice"
 
 
@@ -132,7 +132,7 @@ def test_outcomes_on_one_line() -> None:
         ({"details": "d", "attempted_context": {"tool": "t"}}, "d | t"),
     ],
 )
-def test_why_a_turn_was_blocked(given: object, said: str | None) -> None:
+def test_the_reason_of_a_blocked_turn_is_found_in_every_form(given: object, said: str | None) -> None:
     assert blocked_reason(given) == said
 
 
@@ -148,12 +148,12 @@ def test_why_a_turn_was_blocked(given: object, said: str | None) -> None:
         ("plan_direct", ["generate", "write"], "executing"),
     ],
 )
-def test_the_phase_follows_from_what_was_decided_and_done(decision: str | None, types: list[str], phase: str) -> None:
+def test_the_phase_follows_from_decisions_and_steps(decision: str | None, types: list[str], phase: str) -> None:
     steps = [{"type": kind} for kind in types]
     assert execution_summary({"think_output": {"decision": decision}, "steps": steps}).conversation_phase == phase
 
 
-def test_a_phase_that_think_names_is_taken() -> None:
+def test_a_phase_named_by_think_is_used() -> None:
     assert execution_summary({"think_output": {"conversation_phase": "narrowing"}}).conversation_phase == "narrowing"
 
 
@@ -169,7 +169,7 @@ def test_a_phase_that_think_names_is_taken() -> None:
         ("", ""),
     ],
 )
-def test_what_the_user_expressed_is_guessed_where_nobody_says(message: str, said: str) -> None:
+def test_a_missing_user_wish_is_guessed_from_the_message(message: str, said: str) -> None:
     assert guess_wish(message) == said
 
 
@@ -187,7 +187,7 @@ def test_the_reason_of_a_blocked_turn_is_read_back() -> None:
     assert get_reasoning_trace(stored).recent_summaries[0].blocked_reason == "no salt"
 
 
-def test_curation_is_found_where_understand_left_it() -> None:
+def test_curation_is_found_in_the_output_of_understand() -> None:
     assert get_current_curation({"understand_output": {"retained": ["a"]}}).retained == ["a"]
     assert get_current_curation(state()).reasons == {"inventory_1": "salt is settled"}
 

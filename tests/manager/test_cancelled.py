@@ -51,7 +51,7 @@ async def test_a_cancelled_run_does_not_wait_for_a_slow_memory() -> None:
         await cancelled(managed(memory=memory, versioned=False), "first", memory.asked)
 
 
-async def test_turns_after_a_cancelled_one_are_summed_up() -> None:
+async def test_turns_after_a_cancelled_one_are_summarised() -> None:
     memory, scribe = Slow(), Scribe("The plan was made.")
     manager = managed(scribe, memory, versioned=False, max_tokens=600, recent_turns_to_keep=2)
     await cancelled(manager, "the cancelled one", memory.asked)
@@ -63,7 +63,7 @@ async def test_turns_after_a_cancelled_one_are_summed_up() -> None:
     assert manager.turn_count == 11
 
 
-async def test_what_was_asked_in_a_cancelled_run_is_still_sent() -> None:
+async def test_the_prompt_of_a_cancelled_run_is_still_sent() -> None:
     memory = Slow()
     manager = managed(memory=memory, versioned=False)
     await cancelled(manager, "the cancelled one", memory.asked)

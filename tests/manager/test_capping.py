@@ -18,7 +18,7 @@ def cost(manager: ContextManager) -> int:
 
 @pytest.mark.parametrize("most", [150, 400, 2_000])
 @pytest.mark.parametrize("auto", [True, False])
-async def test_turns_that_are_too_long_are_cut_to_what_may_be_sent(most: int, auto: bool) -> None:
+async def test_turns_that_are_too_long_are_cut_to_the_limit(most: int, auto: bool) -> None:
     manager = managed("none", max_tokens=most, auto_summarize=auto, system_prompt="You are a clerk.")
     for number in range(3):
         result = await manager.process_turn(f"question {number} " + "why " * 900)
@@ -28,7 +28,7 @@ async def test_turns_that_are_too_long_are_cut_to_what_may_be_sent(most: int, au
     assert sum(len(text) for text in said(manager.transcript())) > 30_000
 
 
-async def test_the_newest_question_is_what_stays() -> None:
+async def test_the_newest_question_is_kept() -> None:
     manager = managed("none", max_tokens=400, auto_summarize=False)
     await talk(manager, 12)
     await manager.process_turn("What was decided about the heron?")
@@ -36,14 +36,14 @@ async def test_the_newest_question_is_what_stays() -> None:
     assert isinstance(manager.get_context_messages()[-1], ModelRequest)
 
 
-async def test_an_answer_that_was_given_stays_last() -> None:
+async def test_the_answer_of_the_last_turn_stays_last() -> None:
     manager = managed("none", max_tokens=400, auto_summarize=False)
     await talk(manager, 12)
     assert isinstance(manager.get_context_messages()[-1], ModelResponse)
     assert "answer 11" in said(manager.get_context_messages())[-1]
 
 
-async def test_what_memory_says_gives_way_to_what_is_asked() -> None:
+async def test_memories_are_cut_before_the_question() -> None:
     memory = VolatileMemory()
     await memory.remember("heron " + "staging " * 500)
     manager = managed("none", memory, max_tokens=300)
@@ -58,7 +58,7 @@ async def test_system_text_that_is_too_long_is_cut_last() -> None:
     assert result.token_count <= 300 and said(manager.get_context_messages())[0].startswith("Be kind.")
 
 
-async def test_a_session_that_was_cut_is_whole_again_when_there_is_room() -> None:
+async def test_a_cut_session_is_sent_whole_again_once_it_fits() -> None:
     manager = managed("none", max_tokens=300, auto_summarize=False)
     await talk(manager, 8)
     wide = managed("none", max_tokens=8_000)
@@ -66,7 +66,7 @@ async def test_a_session_that_was_cut_is_whole_again_when_there_is_room() -> Non
     assert len(wide.get_context_messages()) == 16 > len(manager.get_context_messages())
 
 
-async def test_cutting_changes_nothing_and_is_the_same_again() -> None:
+async def test_cutting_does_not_change_the_session_and_is_repeatable() -> None:
     manager = managed("none", max_tokens=300, auto_summarize=False)
     await talk(manager, 8)
     before = manager.to_json()

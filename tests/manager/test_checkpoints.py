@@ -39,7 +39,7 @@ class Plain:
         return Diff(added=(), removed=())
 
 
-async def test_without_versioning_there_are_no_checkpoints_and_nothing_happens() -> None:
+async def test_without_versioning_there_are_no_checkpoints() -> None:
     memory = Fragile()
     manager = managed(memory=memory, versioned=False, checkpoint_interval=1)
     await talk(manager, 3)
@@ -49,12 +49,12 @@ async def test_without_versioning_there_are_no_checkpoints_and_nothing_happens()
         await manager.rollback()
 
 
-async def test_without_a_checkpoint_there_is_nothing_to_go_back_to() -> None:
+async def test_a_rollback_without_a_checkpoint_is_refused() -> None:
     with pytest.raises(ContextMemoryError, match="No checkpoint to rollback to"):
         await managed().rollback()
 
 
-async def test_a_checkpoint_is_made_every_so_many_turns() -> None:
+async def test_a_checkpoint_is_made_at_every_interval_of_turns() -> None:
     memory = VolatileMemory()
     manager = managed(memory=memory, checkpoint_interval=3)
     made = [(await manager.process_turn(f"turn {number}")).checkpoint_created for number in range(1, 8)]
@@ -63,7 +63,7 @@ async def test_a_checkpoint_is_made_every_so_many_turns() -> None:
     assert messages == [("context-manager", f"Auto checkpoint at turn {number}") for number in (6, 3)]
 
 
-async def test_a_checkpoint_of_ones_own_begins_the_count_anew() -> None:
+async def test_a_checkpoint_by_hand_restarts_the_interval() -> None:
     manager = managed(checkpoint_interval=3)
     await talk(manager, 2)
     assert await manager.checkpoint("mine")
@@ -71,7 +71,7 @@ async def test_a_checkpoint_of_ones_own_begins_the_count_anew() -> None:
     assert [bool(one) for one in made] == [False, False, True]
 
 
-async def test_a_rollback_begins_the_count_anew_too() -> None:
+async def test_a_rollback_restarts_the_interval() -> None:
     manager = managed(checkpoint_interval=3)
     await talk(manager, 2)
     await manager.checkpoint("mine")
@@ -81,7 +81,7 @@ async def test_a_rollback_begins_the_count_anew_too() -> None:
     assert [bool(one) for one in made] == [False, False, True]
 
 
-async def test_none_is_made_by_itself_where_that_is_switched_off() -> None:
+async def test_without_auto_checkpoint_none_is_made() -> None:
     manager = managed(checkpoint_interval=1, auto_checkpoint=False)
     await talk(manager, 4)
     with pytest.raises(ContextMemoryError):
@@ -106,7 +106,7 @@ async def test_a_rollback_restores_memory_and_session() -> None:
     assert not any("Skagen" in one.memory.text for one in await memory.search("harbour", 9))
 
 
-async def test_each_checkpoint_serves_once_and_the_one_before_is_next() -> None:
+async def test_each_checkpoint_is_restored_once_and_then_the_one_before_it() -> None:
     manager = managed(checkpoint_interval=99)
     commits = [await manager.checkpoint("empty")]
     for number in range(3):
@@ -142,7 +142,7 @@ async def test_a_checkout_that_fails_leaves_everything_as_it_is(down: str) -> No
     assert (await manager.rollback()).commit_restored == commit
 
 
-async def test_a_commit_that_fails_is_told_to_who_asks_and_tried_again_at_the_next_turn() -> None:
+async def test_a_failing_commit_raises_by_hand_and_is_retried_at_the_next_turn() -> None:
     memory = Fragile("commit")
     manager = managed(memory=memory, checkpoint_interval=2)
     await talk(manager, 1)
@@ -154,14 +154,14 @@ async def test_a_commit_that_fails_is_told_to_who_asks_and_tried_again_at_the_ne
     assert (await manager.process_turn("three")).checkpoint_created
 
 
-async def test_a_degraded_session_is_only_told_of_unless_it_may_go_back_by_itself() -> None:
+async def test_a_degraded_session_is_rolled_back_only_with_auto_rollback() -> None:
     manager = managed(scorer=Bad(), checkpoint_interval=2)
     results = [await manager.process_turn(f"turn {number}") for number in range(5)]
     assert all(result.quality_score == 0.1 and not result.rollback_triggered for result in results)
     assert manager.turn_count == 5
 
 
-async def test_a_degraded_session_goes_back_and_keeps_what_was_just_said() -> None:
+async def test_an_automatic_rollback_keeps_the_current_prompt() -> None:
     manager = managed(scorer=Bad(), auto_rollback=True, auto_checkpoint=False)
     await manager.process_turn("good")
     manager.add_response("yes")
@@ -172,7 +172,7 @@ async def test_a_degraded_session_goes_back_and_keeps_what_was_just_said() -> No
     assert not (await manager.process_turn("again?")).rollback_triggered
 
 
-async def test_an_answer_that_comes_while_a_session_goes_back_is_kept() -> None:
+async def test_an_answer_that_arrives_during_a_rollback_is_kept() -> None:
     class Slow(VolatileMemory):
         async def checkout(self, commit: str) -> None:
             assert manager.add_response("already answered")
@@ -186,7 +186,7 @@ async def test_an_answer_that_comes_while_a_session_goes_back_is_kept() -> None:
     assert not manager.add_response("once more")
 
 
-async def test_going_back_comes_before_a_new_checkpoint() -> None:
+async def test_a_rollback_is_made_before_a_new_checkpoint() -> None:
     manager = managed(scorer=Bad(), auto_rollback=True, checkpoint_interval=1)
     first = await manager.process_turn("one")
     second = await manager.process_turn("two")
@@ -196,7 +196,7 @@ async def test_going_back_comes_before_a_new_checkpoint() -> None:
         await manager.rollback()
 
 
-async def test_a_rollback_that_fails_within_a_turn_lets_the_turn_go_on() -> None:
+async def test_a_failing_rollback_does_not_end_the_turn() -> None:
     memory = Fragile("checkout")
     manager = managed(memory=memory, scorer=Bad(), auto_rollback=True, checkpoint_interval=1)
     await manager.process_turn("one")
@@ -205,7 +205,7 @@ async def test_a_rollback_that_fails_within_a_turn_lets_the_turn_go_on() -> None
     assert any("rollback" in one for one in result.trouble)
 
 
-async def test_a_repository_that_knows_no_sessions_restores_them_all_the_same() -> None:
+async def test_a_repository_without_sessions_can_still_restore_them() -> None:
     repo, memory = Plain(), VolatileMemory()
     manager = managed(memory=memory).with_versioning(memory, repo, Scribe())
     await talk(manager, 2)
@@ -217,7 +217,7 @@ async def test_a_repository_that_knows_no_sessions_restores_them_all_the_same() 
     assert (repo.commits, repo.restored) == (["context-manager: good"], ["commit-1"])
 
 
-async def test_another_manager_goes_on_where_the_first_one_stopped() -> None:
+async def test_another_manager_resumes_where_the_first_one_stopped() -> None:
     memory = VolatileMemory()
     first = managed(memory=memory, checkpoint_interval=99)
     await talk(first, 2)

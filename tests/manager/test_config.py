@@ -64,19 +64,19 @@ def test_the_threshold_is_a_whole_number_of_tokens() -> None:
     assert ContextConfig(max_tokens=101, summarize_at_ratio=0.5).summarization_threshold == 50
 
 
-def test_a_threshold_of_no_tokens_is_refused() -> None:
+def test_a_threshold_of_zero_tokens_is_refused() -> None:
     with pytest.raises(SettingsError, match="summarize_at_ratio=0.5"):
         ContextConfig(max_tokens=1, summarize_at_ratio=0.5)
 
 
-def test_rolling_back_by_itself_needs_versioning() -> None:
+def test_auto_rollback_needs_versioning() -> None:
     with pytest.raises(SettingsError, match="with_versioning"):
         managed(versioned=False, auto_rollback=True)
     assert managed(auto_rollback=True).has_versioning
 
 
 @pytest.mark.parametrize("llm", [None, "", 3, object()])
-def test_what_cannot_be_asked_is_refused(llm: Any) -> None:
+def test_an_unusable_model_is_refused(llm: Any) -> None:
     with pytest.raises(SettingsError, match="llm"):
         ContextManager(VolatileMemory(), llm)
 
@@ -121,7 +121,7 @@ def test_a_manager_has_a_session_of_its_own_unless_one_is_named() -> None:
 
 
 @pytest.mark.parametrize("weights", [(0.5, 0.5, 0.5), (-0.2, 0.6, 0.6), (0.4, 0.4, float("nan")), (True, 0.0, 0.0)])
-def test_weights_are_one_whole(weights: tuple[float, float, float]) -> None:
+def test_the_weights_add_up_to_one(weights: tuple[float, float, float]) -> None:
     names = ("memory_relevance_weight", "coherence_weight", "session_ratio_weight")
     with pytest.raises(ValueError, match="QualityScorer"):
         QualityScorer(**dict(zip(names, weights, strict=True)))
@@ -145,11 +145,11 @@ def test_an_agent_without_a_model_has_no_manager() -> None:
         context_manager(Agent(), VolatileMemory())
 
 
-def test_a_function_may_stand_for_a_model() -> None:
+def test_a_function_can_replace_a_model() -> None:
     assert managed(Scribe()).quality_score() >= 0.6
 
 
-def test_a_template_or_a_model_that_does_not_exist_is_refused_where_it_is_given() -> None:
+def test_an_unknown_template_or_model_is_refused_when_it_is_given() -> None:
     with pytest.raises(TemplateError, match="there is no template of that name"):
         ContextManager(VolatileMemory(), "none", template="nope")
     with pytest.raises(SettingsError, match="llm='nosuch:model': there is no such model"):

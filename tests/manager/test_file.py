@@ -31,7 +31,7 @@ def ask(path: Path, query: str) -> list[tuple[object, ...]]:
         return db.execute(query).fetchall()
 
 
-async def test_sessions_remember_apart(path: Path) -> None:
+async def test_sessions_have_separate_memories(path: Path) -> None:
     store = SQLiteStore(path)
     one, other = SQLiteMemory("one", store), SQLiteMemory("other", store)
     await one.remember("heron is here")
@@ -74,7 +74,7 @@ async def test_pruning_takes_no_memory_away(path: Path) -> None:
     await store.close()
 
 
-async def test_how_a_summary_was_made_is_on_the_record(path: Path) -> None:
+async def test_the_record_shows_how_a_summary_was_made(path: Path) -> None:
     memory = SQLiteMemory("s", path)
     scribe = Scribe("A move was planned.")
     manager = managed(scribe, memory, recent_turns_to_keep=1)
@@ -111,7 +111,7 @@ async def test_the_record_of_a_summary_that_could_not_be_kept_is_kept_with_the_n
     ],
 )
 @pytest.mark.parametrize("within_a_turn", [True, False])
-async def test_a_summary_that_came_to_nothing_is_on_the_record(
+async def test_an_unusable_summary_is_recorded(
     path: Path, answer: str | Exception, status: str, raw: str | None, error: str, within_a_turn: bool
 ) -> None:
     memory, scribe = SQLiteMemory("s", path), Scribe(answer)
@@ -131,7 +131,7 @@ async def test_a_summary_that_came_to_nothing_is_on_the_record(
     await memory.close()
 
 
-async def test_quotes_without_a_model_are_on_the_record_too(path: Path) -> None:
+async def test_quotes_made_without_a_model_are_recorded(path: Path) -> None:
     memory = SQLiteMemory("s", path)
     manager = managed("none", memory, recent_turns_to_keep=1)
     await talk(manager, 3)
@@ -143,7 +143,7 @@ async def test_quotes_without_a_model_are_on_the_record_too(path: Path) -> None:
     await memory.close()
 
 
-async def test_what_was_rolled_back_is_still_on_the_record(path: Path) -> None:
+async def test_a_rolled_back_turn_is_still_on_the_record(path: Path) -> None:
     store = SQLiteStore(path)
     manager = managed(Scribe(), SQLiteMemory("s", store), checkpoint_interval=99)
     await manager.checkpoint("empty")
@@ -156,7 +156,7 @@ async def test_what_was_rolled_back_is_still_on_the_record(path: Path) -> None:
     await store.close()
 
 
-async def test_a_change_by_hand_is_found(path: Path) -> None:
+async def test_an_edit_of_the_file_is_detected(path: Path) -> None:
     for damage, told in (
         ("UPDATE scores SET quality = 1.0", "scores 1"),
         ("UPDATE commits SET message = 'forged'", "commits"),
@@ -174,7 +174,7 @@ async def test_a_change_by_hand_is_found(path: Path) -> None:
         await memory.close()
 
 
-async def test_a_checkpoint_of_a_long_session_writes_what_is_new(path: Path) -> None:
+async def test_a_checkpoint_of_a_long_session_writes_only_new_rows(path: Path) -> None:
     memory = SQLiteMemory("s", path)
     manager = managed("none", memory, auto_summarize=False, checkpoint_interval=999)
     await talk(manager, 100, words=5)
@@ -187,7 +187,7 @@ async def test_a_checkpoint_of_a_long_session_writes_what_is_new(path: Path) -> 
     await memory.close()
 
 
-async def test_a_file_that_is_no_record_is_told_with_its_path(path: Path) -> None:
+async def test_a_file_that_is_not_a_record_is_reported_with_its_path(path: Path) -> None:
     path.write_text("no database " * 100)
     with pytest.raises(StoreError, match="context.db"):
         await SQLiteMemory("s", path).remember("heron")
@@ -196,7 +196,7 @@ async def test_a_file_that_is_no_record_is_told_with_its_path(path: Path) -> Non
     assert result.trouble and manager.add_response("Hi.")
 
 
-def test_a_memory_is_of_a_session() -> None:
+def test_a_memory_needs_a_session_name() -> None:
     for wrong in ("", "  ", None):
         with pytest.raises(SettingsError, match="session="):
             SQLiteMemory(wrong)  # pyright: ignore[reportArgumentType]
@@ -228,7 +228,7 @@ for pause, path in zip((0.0, 0.013, 0.031, 0.057, 0.101), sys.argv[3:], strict=T
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork on this system")
-async def test_a_checkout_is_whole_although_the_process_is_killed(path: Path, tmp_path: Path) -> None:
+async def test_a_checkout_is_complete_even_if_the_process_is_killed(path: Path, tmp_path: Path) -> None:
     async def look(path: Path) -> None:
         memory = SQLiteMemory("s", path)
         assert await memory.store.verify() == ()
@@ -270,7 +270,7 @@ async def test_a_session_that_another_manager_kept_meanwhile_is_not_overwritten(
         await memory.close()
 
 
-async def test_a_session_that_was_deleted_meanwhile_is_kept_anew(path: Path) -> None:
+async def test_a_session_deleted_meanwhile_is_saved_again(path: Path) -> None:
     store, memory = SQLiteStore(path), SQLiteMemory("s", path)
     manager = managed("none", memory)
     await manager.process_turn("one")
@@ -281,7 +281,7 @@ async def test_a_session_that_was_deleted_meanwhile_is_kept_anew(path: Path) -> 
     await memory.close()
 
 
-async def test_a_manager_is_not_in_its_own_way_after_a_cancelled_turn(path: Path) -> None:
+async def test_a_manager_does_not_conflict_with_itself_after_a_cancelled_turn(path: Path) -> None:
     memory = SQLiteMemory("s", path)
     manager = managed("none", memory)
     for pause in (0.0, 0.001, 0.002, 0.004, 0.008):

@@ -65,7 +65,7 @@ async def bounded() -> AsyncIterator[None]:
 
 
 @pytest.mark.parametrize("method", STEPS)
-async def test_a_turn_goes_on_and_its_trouble_says_what_hangs(method: str) -> None:
+async def test_a_turn_continues_and_names_the_call_that_hangs(method: str) -> None:
     heard: list[Exception] = []
     seconds = 3.0 if method == "remember" else 0.05  # the summary that is to be remembered has to be made in time
     manager = managed(
@@ -85,7 +85,7 @@ async def test_a_turn_goes_on_and_its_trouble_says_what_hangs(method: str) -> No
 
 
 @pytest.mark.parametrize("method", STEPS)
-async def test_an_agent_is_answered(method: str) -> None:
+async def test_an_agent_answers_although_the_memory_hangs(method: str) -> None:
     manager = managed(
         memory=Hanging(method),
         timeout=0.05,
@@ -98,7 +98,7 @@ async def test_an_agent_is_answered(method: str) -> None:
         assert (await agent.run("Hello.")).output == "ok."
 
 
-async def test_who_asks_is_told() -> None:
+async def test_a_hanging_memory_raises_in_a_direct_call() -> None:
     with pytest.raises(ContextMemoryError, match="search took longer"):
         await managed(memory=Hanging("search"), timeout=0.05).ground_query("heron?")
     with pytest.raises(ContextMemoryError, match="commit took longer"):
@@ -106,7 +106,7 @@ async def test_who_asks_is_told() -> None:
 
 
 @pytest.mark.parametrize("method", ROLLBACK)
-async def test_who_rolls_back_is_told_and_the_session_goes_on(method: str) -> None:
+async def test_a_hanging_rollback_raises_and_the_session_continues(method: str) -> None:
     manager = managed(memory=Hanging(method), timeout=0.05, checkpoint_interval=99)
     commit = await manager.checkpoint()
     await talk(manager, 1)

@@ -39,7 +39,7 @@ async def test_a_short_session_is_sent_as_it_is(way: str) -> None:
 
 
 @BOTH
-async def test_what_is_summed_up_is_not_sent(way: str) -> None:
+async def test_summarised_turns_are_not_sent(way: str) -> None:
     scribe, talker = Scribe("The plan was made."), Talker("Noted. " + "word " * 60)
     manager = managed(scribe, max_tokens=600, recent_turns_to_keep=2)
     agent = attached(way, manager, talker)
@@ -55,7 +55,7 @@ async def test_what_is_summed_up_is_not_sent(way: str) -> None:
 
 
 @BOTH
-async def test_an_agent_that_hands_over_no_history_still_has_one(way: str) -> None:
+async def test_the_session_supplies_the_history_of_an_agent_that_gives_none(way: str) -> None:
     manager, talker = managed(), Talker("ok.")
     agent = attached(way, manager, talker)
     await agent.run("My name is Ada.")
@@ -63,7 +63,7 @@ async def test_an_agent_that_hands_over_no_history_still_has_one(way: str) -> No
     assert "My name is Ada." in talker.last.text
 
 
-async def test_the_history_stays_as_it_is() -> None:
+async def test_the_given_history_is_not_changed() -> None:
     manager = managed(Scribe(), max_tokens=200, recent_turns_to_keep=1)
     managed_agent = attached("capability", manager, Talker("Noted. " + "word " * 30))
     plain = Agent(Talker("Noted. " + "word " * 30).model)
@@ -124,13 +124,13 @@ async def test_an_agent_is_not_sent_the_instructions_of_another_whose_run_failed
 
 
 @BOTH
-async def test_a_memory_that_is_down_stops_nobody(way: str) -> None:
+async def test_a_failing_memory_does_not_stop_a_run(way: str) -> None:
     manager, talker = managed(memory=Fragile("search", "remember", "commit")), Talker("ok.")
     agent = attached(way, manager, talker)
     assert (await agent.run("Hello.")).output == "ok."
 
 
-async def test_what_memory_knows_is_sent() -> None:
+async def test_memories_that_match_are_sent() -> None:
     memory, talker = VolatileMemory(), Talker("ok.")
     await memory.remember("The staging database is called heron.")
     agent = attached("capability", managed(memory=memory), talker)
@@ -139,7 +139,7 @@ async def test_what_memory_knows_is_sent() -> None:
 
 
 @pytest.mark.parametrize("compiler_first", [True, False])
-async def test_a_compiler_beside_it_records_what_the_session_says(compiler_first: bool) -> None:
+async def test_a_compiler_next_to_a_manager_records_what_the_session_sends(compiler_first: bool) -> None:
     scribe, talker, compiling = Scribe("The plan was made."), Talker("Noted. " + "word " * 60), compiler(budget=2_000)
     parts: list[Any] = [managed(scribe, max_tokens=600, recent_turns_to_keep=1).as_capability(), compiling]
     agent = Agent(talker.model, capabilities=parts[::-1] if compiler_first else parts)
@@ -170,7 +170,7 @@ async def test_every_way_to_run_ends_with_an_answered_turn(name: str) -> None:
     assert not manager.add_response("late")
 
 
-async def test_a_run_that_failed_leaves_a_session_that_can_go_on() -> None:
+async def test_a_failed_run_leaves_a_usable_session() -> None:
     talker = Talker([[("look", {})], "ok."])
 
     def look() -> str:
@@ -184,7 +184,7 @@ async def test_a_run_that_failed_leaves_a_session_that_can_go_on() -> None:
     assert not any(isinstance(part, ToolCallPart) for message in talker.last.messages for part in message.parts)
 
 
-async def test_a_history_from_before_is_taken_over() -> None:
+async def test_an_existing_history_is_taken_over() -> None:
     talker = Talker("ok.")
     plain = Agent(talker.model)
     history = (await plain.run("My name is Ada.")).all_messages()
@@ -193,7 +193,7 @@ async def test_a_history_from_before_is_taken_over() -> None:
     assert manager.turn_count == 2 and "My name is Ada." in talker.last.text
 
 
-async def test_what_was_rolled_back_does_not_come_back_with_the_history() -> None:
+async def test_a_rolled_back_turn_does_not_return_with_the_history() -> None:
     manager, talker = managed(), Talker("ok.")
     agent = attached("capability", manager, talker)
     history = (await agent.run("Keep this.")).all_messages()
@@ -204,7 +204,7 @@ async def test_what_was_rolled_back_does_not_come_back_with_the_history() -> Non
     assert "Keep this." in talker.last.text and "Forget that." not in talker.last.text
 
 
-async def test_one_giant_turn_is_cut_to_what_may_be_sent() -> None:
+async def test_one_huge_turn_is_cut_to_the_limit() -> None:
     manager, talker = managed(max_tokens=1_000), Talker("ok.")
     agent = attached("capability", manager, talker)
     await agent.run("word " * 5_000)
@@ -237,7 +237,7 @@ async def test_two_runs_at_once_do_not_mix() -> None:
 
 
 @BOTH
-async def test_a_call_that_nobody_answered_is_not_taken_over(way: str) -> None:
+async def test_an_unanswered_call_is_not_taken_over(way: str) -> None:
     call = ToolCallPart(tool_name="look", args={}, tool_call_id="lost")
     history = [user("Look."), assistant(call), user("Never mind."), assistant("Fine.")]
     manager, talker = managed(), Talker("ok.")
@@ -248,7 +248,7 @@ async def test_a_call_that_nobody_answered_is_not_taken_over(way: str) -> None:
 
 @BOTH
 @pytest.mark.parametrize("handed_over", [True, False])
-async def test_a_call_that_waits_for_somebody_goes_on_where_it_stopped(way: str, handed_over: bool) -> None:
+async def test_a_deferred_call_resumes_where_it_stopped(way: str, handed_over: bool) -> None:
     talker = Talker([[("pay", {"amount": 5})], "paid.", "bye."])
 
     def pay(amount: int) -> str:
@@ -271,7 +271,7 @@ async def test_a_call_that_waits_for_somebody_goes_on_where_it_stopped(way: str,
     assert "5 paid" in talker.last.text and manager.turn_count == 2
 
 
-async def test_a_call_that_nobody_ever_answers_is_not_sent_by_half() -> None:
+async def test_a_deferred_call_never_answered_is_not_sent_without_a_result() -> None:
     talker = Talker([[("pay", {})], "never mind then."])
 
     def pay() -> str:
@@ -287,7 +287,7 @@ async def test_a_call_that_nobody_ever_answers_is_not_sent_by_half() -> None:
 
 
 @pytest.mark.parametrize(("answered", "stop"), [(1, 2), (2, 0), (3, 0), (None, 2)])
-def test_turns_are_not_parted_between_a_call_and_its_answer(answered: int | None, stop: int) -> None:
+def test_turns_are_not_split_between_a_call_and_its_result(answered: int | None, stop: int) -> None:
     reader, answer = Reader(as_counter(None)), ToolReturnPart(tool_name="pay", content="paid", tool_call_id="c")
     said: list[list[ModelMessage]] = [[user(f"turn {at}")] for at in range(4)]
     said[0].append(assistant(ToolCallPart(tool_name="pay", args={}, tool_call_id="c")))

@@ -36,13 +36,13 @@ def snapshot(*texts: str) -> Snapshot:
     return Snapshot(turns=Reader(as_counter(None)).read(messages), count=(len(texts) + 1) // 2, facts='{"a": 1}')
 
 
-def test_a_memory_is_all_three_protocols(memory: AnyMemory) -> None:
+def test_a_memory_implements_all_three_protocols(memory: AnyMemory) -> None:
     assert isinstance(memory, MemorySystem)
     assert isinstance(memory, MemoryRepository)
     assert isinstance(memory, SessionShelf)
 
 
-async def test_what_is_asked_for_comes_first(memory: AnyMemory) -> None:
+async def test_the_best_match_comes_first(memory: AnyMemory) -> None:
     await filled(memory)
     for query, first in (
         ("Which port does the API listen on?", FACTS[0]),
@@ -53,20 +53,20 @@ async def test_what_is_asked_for_comes_first(memory: AnyMemory) -> None:
         assert (await texts(memory, query))[0] == first
 
 
-async def test_what_nobody_remembers_finds_nothing(memory: AnyMemory) -> None:
+async def test_a_query_without_a_match_finds_nothing(memory: AnyMemory) -> None:
     await filled(memory)
     for query in ("", "   ", "the of and", "zebra crossing", '"', "\0", "NEAR(", "a OR", "*", "=:"):
         assert await texts(memory, query) == [], query
 
 
-async def test_scores_are_shares_and_fall(memory: AnyMemory) -> None:
+async def test_scores_are_between_0_and_1_and_descend(memory: AnyMemory) -> None:
     await filled(memory)
     scores = [match.score for match in await memory.search("port of the API and the staging database heron", 9)]
     assert len(scores) > 1 and scores == sorted(scores, reverse=True)
     assert all(0 < score <= 1 for score in scores)
 
 
-async def test_at_most_so_many_are_found(memory: AnyMemory) -> None:
+async def test_a_search_returns_at_most_the_limit(memory: AnyMemory) -> None:
     for number in range(80):
         await memory.remember(f"The port of service {number} is {8000 + number}.")
     assert len(await memory.search("port of the service", 5)) == 5
@@ -102,7 +102,7 @@ async def test_a_checkout_restores_exactly_and_both_ways(memory: AnyMemory) -> N
     assert len(await texts(memory, "port")) == 2
 
 
-async def test_what_is_remembered_after_a_checkout_is_a_branch(memory: AnyMemory) -> None:
+async def test_texts_stored_after_a_checkout_form_a_branch(memory: AnyMemory) -> None:
     await memory.remember(FACTS[0])
     first = await memory.commit("first")
     await memory.remember("one way: heron")
@@ -119,7 +119,7 @@ async def test_what_is_remembered_after_a_checkout_is_a_branch(memory: AnyMemory
     assert await texts(memory, "heron") == ["one way: heron"]
 
 
-async def test_the_log_is_newest_first_and_says_what_was_kept(memory: AnyMemory) -> None:
+async def test_the_log_is_newest_first_and_shows_what_was_added(memory: AnyMemory) -> None:
     assert await memory.log() == []
     await filled(memory)
     first = await memory.commit("first", "ada", snapshot("Hi.", "Hello.", "Bye."))
@@ -134,7 +134,7 @@ async def test_the_log_is_newest_first_and_says_what_was_kept(memory: AnyMemory)
     assert await memory.log(0) == []
 
 
-async def test_a_commit_that_is_not_there_changes_nothing(memory: AnyMemory) -> None:
+async def test_checking_out_an_unknown_commit_changes_nothing(memory: AnyMemory) -> None:
     await filled(memory)
     known = await memory.commit("first")
     for missing in ("", "nonsense", known[:-1]):
@@ -147,7 +147,7 @@ async def test_a_commit_that_is_not_there_changes_nothing(memory: AnyMemory) -> 
     assert await texts(memory, "port") == [FACTS[0]]
 
 
-async def test_a_session_comes_back_as_it_was_committed_and_as_it_was_kept_last(memory: AnyMemory) -> None:
+async def test_a_session_is_restored_as_committed_and_as_last_saved(memory: AnyMemory) -> None:
     assert await memory.latest() is None
     early, late = snapshot("Hi.", "Hello."), snapshot("Hi.", "Hello.", "And now?")
     commit = await memory.commit("first", session=early)
@@ -170,7 +170,7 @@ async def test_scores_are_kept_in_their_order(memory: AnyMemory) -> None:
     assert list(await memory.scores()) == scores
 
 
-async def test_what_is_no_text_is_refused_and_changes_nothing(memory: AnyMemory) -> None:
+async def test_a_value_that_is_not_text_is_refused_and_changes_nothing(memory: AnyMemory) -> None:
     wrongs: list[Any] = [None, 5, b"x", ["x"]]
     for wrong in wrongs:
         for step in (memory.remember(wrong), memory.search(wrong, 3), memory.commit(wrong), memory.commit("m", wrong)):
@@ -179,7 +179,7 @@ async def test_what_is_no_text_is_refused_and_changes_nothing(memory: AnyMemory)
     assert await memory.log() == []
 
 
-async def test_what_is_no_number_is_refused(memory: AnyMemory) -> None:
+async def test_an_invalid_limit_is_refused(memory: AnyMemory) -> None:
     wrongs: list[Any] = ["3", 1.5, True, [1]]
     for wrong in wrongs:
         for step in (memory.search("heron", wrong), memory.log(wrong)):
@@ -187,7 +187,7 @@ async def test_what_is_no_number_is_refused(memory: AnyMemory) -> None:
                 await step
 
 
-async def test_what_is_no_commit_is_told(memory: AnyMemory) -> None:
+async def test_an_unknown_commit_is_refused(memory: AnyMemory) -> None:
     wrongs: list[Any] = [None, 5, ["x"], "../x", "\x00"]
     for wrong in wrongs:
         for step in (memory.checkout(wrong), memory.session_at(wrong), memory.diff(wrong, wrong)):
@@ -195,7 +195,7 @@ async def test_what_is_no_commit_is_told(memory: AnyMemory) -> None:
                 await step
 
 
-async def test_a_checkpoint_takes_a_text_alone(memory: AnyMemory) -> None:
+async def test_a_checkpoint_accepts_only_text(memory: AnyMemory) -> None:
     manager = managed(memory=memory)
     with pytest.raises(SettingsError, match="message"):
         await manager.checkpoint(None)  # pyright: ignore[reportArgumentType] # wrong on purpose
@@ -209,7 +209,7 @@ async def test_a_long_question_is_looked_up_to_its_end(memory: AnyMemory, words:
     assert await texts(memory, f"{pasted} zebra zone") == ["The zebra zone is closed."]
 
 
-async def test_versions_of_one_summary_do_not_crowd_out_what_was_remembered(memory: AnyMemory) -> None:
+async def test_versions_of_one_summary_do_not_crowd_out_other_memories(memory: AnyMemory) -> None:
     await memory.remember("The quiet hotel in Oslo takes no dogs.")
     scribe = Scribe(lambda number: f"Version {number}: a trip to Oslo, a quiet hotel, dates in June.")
     manager = managed(scribe, memory, max_tokens=600, recent_turns_to_keep=2)
@@ -224,7 +224,7 @@ async def test_versions_of_one_summary_do_not_crowd_out_what_was_remembered(memo
     assert len(result.grounding_used) == 1
 
 
-async def test_going_back_finds_the_summary_of_that_time(memory: AnyMemory) -> None:
+async def test_a_checkout_finds_the_summary_of_its_time(memory: AnyMemory) -> None:
     await memory.remember("[context-summary] The first herons.")
     first = await memory.commit("first")
     await memory.remember("[context-summary] The second herons.")

@@ -176,10 +176,10 @@ class FileSessions(Sessions):
 
 
 @pytest.mark.parametrize("machine", [Sessions, FileSessions], ids=["volatile", "sqlite"])
-def test_any_sequence_of_steps_is_what_the_model_says(machine: type[Sessions]) -> None:
+def test_any_sequence_of_steps_agrees_with_the_model(machine: type[Sessions]) -> None:
     run_state_machine_as_test(machine, settings=settings(max_examples=5, stateful_step_count=16))
 
 
 @pytest.mark.parametrize("machine", [Sessions, FileSessions], ids=["volatile", "sqlite"])
-def test_any_long_sequence_of_steps_is_what_the_model_says(machine: type[Sessions]) -> None:
+def test_any_long_sequence_of_steps_agrees_with_the_model(machine: type[Sessions]) -> None:
     run_state_machine_as_test(machine, settings=settings(max_examples=12, stateful_step_count=50, derandomize=False))

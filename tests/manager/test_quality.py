@@ -31,7 +31,7 @@ def state(turns: int = 0, summaries: int = 0, tokens: int = 0, **given: Any) -> 
 
 
 @given(states)
-def test_a_score_is_a_share_of_one_whatever_the_state(one: ContextState) -> None:
+def test_a_score_is_between_0_and_1_in_any_state(one: ContextState) -> None:
     assert 0 <= QualityScorer().calculate(one) <= 1
     assert 0 <= HealthScorer().calculate(one) <= 1
 
@@ -64,7 +64,7 @@ def test_quality_is_the_formula_of_the_design(one: ContextState, score: float) -
         (state(turns=10, summaries=1, max_tokens=0, tokens=5), 1.0),
     ],
 )
-def test_health_looks_at_summaries_and_room(one: ContextState, score: float) -> None:
+def test_the_health_score_depends_on_summaries_and_free_room(one: ContextState, score: float) -> None:
     assert HealthScorer().calculate(one) == pytest.approx(score)
 
 
@@ -90,7 +90,7 @@ async def test_every_turn_is_scored_and_kept_in_its_order() -> None:
     assert qualities == sorted(qualities, reverse=True) and qualities[0] > qualities[-1]
 
 
-async def test_a_scorer_that_raises_is_done_without() -> None:
+async def test_a_failing_scorer_is_replaced_by_the_default_score() -> None:
     class Broken:
         def calculate(self, ctx: ContextState) -> float:
             raise ZeroDivisionError
@@ -111,7 +111,7 @@ async def test_a_score_out_of_bounds_is_cut_off(score: float) -> None:
     assert 0 <= (await manager.process_turn("Hello.")).quality_score <= 1
 
 
-async def test_coherence_is_rated_only_where_that_is_asked_for() -> None:
+async def test_coherence_is_rated_only_on_request() -> None:
     quiet, asked = Scribe("0.5"), Scribe("0.5")
     await talk(managed(quiet), 3)
     manager = managed(asked, coherence=True)
@@ -121,7 +121,7 @@ async def test_coherence_is_rated_only_where_that_is_asked_for() -> None:
     assert "=== BEGIN EXCHANGE ===" in asked.prompts[0] and "question 0" in asked.prompts[0]
 
 
-async def test_a_rating_that_fails_counts_for_nothing() -> None:
+async def test_a_failing_rating_does_not_change_the_score() -> None:
     manager = managed(Scribe(RuntimeError("no model")), coherence=True)
     await talk(manager, 1)
     result = await manager.process_turn("And now?")

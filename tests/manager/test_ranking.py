@@ -22,7 +22,7 @@ def ranking() -> MemoryRanking:
     return MemoryRanking(Reader(as_counter(None)))
 
 
-def test_asking_again_ranks_as_asking_anew_does() -> None:
+def test_a_repeated_query_ranks_as_a_new_ranking_does() -> None:
     every, used = memories(9), ranking()
     for some in (every[:3], every[:7], every[2:5], every[:2], every, every[::-1]):
         assert used.best("where does heron2 live", some, 5) == ranking().best("where does heron2 live", some, 5)
@@ -34,7 +34,7 @@ def seconds(used: MemoryRanking, given: list[Memory]) -> float:
     return time.process_time() - begun
 
 
-def test_asking_again_costs_a_fraction_of_asking_anew() -> None:
+def test_a_repeated_query_costs_a_fraction_of_a_new_ranking() -> None:
     every, used = memories(120, words=40), ranking()
     seconds(used, every)
     assert min(seconds(used, every) for _ in range(5)) < min(seconds(ranking(), every) for _ in range(5)) / 3

@@ -46,7 +46,7 @@ async def test_every_step_reads_the_session_first(memory: AnyMemory, step: str) 
     assert again.turn_count == 5
 
 
-async def test_of_two_that_start_together_the_second_is_refused(tmp_path: Path) -> None:
+async def test_the_second_of_two_managers_that_start_together_is_refused(tmp_path: Path) -> None:
     memories = [SQLiteMemory("s", tmp_path / "context.db") for _ in range(3)]
     first, second, third = (managed("none", memory) for memory in memories)
     assert not await first.resume() and not await second.resume()
@@ -111,7 +111,7 @@ async def test_a_refused_save_does_not_move_the_transcript(tmp_path: Path) -> No
         await memory.close()
 
 
-async def test_what_another_manager_rolled_back_does_not_come_back(tmp_path: Path) -> None:
+async def test_a_turn_rolled_back_by_another_manager_does_not_return(tmp_path: Path) -> None:
     memories = [SQLiteMemory("s", tmp_path / "context.db") for _ in range(2)]
     first, second = (managed("none", memory, checkpoint_interval=99) for memory in memories)
     await talk(first, 1)
@@ -137,7 +137,7 @@ async def test_a_run_that_resumes_the_session_keeps_its_turn(memory: AnyMemory) 
     assert manager.turn_count == 2 and said(manager.transcript())[-1] == "done."
 
 
-async def test_a_session_that_cannot_be_read_is_not_saved_over(tmp_path: Path) -> None:
+async def test_an_unreadable_session_is_not_overwritten(tmp_path: Path) -> None:
     path = tmp_path / "context.db"
     memory = SQLiteMemory("s", path)
     await talk(managed("none", memory), 2)
@@ -165,7 +165,7 @@ async def test_a_session_that_cannot_be_read_is_not_saved_over(tmp_path: Path) -
     await memory.close()
 
 
-async def test_a_damaged_session_goes_back_to_a_commit(tmp_path: Path) -> None:
+async def test_a_damaged_session_can_be_rolled_back_to_a_commit(tmp_path: Path) -> None:
     path = tmp_path / "context.db"
     memory = SQLiteMemory("s", path)
     first = managed("none", memory)
@@ -199,7 +199,7 @@ async def test_a_session_given_as_json_is_not_replaced(memory: AnyMemory) -> Non
     assert said(manager.transcript()) == ["from elsewhere", "and now?"]
 
 
-async def test_a_rollback_goes_to_the_commit_that_is_named(memory: AnyMemory) -> None:
+async def test_a_rollback_restores_the_named_commit(memory: AnyMemory) -> None:
     manager = managed("none", memory, checkpoint_interval=99)
     await talk(manager, 1)
     early = await manager.checkpoint("early")
@@ -250,7 +250,7 @@ async def test_a_checkpoint_and_a_rollback_in_one_run_leave_its_turn_once(memory
     assert talker.last.text.count("Go back, please.") == 1 and manager.turn_count == 2
 
 
-async def test_a_memory_of_ones_own_that_keeps_no_session_begins_anew() -> None:
+async def test_a_memory_that_keeps_no_session_starts_a_new_one() -> None:
     class Bare:
         def __init__(self) -> None:
             self.inner = Fragile()

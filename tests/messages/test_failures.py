@@ -53,13 +53,13 @@ TWICE = [
 ]
 
 
-def test_failures_in_a_row_are_one_reflection_that_says_what_then_worked() -> None:
+def test_consecutive_failures_are_one_reflection_with_the_call_that_then_worked() -> None:
     assert told(TWICE) == [
         "- turn 1: read(path=b.toml) failed 2 times: Error: no such file b.toml -> then read(path=src/a.toml) worked"
     ]
 
 
-def test_a_failure_that_nothing_came_after_says_so() -> None:
+def test_a_failure_without_a_later_success_is_marked() -> None:
     assert told(TWICE[:3])[0].endswith("-> it was not tried again with success")
 
 
@@ -76,7 +76,7 @@ def test_an_answer_that_was_sent_back_is_reflected_on() -> None:
     assert "an answer was sent back: Give a whole number." in told([asked("How many?"), retry])[0]
 
 
-def test_only_the_newest_are_kept() -> None:
+def test_only_the_newest_reflections_are_kept() -> None:
     many = [asked("Go on.")]
     for number in range(6):
         many += exchange(2 * number, f"{number}.txt", "Error: gone", failed=True)
@@ -87,7 +87,7 @@ def test_only_the_newest_are_kept() -> None:
     assert told(many, ReflectionPolicy(keep=0)) == []
 
 
-def test_every_so_many_turns_what_failed_in_them_is_summed_up() -> None:
+def test_failures_are_summed_up_at_every_interval_of_turns() -> None:
     turns = [message for _ in range(4) for message in TWICE]
     lines = told(turns, ReflectionPolicy(on_tool_failure=False, every_n_turns=2))
     assert len(lines) == 2
@@ -95,14 +95,14 @@ def test_every_so_many_turns_what_failed_in_them_is_summed_up() -> None:
     assert lines[1].startswith("- turns 3 to 4")
 
 
-def test_a_reflector_writes_them_in_its_own_words() -> None:
+def test_a_custom_reflector_words_the_reflections() -> None:
     def brief(occasion: Occasion) -> Reflection:
         return Reflection(observation=f"turn {occasion.first_turn} failed", adjustment="look first")
 
     assert told(TWICE, ReflectionPolicy(reflector=brief)) == ["- turn 1 failed -> look first"]
 
 
-def test_without_failures_there_is_nothing_to_reflect_on() -> None:
+def test_without_failures_there_are_no_reflections() -> None:
     calm = [asked("Read it."), *exchange(1, "a", "text", failed=False)]
     assert told(calm, ReflectionPolicy(every_n_turns=1)) == []
 
@@ -135,11 +135,11 @@ async def _compile_prompts(before: list[ModelMessage], policy: ReflectionPolicy 
     return asked_of
 
 
-async def test_a_compile_of_a_live_agent_is_told_of_them() -> None:
+async def test_a_compile_of_a_live_agent_gets_the_reflections() -> None:
     assert "then read(path=src/a.toml) worked" in (await _compile_prompts(TWICE, None))[0]
 
 
-async def test_a_reflector_that_looks_back_every_few_turns_is_asked_even_if_nothing_failed() -> None:
+async def test_a_reflector_with_an_interval_is_called_even_without_failures() -> None:
     def looks_back(occasion: Occasion) -> Reflection:
         return Reflection(observation=f"turns up to {occasion.last_turn}", adjustment="none is needed")
 

@@ -77,7 +77,7 @@ def test_a_history_knows_its_messages_prices_and_names_by_position() -> None:
     assert [at for at, _ in history.items(0, 2)] == [0, 1]
 
 
-def test_a_reading_says_who_calls_who_answers_and_who_asks() -> None:
+def test_a_reading_lists_calls_answers_and_prompts() -> None:
     messages = [user("go", system="be kind"), *exchange(1, calls=2), user("and?", run_id="r")]
     asked, called, answered, prompted = reader()[0].read(messages).readings
     assert (asked.request, asked.prompts, asked.exchanges) == (True, True, False)
@@ -106,7 +106,7 @@ def test_equal_messages_are_known_by_content_in_another_object() -> None:
     assert counter.asked == 0
 
 
-def test_only_what_is_new_is_read_when_a_run_goes_on() -> None:
+def test_only_new_messages_are_read_when_a_run_continues() -> None:
     messages = long_history(4)
     read, counter = reader()
     before = read.read(messages)
@@ -160,7 +160,7 @@ EDITS: dict[str, Callable[[list[Any]], object]] = {
 }
 
 
-def test_an_edit_of_what_was_spoken_is_found_by_the_next_run() -> None:
+def test_an_edit_of_speech_is_found_by_the_next_run() -> None:
     if SpeechPart is None:
         pytest.skip("this host has no speech")
     spoken: Any = SpeechPart(speaker="assistant", transcript="alpha")  # its content is computed from the transcript
@@ -249,7 +249,7 @@ def test_many_readers_and_orders_give_the_same_names() -> None:
     assert read.read(messages, last=middle).sums == reader()[0].read(messages).sums
 
 
-def test_what_is_gone_is_forgotten_by_identity() -> None:
+def test_deleted_messages_are_forgotten() -> None:
     read, _ = reader()
     message = user("short lived")
     read.one(message)
@@ -287,21 +287,21 @@ def test_every_history_has_a_body_for_every_message(history: list[ModelMessage])
     assert all(message_body(message).decode() for message in history)
 
 
-def test_half_of_a_surrogate_pair_becomes_a_replacement_character() -> None:
+def test_a_lone_surrogate_becomes_a_replacement_character() -> None:
     (loaded,) = load_messages([message_body(user("half \ud83d", BinaryContent(b"\x00\xff", media_type="image/png")))])
     part: Any = loaded.parts[0]
     assert part.content[0] == "half \ufffd"
     assert part.content[1].data == b"\x00\xff"
 
 
-def test_a_message_is_found_by_what_was_said_called_and_returned() -> None:
+def test_a_message_is_searchable_by_its_text_calls_and_results() -> None:
     read, _ = reader()
     assert searchable(read.one(user("what is it?", system="secret"))) == "what is it?"
     assert searchable(read.one(assistant(call("look", "c", path="a.py")))) == 'look {"path":"a.py"}'
     assert searchable(read.one(user(answer("c", "42 lines")))) == "look 42 lines"
 
 
-def test_system_text_need_not_stay_where_an_earlier_message_said_it() -> None:
+def test_repeated_system_text_need_not_be_carried() -> None:
     messages = [
         user("a", system="be kind"),
         user("b", system="be brief"),
@@ -322,12 +322,12 @@ def settings_and_a_compaction(compacted: ModelMessage) -> list[ModelMessage]:
 @pytest.mark.parametrize(
     "compacted", [ModelRequest(parts=[CompactionPart(content="so far")]), ModelResponse(parts=[CompactionPart()])]
 )
-def test_what_a_host_noted_need_not_stay_once_it_was_compacted(compacted: ModelMessage) -> None:
+def test_notes_of_the_host_before_a_compaction_need_not_be_carried(compacted: ModelMessage) -> None:
     history = reader()[0].read(settings_and_a_compaction(compacted))
     assert superseded_parts(history) == {0: frozenset({0})}
 
 
-def test_what_a_host_noted_since_the_turn_of_a_compaction_stays() -> None:
+def test_notes_of_the_host_since_the_turn_of_a_compaction_are_carried() -> None:
     noted, _, *rest = settings_and_a_compaction(ModelRequest(parts=[CompactionPart(content="so far")]))
     assert superseded_parts(reader()[0].read([noted, *rest])) == {}
 

@@ -132,7 +132,7 @@ def pinned(messages: list[ModelMessage], positions: range | None = None) -> tupl
     return standing_instructions(history, outline(history, pair(history)), positions or range(len(history)))
 
 
-def test_most_of_what_binds_is_found_and_little_else() -> None:
+def test_binding_instructions_are_found_with_high_recall_and_precision() -> None:
     missed = [sentence for sentence in BINDING if not instruction_sentences(sentence)]
     wrong = [sentence for sentence in PASSING if instruction_sentences(sentence)]
     found = len(BINDING) - len(missed)
@@ -140,18 +140,18 @@ def test_most_of_what_binds_is_found_and_little_else() -> None:
     assert found / len(BINDING) >= 0.9, missed
 
 
-def test_a_pin_is_the_users_sentence_and_says_where_it_stands() -> None:
+def test_a_pin_is_the_sentence_of_the_user_with_its_position() -> None:
     said = "The report is late. Never mail it before I say so. Thanks!"
     assert pinned([user("hello"), assistant("Hi."), user(said)]) == (
         Instruction(position=2, turn=1, text="Never mail it before I say so."),
     )
 
 
-def test_only_the_messages_asked_about_are_looked_at() -> None:
+def test_only_the_given_messages_are_searched() -> None:
     assert pinned([user("Never use tabs."), assistant("ok"), user("Never use spaces.")], range(2, 3))[0].position == 2
 
 
-def test_only_users_set_something() -> None:
+def test_only_user_prompts_contain_instructions() -> None:
     order = "You must never push to main."
     asked = [assistant(order, call("look", "1")), user(answer("1", order))]
     assert pinned([user("look around", system=order), *asked, user("and?")]) == ()
@@ -164,13 +164,13 @@ def test_a_file_in_a_prompt_does_not_hide_its_words() -> None:
     ]
 
 
-def test_what_this_package_wrote_sets_nothing() -> None:
+def test_text_of_this_package_contains_no_instructions() -> None:
     note = TextContent(content="Never push to main.", metadata={MARK: {"part": "quotes"}})
     assert pinned([user(note), user("Never use tabs.")])[0].text == "Never use tabs."
     assert len(pinned([user(note), user("Never use tabs.")])) == 1
 
 
-def test_what_was_said_twice_stands_where_it_was_said_last() -> None:
+def test_a_repeated_instruction_counts_at_its_last_position() -> None:
     messages = [
         user("Never use tabs!"),
         assistant("ok"),
@@ -182,7 +182,7 @@ def test_what_was_said_twice_stands_where_it_was_said_last() -> None:
 
 
 @pytest.mark.parametrize("said", ["The job must never run at night", "Don't touch the tests", "Always use tabs"])
-def test_a_question_sets_nothing(said: str) -> None:
+def test_a_question_is_not_an_instruction(said: str) -> None:
     assert instruction_sentences(f"{said}.")
     assert not instruction_sentences(f"{said}?")
 
@@ -195,12 +195,12 @@ def test_a_question_sets_nothing(said: str) -> None:
         ("I'm gonna keep going and reach my dreams no matter what.", "Keep the tests green no matter what."),
     ],
 )
-def test_what_somebody_says_of_a_pastime_sets_nothing(remark: str, order: str) -> None:
+def test_a_remark_on_a_pastime_is_not_an_instruction(remark: str, order: str) -> None:
     assert instruction_sentences(order)
     assert not instruction_sentences(remark)
 
 
-def test_code_and_quotations_set_nothing() -> None:
+def test_code_and_quotations_contain_no_instructions() -> None:
     assert instruction_sentences("Look:\n```\nNever do this.\n```\nNever do that.") == ("Never do that.",)
     assert instruction_sentences("> Never do this.\nHe wrote “never do this”.") == ()
 
@@ -218,14 +218,14 @@ def test_a_sentence_does_not_end_at_an_abbreviation() -> None:
 
 
 @given(text=texts())
-def test_sentences_lie_one_after_another(text: str) -> None:
+def test_sentences_cover_the_text_in_order(text: str) -> None:
     ends = list(sentence_ends(text))
     assert ends == sorted(set(ends))
     assert all(0 < end <= len(text) for end in ends)
 
 
 @given(messages=histories())
-def test_every_pin_of_any_history_is_one_line_a_user_said(messages: list[ModelMessage]) -> None:
+def test_every_pin_of_any_history_is_one_line_of_a_user(messages: list[ModelMessage]) -> None:
     history = Reader(TokenCounter(len)).read(messages)
     for pin in pinned(messages):
         said = " ".join(item.text for item in history.readings[pin.position].items if item.mark is None)
@@ -233,7 +233,7 @@ def test_every_pin_of_any_history_is_one_line_a_user_said(messages: list[ModelMe
         assert all(end in one_line(said, len(said)) or len(said) > 40_000 for end in pin.text.split("…"))
 
 
-def test_a_prompt_is_not_held_for_what_was_found_in_it() -> None:
+def test_found_instructions_keep_no_prompt_alive() -> None:
     text = "".join(["Never push to main. ", "What is this? " * 1_000])
     held = sys.getrefcount(text)
     assert instruction_sentences(text) == instruction_sentences(text) == ("Never push to main.",)

@@ -98,7 +98,7 @@ def test_a_call_has_name_arguments_and_id() -> None:
 
 
 @pytest.mark.parametrize(("args", "text"), [(None, "{}"), ('{"a": 1', '{"a": 1'), ("{}", "{}")])
-def test_arguments_are_read_as_they_are(args: Any, text: str) -> None:
+def test_arguments_are_read_unchanged(args: Any, text: str) -> None:
     assert read(ToolCallPart(tool_name="look", args=args, tool_call_id="c")).text == text
 
 
@@ -110,13 +110,13 @@ def test_an_answer_has_the_content_as_a_model_reads_it() -> None:
 
 
 @pytest.mark.parametrize("outcome", ["failed", "denied", "interrupted", "retried"])
-def test_an_answer_that_is_no_success_has_failed(outcome: Any) -> None:
+def test_any_outcome_other_than_success_has_failed(outcome: Any) -> None:
     info: Any = RetryInfo(cause="model_retry") if outcome == "retried" else None
     assert read(answer("c", "no", outcome=outcome, retry=info)).failed
 
 
 @pytest.mark.parametrize("outcome", ["failed", "retried"])
-def test_an_error_is_wrapped_in_json_and_costs_that(outcome: Any) -> None:
+def test_an_error_is_wrapped_in_json_and_priced_so(outcome: Any) -> None:
     part = answer("c", 'he said "no"\n', outcome=outcome)
     assert read(part).text == 'he said "no"\n'
     assert read(part).tokens == size(part.model_response_str()) + size("look") + MESSAGE_OVERHEAD
@@ -137,7 +137,7 @@ def test_a_prompt_may_hold_texts_files_and_cache_points() -> None:
     assert item.tokens == sum(map(size, pieces)) + item.media + MESSAGE_OVERHEAD
 
 
-def test_a_piece_that_nobody_knows_is_priced_by_its_text() -> None:
+def test_an_unknown_piece_of_content_is_priced_by_its_text() -> None:
     part = SimpleNamespace(part_kind="user-prompt", content=["see", {"kind": "hologram"}])
     assert read(part).text == 'see\n{"kind":"hologram"}'
 
@@ -163,7 +163,7 @@ def test_a_retry_with_a_tool_answers_its_call_and_one_without_answers_none() -> 
     assert (newer.kind, newer.text, newer.call_id) == (Kind.FEEDBACK, "wrong", None)
 
 
-def test_what_the_provider_ran_itself_is_native() -> None:
+def test_calls_executed_by_the_provider_are_native() -> None:
     asked, told = map(read, native_pair("n", "news"))
     assert (asked.kind, told.kind) == (Kind.CALL, Kind.RETURN)
     assert asked.native
@@ -178,14 +178,14 @@ def test_what_the_provider_ran_itself_is_native() -> None:
         (ModelSettingsDeltaPart(settings={"thinking": "low"}), "low"),
     ],
 )
-def test_what_the_host_notes_for_itself_stays_and_is_priced(part: Any, said: str) -> None:
+def test_control_parts_of_the_host_are_kept_and_priced(part: Any, said: str) -> None:
     item = read(part)
     assert item.kind is Kind.CONTROL
     assert item.stays
     assert said in item.text
 
 
-def test_a_changed_instruction_is_priced_by_what_it_says() -> None:
+def test_a_changed_instruction_is_priced_by_its_text() -> None:
     delta: Any = InstructionDeltaPart(id=None, content=SAID)  # pyright: ignore[reportArgumentType] # any id will do
     assert read(delta).tokens == size(SAID) + MESSAGE_OVERHEAD
 
@@ -198,19 +198,19 @@ def test_a_changed_instruction_is_priced_by_what_it_says() -> None:
         ToolSearchReturnPart(content={"discovered_tools": []}, tool_call_id="c"),
     ],
 )
-def test_what_loads_a_capability_or_finds_a_tool_stays(part: Any) -> None:
+def test_parts_that_load_a_capability_or_find_a_tool_are_kept(part: Any) -> None:
     assert read(part).loads
     assert read(part).stays
 
 
-def test_system_text_of_others_stays_and_our_own_does_not() -> None:
+def test_system_text_of_others_is_kept_and_ours_is_not() -> None:
     assert read(SystemPromptPart(content="be kind")).stays
     ours = read(SystemPromptPart(content="notes", metadata={MARK: {"v": 1}}))
     assert not ours.stays
     assert ours.mark == {"v": 1}
 
 
-def test_our_mark_is_found_on_a_part_and_on_a_piece_and_cannot_be_said() -> None:
+def test_our_mark_is_found_on_parts_and_pieces_and_cannot_be_forged_in_text() -> None:
     assert read(UserPromptPart(content=[TextContent(content="x", metadata={MARK: {"v": 1}})])).mark == {"v": 1}
     assert read(UserPromptPart(content=f"{MARK}: v1")).mark is None
     assert mark_of(TextContent(content="x", metadata={MARK: "forged"})) is None
@@ -228,7 +228,7 @@ def test_any_content_has_a_text(content: object) -> None:
     assert isinstance(plain_text(content), str)
 
 
-def test_what_cannot_be_written_as_json_is_written_loosely_or_named() -> None:
+def test_values_that_are_not_valid_json_are_written_loosely_or_by_type() -> None:
     circle: dict[str, Any] = {}
     circle["again"] = circle
     assert plain_text({"half": "\ud83d"}) == '{"half":"\ud83d"}'
@@ -243,13 +243,13 @@ def test_media_are_found_and_replaced_at_any_depth() -> None:
     assert without_media(content) == {"a": ["[image/png 1 kB]", {"b": ["[application/pdf 1 kB]", "x"]}], "c": 1}
 
 
-def test_media_that_are_only_referred_to_are_named_by_their_kind() -> None:
+def test_media_given_by_reference_are_named_by_their_kind() -> None:
     assert without_media(AudioUrl("https://example.com/a.mp3")) == "[audio]"
     assert without_media(ImageUrl("https://example.com/a.png", media_type="image/webp")) == "[image/webp]"
     assert without_media(BinaryContent(b"x", media_type="")) == "[application/octet-stream 1 kB]"
 
 
-def test_the_content_of_a_prompt_is_a_row_of_pieces() -> None:
+def test_the_content_of_a_prompt_is_a_sequence_of_pieces() -> None:
     assert list(user_content("one")) == ["one"]
     assert list(user_content(["one", PNG])) == ["one", PNG]
     assert list(user_content(7)) == [7]
@@ -262,7 +262,7 @@ def test_arguments_are_a_mapping_or_nothing(text: str, given: Any) -> None:
     assert parse_arguments(text) == given
 
 
-def test_a_tool_return_without_an_outcome_is_no_failure() -> None:
+def test_a_tool_return_without_an_outcome_has_not_failed() -> None:
     part = ToolReturnPart(tool_name="look", content="x", tool_call_id="c")
     object.__setattr__(part, "outcome", None)
     assert not read(part).failed

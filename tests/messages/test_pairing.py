@@ -28,13 +28,13 @@ def test_an_id_may_be_used_again_once_it_is_answered() -> None:
     assert not found.broken
 
 
-def test_an_id_that_is_called_again_gives_up_its_open_call() -> None:
+def test_a_repeated_call_id_gives_up_its_open_call() -> None:
     found = paired(user("a"), assistant(call("look", "x")), user("hm"), assistant(call("look", "x")), user(answer("x")))
     assert found.pairs == ((3, 4),)
     assert found.broken == {1: frozenset({0})}
 
 
-def test_one_id_for_two_calls_of_one_response_leaves_the_last() -> None:
+def test_only_the_last_of_two_calls_with_one_id_in_a_response_is_paired() -> None:
     found = paired(user("a"), assistant(call("look", "x"), call("look", "x")), user(answer("x")))
     assert found.pairs == ((1, 2),)
     assert found.broken == {1: frozenset({0})}
@@ -52,7 +52,7 @@ def test_orphans_repetitions_and_unanswered_calls_are_broken() -> None:
     assert found.waiting
 
 
-def test_an_answer_before_its_call_is_none() -> None:
+def test_an_answer_before_its_call_is_not_paired() -> None:
     found = paired(user("a"), user(answer("x")), assistant(call("look", "x")), user("b"))
     assert found.pairs == ()
     assert found.broken == {1: frozenset({0}), 2: frozenset({0})}
@@ -71,14 +71,14 @@ def test_native_calls_are_paired_apart_from_functions_of_the_same_id() -> None:
     assert paired(user("a"), assistant(asked, "b"), user("c")).broken == {1: frozenset({0})}
 
 
-def test_thinking_that_signs_nothing_else_goes_with_a_broken_call() -> None:
+def test_thinking_that_signs_only_a_broken_call_is_broken_too() -> None:
     thought = ThinkingPart(content="hm", signature="s")
     assert paired(user("a"), assistant(thought, call("look", "x")), user("b")).broken == {1: frozenset({0, 1})}
     kept = paired(user("a"), assistant(thought, "so", call("look", "x")), user("b"))
     assert kept.broken == {1: frozenset({2})}
 
 
-def test_a_last_request_without_any_partner_is_told() -> None:
+def test_a_last_request_without_partners_is_reported_as_unpaired() -> None:
     found = paired(user("a"), assistant("b"), user(answer("nobody")))
     assert found.unpaired == 2
     assert found.waiting
@@ -86,7 +86,7 @@ def test_a_last_request_without_any_partner_is_told() -> None:
     assert paired(user("a"), assistant(call("look", "x"))).unpaired is None
 
 
-def test_a_pairing_goes_on_from_that_of_an_earlier_request() -> None:
+def test_a_pairing_continues_from_that_of_an_earlier_request() -> None:
     messages = long_history(6)
     reader = Reader(counter)
     before = pair(reader.read(messages[:7]))
@@ -95,7 +95,7 @@ def test_a_pairing_goes_on_from_that_of_an_earlier_request() -> None:
 
 
 @pytest.mark.parametrize("made", [2, 3])
-def test_a_pairing_starts_anew_where_something_was_open_or_the_history_is_another(made: int) -> None:
+def test_a_pairing_is_recomputed_after_an_open_call_or_for_another_history(made: int) -> None:
     messages = [user("a"), assistant(call("look", "x")), user("b"), assistant("c"), user(answer("x"))]
     before = pair(read(messages[:made]))
     assert pair(read(messages), before).pairs == ((1, 4),)

@@ -42,7 +42,9 @@ SHAPES = st.builds(
 
 
 @given(histories(), SHAPES)
-def test_a_shape_changes_no_message_and_its_price_is_what_it_leaves(history: list[ModelMessage], shape: Shape) -> None:
+def test_a_shape_does_not_change_the_message_and_is_priced_by_the_result(
+    history: list[ModelMessage], shape: Shape
+) -> None:
     before = snapshot(history)
     reader = Reader(counter)
     for message in history:
@@ -74,7 +76,7 @@ def test_a_clamped_exchange_keeps_its_ids(history: list[ModelMessage], limit: in
 
 
 @given(histories(), st.sampled_from([6, 16, 40, 200]))
-def test_only_what_no_limit_can_shorten_is_above_the_limit(history: list[ModelMessage], limit: int) -> None:
+def test_only_parts_that_no_limit_can_shorten_exceed_the_limit(history: list[ModelMessage], limit: int) -> None:
     reader = Reader(counter)
     for message in history:
         left = apply_shape(message, reader.one(message), Shape(limit=limit), counter)
@@ -93,7 +95,7 @@ def test_only_what_no_limit_can_shorten_is_above_the_limit(history: list[ModelMe
 # --- what stays for others
 
 
-def test_no_limit_touches_what_the_host_reads_back() -> None:
+def test_no_limit_changes_parts_that_the_host_reads_back() -> None:
     loaded = LoadCapabilityReturnPart(content={"message": LONG}, tool_call_id="c")
     delta = ToolAvailabilityDeltaPart(tools_added=["look"])
     message = ModelRequest(parts=[loaded, delta])
@@ -109,7 +111,7 @@ def test_system_text_has_a_limit_of_its_own() -> None:
     assert clamped.parts[1] is message.parts[1]
 
 
-def test_a_bare_message_keeps_only_what_stays() -> None:
+def test_a_bare_message_keeps_only_parts_that_must_stay() -> None:
     message = user("hi", answer("c"), ToolAvailabilityDeltaPart(tools_added=["look"]), system="be kind")
     assert [one.part_kind for one in cut(message, bare=True).parts] == ["system-prompt", "tool-availability-delta"]
     assert cut(user("hi"), bare=True) is None
@@ -131,19 +133,19 @@ def test_a_skeleton_keeps_name_key_arguments_and_outcome() -> None:
     assert "outcome only" in told.content
 
 
-def test_short_exchanges_are_their_own_skeleton() -> None:
+def test_short_exchanges_are_not_changed_by_a_skeleton() -> None:
     asked, told = assistant("I look.", call("look", "c", path="a.py")), user(answer("c", "42 lines"))
     assert cut(asked, skeleton=True).parts == asked.parts
     assert cut(told, skeleton=True).parts == told.parts
 
 
-def test_what_was_said_around_a_call_is_cut_in_a_skeleton() -> None:
+def test_text_around_a_call_is_cut_in_a_skeleton() -> None:
     said, spoken = TextPart(content=LONG), SpeechPart(speaker="assistant", transcript=LONG)
     for left in cut(assistant(said, spoken, call("look", "c")), skeleton=True).parts[:2]:
         assert cost(left) <= 64
 
 
-def test_files_beside_an_answer_are_named_in_a_skeleton() -> None:
+def test_files_returned_with_a_result_are_named_in_a_skeleton() -> None:
     left = cut(user(answer("c", "See file 1."), "This is file 1:", PNG), skeleton=True)
     assert left.parts[1].content == ["This is file 1:", "[image/png 1 kB]"]
 
@@ -166,7 +168,7 @@ def test_a_long_exchange_of_the_provider_becomes_text_on_both_sides(shape: dict[
     assert all(cost(one) <= shape.get("limit", 60) for one in left.parts)
 
 
-def test_the_text_of_such_an_exchange_says_what_was_asked_and_what_came() -> None:
+def test_the_text_of_a_provider_exchange_shows_query_and_result() -> None:
     asked, told, _ = cut(native(300), limit=60).parts
     assert asked.content.startswith("[tool] web_search(query=")
     assert told.content.startswith("[tool] web_search: [1 entries]")
@@ -177,7 +179,7 @@ def test_a_short_exchange_of_the_provider_stays_as_it_is() -> None:
     assert cut(message, limit=200, skeleton=True).parts == message.parts
 
 
-def test_half_an_exchange_of_the_provider_is_never_cut_alone() -> None:
+def test_one_half_of_a_provider_exchange_is_never_cut_alone() -> None:
     _, told = native_pair("n", LONG)
     assert isinstance(part(assistant(told), limit=20, skeleton=True), NativeToolReturnPart)
 
@@ -185,14 +187,14 @@ def test_half_an_exchange_of_the_provider_is_never_cut_alone() -> None:
 # --- tool history of earlier turns
 
 
-def test_dropped_exchanges_leave_what_was_said_and_what_was_loaded() -> None:
+def test_dropping_exchanges_keeps_text_and_loaded_capabilities() -> None:
     loaded = LoadCapabilityReturnPart(content={"message": "loaded"}, tool_call_id="l")
     assert [one.part_kind for one in cut(assistant("I look.", call("look", "c")), tools="drop").parts] == ["text"]
     assert cut(user(answer("c")), tools="drop") is None
     assert part(ModelRequest(parts=[answer("c"), loaded]), tools="drop") is loaded
 
 
-def test_rendered_exchanges_stand_as_text_each_on_its_side() -> None:
+def test_rendered_exchanges_become_text_in_their_messages() -> None:
     asked = part(assistant(call("look", "c", path="a.py")), tools="render")
     assert asked == TextPart(content="[tool] look(path=a.py)")
     told = part(user(answer("c", "42 lines")), tools="render")

@@ -43,7 +43,7 @@ def test_a_clipped_text_keeps_both_its_ends(text: str, width: int) -> None:
         assert text.startswith(short.split("…")[0][:1]) and text.endswith(short[-1])
 
 
-def test_what_says_most_stands_first() -> None:
+def test_the_most_telling_arguments_come_first() -> None:
     args = json.dumps({"edits": [{"old": "a"}], "timeout": 30, "content": "x" * 1_000, "path": "src/main.py"})
     line = call_line("edit", args)
     assert line.startswith("edit(path=src/main.py, timeout=30, content=xxx")
@@ -65,7 +65,7 @@ def test_arguments_that_do_not_fit_are_marked_as_missing() -> None:
 @pytest.mark.parametrize(
     ("args", "line"), [("{}", "now()"), ("", "now()"), ("[1, 2]", "now([1, 2])"), ("{bad", "now({bad)")]
 )
-def test_arguments_that_are_no_object_stand_as_they_are(args: str, line: str) -> None:
+def test_arguments_that_are_not_an_object_are_shown_as_they_are(args: str, line: str) -> None:
     assert call_line("now", args) == line
 
 
@@ -85,14 +85,14 @@ def test_a_result_without_text_is_empty(text: str) -> None:
         ("\x1b[31merror\x1b[0m: bad\tthing", "error: bad thing"),
     ],
 )
-def test_what_went_wrong_is_told_first(text: str, line: str) -> None:
+def test_an_error_is_shown_first(text: str, line: str) -> None:
     assert outcome_line(text, failed=False).startswith(line)
 
 
 @pytest.mark.parametrize(
     "text", ["import os\nraise ValueError(name)\n", "export class Box {\n  throw new Error('x');", "exited with code 0"]
 )
-def test_source_code_that_mentions_errors_is_no_failure(text: str) -> None:
+def test_source_code_that_mentions_errors_is_not_a_failure(text: str) -> None:
     assert outcome_line(text, failed=False).startswith(text.splitlines()[0])
 
 
@@ -102,7 +102,7 @@ def test_a_failed_call_shows_the_line_that_mentions_it() -> None:
     assert outcome_line(text, failed=False).startswith("step 1 of 2")
 
 
-def test_a_long_result_shows_its_first_telling_line_and_how_much_more_there_is() -> None:
+def test_a_long_result_shows_its_first_telling_line_and_the_number_of_other_lines() -> None:
     assert outcome_line("----\n\nOrders of May\n1\n2\n", failed=False) == "Orders of May (+3 lines)"
 
 

@@ -38,7 +38,7 @@ def test_a_clamped_text_is_within_its_limit(text: str, limit: int) -> None:
     assert counter.text(truncate(text, limit, counter)) <= max(limit, 0)
 
 
-def test_a_clamped_text_keeps_head_and_tail_and_says_how_much_it_was() -> None:
+def test_a_clamped_text_keeps_head_and_tail_and_shows_its_original_length() -> None:
     short = truncate(LONG, 100, counter)
     assert LONG.startswith(short.split("\n")[0])
     assert LONG.endswith(short.split("\n")[-1])
@@ -46,7 +46,7 @@ def test_a_clamped_text_keeps_head_and_tail_and_says_how_much_it_was() -> None:
     assert counter.text(short) > 90
 
 
-def test_where_no_marker_fits_the_beginning_is_kept() -> None:
+def test_without_room_for_the_marker_the_beginning_is_kept() -> None:
     short = truncate(LONG, 10, counter)
     assert short.endswith("…")
     assert LONG.startswith(short[:-1])
@@ -76,7 +76,7 @@ def test_parts_of_requests_are_cut_to_the_limit(long: Any) -> None:
     assert "tokens in full" in left.content
 
 
-def test_an_old_retry_prompt_becomes_what_the_host_loads_it_as() -> None:
+def test_an_old_retry_prompt_becomes_the_part_that_the_host_loads() -> None:
     answers = part(ModelRequest(parts=[retry_prompt(LONG, tool="look", ident="c")]), limit=100)
     assert isinstance(answers, ToolReturnPart)
     assert (answers.tool_call_id, answers.outcome) == ("c", "retried")
@@ -84,14 +84,14 @@ def test_an_old_retry_prompt_becomes_what_the_host_loads_it_as() -> None:
     assert isinstance(feedback, UserPromptPart)
 
 
-def test_speech_becomes_the_text_that_it_was() -> None:
+def test_speech_becomes_its_transcript() -> None:
     assert isinstance(
         part(ModelRequest(parts=[SpeechPart(speaker="user", transcript=LONG)]), limit=100), UserPromptPart
     )
     assert isinstance(part(assistant(SpeechPart(speaker="assistant", transcript=LONG)), limit=100), TextPart)
 
 
-def test_a_prompt_in_pieces_is_cut_piece_by_piece() -> None:
+def test_each_piece_of_a_prompt_is_cut() -> None:
     message = user("short", CachePoint(), TextContent(content=LONG, metadata={"a": 1}), PNG, "never seen")
     left = part(message, limit=100)
     assert left.content[:2] == ["short", CachePoint()]
@@ -114,14 +114,14 @@ def test_arguments_are_cut_all_of_them_before_any_is_left_out() -> None:
     assert cost(left) <= 120
 
 
-def test_where_not_all_arguments_fit_the_first_ones_do() -> None:
+def test_if_not_all_arguments_fit_the_first_ones_are_kept() -> None:
     left = part(assistant(call("write", "c", **{f"key_{at}": at for at in range(100)})), limit=60)
     assert 0 < len(left.args) < 100
     assert list(left.args) == [f"key_{at}" for at in range(len(left.args))]
     assert cost(left) <= 60
 
 
-def test_arguments_that_are_no_object_are_kept_under_a_name() -> None:
+def test_arguments_that_are_not_an_object_are_kept_under_a_name() -> None:
     left = part(assistant(ToolCallPart(tool_name="w", args='["' + LONG, tool_call_id="c")), limit=60)
     assert list(left.args) == ["arguments"]
     assert json.loads(left.args_as_json_str())

@@ -32,7 +32,7 @@ def groups(*messages: ModelMessage) -> list[list[tuple[int, int]]]:
 # --- where turns begin
 
 
-def test_a_turn_goes_from_a_prompt_to_just_before_the_next() -> None:
+def test_a_turn_spans_one_prompt_to_just_before_the_next() -> None:
     history = [user("a"), *exchange(1), assistant("b"), user("c"), assistant("d"), user("e")]
     assert starts(*history) == [0, 4, 6]
     assert turn_index(read(history)) == 2
@@ -55,7 +55,7 @@ def test_a_run_is_joined_across_messages_without_a_run() -> None:
     assert starts(user("a", run_id="r"), assistant("b"), user("c")) == [0, 2]
 
 
-def test_what_a_tool_returned_beside_its_result_begins_no_turn() -> None:
+def test_files_returned_with_a_result_begin_no_turn() -> None:
     filed = user(answer("call_1", "See file 1."), "This is file 1:", PNG)
     assert starts(user("a"), assistant(call("look", "call_1")), filed) == [0]
 
@@ -65,7 +65,7 @@ def test_a_deferred_answer_in_a_new_run_comes_with_a_new_turn() -> None:
     assert starts(user("a", run_id="r"), assistant(call("look", "call_1"), run_id="r"), approved) == [0, 2]
 
 
-def test_what_stands_before_the_first_prompt_is_no_user_turn() -> None:
+def test_messages_before_the_first_prompt_are_not_a_user_turn() -> None:
     history = [assistant("welcome"), user("a"), assistant("b"), user("c")]
     assert [turn.index for turn in outlined(*history).turns] == [-1, 0, 1]
     assert turn_index(read(history)) == 1
@@ -86,11 +86,11 @@ def test_an_exchange_is_a_group_and_so_are_prompt_and_answer() -> None:
     assert groups(user("a"), *exchange(1), *exchange(2, calls=2), assistant("b")) == [[(0, 1), (1, 3), (3, 5), (5, 6)]]
 
 
-def test_two_responses_in_a_row_are_one_voice() -> None:
+def test_two_responses_in_a_row_are_one_group() -> None:
     assert groups(user("a"), assistant("b"), assistant("c"), user("d")) == [[(0, 1), (1, 3)], [(3, 4)]]
 
 
-def test_a_request_that_nobody_prompted_stays_with_the_response_it_reacts_to() -> None:
+def test_a_request_without_a_prompt_stays_with_the_response_before_it() -> None:
     feedback = ModelRequest(parts=[retry_prompt("say more", tool=None)])
     system = ModelRequest(parts=[SystemPromptPart(content="x")])
     assert groups(user("a"), assistant("b"), feedback, system, assistant("c")) == [[(0, 1), (1, 3), (3, 4), (4, 5)]]
@@ -101,7 +101,7 @@ def test_answers_in_several_requests_right_after_the_calls_are_one_group() -> No
     assert groups(user("a"), asked, user(answer("x")), user(answer("y")), assistant("b")) == [[(0, 1), (1, 4), (4, 5)]]
 
 
-def test_a_late_answer_ties_two_messages_and_makes_no_giant_group() -> None:
+def test_a_late_answer_ties_two_messages_and_not_whole_groups() -> None:
     asked = assistant(call("look", "late"), call("look", "call_1"))
     steps: list[Any] = [message for number in range(2, 6) for message in exchange(number)]
     history = [user("a"), asked, user(answer("call_1")), *steps, assistant("b"), user(answer("late"))]
@@ -123,7 +123,7 @@ def test_an_answer_in_a_later_turn_ties_too() -> None:
     assert groups(*history) == [[(0, 1), (1, 2)], [(2, 3)]]
 
 
-def test_ties_reach_as_far_as_messages_are_bound_to_each_other() -> None:
+def test_ties_are_transitive() -> None:
     history = [
         user("a"),
         assistant(call("look", "one")),
@@ -136,7 +136,7 @@ def test_ties_reach_as_far_as_messages_are_bound_to_each_other() -> None:
     assert set(outlined(*history).ties) == {1, 3, 4}
 
 
-def test_what_is_answered_at_once_is_not_tied() -> None:
+def test_an_exchange_answered_at_once_needs_no_tie() -> None:
     assert outlined(*long_history(5)).ties == {}
 
 
@@ -164,7 +164,7 @@ def test_turns_and_groups_cover_a_history_without_gaps(history: list[ModelMessag
 
 
 @given(histories(max_turns=8), st.data())
-def test_an_outline_carried_on_is_that_of_the_whole_history(history: list[ModelMessage], data: st.DataObject) -> None:
+def test_a_continued_outline_equals_that_of_the_whole_history(history: list[ModelMessage], data: st.DataObject) -> None:
     whole, before = read(history), None
     for stop in sorted(data.draw(st.sets(st.integers(1, len(history)), max_size=4))):
         part = read(history[:stop])
@@ -172,7 +172,7 @@ def test_an_outline_carried_on_is_that_of_the_whole_history(history: list[ModelM
     assert outline(whole, pair(whole), before) == outline(whole, pair(whole))
 
 
-def test_a_settled_turn_is_taken_over_and_one_whose_call_is_answered_later_is_not() -> None:
+def test_a_settled_turn_is_reused_unless_one_of_its_calls_is_answered_later() -> None:
     late = [user("a"), assistant(call("look", "late")), *long_history(8)]
     before = outline(read(late), pair(read(late)))
     for more, kept in ([user("c")], True), ([user(answer("late"), "d")], False):
@@ -182,7 +182,7 @@ def test_a_settled_turn_is_taken_over_and_one_whose_call_is_answered_later_is_no
         assert (found.turns[0] is before.turns[0]) is kept
 
 
-def test_an_outline_is_not_carried_on_where_the_same_text_is_of_other_runs() -> None:
+def test_an_outline_is_not_continued_for_the_same_text_of_other_runs() -> None:
     one_run = [user("a", run_id="r"), *[assistant("b"), user("c", run_id="r")] * 8]
     before = outline(read(one_run), pair(read(one_run)))
     runs = read(
@@ -196,7 +196,7 @@ def test_an_outline_is_not_carried_on_where_the_same_text_is_of_other_runs() -> 
 
 
 @given(histories())
-def test_no_group_and_no_tie_is_split_by_any_pair(history: list[ModelMessage]) -> None:
+def test_pairs_never_split_a_group_or_a_tie(history: list[ModelMessage]) -> None:
     found = read(history)
     pairing = pair(found)
     plan = outline(found, pairing)

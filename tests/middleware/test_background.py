@@ -117,7 +117,7 @@ async def settle() -> None:
         await asyncio.sleep(0)
 
 
-async def test_no_request_waits_and_the_one_that_first_uses_a_compile_is_on_the_record(
+async def test_no_request_waits_and_the_first_that_uses_a_compile_is_recorded(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     chat = Chat(Gate())
@@ -139,7 +139,7 @@ async def test_no_request_waits_and_the_one_that_first_uses_a_compile_is_on_the_
     assert not chat.errors
 
 
-async def test_a_call_that_the_host_answers_after_a_compile_has_begun_is_sent_with_its_answer() -> None:
+async def test_a_call_answered_after_a_compile_began_is_sent_with_its_result() -> None:
     chat = Chat(Gate())
     await chat.until(lambda: chat.views and chat.views[-1].tokens > 900)
     calls = [ToolCallPart("order", {}, tool_call_id=ident) for ident in ("now", "later")]
@@ -175,7 +175,7 @@ async def test_a_huge_result_that_came_while_it_was_made_is_cut_and_the_prompt_s
     assert chat.views[-1].tokens_sent > BUDGET // 5, "the head and the tail of the result stay too"
 
 
-async def test_there_is_one_at_a_time_for_a_conversation_and_each_is_used_once() -> None:
+async def test_a_conversation_has_one_compile_at_a_time_and_uses_each_once() -> None:
     chat = Chat(Gate(opened=True))
     for _ in range(36):
         await chat.turn()
@@ -208,7 +208,7 @@ async def test_conversations_do_not_wait_for_each_other() -> None:
     await chat.ours.aclose()
 
 
-async def test_a_request_over_the_budget_waits_for_what_is_under_way() -> None:
+async def test_a_request_over_the_budget_waits_for_the_compile_under_way() -> None:
     chat = Chat(Gate())
     await chat.until(lambda: chat.gate.asked)
     waiting = asyncio.ensure_future(chat.turn(words=1_800))
@@ -220,7 +220,7 @@ async def test_a_request_over_the_budget_waits_for_what_is_under_way() -> None:
     assert "since turn" in (await chat.compiles())[-1].status
 
 
-async def test_a_chat_whose_prompts_ask_does_not_wait_either() -> None:
+async def test_a_chat_of_questions_does_not_wait_either() -> None:
     chat = Chat(Gate(opened=True), budget=4_000, trigger=None, recall=0.5)
     for number in range(60):
         said = f"Note {number}: {prose(number, 60)} What was said in notes {number // 2} and {number // 3}, and why?"
@@ -242,7 +242,7 @@ async def test_a_run_that_is_cancelled_while_it_waits_leaves_the_compile_to_the_
     assert chat.status == "compiled" and (chat.gate.asked, chat.gate.cancelled) == (1, 0)
 
 
-async def test_what_it_cost_is_charged_to_the_run_that_uses_it() -> None:
+async def test_the_cost_of_a_compile_is_charged_to_the_run_that_uses_it() -> None:
     chat = Chat(Gate(opened=True))
     used: list[int] = []
     for _ in range(25):
@@ -259,7 +259,7 @@ def edited(messages: list[ModelMessage], at: int) -> list[ModelMessage]:
 
 
 @pytest.mark.parametrize("over", [False, True])
-async def test_a_history_that_was_edited_has_no_use_for_it(over: bool) -> None:
+async def test_a_compile_of_an_edited_history_is_discarded(over: bool) -> None:
     chat = Chat(Gate())
     await chat.until(lambda: chat.gate.asked)
     if over:
@@ -277,7 +277,7 @@ async def test_a_history_that_was_edited_has_no_use_for_it(over: bool) -> None:
     await chat.ours.aclose()
 
 
-async def test_a_turn_that_is_made_again_still_uses_it() -> None:
+async def test_a_regenerated_turn_still_uses_the_compile() -> None:
     chat = Chat(Gate())
     await chat.until(lambda: chat.gate.asked)
     chat.gate.open()
@@ -287,7 +287,7 @@ async def test_a_turn_that_is_made_again_still_uses_it() -> None:
     assert chat.gate.asked == 1
 
 
-async def test_a_conversation_is_known_again_by_what_was_said() -> None:
+async def test_a_conversation_is_recognised_by_its_text() -> None:
     chat = Chat(Gate(opened=True))
     for _ in range(28):
         plain = [
@@ -299,7 +299,7 @@ async def test_a_conversation_is_known_again_by_what_was_said() -> None:
     assert used >= 2 and chat.gate.asked - used in (0, 1)
 
 
-async def test_a_compile_by_hand_waits_for_it_and_takes_its_place() -> None:
+async def test_a_manual_compile_waits_for_the_one_under_way_and_replaces_it() -> None:
     chat = Chat(Gate(), store=MemoryStore())
     await chat.until(lambda: chat.gate.asked, conversation_id="one")
     by_hand = asyncio.ensure_future(chat.ours.compile_now("one"))
@@ -313,7 +313,7 @@ async def test_a_compile_by_hand_waits_for_it_and_takes_its_place() -> None:
     assert [one.status.partition(";")[0] for one in await chat.compiles()].count("skipped") == 1
 
 
-async def test_a_failure_is_reported_and_the_conversation_goes_on() -> None:
+async def test_a_failure_is_reported_and_the_conversation_continues() -> None:
     chat = Chat(Gate(RuntimeError("no"), opened=True))
     await chat.until(lambda: chat.errors)
     assert isinstance(chat.errors[0], CompileError | RuntimeError) and chat.status == "raw"
@@ -325,7 +325,7 @@ async def test_a_failure_is_reported_and_the_conversation_goes_on() -> None:
     assert all(view.tokens <= BUDGET for view in chat.views) and "compiled" in {view.status for view in chat.views}
 
 
-async def test_closing_ends_what_is_under_way() -> None:
+async def test_closing_cancels_the_compile_under_way() -> None:
     chat = Chat(Gate())
     async with chat.ours:
         await chat.until(lambda: chat.gate.asked)
@@ -338,7 +338,7 @@ async def test_closing_ends_what_is_under_way() -> None:
 
 @pytest.mark.parametrize("again", [None, "talk", "another"])
 @pytest.mark.parametrize("store", ["memory", "redacted", "postgres"])
-async def test_a_compile_does_not_bring_back_what_was_deleted_since_it_began(
+async def test_a_compile_does_not_restore_data_deleted_since_it_began(
     store: str, again: str | None, request: pytest.FixtureRequest
 ) -> None:
     place = open_place(request.getfixturevalue("postgres_url")) if store == "postgres" else MemoryStore()
@@ -369,7 +369,7 @@ async def test_a_compile_by_hand_is_refused_if_its_conversation_is_deleted_meanw
     assert [row async for row in store.export()] == [] and await store.verify() == ()
 
 
-async def test_what_no_request_used_is_on_the_record_with_its_cost(tmp_path: Path) -> None:
+async def test_an_unused_compile_is_recorded_with_its_cost(tmp_path: Path) -> None:
     chat = Chat(Gate(opened=True), store=tmp_path / "context.db")
     await chat.until(lambda: chat.gate.asked)
     assert not await chat.compiles()
@@ -416,7 +416,7 @@ async def test_a_compile_is_shown_as_under_way_until_it_ends_however_long_the_ch
     await reader.close()
 
 
-async def test_a_compile_that_a_user_stops_is_not_shown_any_more(tmp_path: Path) -> None:
+async def test_a_compile_stopped_by_a_user_is_no_longer_shown(tmp_path: Path) -> None:
     gate, file = Gate(), tmp_path / "context.db"
     chat, reader = Chat(gate, store=file, background=False), SQLiteStore(file, read_only=True)
 
@@ -484,7 +484,7 @@ asyncio.run(main())
 """
 
 
-def test_a_program_that_ends_meanwhile_ends_without_a_word() -> None:
+def test_a_program_that_ends_during_a_compile_ends_silently() -> None:
     """With a loop that is run to its end, and with one that is only left, as `run_sync` does."""
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM],
@@ -497,7 +497,7 @@ def test_a_program_that_ends_meanwhile_ends_without_a_word() -> None:
     assert (done.returncode, done.stdout, done.stderr) == (0, "asked\nasked\nended\nended\n", "")
 
 
-def test_another_event_loop_begins_anew() -> None:
+def test_another_event_loop_starts_a_new_compile() -> None:
     gate, chats = Gate(), list[Chat]()
 
     async def first() -> None:
@@ -513,7 +513,7 @@ def test_another_event_loop_begins_anew() -> None:
     assert (gate.asked, gate.cancelled) == (2, 1) and not chats[0].errors
 
 
-async def test_in_a_durable_workflow_a_request_waits_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_in_a_durable_workflow_a_request_waits_for_its_compile(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "temporalio.workflow", SimpleNamespace(in_workflow=lambda: True))
     chat = Chat(Gate(opened=True))
     await chat.until(lambda: chat.status == "compiled")
@@ -530,6 +530,6 @@ async def test_a_long_history_is_compiled_in_the_background_too() -> None:
     assert "made in the background" in (await chat.compiles())[-1].status
 
 
-def test_it_does_not_go_with_compiling_every_turn() -> None:
+def test_background_compiling_cannot_be_combined_with_every_turn() -> None:
     with pytest.raises(SettingsError, match="every_turn"):
         compiler(None, background=True, every_turn=True)

@@ -64,7 +64,7 @@ async def test_a_failure_in_ranking_sends_the_view_without_its_block_and_later_t
     assert SECRET in block_of(talker.last.messages, f"Once more: {ASK}")
 
 
-async def test_a_failure_in_ranking_where_a_view_is_compiled_costs_its_block_only() -> None:
+async def test_a_failing_ranking_costs_only_the_block_of_a_compiled_view() -> None:
     counter = Broken()
     counter.broken = True
     errors: list[Exception] = []
@@ -182,7 +182,7 @@ async def test_a_durable_run_that_is_replayed_sends_the_same_blocks(stored: bool
         assert unstamped(again) == unstamped(first)
 
 
-async def test_blocks_on_the_record_cost_less_than_half_of_what_is_new(tmp_path: Path) -> None:
+async def test_recorded_blocks_cost_less_than_half_of_the_new_messages(tmp_path: Path) -> None:
     file = tmp_path / "record.db"
     ours = compiler(budget=BUDGET, store=file)
     prompts = [f"What was item {number} about, and what did it cost?" for number in range(5, 65)]

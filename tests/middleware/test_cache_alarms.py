@@ -58,7 +58,7 @@ def alarms(spans: list[ReadableSpan]) -> Counter[str]:
     return found
 
 
-async def test_a_compile_is_a_compaction_to_the_host() -> None:
+async def test_the_host_sees_a_compile_as_a_compaction() -> None:
     views, spans, _ = await lived(9)
     compiled = sum(view.status == "compiled" for view in views)
     found = alarms(spans)
@@ -68,7 +68,7 @@ async def test_a_compile_is_a_compaction_to_the_host() -> None:
     assert marked == [view.status != "raw" for view in views]
 
 
-async def test_the_history_and_the_view_have_nothing_of_it() -> None:
+async def test_compaction_parts_are_absent_from_history_and_view() -> None:
     views, _, history = await lived(6)
     _, _, plain = await lived(6, budget=None)
     assert "compaction" not in str(unstamped(history)) and len(history) == len(plain)

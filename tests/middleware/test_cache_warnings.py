@@ -60,6 +60,6 @@ async def lived(turns: int, **wanted: Any) -> tuple[list[View], list[warnings.Wa
 @pytest.mark.harness
 @needs_harness
 @pytest.mark.parametrize("inject", ["user", "compaction"])
-async def test_a_compile_is_no_cache_that_is_lost(inject: str) -> None:
+async def test_a_compile_causes_no_cache_warning(inject: str) -> None:
     views, found = await lived(9, inject=inject)
     assert sum(view.status == "compiled" for view in views) >= 2 and not found

@@ -46,7 +46,7 @@ async def test_the_first_turns_of_a_conversation_go_out_as_they_are(way: str) ->
     assert ours.last_view is not None and ours.last_view.status == "raw"
 
 
-def test_it_works_without_a_loop(sync_loop: asyncio.AbstractEventLoop) -> None:
+def test_the_capability_works_without_a_running_event_loop(sync_loop: asyncio.AbstractEventLoop) -> None:
     talker, notes = Talker([LOOK, "done"]), Notes()
     agent = Agent(talker.model, tools=[look], capabilities=[compiler(notes, budget=BUDGET)])
     done = agent.run_sync("and now?", message_history=long_history(8))
@@ -66,7 +66,7 @@ async def test_the_view_ends_with_the_prompt_and_begins_with_the_notes() -> None
 
 
 @pytest.mark.parametrize("inject", ["user", "system", "compaction"])
-async def test_the_notes_stand_on_the_channel_that_was_asked_for(inject: str) -> None:
+async def test_the_notes_are_put_on_the_requested_channel(inject: str) -> None:
     talker, ours = Talker("done"), compiler(Notes(), budget=2 * BUDGET, inject=inject)
     await run(Agent(talker.model, capabilities=[ours]), "and now?", message_history=long_history(16))
     assert ours.last_view is not None
@@ -88,7 +88,7 @@ async def test_an_agents_own_system_text_is_kept_before_the_notes() -> None:
     assert parts[0].part_kind == "system-prompt" and talker.last.instructions == "Be brief."
 
 
-async def test_a_run_without_a_prompt_goes_on_where_the_history_ends() -> None:
+async def test_a_run_without_a_prompt_continues_from_the_end_of_the_history() -> None:
     talker, ours = Talker("done"), compiler(Notes(), budget=BUDGET)
     history = long_history(8)
     done = ran(await Agent(talker.model, capabilities=[ours]).run(message_history=history))
@@ -97,7 +97,7 @@ async def test_a_run_without_a_prompt_goes_on_where_the_history_ends() -> None:
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])
-async def test_whoever_looks_is_shown_every_view_before_it_goes_out(asynchronous: bool) -> None:
+async def test_the_view_callback_gets_every_view_before_it_is_sent(asynchronous: bool) -> None:
     seen: list[View] = []
 
     async def later(view: View) -> None:
@@ -115,7 +115,7 @@ async def test_whoever_looks_is_shown_every_view_before_it_goes_out(asynchronous
     assert seen[0].summary.startswith("- **Goal**") and seen[0].drops and seen[0].kept
 
 
-async def test_a_dry_run_records_what_would_be_sent_and_sends_raw() -> None:
+async def test_a_dry_run_records_the_view_and_sends_the_raw_history() -> None:
     talker, notes = Talker([LOOK, "done"]), Notes()
     ours = compiler(notes, budget=BUDGET, dry_run=True)
     history = long_history(8)
@@ -127,7 +127,7 @@ async def test_a_dry_run_records_what_would_be_sent_and_sends_raw() -> None:
     assert ours.last_view is not None and ours.last_view.tokens < BUDGET and notes.asked == 1
 
 
-async def test_two_compilers_on_one_agent_are_one_which_is_said() -> None:
+async def test_two_compilers_on_one_agent_are_merged_with_a_warning() -> None:
     talker, first, last = Talker([LOOK, "done"]), compiler(budget=BUDGET), compiler(Notes(), budget=BUDGET)
     with pytest.warns(UserWarning, match="two ContextCompilers") if COMBINES else nullcontext():
         agent = Agent(talker.model, tools=[look], capabilities=[first, last])
@@ -172,7 +172,7 @@ async def test_an_edit_by_another_capability_is_seen_and_kept() -> None:
     assert "LOUDER" in talker.last.text and "and now?" in talker.last.text and len(talker.last.messages) < 10
 
 
-async def test_a_response_that_goes_on_is_left_to_the_provider() -> None:
+async def test_a_partial_response_is_left_to_the_provider() -> None:
     ours = compiler(budget=BUDGET)
     asked = [*long_history(8)[:-1], assistant("half an ans")]
     context = ModelRequestContext(
@@ -194,7 +194,7 @@ class Odd(FunctionModel):
         raise ZeroDivisionError("nobody knows")
 
 
-async def test_a_request_that_cannot_be_read_goes_out_as_it_is() -> None:
+async def test_an_unreadable_request_is_sent_unchanged() -> None:
     errors: list[Exception] = []
     ours = compiler(budget=BUDGET, on_error=errors.append)
     sent: list[list[ModelMessage]] = []

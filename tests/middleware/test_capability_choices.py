@@ -21,7 +21,7 @@ FIDELITIES = {"truncate": 0, "compact": 500, "summary:low": 600, "summary:medium
 
 
 @pytest.mark.parametrize("fidelity", FIDELITIES)
-async def test_a_fidelity_caps_what_stands_for_the_past(fidelity: str) -> None:
+async def test_a_fidelity_caps_summary_and_quotes(fidelity: str) -> None:
     chat = Chat(fidelity=fidelity, budget=14_000, notes=Notes(prose(3, 4_000)))
     await chat.turn(0, long_history(120, words=30))
     tokens = chat.views[0].ledger["tokens"]
@@ -32,7 +32,7 @@ async def test_a_fidelity_caps_what_stands_for_the_past(fidelity: str) -> None:
     assert chat.talker.sent[0].tokens <= 14_000
 
 
-async def test_full_sends_everything_until_the_budget_is_passed() -> None:
+async def test_fidelity_full_sends_everything_up_to_the_budget() -> None:
     chat = Chat(fidelity="full", trigger=500, budget=8_000)
     await chat.turn(0, long_history(15))
     await chat.turn(1, long_history(60))
@@ -50,7 +50,7 @@ async def test_the_recent_turns_that_the_caller_counts_stay_at_a_small_budget(wa
     assert 2 <= chat.statuses.count("compiled") <= 8 and not chat.errors
 
 
-async def test_turns_that_cannot_be_kept_are_told_of_once(caplog: pytest.LogCaptureFixture) -> None:
+async def test_recent_turns_that_cannot_be_kept_are_reported_once(caplog: pytest.LogCaptureFixture) -> None:
     chat = Chat(steps=0, recent_turns=9, budget=1_500)
     for number in range(12):
         await chat.turn(number, long_history(30) if not number else None)
@@ -71,7 +71,7 @@ async def test_a_threshold_far_below_the_budget_is_where_compiling_begins(named:
 
 
 @pytest.mark.parametrize("budget", [1, 20])
-async def test_a_budget_of_nearly_nothing_is_kept_or_told_of(budget: int) -> None:
+async def test_a_tiny_budget_is_kept_or_exceeded_with_a_report(budget: int) -> None:
     chat = Chat(steps=0, budget=budget)
     for number in range(3):
         await chat.turn(number, long_history(3) if not number else None)
@@ -90,7 +90,7 @@ async def test_recent_turns_stay_as_they_are_if_they_fit(recent: Any) -> None:
 
 
 @pytest.mark.parametrize("way", ["paired", "drop", "render"])
-async def test_tool_exchanges_of_kept_turns_stand_as_was_asked(way: str) -> None:
+async def test_tool_exchanges_of_kept_turns_are_sent_in_the_requested_form(way: str) -> None:
     chat = Chat(steps=1, tool_history=way, budget=30_000, every_turn=True)
     await chat.turn(99, long_history(60)[:-1])
     assert_pairs_whole(chat.talker.last.messages)
@@ -130,7 +130,7 @@ async def test_a_template_that_is_edited_between_two_runs_counts_from_the_next_c
 
 
 @pytest.mark.parametrize("harm", ["deleted", "broken"])
-async def test_a_template_that_is_gone_or_broken_costs_no_run(tmp_path: Path, harm: str) -> None:
+async def test_a_missing_or_broken_template_fails_no_run(tmp_path: Path, harm: str) -> None:
     file = vault(tmp_path, TEMPLATE.format(word="in short"))
     chat = Chat(steps=1, template="mine", vault=tmp_path)
     await chat.turn(0, long_history(20))
@@ -165,13 +165,13 @@ async def test_the_shipped_default_needs_no_files(tmp_path: Path, monkeypatch: p
         (lambda: asyncio.run(Agent(TestModel(), capabilities=[cast(Any, ContextCompiler)]).run("hi")), "not the class"),
     ],
 )
-def test_a_beginners_mistake_is_answered_with_what_to_write(mistake: Callable[[], object], says: str) -> None:
+def test_a_common_mistake_is_refused_with_the_right_code(mistake: Callable[[], object], says: str) -> None:
     with pytest.raises(SettingsError) as raised:
         mistake()
     assert says in str(raised.value) and len(str(raised.value)) < 250
 
 
 @pytest.mark.parametrize("given", ["hello", ["hello"], [{"role": "user", "content": "hello"}], None])
-async def test_a_view_is_made_of_the_hosts_messages_alone(given: Any) -> None:
+async def test_a_view_consists_of_the_messages_of_the_host(given: Any) -> None:
     with pytest.raises(SettingsError, match=r"result\.all_messages\(\)"):
         await compile_view(given)

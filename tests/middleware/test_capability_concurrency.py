@@ -45,7 +45,7 @@ def talking(steps: int) -> Talker:
     return Talker(answer)
 
 
-async def test_runs_at_once_of_different_conversations_keep_apart(tmp_path: Path) -> None:
+async def test_concurrent_runs_of_different_conversations_are_separate(tmp_path: Path) -> None:
     def goal(number: int) -> str:
         return f"- **Goal**: {notes.prompts[number - 1].partition('this is conversation ')[2][:1]}"
 
@@ -83,7 +83,7 @@ async def test_a_run_within_a_run_leaves_the_outer_one_its_store_and_its_state(t
     assert [view.status.partition(";")[0] for view in await ours.views("inner")] == ["cycle", "compiled"]
 
 
-def test_one_compiler_serves_several_loops_in_several_threads(tmp_path: Path) -> None:
+def test_one_compiler_works_in_several_threads_with_their_own_loops(tmp_path: Path) -> None:
     notes = Notes()
     failures: list[BaseException] = []
     ours = compiler(notes, budget=BUDGET, store=tmp_path / "record.db")
@@ -128,7 +128,7 @@ async def test_two_compilers_on_one_file_share_what_was_compiled(tmp_path: Path)
     assert {view.summary_id for view in await one.views()} == {1}
 
 
-async def test_compilers_at_once_on_one_file_ask_once_and_keep_one_row(tmp_path: Path) -> None:
+async def test_concurrent_compilers_on_one_file_call_the_model_once_and_store_one_row(tmp_path: Path) -> None:
     file = tmp_path / "record.db"
     notes = Notes(seconds=0.05)
     ours = [compiler(notes, budget=BUDGET, store=file) for _ in range(3)]
@@ -140,7 +140,7 @@ async def test_compilers_at_once_on_one_file_ask_once_and_keep_one_row(tmp_path:
     assert len(records) == 6 and {record.summary_id for record in records} == {1}
 
 
-async def test_compilers_at_once_without_a_common_record_ask_for_themselves() -> None:
+async def test_concurrent_compilers_without_a_common_record_each_call_the_model() -> None:
     notes = Notes(seconds=0.05)
     ours = [compiler(notes, budget=BUDGET) for _ in range(3)]
     agents = [Agent(Talker("done").model, capabilities=[one]) for one in ours]
@@ -181,7 +181,7 @@ def test_threads_that_want_the_same_compile_all_get_it(tmp_path: Path) -> None:
     assert 1 <= notes.asked <= 3
 
 
-def test_a_thread_that_gives_up_takes_no_call_from_the_others(tmp_path: Path) -> None:
+def test_a_thread_that_gives_up_cancels_no_call_of_the_others(tmp_path: Path) -> None:
     notes = Notes(seconds=0.5)
     ours = [compiler(notes, budget=BUDGET, store=tmp_path / "record.db") for _ in range(2)]
     begun = threading.Event()
@@ -264,7 +264,7 @@ def test_event_loops_that_share_a_record_wait_for_the_answer_of_the_first(
     asyncio.run(on_record())
 
 
-async def test_a_claim_is_short_and_renewed_while_its_model_is_asked(
+async def test_a_claim_is_short_and_renewed_while_the_model_is_called(
     place: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(single_flight, "CLAIM_S", 0.3)
@@ -314,7 +314,7 @@ asyncio.run(main())
 """
 
 
-async def test_processes_at_once_on_one_file_lose_nothing(tmp_path: Path) -> None:
+async def test_concurrent_processes_on_one_file_lose_nothing(tmp_path: Path) -> None:
     file = tmp_path / "record.db"
     started = [
         subprocess.Popen(
@@ -337,7 +337,7 @@ async def test_processes_at_once_on_one_file_lose_nothing(tmp_path: Path) -> Non
     await store.close()
 
 
-async def test_the_file_is_let_go_when_the_last_run_ends(tmp_path: Path) -> None:
+async def test_the_file_is_closed_when_the_last_run_ends(tmp_path: Path) -> None:
     ours = compiler(Notes(), budget=BUDGET, store=tmp_path / "record.db")
 
     def opened() -> list[str]:

@@ -24,7 +24,7 @@ def assert_stable(sent: Sequence[Sent], views: Sequence[View]) -> None:
         assert view.status == "compiled" or extends(earlier, later)
 
 
-async def test_what_is_recalled_never_makes_a_view_larger_than_the_raw_history() -> None:
+async def test_recalled_text_never_makes_a_view_larger_than_the_raw_history() -> None:
     ours = compiler(budget=3_000)
     rest = "The rest is in the log. " * 8
     answer = [f"{at}: ticket {4700 + at % 7} is Maria's, queue q{at}. {rest}" for at in range(18)]
@@ -54,7 +54,7 @@ async def test_between_two_compiles_a_view_only_grows_at_its_end(steps: int) -> 
     assert await chat.ours.transcript((await chat.ours.views())[0].session_id) == chat.messages
 
 
-async def test_an_advance_cuts_back_to_about_half() -> None:
+async def test_a_compile_cuts_the_view_to_about_half() -> None:
     chat = Chat(steps=1)
     await chat.turns(20)
     after = [view.record.tokens_sent for view in chat.views if view.status == "compiled" and view.record]
@@ -93,7 +93,7 @@ async def test_hundreds_of_tool_steps_in_one_run(budget: int, steps: int) -> Non
 
 
 @pytest.mark.parametrize("budget", [1, 40, 120, 260, 500])
-async def test_a_tiny_budget_sends_the_least_and_says_so(budget: int) -> None:
+async def test_a_tiny_budget_sends_the_smallest_view_and_reports_it(budget: int) -> None:
     chat = Chat(steps=2, budget=budget)
     await chat.turns(4)
     over = [sent.tokens > budget for sent in chat.talker.sent]
@@ -106,7 +106,7 @@ async def test_a_tiny_budget_sends_the_least_and_says_so(budget: int) -> None:
 
 
 @pytest.mark.parametrize("budget", [900, 1_050, 1_300])
-async def test_a_fixed_part_near_the_budget_leaves_no_compile_on_every_request(budget: int) -> None:
+async def test_fixed_tokens_near_the_budget_do_not_cause_a_compile_on_every_request(budget: int) -> None:
     """Instructions that take nearly all of the budget leave little to cut back to."""
     talker, notes, views = Talker(lambda messages, info: prose(len(talker.sent), 30)), Notes(), list[View]()
     ours = compiler(notes, budget=budget, on_view=views.append)
@@ -132,9 +132,7 @@ def look(path: str) -> str:
 
 @pytest.mark.parametrize("share", [0.25, 0.7])
 @pytest.mark.parametrize("room", [40, 80, 120, 240])
-async def test_a_prompt_is_whole_in_whatever_room_is_left_beside_instructions_and_schemas(
-    room: int, share: float
-) -> None:
+async def test_a_prompt_stays_whole_in_the_room_beside_instructions_and_schemas(room: int, share: float) -> None:
     """A quarter of the room is a prompt's in every request; three quarters where nothing else of its turn needs any."""
     fixed, words = 0, prose(3, 300).split()
     prompt = next(text for size in range(300, 0, -1) if COUNT(text := " ".join(words[:size])) + 4 <= room * share)
@@ -149,7 +147,7 @@ async def test_a_prompt_is_whole_in_whatever_room_is_left_beside_instructions_an
     assert all(view.tokens_sent <= fixed + room for view in views)
 
 
-async def test_a_prompt_that_gave_way_to_many_calls_is_whole_again_when_they_are_gone() -> None:
+async def test_a_prompt_cut_for_many_calls_is_whole_again_without_them() -> None:
     prompt, fixed = "Please mend ticket 4711 of Maria, and the queue.", 0
     for budget in (32_000, 64):
         steps = [[("look", {"path": path}) for path in "abc"], [("look", {"path": "d"})], "I see."]
@@ -170,7 +168,7 @@ async def test_a_view_is_compiled_once_for_all_steps_of_a_turn() -> None:
     assert all("find out why the build fails" in sent.text for sent in chat.talker.sent)
 
 
-async def test_nothing_is_compiled_again_after_a_restart(tmp_path: Path) -> None:
+async def test_a_restart_compiles_nothing_again(tmp_path: Path) -> None:
     file = tmp_path / "record.db"
     first = Chat(store=file)
     await first.turn(0, long_history(20))
@@ -184,7 +182,7 @@ async def test_nothing_is_compiled_again_after_a_restart(tmp_path: Path) -> None
     assert extends(first.talker.last, third.talker.sent[0])
 
 
-async def test_runs_at_once_of_one_conversation_share_one_compile(tmp_path: Path) -> None:
+async def test_concurrent_runs_of_one_conversation_share_one_compile(tmp_path: Path) -> None:
     notes = Notes(seconds=0.05)
     ours = compiler(notes, budget=BUDGET, store=tmp_path / "record.db")
     talkers = [Talker("done") for _ in range(5)]
@@ -210,7 +208,7 @@ async def test_every_turn_compiles_at_the_first_request_of_a_turn_and_only_there
     assert kept == ["Question 3", "Question 4"]
 
 
-async def test_an_edited_prompt_and_a_fork_go_on_from_the_same_cycle() -> None:
+async def test_an_edited_prompt_and_a_fork_continue_the_same_cycle() -> None:
     chat = Chat()
     await chat.turn(0, long_history(20))
     stored = list(chat.messages)
@@ -223,7 +221,7 @@ async def test_an_edited_prompt_and_a_fork_go_on_from_the_same_cycle() -> None:
     assert chat.notes.asked == 1, "the part before the edit was compiled already"
 
 
-async def test_a_history_without_ids_that_is_made_anew_each_time_finds_its_cycle() -> None:
+async def test_a_history_without_ids_rebuilt_for_each_run_finds_its_cycle() -> None:
     chat = Chat(steps=0)
     texts = [(f"Question {turn}: {prose(turn, 40)}", prose(turn + 500, 40)) for turn in range(60)]
     for turn in range(25, 40):

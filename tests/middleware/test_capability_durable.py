@@ -31,7 +31,7 @@ def program(name: str, *words: object) -> subprocess.CompletedProcess[str]:
 
 
 @needs_dbos
-def test_a_compile_is_replayed_and_what_the_run_began_with_too(tmp_path: Path) -> None:
+def test_a_replay_repeats_the_compile_and_the_inputs_of_the_run(tmp_path: Path) -> None:
     """What was learnt of the provider before the run is gone in the new process, and what was stored is there now."""
     died = program("durable", tmp_path)
     assert died.returncode == 42, died.stderr
@@ -56,7 +56,7 @@ needs_temporal = pytest.mark.skipif(
 
 
 @needs_temporal
-def test_a_workflow_on_temporal_is_replayed_with_what_was_compiled(tmp_path: Path) -> None:
+def test_a_temporal_workflow_is_replayed_with_its_compile(tmp_path: Path) -> None:
     """Its loop hears nothing of other threads and may open no file, but its requests are compiled and recorded."""
     result = program("temporal", tmp_path, TEMPORAL or "")
     assert result.returncode == 0, result.stderr
@@ -76,7 +76,7 @@ def prefect_starts() -> bool:
 
 
 @pytest.mark.skipif(not prefect_starts(), reason="prefect is missing, or its server cannot start")
-def test_a_flow_on_prefect_is_done_again_with_what_was_compiled(tmp_path: Path) -> None:
+def test_a_prefect_flow_is_repeated_with_its_compile(tmp_path: Path) -> None:
     result = program("prefect", tmp_path)
     assert result.returncode == 0, result.stderr
     found = json.loads(result.stdout.splitlines()[-1])

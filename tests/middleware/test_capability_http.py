@@ -174,7 +174,7 @@ ANYWAY = {
     "where", ["before", *(pytest.param(one, marks=pytest.mark.slow) for one in ("alone", "after"))]
 )
 @pytest.mark.parametrize("provider", SERVERS)
-async def test_a_history_that_is_broken_to_begin_with_is_accepted(provider: str, where: str) -> None:
+async def test_a_broken_history_is_accepted(provider: str, where: str) -> None:
     kind, name = SERVERS[provider]
     past = long_history(8)[:-1]
     for case, broken in BROKEN.items():

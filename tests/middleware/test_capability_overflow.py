@@ -49,7 +49,7 @@ class Overflowing:
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("provider", SERVERS)
-async def test_raw_history_that_is_too_long_is_tried_once_more_with_less(provider: str, way: str) -> None:
+async def test_a_raw_history_that_is_too_long_is_retried_with_less(provider: str, way: str) -> None:
     kind, name = SERVERS[provider]
     with kind("fine", window=7_000) as server:
         talk = Overflowing(server, name)
@@ -64,7 +64,7 @@ async def test_raw_history_that_is_too_long_is_tried_once_more_with_less(provide
 
 @pytest.mark.parametrize("way", ["run", "run_stream"])
 @pytest.mark.parametrize("provider", SERVERS)
-async def test_a_view_that_is_too_long_is_tried_once_more_with_less(provider: str, way: str) -> None:
+async def test_a_view_that_is_too_long_is_retried_with_less(provider: str, way: str) -> None:
     kind, name = SERVERS[provider]
     notes = Notes()
     with kind("fine", window=1_900) as server:
@@ -78,7 +78,7 @@ async def test_a_view_that_is_too_long_is_tried_once_more_with_less(provider: st
 
 @pytest.mark.parametrize("way", ["run", "run_stream", "iter and stream"])
 @pytest.mark.parametrize("provider", SERVERS)
-async def test_a_second_refusal_passes_through(provider: str, way: str) -> None:
+async def test_a_second_refusal_is_raised(provider: str, way: str) -> None:
     kind, name = SERVERS[provider]
     with kind("fine", window=100) as server:
         talk = Overflowing(server, name)
@@ -89,7 +89,7 @@ async def test_a_second_refusal_passes_through(provider: str, way: str) -> None:
 
 
 @pytest.mark.parametrize("provider", SERVERS)
-async def test_less_holds_for_the_rest_of_the_cycle_and_of_the_run(provider: str) -> None:
+async def test_the_smaller_size_holds_for_the_rest_of_cycle_and_run(provider: str) -> None:
     kind, name = SERVERS[provider]
     steps = iter([[("look", {"path": f"src/{'x' * number}.py"})] for number in range(40)])
     with kind(lambda body: next(steps, "fine"), window=9_500) as server:
@@ -101,7 +101,7 @@ async def test_less_holds_for_the_rest_of_the_cycle_and_of_the_run(provider: str
         assert first and all(record and record.tokens_sent <= 0.7 * first.tokens_sent for record in rest)
 
 
-async def test_less_holds_for_the_rest_of_a_cycle_where_only_its_recall_block_was_cut() -> None:
+async def test_the_smaller_size_holds_for_a_cycle_even_if_only_its_recall_block_was_cut() -> None:
     window, refused = 10_000, 0
 
     def answer(messages: list[ModelMessage], info: AgentInfo) -> str | ModelHTTPError:
@@ -125,7 +125,7 @@ async def test_less_holds_for_the_rest_of_a_cycle_where_only_its_recall_block_wa
 
 
 @pytest.mark.parametrize("provider", SERVERS)
-async def test_any_other_refusal_passes_through(provider: str) -> None:
+async def test_any_other_refusal_is_raised(provider: str) -> None:
     kind, name = SERVERS[provider]
     with kind("fine") as server:
         server.fail(400)
@@ -136,7 +136,7 @@ async def test_any_other_refusal_passes_through(provider: str) -> None:
 
 
 @pytest.mark.parametrize("way", ["run", "run_stream"])
-async def test_after_the_first_token_nothing_is_tried_again(way: str) -> None:
+async def test_nothing_is_retried_after_the_first_token(way: str) -> None:
     with OpenAIServer("fine " * 50) as server:
         server.drop(after=3)
         talk = Overflowing(server, "gpt-4o")
@@ -149,7 +149,7 @@ async def test_after_the_first_token_nothing_is_tried_again(way: str) -> None:
 
 
 @pytest.mark.parametrize("way", ["run", "run_stream"])
-async def test_a_group_of_models_counts_when_one_of_them_says_so(way: str) -> None:
+async def test_a_fallback_model_is_retried_if_one_of_its_models_reports_an_overflow(way: str) -> None:
     with OpenAIServer("fine", window=7_000) as server, OpenAIServer("fine", window=7_000) as other:
         talk = Overflowing(server, "gpt-4o")
         group = FallbackModel(
@@ -162,7 +162,7 @@ async def test_a_group_of_models_counts_when_one_of_them_says_so(way: str) -> No
         assert server.statuses == [400, 200] and other.statuses == [400]
 
 
-async def test_a_second_attempt_is_what_the_host_would_send() -> None:
+async def test_a_retry_is_the_request_that_the_host_would_send() -> None:
     """Requests in a row, which a view without tool exchanges may have, are one."""
     history = [*long_history(4), user("look"), *exchange(1), user("and then?"), *exchange(2), assistant("done")]
     script = [ModelHTTPError(400, "m", body={"code": "context_length_exceeded"}), "fine"]
@@ -174,7 +174,7 @@ async def test_a_second_attempt_is_what_the_host_would_send() -> None:
     assert all(one != other for sent in talker.sent for one, other in pairwise(m.kind for m in sent.messages))
 
 
-async def test_answers_between_which_tool_exchanges_are_dropped_do_not_follow_each_other() -> None:
+async def test_dropping_tool_exchanges_leaves_no_two_responses_in_a_row() -> None:
     looks = [user("look"), assistant("Let me see.", call("look", "c1")), user(answer("c1")), assistant("it is blue")]
     history = [*long_history(4), *looks, user("and then?"), *exchange(2), assistant("done")]
     talker = Talker(["fine"])
@@ -184,7 +184,7 @@ async def test_answers_between_which_tool_exchanges_are_dropped_do_not_follow_ea
     assert "Let me see." in talker.last.text and "it is blue" in talker.last.text
 
 
-async def test_a_dry_run_does_not_try_again() -> None:
+async def test_a_dry_run_is_not_retried() -> None:
     with OpenAIServer("fine", window=7_000) as server:
         talk = Overflowing(server, "gpt-4o", dry_run=True)
         with pytest.raises(ModelHTTPError):
@@ -203,7 +203,7 @@ async def test_a_compile_that_is_too_long_for_its_own_model_is_a_failure_like_an
         assert "EXTRACTION TEMPLATE" in str(server.requests[0]) and "EXTRACTION TEMPLATE" not in str(server.requests[1])
 
 
-async def test_a_known_window_is_kept_without_a_refusal() -> None:
+async def test_a_known_window_is_respected_without_a_refusal() -> None:
     with OpenAIServer("fine", window=6_000, count=lambda text: len(text) // 4) as server:
         talk = Overflowing(server, "gpt-4o")
         agent = Agent(server.model("gpt-4o", profile={"context_window": 6_000}), capabilities=[talk.ours])
@@ -211,7 +211,7 @@ async def test_a_known_window_is_kept_without_a_refusal() -> None:
         assert server.statuses == [200] and talk.views[0].budget <= 4_800
 
 
-async def test_what_the_host_stores_after_a_retry_is_what_it_would_store_without_one() -> None:
+async def test_the_host_stores_the_same_with_and_without_a_retry() -> None:
     with OpenAIServer("fine", window=7_000) as server:
         withal = await Overflowing(server, "gpt-4o").ask("run")
     with OpenAIServer("fine") as server:
@@ -241,14 +241,14 @@ async def test_what_the_host_stores_after_a_retry_is_what_it_would_store_without
         (400, None, False),
     ],
 )
-def test_a_refusal_is_known_by_its_words(status: int, body: Any, expected: bool) -> None:
+def test_an_overflow_is_recognised_by_its_message(status: int, body: Any, expected: bool) -> None:
     error = ModelHTTPError(status, "some-model", body=body)
     assert is_overflow(error) is expected
     assert is_overflow(ExceptionGroup("all failed", [ValueError("x"), error])) is expected
     assert not is_overflow(ValueError("context_length_exceeded"))
 
 
-async def test_a_model_that_fails_otherwise_fails_as_without_us() -> None:
+async def test_any_other_failure_of_the_model_is_raised_unchanged() -> None:
     for script in (ValueError("bug"), ModelHTTPError(503, "m", body="down")):
         agent: Agent[None, str] = Agent(Talker(script).model, capabilities=[compiler(budget=2_000)])
         with pytest.raises(type(script)):

@@ -18,7 +18,7 @@ from tests.support.histories import long_history, prose
 from tests.support.openai_server import OpenAIServer
 
 
-async def test_every_request_is_a_row_whose_empty_columns_are_explained(tmp_path: Path) -> None:
+async def test_every_request_is_a_row_and_empty_columns_are_explained(tmp_path: Path) -> None:
     kept = Kept(tmp_path)
     await kept.turn("hello", conversation_id="mine")
     await kept.turn(history=long_history(30), conversation_id="mine")
@@ -37,7 +37,7 @@ async def test_every_request_is_a_row_whose_empty_columns_are_explained(tmp_path
     assert made.compile is not None and again.summary_id == made.summary_id is not None
 
 
-async def test_a_compile_is_a_row_with_all_that_went_in_and_came_out(tmp_path: Path) -> None:
+async def test_a_compile_is_a_row_with_its_inputs_and_outputs(tmp_path: Path) -> None:
     kept = Kept(tmp_path)
     await kept.turn("{{ braces }} and now?", history=long_history(30))
     compile = (await kept.records())[0].compile
@@ -54,14 +54,14 @@ async def test_a_compile_is_a_row_with_all_that_went_in_and_came_out(tmp_path: P
     assert not unexplained(compile)
 
 
-async def test_an_answer_that_is_json_is_kept_as_such_too(tmp_path: Path) -> None:
+async def test_a_json_answer_is_also_stored_as_json(tmp_path: Path) -> None:
     kept = Kept(tmp_path, Notes('```json\n{"goal": "find out"}\n```'))
     await kept.turn(history=long_history(30))
     compile = (await kept.records())[0].compile
     assert compile is not None and compile.summary_json == {"goal": "find out"} and not unexplained(compile)
 
 
-async def test_the_ledger_says_where_the_tokens_went_and_what_was_dropped(tmp_path: Path) -> None:
+async def test_the_ledger_lists_tokens_by_part_and_dropped_messages(tmp_path: Path) -> None:
     kept = Kept(tmp_path)
     await kept.turn(history=long_history(30))
     record = (await kept.records())[0]
@@ -72,7 +72,7 @@ async def test_the_ledger_says_where_the_tokens_went_and_what_was_dropped(tmp_pa
     assert json.loads(json.dumps(record.ledger)) == record.ledger
 
 
-async def test_what_was_sent_can_be_read_back_message_by_message(tmp_path: Path) -> None:
+async def test_a_sent_request_can_be_read_back_message_by_message(tmp_path: Path) -> None:
     kept = Kept(tmp_path)
     await kept.turn(history=long_history(30))
     store = SQLiteStore(kept.file)
@@ -87,7 +87,7 @@ async def test_what_was_sent_can_be_read_back_message_by_message(tmp_path: Path)
     await store.close()
 
 
-async def test_the_transcript_is_what_the_host_has_with_the_last_answer(tmp_path: Path) -> None:
+async def test_the_transcript_is_the_history_of_the_host_with_the_last_answer(tmp_path: Path) -> None:
     kept = Kept(tmp_path)
     for number in range(4):
         await kept.turn(f"Question {number}", conversation_id="mine")
@@ -98,7 +98,7 @@ async def test_the_transcript_is_what_the_host_has_with_the_last_answer(tmp_path
     assert await other.ours.transcript("nobody's") == []
 
 
-async def test_views_can_be_had_of_one_conversation_or_of_all(tmp_path: Path) -> None:
+async def test_views_can_be_listed_for_one_conversation_or_for_all(tmp_path: Path) -> None:
     kept = Kept(tmp_path)
     await kept.turn(conversation_id="one")
     await kept.turn(history=[], conversation_id="two")
@@ -106,7 +106,7 @@ async def test_views_can_be_had_of_one_conversation_or_of_all(tmp_path: Path) ->
     assert [record.request_index for record in await kept.ours.views("one")] == [1, 0]
 
 
-async def test_a_conversation_can_be_forgotten_and_goes_on_all_the_same(tmp_path: Path) -> None:
+async def test_a_deleted_conversation_can_be_continued(tmp_path: Path) -> None:
     kept = Kept(tmp_path)
     await kept.turn(history=long_history(30), conversation_id="mine")
     store = SQLiteStore(kept.file)
@@ -134,7 +134,7 @@ async def test_a_learnt_ratio_is_on_the_record_and_keeps_the_budget(tmp_path: Pa
 
 
 @pytest.mark.parametrize(("keep", "why"), [("full", ""), ("off", "record is off")])
-async def test_a_row_says_of_its_summary_only_what_is_so(tmp_path: Path, keep: str, why: str) -> None:
+async def test_a_row_describes_its_summary_truthfully(tmp_path: Path, keep: str, why: str) -> None:
     views: list[View] = []
     ours = compiler(Notes(), budget=BUDGET, store=tmp_path / "a.db", record=keep, on_view=views.append)
     await run(Agent(Talker("ok").model, capabilities=[ours]), "and now?", message_history=long_history(40))

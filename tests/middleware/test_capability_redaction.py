@@ -27,7 +27,7 @@ from tests.support.histories import answer, assistant, call, histories, long_his
 
 
 @pytest.mark.parametrize("keep", ["metadata", "off"])
-async def test_content_that_nobody_wants_kept_is_not_kept(tmp_path: Path, keep: str) -> None:
+async def test_content_is_not_stored_if_the_record_excludes_it(tmp_path: Path, keep: str) -> None:
     kept = Kept(tmp_path, record=keep)
     await kept.turn(f"my key is {SECRET}", history=long_history(30))
     await kept.turn("and again?")
@@ -44,7 +44,7 @@ async def test_content_that_nobody_wants_kept_is_not_kept(tmp_path: Path, keep: 
     assert kept.ours.last_view is not None and kept.ours.last_view.record is not None
 
 
-async def test_metadata_keeps_no_error_that_repeats_what_was_said(tmp_path: Path) -> None:
+async def test_metadata_contains_no_error_that_repeats_messages(tmp_path: Path) -> None:
     def repeats(number: int) -> str:
         raise ValueError(f"could not digest {notes.prompts[-1]}")
 
@@ -69,7 +69,7 @@ def redact(text: str) -> str:
     return text.replace(SECRET, "[gone]")
 
 
-async def test_what_is_redacted_is_nowhere_in_the_file(tmp_path: Path) -> None:
+async def test_redacted_text_is_nowhere_in_the_file(tmp_path: Path) -> None:
     def repeats(number: int) -> str:
         if number > 1:
             raise ValueError(f"could not digest {SECRET}")
@@ -104,7 +104,7 @@ def _asked() -> Any:
     return assistant(call("look", "s", path=SECRET, **{SECRET: "x"}))
 
 
-async def test_a_redaction_that_fails_keeps_nothing_and_costs_no_run(tmp_path: Path) -> None:
+async def test_a_failing_redaction_stores_nothing_and_fails_no_run(tmp_path: Path) -> None:
     errors: list[Exception] = []
 
     def fail(text: str) -> str:
@@ -118,7 +118,7 @@ async def test_a_redaction_that_fails_keeps_nothing_and_costs_no_run(tmp_path: P
 
 @settings(max_examples=40, suppress_health_check=[HealthCheck.too_slow])
 @given(history=histories(future=False))
-def test_whatever_redaction_leaves_can_be_read_back(history: list[ModelMessage]) -> None:
+def test_messages_can_be_read_back_after_any_redaction(history: list[ModelMessage]) -> None:
     reader = Reader(TokenCounter())
     for leave in (lambda text: "█", lambda text: "", lambda text: None):
         chain = Redactor(leave).chain(reader.read(history))  # pyright: ignore
@@ -126,7 +126,7 @@ def test_whatever_redaction_leaves_can_be_read_back(history: list[ModelMessage])
         assert "src/" not in b"".join(chain.bodies).decode() and "".join(chain.texts).strip("█") == ""
 
 
-async def test_spans_carry_figures_and_nothing_that_was_said(tmp_path: Path) -> None:
+async def test_spans_contain_figures_and_no_messages(tmp_path: Path) -> None:
     exporter = InMemorySpanExporter()
     provider = TracerProvider()
     provider.add_span_processor(SimpleSpanProcessor(exporter))

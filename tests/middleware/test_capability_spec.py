@@ -32,7 +32,9 @@ def agent_from(tmp_path: Path, capability: str) -> Agent[Any, Any]:
     ],
     ids=["bare", "one argument", "all by name"],
 )
-async def test_an_agent_file_may_name_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capability: str) -> None:
+async def test_an_agent_file_can_name_the_compiler(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capability: str
+) -> None:
     monkeypatch.chdir(tmp_path)
     agent = agent_from(tmp_path, capability)
     result = await agent.run("hello", model=TestModel())
@@ -65,19 +67,19 @@ def test_a_wrong_value_is_refused_at_once(given: dict[str, Any], error: type[Exc
 
 @pytest.mark.parametrize("make", [ContextCompiler, build_compiling_history_processor])
 @pytest.mark.parametrize("name", ["nowhere", "../secret", "/etc/passwd"])
-def test_a_template_that_is_nowhere_is_refused_at_once(make: Any, name: str, tmp_path: Path) -> None:
+def test_an_unknown_template_is_refused_when_given(make: Any, name: str, tmp_path: Path) -> None:
     with pytest.raises(TemplateError, match="there is no template|cannot be the name") as raised:
         make(name, system=tmp_path)
     assert name in str(raised.value) and not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("name", ["nobody:some-model", "just-a-name"])
-def test_a_model_of_nobody_is_refused_at_once(name: str) -> None:
+def test_an_unknown_model_is_refused_when_given(name: str) -> None:
     with pytest.raises(SettingsError, match=f"model='{name}': there is no such model"):
         ContextCompiler(model=name)
 
 
-async def test_a_model_whose_key_is_missing_is_for_later(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_model_without_its_key_is_accepted_when_given(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
     assert ContextCompiler(model="openai:gpt-5").model == "openai:gpt-5"
 
@@ -86,7 +88,7 @@ COPIES = {"deepcopy": copy.deepcopy, "pickle": lambda one: pickle.loads(pickle.d
 
 
 @pytest.mark.parametrize("how", COPIES)
-async def test_a_copy_is_a_compiler_of_its_own_with_the_same_arguments(how: str, tmp_path: Path) -> None:
+async def test_a_copy_is_a_separate_compiler_with_the_same_arguments(how: str, tmp_path: Path) -> None:
     ours = ContextCompiler(budget=900, model="none", store=tmp_path / "a.db", system=None, counter=TokenCounter(len))
     await Agent(TestModel(), capabilities=[ours]).run("hello")
     other = COPIES[how](ours)
@@ -102,7 +104,7 @@ def test_tools_and_processors_can_be_copied_too(how: str) -> None:
     assert COPIES[how](build_compiling_history_processor(store=None, system=None)).last_view is None
 
 
-def test_what_cannot_be_pickled_is_named() -> None:
+def test_an_argument_that_cannot_be_pickled_is_named() -> None:
     store = MemoryStore()
     ours = ContextCompiler(store=store, system=None)
     assert copy.deepcopy(ours).store is store

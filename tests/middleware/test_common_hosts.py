@@ -167,7 +167,7 @@ async def plain_with_tools() -> Life:
     return _plain["tools"]
 
 
-async def test_a_dynamic_system_prompt_is_no_other_conversation(plain: Life) -> None:
+async def test_a_dynamic_system_prompt_does_not_start_another_conversation(plain: Life) -> None:
     life = Life()
 
     @life.agent.system_prompt(dynamic=True)
@@ -193,7 +193,7 @@ async def test_a_window_of_a_known_conversation_is_joined_with_the_record(plain:
     assert again.notes.asked == 0 and FACT in again.talker.last.text, "another process knows it too"
 
 
-async def test_a_window_without_a_name_of_its_own_is_taken_as_it_is(tmp_path: Path) -> None:
+async def test_a_window_without_a_conversation_name_is_used_as_it_is(tmp_path: Path) -> None:
     life = Life(store=tmp_path / "record.db")
     for number in range(30):
         ran = await run(life.agent, f"{number} {FACT if number == 1 else ''}", message_history=life.history[-6:])
@@ -220,7 +220,7 @@ async def test_histories_that_a_front_end_rebuilds_keep_their_cycle(plain: Life)
     life.assert_few_compiles(plain)
 
 
-async def test_structured_answers_are_no_tool_work(plain: Life) -> None:
+async def test_structured_answers_do_not_count_as_tool_work(plain: Life) -> None:
     life = typed()
     await life.live(whole)
     life.assert_few_compiles(plain)
@@ -243,7 +243,7 @@ def typed(*given: Any, **wanted: Any) -> Life:
     return life
 
 
-async def test_a_picture_alone_asks_nothing_and_costs_no_run() -> None:
+async def test_a_picture_alone_is_not_a_question_and_fails_no_run() -> None:
     life = Life()
     for number in range(30):
         await life.turn(f"Matter {number}: {prose(number, 40)}", whole)
@@ -263,7 +263,7 @@ async def test_two_agents_in_turn_on_one_history(plain: Life) -> None:
 
 
 @pytest.mark.parametrize("cached", [True, False])
-async def test_where_messages_are_cached_at_breakpoints_the_notes_end_with_one(cached: bool) -> None:
+async def test_the_notes_end_with_a_cache_point_if_the_host_sets_them(cached: bool) -> None:
     life = Life()
     settings: Any = {"anthropic_cache_messages": cached}
     for number in range(30):
@@ -273,7 +273,7 @@ async def test_where_messages_are_cached_at_breakpoints_the_notes_end_with_one(c
     assert not cached or "BEGIN QUOTED" in str(points[0])
 
 
-async def test_a_fallback_with_a_small_window_has_cycles_of_its_own() -> None:
+async def test_a_fallback_with_a_small_window_has_its_own_cycles() -> None:
     """It compiles as often as it does alone, and the large model still sees everything."""
 
     async def lived(windows: list[int]) -> tuple[int, list[str]]:
@@ -334,7 +334,7 @@ async def test_a_turn_that_is_edited_later_takes_the_conversation_back_to_it(pla
 
 
 @pytest.mark.parametrize(("where", "tools"), [("before", False), ("after", True)])
-async def test_what_an_application_adds_to_a_prompt_and_strips_from_its_history_is_no_other_conversation(
+async def test_text_added_to_a_prompt_and_removed_from_the_history_keeps_the_conversation(
     where: str, tools: bool
 ) -> None:
     """As applications do that retrieve documents for each prompt and store what the user typed."""
@@ -394,7 +394,7 @@ async def test_histories_of_roles_and_texts_keep_their_cycle(plain: Life) -> Non
 
 
 @pytest.mark.parametrize("every", [1, 10])
-async def test_a_model_that_is_switched_in_the_middle_keeps_the_cycle(plain: Life, every: int) -> None:
+async def test_switching_the_model_keeps_the_cycle(plain: Life, every: int) -> None:
     life = Life()
     models = [Named(life.talker.model, name) for name in ("swift", "deep", "cheap")]
     for number in range(TURNS):
@@ -403,7 +403,7 @@ async def test_a_model_that_is_switched_in_the_middle_keeps_the_cycle(plain: Lif
     life.assert_few_compiles(plain)
 
 
-async def test_pictures_among_the_prompts_compile_no_more_than_texts_of_their_size() -> None:
+async def test_pictures_in_prompts_cause_no_more_compiles_than_texts_of_their_size() -> None:
     picture = BinaryContent(data=PNG, media_type="image/png")
     text = " ".join(["picture"] * 1_120)
     lives = [Life(), Life()]
@@ -414,7 +414,7 @@ async def test_pictures_among_the_prompts_compile_no_more_than_texts_of_their_si
     lives[1].assert_few_compiles(lives[0])
 
 
-async def test_a_picture_that_comes_with_a_question_finds_the_fact(plain: Life) -> None:
+async def test_a_picture_with_a_question_finds_the_fact(plain: Life) -> None:
     life = Life()
     for number in range(TURNS):
         await life.turn(matter(number), whole)
@@ -482,7 +482,7 @@ async def test_the_recent_turns_that_the_caller_counts_stay_when_a_view_is_cut_b
 
 
 @pytest.mark.parametrize("settings", [{"trigger": 1.0}, {"trigger": 1.0, "recall": 0.15}, {"recent_turns": "all"}])
-async def test_a_question_in_a_full_view_finds_its_answer_whatever_the_settings(settings: dict[str, Any]) -> None:
+async def test_a_question_in_a_full_view_finds_its_answer_with_any_settings(settings: dict[str, Any]) -> None:
     life = Life(2_000, **settings)
     for number in range(46):
         await life.turn(ASK if number > 12 and number % 2 == 0 else matter(number), whole)
@@ -528,13 +528,13 @@ def was_cut(views: list[View]) -> bool:
     return "compiled" in [view.status for view in views[1:]]
 
 
-async def test_what_a_block_of_an_earlier_turn_answers_stays_when_a_view_is_cut_back_within_a_turn() -> None:
+async def test_an_answer_in_an_earlier_block_stays_when_a_view_is_cut_back_within_a_turn() -> None:
     life = Working(8_000)
     await life.work()
     assert life.cut > 2 and not life.lost
 
 
-async def test_what_a_full_view_had_no_room_for_is_found_once_the_view_is_cut_back_within_the_turn() -> None:
+async def test_an_answer_that_did_not_fit_is_recalled_once_the_view_is_cut_back() -> None:
     life = Working(1_800, recent_turns="all")
     await life.work(unless=lambda views: not was_cut(views) or views[0].ledger["tokens"]["recall"] > 0)
     assert life.cut > 2 and not life.lost
@@ -542,7 +542,7 @@ async def test_what_a_full_view_had_no_room_for_is_found_once_the_view_is_cut_ba
 
 @pytest.mark.parametrize("settings", [{}, {"trigger": 0.9}, {"recent_turns": "all"}, {"background": True}])
 @pytest.mark.parametrize("budget", [1_000, 2_000, 4_000])
-async def test_no_question_loses_its_answer_in_a_turn_with_tools(budget: int, settings: dict[str, Any]) -> None:
+async def test_every_question_keeps_its_answer_in_a_turn_with_tools(budget: int, settings: dict[str, Any]) -> None:
     life = Working(budget, **settings)
     await life.work()
     assert not life.lost

@@ -42,7 +42,7 @@ def answers(messages: list[ModelMessage], tool: str = "compile_context") -> list
     return [str(part.content) for part in parts if part.part_kind == "tool-return" and part.tool_name == tool]
 
 
-async def test_the_next_request_of_the_run_has_what_the_agent_asked_for() -> None:
+async def test_the_next_request_of_the_run_uses_the_requested_compile() -> None:
     work = Working(ASK, "done", "ok")
     messages = await work.turn("Compile, please.", long_history(20)[:-1])
     assert [view.status for view in work.views] == ["raw", "compiled"] and not work.errors
@@ -58,7 +58,7 @@ async def test_the_next_request_of_the_run_has_what_the_agent_asked_for() -> Non
     assert (await work.ours.undo_compile("work")).done
 
 
-async def test_it_answers_once_a_turn() -> None:
+async def test_the_tool_compiles_at_most_once_per_turn() -> None:
     work = Working(ASK, ASK, ASK, "done", ASK, "done")
     messages = await work.turn("Compile, please.", long_history(20)[:-1])
     assert work.notes.asked == 1
@@ -71,7 +71,7 @@ async def test_it_answers_once_a_turn() -> None:
     assert "it would save at most" in answers(messages)[-1] and work.notes.asked == 1
 
 
-async def test_it_refuses_where_little_would_be_saved() -> None:
+async def test_the_tool_refuses_if_it_would_save_little() -> None:
     work = Working(ASK, "done")
     messages = await work.turn("Compile, please.")
     assert "it would save at most 0 of" in answers(messages)[0] and work.notes.asked == 0
@@ -98,7 +98,7 @@ async def test_a_failure_changes_nothing_or_quotes(notes: Notes) -> None:
         assert told.startswith("From the next request on") and "QUOTED FROM EARLIER TURNS" in work.talker.last.text
 
 
-async def test_after_an_undo_the_user_is_not_overruled() -> None:
+async def test_after_an_undo_the_tool_does_not_overrule_the_user() -> None:
     work = Working("ok", "done", ASK, "done")
     messages = await work.turn("Hello.", long_history(20)[:-1])
     assert (await work.ours.compile_now("work")).done and (await work.ours.undo_compile("work")).done
@@ -107,7 +107,7 @@ async def test_after_an_undo_the_user_is_not_overruled() -> None:
     assert "the user has undone the last compile" in answers(messages)[0]
 
 
-async def test_nobody_has_the_tool_who_did_not_ask_for_it() -> None:
+async def test_an_agent_has_the_tool_only_on_request() -> None:
     work = Working("ok", compile_tool=False)
     await work.turn("Hello.")
     assert "compile_context" not in work.talker.last.tools

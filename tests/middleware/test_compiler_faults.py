@@ -34,7 +34,7 @@ FAILURES: dict[str, Callable[[], Notes]] = {
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("case", FAILURES)
-async def test_a_compiler_that_fails_costs_no_run(case: str, way: str) -> None:
+async def test_a_failing_compiler_fails_no_run(case: str, way: str) -> None:
     faulty = Faulty(FAILURES[case](), timeout=0.05)
     done = await WAYS[way](faulty.agent, "and now?", message_history=faulty.history)
     assert done.output == "done"
@@ -47,7 +47,7 @@ async def test_a_compiler_that_fails_costs_no_run(case: str, way: str) -> None:
     assert not await leftovers()
 
 
-async def test_without_a_budget_raw_history_is_better_than_a_view_without_notes() -> None:
+async def test_without_a_budget_the_fallback_is_the_raw_history() -> None:
     faulty = Faulty(Notes(ValueError("bug")), budget=None)
     faulty.history = long_history(90)
     await faulty.ask()
@@ -56,7 +56,7 @@ async def test_without_a_budget_raw_history_is_better_than_a_view_without_notes(
     assert record.error is not None and record.error.endswith("sent: raw history")
 
 
-async def test_a_known_window_limits_what_goes_out_when_we_fail() -> None:
+async def test_a_known_window_limits_the_fallback() -> None:
     faulty = Faulty(Notes(ValueError("bug")), budget=None, window=6_000)
     await faulty.ask()
     assert faulty.talker.last.tokens <= 4_500
@@ -64,7 +64,7 @@ async def test_a_known_window_limits_what_goes_out_when_we_fail() -> None:
     assert record.error is not None and record.error.endswith("sent: a view without a model")
 
 
-async def test_with_a_cycle_the_last_good_view_goes_out_when_the_next_fails() -> None:
+async def test_with_a_cycle_the_fallback_is_the_last_good_view() -> None:
     said = iter([NOTES])
     notes = Notes(lambda number: next(said))
     faulty = Faulty(notes, lambda messages, info: prose(len(messages), 60), trigger=1_500)
@@ -82,7 +82,7 @@ async def test_with_a_cycle_the_last_good_view_goes_out_when_the_next_fails() ->
     assert faulty.talker.last.tokens <= BUDGET
 
 
-async def test_after_a_failure_the_turn_goes_on_without_a_model_and_with_stable_bytes() -> None:
+async def test_after_a_failure_the_turn_continues_without_a_model_and_with_a_stable_prefix() -> None:
     notes = Notes(ValueError("bug"))
     steps = iter([[("look", {"path": "a"})]] * 3)
     faulty = Faulty(notes, lambda messages, info: next(steps, "done"))
@@ -92,7 +92,7 @@ async def test_after_a_failure_the_turn_goes_on_without_a_model_and_with_stable_
     assert all(later[: len(earlier)] == earlier for earlier, later in zip(sent, sent[1:], strict=False))
 
 
-async def test_what_was_spent_before_a_compile_failed_is_charged_and_on_the_record() -> None:
+async def test_the_cost_of_a_failed_compile_is_charged_and_recorded() -> None:
     def said(number: int) -> str:
         if number == 2:
             raise ModelHTTPError(529, "notes")
@@ -110,7 +110,7 @@ async def test_what_was_spent_before_a_compile_failed_is_charged_and_on_the_reco
 
 
 @pytest.mark.parametrize("said", ["", "  \n\t ", "quite a lot " * 20_000])
-async def test_an_answer_that_says_nothing_or_saves_nothing_is_refused(said: str) -> None:
+async def test_an_answer_that_is_empty_or_saves_nothing_is_refused(said: str) -> None:
     notes = Notes(said)
     steps = iter([[("look", {"path": "a"})]] * 2)
     faulty = Faulty(notes, lambda messages, info: next(steps, "done"))
@@ -123,7 +123,7 @@ async def test_an_answer_that_says_nothing_or_saves_nothing_is_refused(said: str
     assert faulty.talker.sent[0].tokens <= BUDGET and "quite a lot" not in faulty.talker.last.text
 
 
-async def test_a_compiler_that_keeps_failing_is_left_alone() -> None:
+async def test_a_compiler_that_keeps_failing_is_paused() -> None:
     notes = Notes(ValueError("bug"))
     faulty = Faulty(notes)
     for number in range(6):
@@ -136,7 +136,7 @@ async def test_a_compiler_that_keeps_failing_is_left_alone() -> None:
 
 
 @pytest.mark.parametrize("when", [0.02, 0.1])
-async def test_a_run_that_is_cancelled_is_cancelled_and_leaves_nothing_behind(when: float, tmp_path: Path) -> None:
+async def test_a_cancelled_run_leaves_nothing_behind(when: float, tmp_path: Path) -> None:
     notes = Notes(seconds=30)
     faulty = Faulty(notes, store=tmp_path / "record.db")
     task = asyncio.create_task(faulty.ask())
@@ -150,7 +150,7 @@ async def test_a_run_that_is_cancelled_is_cancelled_and_leaves_nothing_behind(wh
     assert not await leftovers()
 
 
-async def test_a_run_that_is_cancelled_leaves_another_that_waits_for_the_same() -> None:
+async def test_a_cancelled_run_does_not_cancel_another_that_waits_for_the_same_compile() -> None:
     notes = Notes(seconds=0.2)
     faulty = Faulty(notes)
     first, second = (asyncio.create_task(run(faulty.agent, f"{n}", message_history=faulty.history)) for n in range(2))
@@ -165,7 +165,7 @@ async def test_a_run_that_is_cancelled_leaves_another_that_waits_for_the_same() 
     assert not await leftovers()
 
 
-async def test_a_timeout_of_the_caller_passes_through() -> None:
+async def test_a_timeout_of_the_caller_is_raised() -> None:
     faulty = Faulty(Notes(seconds=30))
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0.1):

@@ -64,7 +64,7 @@ async def begin(store: ConversationStore, *words: str, id: str = "c", scope: str
     return conversation
 
 
-async def test_a_run_is_stored_and_goes_on(store: ConversationStore) -> None:
+async def test_a_run_is_stored_and_can_be_continued(store: ConversationStore) -> None:
     agent = Agent(TestModel())
     conversation = Conversation(conversation_id="c")
     for turn in range(3):
@@ -76,7 +76,7 @@ async def test_a_run_is_stored_and_goes_on(store: ConversationStore) -> None:
     assert conversation.usage.requests == 3 and len(conversation.messages) == 6
 
 
-async def test_what_is_unknown_is_none(store: ConversationStore) -> None:
+async def test_an_unknown_conversation_is_none(store: ConversationStore) -> None:
     assert await store.load("nothing") is None and await store.load_entries("nothing") is None
     assert await store.list_conversations() == [] and await store.read_record("nothing") is None
     with pytest.raises(LookupError):
@@ -131,7 +131,7 @@ async def test_a_stale_copy_is_refused(store: ConversationStore) -> None:
     assert loaded is not None and texts(loaded.messages) == list("abc")
 
 
-async def test_two_writers_at_once_do_not_both_win(store: ConversationStore) -> None:
+async def test_only_one_of_two_concurrent_writers_succeeds(store: ConversationStore) -> None:
     await begin(store, *"ab")
     copies = [await store.load("c") for _ in range(5)]
     for at, one in enumerate(copies):
@@ -179,7 +179,7 @@ async def test_a_fork_shares_its_entries(store: ConversationStore) -> None:
         await store.fork("c", new_conversation_id="f")
 
 
-async def test_deleting_spares_what_a_fork_needs(store: ConversationStore) -> None:
+async def test_deleting_keeps_entries_that_a_fork_needs(store: ConversationStore) -> None:
     await begin(store, *"abcd")
     forked = await store.fork("c", at=2, new_conversation_id="f")
     await store.delete("c")
@@ -213,7 +213,7 @@ async def test_lists_are_newest_first(store: ConversationStore) -> None:
     assert [one.conversation_id for one in await store.list_conversations(limit=1)] == ["a"]
 
 
-async def test_a_scope_confines(store: ConversationStore) -> None:
+async def test_a_scope_restricts_the_conversations(store: ConversationStore) -> None:
     for name, scope in (("a", "ann"), ("b", "bob"), ("c", None)):
         await begin(store, "x", id=name, scope=scope)
     assert [one.conversation_id for one in await store.list_conversations(scope="ann")] == ["a"]
@@ -244,7 +244,7 @@ async def test_a_paused_run_comes_back_whole(store: ConversationStore) -> None:
     assert loaded is not None and loaded.deferred_tool_requests == result.output and loaded == result.conversation
 
 
-async def test_what_was_given_may_change_afterwards(store: ConversationStore) -> None:
+async def test_changing_a_saved_conversation_does_not_change_the_store(store: ConversationStore) -> None:
     conversation = await begin(store, *"ab")
     conversation.messages[0].parts[0].content = "changed"  # pyright: ignore
     loaded, record = await store.load("c"), await store.read_record("c")
@@ -257,7 +257,7 @@ async def test_what_was_given_may_change_afterwards(store: ConversationStore) ->
 # Ours beyond the host's contract.
 
 
-async def test_another_process_goes_on(tmp_path: Path) -> None:
+async def test_another_process_continues_a_conversation(tmp_path: Path) -> None:
     for turn in range(3):
         store = RecordConversationStore(tmp_path / "context.db")
         found = await store.load("c") or Conversation(conversation_id="c")
@@ -391,7 +391,7 @@ async def test_deleting_removes_the_requests_too(tmp_path: Path) -> None:
     assert b"47110815" not in b"".join(file.read_bytes() for file in tmp_path.iterdir())
 
 
-async def test_pruning_spares_conversations(tmp_path: Path) -> None:
+async def test_pruning_keeps_conversations(tmp_path: Path) -> None:
     store = RecordConversationStore(SQLiteStore(tmp_path / "context.db"))
     await begin(store, *"abcd")
     await store.store.scoped("").save(request(Talk("other"), session_id="other"))

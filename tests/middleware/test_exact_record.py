@@ -90,7 +90,7 @@ async def test_instructions_that_the_host_takes_from_the_history_are_counted() -
     assert sizes[1] - sizes[0] >= 500
 
 
-async def test_two_conversations_that_begin_alike_are_recorded_apart(tmp_path: Path) -> None:
+async def test_two_conversations_with_the_same_beginning_are_recorded_separately(tmp_path: Path) -> None:
     store = MemoryStore()
     for name, said in (("pirate", "Be a pirate."), ("lawyer", "Be a lawyer.")):
         talker = Talker(store=store)
@@ -143,7 +143,7 @@ async def test_instructions_are_stored_once() -> None:
     assert [str(row).count("nowhere else") for row in rows if "nowhere else" in str(row)] == [1]
 
 
-async def test_every_request_says_what_it_leaves_out_and_why() -> None:
+async def test_every_request_records_what_it_leaves_out_and_why() -> None:
     store = MemoryStore()
     talker = Talker(store=store)
     for turn in range(20):
@@ -163,7 +163,7 @@ async def test_every_request_says_what_it_leaves_out_and_why() -> None:
         assert sum(line["count"] for line in view.record.ledger["dropped"]) == len(view.drops)  # pyright: ignore
 
 
-async def test_a_run_after_a_restart_still_says_what_is_left_out(tmp_path: Path) -> None:
+async def test_a_run_after_a_restart_still_records_what_is_left_out(tmp_path: Path) -> None:
     talker = Talker(store=tmp_path / "context.db")
     while not talker.views or talker.views[-1].status != "cycle":
         await talker.say("question " + "word " * 120)

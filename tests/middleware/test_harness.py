@@ -58,7 +58,7 @@ def look() -> str:
     return prose(3, 40)
 
 
-async def test_a_pin_is_no_prompt_and_is_not_summarised_again() -> None:
+async def test_a_pin_is_not_a_prompt_and_is_not_summarised_again() -> None:
     view = await compile_view(pinned(3, True, pin()), budget=BUDGET, system=None)
     said = [str(part) for message in view.messages for part in message.parts if PINNED in str(part)]
     assert len(said) == 1 and view.record is not None
@@ -66,7 +66,7 @@ async def test_a_pin_is_no_prompt_and_is_not_summarised_again() -> None:
     assert plain.record is not None and view.record.turn_index == plain.record.turn_index
 
 
-async def test_a_text_that_only_says_so_is_no_pin() -> None:
+async def test_text_that_imitates_a_pin_is_not_a_pin() -> None:
     history = [user(f"{PIN} {FACT} {prose(1, 200)}"), *long_history(40)[1:]]
     view = await compile_view(history, budget=600, recall=0, system=None)
     assert FACT not in "".join(str(message.parts) for message in view.messages)
@@ -116,7 +116,7 @@ async def test_pins_of_the_harness_survive_beside_its_own_compaction() -> None:
 
 @pytest.mark.harness
 @needs_harness
-async def test_conversation_search_finds_what_no_view_has(tmp_path: Path) -> None:
+async def test_conversation_search_finds_messages_that_no_view_contains(tmp_path: Path) -> None:
     from pydantic_ai_harness import ConversationSearch
 
     store = tmp_path / "record.db"
@@ -175,7 +175,7 @@ async def chatted(store: MemoryStore, *others: Any, turns: int = 14) -> tuple[li
 @needs_harness
 @pytest.mark.parametrize("receipts", [False, True])
 @pytest.mark.parametrize("way", ["window", "summary", "summary of all", "pin"])
-async def test_what_a_compaction_of_the_harness_took_out_is_found(way: str, receipts: bool) -> None:
+async def test_messages_removed_by_a_compaction_of_the_harness_are_found(way: str, receipts: bool) -> None:
     from pydantic_ai_harness import SlidingWindowCompaction, SummarizingCompaction
     from pydantic_ai_harness.compaction import pin as theirs
 
@@ -200,7 +200,7 @@ async def test_what_a_compaction_of_the_harness_took_out_is_found(way: str, rece
     assert "All was said" not in found and "History before this point" not in found
 
 
-async def test_what_a_user_took_back_is_not_found() -> None:
+async def test_messages_that_a_user_discarded_are_not_found() -> None:
     store = MemoryStore()
     agent = Agent(Talker("I see.").model, capabilities=[compiler(store=store)])
     said = (await run(agent, "Keep this.", conversation_id="two")).messages

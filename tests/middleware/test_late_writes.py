@@ -108,7 +108,7 @@ def given_up(faulty: Faulty) -> list[str]:
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("known", [False, True])
-async def test_what_is_deleted_before_a_late_write_does_not_come_back(place: Place, way: Any, known: bool) -> None:
+async def test_data_deleted_before_a_delayed_write_stays_deleted(place: Place, way: Any, known: bool) -> None:
     store = place.open()
     faulty = Faulty(Notes(), store=store, owner="ann")
     if known:
@@ -130,7 +130,7 @@ async def test_what_is_deleted_before_a_late_write_does_not_come_back(place: Pla
         assert b"pelican" not in b"".join(one.read_bytes() for one in place.address.parent.iterdir())
 
 
-async def test_what_was_deleted_before_does_not_keep_a_late_write_back(place: Place) -> None:
+async def test_an_earlier_deletion_does_not_block_a_delayed_write(place: Place) -> None:
     store = place.open()
     faulty = Faulty(Notes(), store=store)
     await faulty.ask("first", conversation_id="talk")
@@ -158,7 +158,7 @@ class Refusing(SQLiteStore):
         return await super().save(entry)
 
 
-async def test_a_write_that_fails_by_itself_keeps_no_other_one_waiting(
+async def test_a_write_that_fails_for_its_own_reasons_blocks_no_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = Refusing(tmp_path / "context.db")
@@ -173,7 +173,7 @@ async def test_a_write_that_fails_by_itself_keeps_no_other_one_waiting(
 
 
 @pytest.mark.parametrize("name, value, why", [("LATE", 2, "wait"), ("LATE_S", -1.0, "waited for more than")])
-async def test_what_waits_for_too_long_or_is_too_much_is_reported(
+async def test_delayed_writes_that_are_too_old_or_too_many_are_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, value: float, why: str
 ) -> None:
     monkeypatch.setattr(late, name, value)
@@ -201,7 +201,7 @@ async def test_the_first_request_waits_too_where_nothing_could_be_read(tmp_path:
     assert len(await faulty.ours.views("talk")) == 1 and not given_up(faulty)
 
 
-async def test_nothing_of_an_owner_that_nobody_can_name_is_put_off(tmp_path: Path) -> None:
+async def test_nothing_is_delayed_for_an_unknown_owner(tmp_path: Path) -> None:
     store, known = SQLiteStore(tmp_path / "context.db"), ["ann"]
     await store.verify()
 
@@ -222,7 +222,7 @@ async def test_nothing_of_an_owner_that_nobody_can_name_is_put_off(tmp_path: Pat
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="processes do not fork")
-def test_what_waits_is_the_parents_after_a_fork(tmp_path: Path) -> None:
+def test_after_a_fork_only_the_parent_has_the_delayed_writes(tmp_path: Path) -> None:
     store = SQLiteStore(tmp_path / "context.db")
     asyncio.run(store.verify())
     faulty = Faulty(Notes(), store=store)
@@ -242,7 +242,7 @@ def test_what_waits_is_the_parents_after_a_fork(tmp_path: Path) -> None:
     assert len(asyncio.run(store.views("talk"))) == 1 and asyncio.run(store.verify()) == ()
 
 
-async def test_what_is_read_and_done_by_hand_knows_what_waited(tmp_path: Path) -> None:
+async def test_reads_and_manual_steps_include_delayed_writes(tmp_path: Path) -> None:
     store = SQLiteStore(tmp_path / "context.db")
     faulty = Faulty(Notes(), store=store)
     faulty.history = []
@@ -261,7 +261,7 @@ async def test_what_is_read_and_done_by_hand_knows_what_waited(tmp_path: Path) -
     assert [one.turn_index for one in await store.views("talk")] == [2, 1, 0] and await store.verify() == ()
 
 
-async def test_what_is_deleted_is_not_done_by_hand_from_memory(tmp_path: Path) -> None:
+async def test_manual_steps_do_not_use_deleted_data_from_memory(tmp_path: Path) -> None:
     store = SQLiteStore(tmp_path / "context.db")
     faulty = Faulty(store=store)
     await faulty.ask(SECRET, conversation_id="talk")
@@ -273,7 +273,7 @@ async def test_what_is_deleted_is_not_done_by_hand_from_memory(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("waits", [False, True])
-async def test_what_is_deleted_is_not_joined_with_a_window_from_memory(place: Place, waits: bool) -> None:
+async def test_a_window_is_not_joined_with_deleted_messages_from_memory(place: Place, waits: bool) -> None:
     store = place.open()
     faulty = Faulty(store=store, budget=100_000)
     faulty.history = []
@@ -293,7 +293,7 @@ async def test_what_is_deleted_is_not_joined_with_a_window_from_memory(place: Pl
     await store.close()
 
 
-async def test_what_is_pruned_is_not_joined_with_a_window_of_days_later(
+async def test_a_window_is_not_joined_with_pruned_messages_days_later(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = SQLiteStore(tmp_path / "context.db")
@@ -324,7 +324,7 @@ class Slow(SQLiteStore):
         return await super().save(entry)
 
 
-async def test_requests_of_a_conversation_stay_in_order_whoever_makes_what_waits(tmp_path: Path) -> None:
+async def test_delayed_requests_of_a_conversation_stay_in_order_with_any_writer(tmp_path: Path) -> None:
     store = Slow(tmp_path / "context.db")
     store.entered, store.gate = [], asyncio.Event()
     store.gate.set()

@@ -30,7 +30,7 @@ ROOT = Path(__file__).parents[2]
     ],
     ids=["requests", "tokens", "input", "output"],
 )
-async def test_a_run_that_passes_its_limits_without_us_passes_with_us(limits: UsageLimits) -> None:
+async def test_a_run_that_keeps_its_limits_without_the_compiler_also_keeps_them_with_it(limits: UsageLimits) -> None:
     notes = Notes()
     faulty = Faulty(notes)
     await faulty.ask(usage_limits=limits)
@@ -52,7 +52,7 @@ async def test_the_tokens_of_a_compile_count_and_its_requests_do_not() -> None:
     assert (again.usage.input_tokens, again.usage.output_tokens) == (50, 1)
 
 
-async def test_a_limit_that_a_run_passes_without_us_stops_it_with_us_too() -> None:
+async def test_a_limit_that_stops_a_run_without_the_compiler_also_stops_it_with_it() -> None:
     faulty = Faulty(Notes(), [[("look", {"path": "a"})], "done"])
     with pytest.raises(UsageLimitExceeded):
         await faulty.ask(usage_limits=UsageLimits(request_limit=1))
@@ -110,7 +110,7 @@ for _ in range(2):
 
 
 @pytest.mark.parametrize("case", [pytest.param(case, marks=pytest.mark.slow) for case in SCRIPTS])
-def test_a_script_that_is_done_ends_and_says_nothing(case: str, tmp_path: Path) -> None:
+def test_a_finished_script_exits_without_output(case: str, tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-W", "error", "-c", SCRIPTS[case]],
         cwd=tmp_path,
@@ -126,7 +126,7 @@ def test_a_script_that_is_done_ends_and_says_nothing(case: str, tmp_path: Path) 
     assert (tmp_path / "system" / "context.db").is_file()
 
 
-async def test_memory_holds_no_run_that_is_over() -> None:
+async def test_memory_keeps_no_finished_run() -> None:
     store = MemoryStore()
     faulty = Faulty(Notes(), store=store)
     await faulty.ask(message_history=[*exchange(1), user("x")])

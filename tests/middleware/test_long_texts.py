@@ -105,7 +105,7 @@ def threading_run(work: Any) -> None:
     thread.join()
 
 
-async def test_what_a_long_part_begins_with_is_found() -> None:
+async def test_the_beginning_of_a_long_part_is_found_by_recall() -> None:
     text = f"{FACT}\n" + "what nobody asks for is said here again and again.\n" * 40_000
     talker = Talker("done")
     agent = Agent(talker.model, capabilities=[compiler(budget=BUDGET), Recall()])
@@ -127,14 +127,14 @@ async def test_off_the_loop_a_model_writes_the_summary_in_the_loop_of_the_run() 
     assert loops and set(loops) == {asyncio.get_running_loop()}
 
 
-async def test_off_the_loop_a_failure_costs_no_run_either() -> None:
+async def test_off_the_loop_a_failure_fails_no_run() -> None:
     faulty = Faulty(Notes(ModelHTTPError(500, "notes")))
     await faulty.ask(message_history=long_history(140, tools_per_turn=0, words=150))
     assert faulty.statuses == ["fallback"] and faulty.kinds == ["CompileError"]
     assert faulty.talker.last.tokens <= BUDGET
 
 
-async def test_off_the_loop_the_control_flow_of_an_engine_passes_through() -> None:
+async def test_off_the_loop_control_flow_exceptions_of_an_engine_are_raised() -> None:
     stop = type("Stopped", (Exception,), {"__module__": "dbos._error"})
     faulty = Faulty(Notes(stop("until later")))
     with pytest.raises(stop):

@@ -84,7 +84,7 @@ async def talked(count: int = 8, **wanted: Any) -> Talk:
     return talk
 
 
-async def test_the_next_request_has_what_was_compiled_now() -> None:
+async def test_the_next_request_uses_a_manual_compile() -> None:
     talk = await talked()
     done = await talk.ours.compile_now("talk", "the open tickets")
     assert done.done and done.saved > 0 and done.after < done.before and talk.notes.asked == 1
@@ -112,7 +112,7 @@ async def test_a_compile_survives_a_restart_and_is_made_by_another_process(tmp_p
     assert await SQLiteStore(tmp_path / "r.db").chain(str(made.input_payload["raw_tip"]))
 
 
-async def test_a_focus_is_data_in_the_prompt_and_all_is_summarised_anew_with_it() -> None:
+async def test_a_focus_is_data_in_the_prompt_and_the_whole_history_is_summarised_again() -> None:
     talk = await talked()
     await talk.ours.compile_now("talk")
     await talk.say(*prompts(4, 20))
@@ -123,7 +123,7 @@ async def test_a_focus_is_data_in_the_prompt_and_all_is_summarised_anew_with_it(
     assert "WHAT TO KEEP" not in talk.notes.prompts[0]
 
 
-async def test_without_a_model_a_focus_chooses_what_is_quoted() -> None:
+async def test_without_a_model_a_focus_selects_the_quotes() -> None:
     talk = Talk(model="none")
     await talk.say("The bicycle of Maria is blue and has number 88.", *prompts(9))
     done = await talk.ours.compile_now("talk", "which bicycle does Maria have")
@@ -131,7 +131,7 @@ async def test_without_a_model_a_focus_chooses_what_is_quoted() -> None:
     assert "The bicycle of Maria is blue" in await talk.say("And now?")
 
 
-async def test_a_preview_asks_no_model_and_records_nothing() -> None:
+async def test_a_preview_calls_no_model_and_records_nothing() -> None:
     talk = await talked()
     before = await rows(talk)
     shown = await talk.ours.preview("talk", "the open tickets")
@@ -147,7 +147,7 @@ async def rows(talk: Talk) -> list[Any]:
 
 
 @pytest.mark.parametrize("fails", ["model", "timeout", "store", "empty"])
-async def test_a_compile_that_fails_leaves_the_conversation_as_it_was(fails: str) -> None:
+async def test_a_failing_compile_leaves_the_conversation_unchanged(fails: str) -> None:
     notes = {"model": Notes(RuntimeError("no")), "timeout": Notes(seconds=60), "empty": Notes(" ")}.get(fails, Notes())
     talk = await talked(notes=notes, timeout=0.05 if fails == "timeout" else 60)
     if fails == "store":
@@ -161,7 +161,7 @@ async def test_a_compile_that_fails_leaves_the_conversation_as_it_was(fails: str
     assert "Question 0" in await talk.say("And now?") and talk.views[-1].status == "raw"
 
 
-async def test_what_saves_nothing_is_refused() -> None:
+async def test_a_compile_that_saves_nothing_is_refused() -> None:
     talk = Talk(words=5)
     await talk.say("Hi.")
     done = await talk.ours.compile_now("talk")
@@ -172,7 +172,7 @@ async def test_what_saves_nothing_is_refused() -> None:
     assert not again.done and "nothing is new" in again.why and talk.notes.asked == 1
 
 
-async def test_an_undo_goes_back_and_the_summary_does_not_return(tmp_path: Path) -> None:
+async def test_an_undo_restores_the_view_and_the_summary_is_not_used_again(tmp_path: Path) -> None:
     talk = await talked(store=tmp_path / "r.db", notes=Notes(BAD))
     await talk.ours.compile_now("talk")
     assert "cake" in await talk.say("And now?")
@@ -202,7 +202,7 @@ async def test_each_undo_goes_one_step_back() -> None:
     assert not last.done and "nothing is compiled" in last.why
 
 
-async def test_an_undo_of_what_was_edited_away_leaves_the_raw_history() -> None:
+async def test_undoing_to_a_compile_of_removed_messages_leaves_the_raw_history() -> None:
     """It went back to a compile of messages that the conversation does not have any more."""
     talk = await talked(notes=Notes(lambda number: f"- **Goal**: notes number {number}"))
     await talk.ours.compile_now("talk")
@@ -217,7 +217,7 @@ async def test_an_undo_of_what_was_edited_away_leaves_the_raw_history() -> None:
     assert "notes number" not in await talk.say("And now?") and talk.views[-1].status == "raw"
 
 
-async def test_after_an_undo_nothing_is_compiled_by_itself_until_the_budget_demands_it() -> None:
+async def test_after_an_undo_nothing_is_compiled_automatically_below_the_budget() -> None:
     talk = Talk(notes=Notes(BAD), budget=3_000, trigger=0.6)
     await talk.say(*prompts(13))
     assert "cake" in talk.talker.last.text
@@ -247,7 +247,7 @@ async def test_after_an_undo_not_even_a_question_cuts_the_view_back() -> None:
     assert talk.views[-1].status == "cycle" and "notes number 1" in text and talk.notes.asked == 2
 
 
-async def test_a_summary_that_was_undone_is_no_longer_shared_with_other_conversations() -> None:
+async def test_an_undone_summary_is_not_shared_with_other_conversations() -> None:
     talk = await talked(name=None, notes=Notes(BAD))
     other = Talk(name=None, notes=talk.notes, store=talk.ours._middleware.archive.store)  # pyright: ignore[reportPrivateUsage]
     first = list(talk.messages)
@@ -281,7 +281,7 @@ async def test_a_pinned_message_stays_word_for_word_in_every_view(tmp_path: Path
     assert await second.ours.pins("talk") == (pin,)
 
 
-async def test_a_message_that_is_gone_already_comes_back_when_it_is_pinned() -> None:
+async def test_pinning_a_message_that_was_left_out_brings_it_back_into_the_view() -> None:
     talk = await talked()
     await talk.ours.compile_now("talk")
     assert not whole(await talk.say("And now?"), 0)
@@ -305,7 +305,7 @@ async def test_a_pin_that_cannot_fit_is_refused_with_the_remedy() -> None:
     assert len(await talk.ours.pins("talk")) == 4
 
 
-async def test_a_pin_stays_where_a_request_has_less_room_and_says_so_where_it_cannot(tmp_path: Path) -> None:
+async def test_a_pin_stays_in_a_smaller_view_and_is_reported_if_it_does_not_fit(tmp_path: Path) -> None:
     talk = Talk(budget=4_000, store=tmp_path / "r.db", model="none")
     await talk.say("Keep these rules. " + prose(70, 300), *prompts(9))
     pin = await talk.ours.pin("talk", "turn 1")
@@ -318,7 +318,7 @@ async def test_a_pin_stays_where_a_request_has_less_room_and_says_so_where_it_ca
         assert ("pinned, over budget" in [drop.reason for drop in small.views[-1].drops]) is not stays
 
 
-async def test_a_pin_of_what_is_gone_says_where_a_request_has_no_room_for_it() -> None:
+async def test_a_left_out_pin_is_reported_when_a_request_has_no_room_for_it() -> None:
     talk = Talk(budget=2_400, model="none")
     await talk.say("Keep these rules. " + prose(70, 300), "And?", "So?", "Then?")
     await talk.ours.compile_now("talk")
@@ -331,7 +331,7 @@ async def test_a_pin_of_what_is_gone_says_where_a_request_has_no_room_for_it() -
         assert why == (set() if stays else {"pinned, over budget"})
 
 
-async def test_a_pin_for_which_a_turn_has_no_room_waits_for_the_next_turn() -> None:
+async def test_a_pin_that_does_not_fit_in_a_turn_returns_in_the_next() -> None:
     talk = Talk(budget=2_000, model="none")
     await talk.say("Keep these rules. " + prose(70, 250), *prompts(9))
     await talk.ours.pin("talk", "turn 1")
@@ -344,7 +344,7 @@ async def test_a_pin_for_which_a_turn_has_no_room_waits_for_the_next_turn() -> N
     assert prose(70, 250) in await talk.say("And now?")
 
 
-async def test_between_a_pinned_answer_and_a_later_one_a_line_says_that_something_is_left_out() -> None:
+async def test_a_line_marks_a_gap_between_a_pinned_answer_and_a_later_one() -> None:
     talk = Talk(budget=2_000, model="none")
     await talk.say(*prompts(8))
     await talk.ours.pin("talk", "m3")
@@ -357,7 +357,7 @@ async def test_between_a_pinned_answer_and_a_later_one_a_line_says_that_somethin
 
 
 @pytest.mark.parametrize("meanwhile", ["pin", "undo"])
-async def test_a_pin_during_a_compile_is_no_obstacle_and_an_undo_is(tmp_path: Path, meanwhile: str) -> None:
+async def test_a_pin_during_a_compile_is_kept_and_an_undo_cancels_the_compile(tmp_path: Path, meanwhile: str) -> None:
     talk = await talked(store=tmp_path / "context.db")
     await talk.ours.compile_now("talk")
     await talk.say(*prompts(3, 20))
@@ -388,7 +388,7 @@ async def test_a_prompt_that_the_host_joined_with_a_result_is_pinned_with_the_ex
 
 
 @pytest.mark.parametrize("place", [4, 5])
-async def test_a_prompt_that_the_host_joined_with_one_that_nobody_answered_is_pinned(place: int) -> None:
+async def test_a_prompt_joined_with_an_unanswered_one_is_pinned(place: int) -> None:
     talk = Talk(budget=2_000, model="none")
     await talk.say(*prompts(2))
     talk.messages.append(ModelRequest(parts=[UserPromptPart("What of the staging database?")]))
@@ -444,7 +444,7 @@ async def ordered(
     return talker.last.text, result.all_messages()
 
 
-async def test_a_call_that_is_answered_after_a_compile_by_hand_comes_back_with_the_other_answers() -> None:
+async def test_a_call_answered_after_a_manual_compile_returns_with_the_other_results() -> None:
     talk = await talked(recent_turns=0)
 
     async def compile_now() -> ContextCompiler:
@@ -457,7 +457,7 @@ async def test_a_call_that_is_answered_after_a_compile_by_hand_comes_back_with_t
     assert talk.views[-1].status == "cycle" and not talk.errors
 
 
-async def test_a_cycle_of_a_run_that_was_resumed_holds_when_the_host_joins_what_was_answered_before_it() -> None:
+async def test_a_cycle_of_a_resumed_run_survives_joining_of_the_results_before_it() -> None:
     talk = Talk(budget=2_000)
     await talk.say(*prompts(8))
 
@@ -492,7 +492,7 @@ async def test_a_prompt_that_the_host_joined_with_a_result_stays_without_it_when
 
 
 @pytest.mark.parametrize("waits", [True, False])
-async def test_an_answer_is_pinned_that_the_host_joins_with_an_earlier_one_of_the_same_calls(waits: bool) -> None:
+async def test_a_result_joined_with_an_earlier_one_of_the_same_calls_is_pinned(waits: bool) -> None:
     talk = Talk(budget=2_000, model="none")
 
     async def pin(place: int) -> ContextCompiler:
@@ -512,7 +512,7 @@ async def test_an_answer_is_pinned_that_the_host_joins_with_an_earlier_one_of_th
 
 
 @pytest.mark.parametrize("words", [40, 60])
-async def test_a_pinned_call_that_is_answered_beside_a_prompt_gives_way_without_the_prompt(
+async def test_a_pinned_call_answered_next_to_a_prompt_can_be_dropped_without_the_prompt(
     tmp_path: Path, words: int
 ) -> None:
     talk, small = (Talk(budget=budget, store=tmp_path / "r.db", model="none") for budget in (20_000, 380))
@@ -527,7 +527,7 @@ async def test_a_pinned_call_that_is_answered_beside_a_prompt_gives_way_without_
     assert ("message 1", "pinned, over budget") in [(drop.what, drop.reason) for drop in small.views[-1].drops]
 
 
-async def test_a_pinned_exchange_stands_whole_where_exchanges_are_dropped() -> None:
+async def test_a_pinned_exchange_stays_whole_when_exchanges_are_dropped() -> None:
     talk = Talk(tool_history="drop", model="none")
     talk._left = 1  # a tool call before its answer
     talk.messages = (await talk.agent.run("Look it up.", conversation_id="talk")).all_messages()
@@ -539,7 +539,7 @@ async def test_a_pinned_exchange_stands_whole_where_exchanges_are_dropped() -> N
     assert talk.views[-1].status == "cycle" and not talk.errors
 
 
-async def test_a_cycle_of_a_long_run_holds_when_the_host_joins_the_result_before_its_prompt() -> None:
+async def test_a_cycle_of_a_long_run_survives_joining_a_result_with_the_next_prompt() -> None:
     talk, steps = Talk(budget=1_500, model="none"), iter([1] * 13 + [0] * 3)
     talk.talker = Talker(lambda *_: [("look", {"path": "a"})] if next(steps) else [("final_result", {"text": "done"})])
     talk.agent = Agent(talk.talker.model, tools=[look], capabilities=[talk.ours], output_type=Told)
@@ -554,7 +554,7 @@ async def test_a_cycle_of_a_long_run_holds_when_the_host_joins_the_result_before
 
 
 @pytest.mark.parametrize("start", [None, "turn 3", "turn 6"])
-async def test_a_compile_by_hand_of_the_last_structured_answer_holds_when_the_host_joins_it(start: str | None) -> None:
+async def test_a_manual_compile_of_the_last_structured_answer_survives_joining(start: str | None) -> None:
     talk = Talk(recent_turns=0, model="none")
     talk.talker = Talker(lambda *_: [("final_result", {"text": f"report {len(talk.talker.sent)}"})])
     talk.agent = Agent(talk.talker.model, capabilities=[talk.ours], output_type=Told)
@@ -569,7 +569,7 @@ async def test_a_compile_by_hand_of_the_last_structured_answer_holds_when_the_ho
         assert [f"report {at + 1}'" in view for at in range(7)] == [at in kept for at in range(7)]
 
 
-async def test_structured_answers_are_steered_like_texts() -> None:
+async def test_structured_answers_can_be_compiled_and_pinned_like_text() -> None:
     talk = Talk()
     talk.talker = Talker(lambda messages, info: [("final_result", {"text": "answer " * 60})])
     talk.agent = Agent(talk.talker.model, capabilities=[talk.ours], output_type=Told)
@@ -585,7 +585,7 @@ async def test_structured_answers_are_steered_like_texts() -> None:
     assert undone.done and undone.before < undone.after and whole(await talk.say("And now?"), 2)
 
 
-async def test_nothing_but_what_is_pinned_is_unpinned() -> None:
+async def test_only_pinned_messages_can_be_unpinned() -> None:
     talk = await talked()
     pin = await talk.ours.pin("talk", "turn 2")
     for message in ("", "turn 3", "no such words", "turn 99", -1):
@@ -595,7 +595,7 @@ async def test_nothing_but_what_is_pinned_is_unpinned() -> None:
     assert await talk.ours.unpin("talk", "question 1:") == pin and not await talk.ours.pins("talk")
 
 
-async def test_pins_of_messages_that_are_gone_are_let_go_by_their_words_their_turn_or_their_id() -> None:
+async def test_pins_of_removed_messages_can_be_unpinned_by_text_turn_or_id() -> None:
     talk = await talked(9)
     first, second, third = [await talk.ours.pin("talk", f"turn {number}") for number in (4, 6, 8)]
     del talk.messages[4:]
@@ -606,7 +606,7 @@ async def test_pins_of_messages_that_are_gone_are_let_go_by_their_words_their_tu
     assert await talk.ours.unpin("talk", third.tip) == third and await talk.ours.pins("talk") == ()
 
 
-async def test_figures_count_what_was_pinned_since_the_last_request() -> None:
+async def test_figures_include_pins_made_since_the_last_request() -> None:
     talk = await talked()
     await talk.ours.compile_now("talk")
     await talk.ours.compile_now("talk", "the open tickets")
@@ -618,7 +618,7 @@ async def test_figures_count_what_was_pinned_since_the_last_request() -> None:
     assert 0 <= sent.tokens_sent - shown.after < pin.tokens / 4  # the prompt
 
 
-async def test_from_a_message_on_everything_is_summarised_and_what_is_before_stays() -> None:
+async def test_from_a_given_message_on_everything_is_summarised_and_earlier_messages_stay() -> None:
     talk = await talked(9)
     done = await talk.ours.compile_now("talk", start="turn 4")
     assert done.done and done.turns == 3
@@ -628,7 +628,7 @@ async def test_from_a_message_on_everything_is_summarised_and_what_is_before_sta
 
 
 @pytest.mark.parametrize("owner", [None, "ann"])
-async def test_two_compiles_of_a_conversation_at_once_are_one_after_the_other(owner: str | None) -> None:
+async def test_two_concurrent_compiles_of_a_conversation_run_one_after_the_other(owner: str | None) -> None:
     talk = await talked(notes=Notes(GOOD, seconds=0.01), owner=owner and (lambda _: "ann"))
     one, other = await asyncio.gather(*(talk.ours.compile_now("talk", owner=owner) for _ in range(2)))
     assert one.done and not other.done and talk.notes.asked == 1
@@ -637,7 +637,7 @@ async def test_two_compiles_of_a_conversation_at_once_are_one_after_the_other(ow
     assert not any(result.done for result in results)
 
 
-async def test_a_run_makes_no_compile_beside_one_by_hand() -> None:
+async def test_a_run_starts_no_compile_during_a_manual_one() -> None:
     talk = Talk(notes=Notes(GOOD, seconds=300), budget=3_000, trigger=0.8, timeout=300)
     await talk.say(*prompts(12))
     assert talk.notes.asked == 0 or pytest.fail("the history is too long for this test")
@@ -652,7 +652,7 @@ async def test_a_run_makes_no_compile_beside_one_by_hand() -> None:
 
 
 @pytest.mark.parametrize("wanted", [{"record": "off"}, {"record": "metadata"}, {"redact": str.upper}])
-async def test_a_record_without_content_is_steered_in_memory(wanted: dict[str, Any]) -> None:
+async def test_without_stored_content_steering_works_in_memory(wanted: dict[str, Any]) -> None:
     talk = await talked(**wanted)
     assert (await talk.ours.compile_now("talk")).done
     assert "47110815" in await talk.say("And now?")
@@ -661,7 +661,7 @@ async def test_a_record_without_content_is_steered_in_memory(wanted: dict[str, A
     assert "47110815" not in await talk.say("And now?") and len(await talk.ours.pins("talk")) == 1
 
 
-async def test_each_owner_steers_a_conversation_of_their_own() -> None:
+async def test_each_owner_steers_their_own_conversation() -> None:
     talk = await talked(owner=lambda ctx: "ann")
     assert (await talk.ours.compile_now("talk", owner="ann")).done
     with pytest.raises(StoreError, match="nothing of it"):
@@ -671,7 +671,7 @@ async def test_each_owner_steers_a_conversation_of_their_own() -> None:
     assert "47110815" in await talk.say("And now?")
 
 
-async def test_a_history_processor_follows_what_was_done_by_hand(tmp_path: Path) -> None:
+async def test_a_history_processor_applies_manual_steps(tmp_path: Path) -> None:
     talker, given = Talker("ok"), {"budget": 20_000, "store": tmp_path / "context.db", "system": None, "recall": 0}
     processor = build_compiling_history_processor("extractive", **given)
     agent, history = Agent(talker.model, capabilities=[ProcessHistory(processor)]), list[ModelMessage]()
@@ -698,7 +698,7 @@ async def test_a_history_processor_follows_what_was_done_by_hand(tmp_path: Path)
 
 
 @pytest.mark.parametrize("step", ["compile_now", "preview"])
-async def test_a_template_that_cannot_be_rendered_is_told_by_the_result(step: str) -> None:
+async def test_a_template_that_fails_to_render_is_reported_in_the_result(step: str) -> None:
     talk = await talked(template=Template.parse("Sum up. {% for a in range(100000000) %}x{% endfor %}", name="mine"))
     told = await getattr(talk.ours, step)("talk")
     assert (told.kind, told.done, told.saved) == (step.removesuffix("_now"), False, 0)
@@ -707,7 +707,7 @@ async def test_a_template_that_cannot_be_rendered_is_told_by_the_result(step: st
     assert prose(0, 60) in await talk.say("And now?") and talk.notes.asked == 0
 
 
-async def test_what_nobody_knows_cannot_be_steered() -> None:
+async def test_an_unknown_conversation_cannot_be_steered() -> None:
     talk = await talked(2)
     for work in (talk.ours.compile_now("nobody"), talk.ours.preview("nobody"), talk.ours.undo_compile("nobody")):
         with pytest.raises(StoreError, match="'nobody': nothing of it is on the record"):

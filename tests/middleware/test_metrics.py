@@ -76,7 +76,7 @@ async def test_a_request_with_a_compile_is_counted(reader: InMemoryMetricReader)
     assert not any("survive" in label for _, label in points(reader))
 
 
-async def test_a_failure_is_counted_by_its_type_and_a_model_without_a_price_is_no_zero(
+async def test_a_failure_is_counted_by_type_and_an_unpriced_model_not_as_zero_cost(
     reader: InMemoryMetricReader,
 ) -> None:
     def answer(messages: list[ModelMessage], info: AgentInfo) -> ModelResponse:

@@ -46,7 +46,7 @@ async def test_a_request_that_is_written_to_a_cache_is_held_to_that_price() -> N
     assert [view.budget for view in views] == [6_666, 5_333, 3_333]
 
 
-async def test_of_a_chain_of_fallbacks_the_dearest_model_sets_the_budget_and_the_limit() -> None:
+async def test_the_most_expensive_model_of_a_fallback_chain_sets_budget_and_limit() -> None:
     cheap, dear, unknown = (Talker("done", model_name=name) for name in ("gpt-5-mini", MODEL, "nobody-1"))
     for models, budget in (((cheap, dear), 3_333), ((dear, cheap), 3_333), ((cheap, unknown), 900)):
         chain = FallbackModel(*(one.model for one in models))
@@ -67,7 +67,7 @@ async def test_a_model_without_a_price_gets_the_fallback_and_one_notice() -> Non
     assert "no price is known for nobody-1, so it is 900 tokens" in str(errors[0])
 
 
-async def test_a_line_break_in_a_models_name_makes_no_second_line_of_the_log(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_line_break_in_a_model_name_does_not_break_the_log_line(caplog: pytest.LogCaptureFixture) -> None:
     agent, _, errors = attached(
         Talker("done", model_name="nobody\n2026-01-01 ERROR: forged"), budget="$0.02", compile_spend_limit="$1"
     )
@@ -76,7 +76,7 @@ async def test_a_line_break_in_a_models_name_makes_no_second_line_of_the_log(cap
     assert caplog.messages and not any("\n" in line for line in caplog.messages)
 
 
-async def test_without_a_fallback_it_is_the_default_budget() -> None:
+async def test_without_a_fallback_an_unpriced_model_has_the_default_budget() -> None:
     agent, views, errors = attached(Talker("done", model_name="nobody-1"), budget=Money(0.02))
     await agent.run("hello")
     assert views[0].budget == 32_000 and "32,000 tokens" in str(errors[0])
@@ -90,12 +90,12 @@ async def test_an_agent_file_names_money_as_text(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("given", ["0.02", "$", "$0", "two dollars"])
-def test_a_text_that_is_no_money_is_refused(given: str) -> None:
+def test_an_invalid_amount_of_money_is_refused(given: str) -> None:
     with pytest.raises(SettingsError):
         ContextCompiler(budget=given)
 
 
-async def test_one_view_of_a_history_is_priced_by_the_model_that_is_named() -> None:
+async def test_a_one_shot_view_is_priced_by_the_given_model() -> None:
     with pytest.raises(SettingsError, match="no price is known for model='none'"):
         await compile_view(long_history(4), budget=Money(0.02))
     view = await compile_view(

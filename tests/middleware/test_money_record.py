@@ -35,7 +35,7 @@ async def lived(file: Path, turns: int, *, restart: bool, name: str = MODEL, **w
     return (await compiler.views())[::-1]
 
 
-async def test_a_request_that_goes_on_is_cached_as_far_as_the_one_before_went(tmp_path: Path) -> None:
+async def test_a_request_is_cached_up_to_the_end_of_the_previous_one(tmp_path: Path) -> None:
     records = await lived(tmp_path / "context.db", 10, restart=False)
     statuses = [record.status.partition(";")[0] for record in records]
     assert {"raw", "compiled", "cycle"} <= set(statuses)
@@ -51,13 +51,13 @@ async def test_a_request_that_goes_on_is_cached_as_far_as_the_one_before_went(tm
             assert cost.cached < before.tokens_sent / 4
 
 
-async def test_a_restart_loses_nothing_of_it(tmp_path: Path) -> None:
+async def test_cached_costs_survive_a_restart(tmp_path: Path) -> None:
     whole = await lived(tmp_path / "one.db", 10, restart=False)
     parts = await lived(tmp_path / "two.db", 10, restart=True)
     assert [record.ledger["price"] for record in parts] == [record.ledger["price"] for record in whole]
 
 
-async def test_other_instructions_begin_another_cache(tmp_path: Path) -> None:
+async def test_changed_instructions_start_a_new_cache(tmp_path: Path) -> None:
     compiler = ContextCompiler(model="none", store=None, system=None)
     history = list[ModelMessage]()
     for instructions in ("Be brief.", "Be brief.", "Be kind."):
@@ -67,13 +67,13 @@ async def test_other_instructions_begin_another_cache(tmp_path: Path) -> None:
     assert [request_cost(record).cached > 0 for record in records] == [False, True, False]
 
 
-async def test_a_dry_run_costs_what_everything_costs(tmp_path: Path) -> None:
+async def test_a_dry_run_costs_as_much_as_the_whole_history(tmp_path: Path) -> None:
     for record in await lived(tmp_path / "context.db", 8, restart=False, dry_run=True):
         cost = request_cost(record)
         assert cost.sent is not None and cost.sent == cost.everything
 
 
-async def test_what_has_no_price_is_unknown_and_not_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_missing_price_is_unknown_and_not_zero(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, logger="context_compiler"):
         records = await lived(tmp_path / "context.db", 8, restart=False, name="nobody-1")
     costs = add_costs(records)
@@ -85,7 +85,9 @@ async def test_what_has_no_price_is_unknown_and_not_nothing(tmp_path: Path, capl
     assert mixed.sent is not None and mixed.priced == 2 and "2 of 10 requests" in mixed.text
 
 
-async def test_a_compile_costs_what_its_provider_counted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_compile_costs_the_tokens_reported_by_its_provider(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     def step(body: Any) -> str:
         return "- **Goal**: to be brief." if "RECENT CONVERSATION" in str(body) else prose(len(str(body)), 60)
 

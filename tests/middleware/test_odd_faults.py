@@ -38,7 +38,7 @@ HALF = "half \ud800"
 
 
 @pytest.mark.parametrize("text", ["{{ 1 // 0 }}", "{% for i in range(10**9) %}x{% endfor %}"])
-async def test_a_template_that_trips_costs_no_run(tmp_path: Path, text: str) -> None:
+async def test_a_template_that_raises_fails_no_run(tmp_path: Path, text: str) -> None:
     file = tmp_path / "ContextTemplates" / "mine.md"
     file.parent.mkdir()
     file.write_text(text)
@@ -48,7 +48,7 @@ async def test_a_template_that_trips_costs_no_run(tmp_path: Path, text: str) -> 
     assert faulty.talker.last.tokens <= BUDGET
 
 
-async def test_a_template_that_goes_away_costs_no_run(tmp_path: Path) -> None:
+async def test_a_template_deleted_meanwhile_fails_no_run(tmp_path: Path) -> None:
     file = tmp_path / "ContextTemplates" / "mine.md"
     file.parent.mkdir()
     file.write_text("Sum it up.")
@@ -69,7 +69,7 @@ async def test_a_counter_that_raises_is_replaced() -> None:
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])
-async def test_callbacks_that_raise_cost_no_run(asynchronous: bool) -> None:
+async def test_failing_callbacks_fail_no_run(asynchronous: bool) -> None:
     def fail(what: Any) -> Any:
         raise ValueError("in a callback")
 
@@ -90,7 +90,7 @@ async def test_callbacks_that_raise_cost_no_run(asynchronous: bool) -> None:
         UploadedFile(HALF, provider_name="openai", media_type="image/png"),
     ],
 )
-async def test_half_of_a_surrogate_pair_beside_a_text_costs_no_view_and_no_row(tmp_path: Path, content: Any) -> None:
+async def test_a_lone_surrogate_in_content_costs_no_view_and_no_row(tmp_path: Path, content: Any) -> None:
     faulty = Faulty(store=tmp_path / "context.db", budget=100_000)
     seen = [ModelRequest(parts=[UserPromptPart(["see", content])]), ModelResponse(parts=[TextPart("seen")])]
     faulty.history += seen
@@ -100,7 +100,7 @@ async def test_half_of_a_surrogate_pair_beside_a_text_costs_no_view_and_no_row(t
     assert HALF.replace("\ud800", "\ufffd") in str(kept) and repr(HALF)[1:-1] in str(faulty.history[-2])
 
 
-async def test_an_error_can_be_told_to_a_coroutine() -> None:
+async def test_the_error_callback_can_be_a_coroutine() -> None:
     heard: list[Exception] = []
 
     async def later(error: Exception) -> None:
@@ -165,7 +165,7 @@ async def test_a_history_that_cannot_be_read_is_cut_to_the_last_exchange() -> No
     assert record.error is not None and record.error.endswith("sent: the last exchange")
 
 
-async def test_the_least_that_is_sent_has_the_call_of_an_answer_with_a_file_beside_it() -> None:
+async def test_the_smallest_view_keeps_the_call_of_an_answer_with_a_file() -> None:
     def look() -> ToolReturn:
         return ToolReturn(return_value="seen", content=["what it looks like"])
 
@@ -177,7 +177,7 @@ async def test_the_least_that_is_sent_has_the_call_of_an_answer_with_a_file_besi
 
 
 @pytest.mark.parametrize("prompt", ["and now?", None], ids=["with a prompt", "without a prompt"])
-async def test_the_least_that_is_sent_has_all_answers_of_a_response_of_which_one_was_deferred(
+async def test_the_smallest_view_has_all_answers_of_a_response_with_a_deferred_call(
     prompt: str | None,
 ) -> None:
     def look(path: str) -> str:
@@ -201,14 +201,14 @@ async def test_the_least_that_is_sent_has_all_answers_of_a_response_of_which_one
     assert len(ours.last_view.messages) <= 4
 
 
-async def test_an_answer_that_comes_long_after_its_call_has_it_in_the_least_that_is_sent() -> None:
+async def test_the_smallest_view_keeps_the_call_of_a_late_answer() -> None:
     history = [*endless(), ModelResponse(parts=[call("look", "early", path="a")]), *long_history(20)]
     least = list(last_exchange([*history, user(answer("early", "late"))], 2_000).values())
     assert_pairs_whole(least)
     assert [type(message).__name__ for message in least] == ["ModelRequest", "ModelResponse", "ModelRequest"]
 
 
-async def test_instructions_over_the_budget_are_told_where_the_template_fails_too(tmp_path: Path) -> None:
+async def test_instructions_over_the_budget_are_reported_even_if_the_template_fails(tmp_path: Path) -> None:
     file = tmp_path / "ContextTemplates" / "mine.md"
     file.parent.mkdir()
     file.write_text("Sum it up.")
@@ -222,7 +222,7 @@ async def test_instructions_over_the_budget_are_told_where_the_template_fails_to
     assert record.status.startswith("floor_over_budget") and "TemplateError" in (record.error or "")
 
 
-async def test_the_last_resort_lists_what_it_leaves_out_and_shortens(tmp_path: Path) -> None:
+async def test_the_last_resort_lists_and_shortens_messages(tmp_path: Path) -> None:
     file = tmp_path / "ContextTemplates" / "mine.md"
     file.parent.mkdir()
     file.write_text("Sum it up.")
@@ -241,7 +241,7 @@ async def test_the_last_resort_lists_what_it_leaves_out_and_shortens(tmp_path: P
     assert [line["reason"] for line in record.ledger["dropped"]] == [left_out.reason, shortened.reason]
 
 
-def test_in_the_least_that_is_sent_a_picture_is_a_word() -> None:
+def test_the_smallest_view_replaces_a_picture_by_a_word() -> None:
     picture = FilePart(content=BinaryContent(b"x" * 1_000, media_type="image/png"))
     drawn = ModelResponse(parts=[picture, call("look", "c", path="a")])
     least = list(last_exchange([user("draw it"), drawn, user(answer("c"))], 100).values())
@@ -249,7 +249,7 @@ def test_in_the_least_that_is_sent_a_picture_is_a_word() -> None:
     assert load_messages([message_body(message) for message in least]) == least
 
 
-async def test_a_wrong_setting_in_the_environment_is_told_and_left_aside(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_invalid_environment_variable_is_reported_and_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CONTEXT_COMPILER_RECENT_TURNS", "several")
     faulty = Faulty(Notes())
     await faulty.ask()
@@ -257,7 +257,7 @@ async def test_a_wrong_setting_in_the_environment_is_told_and_left_aside(monkeyp
     assert faulty.kinds == ["SettingsError"] and faulty.statuses == ["compiled", "cycle"]
 
 
-async def test_a_system_folder_that_cannot_be_made_is_told_once(tmp_path: Path) -> None:
+async def test_a_system_folder_that_cannot_be_created_is_reported_once(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     faulty = Faulty(Notes(), system=tmp_path / "file")
     await faulty.ask()
@@ -265,14 +265,14 @@ async def test_a_system_folder_that_cannot_be_made_is_told_once(tmp_path: Path) 
     assert faulty.kinds == ["TemplateError"] and faulty.statuses == ["compiled", "cycle"]
 
 
-async def test_what_stops_a_durable_run_passes_through() -> None:
+async def test_exceptions_that_stop_a_durable_run_are_raised() -> None:
     stop = type("Stopped", (Exception,), {"__module__": "dbos._error"})
     faulty = Faulty(Notes(stop("until later")))
     with pytest.raises(stop):
         await faulty.ask()
 
 
-async def test_parts_that_nobody_knows_fail_as_without_us() -> None:
+async def test_unknown_parts_fail_as_they_do_without_the_compiler() -> None:
     odd = ModelRequest(parts=[UserPromptPart("hello"), FuturePart("what is this?")])  # pyright: ignore
     history: list[ModelMessage] = [odd, ModelResponse(parts=[TextPart("hi")])]
 
@@ -287,7 +287,7 @@ async def test_parts_that_nobody_knows_fail_as_without_us() -> None:
     assert await outcome(compiler(Notes(), budget=BUDGET)) == await outcome()
 
 
-async def test_the_log_names_what_failed_and_repeats_nothing_of_what_was_said(caplog: pytest.LogCaptureFixture) -> None:
+async def test_the_log_names_the_failure_without_any_message_text(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG)
 
     def repeats(number: int) -> str:

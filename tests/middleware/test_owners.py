@@ -52,7 +52,7 @@ async def test_the_same_history_of_two_owners_is_compiled_for_each(tmp_path: Pat
     await every.close()
 
 
-async def test_owners_of_one_process_share_neither_cycles_nor_compiles_in_memory() -> None:
+async def test_owners_share_neither_cycles_nor_compiles_in_memory() -> None:
     notes = Notes(lambda number: f"- **Goal**: notes number {number}, about src/file_0.py.")
     for record in ("full", "off"):
         given = compiler(notes, owner=tenant, record=record)
@@ -62,7 +62,7 @@ async def test_owners_of_one_process_share_neither_cycles_nor_compiles_in_memory
         assert notes.asked == before + 2
 
 
-async def test_a_run_whose_conversation_is_deleted_does_not_refer_to_the_compile_of_another_owner() -> None:
+async def test_a_run_of_a_deleted_conversation_does_not_use_the_compile_of_another_owner() -> None:
     given, store = {}, MemoryStore()
     for owner in ("ann", "bob"):
         notes = Notes(f"- **Goal**: notes of {owner}, about src/file_0.py.")
@@ -96,7 +96,7 @@ async def test_requests_name_the_compile_of_their_view_after_a_restart_and_in_a_
     assert await copy.verify() == ()
 
 
-async def test_a_window_is_joined_with_the_messages_of_its_own_owner_only(tmp_path: Path) -> None:
+async def test_a_window_is_joined_only_with_messages_of_its_owner(tmp_path: Path) -> None:
     given = compiler(owner=tenant, store=tmp_path / "context.db", budget=30_000)
     await ask(given, "ann", "My badge has the number 47110815.", message_history=LONG)
     window = LONG[-8:]
@@ -119,7 +119,7 @@ async def test_views_and_transcripts_are_those_of_the_named_owner(tmp_path: Path
 
 
 @pytest.mark.parametrize("owner", [lambda ctx: ctx.nothing, lambda ctx: None, lambda ctx: 7, lambda ctx: "a\x00b"])
-async def test_a_run_without_an_owner_goes_on_and_leaves_nothing(tmp_path: Path, owner: Any) -> None:
+async def test_a_run_without_an_owner_continues_and_stores_nothing(tmp_path: Path, owner: Any) -> None:
     path, errors = tmp_path / "context.db", list[Exception]()
     await ask(compiler(store=path), "", message_history=LONG)
     given = compiler(owner=owner, store=path, on_error=errors.append)
@@ -130,7 +130,7 @@ async def test_a_run_without_an_owner_goes_on_and_leaves_nothing(tmp_path: Path,
     await store.close()
 
 
-async def test_a_static_owner_and_a_scoped_store_are_the_same(tmp_path: Path) -> None:
+async def test_a_static_owner_and_a_scoped_store_are_equivalent(tmp_path: Path) -> None:
     path = tmp_path / "context.db"
     await ask(compiler(owner="ann", store=path), "", "first")
     await ask(compiler(store=SQLiteStore(path).scoped("ann")), "", "second")
@@ -173,7 +173,7 @@ async def test_a_processor_gives_each_owner_their_own_history_back(tmp_path: Pat
         assert raw.count(f"of {owner} about") == 12 and f"of {other} about" not in raw
 
 
-async def test_layers_of_one_session_id_are_those_of_the_owner(tmp_path: Path) -> None:
+async def test_layers_of_a_shared_session_id_belong_to_the_owner(tmp_path: Path) -> None:
     path = tmp_path / "context.db"
     layers = Layers(path)
     for owner in ("ann", "bob"):
@@ -188,7 +188,7 @@ async def test_layers_of_one_session_id_are_those_of_the_owner(tmp_path: Path) -
     await layers.close()
 
 
-async def test_a_run_without_an_owner_is_given_the_layers_of_nobody(tmp_path: Path) -> None:
+async def test_a_run_without_an_owner_gets_no_layers_of_an_owner(tmp_path: Path) -> None:
     """Neither those that were kept without an owner, nor those of the owner whose store the layers were made for."""
     path = tmp_path / "context.db"
     for owner in ("", "ann"):
@@ -216,7 +216,7 @@ def put(vault: Path, owner: str, text: str, name: str = "handover") -> Path:
     return file
 
 
-async def test_each_owner_has_templates_of_their_own_and_shares_those_of_the_system(tmp_path: Path) -> None:
+async def test_each_owner_has_their_own_templates_and_shares_those_of_the_system(tmp_path: Path) -> None:
     """At a request, at a compile by hand, and at a later request of the same process."""
     shared = tmp_path / "system" / "ContextTemplates" / "handover.md"
     shared.parent.mkdir(parents=True)
@@ -240,7 +240,7 @@ async def test_each_owner_has_templates_of_their_own_and_shares_those_of_the_sys
     await store.close()
 
 
-async def test_a_run_of_an_unknown_owner_gets_nobodys_templates(tmp_path: Path) -> None:
+async def test_a_run_of_an_unknown_owner_gets_no_templates_of_an_owner(tmp_path: Path) -> None:
     for owner in ("ann", "none", "owner", "None"):
         put(tmp_path, owner, f"The handover of {owner}.")
     for unknown in (lambda ctx: None, lambda ctx: ctx.nothing, lambda ctx: ""):
@@ -251,7 +251,7 @@ async def test_a_run_of_an_unknown_owner_gets_nobodys_templates(tmp_path: Path) 
         assert any(isinstance(error, TemplateError) for error in errors)
 
 
-async def test_a_vault_of_owners_wants_one(tmp_path: Path) -> None:
+async def test_a_vault_per_owner_requires_an_owner(tmp_path: Path) -> None:
     vault, store = tmp_path / "{owner}", MemoryStore()
     put(tmp_path, "ann", "The handover of ann.")
     for wrong in (
@@ -269,7 +269,7 @@ async def test_a_vault_of_owners_wants_one(tmp_path: Path) -> None:
     assert "The handover of ann." in str(view.messages)
 
 
-async def test_no_link_and_no_name_leads_from_the_vault_of_one_owner_to_that_of_another(tmp_path: Path) -> None:
+async def test_links_and_names_cannot_leave_the_vault_of_an_owner(tmp_path: Path) -> None:
     """Whoever may write to a vault of their own cannot have the application read that of somebody else."""
     file = put(tmp_path, "bob", "The handover of bob.", name="secret")
     folder = put(tmp_path, "ann", "The handover of ann.").parent
@@ -290,7 +290,7 @@ async def test_no_link_and_no_name_leads_from_the_vault_of_one_owner_to_that_of_
         compiler(vault="system/ContextTemplates/{owner}", system="system", owner=tenant)
 
 
-async def test_a_node_and_a_processor_take_the_templates_of_their_owner(tmp_path: Path) -> None:
+async def test_a_node_and_a_processor_use_the_templates_of_their_owner(tmp_path: Path) -> None:
     put(tmp_path, "ann", "Layers as ann wants them: {{ user_intent }}", name="layers/reply")
     put(tmp_path, "bob", "The handover of bob.")
     vault, layers = tmp_path / "{owner}", Layers(tmp_path / "context.db")
@@ -315,7 +315,7 @@ async def test_a_node_and_a_processor_take_the_templates_of_their_owner(tmp_path
         assert ("The handover of bob." in talker.last.text) == (owner == "bob")
 
 
-async def test_folders_of_owners_are_names_that_no_two_of_them_share(tmp_path: Path) -> None:
+async def test_folder_names_of_owners_are_unique(tmp_path: Path) -> None:
     """On a file system that does not tell capitals apart either; and none leads out of the vaults."""
     plain = ["ann", "team_7", "9", "a-b"]
     odd = ["Ann", "ANN", "ann ", "ann.", "../bob", "/etc", ".", "..", "a/b", "a\\b", "con", "lpt1", "-rf", "ännchen"]

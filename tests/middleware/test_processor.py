@@ -118,7 +118,7 @@ async def test_the_line_that_marks_a_view_without_notes_is_within_the_budget_too
     assert {"compiled", "cycle"} <= {view.status for view in views}
 
 
-async def test_another_process_goes_on_from_the_same_file(tmp_path: Path) -> None:
+async def test_another_process_continues_from_the_same_file(tmp_path: Path) -> None:
     def made() -> CompilingHistoryProcessor:
         return build_compiling_history_processor(budget=BUDGET, model="none", store=tmp_path / "c.db", system=None)
 

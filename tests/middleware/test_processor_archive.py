@@ -76,7 +76,7 @@ def spoken(messages: list[ModelMessage]) -> list[tuple[str, str]]:
 
 
 @pytest.mark.parametrize("way", ["run", "run_stream", "iter"])
-async def test_nothing_is_lost_over_many_runs_and_tool_steps(way: str) -> None:
+async def test_many_runs_and_tool_steps_lose_nothing(way: str) -> None:
     talk = Stored()
     for number in range(10):
         await talk.turn(number, way)
@@ -87,7 +87,7 @@ async def test_nothing_is_lost_over_many_runs_and_tool_steps(way: str) -> None:
         assert_pairs_whole(sent.messages)
 
 
-async def test_notes_are_not_doubled_and_are_brought_up_to_date() -> None:
+async def test_notes_are_sent_once_and_updated() -> None:
     talk = Stored(Notes(lambda number: f"These are notes number {number}."), steps=3)
     for number in range(14):
         await talk.turn(number)
@@ -98,7 +98,7 @@ async def test_notes_are_not_doubled_and_are_brought_up_to_date() -> None:
     assert "notes number 1." not in talk.talker.last.text and "notes number 1." in talk.notes.prompts[1]
 
 
-async def test_a_history_that_comes_back_as_json_is_known_again(tmp_path: Path) -> None:
+async def test_a_history_restored_from_json_is_recognised(tmp_path: Path) -> None:
     first = Stored(store=tmp_path / "record.db")
     for number in range(10):
         await first.turn(number)
@@ -106,7 +106,7 @@ async def test_a_history_that_comes_back_as_json_is_known_again(tmp_path: Path) 
     assert await first.transcript() == spoken(first.raw)
 
 
-async def test_another_process_knows_all_but_the_last_answer_at_once_and_that_one_too_when_it_goes_on(
+async def test_another_process_lacks_only_the_last_answer_until_the_next_run(
     tmp_path: Path,
 ) -> None:
     first = Stored(store=tmp_path / "record.db")
@@ -121,7 +121,7 @@ async def test_another_process_knows_all_but_the_last_answer_at_once_and_that_on
     assert first.notes.asked <= asked + 1 and not again.errors
 
 
-async def test_what_it_returns_it_takes_back_and_continues() -> None:
+async def test_a_returned_history_is_continued_with_the_same_prefix() -> None:
     talk = Stored()
     for number in range(10):
         await talk.turn(number)
@@ -163,7 +163,7 @@ async def test_users_cannot_forge_our_mark() -> None:
     assert await talk.transcript() == spoken(talk.raw)
 
 
-async def test_a_mark_whose_archive_is_gone_is_left_standing() -> None:
+async def test_a_mark_without_its_archive_is_kept() -> None:
     first = Stored(steps=0)
     first.stored = first.raw = long_history(40)[:-1]
     await first.turn(0)
@@ -177,7 +177,7 @@ async def test_a_mark_whose_archive_is_gone_is_left_standing() -> None:
 @pytest.mark.parametrize(
     "mark", [{}, {"tip": 3}, {"tip": "x", "responses": "many", "tail": 0}, {"responses": 1, "tail": 1}]
 )
-async def test_a_mark_that_says_nothing_costs_no_run(mark: dict[str, Any]) -> None:
+async def test_an_invalid_mark_fails_no_run(mark: dict[str, Any]) -> None:
     talk = Stored(steps=0)
     odd = UserPromptPart([TextContent("hello", metadata={"context_compiler": mark})])
     talk.stored = talk.raw = [ModelRequest(parts=[odd]), *long_history(30)[1:-1]]
@@ -185,7 +185,7 @@ async def test_a_mark_that_says_nothing_costs_no_run(mark: dict[str, Any]) -> No
     assert talk.talker.last.tokens <= BUDGET and not talk.errors
 
 
-async def test_a_compiler_that_fails_loses_nothing_and_costs_no_run() -> None:
+async def test_a_failing_compiler_loses_nothing_and_fails_no_run() -> None:
     talk = Stored(Notes(ValueError("bug")), steps=3)
     for number in range(12):
         await talk.turn(number)
@@ -194,7 +194,7 @@ async def test_a_compiler_that_fails_loses_nothing_and_costs_no_run() -> None:
     assert max(sent.tokens for sent in talk.talker.sent) <= BUDGET
 
 
-async def test_a_store_that_fails_loses_nothing_while_the_process_lives(tmp_path: Path) -> None:
+async def test_a_failing_store_loses_nothing_while_the_process_lives(tmp_path: Path) -> None:
     (tmp_path / "record.db").mkdir()
     talk = Stored(store=tmp_path / "record.db")
     for number in range(10):
@@ -206,7 +206,7 @@ async def test_a_store_that_fails_loses_nothing_while_the_process_lives(tmp_path
         await talk.processor.transcript("another")
 
 
-async def test_a_dry_run_returns_what_it_was_given() -> None:
+async def test_a_dry_run_returns_the_given_history() -> None:
     talk = Stored(dry_run=True)
     for number in range(8):
         await talk.turn(number)
@@ -214,7 +214,7 @@ async def test_a_dry_run_returns_what_it_was_given() -> None:
     assert any(record.status.startswith("dry_run") for record in await talk.processor.views())
 
 
-async def test_the_template_may_be_given_by_position() -> None:
+async def test_the_template_can_be_the_first_positional_argument() -> None:
     processor = build_compiling_history_processor("extractive", budget=2_000, store=None, system=None)
     talker = Talker("done")
     agent = Agent(talker.model, capabilities=[ProcessHistory(processor)])

@@ -104,7 +104,7 @@ async def test_bedrock_counts_the_first_request(turns: int) -> None:
 
 
 @pytest.mark.parametrize("provider", SERVERS)
-async def test_without_it_the_first_request_is_over_the_budget_of_such_a_model(provider: str) -> None:
+async def test_without_provider_counts_the_first_request_of_a_dense_tokenizer_exceeds_the_budget(provider: str) -> None:
     kind, name, _ = SERVERS[provider]
     with kind("done", count=dear) as server:
         seen = Seen(server, name, counter=None, trigger=1.0)
@@ -119,7 +119,7 @@ async def test_a_budget_in_money_is_kept_by_the_count_of_the_provider() -> None:
     assert BUDGET - 2 <= seen.views[0].budget <= BUDGET and server.prompt_tokens[0] <= BUDGET and seen.off == [0.0]
 
 
-async def test_it_is_asked_once_an_advance_and_not_between() -> None:
+async def test_the_provider_counts_once_per_compile_and_not_in_between() -> None:
     with AnthropicServer(lambda body: prose(len(str(body)), 150), count=dear) as server:
         seen, history = Seen(server, "claude-sonnet-4-6", budget=9_000), list[ModelMessage]()
         for turn in range(20):
@@ -132,7 +132,7 @@ async def test_it_is_asked_once_an_advance_and_not_between() -> None:
 
 
 @pytest.mark.parametrize("budget, rate, framing", [(1_100, 1.3, 0), (1_500, 0.8, 346), (2_500, 1.7, 300)])
-async def test_no_request_is_over_its_budget_as_the_provider_counts_it_however_short(
+async def test_no_request_exceeds_its_budget_by_the_count_of_the_provider(
     budget: int, rate: float, framing: int
 ) -> None:
     steps = iter(range(1_000))
@@ -163,7 +163,7 @@ async def test_a_view_that_has_grown_over_the_budget_is_cut_back_whether_or_not_
     assert max(server.prompt_tokens) <= 8_000 and not seen.errors
 
 
-async def test_what_a_provider_adds_to_a_request_is_told_from_what_its_tokens_take() -> None:
+async def test_fixed_overhead_of_a_provider_is_separated_from_its_tokens_per_text() -> None:
     """Taken for tokens, what is added would leave next to nothing of a small room."""
     question = f"Question: {prose(5, 20)}"
     given: dict[str, Any] = {"count": lambda text: int(2.5 * OURS.text(text)) + 300}  # pyright: ignore
@@ -177,7 +177,7 @@ async def test_what_a_provider_adds_to_a_request_is_told_from_what_its_tokens_ta
     assert all(question in str(view.messages) for view in seen.views) and len(seen.views) == 2
 
 
-async def test_what_follows_a_refusal_is_counted_however_small_it_is_beside_what_the_ratio_was_learnt_from() -> None:
+async def test_requests_after_a_refusal_are_counted_even_if_they_are_small() -> None:
     steps = iter(range(9))
 
     def answer(body: Any) -> Any:
@@ -193,14 +193,14 @@ async def test_what_follows_a_refusal_is_counted_however_small_it_is_beside_what
     assert {view.status for view in seen.views} == {"compiled", "cycle"}
 
 
-async def test_the_least_is_no_floor_where_the_provider_counts_it_within_the_budget() -> None:
+async def test_a_smallest_view_within_the_budget_by_the_count_of_the_provider_is_accepted() -> None:
     with AnthropicServer("done", count=lambda text: OURS.text(text) // 4) as server:
         seen = Seen(server, "claude-sonnet-4-6", budget=130)
         await seen.agent.run(f"And now? {prose(1, 300)}", message_history=long_history(3))
     assert server.prompt_tokens[0] <= 130 and seen.views[0].status == "compiled" and not seen.errors
 
 
-async def test_a_short_history_goes_out_whole_where_the_provider_counts_less_than_its_family_is_known_for() -> None:
+async def test_a_short_history_is_sent_whole_if_the_provider_counts_less_than_usual() -> None:
     budget = 900 + 140 * hasattr(models, "lookalike_note_announcement")  # a text of the host's beside the instructions
     with AnthropicServer("done", count=lambda text: OURS.text(text) // 2) as server:
         seen = Seen(server, "claude-sonnet-4-6", budget=budget, trigger=1.0)
@@ -209,7 +209,7 @@ async def test_a_short_history_goes_out_whole_where_the_provider_counts_less_tha
     assert seen.views[0].status == "raw" and server.prompt_tokens[0] <= budget and seen.counts == 2
 
 
-async def test_a_view_that_stands_in_for_another_is_held_to_the_ratio_that_its_cycle_was_cut_by() -> None:
+async def test_a_fallback_view_is_limited_by_the_ratio_of_its_cycle() -> None:
     def notes(number: int) -> str:
         if number > 1:
             raise ZeroDivisionError
@@ -227,7 +227,7 @@ async def test_a_view_that_stands_in_for_another_is_held_to_the_ratio_that_its_c
     assert max(view.tokens_sent for view in seen.views) <= 8_000 and len(seen.errors) == 1
 
 
-async def test_a_limit_of_requests_and_tokens_does_not_see_it() -> None:
+async def test_provider_counts_do_not_count_as_requests_or_tokens_of_limits() -> None:
     with AnthropicServer("done", count=dear) as server:
         seen = Seen(server, "claude-sonnet-4-6")
         limits = UsageLimits(request_limit=1, input_tokens_limit=BUDGET)
@@ -236,7 +236,7 @@ async def test_a_limit_of_requests_and_tokens_does_not_see_it() -> None:
 
 
 @pytest.mark.parametrize("fault", ["status", "hang", "drop"])
-async def test_a_provider_that_does_not_count_is_reported_once_and_the_run_goes_on(fault: str) -> None:
+async def test_a_provider_that_fails_to_count_is_reported_once_and_the_run_continues(fault: str) -> None:
     with AnthropicServer("done", count=dear) as server:
         seen = Seen(server, "claude-sonnet-4-6", timeout=0.3)
         {"status": lambda: server.fail(500), "hang": server.hang, "drop": server.drop}[fault]()
@@ -258,7 +258,7 @@ async def test_a_model_that_cannot_count_is_reported_once() -> None:
     assert [type(error) for error in errors] == [SettingsError] and "FunctionModel" in str(errors[0])
 
 
-async def test_a_history_processor_counts_as_usual_and_says_so() -> None:
+async def test_a_history_processor_uses_the_local_counter_and_reports_it() -> None:
     errors = list[Exception]()
     processor = build_compiling_history_processor(
         "extractive", budget=900, store=None, system=None, counter="provider", on_error=errors.append
@@ -269,11 +269,11 @@ async def test_a_history_processor_counts_as_usual_and_says_so() -> None:
 
 
 @pytest.mark.parametrize("given", ["o200k", "", "Provider"])
-def test_another_word_is_refused(given: Any) -> None:
+def test_another_value_of_counter_is_refused(given: Any) -> None:
     with pytest.raises(SettingsError, match="counter"):
         ContextCompiler(counter=given)
 
 
-async def test_a_view_without_an_agent_has_nobody_to_ask() -> None:
+async def test_provider_counts_are_refused_without_an_agent() -> None:
     with pytest.raises(SettingsError, match="which only an agent"):
         await compile_view(long_history(3), counter="provider")  # pyright: ignore[reportArgumentType]

@@ -53,7 +53,7 @@ def compiles(views: list[View]) -> list[str]:
     return [one.compile.status.partition(";")[0] for one in records if one.compile and one.compile.compiled_prompt]
 
 
-async def test_no_model_is_asked_once_the_limit_might_be_passed(
+async def test_no_model_is_called_once_the_limit_might_be_exceeded(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     notes = Priced()
@@ -70,7 +70,7 @@ async def test_no_model_is_asked_once_the_limit_might_be_passed(
 
 
 @pytest.mark.parametrize("record", ["full", "metadata"])
-async def test_a_restart_and_another_session_know_what_was_spent(tmp_path: Path, record: str) -> None:
+async def test_spending_is_remembered_across_restarts_and_sessions(tmp_path: Path, record: str) -> None:
     file, notes, again = tmp_path / "context.db", Priced(), Priced()
     history, _, _ = await lived(file, notes, range(9), [], record=record)
     _, views, errors = await lived(file, again, range(9, 14), history, record=record)
@@ -80,7 +80,7 @@ async def test_a_restart_and_another_session_know_what_was_spent(tmp_path: Path,
     assert again.asked == notes.asked
 
 
-async def test_a_session_that_was_deleted_has_spent_nothing(tmp_path: Path) -> None:
+async def test_a_deleted_session_has_no_spending(tmp_path: Path) -> None:
     notes, errors, store = Priced(), list[Exception](), SQLiteStore(tmp_path / "c.db")
     ours = ContextCompiler(
         store=store, system=None, budget=1_500, compile_spend_limit="$0.02", model=notes.model, on_error=errors.append
@@ -100,20 +100,20 @@ async def test_a_session_that_was_deleted_has_spent_nothing(tmp_path: Path) -> N
     await store.close()
 
 
-async def test_without_a_record_the_process_remembers(tmp_path: Path) -> None:
+async def test_without_a_record_the_process_remembers_the_spending(tmp_path: Path) -> None:
     notes = Priced()
     await lived(None, notes, range(9), [], record="off")
     assert 2 <= notes.asked <= 3
 
 
-async def test_a_model_without_a_price_is_not_asked(tmp_path: Path) -> None:
+async def test_a_model_without_a_price_is_not_called(tmp_path: Path) -> None:
     notes = Priced("nobody-1")
     _, views, errors = await lived(tmp_path / "context.db", notes, range(5), [])
     assert notes.asked == 0 and "compiled" in {view.status for view in views}
     assert len(errors) == 1 and "no price is known for nobody-1" in str(errors[0])
 
 
-async def test_compiles_in_the_background_are_held_to_it_too(tmp_path: Path) -> None:
+async def test_background_compiles_respect_the_limit_too(tmp_path: Path) -> None:
     notes = Priced()
     await lived(tmp_path / "context.db", notes, range(9), [], background=True)
     assert 1 <= notes.asked <= 3
@@ -133,7 +133,7 @@ async def by_hand(
     return ours, errors
 
 
-async def test_a_compile_by_hand_at_the_limit_quotes_says_so_and_is_recorded_so(tmp_path: Path) -> None:
+async def test_a_manual_compile_at_the_limit_falls_back_to_quotes_and_reports_it(tmp_path: Path) -> None:
     notes, history = Priced(), list[ModelMessage]()
     ours, errors = await by_hand(tmp_path / "context.db", notes, history)
     while notes.asked < 6 and (done := await ours.compile_now("talk", f"ticket {notes.asked}")).usage:
@@ -155,7 +155,7 @@ async def test_a_compile_by_hand_at_the_limit_quotes_says_so_and_is_recorded_so(
 
 
 @pytest.mark.parametrize("wanted", [{"record": "off"}, {"record": "metadata"}, {"redact": str.upper}], ids=str)
-async def test_compiles_by_hand_and_by_runs_share_the_limit_whatever_is_recorded(
+async def test_manual_and_automatic_compiles_share_the_limit_in_every_record_mode(
     tmp_path: Path, wanted: dict[str, Any]
 ) -> None:
     notes = Priced()
@@ -169,7 +169,7 @@ async def test_compiles_by_hand_and_by_runs_share_the_limit_whatever_is_recorded
     assert all(one.summary is None and one.compiled_prompt is None for one in paid)
 
 
-async def test_what_a_compile_cost_counts_even_if_nothing_came_of_it(tmp_path: Path) -> None:
+async def test_the_cost_of_a_compile_counts_even_if_it_is_not_used(tmp_path: Path) -> None:
     notes, history = Priced(), list[ModelMessage]()
     ours, errors = await by_hand(tmp_path / "context.db", notes, history)
     ours._middleware.archive.save_action = refuse  # pyright: ignore[reportPrivateUsage, reportAttributeAccessIssue]
@@ -189,6 +189,6 @@ async def refuse(*given: Any, **wanted: Any) -> None:
 
 
 @pytest.mark.parametrize("given", [0.5, 1, "0.5", "$0", True, Money(1, fallback=100)])
-def test_a_limit_is_money(given: Any) -> None:
+def test_a_limit_must_be_an_amount_of_money(given: Any) -> None:
     with pytest.raises(SettingsError, match="compile_spend_limit|US dollars"):
         ContextCompiler(compile_spend_limit=given)

@@ -42,7 +42,7 @@ for method in METHODS.split():
     setattr(Broken, method, lambda self, *args, **given: self.__getattr__("work")())
 
 
-async def test_a_store_whose_every_method_raises_costs_no_run() -> None:
+async def test_a_store_whose_every_method_raises_fails_no_run() -> None:
     faulty = Faulty(Notes(), store=Broken())
     for _ in range(4):
         await faulty.ask()
@@ -55,7 +55,7 @@ async def test_a_store_whose_every_method_raises_costs_no_run() -> None:
 
 @pytest.mark.parametrize("owner", ["", "maria"])
 @pytest.mark.parametrize("hook", ["late", "scoped", "perform", "announce_compile", "withdraw_compile"])
-async def test_a_store_of_ones_own_that_raises_at_once_costs_no_run(hook: str, owner: str) -> None:
+async def test_a_custom_store_that_raises_synchronously_fails_no_run(hook: str, owner: str) -> None:
     def fail(*args: Any, **given: Any) -> Any:
         raise ZeroDivisionError(hook)
 
@@ -70,14 +70,14 @@ async def test_a_store_of_ones_own_that_raises_at_once_costs_no_run(hook: str, o
     assert faulty.errors or hook in ("announce_compile", "withdraw_compile", "scoped"), "what nobody needs is not told"
 
 
-async def test_a_store_is_left_alone_where_nothing_is_recorded() -> None:
+async def test_a_store_is_not_used_if_nothing_is_recorded() -> None:
     faulty = Faulty(Notes(), store=Broken(), record="off")
     for _ in range(3):
         await faulty.ask()
     assert not faulty.errors and faulty.statuses == ["compiled", "cycle", "cycle"]
 
 
-async def test_a_store_of_ones_own_that_answers_nonsense_costs_no_run() -> None:
+async def test_a_custom_store_that_returns_invalid_values_fails_no_run() -> None:
     class Nonsense(MemoryStore):
         async def save(self, entry: Entry) -> Any:
             return 42
@@ -87,7 +87,7 @@ async def test_a_store_of_ones_own_that_answers_nonsense_costs_no_run() -> None:
     assert faulty.done.output == "done" and faulty.kinds == ["TypeError"]
 
 
-async def test_a_record_with_damaged_messages_costs_no_run_and_says_so(tmp_path: Path) -> None:
+async def test_a_record_with_damaged_messages_fails_no_run_and_is_reported(tmp_path: Path) -> None:
     file = tmp_path / "context.db"
     faulty = Faulty(Notes(), store=file)
     await faulty.ask(conversation_id="one")
@@ -101,7 +101,7 @@ async def test_a_record_with_damaged_messages_costs_no_run_and_says_so(tmp_path:
         await again.ours.transcript("one")
 
 
-async def test_a_locked_record_is_waited_for_no_longer_than_the_timeout(
+async def test_the_wait_for_a_locked_record_is_limited_by_the_timeout(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     waits: list[int] = []
@@ -147,7 +147,7 @@ class Unwritable(MemoryStore):
         raise StoreError("the disk is full")
 
 
-async def test_a_store_that_can_be_read_but_not_written_is_left_alone_too() -> None:
+async def test_a_store_that_can_be_read_but_not_written_is_paused_too() -> None:
     store = Unwritable()
     faulty = Faulty(store=store)
     for _ in range(6):
@@ -184,7 +184,7 @@ class Unreadable(MemoryStore):
             raise StoreError(self.says[method])
 
 
-async def test_an_error_that_several_steps_of_a_request_meet_is_reported_once(
+async def test_an_error_repeated_in_one_request_is_reported_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     store = Unreadable(actions="unreachable", views="unreachable", save="unreachable")
@@ -196,14 +196,14 @@ async def test_an_error_that_several_steps_of_a_request_meet_is_reported_once(
     ]
 
 
-async def test_the_same_holds_for_requests_that_are_only_recorded() -> None:
+async def test_errors_of_requests_that_are_only_recorded_are_reported_once_too() -> None:
     store, errors = Unreadable(views="unreachable", save="unreachable"), list[Exception]()
     ours = compiler(budget=BUDGET, store=store, on_error=errors.append).recorder()
     await run(Agent(TestModel(), capabilities=[ours]), "hello")
     assert store.tried == ["views", "save"] and [str(error) for error in errors] == ["unreachable"]
 
 
-async def test_every_error_of_a_request_is_reported_and_again_in_the_next_request() -> None:
+async def test_each_request_reports_its_errors_again() -> None:
     faulty = Faulty(store=Unreadable(find_cycle="no cycles", views="no requests"))
     await faulty.ask()
     assert [str(error) for error in faulty.errors] == ["no cycles", "no requests"]
@@ -224,7 +224,7 @@ class Damaged(MemoryStore):
         return replace(found, state=json.dumps({**state, "ratio": 0.0}))
 
 
-async def test_a_cycle_that_cannot_be_carried_on_fails_once_in_a_run_and_is_begun_anew() -> None:
+async def test_an_unusable_cycle_fails_once_in_a_run_and_is_replaced() -> None:
     store = Damaged()
     await Faulty(store=store).ask()
     later = Faulty(store=store, script=[[("look", {"path": "a"})], [("look", {"path": "b"})], "done"])
@@ -258,7 +258,7 @@ for method in METHODS.split():
     setattr(Hanging, method, Hanging._hang)
 
 
-async def test_a_store_that_never_answers_is_waited_for_as_long_as_the_timeout_and_left_alone() -> None:
+async def test_the_wait_for_a_hanging_store_is_limited_by_the_timeout() -> None:
     faulty = Faulty(store=Hanging(), timeout=0.01)
     for _ in range(4):
         await asyncio.wait_for(faulty.ask(), 20)
@@ -266,7 +266,7 @@ async def test_a_store_that_never_answers_is_waited_for_as_long_as_the_timeout_a
     assert [str(error) for error in faulty.errors] == ["Hanging did not answer within 0.01 s (timeout)"]
 
 
-async def test_so_is_a_file_with_a_part_of_its_own_that_never_answers(tmp_path: Path) -> None:
+async def test_a_file_store_that_hangs_in_custom_code_is_limited_by_the_timeout_too(tmp_path: Path) -> None:
     faulty = Faulty(Notes(), store=HangingFile(tmp_path / "record.db"), timeout=1.0)
     await asyncio.wait_for(faulty.ask(), 20)
     assert faulty.done.output == "done"
@@ -274,7 +274,7 @@ async def test_so_is_a_file_with_a_part_of_its_own_that_never_answers(tmp_path: 
 
 
 @pytest.mark.parametrize("fault", ["hangs", "raises"])
-async def test_a_listener_that_hangs_or_raises_costs_no_run_and_is_heard_of(
+async def test_a_listener_that_hangs_or_raises_fails_no_run_and_is_reported(
     fault: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     heard: list[str] = []
@@ -296,7 +296,7 @@ async def test_a_listener_that_hangs_or_raises_costs_no_run_and_is_heard_of(
     assert told[-1].endswith("on_error failed: ContextCompilerError: on_error took longer than 0.01 s (timeout)")
 
 
-def test_a_breaker_that_has_failed_for_days_still_only_pauses() -> None:
+def test_a_breaker_is_still_open_after_thousands_of_failures() -> None:
     breaker = Breaker()
     for _ in range(2_000):
         breaker.failed()
@@ -305,7 +305,7 @@ def test_a_breaker_that_has_failed_for_days_still_only_pauses() -> None:
 
 @pytest.mark.usefixtures("impatient")
 @pytest.mark.parametrize("until", ["the answer", "the next request", "the end of the third run"])
-async def test_what_a_locked_file_stopped_costs_no_run_and_is_recorded_later(tmp_path: Path, until: str) -> None:
+async def test_a_locked_file_fails_no_run_and_its_requests_are_recorded_later(tmp_path: Path, until: str) -> None:
     file = tmp_path / "record.db"
     await SQLiteStore(file).verify()
     release = locked(file)
@@ -352,7 +352,7 @@ def below_a_file(folder: Path) -> Path:
 
 
 @pytest.mark.parametrize("make", [corrupt, a_folder, below_a_file])
-async def test_a_store_that_cannot_be_opened_costs_no_run(tmp_path: Path, make: Callable[[Path], Path]) -> None:
+async def test_a_store_that_cannot_be_opened_fails_no_run(tmp_path: Path, make: Callable[[Path], Path]) -> None:
     faulty = Faulty(Notes(), store=make(tmp_path))
     await faulty.ask()
     assert faulty.done.output == "done" and set(faulty.kinds) == {"StoreError"}
@@ -361,7 +361,7 @@ async def test_a_store_that_cannot_be_opened_costs_no_run(tmp_path: Path, make: 
         await faulty.ours.views()
 
 
-async def test_a_file_that_may_only_be_read_costs_no_run(tmp_path: Path) -> None:
+async def test_a_read_only_file_fails_no_run(tmp_path: Path) -> None:
     file = tmp_path / "record.db"
     await Faulty(Notes(), store=file).ask()
     faulty = Faulty(Notes(), store=SQLiteStore(file, read_only=True))
@@ -370,7 +370,7 @@ async def test_a_file_that_may_only_be_read_costs_no_run(tmp_path: Path) -> None
     assert faulty.statuses == ["cycle"], "what is there can be read"
 
 
-async def test_a_file_that_is_deleted_while_it_is_open_costs_no_run(tmp_path: Path) -> None:
+async def test_a_file_deleted_while_open_fails_no_run(tmp_path: Path) -> None:
     file = tmp_path / "record.db"
 
     def gone(messages: Any, info: Any) -> Any:
@@ -386,7 +386,7 @@ async def test_a_file_that_is_deleted_while_it_is_open_costs_no_run(tmp_path: Pa
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no device that is always full")
-async def test_a_full_disk_costs_no_run(tmp_path: Path) -> None:
+async def test_a_full_disk_fails_no_run(tmp_path: Path) -> None:
     store = SQLiteStore(tmp_path / "record.db")
     await store.verify()
 
@@ -404,7 +404,7 @@ TABLES = (("actions", "state"), ("cycles", "config"), ("views", "ledger"), ("con
 
 
 @pytest.mark.parametrize(("table", "column"), TABLES)
-async def test_a_damaged_row_costs_no_run_and_no_step_by_hand(table: str, column: str, tmp_path: Path) -> None:
+async def test_a_damaged_row_fails_no_run_and_no_manual_step(table: str, column: str, tmp_path: Path) -> None:
     file = tmp_path / "context.db"
     talk = Faulty(Notes(), store=file)
     await talk.ask(conversation_id="one")

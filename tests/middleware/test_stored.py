@@ -98,7 +98,7 @@ async def outcome(scenario: Scenario, way: str, history: list[ModelMessage], *ca
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("name", SCENARIOS)
-async def test_what_is_stored_is_what_it_would_be_without_us(name: str, way: str) -> None:
+async def test_the_host_stores_the_same_with_and_without_the_compiler(name: str, way: str) -> None:
     history = long_history(8)
     before = snapshot(history)
     _, without, _ = await outcome(SCENARIOS[name], way, history)
@@ -115,7 +115,7 @@ async def test_what_is_stored_is_what_it_would_be_without_us(name: str, way: str
 
 
 @pytest.mark.parametrize("way", ["run", "run_stream"])
-async def test_instructions_that_change_are_stored_as_without_us(way: str) -> None:
+async def test_changed_instructions_are_stored_as_without_the_compiler(way: str) -> None:
     """The host keeps a baseline and what changed since in the history; a view may not make it forget them."""
 
     async def conversation(*capabilities: Any) -> tuple[list[Any], Talker]:
@@ -169,7 +169,7 @@ async def test_a_capability_that_was_loaded_stays_loaded() -> None:
     assert "Use maps." in talker.last.instructions + talker.last.text
 
 
-async def test_approvals_and_external_calls_are_resumed_as_without_us() -> None:
+async def test_approvals_and_external_calls_resume_as_without_the_compiler() -> None:
     def delete(ctx: RunContext[None], path: str) -> str:
         if not ctx.tool_call_approved:
             raise ApprovalRequired

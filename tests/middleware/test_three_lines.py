@@ -9,7 +9,7 @@ import pytest
 from benchmarks.three_lines import converse
 
 
-async def test_all_facts_that_are_asked_for_are_sent_whatever_the_summaries_and_tools_say(
+async def test_all_facts_asked_for_are_sent_with_any_summaries_and_tools(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)

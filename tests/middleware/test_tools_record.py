@@ -57,7 +57,7 @@ async def test_the_record_has_the_tools_and_outputs_that_were_sent():
     assert await store.verify() == ()
 
 
-async def test_an_output_that_the_provider_enforces_is_there_too():
+async def test_an_output_schema_enforced_by_the_provider_is_recorded():
     store = MemoryStore()
     model = TestModel(custom_output_text='{"name": "Oslo"}', profile={"supports_json_schema_output": True})
     agent = Agent(
@@ -94,7 +94,7 @@ async def test_metadata_has_no_tools(tmp_path: Path):
     assert b"look" not in kept.file.read_bytes()
 
 
-async def test_others_see_a_compile_while_the_model_writes(tmp_path: Path):
+async def test_other_processes_see_a_compile_while_the_model_writes(tmp_path: Path):
     seen: list[str] = []
     reader = SQLiteStore(tmp_path / "context.db", read_only=True)
 

@@ -30,7 +30,7 @@ def _history(characters: int) -> list[ModelMessage]:
 
 @pytest.mark.parametrize("characters", [20, LONG])
 @pytest.mark.parametrize("budget", [10_000_000, 2_000])
-async def test_a_request_looks_at_each_message_of_a_known_history_once(
+async def test_a_request_reads_each_message_of_a_known_history_once(
     budget: int, characters: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     looked: list[ModelMessage] = []
@@ -48,7 +48,7 @@ async def test_a_request_looks_at_each_message_of_a_known_history_once(
     assert len(looked) <= len(history) + 60
 
 
-async def test_a_run_reads_what_it_starts_from_as_one_job(tmp_path: Path) -> None:
+async def test_a_run_reads_its_start_state_in_one_job(tmp_path: Path) -> None:
     store, jobs = SQLiteStore(tmp_path / "record.db"), list[object]()
     perform = store.perform
 
@@ -67,7 +67,7 @@ async def test_a_run_reads_what_it_starts_from_as_one_job(tmp_path: Path) -> Non
     assert counts == [5, 3], "the window, the start and the last request are read; the request and the answer saved"
 
 
-async def test_what_a_cycle_leaves_out_is_worked_out_once_for_all_its_turns(
+async def test_the_messages_left_out_by_a_cycle_are_computed_once_for_all_its_turns(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     compiler = ContextCompiler("extractive", budget=2_000, model="none", store=tmp_path / "record.db", system=None)

@@ -80,7 +80,7 @@ async def whole() -> RunState:
         ("f", ["f"]),
     ],
 )
-async def test_branches_that_had_ended_do_not_run_again_and_the_end_is_the_same(
+async def test_finished_branches_do_not_run_again_after_a_resume_and_the_result_is_the_same(
     open_store: Open, dies: str, again: list[str]
 ) -> None:
     store = open_store()
@@ -165,7 +165,7 @@ async def test_a_checkpoint_without_branches_is_read_as_one_that_has_none(tmp_pa
     assert seen == ["a", "b", "c", "d", "e", "f"]
 
 
-async def test_what_one_visit_or_branch_left_no_other_overwrites(tmp_path: Path) -> None:
+async def test_visits_and_branches_do_not_overwrite_each_others_files(tmp_path: Path) -> None:
     async def work(stage: Stage) -> Outcome:
         where = f"{stage.branch_id or 'main'} {stage.visit}"
         stage.write("note.txt", where)
@@ -186,7 +186,7 @@ async def test_what_one_visit_or_branch_left_no_other_overwrites(tmp_path: Path)
     assert {"loop", "loop/visit-2", "loop/visit-3", "both/branch-a"} <= statuses
 
 
-async def test_a_branch_that_could_not_be_kept_has_ended_all_the_same() -> None:
+async def test_a_branch_that_could_not_be_saved_still_counts_as_finished() -> None:
     class Busy(MemoryRuns):
         async def save(self, state: RunState) -> None:
             if state.branches:
@@ -199,7 +199,7 @@ async def test_a_branch_that_could_not_be_kept_has_ended_all_the_same() -> None:
 
 
 @pytest.mark.parametrize("kept", [{}, [], "x", {"gone": 1}])
-async def test_what_was_kept_of_a_branch_and_cannot_be_read_is_not_used(kept: Any) -> None:
+async def test_an_unreadable_saved_branch_is_not_used(kept: Any) -> None:
     store = MemoryRuns()
     await stopped(store, "f")
     state = await store.load("r")

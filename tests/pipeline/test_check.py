@@ -104,7 +104,7 @@ def found(source: str) -> list[Diagnostic]:
     return list(validate(parse_dot(source)))
 
 
-def test_a_sound_graph_has_nothing_to_say_about() -> None:
+def test_a_sound_graph_has_no_findings() -> None:
     assert found(SOUND) == []
     assert validate_or_raise(parse_dot(SOUND)) == ()
 
@@ -112,7 +112,7 @@ def test_a_sound_graph_has_nothing_to_say_about() -> None:
 @pytest.mark.parametrize(
     ("rule", "severity", "source", "place"), CASES, ids=[f"{c[0]}-{n}" for n, c in enumerate(CASES)]
 )
-def test_a_rule_finds_what_it_is_about_with_place_and_remedy(rule: str, severity: str, source: str, place: str) -> None:
+def test_a_rule_finds_its_defect_with_place_and_remedy(rule: str, severity: str, source: str, place: str) -> None:
     hits = [one for one in found(source) if one.rule == rule]
     assert hits, found(source)
     assert (hits[0].severity, hits[0].place) == (severity, place)
@@ -136,7 +136,7 @@ def _source(rule: object) -> str:
     return inspect.getsource(rule)  # type: ignore[arg-type]
 
 
-def test_every_attribute_that_is_read_is_one_that_is_known() -> None:
+def test_every_attribute_that_the_code_reads_is_a_known_one() -> None:
     package = Path(check.__file__).parent
     read = re.compile(r"\.(text|flag|whole|number|seconds|raw)\(\"([\w.]+)\"")
     kinds = {"text": "text", "flag": "flag", "whole": "whole", "number": "number", "seconds": "duration"}
@@ -158,32 +158,32 @@ def test_an_orphan_is_called_unreachable() -> None:
     assert "unreachable" in one.message and "orphan" in one.message
 
 
-def test_a_stage_that_only_a_retry_jumps_to_is_reached() -> None:
+def test_a_stage_reached_only_by_a_retry_target_is_reachable() -> None:
     graph = with_("fix [prompt=x]; fix -> run").replace("goal_gate=true", "goal_gate=true, retry_target=fix")
     assert [one for one in found(graph) if one.severity is Severity.ERROR] == []
 
 
-def test_conditions_that_leave_nothing_open_are_fine() -> None:
+def test_conditions_that_cover_every_outcome_are_accepted() -> None:
     edges = 'plan -> p; p -> run [condition="tests=red"]; p -> plan [condition="tests!=red"]'
     assert found(with_(f"p [prompt=x]; {edges}")) == []
 
 
-def test_branches_with_threads_of_their_own_are_fine() -> None:
+def test_branches_with_their_own_threads_are_accepted() -> None:
     assert found(with_(BRANCHES.format("u"))) == []
 
 
-def test_start_and_exit_are_known_by_id_where_no_shape_says_so() -> None:
+def test_start_and_exit_are_recognised_by_id_without_a_shape() -> None:
     assert found("digraph g { start [label=s]; a [prompt=x]; end [label=e]; start -> a -> end }") == []
     graph = parse_dot("digraph g { Begin [node_type=start, label=s]; Exit [label=e]; Begin -> Exit }")
     assert (graph.starts[0].name, graph.exits[0].name) == ("Begin", "Exit")
 
 
-def test_a_handler_of_ones_own_is_a_known_type() -> None:
+def test_a_custom_handler_is_a_known_type() -> None:
     graph = parse_dot(with_("p [type=magic]; plan -> p -> run"))
     assert validate(graph, handlers=["magic"]) == ()
 
 
-def test_a_rule_of_ones_own_is_asked_too() -> None:
+def test_a_custom_rule_is_applied_too() -> None:
     def no_run(graph: Graph) -> Iterator[Diagnostic]:
         if "run" in graph.nodes:
             yield Diagnostic(rule="no_run", severity=Severity.ERROR, message="no", node_id="run", fix="rename it")
@@ -193,7 +193,7 @@ def test_a_rule_of_ones_own_is_asked_too() -> None:
         validate_or_raise(parse_dot(SOUND), [no_run])
 
 
-def test_errors_come_first_and_an_error_keeps_a_graph_from_being_run() -> None:
+def test_errors_come_first_and_prevent_a_run() -> None:
     graph = parse_dot(with_("lost [promt=x]; run -> nowhere"), "plan.dot")
     severities = [one.severity for one in validate(graph)]
     assert severities == sorted(severities, key=list(Severity).index)
@@ -204,7 +204,7 @@ def test_errors_come_first_and_an_error_keeps_a_graph_from_being_run() -> None:
     assert caught.value.diagnostics == validate(graph)
 
 
-def test_what_reading_forgave_is_part_of_what_a_check_says() -> None:
+def test_warnings_of_the_parser_are_part_of_the_check() -> None:
     assert [one.rule for one in found(SOUND.replace("max_retries=2", "max_retries=2,"))] == ["trailing_separator"]
 
 
@@ -224,7 +224,7 @@ SMOKE = """digraph test_pipeline {
 }"""
 
 
-def test_the_smoke_graph_has_only_its_gate_to_warn_of() -> None:
+def test_the_smoke_graph_has_a_warning_for_its_gate_only() -> None:
     graph = parse_dot(SMOKE)
     assert (graph.goal, len(graph.nodes), len(graph.edges)) == ("Create a hello world Python script", 5, 6)
     worse = [one.rule for one in validate(graph) if one.severity is not Severity.INFO]
@@ -252,5 +252,5 @@ def test_a_gate_that_restarts_the_run_has_somewhere_to_go_back_to() -> None:
     assert "goal_gate_has_retry" not in rules["true"] and "goal_gate_has_retry" in rules["false"]
 
 
-def test_a_way_back_by_a_retry_target_is_a_way_to_the_exit() -> None:
+def test_a_retry_target_that_leads_back_counts_as_a_path_to_the_exit() -> None:
     assert not validate(parse_dot(with_("plan -> a -> b -> a; a [prompt=x]; b [prompt=x, retry_target=plan]")))

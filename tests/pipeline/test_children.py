@@ -71,7 +71,7 @@ async def taken_up(place: dict[str, Any], work: Work) -> Any:
     return await resume_pipeline(where, handlers={"work": work}, **{key: place[key] for key in place if key == "runs"})
 
 
-async def test_a_child_has_a_place_of_its_own_and_goes_on_after_a_stop_from_any_folder(
+async def test_a_child_has_its_own_folder_and_resumes_after_a_stop_from_any_directory(
     parent: Path, place: dict[str, Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     work = Work()
@@ -84,7 +84,7 @@ async def test_a_child_has_a_place_of_its_own_and_goes_on_after_a_stop_from_any_
     assert work.runs == [("r", "a"), ("r.m.1", "inner"), ("r.m.1", "inner")]
 
 
-async def test_a_child_whose_graph_was_changed_is_not_gone_on_with(parent: Path, place: dict[str, Any]) -> None:
+async def test_a_child_with_a_changed_graph_is_not_resumed(parent: Path, place: dict[str, Any]) -> None:
     work = Work()
     await stopped(parent, work, **place)
     parent.with_name("child.dot").write_text(CHILD.replace("inner", "other"))
@@ -103,7 +103,7 @@ async def test_a_child_is_owned_while_it_runs(parent: Path, tmp_path: Path) -> N
     assert (await resume_pipeline("r.m.1", runs=runs)).ok
 
 
-async def test_a_child_that_another_process_goes_on_owning_fails_its_parent(parent: Path) -> None:
+async def test_a_child_that_stays_owned_by_another_process_fails_its_parent(parent: Path) -> None:
     class Elsewhere(MemoryRuns):
         tries = 0
 
@@ -132,7 +132,7 @@ async def test_one_supervisor_in_two_branches_has_two_children(parent: Path) -> 
     assert sorted(run for run, name in work.runs if name == "inner") == ["r.x.m.1", "r.y.m.1"]
 
 
-async def test_the_files_of_children_whose_names_are_alike_are_kept_apart(parent: Path, tmp_path: Path) -> None:
+async def test_children_with_similar_names_have_separate_files(parent: Path, tmp_path: Path) -> None:
     names, runs = ("a/b", "a_b", "a:b", "x" * 300), tmp_path / "runs.db"
     stages = [f'"{name}" [shape=house stack.child_dotfile="child.dot" manager.poll_interval="10ms"];' for name in names]
     parent.write_text(graph(" ".join(stages) + "start->" + "->".join(f'"{name}"' for name in names) + "->done"))
@@ -152,7 +152,7 @@ async def test_a_pipeline_that_supervises_itself_ends(parent: Path) -> None:
     assert len(await runs.runs()) == 17
 
 
-async def test_why_a_child_could_not_go_on_is_said(parent: Path) -> None:
+async def test_the_reason_why_a_child_failed_is_reported(parent: Path) -> None:
     class Full(MemoryRuns):
         async def save(self, state: Any) -> None:
             if state.run_id == "r.m.1" and state.current_node == "inner":
@@ -164,7 +164,7 @@ async def test_why_a_child_could_not_go_on_is_said(parent: Path) -> None:
 
 
 @pytest.mark.skipif(not Path("/dev/zero").exists(), reason="there is no file without an end here")
-async def test_a_child_that_is_no_file_is_not_read(parent: Path) -> None:
+async def test_a_child_that_is_not_a_regular_file_is_not_read(parent: Path) -> None:
     (parent.parent / "child.dot").unlink()
     (parent.parent / "child.dot").symlink_to("/dev/zero")
     result = await run_pipeline(parent, handlers={"work": Work(at="")}, run_id="r")
@@ -197,7 +197,7 @@ async def many_steps() -> None:
 
 
 @pytest.mark.parametrize("cancelled", [False, True])
-async def test_a_child_that_has_ended_is_let_go_of_in_full(parent: Path, cancelled: bool) -> None:
+async def test_an_ended_child_is_released_completely(parent: Path, cancelled: bool) -> None:
     """Its stage ends as soon as it has seen the last state, and stops what is left of the child."""
     seen, store = asyncio.Event(), Slow()
 
@@ -217,7 +217,7 @@ async def test_a_child_that_has_ended_is_let_go_of_in_full(parent: Path, cancell
     assert running.cancelled() == cancelled and store.released == ["r.m.1", "r"]
 
 
-async def test_a_child_that_is_stopped_is_let_go_of_in_full_however_often_its_parent_is_cancelled(
+async def test_a_stopped_child_is_released_completely_however_often_its_parent_is_cancelled(
     parent: Path,
 ) -> None:
     work, store = Work(), Slow()

@@ -58,7 +58,7 @@ def test_other_words_for_a_status_mean_the_status(word: str, status: str) -> Non
     assert not holds(f"outcome!={word}", outcome=status)
 
 
-def test_a_word_of_the_stages_own_can_be_asked_for() -> None:
+def test_a_condition_can_test_a_custom_status_word_of_the_stage() -> None:
     assert holds("outcome=needs_port", outcome="success", raw="needs_port")
     assert holds("outcome=success", outcome="success", raw="needs_port")
     assert not holds("outcome=port", outcome="success", raw="needs_port")
@@ -89,7 +89,7 @@ def test_two_equals_signs_are_read_as_one_with_a_warning() -> None:
         ('"a"=1', 0, "string"),
     ],
 )
-def test_what_cannot_be_read_is_refused_at_its_place(text: str, at: int, why: str) -> None:
+def test_an_invalid_condition_is_refused_with_its_position(text: str, at: int, why: str) -> None:
     with pytest.raises(ConditionError, match="|".join([why.replace("|", r"\|")])) as caught:
         parse_condition(text)
     assert caught.value.at == at

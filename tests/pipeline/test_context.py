@@ -25,7 +25,7 @@ def test_context_takes_dotted_names_and_json() -> None:
             store.set("k", value)
 
 
-def test_updates_are_applied_all_or_none() -> None:
+def test_updates_are_applied_completely_or_not_at_all() -> None:
     store = ContextStore()
     with pytest.raises(ValueError, match="not a key"):
         store.apply_updates({"good": 1, "not good": 2})
@@ -83,7 +83,7 @@ def test_artifacts_are_listed_and_removed_and_refuse_bad_names(tmp_path: Path) -
             store.retrieve(reference)
 
 
-async def test_stages_whose_names_look_alike_keep_what_is_theirs() -> None:
+async def test_stages_with_similar_names_have_separate_artifacts() -> None:
     def keep(stage: Stage) -> Outcome:
         return Outcome(context_updates={f"k{len(stage.context.logs())}": stage.keep("said", stage.node.name)})
 

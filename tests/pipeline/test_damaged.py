@@ -65,7 +65,7 @@ async def test_a_checkpoint_with_a_field_of_the_wrong_kind_is_refused(
         await resume_pipeline(tmp_path, model=heard.model, resume_threads="restore")
 
 
-async def test_an_event_that_was_cut_short_is_passed_over_and_those_after_it_are_whole(tmp_path: Path) -> None:
+async def test_a_truncated_event_is_skipped_and_later_ones_are_intact(tmp_path: Path) -> None:
     await half(TEXT, None, "b", handlers={"codergen": Script()}, logs_root=tmp_path)
     path = tmp_path / "events.jsonl"
     path.write_bytes(path.read_bytes()[:-30])
@@ -76,7 +76,7 @@ async def test_an_event_that_was_cut_short_is_passed_over_and_those_after_it_are
 
 
 @pytest.mark.parametrize("name", ["x" * 300, "a\0b"])
-async def test_a_place_that_cannot_be_is_refused_in_plain_words(tmp_path: Path, name: str) -> None:
+async def test_an_unusable_location_is_refused_in_plain_words(tmp_path: Path, name: str) -> None:
     with pytest.raises(PipelineError, match="what was saved before is intact"):
         await SQLiteRuns(tmp_path / name / "runs.db").runs()
     if "\0" in name:
@@ -86,7 +86,7 @@ async def test_a_place_that_cannot_be_is_refused_in_plain_words(tmp_path: Path, 
             await FileRuns(tmp_path / name).runs()
 
 
-def test_an_artifact_that_is_nested_without_end_is_refused(tmp_path: Path) -> None:
+def test_an_endlessly_nested_artifact_is_refused(tmp_path: Path) -> None:
     (tmp_path / "artifacts").mkdir()
     (tmp_path / "artifacts" / "a.json").write_text("[" * 200_000)
     with pytest.raises(PipelineError, match="a.json"):
@@ -97,7 +97,7 @@ NAMELESS = json.dumps({"run_id": "two", "name": "g", "goal": "", "started_at": N
 
 
 @pytest.mark.parametrize("body", ["[" * 200_000, '{"run_id": 5}', NAMELESS, "{}", "[]", "no JSON"])
-async def test_a_run_whose_metadata_is_damaged_is_listed_as_that_beside_the_others(
+async def test_a_run_with_damaged_metadata_is_listed_as_damaged_among_the_others(
     open_store: Open, tmp_path: Path, body: str
 ) -> None:
     store = open_store()

@@ -57,7 +57,7 @@ def result(process: subprocess.Popen[str]) -> Any:
 
 
 @pytest.mark.parametrize("how", ["plain", "steps"])
-async def test_a_run_whose_process_died_is_recovered_at_its_stage(
+async def test_a_run_of_a_killed_process_is_recovered_at_its_stage(
     how: str, place: tuple[Start, RunQueue], tmp_path: Path
 ) -> None:
     start, queue = place
@@ -86,7 +86,7 @@ def test_a_run_that_is_cancelled_or_that_no_process_can_begin_ends_in_failure(pl
     assert said["workflows"] == dict.fromkeys(("gate", "early", "bad", "lost"), "SUCCESS") and said["open"] == []
 
 
-def test_a_run_whose_workflow_is_cancelled_in_dbos_stops_until_it_is_resumed_there(
+def test_a_run_of_a_workflow_cancelled_in_dbos_stops_until_it_is_resumed_there(
     place: tuple[Start, RunQueue],
 ) -> None:
     assert result(place[0]("paused"))["said"] == ["stopped", "stopped", "success"]

@@ -116,7 +116,7 @@ async def test_a_submitted_run_is_deleted_with_its_questions_and_answers(open_ru
     await runs.close()
 
 
-async def test_a_run_that_is_damaged_is_deleted_too(open_runs: OpenSQL, left: Left) -> None:
+async def test_a_damaged_run_can_be_deleted(open_runs: OpenSQL, left: Left) -> None:
     runs = open_runs()
     await run_pipeline(graph("a; start->a->done"), runs=runs, run_id="r", simulate=True, context={"who": ANN})
     await runs.database.transact(Statement("UPDATE cells SET body = '{' || body"))
@@ -127,7 +127,7 @@ async def test_a_run_that_is_damaged_is_deleted_too(open_runs: OpenSQL, left: Le
     await runs.close()
 
 
-async def test_a_run_that_somebody_runs_is_not_deleted(open_store: Open, tmp_path: Path) -> None:
+async def test_a_run_that_is_running_is_not_deleted(open_store: Open, tmp_path: Path) -> None:
     (tmp_path / "child.dot").write_text(CHILD)
     store, there = open_store(), asyncio.Event()
 
@@ -171,7 +171,7 @@ async def test_runs_that_ended_before_a_time_are_pruned_and_others_stay(open_sto
     await store.close()
 
 
-async def test_a_file_is_written_anew_once_for_all_that_is_pruned_at_a_time(
+async def test_pruning_many_runs_rewrites_the_file_once(
     left: Left, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     connect, said = sqlite3.connect, list[str]()
@@ -194,7 +194,7 @@ async def test_a_file_is_written_anew_once_for_all_that_is_pruned_at_a_time(
     await runs.close()
 
 
-async def test_the_graph_of_a_run_that_begins_while_another_one_of_it_is_deleted_stays(open_runs: OpenSQL) -> None:
+async def test_deleting_a_run_keeps_the_graph_for_one_that_begins_meanwhile(open_runs: OpenSQL) -> None:
     one, other = open_runs(), open_runs()
     text = graph("a; start->a->done")
 
@@ -232,7 +232,7 @@ async def test_a_file_of_runs_that_is_deleted_while_open_is_made_again(tmp_path:
     await other.close()
 
 
-async def test_a_run_whose_file_is_deleted_is_no_success(tmp_path: Path) -> None:
+async def test_a_run_whose_file_is_deleted_does_not_succeed(tmp_path: Path) -> None:
     path = tmp_path / "r.db"
 
     def delete(stage: Stage) -> Outcome:

@@ -25,13 +25,13 @@ def test_a_linear_pipeline_has_its_stages_and_edges_in_order() -> None:
     assert (graph.starts[0].name, graph.exits[0].name) == ("start", "done")
 
 
-def test_settings_of_the_graph_come_from_a_block_or_stand_alone() -> None:
+def test_settings_of_the_graph_come_from_a_graph_block_or_plain_assignments() -> None:
     graph = parse_dot('digraph g { graph [goal="Ship", label="L"]; default_max_retries=3; rankdir=LR }')
     assert (graph.goal, graph.label, graph.default_max_retries) == ("Ship", "L", 3)
     assert graph.attrs["rankdir"] == "LR"
 
 
-def test_attributes_can_stand_on_many_lines_with_comments_between() -> None:
+def test_attributes_may_span_lines_with_comments_between_them() -> None:
     graph = parse_dot(
         """digraph g {
         /* all of it */
@@ -76,7 +76,7 @@ def test_chained_edges_share_their_attributes() -> None:
     ]
 
 
-def test_defaults_count_from_where_they_stand_and_inside_their_scope() -> None:
+def test_defaults_apply_from_their_position_within_their_scope() -> None:
     graph = parse_dot(
         """digraph g {
         before
@@ -117,7 +117,7 @@ def test_a_subgraph_gives_its_stages_a_class_and_disappears() -> None:
     ]
 
 
-def test_declaring_a_stage_again_adds_to_it() -> None:
+def test_declaring_a_stage_again_merges_its_attributes() -> None:
     graph = parse_dot(
         'digraph g { a [label=x, prompt=p]; node [shape=hexagon]; a [label=y]; subgraph { label="S"; a } }'
     )
@@ -129,7 +129,7 @@ def test_a_stage_that_only_an_edge_names_is_not_declared() -> None:
     assert list(parse_dot("digraph g { a -> b; a }").nodes) == ["a"]
 
 
-def test_keys_can_have_dots_and_unknown_ones_are_kept() -> None:
+def test_keys_may_contain_dots_and_unknown_ones_are_kept() -> None:
     graph = parse_dot('digraph g { stack.child_dotfile="c.dot"; a [human.default_choice=b, my.own_key="x"] }')
     assert graph.text("stack.child_dotfile") == "c.dot"
     assert graph.nodes["a"].text("human.default_choice") == "b"
@@ -159,7 +159,7 @@ def test_old_spellings_are_read() -> None:
         ("digraph g { a.b [x=1, y=2] }", "dotted_id"),
     ],
 )
-def test_what_is_forgiven_is_a_warning_with_its_place(source: str, rule: str) -> None:
+def test_a_tolerated_mistake_is_a_warning_with_its_position(source: str, rule: str) -> None:
     graph = parse_dot(source)
     assert rules(graph) == [rule]
     (warning,) = graph.diagnostics
@@ -168,12 +168,12 @@ def test_what_is_forgiven_is_a_warning_with_its_place(source: str, rule: str) ->
     assert node.attrs in ({"x": 1, "y": 2}, {"x": "12", "y": 2})
 
 
-def test_everything_that_is_forgiven_has_a_test() -> None:
-    marks = next(mark for mark in test_what_is_forgiven_is_a_warning_with_its_place.pytestmark)  # type: ignore[attr-defined]
+def test_every_tolerated_mistake_has_a_test() -> None:
+    marks = next(mark for mark in test_a_tolerated_mistake_is_a_warning_with_its_position.pytestmark)  # type: ignore[attr-defined]
     assert {rule for _, rule in marks.args[1]} == set(TOLERATED)
 
 
-def test_a_kind_is_forgiven_once_with_how_often() -> None:
+def test_a_repeated_kind_of_mistake_is_one_warning_with_its_count() -> None:
     graph = parse_dot("digraph g {\n a [x=1 y=2 z=3]\n b [x=1 y=2] }")
     (warning,) = graph.diagnostics
     assert "(3 times)" in warning.message and (warning.line, warning.column) == (2, 9)
@@ -207,7 +207,7 @@ def test_a_kind_is_forgiven_once_with_how_often() -> None:
         ("digraph g { é }", 13, "'é'"),
     ],
 )
-def test_what_has_no_place_is_an_error_with_line_column_and_caret(source: str, column: int, why: str) -> None:
+def test_a_syntax_error_has_line_column_and_caret(source: str, column: int, why: str) -> None:
     with pytest.raises(GraphError) as caught:
         parse_dot(source, "plan.dot")
     error = caught.value
@@ -219,7 +219,7 @@ def test_what_has_no_place_is_an_error_with_line_column_and_caret(source: str, c
     assert caret.index("^") == column - 1
 
 
-def test_the_place_is_right_on_later_lines_after_windows_line_ends_and_on_long_lines() -> None:
+def test_the_position_is_right_on_later_lines_with_windows_line_ends_and_on_long_lines() -> None:
     with pytest.raises(GraphError) as caught:
         parse_dot('\ufeffdigraph g {\r\n  a [x="1"]\r\n\tb [y=$]\r\n}')
     assert (caught.value.line, caught.value.column, caught.value.snippet) == (3, 7, "\tb [y=$]\n\t     ^")
@@ -229,7 +229,7 @@ def test_the_place_is_right_on_later_lines_after_windows_line_ends_and_on_long_l
     assert len(shown) <= 100 and shown[caret.index("^")] == "$"
 
 
-def test_a_graph_is_the_same_after_being_written_and_read() -> None:
+def test_a_graph_is_unchanged_by_writing_and_reading() -> None:
     graph = parse_dot(
         """digraph plan { goal="Say \\"hi\\"\\n"; x.y=0.25
         node [llm_model="m"] "odd name" [label="a\\\\b", big=123456789012345678901234567890, n=-3]

@@ -25,7 +25,7 @@ attributes = st.dictionaries(names, values, max_size=3)
     nodes=st.dictionaries(names, attributes, max_size=4),
     edges=st.lists(st.tuples(names, names, attributes), max_size=4),
 )
-def test_any_graph_is_the_same_after_being_written_and_read(
+def test_any_graph_is_unchanged_by_writing_and_reading(
     attrs: dict[str, object], nodes: dict[str, dict[str, object]], edges: list[tuple[str, str, dict[str, object]]]
 ) -> None:
     from_python = Graph(name="g", attrs=attrs)  # type: ignore[arg-type]
@@ -77,7 +77,7 @@ pieces = st.sampled_from(
 
 
 @given(st.lists(pieces, max_size=40).map("".join) | st.text(max_size=60))
-def test_any_text_is_a_graph_or_an_error_with_a_place(text: str) -> None:
+def test_any_text_is_a_graph_or_an_error_with_a_position(text: str) -> None:
     for source in (text, f"digraph g {{ {text} }}", f"digraph g {{ a [{text}] }}"):
         try:
             graph = parse_dot(source)
@@ -125,7 +125,7 @@ def edges(count: int) -> str:
     ],
     ids=["nesting", "edges", "an unclosed comment"],
 )
-def test_hostile_sources_end_in_memory_bounded_by_their_length(source: str, most: int) -> None:
+def test_hostile_sources_use_memory_in_proportion_to_their_length(source: str, most: int) -> None:
     """Sources are a tenth of those above, because tracing makes allocations slow."""
     tracemalloc.start()
     try:

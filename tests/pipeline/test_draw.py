@@ -41,7 +41,7 @@ def test_every_edge_is_a_line_once() -> None:
     assert "again" in texts(svg)
 
 
-def test_stages_do_not_lie_on_each_other() -> None:
+def test_stages_do_not_overlap() -> None:
     document = minidom.parseString(drawn(parse_dot(EXAMPLE.replace("shape=box", "shape=box label=x"))))
     boxes = [
         tuple(float(box.getAttribute(name)) for name in ("x", "y", "width", "height"))
@@ -80,7 +80,7 @@ def test_the_same_graph_gives_the_same_drawing() -> None:
     assert drawn(parse_dot(EXAMPLE)) == drawn(parse_dot(EXAMPLE))
 
 
-def test_the_drawing_of_the_docs_is_that_of_their_graph() -> None:
+def test_the_drawing_in_the_docs_matches_its_graph() -> None:
     docs = Path(__file__).parents[2] / "docs"
     source = (docs / "pipelines.md").read_text(encoding="utf-8").partition("```text\n")[2].partition("```")[0]
     assert drawn(parse_dot(source)) == (docs / "pipeline.svg").read_text(encoding="utf-8")
@@ -131,19 +131,19 @@ def test_a_graphviz_that_fails_is_an_error_of_one_line(tmp_path: Path, body: str
         compute_layout([(72, 36)], [], graphviz=program(tmp_path, body))
 
 
-def test_without_graphviz_it_is_laid_out_here(tmp_path: Path) -> None:
+def test_without_graphviz_the_built_in_layout_is_used(tmp_path: Path) -> None:
     layout = compute_layout([(72, 36), (72, 36), (10, 10)], [(0, 1)], graphviz=str(tmp_path / "no-dot"))
     assert not layout.curved
     assert layout.centres[0][1] < layout.centres[1][1]
     assert set(layout.lines) == {(0, 1)}
 
 
-def test_a_line_between_boxes_bends_round() -> None:
+def test_a_line_bends_round_a_box_in_its_way() -> None:
     svg = drawn(parse_dot("digraph g { a -> b -> c -> d; d -> a; a; b; c; d }"))
     assert " Q" in svg and svg.count("marker-end") == 4
 
 
-def test_labels_of_edges_between_the_same_boxes_stand_below_each_other() -> None:
+def test_labels_of_edges_between_the_same_boxes_are_placed_below_each_other() -> None:
     svg = drawn(parse_dot('digraph g { a; b; a -> b [label=one, condition="outcome=fail"]; a -> b [label=two] }'))
     found = minidom.parseString(svg).getElementsByTagName("text")
     rows = {node.firstChild.data: float(node.getAttribute("y")) for node in found if node.firstChild}  # type: ignore[union-attr]
@@ -179,7 +179,7 @@ def test_graphviz_itself_draws_everything_that_is_drawn_without_it() -> None:
 
 
 @real
-def test_graphviz_itself_is_told_nothing_of_a_hostile_graph() -> None:
+def test_graphviz_gets_no_text_of_a_hostile_graph() -> None:
     source = f'digraph "{HOSTILE}" {{ "{HOSTILE}" [label="{HOSTILE}"]; "{HOSTILE}" -> b [label="{HOSTILE}"] }}'
     document = minidom.parseString(to_svg(parse_dot(source), graphviz=GRAPHVIZ).encode())
     assert {node.tagName for node in document.getElementsByTagName("*")} <= ALLOWED

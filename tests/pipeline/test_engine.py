@@ -112,7 +112,7 @@ async def test_matrix_a_person_chooses_the_way() -> None:
     assert (result.context["human.gate.selected"], result.context["human.gate.label"]) == ("N", "No")
 
 
-async def test_matrix_what_a_stage_leaves_is_seen_by_later_ones() -> None:
+async def test_matrix_updates_of_a_stage_are_seen_by_later_stages() -> None:
     text = graph('a; b; c; start->a->b; b->c [condition="context.color=red"]; b->done; c->done')
     _, script = await play(text, {"a": [Outcome(context_updates={"color": "red"})]})
     assert script.seen == ["a", "b", "c"]
@@ -124,13 +124,13 @@ async def test_matrix_a_stylesheet_gives_models_by_shape() -> None:
     assert [stage.node.llm_model for stage in script.stages] == ["small", "large"]
 
 
-async def test_matrix_the_goal_stands_in_prompts() -> None:
+async def test_matrix_the_goal_is_inserted_into_prompts() -> None:
     heard = Heard()
     await run_pipeline(graph('a [prompt="Do: $goal" fidelity=truncate]; start->a->done'), model=heard.model)
     assert heard.prompts[0].endswith("Do: Ship it")
 
 
-async def test_matrix_a_handler_of_ones_own() -> None:
+async def test_matrix_a_custom_handler_runs() -> None:
     async def shout(stage: Stage) -> Outcome:
         return Outcome(context_updates={"said": stage.node.text("word").upper()})
 
@@ -173,7 +173,7 @@ async def test_events_are_numbered_without_a_gap() -> None:
     assert kinds == ["run_initialized", *["stage_started", "stage_completed"] * 3, "run_finalized"]
 
 
-async def test_an_agent_may_answer_with_an_outcome_of_its_own() -> None:
+async def test_an_agent_may_return_a_custom_outcome() -> None:
     agent: Any = Agent(TestModel(custom_output_args={"outcome": "fail", "failure_reason": "no"}), output_type=Verdict)
     result = await run_pipeline(graph("a; start->a->done"), agents={"*": agent})
     assert result.outcomes["a"].failure_reason == "no"
@@ -188,13 +188,13 @@ async def test_an_agent_may_answer_with_an_outcome_of_its_own() -> None:
         ('It would be {"a": {"outcome": "fail"}}', "success"),
     ],
 )
-async def test_the_outcome_at_the_end_of_an_answer_counts_after_other_words_too(text: str, status: str) -> None:
+async def test_an_outcome_after_other_text_at_the_end_of_an_answer_counts(text: str, status: str) -> None:
     agent = Agent(TestModel(custom_output_text=text))
     result = await run_pipeline(graph("a; start->a->done"), agents=agent)
     assert (result.status, result.outcomes["a"].status) == (status, status)
 
 
-async def test_a_run_of_an_id_that_is_there_is_refused() -> None:
+async def test_an_existing_run_id_is_refused() -> None:
     runs = MemoryRuns()
     await run_pipeline(graph("start->done"), runs=runs, run_id="r")
     with pytest.raises(PipelineError, match="already"):
@@ -206,7 +206,7 @@ async def test_a_word_that_only_begins_like_the_goal_stays() -> None:
     assert script.stages[0].prompt == "Say $goal, $goalpost: Say $goal"
 
 
-async def test_the_last_event_says_how_long_it_took_and_what_there_is() -> None:
+async def test_the_last_event_has_the_duration_and_the_artifacts() -> None:
     events: list[Event] = []
     ticks = iter(range(1_000))
     await run_pipeline(graph("a; start->a->done"), simulate=True, on_event=events.append, clock=lambda: next(ticks))
@@ -214,7 +214,7 @@ async def test_the_last_event_says_how_long_it_took_and_what_there_is() -> None:
     assert last.kind == "run_finalized" and last.data["duration"] > 0 and last.data["artifact_count"] == 1
 
 
-def test_every_kind_of_event_is_known_and_on_the_page() -> None:
+def test_every_kind_of_event_is_known_and_documented() -> None:
     root = Path(__file__).parents[2]
     sources = [path.read_text(encoding="utf-8") for path in (root / "context_compiler" / "pipeline").rglob("*.py")]
     emitted = {kind for source in sources for kind in re.findall(r'emit\(\s*"([a-z_]+)"', source)}
@@ -224,7 +224,7 @@ def test_every_kind_of_event_is_known_and_on_the_page() -> None:
     assert not [kind for kind in KINDS if f"`{kind}`" not in page]
 
 
-async def test_a_start_or_exit_by_id_alone_asks_nobody() -> None:
+async def test_a_start_or_exit_recognised_by_id_calls_no_model() -> None:
     text = "digraph g { node [shape=box]; Start; a [prompt=a]; end; Start -> a -> end }"
     result, script = await play(text)
     assert result.completed == ("Start", "a", "end") and script.seen == ["a"]

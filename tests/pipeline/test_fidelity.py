@@ -64,12 +64,12 @@ def test_fidelity_resolution_precedence(edge: Any, node: Any, pipeline: Any, mod
     assert str(resolved) == mode == resolved
 
 
-def test_no_edge_and_missing_attributes_are_nothing_said() -> None:
+def test_missing_edges_and_attributes_leave_the_default() -> None:
     assert resolve_fidelity(None, NOTHING, NOTHING) is Fidelity.COMPACT
     assert resolve_fidelity(NOTHING, thing(fidelity="full"), NOTHING) is Fidelity.FULL
 
 
-def test_a_mode_that_does_not_exist_is_passed_over_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_unknown_mode_is_skipped_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, logger="context_compiler"):
         assert resolve_fidelity(thing(fidelity="medium"), thing(fidelity="truncate"), NOTHING) == "truncate"
     assert "'medium'" in caplog.text
@@ -102,7 +102,7 @@ def test_the_classes_of_a_stage_are_any_sequence() -> None:
         assert resolve_thread_id(None, thing(name="own", classes=no_classes), NOTHING, "before") == "before"
 
 
-def test_a_graph_can_call_its_thread_by_another_name() -> None:
+def test_a_graph_can_rename_the_thread_attribute() -> None:
     assert resolve_thread_id(None, NOTHING, thing(thread_id="shared"), "before") == "shared"
     for name in ("default_thread_id", "thread_id", "default_thread", "context_thread_default"):
         graph = parse_dot(f"digraph g {{ {name}=shared; a }}")
@@ -121,7 +121,7 @@ def test_resume_degradation(mode: Fidelity) -> None:
     assert fidelity_on_resume(str(mode), False) == mode
 
 
-def test_a_resume_refuses_what_is_no_mode() -> None:
+def test_a_resume_refuses_an_unknown_mode() -> None:
     with pytest.raises(FidelityError):
         fidelity_on_resume("all", True)
 

@@ -49,7 +49,7 @@ ANSWERS = {
 }
 
 
-async def test_the_example_sends_each_stage_what_its_fidelity_says() -> None:
+async def test_each_stage_of_the_example_is_sent_the_context_of_its_fidelity() -> None:
     heard, store, events = Heard(ANSWERS), MemoryStore(), []
     result = await run_pipeline(GOLDEN, model=heard.model, store=store, run_id="golden", on_event=events.append)
 
@@ -86,7 +86,7 @@ async def test_the_thread_is_one_conversation_from_first_to_last() -> None:
     assert said[5] == "Second try."
 
 
-async def test_what_each_stage_was_sent_is_on_the_record() -> None:
+async def test_the_request_of_each_stage_is_recorded() -> None:
     heard, store = Heard(ANSWERS), MemoryStore()
     await run_pipeline(GOLDEN, model=heard.model, store=store, run_id="golden")
 
@@ -112,7 +112,7 @@ async def test_a_request_is_capped_to_the_budget_it_was_given() -> None:
     assert record.tokens_raw > 4_000 and record.tokens_sent <= 2_000
 
 
-async def test_the_reference_to_a_large_value_leads_to_it() -> None:
+async def test_the_reference_to_a_large_value_resolves_to_it() -> None:
     large = "word " * 4_000
     heard = Heard({"a": json.dumps({"outcome": "success", "context_updates": {"report": large}})})
     text = graph('a [prompt="a"]; b [prompt="b"]; start->a->b->done')
@@ -121,7 +121,7 @@ async def test_the_reference_to_a_large_value_leads_to_it() -> None:
     assert result.state.artifacts["context.report"]["data"] == large
 
 
-async def test_the_edge_that_was_taken_decides_and_not_another_one() -> None:
+async def test_the_fidelity_of_the_edge_taken_decides() -> None:
     heard = Heard({"a": '{"outcome": "fail"}'})
     text = graph(
         'a [prompt="a"]; b [prompt="b" fidelity="summary:low"]; start->a;'
@@ -154,7 +154,7 @@ async def test_the_keys_of_a_thread_are_written_and_cleared() -> None:
     assert "_fidelity_preamble" not in result.context and "thread_key" not in result.context
 
 
-async def test_the_same_key_is_the_same_conversation_and_another_key_another() -> None:
+async def test_each_thread_key_is_its_own_conversation() -> None:
     graph_of = parse_dot(graph("a; start->a->done"))
     engine = Engine.__new__(Engine)
     engine._thread_sessions = {}
@@ -182,14 +182,14 @@ async def test_a_stage_that_a_run_jumps_back_to_does_not_hear_its_own_last_try()
     assert [len(request) for request in heard.requests] == [1, 3, 1, 3]
 
 
-async def test_an_attempt_that_is_repeated_is_not_heard_twice() -> None:
+async def test_a_repeated_attempt_is_not_seen_twice() -> None:
     heard = Heard({"work": ['{"outcome": "retry"}', "done"]})
     text = graph('work [prompt="work" fidelity=full max_retries=1]; start->work->done')
     result = await run_pipeline(text, RunConfig(model=heard.model, sleep=no_wait))
     assert result.ok and [len(request) for request in heard.requests] == [1, 1]
 
 
-async def test_a_preamble_tells_what_branches_did() -> None:
+async def test_a_preamble_lists_the_results_of_branches() -> None:
     heard = Heard({"left": "Left is fine.", "right": "Right is not."})
     text = graph(
         'p [shape=component]; l [prompt="left"]; r [prompt="right"]; j [shape=tripleoctagon];'
@@ -200,7 +200,7 @@ async def test_a_preamble_tells_what_branches_did() -> None:
     assert "- l: success — Left is fine." in last and "- r: success — Right is not." in last
 
 
-def test_a_conversation_is_cut_back_to_where_a_stage_began_last() -> None:
+def test_a_conversation_is_cut_back_to_the_start_of_the_last_stage() -> None:
     session = Session(key="t", marks=[("a", 0), ("b", 2), ("a", 4)], messages=[None] * 6)
     session.cut_back("b")
     assert (session.marks, len(session.messages)) == ([("a", 0)], 2)

@@ -56,19 +56,19 @@ async def test_a_gate_that_sent_the_run_back_runs_again_before_it_ends() -> None
     assert result.ok and script.seen.count("g") == 2
 
 
-async def test_a_gate_that_never_ran_blocks_only_where_that_is_asked() -> None:
+async def test_a_gate_that_never_ran_blocks_only_on_request() -> None:
     text = graph("a; g [goal_gate=true]; start->a; a->done [weight=1]; a->g; g->done")
     assert (await play(text))[0].ok
     assert not (await play(text, unvisited_gates=True))[0].ok
 
 
-async def test_partial_success_stands_for_used_up_retries_where_that_is_allowed() -> None:
+async def test_exhausted_retries_become_partial_success_only_if_allowed() -> None:
     text = graph("a [max_retries=1 allow_partial=true]; start->a->done")
     result, _ = await play(text, {"a": [RETRY]})
     assert result.outcomes["a"].status == "partial_success"
 
 
-async def test_pauses_grow_and_are_jittered() -> None:
+async def test_pauses_grow_with_jitter() -> None:
     slept: list[float] = []
 
     async def sleep(seconds: float) -> None:
@@ -90,7 +90,7 @@ async def test_a_connection_that_fails_is_tried_again_and_a_mistake_is_not() -> 
     assert script.seen == ["a"] and result.outcomes["a"].failure_reason == "TypeError: mistake"
 
 
-async def test_a_retry_count_is_the_graphs_where_a_stage_says_nothing_and_zero_is_zero() -> None:
+async def test_a_stage_without_a_retry_count_uses_that_of_the_graph_and_zero_is_zero() -> None:
     text = graph("a; b [max_retries=0]; start->a->b->done", attrs="default_max_retries=1;")
     _, script = await play(text, {"a": [RETRY], "b": [RETRY]}, strict_failure_edges=False)
     assert script.seen == ["a", "a", "b"]
@@ -136,7 +136,7 @@ async def test_loop_restart_begins_a_fresh_attempt_at_its_target(tmp_path: Path)
     assert ends[0].data["restart_target"] == "a"
 
 
-async def test_exactly_so_many_restarts_are_allowed() -> None:
+async def test_no_more_restarts_than_the_limit_are_allowed() -> None:
     result, script = await play(RESTARTING, {"b": [FAIL]}, max_loop_restarts=3)
     assert script.seen.count("b") == 4 and "max_loop_restarts" in result.failure_reason
     result, script = await play(RESTARTING, {"b": [FAIL]})
@@ -174,7 +174,7 @@ async def test_a_limit_of_requests_holds_within_a_stage_and_after_a_resume(tmp_p
     assert "max_requests" in resumed.failure_reason
 
 
-async def test_branches_share_a_limit_of_requests_and_failed_ones_count() -> None:
+async def test_branches_share_a_limit_of_requests_and_failed_requests_count() -> None:
     made = 0
 
     async def call(messages: list[ModelMessage], info: AgentInfo) -> ModelResponse:
@@ -201,7 +201,7 @@ async def test_branches_share_a_limit_of_requests_and_failed_ones_count() -> Non
     assert made == 3 and "made 3 model requests" in result.failure_reason
 
 
-async def test_requests_of_agents_that_a_tool_asks_count_too() -> None:
+async def test_requests_of_agents_called_by_a_tool_count_too() -> None:
     helper = Heard()
 
     async def ask(ctx: RunContext[None]) -> str:
@@ -224,7 +224,7 @@ def again() -> str:
 @pytest.mark.parametrize(
     "given", [{"max_duration": 0}, {"max_duration": math.nan}, {"max_requests": 1.5}, {"max_requests": True}]
 )
-def test_a_limit_is_a_number_above_zero(given: dict[str, Any]) -> None:
+def test_a_limit_must_be_above_zero(given: dict[str, Any]) -> None:
     with pytest.raises(SettingsError, match="above 0"):
         RunConfig(**given)
 
@@ -239,7 +239,7 @@ def priced(name: str) -> FunctionModel:
     return FunctionModel(answer, model_name=name)
 
 
-async def test_a_run_that_cost_too_much_ends_after_the_request_that_did(tmp_path: Path) -> None:
+async def test_a_run_over_its_cost_limit_ends_after_that_request(tmp_path: Path) -> None:
     text, events = graph("a [prompt=a]; b [prompt=b]; c [prompt=c]; start->a->b->c->done"), list[Event]()
     options: dict[str, Any] = {"model": priced("gpt-5-mini"), "on_event": events.append, "runs": FileRuns(tmp_path)}
     result = await run_pipeline(text, max_cost=Money(0.50), run_id="r", **options)

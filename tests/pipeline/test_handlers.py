@@ -41,7 +41,7 @@ async def test_a_tool_succeeds_with_its_output() -> None:
     assert result.context["tool.exit_code"] == 0 and result.outcomes["t"].notes == "hello"
 
 
-async def test_a_tool_that_fails_is_a_failure_with_all_it_said() -> None:
+async def test_a_failing_tool_is_a_failure_with_its_whole_output() -> None:
     result = await run_pipeline(shell("echo out; echo bad >&2; exit 3"), strict_failure_edges=True)
     assert result.failure_reason == "t: exit code 3: bad"
     assert (result.context["tool.exit_code"], result.context["tool.output"]) == (3, "out\n")
@@ -109,7 +109,7 @@ async def test_a_command_takes_only_keys_on_the_list_and_quotes_them() -> None:
         'echo "#$goal" | cut -c2-',
     ],
 )
-async def test_what_is_filled_in_is_never_run_whatever_quotes_stand_around_it(command: str, tmp_path: Path) -> None:
+async def test_an_inserted_value_is_never_executed_whatever_quotes_surround_it(command: str, tmp_path: Path) -> None:
     goal = "a'; touch one; `touch two` $(touch three) ${graph.goal} ; touch four"
     result = await run_pipeline(shell(command).replace("Ship it", goal), workdir=tmp_path)
     assert result.context["tool.output"] == f"{goal}\n" and not list(tmp_path.iterdir())
@@ -133,16 +133,16 @@ async def asked(interviewer: Any, here: str = "", **options: Any) -> tuple[RunRe
 
 
 @pytest.mark.parametrize("answer", ["n", "N", "no", "No", "b"])
-async def test_a_choice_is_known_by_key_label_and_target(answer: str) -> None:
+async def test_a_choice_is_matched_by_key_label_and_target(answer: str) -> None:
     assert (await asked(QueueInterviewer([answer])))[1].seen == ["b"]
 
 
-async def test_an_answer_that_is_no_choice_takes_the_first_and_is_kept() -> None:
+async def test_an_answer_that_matches_no_choice_takes_the_first_and_is_kept() -> None:
     result, script = await asked(QueueInterviewer(["perhaps later"]))
     assert script.seen == ["a"] and result.context["human_response"] == "perhaps later"
 
 
-async def test_everybody_that_can_be_asked() -> None:
+async def test_every_interviewer_can_answer() -> None:
     assert (await asked(AutoApprove()))[1].seen == ["a"]
     assert (await asked(CallbackInterviewer(lambda question: question.options[1])))[1].seen == ["b"]
 
@@ -159,7 +159,7 @@ async def test_everybody_that_can_be_asked() -> None:
     assert [(question.stage, reply.value) for question, reply in recording.asked] == [("h", "Y")]
 
 
-async def test_a_person_who_does_not_answer_is_a_failure_or_the_default_or_a_retry() -> None:
+async def test_an_unanswered_question_fails_takes_the_default_or_retries() -> None:
     result, script = await asked(QueueInterviewer())
     assert script.seen == [] and result.failure_reason == "h: human skipped interaction"
     assert result.outcomes["h"].failure_reason == "human skipped interaction"
@@ -211,7 +211,7 @@ async def test_a_child_that_fails_is_a_failure(tmp_path: Path) -> None:
     assert result.failure_reason == "m: Child failed: two: broken"
 
 
-async def test_a_child_is_stopped_when_the_condition_holds_and_when_cycles_are_used_up(tmp_path: Path) -> None:
+async def test_a_child_is_stopped_on_its_condition_and_after_the_last_cycle(tmp_path: Path) -> None:
     ended: list[str] = []
 
     async def hang(stage: Stage) -> Outcome:
@@ -233,7 +233,7 @@ async def test_a_child_is_stopped_when_the_condition_holds_and_when_cycles_are_u
     assert result.context["stack.manager.cycles"] == 3
 
 
-async def test_a_message_reaches_the_childs_next_stage_and_the_loop_goes_on(tmp_path: Path) -> None:
+async def test_a_message_reaches_the_next_stage_of_the_child_and_the_loop_continues(tmp_path: Path) -> None:
     heard: list[Any] = []
 
     async def work(stage: Stage) -> Outcome:
@@ -277,7 +277,7 @@ async def test_a_message_is_heard_whole_at_every_fidelity(tmp_path: Path, fideli
     assert result.ok and [message.strip() in prompt for prompt in heard.prompts] == [True, False]
 
 
-async def test_what_cannot_be_supervised_is_a_failure(tmp_path: Path) -> None:
+async def test_a_child_that_cannot_be_supervised_is_a_failure(tmp_path: Path) -> None:
     async def why(text: str) -> str:
         return (await run_pipeline(text, sleep=no_wait)).outcomes["m"].failure_reason
 
@@ -286,7 +286,7 @@ async def test_what_cannot_be_supervised_is_a_failure(tmp_path: Path) -> None:
     assert "manager.stop_condition" in await why(supervised(tmp_path, 'manager.stop_condition="a < b"'))
 
 
-async def test_a_child_begins_with_conversations_of_its_own(tmp_path: Path) -> None:
+async def test_a_child_starts_its_own_conversations(tmp_path: Path) -> None:
     child = graph("inner [prompt=inner fidelity=full thread_id=t]; start->inner->done")
     text = supervised(tmp_path, child=child).replace(
         "start->m", "one [prompt=one fidelity=full thread_id=t]; start->one->m"
@@ -306,7 +306,7 @@ async def test_a_command_has_the_key_of_its_attempt() -> None:
     assert result.context["tool.output"] == "r/u/1/1\n"
 
 
-async def test_a_stage_in_a_branch_has_a_key_of_its_own() -> None:
+async def test_a_stage_in_a_branch_has_its_own_key() -> None:
     keys: list[str] = []
     text = graph("p [shape=component]; x; y; j [shape=tripleoctagon]; start->p; p->x->j; p->y->j; j->done")
     await run_pipeline(text, run_id="r", handlers={"codergen": lambda stage: keys.append(stage.key) or Outcome()})

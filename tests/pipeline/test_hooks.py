@@ -50,7 +50,7 @@ def hook(name: str, command: str) -> str:
     return f'tool_hooks.{name}="{quoted}"'
 
 
-async def test_both_are_told_of_the_call_in_variables_and_as_json(tmp_path: Path) -> None:
+async def test_both_hooks_get_the_call_in_variables_and_as_json(tmp_path: Path) -> None:
     told = "cat > $HOOK_HOOK.json; echo $HOOK_NODE $HOOK_TOOL $HOOK_CALL_ID $HOOK_RUN_ID > $HOOK_HOOK.txt"
     calling = Calling()
     result = await calling.run(hook("pre", told), hook("post", told), workdir=tmp_path)
@@ -69,7 +69,7 @@ async def test_both_are_told_of_the_call_in_variables_and_as_json(tmp_path: Path
         ("kill -9 $$", "exit code -9"),
     ],
 )
-async def test_a_first_hook_that_fails_forbids_the_call_and_the_model_is_told(
+async def test_a_failing_pre_hook_forbids_the_call_and_informs_the_model(
     command: str, why: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     calling = Calling()
@@ -88,7 +88,7 @@ async def test_a_last_hook_that_fails_is_only_noted() -> None:
     assert [one["hook"] for one in calling.failed] == ["post"]
 
 
-async def test_a_stage_has_its_own_hooks_instead_of_the_graphs() -> None:
+async def test_hooks_of_a_stage_replace_those_of_the_graph() -> None:
     calling = Calling()
     await calling.run(hook("pre", "true"), hook("pre", "false"))
     assert calling.called == ["it's"]
@@ -97,19 +97,19 @@ async def test_a_stage_has_its_own_hooks_instead_of_the_graphs() -> None:
     assert calling.called == []
 
 
-async def test_a_hook_need_not_read_what_it_is_told() -> None:
+async def test_a_hook_need_not_read_its_input() -> None:
     calling = Calling()
     await calling.run(hook("pre", "exec <&-; true"))
     assert calling.called == ["it's"]
 
 
-async def test_a_folder_that_is_not_there_is_a_hook_that_fails(tmp_path: Path) -> None:
+async def test_a_missing_folder_counts_as_a_failing_hook(tmp_path: Path) -> None:
     calling = Calling()
     await calling.run(hook("pre", "true"), workdir=tmp_path / "gone")
     assert calling.called == [] and "gone" in calling.failed[0]["reason"]
 
 
-async def test_the_tool_with_which_a_stage_says_its_outcome_is_no_tool_of_theirs() -> None:
+async def test_hooks_are_not_called_for_the_tool_that_reports_the_outcome() -> None:
     def answer(messages: list[ModelMessage], info: AgentInfo) -> ModelResponse:
         return ModelResponse(parts=[ToolCallPart("report_outcome", {"outcome": "success"})])
 
@@ -118,7 +118,7 @@ async def test_the_tool_with_which_a_stage_says_its_outcome_is_no_tool_of_theirs
     assert result.ok, result.failure_reason
 
 
-async def test_a_tool_may_give_bytes_that_are_no_text(tmp_path: Path) -> None:
+async def test_a_tool_may_return_bytes_that_are_not_text(tmp_path: Path) -> None:
     calling = Calling()
 
     @calling.agent.tool_plain

@@ -110,7 +110,7 @@ async def test_a_run_has_one_owner(open_store: Open) -> None:
         pass
 
 
-async def test_a_run_is_begun_once(open_store: Open) -> None:
+async def test_a_run_can_begin_only_once(open_store: Open) -> None:
     store = open_store()
     await store.begin(INFO, {})
     with pytest.raises(PipelineError, match="already"):
@@ -132,7 +132,7 @@ async def test_a_run_is_begun_once(open_store: Open) -> None:
     ],
     ids=["half", "a list", "empty", "newer", "version of letters", "no context", "an outcome without a status", "deep"],
 )
-def test_a_checkpoint_that_cannot_be_read_says_why(tmp_path: Path, body: str, why: str) -> None:
+def test_an_unreadable_checkpoint_is_refused_with_the_reason(tmp_path: Path, body: str, why: str) -> None:
     (tmp_path / "checkpoint.json").write_text(body)
     with pytest.raises(PipelineError, match=why):
         read_checkpoint(tmp_path)
@@ -151,7 +151,7 @@ def full_disk(size: int) -> Generator[None]:
         signal.signal(signal.SIGXFSZ, former)
 
 
-async def test_nobody_else_may_read_what_is_kept_of_a_run(open_store: Open, tmp_path: Path) -> None:
+async def test_files_of_a_run_are_readable_only_by_their_owner(open_store: Open, tmp_path: Path) -> None:
     former = os.umask(0o022)
     try:
         await run_pipeline(graph("a; start->a->done"), runs=open_store(), run_id="r", simulate=True)

@@ -34,7 +34,7 @@ async def test_a_large_value_of_a_branch_is_found_by_its_reference_and_leaves_th
     }
 
 
-async def test_nonsense_where_references_are_noted_is_passed_over() -> None:
+async def test_an_invalid_list_of_references_is_ignored() -> None:
     def make(stage: Stage) -> Outcome:
         return Outcome(context_updates={"internal.kept": 5, "report": "x " * 9_000})
 

@@ -32,7 +32,7 @@ def killed(folder: Path, where: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("where", ["sqlite", "folder"])
-def test_killed_at_any_kind_of_event_and_taken_up_it_ends_the_same(tmp_path: Path, where: str) -> None:
+def test_a_run_killed_at_any_kind_of_event_and_resumed_ends_the_same(tmp_path: Path, where: str) -> None:
     said = killed(tmp_path, where)
     assert said["events"] > 90
     assert said["kills"] > 15
@@ -55,6 +55,6 @@ def kill_workers(place: str) -> dict[str, Any]:
     return json.loads(done.stdout)
 
 
-def test_runs_whose_workers_are_killed_end_as_if_nobody_had_been(tmp_path: Path) -> None:
+def test_runs_with_killed_workers_end_as_if_undisturbed(tmp_path: Path) -> None:
     said = kill_workers(str(tmp_path / "runs.db"))
     assert said["kills"] == 4 and said["wrong"] == [] and said["ok"]

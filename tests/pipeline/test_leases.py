@@ -33,7 +33,7 @@ async def expire(runs: SQLRuns, run_id: str) -> None:
     await runs.database.transact(Statement("UPDATE leases SET until = NOW - 1 WHERE run = ?", (run_id,)))
 
 
-async def test_a_slow_owner_writes_nothing_more(postgres_url: str) -> None:
+async def test_an_owner_with_an_expired_lease_writes_nothing_more(postgres_url: str) -> None:
     slow, other = opened(postgres_url), opened(postgres_url)
     event = Event(kind="model_requested", run_id="r", sequence=1, at="now")
     async with slow.own("r"):
@@ -84,7 +84,7 @@ async def test_events_are_written_with_a_state_soon_and_at_the_end(postgres_url:
     await other.close()
 
 
-async def test_a_slow_owner_changes_nothing_in_the_queue(postgres_url: str) -> None:
+async def test_an_owner_with_an_expired_lease_changes_nothing_in_the_queue(postgres_url: str) -> None:
     slow, other = opened(postgres_url), opened(postgres_url)
     late, queue = RunQueue(slow), RunQueue(other)
     await queue.submit(SLOW, run_id="r")
@@ -102,7 +102,7 @@ async def test_a_slow_owner_changes_nothing_in_the_queue(postgres_url: str) -> N
     await other.close()
 
 
-async def test_what_runs_is_stopped_when_its_run_is_taken_over(postgres_url: str) -> None:
+async def test_the_work_of_a_run_stops_when_the_run_is_taken_over(postgres_url: str) -> None:
     slow, other = pipeline.PostgresRuns(postgres_url, lease=1.5), opened(postgres_url)
     there, ended = asyncio.Event(), False
 
@@ -151,7 +151,7 @@ class Gated:
 
 
 @pytest.mark.parametrize("steps", range(6))
-async def test_a_run_is_let_go_at_any_step_of_a_renewal(steps: int) -> None:
+async def test_a_run_can_be_released_at_any_step_of_a_renewal(steps: int) -> None:
     pytest.importorskip("asyncpg")
     runs, database = pipeline.PostgresRuns("postgresql://nobody@localhost/none", lease=0.01), Gated()
     runs.database = database
@@ -163,7 +163,7 @@ async def test_a_run_is_let_go_at_any_step_of_a_renewal(steps: int) -> None:
                 await asyncio.sleep(0)
 
 
-async def test_no_clock_of_a_worker_ends_a_lease(postgres_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_clock_of_a_worker_does_not_end_a_lease(postgres_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     first, second = opened(postgres_url), opened(postgres_url)
     clock = time.time
     async with first.own("r"):
@@ -176,7 +176,7 @@ async def test_no_clock_of_a_worker_ends_a_lease(postgres_url: str, monkeypatch:
     await second.close()
 
 
-async def test_events_that_are_being_written_are_not_lost_with_the_lease(
+async def test_events_in_the_course_of_writing_survive_the_loss_of_a_lease(
     postgres_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     runs, asked, gate = opened(postgres_url), asyncio.Event(), asyncio.Event()
@@ -232,7 +232,7 @@ async def lease(runs: SQLRuns, run_id: str, seconds: float) -> None:
     await runs.database.transact(held)
 
 
-async def test_who_takes_a_run_over_waits_for_the_lease_of_its_child(postgres_url: str, tmp_path: Path) -> None:
+async def test_taking_a_run_over_waits_for_the_lease_of_its_child(postgres_url: str, tmp_path: Path) -> None:
     seen = await stopped_in_its_child(postgres_url, tmp_path)
     runs = opened(postgres_url)
     await lease(runs, "r.m.1", 1.0)
@@ -249,7 +249,7 @@ async def test_who_takes_a_run_over_waits_for_the_lease_of_its_child(postgres_ur
     await runs.close()
 
 
-async def test_a_worker_takes_eight_connections_whatever_its_concurrency(postgres_url: str) -> None:
+async def test_a_worker_opens_at_most_eight_connections_at_any_concurrency(postgres_url: str) -> None:
     asyncpg = pytest.importorskip("asyncpg")
     places, asked, full = 20, 0, asyncio.Event()
     runs, looking = opened(postgres_url), await asyncpg.connect(postgres_url)
@@ -280,7 +280,7 @@ async def test_a_worker_takes_eight_connections_whatever_its_concurrency(postgre
     await runs.close()
 
 
-async def test_nobody_writes_to_a_run_that_another_owns(postgres_url: str) -> None:
+async def test_a_process_cannot_write_to_a_run_that_another_owns(postgres_url: str) -> None:
     owner, other = opened(postgres_url), opened(postgres_url)
     async with owner.own("r"):
         await owner.begin(INFO, {})
@@ -292,7 +292,7 @@ async def test_nobody_writes_to_a_run_that_another_owns(postgres_url: str) -> No
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork on this system")
-def test_runs_whose_workers_are_killed_end_as_if_nobody_had_been(postgres_url: str) -> None:
+def test_runs_with_killed_workers_end_as_if_undisturbed(postgres_url: str) -> None:
     said = kill_workers(postgres_url)
     assert said["kills"] == 4 and said["wrong"] == [] and said["ok"]
 

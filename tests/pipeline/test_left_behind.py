@@ -72,7 +72,7 @@ def appending(tmp_path: Path) -> tuple[CheckpointFolder, RunState, Path]:
     return folder, state, steps[0]
 
 
-def test_a_step_that_a_crash_cut_short_is_passed_over(tmp_path: Path) -> None:
+def test_a_step_truncated_by_a_crash_is_skipped(tmp_path: Path) -> None:
     folder, state, steps = appending(tmp_path)
     folder.save(later := grown(state))
     whole = steps.read_bytes()
@@ -96,7 +96,7 @@ def test_a_full_disk_leaves_the_steps_before(tmp_path: Path) -> None:
     assert read_checkpoint(tmp_path) == state
 
 
-def test_steps_that_a_crash_left_of_an_earlier_checkpoint_are_not_read(tmp_path: Path) -> None:
+def test_steps_left_of_an_earlier_checkpoint_by_a_crash_are_ignored(tmp_path: Path) -> None:
     folder, state, steps = appending(tmp_path)
     checkpoint, earlier = (tmp_path / "checkpoint.json").read_bytes(), b""
     while checkpoint == (tmp_path / "checkpoint.json").read_bytes():
@@ -106,7 +106,7 @@ def test_steps_that_a_crash_left_of_an_earlier_checkpoint_are_not_read(tmp_path:
     assert read_checkpoint(tmp_path) == state
 
 
-async def test_a_store_that_owns_a_run_again_goes_on_from_what_another_one_saved(tmp_path: Path) -> None:
+async def test_a_store_that_owns_a_run_again_continues_from_what_another_saved(tmp_path: Path) -> None:
     here, there, state = FileRuns(tmp_path), FileRuns(tmp_path), STATE
     async with here.own("r"):
         while not list(tmp_path.rglob("steps-*.jsonl")):
@@ -146,7 +146,7 @@ async def test_a_checkpoint_is_written_at_each_step_with_a_database_too(tmp_path
     assert seen == [(1, 1), (2, 2), (3, 3), (4, 4)]
 
 
-async def test_hash_and_size_of_the_graph_are_kept_and_the_manifest_has_its_name(tmp_path: Path) -> None:
+async def test_the_manifest_has_name_hash_and_size_of_the_graph(tmp_path: Path) -> None:
     text = graph("a; start->a->done", attrs='label="A fine label";')
     result, _ = await play(text, runs=tmp_path, run_id="r")
     document = json.loads((tmp_path / "r" / "checkpoint.json").read_text())
@@ -166,7 +166,7 @@ async def test_hash_and_size_of_the_graph_are_kept_and_the_manifest_has_its_name
         (0, {"outcome": "success", "context_updates": {"graph.goal": "x", "found": 1}}, "c"),
     ],
 )
-async def test_a_tool_leaves_its_status_in_the_folder_it_is_told(
+async def test_a_tool_can_write_its_status_file_into_its_stage_folder(
     code: int, status: dict[str, str], said: str, tmp_path: Path
 ) -> None:
     (tmp_path / "status.json").write_text(json.dumps(status))
@@ -180,7 +180,7 @@ async def test_a_tool_leaves_its_status_in_the_folder_it_is_told(
     assert result.context["graph.goal"] == "Ship it" and "tool.exit_code" in result.context
 
 
-async def test_a_run_that_nobody_owns_is_stopped(open_store: Open) -> None:
+async def test_a_run_without_an_owner_is_stopped(open_store: Open) -> None:
     store = open_store()
     async with store.own("r"):
         await store.begin(INFO, {})
@@ -201,7 +201,7 @@ asyncio.run(run_pipeline(sys.argv[1], runs=sys.argv[2], run_id="r"))
 
 @pytest.mark.slow
 @pytest.mark.skipif(os.name != "posix", reason="process groups are of POSIX")
-async def test_nothing_that_a_killed_engine_started_goes_on_alone(tmp_path: Path) -> None:
+async def test_processes_of_a_killed_engine_are_killed_too(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "ready")
     os.mkfifo(tmp_path / "held")
     # whoever opens `held` holds it until it dies; its own child too
@@ -249,9 +249,7 @@ print(written() - before)
 
 @pytest.mark.skipif(not Path("/proc/self/io").exists(), reason="no /proc/self/io, which counts what a process writes")
 @pytest.mark.parametrize("where", ["folder", "sqlite"])
-def test_a_loop_that_carries_on_one_conversation_is_saved_in_proportion_to_what_it_adds(
-    tmp_path: Path, where: str
-) -> None:
+def test_saving_a_loop_in_one_conversation_costs_in_proportion_to_what_it_adds(tmp_path: Path, where: str) -> None:
     written: list[int] = []
     for visits in (50, 200):
         folder = tmp_path / str(visits)

@@ -36,7 +36,7 @@ async def busy_thread() -> AsyncGenerator[None]:
         await sleeping
 
 
-async def test_a_run_that_is_cancelled_writes_nothing_once_it_is_let_go_of(tmp_path: Path) -> None:
+async def test_a_cancelled_run_writes_nothing_after_its_release(tmp_path: Path) -> None:
     async with busy_thread():
         task = asyncio.create_task(run_pipeline(TEXT, runs=tmp_path / "r.db"))
         await asyncio.sleep(0.02)
@@ -49,7 +49,7 @@ async def test_a_run_that_is_cancelled_writes_nothing_once_it_is_let_go_of(tmp_p
         assert {path.name for path in tmp_path.iterdir()} == there == {"r.db"}
 
 
-async def test_a_state_whose_saving_was_cancelled_leaves_nothing_in_the_next_one(tmp_path: Path) -> None:
+async def test_a_state_whose_save_was_cancelled_does_not_leak_into_the_next(tmp_path: Path) -> None:
     store = SQLiteRuns(tmp_path / "r.db")
     async with store.own("r"):
         await store.begin(INFO, {})
@@ -65,7 +65,7 @@ async def test_a_state_whose_saving_was_cancelled_leaves_nothing_in_the_next_one
     await store.close()
 
 
-async def test_a_store_that_lives_on_holds_no_state_of_runs_that_have_ended(tmp_path: Path) -> None:
+async def test_a_store_keeps_no_state_of_ended_runs(tmp_path: Path) -> None:
     store = SQLiteRuns(tmp_path / "r.db")
     gc.freeze()  # what was there before need not be looked through
     try:
@@ -85,7 +85,7 @@ async def test_a_store_that_lives_on_holds_no_state_of_runs_that_have_ended(tmp_
 
 
 @pytest.mark.skipif(not OPEN.is_dir() or not hasattr(os, "setsid"), reason="open files cannot be counted here")
-async def test_a_command_that_leaves_somebody_behind_is_not_waited_for_and_leaves_no_open_pipe(tmp_path: Path) -> None:
+async def test_a_command_that_leaves_a_background_process_is_not_waited_for_and_leaks_no_pipe(tmp_path: Path) -> None:
     left = tmp_path / "left"
     before = len(list(OPEN.iterdir()))
     command = f"setsid sh -c 'echo $$ > {left}; sleep 300; rm {left}' & sleep 600"

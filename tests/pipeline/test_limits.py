@@ -87,7 +87,7 @@ async def test_a_child_in_the_folder_of_its_run_counts_after_a_resume(tmp_path: 
     assert result.ok and events[-1].data["cost"] == pytest.approx(0.6)
 
 
-async def test_a_child_that_goes_on_within_a_stage_counts_once(tmp_path: Path) -> None:
+async def test_a_child_continued_within_a_stage_counts_once(tmp_path: Path) -> None:
     paid, tries = Paid(), list[int]()
 
     async def supervise(stage: Stage) -> Outcome:
@@ -145,7 +145,7 @@ async def test_requests_of_a_stage_that_was_killed_count_after_a_resume(open_sto
     await store.close()
 
 
-async def test_a_run_of_an_older_version_counts_its_answers(tmp_path: Path) -> None:
+async def test_the_answers_of_a_run_of_an_older_version_count_as_its_requests(tmp_path: Path) -> None:
     paid, runs = Paid(), FileRuns(tmp_path)
     await half(graph("a [prompt=a]; b [prompt=b]; start->a->b->done"), runs, "b", model=paid.model)
     log = tmp_path / "r" / "events.jsonl"
@@ -220,7 +220,7 @@ async def test_time_that_a_stopped_stage_took_counts(open_store: Open) -> None:
 
 
 @pytest.mark.parametrize(("limit", "status"), [(1000, "fail"), (1500, "success")])
-async def test_a_submitted_run_has_its_time_over_all_workers_without_the_wait_for_a_person(
+async def test_the_time_limit_of_a_submitted_run_excludes_the_wait_for_a_person(
     open_runs: OpenSQL, limit: int, status: str
 ) -> None:
     runs, clock, queue = open_runs(), Clock(0), RunQueue(open_runs())
@@ -245,9 +245,7 @@ async def test_a_submitted_run_has_its_time_over_all_workers_without_the_wait_fo
         (1, "any_success", "success"),
     ],
 )
-async def test_branches_that_a_limit_leaves_no_request_for_are_no_partial_success(
-    most: int, policy: str, status: str
-) -> None:
+async def test_branches_without_requests_left_are_not_a_partial_success(most: int, policy: str, status: str) -> None:
     paid = Paid()
     ways = "".join(f"a{number} [prompt=x]; p->a{number}->j;" for number in range(5))
     text = graph(f"p [shape=component join_policy={policy}]; j [shape=tripleoctagon]; {ways} start->p; j->done")

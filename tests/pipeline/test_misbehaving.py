@@ -27,7 +27,7 @@ OK, FAIL, RETRY = (
 
 
 @pytest.mark.parametrize("nonsense", [42, ["success"], {"notes": "no status"}, {"outcome": 3}, object()])
-async def test_nonsense_is_a_failure_that_says_so(nonsense: object) -> None:
+async def test_an_invalid_result_is_a_failure_with_a_reason(nonsense: object) -> None:
     def answer(stage: Stage) -> object:
         return nonsense
 
@@ -39,7 +39,7 @@ async def test_nonsense_is_a_failure_that_says_so(nonsense: object) -> None:
     "said",
     [{"notes": None}, {"notes": 5}, {"preferred_label": None}, {"preferred_label": 3}, {"context_updates": None}],
 )
-async def test_nothing_said_in_an_outcome_is_nothing_and_a_number_is_text(said: dict[str, Any]) -> None:
+async def test_empty_fields_of_an_outcome_are_accepted_and_numbers_become_text(said: dict[str, Any]) -> None:
     def answer(stage: Stage) -> Outcome:
         return Outcome(**said)
 
@@ -47,7 +47,7 @@ async def test_nothing_said_in_an_outcome_is_nothing_and_a_number_is_text(said: 
     assert result.ok and result.outcomes["a"].status == "success"
 
 
-async def test_an_outcome_may_hold_an_exception_as_its_reason_and_one_name_as_what_it_suggests() -> None:
+async def test_an_outcome_accepts_an_exception_as_reason_and_one_name_as_suggestion() -> None:
     reason: Any = ValueError("red")
     result, _ = await play(graph("a; start->a->done"), {"a": [Outcome(status=StageStatus.FAIL, failure_reason=reason)]})
     assert result.outcomes["a"].failure_reason == "red"
@@ -57,7 +57,7 @@ async def test_an_outcome_may_hold_an_exception_as_its_reason_and_one_name_as_wh
     assert script.seen == ["a", "c"]
 
 
-async def test_updates_that_are_no_values_are_a_failure() -> None:
+async def test_invalid_context_updates_are_a_failure() -> None:
     for updates in ({"": 1}, {"a b": 1}, {"x": object()}, {"x": float("nan")}):
         result, _ = await play(graph("a; start->a->done"), {"a": [Outcome(context_updates=updates)]})
         assert result.outcomes["a"].status == "fail" and "refused" in result.outcomes["a"].failure_reason
@@ -72,13 +72,13 @@ async def test_a_handler_that_hangs_is_ended_by_its_timeout() -> None:
     assert result.failure_reason == "a: timed out after 0.05 s"
 
 
-async def test_a_handler_that_is_cancelled_from_within_fails_and_the_run_goes_on() -> None:
+async def test_a_handler_cancelled_from_within_fails_and_the_run_continues() -> None:
     text = graph('a; start->a; a->done [condition="outcome=fail"]')
     result, _ = await play(text, {"a": [asyncio.CancelledError()]})
     assert result.ok and result.outcomes["a"].failure_reason == "the handler was cancelled"
 
 
-async def test_cancelling_the_run_leaves_the_last_checkpoint_and_the_run_can_be_taken_up() -> None:
+async def test_cancelling_the_run_keeps_the_last_checkpoint_and_the_run_can_be_resumed() -> None:
     runs = MemoryRuns()
     entered = asyncio.Event()
 
@@ -100,7 +100,7 @@ async def test_cancelling_the_run_leaves_the_last_checkpoint_and_the_run_can_be_
         pass
 
 
-async def test_a_handler_that_says_nothing_succeeds_only_with_auto_status() -> None:
+async def test_a_handler_without_a_result_succeeds_only_with_auto_status() -> None:
     def say_nothing(stage: Stage) -> None:
         pass
 
@@ -127,7 +127,7 @@ async def test_a_listener_that_fails_does_not_stop_a_run(caplog: pytest.LogCaptu
     assert "on_event failed: ValueError" in caplog.text and "deaf" not in caplog.text
 
 
-async def test_what_stands_in_the_place_of_a_status_is_named(tmp_path: Path) -> None:
+async def test_a_folder_in_place_of_the_status_file_is_named_in_the_error(tmp_path: Path) -> None:
     (tmp_path / "a" / "status.json").mkdir(parents=True)
     with pytest.raises(PipelineError, match="status.json"):
         await play(graph("a; start->a->done"), logs_root=tmp_path)

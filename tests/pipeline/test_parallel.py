@@ -35,7 +35,7 @@ async def test_all_branches_run_and_then_the_join() -> None:
     assert counts == {"branch_count": 3, "success_count": 3, "fail_count": 0}
 
 
-async def test_branches_run_at_once_but_no_more_than_allowed() -> None:
+async def test_branches_run_concurrently_up_to_the_limit() -> None:
     running, most = 0, 0
 
     async def work(stage: Stage) -> Outcome:
@@ -130,7 +130,7 @@ async def test_the_first_success_does_not_wait_for_the_others() -> None:
     assert result.context["parallel.fan_in.best_id"] == "b"
 
 
-async def test_fail_fast_ends_the_others() -> None:
+async def test_fail_fast_stops_the_other_branches() -> None:
     async def work(stage: Stage) -> Outcome:
         if stage.node.name != "b":
             await asyncio.sleep(3_600)
@@ -148,7 +148,7 @@ def joined(at: str, *, attrs: str = "", more: str = "") -> str:
 
 
 @pytest.mark.parametrize(("at", "more"), [("done", ""), ("c", "c; c->done"), ("q", "q [shape=diamond]; q->done")])
-async def test_no_branch_that_succeeded_is_a_failure_wherever_they_join(at: str, more: str) -> None:
+async def test_no_successful_branch_is_a_failure_at_every_join(at: str, more: str) -> None:
     every = {"a": [FAIL], "b": [FAIL]}
     result, script = await play(joined(at, more=more), every)
     assert result.status == "fail" and "no branch succeeded" in result.failure_reason
@@ -160,7 +160,7 @@ async def test_no_branch_that_succeeded_is_a_failure_wherever_they_join(at: str,
     assert result.ok and script.seen[:4] == ["a", "b", "a", "b"]
 
 
-async def test_a_failure_of_all_branches_takes_the_edge_that_is_meant_for_it() -> None:
+async def test_a_failure_of_all_branches_follows_its_failure_edge() -> None:
     every = {name: [FAIL] for name in "ab"}
     ways = 'q [shape=diamond]; c; q->c [condition="outcome=fail"]; q->done [condition="outcome!=fail"]; c->done'
     result, script = await play(joined("q", more=ways), every)
@@ -187,7 +187,7 @@ async def test_a_branch_that_raises_is_a_branch_that_failed() -> None:
     assert "boom" in result.context["parallel.results"][1]["failure_reason"]
 
 
-async def test_results_are_in_the_order_of_names_whoever_is_first() -> None:
+async def test_results_are_in_the_order_of_names() -> None:
     async def work(stage: Stage) -> Outcome:
         await asyncio.sleep({"a": 0.03, "b": 0.02, "c": 0.0}[stage.node.name])
         return OK
@@ -207,7 +207,7 @@ async def test_a_branch_has_stages_loops_and_junctions_of_its_own() -> None:
     assert result.state.visits["a"] == 2
 
 
-async def test_parallel_stages_nest() -> None:
+async def test_parallel_stages_can_be_nested() -> None:
     text = graph(
         "p [shape=component]; q [shape=component]; a; b; c; k [shape=tripleoctagon]; j [shape=tripleoctagon];"
         "start->p; p->q; q->a->k; q->b->k; k->j; p->c->j; j->done"
@@ -235,7 +235,7 @@ async def test_a_gate_in_a_branch_counts_at_the_end() -> None:
     assert result.failure_reason == "goal gate a unsatisfied and no retry target"
 
 
-async def test_a_fork_of_a_thread_is_not_heard_by_the_others() -> None:
+async def test_branches_of_a_thread_do_not_see_each_other() -> None:
     heard = Heard()
     text = graph(
         "node [fidelity=full thread_id=t]; one [prompt=one]; p [shape=component]; a [prompt=a]; b [prompt=b];"
@@ -269,7 +269,7 @@ async def test_a_join_without_branches_fails() -> None:
     assert result.outcomes["j"].failure_reason == "No parallel results to evaluate"
 
 
-async def test_an_agent_ranks_where_the_join_has_a_prompt_and_nobody_does_when_it_fails() -> None:
+async def test_an_agent_ranks_at_a_join_with_a_prompt_and_the_rule_ranks_if_it_fails() -> None:
     heard = Heard({"]": "b"})
     result = await run_pipeline(fan(join='prompt="Pick one."'), model=heard.model)
     assert (result.context["parallel.fan_in.best_id"], result.context["parallel.fan_in.method"]) == ("b", "agent")
@@ -279,7 +279,7 @@ async def test_an_agent_ranks_where_the_join_has_a_prompt_and_nobody_does_when_i
     assert (result.context["parallel.fan_in.best_id"], result.context["parallel.fan_in.method"]) == ("a", "rank")
 
 
-async def test_events_tell_of_branches() -> None:
+async def test_events_of_branches_name_their_branch() -> None:
     events: list[Event] = []
     await run_pipeline(fan(names="ab"), handlers={"codergen": Script()}, on_event=events.append)
     kinds = [event.kind for event in events if event.kind.startswith("parallel")]

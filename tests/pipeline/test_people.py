@@ -42,7 +42,7 @@ async def test_several_questions_are_asked_in_order(interviewer: Interviewer, sa
     assert [reply.value for reply in await interviewer.ask_multiple(QUESTIONS)] == said
 
 
-async def test_a_person_is_told_what_was_decided_without_one() -> None:
+async def test_a_person_is_informed_of_a_decision_made_without_an_answer() -> None:
     class Silent(CallbackInterviewer):
         async def ask(self, question: Question) -> Reply:
             await asyncio.sleep(60)
@@ -66,7 +66,7 @@ async def test_a_person_is_told_what_was_decided_without_one() -> None:
         ('h->a [label="Yes"]; h->b [label="No"]', {"a": "a", "B": "b", "n": "b"}),
     ],
 )
-async def test_what_is_shown_of_a_choice_counts_before_the_stage_that_it_leads_to(
+async def test_a_shown_label_of_a_choice_takes_precedence_over_the_name_of_a_stage(
     edges: str, answers: dict[str, str]
 ) -> None:
     text = graph(f"a; b; h [shape=hexagon]; start->h; {edges}; a->done; b->done")
@@ -75,7 +75,7 @@ async def test_what_is_shown_of_a_choice_counts_before_the_stage_that_it_leads_t
         assert ended.state.completed == ("start", "h", stage, "done"), answer
 
 
-async def test_telling_goes_to_a_function_async_or_not() -> None:
+async def test_messages_go_to_a_plain_or_async_function() -> None:
     heard: list[Any] = []
 
     async def tell(message: str, stage: str) -> None:
@@ -87,7 +87,7 @@ async def test_telling_goes_to_a_function_async_or_not() -> None:
     assert heard == [("done", "a"), "plain"]
 
 
-async def test_whoever_can_only_be_asked_or_fails_to_listen_is_no_hindrance() -> None:
+async def test_an_interviewer_without_inform_or_with_a_failing_one_does_not_stop_a_run() -> None:
     class Plain:
         async def ask(self, question: Question) -> Reply:
             assert question.metadata["visit"] == 1
@@ -114,7 +114,7 @@ async def test_a_line_that_came_too_late_for_one_question_answers_the_next() -> 
     assert reply.text == "N"
 
 
-async def test_two_that_ask_at_once_are_answered_one_after_the_other() -> None:
+async def test_two_concurrent_questions_are_answered_one_after_the_other() -> None:
     typed: SimpleQueue[str] = SimpleQueue()
     shown: list[str] = []
 
@@ -127,7 +127,7 @@ async def test_two_that_ask_at_once_are_answered_one_after_the_other() -> None:
     assert shown == ["One?", "Two?"] and [reply.text for reply in replies] == ["to One?", "to Two?"]
 
 
-async def test_a_terminal_that_cannot_be_read_fails_the_stage_instead_of_keeping_it_waiting() -> None:
+async def test_an_unreadable_terminal_fails_the_stage_instead_of_blocking_it() -> None:
     def broken() -> str:
         raise UnicodeDecodeError("utf-8", b"\xff", 0, 1, "invalid start byte")
 

@@ -55,7 +55,7 @@ def made(mode: str, **changes: Any) -> str:
     )
 
 
-def test_truncate_says_four_things_and_nothing_else() -> None:
+def test_truncate_has_four_fields_only() -> None:
     assert made("truncate").splitlines() == [
         "Pipeline: login",
         "Goal: Fix the login",
@@ -85,14 +85,14 @@ def test_summary_low_is_two_lines() -> None:
     ]
 
 
-def test_summary_medium_tells_recent_activity_and_context() -> None:
+def test_summary_medium_shows_recent_activity_and_context() -> None:
     text = made("summary:medium")
     assert text.startswith("## Pipeline Progress\n\nPipeline: login\nGoal: Fix the login\nStage: review (4/4)\n")
     assert "### Recent Activity\n- start: success\n- analyze: success — The token expires\n" in text
     assert '### Active Context\n- files_changed: ["src/auth.py", "src/login.py"]\n' in text
 
 
-def test_summary_high_tells_tools_durations_all_values_and_retries() -> None:
+def test_summary_high_shows_tools_durations_all_values_and_retries() -> None:
     text = made("summary:high")
     assert "## Pipeline State (Comprehensive)" in text
     assert "- analyze: success — The token expires\n  Tools used: grep, read\n  Duration: 3.2s\n" in text
@@ -110,14 +110,14 @@ def test_full_needs_no_preamble_and_an_unknown_mode_is_refused() -> None:
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_nothing_completed_is_said_so(mode: str) -> None:
+def test_an_empty_list_of_stages_is_stated(mode: str) -> None:
     text = made(mode, context={}, completed=[], current="start", logs=[])
     assert "Fix the login" in text
     assert mode == "truncate" or "none" in text
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_bookkeeping_is_never_shown(mode: str) -> None:
+def test_internal_values_are_never_shown(mode: str) -> None:
     text = made(mode)
     assert "hidden" not in text and "internal" not in text and "_fidelity" not in text
 
@@ -136,7 +136,7 @@ def test_a_stage_that_ran_twice_is_there_once_with_its_latest_outcome() -> None:
     assert "stage 4 of 4" in made("summary:low", completed=[*DONE, "analyze", "start"], logs=logs)
 
 
-def test_outcomes_come_from_the_context_where_no_log_tells_them() -> None:
+def test_outcomes_come_from_the_context_if_the_log_has_none() -> None:
     outcomes = {"start": "success", "analyze": {"status": "fail", "notes": "no network"}}
     text = made("summary:medium", context={"node_outcomes": outcomes}, logs=[])
     assert "- start: success\n- analyze: fail — no network\n- implement: unknown\n" in text
@@ -144,7 +144,7 @@ def test_outcomes_come_from_the_context_where_no_log_tells_them() -> None:
 
 
 @pytest.mark.parametrize("mode", [mode for mode in MODES if mode != "truncate"])
-def test_the_oldest_stages_go_first_and_it_is_said_how_many(mode: str) -> None:
+def test_the_oldest_stages_are_omitted_first_with_their_number(mode: str) -> None:
     names = [f"stage_{number}" for number in range(5_000)]
     logs = [{"node": name, "outcome": "success", "notes": f"did {name}"} for name in names]
     text = made(mode, completed=names, logs=logs)
@@ -165,7 +165,7 @@ def test_a_large_value_is_a_reference_with_a_preview(mode: str) -> None:
     assert "artifact://context.rows (more than 8 kB): [{" in text
 
 
-def test_a_value_of_eight_kilobytes_is_no_reference_and_one_more_byte_is() -> None:
+def test_a_value_above_eight_kilobytes_becomes_a_reference() -> None:
     assert "artifact://" not in made("summary:high", context={"a": "x" * (8 * 1024 - 2)})
     assert "artifact://" in made("summary:high", context={"a": "x" * (8 * 1024 - 1)})
 
@@ -212,7 +212,7 @@ class Addressed:
     """An object whose text says where it lies in memory."""
 
 
-def test_what_json_does_not_know_is_shown_as_text_without_addresses() -> None:
+def test_values_that_json_cannot_express_are_shown_as_text_without_addresses() -> None:
     text = made(
         "compact", context={"a": Awkward(), "b": Addressed(), "c": {3, 1, 2}, "d": math.inf, "e": b"x", 4: 10**6000}
     )
@@ -220,7 +220,7 @@ def test_what_json_does_not_know_is_shown_as_text_without_addresses() -> None:
     assert '- c: ["1", "2", "3"]' in text and '- d: "inf"' in text
 
 
-def test_a_value_that_holds_itself_ends() -> None:
+def test_a_value_that_contains_itself_is_shown_without_endless_recursion() -> None:
     loop: dict[str, Any] = {}
     loop["self"] = loop
     assert '- loop: {"self": {"self":' in made("compact", context={"loop": loop})
@@ -256,7 +256,7 @@ def test_a_context_can_be_anything_with_a_snapshot_or_items() -> None:
     assert "none" in made("compact", context=None)
 
 
-def test_nothing_is_changed_by_being_shown() -> None:
+def test_building_a_preamble_changes_nothing() -> None:
     context = {**CONTEXT, "deep": {"b": [1], "a": 2}}
     before = json.dumps(context)
     for mode in MODES:

@@ -66,7 +66,7 @@ def test_a_goal_of_100_kb_is_cut_and_the_rest_is_still_there(mode: str) -> None:
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_a_counter_of_the_callers_own_decides(mode: str) -> None:
+def test_a_custom_counter_decides_the_size(mode: str) -> None:
     text = build_fidelity_preamble(mode, PIPELINE, CONTEXT, DONE, "review", LOGS, counter=len)
     assert len(text) <= BUDGETS[mode]
 
@@ -77,7 +77,7 @@ def dear_lines(text: str) -> int:
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_what_costs_more_than_planned_is_taken_away_from_the_oldest_on(mode: str) -> None:
+def test_a_preamble_over_its_budget_drops_the_oldest_stages_first(mode: str) -> None:
     names = [f"stage_{number}" for number in range(60)]
     logs = [{"node": name, "outcome": "success", "tools": ["a"], "duration": 1} for name in names]
     context = {f"key_{number:02}": "value" for number in range(60)}
@@ -94,7 +94,7 @@ def test_every_mode_but_full_has_a_shape_with_the_budget_of_the_table() -> None:
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_ten_thousand_stages_and_ten_megabytes_are_told_within_budget(mode: str) -> None:
+def test_ten_thousand_stages_and_ten_megabytes_fit_the_budget(mode: str) -> None:
     names = [f"stage_{number}" for number in range(10_000)]
     logs = [{"node": name, "outcome": "success", "notes": "did a thing " * 20, "tools": ["a"]} for name in names]
     for context in ({f"key_{n}": "some words " * 93 for n in range(10_000)}, {"one": "y" * 10_000_000}):

@@ -45,13 +45,13 @@ def shown(text: str) -> Shown:
         ("summary:high", (3, 3, 3), (42, 81, 40)),
     ],
 )
-def test_each_has_its_share_where_there_is_too_much_of_all(mode: str, few: Shown, much: Shown) -> None:
+def test_each_part_has_its_share_if_all_are_too_large(mode: str, few: Shown, much: Shown) -> None:
     assert shown(page(mode, 3, 3, 3)) == few
     assert shown(page(mode, MANY, MANY, MANY)) == much
 
 
 @pytest.mark.parametrize("mode", ["compact", "summary:low", "summary:medium", "summary:high"])
-def test_stages_have_the_room_that_no_value_takes(mode: str) -> None:
+def test_stages_use_the_room_left_by_values(mode: str) -> None:
     alone, beside = page(mode, MANY, 0), page(mode, MANY, 2)
     assert 0.8 * BUDGETS[mode] <= COUNTER.text(alone) <= BUDGETS[mode]
     assert shown(alone)[0] >= shown(beside)[0] >= shown(page(mode, MANY, MANY))[0]
@@ -59,7 +59,7 @@ def test_stages_have_the_room_that_no_value_takes(mode: str) -> None:
 
 
 @pytest.mark.parametrize("mode", ["compact", "summary:medium", "summary:high"])
-def test_values_have_the_room_that_no_stage_takes_and_no_stage_is_lost_to_them(mode: str) -> None:
+def test_values_use_the_room_left_by_stages_and_displace_none(mode: str) -> None:
     text = page(mode, 3, MANY)
     assert 0.9 * BUDGETS[mode] <= COUNTER.text(text) <= BUDGETS[mode]
     assert shown(text)[0] == 3 and f"{MANY - shown(text)[1]} more omitted" in text
@@ -72,7 +72,7 @@ def test_retries_take_an_eighth_at_most() -> None:
 
 
 @pytest.mark.parametrize(("mode", "most"), [("compact", 160), ("summary:medium", 400), ("summary:high", 2_000)])
-def test_a_value_is_as_long_as_there_is_room_for_and_no_longer_than_its_mode_allows(mode: str, most: int) -> None:
+def test_a_value_is_as_long_as_the_room_and_its_mode_allow(mode: str, most: int) -> None:
     long = "word " * 600
     alone = max(map(len, re.findall(r"(?:word ?)+", page(mode, 1, 1, value=long))))
     crowd = page(mode, 1, 40, value=long)
@@ -80,14 +80,14 @@ def test_a_value_is_as_long_as_there_is_room_for_and_no_longer_than_its_mode_all
     assert shown(crowd)[1] > 12 and max(map(len, re.findall(r"(?:word ?)+", crowd))) < alone
 
 
-def test_values_are_halved_until_all_fit_and_short_ones_fill_the_page() -> None:
+def test_values_are_shortened_until_all_fit_and_short_ones_fill_the_page() -> None:
     text = page("summary:medium", 1, 20, value="word " * 600)
     assert shown(text)[1] == 20 and 150 < max(map(len, re.findall(r"(?:word ?)+", text))) <= 200
     assert shown(page("summary:medium", 1, MANY, value="1"))[1] > 110
 
 
 @pytest.mark.parametrize("mode", ["truncate", "compact", "summary:low", "summary:medium", "summary:high"])
-def test_a_long_goal_has_a_quarter_of_the_page_or_what_nothing_else_needs(mode: str) -> None:
+def test_a_long_goal_has_a_quarter_of_the_page_or_the_unused_room(mode: str) -> None:
     pipeline = SimpleNamespace(name="login", goal="Make it better. " * 6_000, nodes=["a"])
     text = build_fidelity_preamble(mode, pipeline, {}, ["a"], "review", [{"node": "a", "outcome": "success"}])
     goal = re.search(r"Make it [^…]*…", text)

@@ -88,7 +88,7 @@ async def test_several_workers_run_every_run_once(open_runs: OpenSQL) -> None:
         await store.close()
 
 
-async def test_a_run_that_waits_for_a_person_gives_up_its_place_and_goes_on_after_the_answer(
+async def test_a_run_that_waits_for_a_person_frees_its_slot_and_continues_after_the_answer(
     open_runs: OpenSQL,
 ) -> None:
     first, second, desk = open_runs(), open_runs(), RunQueue(open_runs())
@@ -115,7 +115,7 @@ async def test_a_run_that_waits_for_a_person_gives_up_its_place_and_goes_on_afte
         await store.close()
 
 
-async def test_an_answer_reaches_a_run_that_has_kept_its_place(open_runs: OpenSQL) -> None:
+async def test_an_answer_reaches_a_run_that_kept_its_slot(open_runs: OpenSQL) -> None:
     runs, desk = open_runs(), RunQueue(open_runs())
     await desk.submit(GATE, run_id="r")
     one, said = worker(runs, patience=60.0)
@@ -163,7 +163,7 @@ async def test_a_gate_waits_on_while_the_store_is_away(open_runs: OpenSQL) -> No
     await desk.runs.close()
 
 
-async def test_a_gate_times_out_by_the_clock_of_the_store_while_nobody_runs_it(open_runs: OpenSQL) -> None:
+async def test_a_gate_without_a_worker_times_out_by_the_clock_of_the_store(open_runs: OpenSQL) -> None:
     runs, name, said = open_runs(), "", list[tuple[str, str]]()
     for name in ("200ms", "5s", "200s"):  # on a busy machine the first may be over before anybody looks
         text = GATE.replace("shape=hexagon", f'shape=hexagon human.timeout={name} human.default_choice="b"')
@@ -179,7 +179,7 @@ async def test_a_gate_times_out_by_the_clock_of_the_store_while_nobody_runs_it(o
     await runs.close()
 
 
-async def test_a_branch_that_works_keeps_the_place_of_one_that_waits(open_runs: OpenSQL) -> None:
+async def test_a_working_branch_keeps_the_slot_of_a_waiting_one(open_runs: OpenSQL) -> None:
     runs, desk = open_runs(), RunQueue(open_runs())
     text = graph(
         "p [shape=component]; h [shape=hexagon]; x; j [shape=tripleoctagon]; start->p; p->h; p->x; h->j; x->j; j->done"
@@ -208,7 +208,7 @@ async def test_a_branch_that_works_keeps_the_place_of_one_that_waits(open_runs: 
     await desk.runs.close()
 
 
-async def test_text_that_no_database_takes_is_refused(open_runs: OpenSQL) -> None:
+async def test_text_that_databases_reject_is_refused(open_runs: OpenSQL) -> None:
     queue = RunQueue(open_runs())
     await queue.submit(GATE, run_id="r")
     for work in (queue.cancel("r", "half \ud800"), queue.submit(GATE, run_id="half \ud800")):
@@ -219,7 +219,7 @@ async def test_text_that_no_database_takes_is_refused(open_runs: OpenSQL) -> Non
 
 
 @pytest.mark.parametrize("child", [False, True])
-async def test_what_was_not_waited_for_keeps_no_place_and_asks_nobody(
+async def test_a_branch_no_longer_needed_keeps_no_slot_and_asks_no_question(
     open_runs: OpenSQL, tmp_path: Path, child: bool
 ) -> None:
     runs, desk = open_runs(), RunQueue(open_runs())
@@ -256,7 +256,7 @@ async def test_what_was_not_waited_for_keeps_no_place_and_asks_nobody(
     await desk.runs.close()
 
 
-async def test_a_run_is_cancelled_wherever_it_is(open_runs: OpenSQL) -> None:
+async def test_a_run_can_be_cancelled_in_any_state(open_runs: OpenSQL) -> None:
     runs, desk = open_runs(), RunQueue(open_runs())
     for name in ("waits", "works", "queued"):
         await desk.submit(GATE, run_id=name)
@@ -284,7 +284,7 @@ async def test_a_run_is_cancelled_wherever_it_is(open_runs: OpenSQL) -> None:
     await desk.runs.close()
 
 
-async def test_a_cancelled_run_that_nobody_runs_ends_without_a_worker(open_runs: OpenSQL) -> None:
+async def test_a_cancelled_run_without_a_worker_ends_at_once(open_runs: OpenSQL) -> None:
     queue = RunQueue(open_runs())
     await queue.submit(GATE, run_id="r")
     await queue.cancel("r", "no")
@@ -294,7 +294,7 @@ async def test_a_cancelled_run_that_nobody_runs_ends_without_a_worker(open_runs:
     await queue.runs.close()
 
 
-async def test_a_run_that_gets_no_further_is_given_up(open_runs: OpenSQL) -> None:
+async def test_a_run_without_progress_is_given_up(open_runs: OpenSQL) -> None:
     runs = open_runs()
     await RunQueue(runs).submit(graph("a; b; start->a->b->done"), run_id="r")
     takes = 0
@@ -324,7 +324,7 @@ async def _broken(runs: SQLRuns, body: str, *, head: bool = False) -> None:
     await runs.database.transact(Statement(f"UPDATE cells SET body = ? WHERE run = 'broken' {where}", (body,)))
 
 
-async def test_a_run_whose_state_is_damaged_is_set_aside_at_once(
+async def test_a_run_with_damaged_state_is_set_aside_at_once(
     open_runs: OpenSQL, caplog: pytest.LogCaptureFixture
 ) -> None:
     runs = open_runs()
@@ -359,7 +359,7 @@ async def test_a_run_that_a_newer_version_has_saved_is_left_to_it_for_a_while(op
     await runs.close()
 
 
-async def test_a_run_whose_state_cannot_be_read_is_cancelled_like_any_other(open_runs: OpenSQL) -> None:
+async def test_a_run_with_unreadable_state_can_be_cancelled(open_runs: OpenSQL) -> None:
     runs = open_runs()
     await _broken(runs, "{")
     queue = RunQueue(runs)
@@ -393,7 +393,7 @@ def _now(run_id: str) -> Statement:
     return Statement("UPDATE queue SET due = NULL WHERE run = ? AND state = 'queued'", (run_id,))
 
 
-async def test_a_worker_that_is_stopped_gives_back_its_runs_at_their_last_states(open_runs: OpenSQL) -> None:
+async def test_a_stopped_worker_returns_its_runs_in_their_last_states(open_runs: OpenSQL) -> None:
     runs = open_runs()
     await RunQueue(runs).submit(LONG, run_id="r")
     one, said = worker(runs, configure=lambda taken: RunConfig(handlers=scripted(), sleep=no_wait, on_event=stop))

@@ -70,7 +70,7 @@ PAY_IN_A_BRANCH = graph(
 
 
 @pytest.mark.parametrize(("text", "key"), [(PAY, "r/pay/1"), (PAY_IN_A_BRANCH, "r/pay/pay/1")])
-async def test_the_attempt_under_way_is_repeated_with_its_key_and_the_next_ones_go_on_from_it(
+async def test_the_interrupted_attempt_is_repeated_with_its_key_and_later_ones_follow_it(
     text: str, key: str, open_store: Open
 ) -> None:
     store, seen, there = open_store(), list[str](), asyncio.Event()
@@ -100,7 +100,7 @@ async def test_the_attempt_under_way_is_repeated_with_its_key_and_the_next_ones_
     await again.close()
 
 
-async def test_an_attempt_whose_number_cannot_be_saved_does_not_begin(tmp_path: Path) -> None:
+async def test_an_attempt_whose_number_cannot_be_saved_does_not_start(tmp_path: Path) -> None:
     store, seen = SQLiteRuns(tmp_path / "runs.db"), list[str]()
 
     async def pay(stage: Stage) -> Outcome:
@@ -173,7 +173,7 @@ async def test_threads_can_be_restored_instead(open_store: Open) -> None:
 # What is refused.
 
 
-async def test_what_cannot_be_resumed_says_why(tmp_path: Path) -> None:
+async def test_a_run_that_cannot_be_resumed_is_refused_with_the_reason(tmp_path: Path) -> None:
     store, script = MemoryRuns(), {"codergen": Script()}
     with pytest.raises(PipelineError, match="there is no run 'r'"):
         await resume_pipeline("r", runs=store)
@@ -194,7 +194,7 @@ async def test_what_cannot_be_resumed_says_why(tmp_path: Path) -> None:
         await resume_pipeline(tmp_path)
 
 
-async def test_a_run_is_taken_up_from_its_folder(tmp_path: Path) -> None:
+async def test_a_run_can_be_resumed_from_its_folder(tmp_path: Path) -> None:
     await half(graph("a; b; start->a->b->done"), None, "b", handlers={"codergen": Script()}, logs_root=tmp_path)
     script = Script()
     result = await resume_pipeline(tmp_path, handlers={"codergen": script})
@@ -207,7 +207,7 @@ async def test_a_damaged_database_is_a_clear_error(tmp_path: Path) -> None:
         await resume_pipeline("r", runs=tmp_path / "runs.db")
 
 
-async def test_a_resumed_run_degrades_at_the_first_stage_that_is_told_anything() -> None:
+async def test_a_resumed_run_degrades_at_the_first_stage_with_context() -> None:
     text = graph(
         "node [fidelity=full thread_id=t]; a [prompt=a]; t [shape=parallelogram tool_command=true]; q [shape=diamond];"
         "b [prompt=b]; c [prompt=c]; start->a->t->q->b->c->done"
@@ -232,7 +232,7 @@ async def test_each_branch_of_a_resumed_parallel_stage_degrades_once() -> None:
     assert modes == {"b": "summary:high", "c": "full", "d": "summary:high", "e": "full"}
 
 
-async def test_a_run_is_kept_before_anybody_hears_of_it() -> None:
+async def test_a_run_is_saved_before_its_first_event_is_sent() -> None:
     store, kept = MemoryRuns(), list[str | None]()
 
     async def hear(event: Event) -> None:
@@ -243,7 +243,7 @@ async def test_a_run_is_kept_before_anybody_hears_of_it() -> None:
     assert kept[0] == "start"
 
 
-async def test_a_run_that_was_stopped_before_anything_was_kept_is_not_called_unknown() -> None:
+async def test_a_run_stopped_before_its_first_save_is_not_reported_as_unknown() -> None:
     store = MemoryRuns()
     await store.begin(RunInfo(run_id="r", name="", goal="", started_at="", updated_at="", status="running"), {})
     with pytest.raises(PipelineError, match="'r' was stopped before its state was saved: start it under another"):
@@ -251,7 +251,7 @@ async def test_a_run_that_was_stopped_before_anything_was_kept_is_not_called_unk
 
 
 @pytest.mark.parametrize("where", ["runs.db", "runs"])
-async def test_an_id_that_is_longer_than_a_path_can_be_is_an_id(tmp_path: Path, where: str) -> None:
+async def test_a_run_id_longer_than_a_path_is_accepted(tmp_path: Path, where: str) -> None:
     with pytest.raises(PipelineError, match="there is no run"):
         await resume_pipeline("x" * 5_000, runs=tmp_path / where)
     assert (await run_pipeline(graph("start->done"), runs=tmp_path / where, run_id="y" * 5_000)).ok

@@ -32,7 +32,7 @@ def test_a_condition_that_holds_beats_any_weight() -> None:
     assert taken('x->a [weight=100]; x->b [condition="outcome=success"]', Outcome()) == "b"
 
 
-def test_of_two_conditions_that_hold_the_heavier_wins_and_then_the_first_name() -> None:
+def test_if_two_conditions_hold_the_heavier_edge_wins_and_then_the_first_name() -> None:
     both = 'x->c [condition="outcome=success"]; x->b [condition="outcome=success"{}]'
     assert taken(both.format(""), Outcome()) == "b"
     assert taken('x->b [condition="outcome=success"]; x->c [condition="outcome=success" weight=1]', Outcome()) == "c"
@@ -42,7 +42,7 @@ def test_a_preferred_label_is_found_without_accelerator_and_capitals() -> None:
     assert taken('x->a; x->b [label="[Y] Yes"]', Outcome(preferred_label=" yes ")) == "b"
 
 
-def test_a_label_on_an_edge_with_a_condition_is_not_asked() -> None:
+def test_the_label_of_an_edge_with_a_condition_is_ignored() -> None:
     assert taken('x->a; x->b [label=yes condition="outcome=fail"]', Outcome(preferred_label="yes")) == "a"
 
 
@@ -57,7 +57,7 @@ def test_weight_breaks_ties_and_then_the_name() -> None:
     assert taken("x->c; x->b", Outcome()) == "b"
 
 
-def test_an_edge_whose_condition_fails_is_never_a_way_out() -> None:
+def test_an_edge_whose_condition_fails_is_never_taken() -> None:
     assert taken('x->a [condition="outcome=fail"]', Outcome()) is None
 
 
@@ -208,7 +208,7 @@ LOOPS = {
 
 
 @pytest.mark.parametrize("loop", LOOPS)
-async def test_an_edge_that_leads_back_after_errors_waits_and_is_given_up_too(loop: str) -> None:
+async def test_a_loop_through_errors_waits_longer_and_is_given_up_too(loop: str) -> None:
     slept: list[float] = []
 
     async def sleep(seconds: float) -> None:
@@ -229,7 +229,7 @@ async def test_an_edge_that_leads_back_after_errors_waits_and_is_given_up_too(lo
     assert (await run_pipeline(graph(body), **given)).ok
 
 
-async def test_an_edge_that_leads_on_is_taken_after_any_number_of_errors() -> None:
+async def test_an_edge_that_leads_forward_is_taken_after_any_number_of_errors() -> None:
     text = graph('a; r; start->a->r->done; a->a [condition="outcome=fail && n!=5"]')
 
     def error(stage: Stage) -> Outcome:
@@ -276,12 +276,12 @@ async def test_a_tool_that_exits_with_an_error_is_tried_again(tmp_path: Path) ->
     assert (await play(text.replace("N]", "1]")))[0].ok
 
 
-async def test_a_dead_end_says_what_ways_there_were() -> None:
+async def test_a_dead_end_lists_the_available_edges() -> None:
     result, _ = await play(graph('a; b; start->a; a->b [condition="preferred_label=x"]; b->done'))
     assert result.failure_reason == "a: no edge is open after success; there are b [preferred_label=x]"
 
 
-async def test_a_junction_passes_on_how_the_stage_before_it_went() -> None:
+async def test_a_junction_passes_on_the_outcome_of_the_stage_before_it() -> None:
     text = graph(
         'a; b; c; q [shape=diamond]; start->a->q; q->b [condition="outcome=success"]; q->c [condition="outcome=fail"];'
         "b->done; c->done"
@@ -290,7 +290,7 @@ async def test_a_junction_passes_on_how_the_stage_before_it_went() -> None:
     assert script.seen == ["a", "c"]
 
 
-async def test_a_word_that_is_no_status_is_a_success_and_a_label() -> None:
+async def test_an_unknown_status_word_counts_as_success_and_as_a_label() -> None:
     text = graph('a; b; c; start->a; a->b [condition="outcome=skip_it"]; a->c; b->done; c->done')
     _, script = await play(text, {"a": [{"outcome": "skip_it"}]})
     assert script.seen == ["a", "b"]
@@ -307,7 +307,7 @@ async def test_a_label_is_not_left_for_the_stages_after() -> None:
 
 
 @pytest.mark.parametrize("how", ["text", "status file", "object"])
-async def test_no_answer_of_an_agent_leaves_the_edges(how: str, tmp_path: Path) -> None:
+async def test_an_answer_of_an_agent_cannot_leave_the_edges_of_the_graph(how: str, tmp_path: Path) -> None:
     said = '{"outcome": "success", "go_to": "done"}'
 
     def answer(messages: list[ModelMessage], info: AgentInfo) -> ModelResponse:
@@ -323,7 +323,7 @@ async def test_no_answer_of_an_agent_leaves_the_edges(how: str, tmp_path: Path) 
     assert result.completed == ("start", "a", "gate", "done")
 
 
-async def test_an_agent_sets_what_is_its_own_and_nothing_that_people_and_the_graph_decide() -> None:
+async def test_an_agent_cannot_set_values_of_people_or_the_graph() -> None:
     said = '{"outcome": "success", "context_updates": {"graph.goal": "x", "human.gate.selected": "Yes", "found": 3}}'
     agent: Agent[None, Any] = Agent(FunctionModel(lambda messages, info: ModelResponse(parts=[TextPart(said)])))
     result = await run_pipeline(graph("a [prompt=a]; start->a->done"), agents=agent)

@@ -69,7 +69,7 @@ async def whole_and_resumed(text: str, seed: int, after: int) -> tuple[RunResult
 
 @settings(max_examples=60)
 @given(graphs(), st.integers(0, 1_000), st.integers(1, 25))
-def test_a_run_ends_and_one_that_is_taken_up_ends_the_same(text: str, seed: int, after: int) -> None:
+def test_a_run_ends_and_a_resumed_one_ends_the_same(text: str, seed: int, after: int) -> None:
     both = asyncio.run(whole_and_resumed(text, seed, after))
     if both is not None:
         whole, resumed = both
@@ -109,7 +109,7 @@ class Watching(Stopping):
 
 @settings(max_examples=40)
 @given(graphs(), st.integers(0, 1_000), st.sampled_from((1, 1, 2, 3)))
-def test_what_changed_between_two_states_is_all_that_changed(text: str, seed: int, every: int) -> None:
+def test_the_changes_between_two_states_are_complete(text: str, seed: int, every: int) -> None:
     try:
         asyncio.run(run_pipeline(text, handlers=answering(seed), runs=Watching(every), **LIMITS))
     except GraphError:

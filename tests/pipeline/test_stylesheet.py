@@ -30,7 +30,7 @@ def styled(nodes: str) -> dict[str, Node]:
     return dict(apply_stylesheet(Graph(name="g", attrs=sheet, nodes=graph.nodes)).nodes)
 
 
-def test_specificity_decides_then_the_later_rule() -> None:
+def test_the_more_specific_rule_wins_and_then_the_later_one() -> None:
     nodes = styled('a; b [shape=hexagon]; c [shape=hexagon, class="x, review"]; special [class=review]')
     assert {name: node.llm_model for name, node in nodes.items()} == {
         "a": "small",
@@ -42,7 +42,7 @@ def test_specificity_decides_then_the_later_rule() -> None:
     assert {node.llm_provider for node in nodes.values()} == {"p"}
 
 
-def test_what_a_stage_says_itself_beats_every_rule() -> None:
+def test_attributes_of_the_stage_override_every_rule() -> None:
     nodes = styled('special [llm_model=own, reasoning_effort=""]; node [llm_model=default]; d [class=review]')
     assert nodes["special"].llm_model == "own"
     assert nodes["d"].llm_model == "default"
@@ -52,7 +52,7 @@ def test_the_class_of_a_subgraph_counts() -> None:
     assert styled('subgraph s { label="Review"; a }')["a"].reasoning_effort == "high"
 
 
-def test_the_graph_that_was_given_stays_as_it_is() -> None:
+def test_the_given_graph_is_not_changed() -> None:
     graph = parse_dot('digraph g { model_stylesheet="* { llm_model: m; }"; a }')
     new = apply_stylesheet(graph)
     assert (graph.nodes["a"].llm_model, new.nodes["a"].llm_model) == ("", "m")
@@ -77,7 +77,7 @@ def test_the_names_of_other_engines_are_read() -> None:
         ("* { /* open", 4, "declaration"),
     ],
 )
-def test_what_cannot_be_read_is_refused_at_its_place(sheet: str, at: int, why: str) -> None:
+def test_an_invalid_stylesheet_is_refused_with_its_position(sheet: str, at: int, why: str) -> None:
     with pytest.raises(StylesheetError, match=why) as caught:
         parse_stylesheet(sheet)
     assert caught.value.at == at
@@ -98,7 +98,7 @@ def test_any_text_is_a_stylesheet_or_an_error(text: str) -> None:
         assert all(rule.name for rule in rules)
 
 
-def test_what_the_graph_says_of_all_comes_after_every_rule() -> None:
+def test_attributes_of_the_graph_apply_after_every_rule() -> None:
     graph = parse_dot(
         'digraph g { llm_model=big; reasoning_effort=low; model_stylesheet=".x { llm_model: small }";'
         "a; b [class=x]; c [llm_model=own] }"

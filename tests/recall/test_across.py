@@ -60,7 +60,7 @@ def is_today(day: str) -> bool:
     return date.fromisoformat(day) in {datetime.now(UTC).date() - timedelta(days=days) for days in (0, 1)}
 
 
-async def test_a_passage_comes_with_its_conversation_and_day(path: Path) -> None:
+async def test_a_passage_has_the_name_and_day_of_its_conversation(path: Path) -> None:
     talker, given = await say(path, QUESTION, "today", recall_across=0.2)
     (day,) = re.findall(rf"\[desk, (\S+), user\] {FACT}", talker.last.text)
     assert is_today(day) and "Oslo" not in talker.last.text
@@ -73,7 +73,7 @@ async def test_a_passage_comes_with_its_conversation_and_day(path: Path) -> None
 
 
 @pytest.mark.parametrize("prompt", ["Good morning to you.", "Which colour has the sky in spring?", "Tell me a joke!"])
-async def test_what_is_not_asked_for_is_not_quoted(path: Path, prompt: str) -> None:
+async def test_other_conversations_are_quoted_only_for_a_question(path: Path, prompt: str) -> None:
     talker, _ = await say(path, prompt, "today", recall_across=0.2)
     assert "FROM OTHER CONVERSATIONS" not in talker.last.text
 
@@ -86,7 +86,7 @@ async def test_the_display_of_a_view_names_other_conversations(path: Path) -> No
     assert re.search(rf'class="[^"]*\brecalled\b[^"]*"[^>]*>[^<]*{FACT}', page)
 
 
-async def test_nothing_of_another_owner_is_quoted(path: Path) -> None:
+async def test_passages_of_another_owner_are_never_quoted(path: Path) -> None:
     await say(path, "My badge number is BOB-1.", "bobs", "bob")
     for owner, own, other in (("ann", "ZX-4711", "BOB-1"), ("bob", "BOB-1", "ZX-4711"), ("carol", "carol", "-")):
         talker, _ = await say(path, QUESTION, "today", owner, recall_across=1.0)
@@ -95,7 +95,7 @@ async def test_nothing_of_another_owner_is_quoted(path: Path) -> None:
         assert ("FROM OTHER" in talker.last.text) == (owner != "carol")
 
 
-async def test_the_conversation_itself_is_no_other(path: Path) -> None:
+async def test_the_current_conversation_is_not_searched_as_another_one(path: Path) -> None:
     talker, _ = await say(path, QUESTION, "desk", recall_across=0.2)
     assert "FROM OTHER CONVERSATIONS" not in talker.last.text
 
@@ -112,7 +112,7 @@ async def test_a_deleted_conversation_is_not_quoted(path: Path) -> None:
 
 
 @pytest.mark.parametrize("again", ["food", "other"])
-async def test_a_number_that_was_a_deleted_ones_brings_nothing_of_it_back(
+async def test_a_reused_row_number_restores_nothing_of_a_deleted_conversation(
     path: Path, monkeypatch: pytest.MonkeyPatch, again: str
 ) -> None:
     await say(path, "My locker code is QX-9.", "food")
@@ -142,7 +142,7 @@ async def test_a_hostile_name_does_not_leave_its_label(path: Path, name: str) ->
     assert not set("[]\n\\") & set(label[1:].replace("\\u2026", "")) and len(label) < 80
 
 
-async def test_what_is_new_is_found_and_only_that_is_read(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_new_messages_are_found_and_only_they_are_read(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     read: list[int] = []
     since = others.browse.messages_since
 
@@ -173,7 +173,7 @@ async def test_the_budget_holds_in_a_long_conversation(path: Path) -> None:
     assert given.last_view is not None and given.last_view.ledger["tokens"]["other conversations"] <= 100
 
 
-async def test_passages_of_others_go_before_anything_of_the_prompt(tmp_path: Path) -> None:
+async def test_passages_of_other_conversations_are_dropped_before_the_prompt_is_cut(tmp_path: Path) -> None:
     path, fixed = tmp_path / "context.db", 0
     about = "the badge number of the harbour gate, the north pier, the red stripe and the lantern"
     for number in range(6):

@@ -90,14 +90,14 @@ def text_of(part: Any) -> str:
 ASK = "Which code opens the locker in Ghent?"
 
 
-async def test_what_is_asked_for_stands_right_before_the_prompt() -> None:
+async def test_the_recall_block_is_right_before_the_prompt() -> None:
     talker, _ = await talked(compiler(budget=BUDGET), ["Hello.", ASK])
     block = block_of(talker.last.messages, ASK)
     assert f"[assistant] {SECRET}" in block and "[5 user] Item 4" in block
     assert all(sent.tokens <= BUDGET for sent in talker.sent)
 
 
-async def test_a_block_goes_with_its_turn_and_nothing_else_changes() -> None:
+async def test_a_block_is_removed_with_its_turn_and_nothing_else_changes() -> None:
     talker, messages = await talked(compiler(budget=BUDGET), ["Hello.", ASK, "Thanks.", "And what about item 9?"])
     assert block_of(talker.sent[1].messages, ASK)
     before = without_blocks(talker.sent[1].messages)
@@ -107,7 +107,7 @@ async def test_a_block_goes_with_its_turn_and_nothing_else_changes() -> None:
     assert TITLE not in snapshot(messages), "the raw history knows nothing of it"
 
 
-async def test_a_small_block_before_a_long_turn_stays_because_a_cache_would_lose_more() -> None:
+async def test_a_small_block_before_a_long_turn_is_kept_to_preserve_the_cache() -> None:
     talker = Talker(["Fine.", prose(5, 900), "Fine.", "Fine."])
     ours = compiler(budget=BUDGET, trigger=1.0, recall=300)
     await talked(ours, ["Hello.", ASK, "Thanks.", "Thanks."], talker)
@@ -127,7 +127,7 @@ async def test_a_block_before_a_structured_answer_stays_too(kept: bool, tmp_path
     assert all(unstamped(sent.messages)[: len(first)] == first for sent in talker.sent[2:])
 
 
-async def test_one_block_a_turn_however_many_requests_it_takes() -> None:
+async def test_a_turn_has_one_block_in_all_its_requests() -> None:
     def look(path: str) -> str:
         return f"{SECRET} {prose(3, 20)}"
 
@@ -139,7 +139,7 @@ async def test_one_block_a_turn_however_many_requests_it_takes() -> None:
 
 
 @pytest.mark.parametrize("called", [False, True])
-async def test_room_is_kept_for_the_rest_of_a_turn_once_a_tool_was_called(called: bool) -> None:
+async def test_room_is_kept_for_the_rest_of_a_turn_after_a_tool_call(called: bool) -> None:
     async def look() -> str:
         return "Nothing."
 
@@ -158,7 +158,7 @@ async def test_room_is_kept_for_the_rest_of_a_turn_once_a_tool_was_called(called
 
 
 @pytest.mark.parametrize("calls", [1, 2])
-async def test_a_block_gives_way_by_no_more_than_what_a_tool_returns_needs(calls: int) -> None:
+async def test_a_block_shrinks_only_by_the_size_of_the_tool_result(calls: int) -> None:
     async def look() -> str:
         return words(7, 40)
 
@@ -175,7 +175,7 @@ async def test_a_block_gives_way_by_no_more_than_what_a_tool_returns_needs(calls
     assert f"The {words(3, 1)} costs 3." in talker.last.text
 
 
-async def test_quotes_leave_a_block_its_room_beside_a_large_turn_before() -> None:
+async def test_quotes_leave_room_for_a_block_next_to_a_large_previous_turn() -> None:
     large = [words(901, 150), words(902, 150)]
     history = [
         *past(),
@@ -188,13 +188,13 @@ async def test_quotes_leave_a_block_its_room_beside_a_large_turn_before() -> Non
     assert TokenCounter().text(block_of(talker.last.messages, ASK)) > 0.4 * 4_000
 
 
-async def test_a_chat_that_calls_no_tool_has_all_that_is_free_for_what_is_asked() -> None:
+async def test_without_tool_calls_a_question_gets_all_free_room() -> None:
     views: list[View] = []
     await talked(compiler(budget=4_000, recall=1.0, on_view=views.append), ["Hello.", ASK])
     assert 4_000 - 64 < views[-1].tokens <= 4_000
 
 
-async def test_a_chat_is_not_cut_back_in_the_middle_of_a_turn_while_the_budget_holds() -> None:
+async def test_a_chat_within_its_budget_is_not_cut_back_within_a_turn() -> None:
     async def look() -> str:
         return words(len(talker.sent), 60)
 
@@ -208,7 +208,7 @@ async def test_a_chat_is_not_cut_back_in_the_middle_of_a_turn_while_the_budget_h
     assert len({snapshot(sent.messages[:1]) for sent in talker.sent}) > 2
 
 
-async def test_a_block_gives_way_to_what_a_tool_returns_before_what_stands_beside_it_does() -> None:
+async def test_a_block_shrinks_for_a_tool_result_before_other_messages_do() -> None:
     async def look() -> str:
         return words(len(talker.sent), 60)
 
@@ -223,7 +223,7 @@ async def test_a_block_gives_way_to_what_a_tool_returns_before_what_stands_besid
         assert unstamped(without_blocks(second.messages)[: len(before)]) == unstamped(before)
 
 
-async def test_a_prompt_that_asks_for_nothing_gets_a_small_block_at_most() -> None:
+async def test_a_prompt_without_a_question_gets_a_small_block_at_most() -> None:
     prompts = ["Hello.", "Go on, please.", "ok", "👍", "zyzzyva quux"]
     talker, _ = await talked(compiler(budget=BUDGET), [*prompts, ASK])
     *small, large = (
@@ -242,31 +242,31 @@ async def test_a_prompt_that_asks_for_nothing_gets_a_small_block_at_most() -> No
         "Whats the code of the locker at the station in Ghent",
     ],
 )
-async def test_what_is_needed_without_a_question_comes_back_in_a_small_view(budget: int, prompt: str) -> None:
+async def test_a_statement_recalls_the_passage_it_needs_in_a_small_view(budget: int, prompt: str) -> None:
     talker, _ = await talked(compiler(budget=budget), ["Hello.", prompt])
     assert SECRET in block_of(talker.last.messages, prompt)
     assert all(sent.tokens <= budget for sent in talker.sent)
 
 
-async def test_what_is_needed_without_a_question_takes_an_eighth_of_a_small_view() -> None:
+async def test_a_statement_gets_at_most_an_eighth_of_a_small_view() -> None:
     prompt = f"Go on with {words(20, 12)}."
     talker, _ = await talked(compiler(budget=1_000), ["Hello.", prompt])
     assert 0 < TokenCounter().text(block_of(talker.last.messages, prompt)) <= 1_000 // 8
 
 
-async def test_what_is_needed_without_a_question_gets_nothing_where_the_dial_has_no_room_for_a_line() -> None:
+async def test_a_statement_gets_no_block_if_the_recall_share_is_too_small_for_a_line() -> None:
     prompt = "I'm at the station in Ghent now and need the code of the locker."
     talker, _ = await talked(compiler(budget=4_000, recall=0.15), ["Hello.", prompt])
     assert not block_of(talker.last.messages, prompt)
 
 
-async def test_a_prompt_that_says_something_new_gets_no_more_for_it() -> None:
+async def test_a_prompt_with_new_information_gets_no_larger_block() -> None:
     prompts = ["Hello.", "My sister has opened a small bakery, and its bread is very good."]
     talker, _ = await talked(compiler(budget=BUDGET), prompts)
     assert TokenCounter().text(block_of(talker.last.messages, prompts[-1])) <= 0.06 * 0.5 * BUDGET
 
 
-async def test_a_long_text_with_a_question_in_its_last_line_asks() -> None:
+async def test_a_long_text_with_a_question_in_its_last_line_counts_as_a_question() -> None:
     log = "\n".join(f"{words(line + 3_000, 4)} {line}" for line in range(40))
     prompt = f"{log}\nWhat opens the locker at the station in Ghent?"
     for history in (past(), [*past(), *worked(20)]):
@@ -274,7 +274,7 @@ async def test_a_long_text_with_a_question_in_its_last_line_asks() -> None:
         assert SECRET in block_of(talker.last.messages, prompt)
 
 
-async def test_most_of_what_was_said_is_there_in_a_chat_that_asks_for_nothing() -> None:
+async def test_a_chat_without_questions_still_contains_most_of_what_was_said() -> None:
     said = [f"The {words(turn, 1)} in the {words(turn + 300, 1)} costs {turn}." for turn in range(160)]
     answers = [f"Noted. {words(turn + 900, 12)}." for turn in range(160)]
     messages: list[ModelMessage] = []
@@ -286,7 +286,7 @@ async def test_most_of_what_was_said_is_there_in_a_chat_that_asks_for_nothing() 
     assert all(sent.tokens <= 4_000 for sent in talker.sent)
 
 
-async def test_the_dial_turns_the_block_of_a_prompt_that_asks_for_nothing_too() -> None:
+async def test_the_recall_share_also_scales_blocks_of_prompts_without_a_question() -> None:
     prompts = ["Hello.", f"Go on with {words(20, 12)}."]
     sizes: dict[float, int] = {}
     for recall in (0.2, 0.5, 1.0):
@@ -296,7 +296,7 @@ async def test_the_dial_turns_the_block_of_a_prompt_that_asks_for_nothing_too() 
     assert sizes[0.2] < sizes[0.5] < sizes[1.0]
 
 
-async def test_nothing_is_recalled_while_everything_is_sent() -> None:
+async def test_nothing_is_recalled_while_the_whole_history_is_sent() -> None:
     talker, _ = await talked(compiler(budget=100_000), ["Hello.", ASK])
     assert TITLE not in talker.last.text and SECRET in talker.last.text
 
@@ -308,12 +308,12 @@ async def test_recall_can_be_turned_off(wanted: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("share", [-0.1, 1.5, -3, True, "much"])
-def test_a_share_that_is_none_is_refused(share: Any) -> None:
+def test_an_invalid_share_is_refused(share: Any) -> None:
     with pytest.raises(SettingsError, match="recall"):
         ContextCompiler(recall=share, store=None)
 
 
-async def test_what_the_view_holds_already_is_not_said_again() -> None:
+async def test_text_already_in_the_view_is_not_recalled() -> None:
     history = past(secret_at=199)
     talker, _ = await talked(compiler(budget=BUDGET), ["Hello.", ASK], history=history)
     assert talker.last.text.count(SECRET) == 1
@@ -327,7 +327,7 @@ async def test_the_turn_in_which_a_view_is_compiled_has_a_block_too(model: bool)
     assert ours.last_view is not None and any(SECRET in quote.text for quote in ours.last_view.quoted)
 
 
-async def test_what_is_quoted_for_good_does_not_depend_on_the_prompt_that_happens_to_come() -> None:
+async def test_permanent_quotes_do_not_depend_on_the_current_prompt() -> None:
     views: list[View] = []
     other = "Which night opens the market in Ghent?"
     assert abs(TokenCounter().text(other) - TokenCounter().text(ASK)) <= 1
@@ -347,7 +347,7 @@ def told(turns: int = 200) -> list[ModelMessage]:
     return messages
 
 
-async def test_ids_that_a_summary_lost_leave_most_of_the_room_to_quotes_in_a_chat() -> None:
+async def test_ids_lost_by_a_summary_leave_most_of_the_room_to_quotes_in_a_chat() -> None:
     views: list[View] = []
     ours = compiler(Notes("The conversation went on."), budget=BUDGET, on_view=views.append)
     await talked(ours, ["Hello."], history=told())
@@ -358,7 +358,7 @@ async def test_ids_that_a_summary_lost_leave_most_of_the_room_to_quotes_in_a_cha
     assert 0 < 1.5 * sizes["ledger"] < sizes["worth"]
 
 
-async def test_quotes_of_a_small_view_in_tool_work_are_about_what_is_to_be_done() -> None:
+async def test_quotes_of_a_small_view_in_tool_work_match_the_task() -> None:
     messages: list[ModelMessage] = []
     for turn, (prompt, answer) in enumerate(zip(past(60)[::2], past(60)[1::2], strict=True)):
         call, back = ToolCallPart("look", {"at": turn}, tool_call_id=f"{turn}"), f"entry {turn}"
@@ -384,7 +384,7 @@ async def test_a_block_keeps_to_its_share_and_the_request_to_its_budget(recall: 
 
 
 @pytest.mark.parametrize("recall", [48, 52, 56, 60])
-async def test_a_block_for_which_no_passage_is_short_enough_is_not_sent_empty(recall: int) -> None:
+async def test_an_empty_block_is_not_sent_if_no_passage_fits(recall: int) -> None:
     history = past(300)
     history[8:10] = [
         ModelRequest(parts=[UserPromptPart(content=f"The locker in Ghent {words(3, 60)}")]),
@@ -396,9 +396,7 @@ async def test_a_block_for_which_no_passage_is_short_enough_is_not_sent_empty(re
 
 
 @pytest.mark.parametrize(("dial", "least", "most"), [(0.15, 400, 600), (0.25, 800, 1_000), (0.5, 2_000, 2_600)])
-async def test_a_share_buys_more_of_a_small_view_where_the_dial_is_for_answers(
-    dial: float, least: int, most: int
-) -> None:
+async def test_a_high_recall_share_takes_more_of_a_small_view(dial: float, least: int, most: int) -> None:
     prompts = [f"What was said of {words(number, 2)}?" for number in range(10, 34)]
     talker, _ = await talked(compiler(budget=4_000, recall=dial), ["Hello.", *prompts], Talker(words(5, 40)))
     sizes = [
@@ -420,7 +418,7 @@ def exchange(when: int, prompt: str, answer: str) -> list[ModelMessage]:
     ]
 
 
-async def test_what_was_said_beside_an_answer_comes_before_what_only_shares_a_word() -> None:
+async def test_the_reply_next_to_a_match_ranks_above_passages_that_share_only_a_word() -> None:
     messages: list[ModelMessage] = []
     for number in range(150):
         source = "A book" if number % 4 == 0 else "Somebody"
@@ -436,7 +434,7 @@ async def test_what_was_said_beside_an_answer_comes_before_what_only_shares_a_wo
     assert TokenCounter().text(block) > 2_000 and block.count("A book says") > 10, "it is not there for want of others"
 
 
-async def test_who_asks_about_somebody_in_words_that_were_never_said_gets_a_block() -> None:
+async def test_a_question_about_a_person_with_unknown_words_gets_a_block() -> None:
     messages: list[ModelMessage] = []
     for number in range(150):
         messages += exchange(number, f"Hi Maria! It was {words(number, 20)}.", f"So {words(number + 500, 20)}.")
@@ -459,7 +457,7 @@ async def test_a_block_survives_a_restart_and_an_edited_prompt_gets_its_own(tmp_
 
 
 @pytest.mark.parametrize("kept", [True, False])
-async def test_forks_that_go_on_in_turn_find_their_own_blocks(kept: bool, tmp_path: Path) -> None:
+async def test_forks_that_alternate_find_their_own_blocks(kept: bool, tmp_path: Path) -> None:
     def look(path: str) -> str:
         return prose(len(path), 20)
 
@@ -515,7 +513,7 @@ QUESTIONS = [
 
 
 @pytest.mark.parametrize("question", QUESTIONS, ids=range(len(QUESTIONS)))
-async def test_any_question_keeps_the_cap_and_costs_no_run(question: str) -> None:
+async def test_any_question_stays_within_the_cap_and_never_fails_a_run(question: str) -> None:
     errors: list[Exception] = []
     ours = compiler(budget=BUDGET, on_error=errors.append)
     talker, messages = await talked(ours, ["Hello.", question])
@@ -569,7 +567,7 @@ async def test_a_field_of_a_tool_result_comes_back(budget: int) -> None:
         "能 fix 下一个 order 吗",
     ],
 )
-async def test_what_is_no_question_about_the_past_gets_no_block_in_tool_work(prompt: str) -> None:
+async def test_a_prompt_that_is_not_about_the_past_gets_no_block_in_tool_work(prompt: str) -> None:
     talker, _ = await talked(compiler(budget=BUDGET), ["Go on.", prompt], history=worked())
     assert not block_of(talker.last.messages, prompt)
 
@@ -588,7 +586,7 @@ async def test_what_is_no_question_about_the_past_gets_no_block_in_tool_work(pro
         "Ghent locker code 알려 줘",
     ],
 )
-async def test_who_asks_to_be_reminded_in_tool_work_needs_no_question_mark(prompt: str) -> None:
+async def test_a_request_to_be_reminded_in_tool_work_needs_no_question_mark(prompt: str) -> None:
     history = [*past(20), *worked()]
     talker, _ = await talked(compiler(budget=BUDGET), ["Go on.", prompt], history=history)
     assert SECRET in block_of(talker.last.messages, prompt)
@@ -604,21 +602,19 @@ REFERRING = [
 
 
 @pytest.mark.parametrize("prompt", REFERRING)
-async def test_an_order_that_refers_to_what_was_said_asks_in_tool_work_too(prompt: str) -> None:
+async def test_an_order_that_refers_to_earlier_messages_counts_as_a_question_in_tool_work(prompt: str) -> None:
     talker, _ = await talked(compiler(budget=BUDGET), ["Go on.", prompt], history=[*past(100), *worked(40)])
     assert SECRET in block_of(talker.last.messages, prompt)
 
 
 @pytest.mark.parametrize(("exchanges", "asked"), [(1, True), (40, False)])
-async def test_a_request_for_help_asks_in_a_chat_with_a_tool_call_but_not_in_tool_work(
-    exchanges: int, asked: bool
-) -> None:
+async def test_a_request_for_help_counts_as_a_question_except_in_tool_work(exchanges: int, asked: bool) -> None:
     prompt = "Can you open the locker in Ghent with the code?"
     talker, _ = await talked(compiler(budget=BUDGET), ["Go on.", prompt], history=[*past(100), *worked(exchanges)])
     assert (SECRET in block_of(talker.last.messages, prompt)) is asked
 
 
-async def test_a_question_in_tool_work_with_short_turns_gets_two_fifths_of_a_small_room() -> None:
+async def test_a_question_in_tool_work_with_short_turns_gets_two_fifths_of_a_small_budget() -> None:
     def look() -> str:
         return words(len(talker.sent), 30)
 
@@ -631,9 +627,7 @@ async def test_a_question_in_tool_work_with_short_turns_gets_two_fifths_of_a_sma
 
 
 @pytest.mark.parametrize(("budget", "every", "least"), [(2_000, 1, 1_150), (4_000, 5, 1_600)])
-async def test_a_view_with_tools_is_cut_back_so_that_a_question_gets_more_room(
-    budget: int, every: int, least: int
-) -> None:
+async def test_a_view_with_tools_is_cut_back_to_give_a_question_more_room(budget: int, every: int, least: int) -> None:
     def look() -> str:
         return words(len(talker.sent), 30)
 
@@ -655,7 +649,7 @@ async def test_a_view_with_tools_is_cut_back_so_that_a_question_gets_more_room(
     assert len(sizes) >= 12 and sum(size > least for size in sizes) > len(sizes) * 2 / 3
 
 
-async def test_a_question_by_the_way_that_the_past_hardly_answers_gets_a_block_in_a_chat_with_a_tool_call() -> None:
+async def test_an_off_topic_question_with_weak_matches_gets_a_block_in_a_chat_with_tools() -> None:
     prompt = "The office was loud again all night and nobody slept much. Could the Ghent warehouse inventory migrate?"
     for exchanges, there in ((1, True), (40, False)):
         history = [*past(100), *worked(exchanges)]
@@ -663,7 +657,7 @@ async def test_a_question_by_the_way_that_the_past_hardly_answers_gets_a_block_i
         assert bool(block_of(talker.last.messages, prompt)) is there
 
 
-async def test_a_full_view_in_tool_work_is_cut_back_for_a_question_if_a_block_may_not_take_half_of_the_room() -> None:
+async def test_a_full_view_in_tool_work_is_cut_back_for_a_question_under_a_limited_share() -> None:
     def look() -> str:
         return words(len(talker.sent), 400)
 
@@ -675,7 +669,7 @@ async def test_a_full_view_in_tool_work_is_cut_back_for_a_question_if_a_block_ma
     assert TokenCounter().text(block_of(talker.last.messages, question)) > 6_000
 
 
-async def test_a_question_by_the_way_gets_a_small_block_in_tool_work_too() -> None:
+async def test_an_off_topic_question_in_tool_work_gets_a_small_block() -> None:
     history = worked(20)
     for turn in range(60):
         note = f"The lockers in Ghent are {words(turn + 2_000, 30)}."
@@ -688,7 +682,7 @@ async def test_a_question_by_the_way_gets_a_small_block_in_tool_work_too() -> No
     assert 500 < sizes[1] <= 1_000 < sizes[0]
 
 
-async def test_a_prompt_that_the_host_joined_with_a_result_of_the_run_before_had_a_turn_of_its_own() -> None:
+async def test_a_prompt_joined_with_the_result_of_the_previous_run_has_its_own_turn() -> None:
     """A stream ends at its first text, and the call after that is answered at the end of its run."""
     looks = ModelResponse(parts=[TextPart("Let me look."), ToolCallPart("look", {})])
     question = "What is the code of the locker in Ghent?"
@@ -708,7 +702,7 @@ async def test_a_prompt_that_the_host_joined_with_a_result_of_the_run_before_had
     assert ["tool-return", "user-prompt"] in kinds and SECRET in block_of(talker.last.messages, question)
 
 
-async def test_a_question_that_the_past_hardly_answers_gets_no_block_in_tool_work_in_a_small_view() -> None:
+async def test_a_question_with_weak_matches_gets_no_block_in_a_small_view_of_tool_work() -> None:
     history = [*past(20), *worked(60)]
     for question, small in (
         (ASK, True),
@@ -730,14 +724,12 @@ async def test_a_question_that_the_past_hardly_answers_gets_no_block_in_tool_wor
         ("請打開 Ghent 的 locker", False),
     ],
 )
-async def test_a_chinese_prompt_gets_a_large_block_if_it_asks_and_a_small_one_if_it_orders(
-    prompt: str, large: bool
-) -> None:
+async def test_a_chinese_question_gets_a_large_block_and_a_chinese_order_a_small_one(prompt: str, large: bool) -> None:
     talker, _ = await talked(compiler(budget=BUDGET), ["Hello.", prompt])
     assert (TokenCounter().text(block_of(talker.last.messages, prompt)) > BUDGET // 8) is large
 
 
-async def test_a_question_asked_before_gets_what_answers_it_and_no_copy_of_itself() -> None:
+async def test_a_repeated_question_recalls_the_answer_and_not_the_question_itself() -> None:
     asked: list[ModelMessage] = []
     for _ in range(8):
         asked.append(ModelRequest(parts=[UserPromptPart(content=ASK)]))

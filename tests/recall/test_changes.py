@@ -78,13 +78,13 @@ async def viewed(messages: list[ModelMessage], prompt: str) -> str:
 
 
 @pytest.mark.parametrize(("old", "new", "question"), CHANGES)
-async def test_what_was_changed_says_so_and_the_change_comes_with_it(old: str, new: str, question: str) -> None:
+async def test_a_changed_statement_is_marked_and_quoted_with_its_change(old: str, new: str, question: str) -> None:
     text = await viewed(session(old, new), question)
     assert re.search(rf"user, changed at turn 41\] {re.escape(old)}", text) and f"user] {new}" in text
 
 
 @pytest.mark.parametrize(("old", "new", "question"), CHANGES)
-async def test_a_live_block_says_so_too(old: str, new: str, question: str) -> None:
+async def test_a_live_block_marks_changes_too(old: str, new: str, question: str) -> None:
     talker = Talker("Fine.")
     agent = Agent(talker.model, capabilities=[compiler(budget=2_000)])
     history = session(f"{words(7, 40)}. {old}", f"{words(8, 40)}. {new}")
@@ -96,12 +96,12 @@ async def test_a_live_block_says_so_too(old: str, new: str, question: str) -> No
 
 
 @pytest.mark.parametrize(("old", "new"), ELSE)
-async def test_what_is_about_something_else_marks_nothing(old: str, new: str) -> None:
+async def test_a_statement_on_another_topic_marks_nothing(old: str, new: str) -> None:
     text = await viewed(session(old, new), f"Which is it? {old} Or: {new}")
     assert old in text and new in text and "changed at" not in text
 
 
-async def test_of_two_changes_the_last_one_counts() -> None:
+async def test_the_last_of_two_changes_counts() -> None:
     old, new, question = CHANGES[0]
     history = session(old, new)
     history[100] = user("Make it 9 retries, not 5.")
@@ -109,12 +109,12 @@ async def test_of_two_changes_the_last_one_counts() -> None:
     assert "user, changed at turn 51] The uploader" in text and "9 retries" in text
 
 
-async def test_an_earlier_message_changes_no_later_one() -> None:
+async def test_an_earlier_message_does_not_change_a_later_one() -> None:
     old, new, question = CHANGES[0]
     assert "changed at" not in await viewed(session(new, old), question)
 
 
-async def test_a_mark_costs_what_it_takes() -> None:
+async def test_a_mark_is_counted_in_the_budget() -> None:
     old, new, question = CHANGES[1]
     for budget in range(300, 420, 7):
         view = await compile_view([*session(old, new), user(question)], "extractive", budget, system=None)

@@ -67,11 +67,11 @@ def test_ids_and_paths_are_terms_as_a_whole_and_in_their_parts(text: str, wanted
     assert wanted <= set(terms(text))
 
 
-def test_words_that_say_nothing_and_data_are_no_terms() -> None:
+def test_stop_words_and_binary_data_are_not_terms() -> None:
     assert not list(terms("Go on. What is it that you and I would do? " + "x9" * MAX_TERM))
 
 
-def test_what_a_tool_answers_counts_where_it_was_called() -> None:
+def test_a_tool_result_is_indexed_at_its_call() -> None:
     index = Index.of(
         read(
             user("look"), assistant(call("find", "a", name="x")), user(answer("a", "in zanzibar/file.txt", tool="find"))
@@ -90,7 +90,7 @@ def test_an_index_built_in_steps_is_the_same_as_one_built_at_once(data: st.DataO
     assert contents(grown) == contents(Index.of(READER.read(messages)))
 
 
-def test_a_history_that_goes_on_continues_its_index_and_a_fork_gets_its_own() -> None:
+def test_a_longer_history_extends_its_index_and_a_fork_gets_its_own() -> None:
     begin = [user("one apple"), assistant("two pears")]
     first = index_of(read(*begin))
     assert index_of(read(*begin, user("three plums"))) is first and len(first) == 3
@@ -98,7 +98,7 @@ def test_a_history_that_goes_on_continues_its_index_and_a_fork_gets_its_own() ->
     assert forked is not first and contents(forked) == contents(Index.of(read(*begin, user("four figs"))))
 
 
-def test_many_conversations_that_take_turns_continue_their_indexes() -> None:
+def test_alternating_conversations_extend_their_own_indexes() -> None:
     talks = [[user(f"Talk {number} is about topic{number}."), assistant("Good.")] for number in range(50)]
     first = [index_of(read(*talk)) for talk in talks]
     again = [index_of(read(*talk, user("And then?"))) for talk in talks]

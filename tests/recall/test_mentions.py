@@ -45,18 +45,18 @@ async def test_a_view_holds_mentions_of_all_of_the_session_in_their_order() -> N
     assert len(found) >= len(PARTS) - 2 and found == [part for part in PARTS if part in found]
 
 
-async def test_a_view_for_another_question_holds_what_answers_best() -> None:
+async def test_a_view_for_a_narrow_question_holds_the_best_matches() -> None:
     view = await compile_view([*renovation(), user(PLAIN)], "extractive", 800, system=None)
     assert len(mentioned("\n".join(own_texts(view)))) <= len(PARTS) // 2
 
 
-async def test_a_live_block_is_from_all_of_the_session_too() -> None:
+async def test_a_live_block_also_covers_the_whole_session() -> None:
     found = [await recalled(one, answer=2, room=950) for one in (ORDER, PLAIN)]
     assert found[0] == sorted(found[0]) and {turn // 40 for turn in found[0]} == {0, 1, 2, 3}
     assert sum(turn >= 40 for turn in found[1]) < sum(turn >= 40 for turn in found[0])
 
 
-async def test_a_live_block_with_room_for_a_few_passages_has_the_best_of_them() -> None:
+async def test_a_live_block_with_little_room_has_the_best_passages() -> None:
     assert max(await recalled(ORDER, answer=60, room=500)) < 40
 
 
@@ -69,7 +69,7 @@ async def recalled(prompt: str, *, answer: int, room: int) -> list[int]:
     return [int(turn) for turn in re.findall(r"(?m)^\[(?:turn )?(\d+)", block_of(talker.last.messages, prompt))]
 
 
-async def test_a_summary_is_not_about_the_words_that_ask_for_it() -> None:
+async def test_the_words_that_request_a_summary_are_not_its_topic() -> None:
     history = renovation()
     history[40:40] = [user("Give me a summary of how this conversation developed."), assistant("Here is an overview.")]
     asked = "Can you give me a complete summary of how the greenhouse has developed throughout our conversation?"

@@ -46,7 +46,7 @@ def test_prompts_that_ask_for_one_thing(prompt: str) -> None:
     assert not Question.of(prompt).wide
 
 
-def test_a_prompt_that_was_never_answered_is_not_what_is_asked() -> None:
+def test_an_unanswered_earlier_prompt_is_not_the_question() -> None:
     both = ModelRequest(parts=[UserPromptPart(content="I like the boat."), UserPromptPart(content="Where is the cat?")])
     assert pending_prompt_text(READER.read([both])) == "Where is the cat?"
     both.parts[1] = UserPromptPart(content="?")

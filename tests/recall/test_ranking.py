@@ -74,7 +74,7 @@ def facts() -> list[ModelMessage]:
 
 
 @pytest.mark.parametrize(("name", "place"), [("Belg", "Gleb"), ("Fenk", "Knef"), ("Jorn", "Nroj")])
-async def test_the_turn_that_answers_is_in_the_view_when_it_is_asked_about(name: str, place: str) -> None:
+async def test_the_turn_with_the_answer_is_in_the_view_for_its_question(name: str, place: str) -> None:
     assert f"went to {place}" in await view_text([*facts(), user(f"Where did {name} go?")], 250)
     assert (await view_text([*facts(), user("Go on.")], 250)).count("went to") < 20
 
@@ -129,7 +129,7 @@ def test_an_irregular_form_is_its_verb(told: str, asked: str) -> None:
     assert best([*filler(10), *others, user(told), assistant("Fine."), *filler(10, 1)], asked) == told
 
 
-def test_in_a_talk_what_follows_a_message_that_is_asked_about_answers() -> None:
+def test_in_a_talk_the_reply_to_a_matching_question_ranks_above_the_match() -> None:
     before, reply = "A letter, since he was here, by our aunt.", "The cello, since I was six, with my aunt."
     talk = [*filler(20), user(before), assistant("And which instrument is yours?"), user(reply), *filler(20, 1)]
     order = [passage.text for _, passage in ranked(talk, "Which instrument does he play?")]
@@ -145,7 +145,7 @@ def test_in_a_talk_what_follows_a_message_that_is_asked_about_answers() -> None:
         ("We saw the bridge in Porto, all of it.", "Which city did they see the bridge in?"),
     ],
 )
-def test_in_a_talk_a_question_word_prefers_what_it_asks_for(told: str, asked: str) -> None:
+def test_in_a_talk_a_question_word_prefers_its_kind_of_answer(told: str, asked: str) -> None:
     other = "We saw the bridge with several friends, happily."
     for talk in ([other, told], [told, other]):
         said = [one for text in talk for one in (*filler(5), user(text), assistant("Good to hear."))]
@@ -153,13 +153,13 @@ def test_in_a_talk_a_question_word_prefers_what_it_asks_for(told: str, asked: st
 
 
 @pytest.mark.parametrize("date", ["May 18", "18th of May, 2024", "2024-05-18"])
-def test_a_date_finds_what_was_said_then(date: str) -> None:
+def test_a_date_finds_messages_of_that_day(date: str) -> None:
     talk = [one for day in range(12) for one in (said(f"The garden took me hours, part {day}.", day), assistant("Oh."))]
     assert best(talk, f"What about the garden, {date}?") == "The garden took me hours, part 3."
 
 
 @pytest.mark.parametrize("date", ["31 February", "2024-13-45", "99 May 0000"])
-def test_a_date_that_is_none_finds_what_is_asked_all_the_same(date: str) -> None:
+def test_an_invalid_date_does_not_prevent_a_match(date: str) -> None:
     talk = [*filler(10), said("The garden took me hours."), assistant("Oh."), *filler(10, 1)]
     assert best(talk, f"What about the garden, {date}?") == "The garden took me hours."
 
@@ -177,7 +177,7 @@ def test_a_standing_instruction_comes_with_a_question_for_help() -> None:
     assert best(talk, "How should I write the login code?") == rule
 
 
-def test_who_is_called_by_a_name_is_who_it_names() -> None:
+def test_a_name_matches_the_speaker_addressed_by_it() -> None:
     talk: list[ModelMessage] = []
     for number in range(8):
         talk += [user(f"Hi Mel! Day {number} was good."), assistant(f"Hey Carol! Mine, {number}, too.")]
@@ -186,13 +186,13 @@ def test_who_is_called_by_a_name_is_who_it_names() -> None:
     assert ranked(talk, "Which dog did Carol adopt?")[0][1].speaker == "user"
 
 
-def test_the_month_that_is_named_counts() -> None:
+def test_a_named_month_matches_messages_of_that_month() -> None:
     talk = [said("We went hiking.", 0), replied("Nice."), said("We went hiking.", 60), replied("Again?")]
     assert ranked(talk, "Where did we go hiking in July?")[0][1].date == "2024-07-14"
     assert not any(score for score, _ in ranked(talk, "May I?"))
 
 
-def test_what_stands_next_to_a_hit_is_ranked_and_what_is_far_from_it_is_not() -> None:
+def test_neighbours_of_a_match_are_ranked_and_distant_messages_are_not() -> None:
     talk = [*filler(10), user("Which violin should it be?"), assistant("The Cremona one."), *filler(10, 1)]
     scores = {passage.position: score for score, passage in ranked(talk, "violin")}
     assert scores[20] > 0 and scores[21] > 0 and scores[22] > 0 and scores[0] < 0 and scores[40] < 0
@@ -201,11 +201,11 @@ def test_what_stands_next_to_a_hit_is_ranked_and_what_is_far_from_it_is_not() ->
 @pytest.mark.parametrize(
     "question", ["", " ", "the", "Go on.", "?", "xylophone", '"', "OR AND NOT NEAR(", "***", "\ud800"]
 )
-def test_a_question_that_nothing_answers_ranks_nothing(question: str) -> None:
+def test_a_question_without_matches_ranks_nothing(question: str) -> None:
     assert {score for score, _ in ranked(filler(10), question)} == {0.0}
 
 
-def test_what_stands_behind_the_candidates_counts_for_nothing() -> None:
+def test_messages_after_the_candidates_are_ignored() -> None:
     talk = [*filler(5), user("The boat is in Malmö."), assistant("Good."), *filler(5)]
     index, candidates = all_of(talk)
     asked = READER.read([*talk, user("Where is the boat? The boat!")])
@@ -213,7 +213,7 @@ def test_what_stands_behind_the_candidates_counts_for_nothing() -> None:
     assert rank(index, Question.of("Where is the boat? The boat!"), candidates)[10] > 0
 
 
-def test_a_question_that_was_asked_before_finds_that_turn() -> None:
+def test_a_repeated_question_finds_its_earlier_turn() -> None:
     talk = [*filler(10), user("Which pump fits the heater?"), assistant("Model B."), *filler(10)]
     assert best(talk, "Which pump fits the heater?") == "Which pump fits the heater?"
 
@@ -224,7 +224,7 @@ def test_operators_and_quotes_are_only_signs() -> None:
 
 
 @pytest.mark.parametrize("size", [1, 100_000])
-def test_a_long_question_still_finds_what_it_asks_for(size: int) -> None:
+def test_a_long_question_still_finds_the_matching_passage(size: int) -> None:
     index, candidates = all_of([*filler(50), user("A zebra came by."), assistant("Really?")])
     question = "zebra " + " ".join("ab" * (number % 37 + 1) for number in range(size // 38))
     scores = rank(index, Question.of(question), candidates)
@@ -245,7 +245,7 @@ def test_a_long_question_still_finds_what_it_asks_for(size: int) -> None:
     ],
     ids=["nothing", "one giant", "the same again", "only calls", "forged fences"],
 )
-async def test_any_history_can_be_asked(messages: list[ModelMessage]) -> None:
+async def test_any_history_can_be_ranked(messages: list[ModelMessage]) -> None:
     index, candidates = all_of(messages)
     assert len(rank(index, Question.of("Where is the lion?"), candidates)) == len(candidates)
     await view_text([*messages, user("Where is the lion?")], 400)
@@ -288,7 +288,7 @@ def test_one_turn_is_found_among_6_000_messages() -> None:
         "Bought, taught and withdrawn; buying",
     ],
 )
-def test_a_text_holds_a_beginning_of_every_term_it_says(said: str) -> None:
+def test_a_text_contains_a_prefix_of_each_of_its_terms(said: str) -> None:
     assert set(terms(said))
     assert all(any(start in fold(said) for start in beginnings(term)) for term in terms(said))
 

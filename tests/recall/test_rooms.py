@@ -18,7 +18,7 @@ from tests.support.agents import Talker, compiler
 count = TokenCounter().text
 
 
-async def test_a_question_in_a_room_of_a_hundred_thousand_tokens_gets_all_that_a_share_buys() -> None:
+async def test_a_question_in_a_budget_of_112_000_tokens_gets_a_large_block() -> None:
     """Where a share of the room for prompts that ask nothing would be more than the most that a block may take."""
     history: list[ModelMessage] = []
     for turn in range(1_000):
@@ -29,7 +29,7 @@ async def test_a_question_in_a_room_of_a_hundred_thousand_tokens_gets_all_that_a
 
 
 @pytest.mark.parametrize("share", [0.85, 0.92])
-async def test_a_long_prompt_that_fits_stays_whole_though_it_asks(share: float) -> None:
+async def test_a_long_question_that_fits_stays_whole(share: float) -> None:
     size = 10
     while count(words(77, size)) < share * 3_000 - 40:
         size += 5
@@ -40,7 +40,7 @@ async def test_a_long_prompt_that_fits_stays_whole_though_it_asks(share: float) 
 
 
 @pytest.mark.parametrize("tools", [False, True])
-async def test_a_word_of_praise_is_no_name_that_would_bring_what_answers_nothing(tools: bool) -> None:
+async def test_a_capitalized_word_of_praise_is_not_taken_for_a_speaker(tools: bool) -> None:
     history: list[ModelMessage] = []
     for turn in range(150):
         lead = "Great! " if turn % 10 == 0 else ""
@@ -86,7 +86,7 @@ async def test_a_question_beside_a_pasted_listing_finds_its_answer_in_one_view(l
 
 
 @pytest.mark.parametrize("secret_at", [40, 75])
-async def test_what_only_the_former_view_contained_is_searched_for_when_a_turn_is_cut_back(secret_at: int) -> None:
+async def test_passages_only_in_the_former_view_are_recalled_when_a_turn_is_cut_back(secret_at: int) -> None:
     async def dig() -> str:
         return words(9_000 + len(talker.sent), 500)
 
@@ -146,7 +146,7 @@ async def test_a_long_turn_is_cut_back_before_its_block_loses_the_answer(
     assert max(sent.tokens for sent in asked) <= budget
 
 
-async def test_a_block_shortened_after_a_refusal_does_not_lose_a_passage_each_time_that_its_turn_is_cut_back() -> None:
+async def test_a_block_shortened_after_a_refusal_loses_no_passage_at_later_cuts() -> None:
     async def dig() -> str:
         return words(9_000 + len(talker.sent), 300)
 

@@ -27,12 +27,14 @@ from tests.support.histories import answer, assistant, call, histories, long_his
 
 
 @given(messages=histories(), room=st.integers(0, 600))
-def test_a_choice_is_never_over_its_room(messages: list[ModelMessage], room: int) -> None:
+def test_the_selection_never_exceeds_its_room(messages: list[ModelMessage], room: int) -> None:
     assert COUNTER.text(write_quotation(choose(all_of(messages), room))) <= room
 
 
 @given(messages=histories(), room=st.integers(0, 2_000), seed=st.integers(0, 9))
-def test_what_a_quotation_uses_is_the_sum_of_its_lines(messages: list[ModelMessage], room: int, seed: int) -> None:
+def test_the_room_used_by_a_quotation_is_the_sum_of_its_lines(
+    messages: list[ModelMessage], room: int, seed: int
+) -> None:
     candidates = all_of(messages)
     quotation = Quotation(candidates, room)
     for index in random.Random(seed).sample(range(len(candidates)), len(candidates)):
@@ -44,13 +46,15 @@ def test_what_a_quotation_uses_is_the_sum_of_its_lines(messages: list[ModelMessa
 
 
 @given(messages=histories(), room=st.integers(0, 300), divisor=st.integers(1, 9))
-def test_a_choice_is_never_over_its_room_whoever_counts(messages: list[ModelMessage], room: int, divisor: int) -> None:
+def test_the_selection_never_exceeds_its_room_with_any_counter(
+    messages: list[ModelMessage], room: int, divisor: int
+) -> None:
     counter = TokenCounter(lambda text: len(text) // divisor)
     assert counter.text(write_quotation(choose(all_of(messages, counter), room))) <= room
 
 
 @given(messages=histories(), room=st.integers(0, 2_000), seed=st.integers(0, 9))
-def test_a_choice_stands_in_order_and_does_not_depend_on_the_order_given(
+def test_the_selection_is_in_order_whatever_the_order_of_the_candidates(
     messages: list[ModelMessage], room: int, seed: int
 ) -> None:
     candidates = all_of(messages)
@@ -65,7 +69,7 @@ def test_a_choice_stands_in_order_and_does_not_depend_on_the_order_given(
 
 
 @given(messages=histories())
-def test_what_is_quoted_was_said(messages: list[ModelMessage]) -> None:
+def test_every_quoted_passage_was_said(messages: list[ModelMessage]) -> None:
     history = Reader(COUNTER).read(messages)
     for passage in all_of(messages):
         said = [item for item in history.readings[passage.position].items if item.mark is None]
@@ -73,14 +77,14 @@ def test_what_is_quoted_was_said(messages: list[ModelMessage]) -> None:
             assert any(passage.text.strip() in item.text for item in said)
 
 
-def test_with_room_for_everything_everything_new_is_chosen() -> None:
+def test_with_enough_room_every_new_passage_is_chosen() -> None:
     candidates = all_of(
         [asked("Order 17 is late."), replied("I will write to the supplier."), asked("Use the new address.")]
     )
     assert choose(candidates, sum(passage.tokens for passage in candidates)) == candidates
 
 
-def test_in_a_chat_the_users_own_words_come_first() -> None:
+def test_in_a_chat_the_words_of_the_user_come_first() -> None:
     messages: list[ModelMessage] = []
     for number in range(30):
         messages += [
@@ -92,7 +96,7 @@ def test_in_a_chat_the_users_own_words_come_first() -> None:
     assert len(chosen) > 10 and {passage.speaker for passage in chosen} == {"user"}
 
 
-def test_beside_tools_the_users_own_words_come_first_too() -> None:
+def test_with_tools_the_words_of_the_user_come_first_too() -> None:
     messages: list[ModelMessage] = []
     for number in range(12):
         look = assistant(f"Reading shelf {number} of hall {number * 3}.", call("look", f"c{number}", shelf=number))
@@ -107,7 +111,7 @@ def test_a_standing_instruction_comes_before_other_words_of_the_user() -> None:
     assert chosen.text == "Never paint new cranes there."
 
 
-def test_a_message_is_wanted_with_its_dull_half() -> None:
+def test_a_message_is_chosen_together_with_its_less_informative_half() -> None:
     def rich(number: int, size: int) -> str:
         return " ".join(f"Crate{at} of lot{at} holds pumps{at}." for at in range(number * 100, number * 100 + 50))[
             :size
@@ -124,12 +128,12 @@ def test_a_message_is_wanted_with_its_dull_half() -> None:
     assert list(choose(candidates, sum(passage.tokens for passage in wanted))) == wanted
 
 
-def test_what_was_said_before_is_not_quoted_twice() -> None:
+def test_a_repeated_message_is_not_quoted_twice() -> None:
     messages = [asked("The gate for flight HAT229 is B17."), replied("ok"), asked("The gate for flight HAT229 is B17!")]
     assert [passage.position for passage in choose(all_of(messages), 500)] == [0, 1]
 
 
-def test_a_nod_gives_way_to_words_that_say_something() -> None:
+def test_short_agreement_is_dropped_before_informative_words() -> None:
     nods = ["Splendid idea!", "Lovely.", "Marvellous!", "Perfect, cheers.", "Agreed.", "Brilliant stuff."]
     towns = ["Zurich", "Bergen", "Porto", "Ghent", "Lyon", "Turin"]
     messages: list[ModelMessage] = []
@@ -140,7 +144,7 @@ def test_a_nod_gives_way_to_words_that_say_something() -> None:
     assert sum("Customer" in passage.text for passage in chosen) >= 5
 
 
-def test_a_talk_between_two_people_is_not_only_one_of_them() -> None:
+def test_a_talk_between_two_people_quotes_both() -> None:
     messages: list[ModelMessage] = []
     for number in range(20):
         messages += [
@@ -160,7 +164,7 @@ def test_a_talk_between_two_people_is_not_only_one_of_them() -> None:
     ],
     ids=["what is past", "a number", "no reaction", "what was not said before"],
 )
-def test_where_nothing_is_asked_of_a_talk_what_tells_something_is_worth_more(telling: str, dull: str) -> None:
+def test_without_a_question_informative_passages_of_a_talk_score_higher(telling: str, dull: str) -> None:
     calm = [part for _ in range(12) for part in (asked("Wind stays calm today"), replied("Waves stay flat today"))]
     candidates = all_of([*calm, asked(telling), replied("Waves stay flat today"), asked(dull)])
     more, less = (worths(candidates, parts_of(candidates))[at] for at in (-3, -1))
@@ -183,7 +187,7 @@ def test_scripts_without_spaces_fall_into_pairs_of_characters() -> None:
 
 
 @pytest.mark.parametrize("unit", ["a", "漢", "a. ", "\n[turn 1", "e\u0301"])
-def test_a_megabyte_on_one_line_is_read_within_the_budget(unit: str) -> None:
+def test_a_line_of_one_megabyte_is_read_within_the_budget(unit: str) -> None:
     chosen = choose(all_of([asked(unit * (1_000_000 // len(unit))), replied("Thanks.")]), 1_000)
     assert COUNTER.text(write_quotation(chosen)) <= 1_000
 
@@ -197,7 +201,7 @@ def test_a_very_long_history_fills_a_large_budget() -> None:
     assert 36_000 < COUNTER.text(write_quotation(chosen)) <= 40_000
 
 
-def test_later_questions_about_a_talk_find_their_evidence(data_folder: Path) -> None:
+def test_a_summary_keeps_evidence_for_later_questions_about_a_talk(data_folder: Path) -> None:
     scores: list[float] = []
     for talk in json.loads((data_folder / "locomo" / "conversations.json").read_text()):
         messages, said = _talk(talk["conversation"])

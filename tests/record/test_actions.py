@@ -31,7 +31,7 @@ async def test_actions_are_kept_in_order(store: Any):
     assert [row["kind"] async for row in store.export() if row["table"] == "actions"] == ["pin", "unpin"]
 
 
-async def test_who_does_not_know_the_newest_action_adds_none(store: Any):
+async def test_an_action_based_on_an_outdated_one_is_refused(store: Any):
     await store.save_action("s", "", action(), after=0)
     for after in (0, 2):
         with pytest.raises(StoreError, match="somebody compiled, undid or pinned in it meanwhile"):
@@ -42,7 +42,7 @@ async def test_who_does_not_know_the_newest_action_adds_none(store: Any):
     assert sum(isinstance(result, Action) for result in results) == 1
 
 
-async def test_a_compile_that_was_undone_is_not_found_again(store: Any):
+async def test_an_undone_compile_is_not_found_again(store: Any):
     done = await store.save_action("s", "", action("compile"), after=0, compile=compiled(cache_key="k"))
     assert done.summary_id == 1 and (await store.find_compile("k"))[0] == 1
     await store.save_action("s", "", action("undo", summary_id=1), after=1)
@@ -85,7 +85,7 @@ async def test_actions_go_with_their_conversation_and_hold_their_compile(store: 
     assert await store.actions("s") == [] and await store.summaries("s") == []
 
 
-async def test_no_owner_sees_the_actions_of_another(store: Any):
+async def test_an_owner_does_not_see_actions_of_another(store: Any):
     ann, bob = store.scoped("ann"), store.scoped("bob")
     await ann.save_action("s", "", action(), after=0)
     assert await bob.actions("s") == [] and await store.actions("s") == []

@@ -21,7 +21,7 @@ from tests.record.entries import NOW, Talk, compiled, cycle, request, talk
 T = TypeVar("T")
 
 
-async def test_a_saved_request_comes_back_as_it_was(store: Store):
+async def test_a_saved_request_is_read_back_unchanged(store: Store):
     raw = talk(2)
     entry = request(raw, Talk("a summary", "and"), compile=compiled(raw.ids[0], cache_key="k"))
     saved = await store.save(entry)
@@ -39,7 +39,7 @@ async def test_saving_twice_is_one_row(store: Store):
 
 
 @pytest.mark.parametrize("other", [{"run_id": "b"}, {"request_index": 1}, {"session_id": "t"}, {"vault_name": "v"}])
-async def test_what_differs_in_one_name_is_another_request(store: Store, other: dict[str, object]):
+async def test_requests_that_differ_in_one_identifier_are_separate(store: Store, other: dict[str, object]):
     await store.save(request(talk(1)))
     await store.save(request(talk(1), **other))
     assert len(await store.views()) == 2
@@ -51,14 +51,14 @@ async def test_requests_without_run_and_chains_are_one_row_too(store: Store):
     assert len(await store.views()) == 1
 
 
-async def test_saving_an_old_request_again_does_not_turn_the_conversation_back(store: Store):
+async def test_saving_an_old_request_again_does_not_move_the_conversation_back(store: Store):
     old, new = talk(1), talk(3)
     for entry in (request(old), request(new), request(old)):
         await store.save(entry)
     assert await store.transcript("s") == new.bodies
 
 
-async def test_a_growing_history_is_read_only_where_it_is_new(store: Store):
+async def test_only_the_new_part_of_a_growing_history_is_read(store: Store):
     await store.save(request(talk(50)))
     longer = talk(51)
     await store.save(request(longer))
@@ -71,7 +71,7 @@ async def test_a_view_that_is_the_raw_history_is_read_once(store: Store):
     assert raw.read == [0, 1, 2, 3, 4]
 
 
-async def test_a_fork_shares_what_came_before(store: Store):
+async def test_a_fork_shares_its_beginning(store: Store):
     trunk = talk(3)
     left, right = trunk.then("yes", "left"), trunk.then("no", "right")
     await store.save(request(left))
@@ -81,7 +81,7 @@ async def test_a_fork_shares_what_came_before(store: Store):
     assert [row["table"] async for row in store.export()].count("nodes") == 5 + 2 + 2
 
 
-async def test_a_fork_of_the_same_conversation_reads_only_what_is_new(store: Store):
+async def test_only_the_new_part_of_a_fork_of_the_same_conversation_is_read(store: Store):
     trunk = talk(3)
     left, right = trunk.then("yes", "left"), trunk.then("no", "right")
     await store.save(request(left))
@@ -89,7 +89,7 @@ async def test_a_fork_of_the_same_conversation_reads_only_what_is_new(store: Sto
     assert right.read == [5, 6]
 
 
-async def test_every_tip_leads_back_to_its_chain(store: Store):
+async def test_every_tip_returns_its_chain(store: Store):
     raw = talk(3)
     await store.save(request(raw, Talk("a summary", "and", "then")))
     for at, tip in enumerate(raw.ids):
@@ -101,7 +101,7 @@ async def test_an_unknown_tip_is_an_error(store: Store):
         await store.chain("c1:unknown")
 
 
-async def test_an_unknown_session_has_nothing(store: Store):
+async def test_an_unknown_session_is_empty(store: Store):
     assert await store.transcript("nobody") == []
     assert await store.views("nobody") == []
     assert await store.summaries("nobody") == []
@@ -110,7 +110,7 @@ async def test_an_unknown_session_has_nothing(store: Store):
     assert await store.sessions() == []
 
 
-async def test_a_history_of_nothing_can_be_recorded(store: Store):
+async def test_an_empty_history_can_be_recorded(store: Store):
     saved = await store.save(request(Talk(), Talk()))
     assert (saved.raw_tip, saved.view_tip) == (None, None)
     assert await store.transcript("s") == []
@@ -122,7 +122,7 @@ async def test_tips_that_were_not_given_are_those_of_the_chains(store: Store):
     assert (saved.raw_tip, saved.view_tip) == (raw.tip, raw.tip)
 
 
-async def test_a_record_without_content_is_a_record(store: Store):
+async def test_a_request_without_content_can_be_stored(store: Store):
     entry = request(None, status="compiled; content: record is metadata", compile=compiled("", compiled_prompt=None))
     saved = await store.save(entry)
     assert saved.raw_tip is None
@@ -181,7 +181,7 @@ async def test_times_are_kept_in_utc(store: Store):
     assert (await store.views(limit=1))[0].created_at == datetime(2025, 7, 1, 3, 0, tzinfo=UTC)
 
 
-async def test_what_json_and_unicode_cannot_say_does_not_lose_the_record(store: Store):
+async def test_lone_surrogates_and_values_outside_json_do_not_lose_the_record(store: Store):
     lone = "half a pair \ud800"
     made = compiled(summary=lone, error=lone, survival=math.nan, usage={"x": 1}, input_payload={"at": NOW})
     await store.save(request(talk(1), error=lone, ledger={"at": NOW}, ratio=math.nan, compile=made))
@@ -207,7 +207,7 @@ async def test_a_store_can_be_used_again_after_it_was_closed(store: Store):
     assert len(await store.views()) == 2
 
 
-async def test_a_history_that_cannot_be_read_leaves_nothing_behind(store: Store):
+async def test_an_unreadable_history_leaves_nothing_behind(store: Store):
     class Broken(Talk):
         def body(self, index: int) -> bytes:
             if index == 2:
@@ -219,7 +219,7 @@ async def test_a_history_that_cannot_be_read_leaves_nothing_behind(store: Store)
     assert [row async for row in store.export()] == []
 
 
-async def test_everything_is_exported_each_row_after_those_it_points_to(store: Store):
+async def test_an_export_has_each_row_after_the_rows_it_refers_to(store: Store):
     raw = talk(2)
     await store.save(request(raw, compile=compiled(raw.ids[0]), cycle=cycle(raw.ids[0], '{"kept": []}')))
     found = [row async for row in store.export()]
@@ -253,7 +253,7 @@ async def test_the_answer_to_the_last_request_is_added_to_its_conversation(store
     assert len(await store.views()) == 1
 
 
-async def test_keeping_a_history_of_nothing_forgets_nothing(store: Store):
+async def test_saving_an_empty_history_removes_nothing(store: Store):
     await store.save(request(talk(2)))
     await store.archive("s", "", Talk())
     assert await store.transcript("s") == talk(2).bodies
@@ -302,7 +302,7 @@ async def test_several_reads_are_one_job(store: SQLStore):
     assert await read(watched) == (cycle(raw.tip), [saved], raw.bodies) and len(jobs) == 4
 
 
-async def test_a_job_of_several_reads_fails_as_one_read_does_and_waits_for_nothing_else(store: SQLStore):
+async def test_a_job_of_several_reads_fails_like_one_read_and_does_not_wait_for_other_jobs(store: SQLStore):
     await store.save(request(talk(1)))
     with pytest.raises(StoreError, match="never recorded"):
         await store.perform_together(lambda store: store.chain("unknown"))

@@ -10,7 +10,7 @@ from tests.record.entries import NOW, Talk, body, cycle, request
 LATER = NOW + timedelta(hours=1)
 
 
-async def test_conversations_that_say_the_same_keep_their_own_times(store: Store):
+async def test_equal_conversations_keep_their_own_times(store: Store):
     ours, theirs = Talk(*"abcd"), Talk(*"abcd", when=LATER)
     await store.save(request(ours, session_id="ours"))
     await store.save(request(theirs, session_id="theirs"))
@@ -27,7 +27,7 @@ async def test_conversations_that_say_the_same_keep_their_own_times(store: Store
     assert "copies" not in [row["table"] async for row in store.export()]
 
 
-async def test_a_copy_goes_when_the_conversation_returns_to_what_is_shared(store: Store):
+async def test_a_copy_is_removed_when_the_conversation_returns_to_the_shared_part(store: Store):
     ours, theirs = Talk(*"abcd"), Talk(*"abcd", when=LATER)
     await store.save(request(ours, session_id="ours"))
     await store.save(request(theirs, session_id="theirs"))
@@ -37,7 +37,7 @@ async def test_a_copy_goes_when_the_conversation_returns_to_what_is_shared(store
     assert await store.verify() == ()
 
 
-async def test_a_way_of_writing_views_finds_only_its_own_cycles(store: Store):
+async def test_a_cycle_configuration_finds_only_its_own_cycles(store: Store):
     raw = Talk(*"abcdef")
     await store.save(request(raw, cycle=cycle(raw.ids[2], "wide", "wide")))
     await store.save(request(raw.then("g"), cycle=cycle(raw.ids[2], "narrow", "narrow"), request_index=1))
@@ -50,7 +50,7 @@ async def test_a_way_of_writing_views_finds_only_its_own_cycles(store: Store):
     assert await store.find_cycle(raw.ids, "narrow") == cycle(raw.ids[4], "late", "narrow")
 
 
-async def test_a_history_that_is_taken_over_is_not_read_again(store: Store):
+async def test_an_adopted_history_is_not_read_again(store: Store):
     trunk = Talk(*"abcdefgh")
     await store.save(request(trunk, session_id="ours"))
     fork = trunk.then("more")
@@ -59,7 +59,7 @@ async def test_a_history_that_is_taken_over_is_not_read_again(store: Store):
     assert await store.transcript("theirs") == fork.bodies
 
 
-async def test_a_prompt_that_is_asked_again_does_not_have_all_read_again(store: Store):
+async def test_a_repeated_prompt_reads_only_the_last_messages(store: Store):
     trunk = Talk(*"abcdefgh")
     await store.save(request(trunk.then("again?"), session_id="ours"))
     asked = Again(*"abcdefgh", "again?")

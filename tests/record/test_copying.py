@@ -79,7 +79,7 @@ def target(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[SQLStore]
     yield open_place(request.getfixturevalue("record_url") if request.param == "postgres" else place)
 
 
-async def test_a_record_goes_to_another_place_and_back(target: SQLStore):
+async def test_a_record_can_be_copied_to_another_store_and_back(target: SQLStore):
     source, back = MemoryStore(), MemoryStore()
     await fill(source)
     first = await copy_record(source, target, lambda table: None)
@@ -149,7 +149,7 @@ async def change(store: SQLStore) -> None:
     await keep(store, "2", "and", "then", after="first")
 
 
-async def test_what_has_changed_since_is_brought_up_to_date(target: SQLStore):
+async def test_a_second_copy_updates_changed_rows(target: SQLStore):
     source = MemoryStore()
     await fill(source)
     await keep(source, "1", "first")
@@ -172,7 +172,7 @@ async def test_what_has_changed_since_is_brought_up_to_date(target: SQLStore):
     await target.close()
 
 
-async def test_what_the_target_has_changed_stays_and_is_said(target: SQLStore):
+async def test_changes_in_the_target_are_kept_and_reported(target: SQLStore):
     source = MemoryStore()
     await fill(source)
     await keep(source, "1", "first")
@@ -191,7 +191,7 @@ async def test_what_the_target_has_changed_stays_and_is_said(target: SQLStore):
     await target.close()
 
 
-async def test_a_compile_with_another_answer_than_the_one_of_the_copy_is_copied_too(target: SQLStore):
+async def test_a_compile_whose_answer_differs_from_the_copied_one_is_copied_too(target: SQLStore):
     source = MemoryStore()
     await target.save(request(talk(2), compile=compiled(cache_key="k", raw_output="there"), session_id="there"))
     await source.save(request(talk(2), compile=compiled(cache_key="k", raw_output="here")))
@@ -234,7 +234,7 @@ async def test_layers_that_the_copy_has_already_keep_the_pages_that_they_list(ta
     await target.close()
 
 
-async def test_a_row_that_was_changed_is_not_sealed_anew(tmp_path: Path):
+async def test_a_tampered_row_is_not_copied(tmp_path: Path):
     source = open_place(tmp_path / "context.db")
     await fill(source)
     await source.close()
@@ -246,7 +246,7 @@ async def test_a_row_that_was_changed_is_not_sealed_anew(tmp_path: Path):
 
 
 @pytest.mark.slow
-async def test_no_text_of_a_copy_waits_for_the_search_index(postgres: Cluster, postgres_url: str):
+async def test_copied_text_is_searchable_at_once(postgres: Cluster, postgres_url: str):
     source, target = MemoryStore(), open_place(postgres_url)
     await source.save(request(talk(200)))
     assert (await copy_record(source, target, lambda table: None)).defects == ()
@@ -256,7 +256,7 @@ async def test_no_text_of_a_copy_waits_for_the_search_index(postgres: Cluster, p
     await target.close()
 
 
-def test_the_command_says_what_it_did(tmp_path: Path, postgres_url: str, sync_loop: Any):
+def test_the_command_reports_its_work(tmp_path: Path, postgres_url: str, sync_loop: Any):
     source = open_place(tmp_path / "context.db")
     sync_loop.run_until_complete(fill(source))
     sync_loop.run_until_complete(source.close())

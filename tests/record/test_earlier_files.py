@@ -36,7 +36,7 @@ def earlier(tmp_path: Path) -> Path:
     return path
 
 
-async def test_a_reader_verifies_it_and_leaves_it_as_it_is(earlier: Path):
+async def test_a_reader_verifies_an_earlier_file_without_changing_it(earlier: Path):
     before = earlier.read_bytes()
     store = SQLiteStore(earlier, read_only=True)
     assert await store.verify() == ()
@@ -46,7 +46,7 @@ async def test_a_reader_verifies_it_and_leaves_it_as_it_is(earlier: Path):
     assert earlier.read_bytes() == before and ask(earlier, "PRAGMA user_version") == [(3,)]
 
 
-async def test_it_is_upgraded_when_it_is_written(earlier: Path):
+async def test_an_earlier_file_is_upgraded_when_written(earlier: Path):
     store = SQLiteStore(earlier)
     assert await store.verify() == ()
     assert await store.layers("pirate") == ('{"version": 1}', 1)
@@ -61,7 +61,7 @@ async def test_it_is_upgraded_when_it_is_written(earlier: Path):
 
 
 @pytest.mark.parametrize("lacks", [("claims",), ("claims", "numbers")])
-async def test_a_file_of_the_version_before_is_read_and_upgraded(tmp_path: Path, lacks: tuple[str, ...]):
+async def test_a_file_of_the_previous_version_is_read_and_upgraded(tmp_path: Path, lacks: tuple[str, ...]):
     path = tmp_path / "context.db"
     store = SQLiteStore(path)
     await store.save(request(talk(2)))
@@ -93,7 +93,7 @@ TAMPERING = {
 
 
 @pytest.mark.parametrize("statement", TAMPERING.values(), ids=TAMPERING)
-async def test_an_upgrade_does_not_hide_what_was_changed_before(earlier: Path, statement: str):
+async def test_an_upgrade_does_not_hide_earlier_changes(earlier: Path, statement: str):
     with sqlite3.connect(earlier) as db:
         assert db.execute(statement).rowcount == 1
     db.close()
@@ -118,7 +118,7 @@ def from_texts(messages: list[ModelMessage]) -> list[ModelMessage]:
 
 
 @pytest.mark.parametrize("rebuilt", [False, True])
-async def test_its_conversation_goes_on_without_a_new_compile(earlier: Path, rebuilt: bool):
+async def test_a_conversation_of_an_earlier_file_continues_without_a_new_compile(earlier: Path, rebuilt: bool):
     asked: list[int] = []
 
     def summary(messages: list[ModelMessage], info: AgentInfo) -> ModelResponse:

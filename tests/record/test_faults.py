@@ -45,7 +45,7 @@ async def test_a_short_lock_is_waited_for(file: SQLiteStore):
     assert len(await file.views()) == 1
 
 
-async def test_a_full_disk_is_reported_and_nothing_is_half_kept(file: SQLiteStore):
+async def test_a_full_disk_is_reported_and_nothing_is_stored_partially(file: SQLiteStore):
     await file.save(request(talk(1)))
     await file.perform(lambda db: db.execute("PRAGMA max_page_count = 60"))
     noise = Talk(*(str(Random(n).random()) for n in range(2_000)))
@@ -56,7 +56,7 @@ async def test_a_full_disk_is_reported_and_nothing_is_half_kept(file: SQLiteStor
     await file.save(request(talk(2)))
 
 
-async def test_of_a_save_that_fails_in_the_middle_nothing_is_kept(file: SQLiteStore):
+async def test_a_save_that_fails_halfway_stores_nothing(file: SQLiteStore):
     await file.save(request(talk(1)))
     before = [row async for row in file.export()]
     refusal = "CREATE TRIGGER refusal BEFORE INSERT ON views BEGIN SELECT RAISE(ABORT, 'refused'); END"
@@ -69,7 +69,7 @@ async def test_of_a_save_that_fails_in_the_middle_nothing_is_kept(file: SQLiteSt
     assert len(await file.views()) == 2 and await file.verify() == ()
 
 
-def test_a_process_that_may_write_no_more_goes_on(tmp_path: Path):
+def test_a_process_at_its_file_size_limit_continues(tmp_path: Path):
     script = """
 import asyncio, resource, sys
 from context_compiler.errors import StoreError
@@ -99,7 +99,7 @@ asyncio.run(main())
 
 
 @pytest.mark.parametrize("content", [b"not a database at all " * 100, b"SQLite format 3\x00" + b"\xff" * 5_000])
-async def test_a_file_that_is_no_database_is_refused_and_left_alone(tmp_path: Path, content: bytes):
+async def test_a_file_that_is_not_a_database_is_refused_and_unchanged(tmp_path: Path, content: bytes):
     path = tmp_path / "context.db"
     path.write_bytes(content)
     for store in (SQLiteStore(path), SQLiteStore(path, read_only=True)):
@@ -108,7 +108,7 @@ async def test_a_file_that_is_no_database_is_refused_and_left_alone(tmp_path: Pa
     assert path.read_bytes() == content
 
 
-async def test_a_page_that_is_overwritten_is_an_error_and_is_found(full: SQLiteStore):
+async def test_an_overwritten_page_is_an_error_and_is_detected(full: SQLiteStore):
     db = sqlite3.connect(full.path)
     (page,) = db.execute("SELECT rootpage FROM sqlite_master WHERE name = 'contents'").fetchone()
     db.close()
@@ -120,7 +120,7 @@ async def test_a_page_that_is_overwritten_is_an_error_and_is_found(full: SQLiteS
     assert await full.verify() != ()
 
 
-async def test_a_file_cut_short_is_an_error(full: SQLiteStore):
+async def test_a_truncated_file_is_an_error(full: SQLiteStore):
     os.truncate(full.path, 4096 * 3)
     with pytest.raises(StoreError, match="damaged: move it away"):
         await full.save(request(talk(9)))
@@ -148,7 +148,7 @@ async def test_a_file_that_is_replaced_while_open_is_followed(file: SQLiteStore,
     assert await file.verify() == ()
 
 
-async def test_a_reader_whose_file_is_deleted_says_so(file: SQLiteStore):
+async def test_a_reader_of_a_deleted_file_raises_an_error(file: SQLiteStore):
     await file.save(request(talk(1)))
     reader = SQLiteStore(file.path, read_only=True)
     await reader.views()
@@ -184,7 +184,7 @@ asyncio.run(main())
 """
 
 
-async def test_a_folder_that_may_not_be_written_can_be_read_and_refuses_the_rest(full: SQLiteStore):
+async def test_a_read_only_folder_can_be_read_and_refuses_writes(full: SQLiteStore):
     with tempfile.TemporaryDirectory() as name:  # below `tmp_path` nobody else may look
         folder = Path(name)
         shutil.copyfile(full.path, folder / "context.db")

@@ -26,7 +26,7 @@ TABLES = {
 }
 
 
-async def test_nothing_is_touched_before_the_first_use(tmp_path: Path):
+async def test_nothing_is_created_before_the_first_use(tmp_path: Path):
     store = SQLiteStore(tmp_path / "system" / "context.db")
     await store.close()
     assert list(tmp_path.iterdir()) == []
@@ -54,7 +54,7 @@ async def test_a_folder_that_was_there_is_left_as_it_is(tmp_path: Path):
     assert [path.name for path in tmp_path.iterdir()] == ["context.db"]
 
 
-async def test_the_file_is_a_write_ahead_log_with_the_published_tables(file: SQLiteStore):
+async def test_the_file_uses_write_ahead_logging_and_has_the_documented_tables(file: SQLiteStore):
     await file.sessions()
     assert ask(file.path, "PRAGMA journal_mode") == [("wal",)]
     assert ask(file.path, "PRAGMA user_version") == [(len(MIGRATIONS),)]
@@ -71,7 +71,7 @@ async def test_bodies_are_kept_once_and_compressed_when_that_pays(file: SQLiteSt
     assert {kind for kind, _ in kept} == {"text", "blob"}
 
 
-async def test_what_was_said_can_be_searched_and_what_was_shown_cannot(file: SQLiteStore):
+async def test_raw_messages_are_searchable_and_views_are_not(file: SQLiteStore):
     raw = talk(2, about="sailing")
     await file.save(request(raw, Talk("a summary of sailing")))
     found = ask(file.path, "SELECT node FROM messages_fts WHERE messages_fts MATCH 'sailing' ORDER BY rowid")
@@ -103,7 +103,7 @@ async def test_the_usual_name_wins_where_both_exist(tmp_path: Path):
     await store.close()
 
 
-async def test_a_reader_sees_what_a_writer_writes_and_changes_nothing(file: SQLiteStore):
+async def test_a_reader_sees_new_data_and_changes_nothing(file: SQLiteStore):
     await file.save(request(talk(2)))
     reader = SQLiteStore(file.path, read_only=True)
     assert len(await reader.views()) == 1
@@ -117,14 +117,14 @@ async def test_a_reader_sees_what_a_writer_writes_and_changes_nothing(file: SQLi
     assert len(await file.views()) == 2
 
 
-async def test_a_reader_makes_nothing(tmp_path: Path):
+async def test_a_reader_creates_nothing(tmp_path: Path):
     reader = SQLiteStore(tmp_path / "system" / "context.db", read_only=True)
     with pytest.raises(StoreError, match=r"context\.db: there is no record here"):
         await reader.sessions()
     assert list(tmp_path.iterdir()) == []
 
 
-async def test_a_reader_says_so_when_the_file_is_still_empty(tmp_path: Path):
+async def test_a_reader_refuses_an_empty_file(tmp_path: Path):
     (tmp_path / "context.db").touch()
     with pytest.raises(StoreError, match="open it once for writing"):
         await SQLiteStore(tmp_path / "context.db", read_only=True).sessions()
@@ -148,7 +148,7 @@ async def test_migrating_again_changes_nothing(file: SQLiteStore):
     db.close()
 
 
-def test_a_file_that_another_process_makes_at_this_moment_is_not_taken_for_foreign(tmp_path: Path):
+def test_a_file_that_another_process_is_creating_is_not_refused_as_foreign(tmp_path: Path):
     class Interrupted(sqlite3.Connection):
         """Between two of its questions another connection makes the tables."""
 
@@ -193,7 +193,7 @@ def test_a_relative_path_means_the_folder_it_was_given_in(tmp_path: Path, monkey
     assert SQLiteStore("~/context.db").path == Path(os.path.expanduser("~/context.db"))
 
 
-def test_a_store_is_opened_from_what_the_caller_has(tmp_path: Path):
+def test_a_store_can_be_opened_from_each_kind_of_argument(tmp_path: Path):
     store = MemoryStore()
     assert open_store(store) is store
     assert isinstance(open_store(None), MemoryStore)

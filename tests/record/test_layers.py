@@ -27,7 +27,7 @@ async def test_a_session_without_layers_has_none(store: Store) -> None:
 @pytest.mark.parametrize(
     "state", ['{"a": 1}', "", '"\u2028\\ud800 é"', "x" * 2_000_000], ids=["json", "empty", "odd", "2 MB"]
 )
-async def test_a_state_comes_back_as_it_was_with_its_version(store: Store, state: str) -> None:
+async def test_a_state_is_read_back_with_its_version(store: Store, state: str) -> None:
     assert await store.save_layers("s", "", state, after=0) == 1
     assert await store.layers("s") == (state, 1)
     assert await store.save_layers("s", "", "newer", after=1) == 2
@@ -53,7 +53,7 @@ async def test_a_state_that_does_not_follow_the_newest_is_refused(store: Store, 
     assert await store.layers("s") == ("one", 1)
 
 
-async def test_of_many_at_once_one_wins(store: Store) -> None:
+async def test_one_of_many_concurrent_states_is_saved(store: Store) -> None:
     tries = [store.save_layers("s", "", f"state {number}", after=0) for number in range(8)]
     results = await asyncio.gather(*tries, return_exceptions=True)
     assert sorted(str(one) for one in results if not isinstance(one, Exception)) == ["1"]
@@ -73,7 +73,7 @@ def listing(*names: str) -> str:
     return json.dumps({"id_registry": {"pages": {str(number): name for number, name in enumerate(names)}}})
 
 
-async def test_of_the_pages_only_those_that_are_new_are_read_and_written(sql_store: SQLStore) -> None:
+async def test_only_new_pages_are_read_and_written(sql_store: SQLStore) -> None:
     store, (first, second, third) = sql_store, PAGES
     assert await store.layer_pages("s") is None
     await save(store, first, second, after=0)
@@ -141,7 +141,7 @@ async def test_layers_are_exported(store: Store) -> None:
     assert [(row["version"], row["state"]) for row in rows] == [(1, '{"a": 1}')] and json.dumps(rows)
 
 
-async def test_a_state_that_somebody_edits_in_the_file_is_found(file: SQLiteStore) -> None:
+async def test_a_state_edited_in_the_file_is_detected(file: SQLiteStore) -> None:
     await file.save_layers("s", "", "one", after=0)
     await file.close()
     with sqlite3.connect(file.path) as db:
@@ -150,7 +150,7 @@ async def test_a_state_that_somebody_edits_in_the_file_is_found(file: SQLiteStor
     assert any("layers" in defect for defect in await file.verify())
 
 
-async def test_a_file_from_before_gets_the_table(tmp_path: Path) -> None:
+async def test_an_earlier_file_gets_the_table(tmp_path: Path) -> None:
     store = SQLiteStore(tmp_path / "old.db")
     with sqlite3.connect(store.path, isolation_level=None) as db:
         for step in MIGRATIONS[: MIGRATIONS.index(create_memories) + 1]:
@@ -164,7 +164,7 @@ async def test_a_file_from_before_gets_the_table(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-async def test_a_database_from_before_gets_the_table_of_pages(postgres_url: str) -> None:
+async def test_an_earlier_database_gets_the_table_of_pages(postgres_url: str) -> None:
     pool = pytest.importorskip("context_compiler.record.pool", exc_type=ImportError)
     tables = pytest.importorskip("context_compiler.record.postgres_tables", exc_type=ImportError)
     steps = tables.RECORD.migrations

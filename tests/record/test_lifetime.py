@@ -84,7 +84,7 @@ def no_threads() -> bool:
     return False
 
 
-async def test_a_store_that_is_dropped_lets_go_of_its_file(tmp_path: Path):
+async def test_a_deleted_store_closes_its_file(tmp_path: Path):
     store = SQLiteStore(tmp_path / "context.db")
     await store.save(request(talk(1)))
     assert len(threads()) == 1
@@ -94,7 +94,7 @@ async def test_a_store_that_is_dropped_lets_go_of_its_file(tmp_path: Path):
     assert [path.name for path in tmp_path.iterdir()] == ["context.db"]
 
 
-async def test_tasks_that_begin_at_once_share_one_connection(file: SQLiteStore):
+async def test_concurrent_tasks_share_one_connection(file: SQLiteStore):
     class Watched(Talk):
         def body(self, index: int) -> bytes:
             seen.append(len(threads()))
@@ -137,7 +137,7 @@ def test_a_loop_may_end_right_after_a_failure(tmp_path: Path):
     assert no_threads()
 
 
-async def test_a_cancelled_save_is_whole_or_absent(file: SQLiteStore):
+async def test_a_cancelled_save_is_complete_or_absent(file: SQLiteStore):
     for turn in range(1, 30):
         task = asyncio.ensure_future(file.save(request(talk(turn), compile=compiled(), cycle=cycle(talk(turn).tip))))
         await asyncio.sleep(turn * 0.0001)
@@ -148,7 +148,7 @@ async def test_a_cancelled_save_is_whole_or_absent(file: SQLiteStore):
     assert (await file.views(limit=1))[0].turn_index == 29
 
 
-async def test_an_export_is_one_picture_and_does_not_stop_saving(file: SQLiteStore):
+async def test_an_export_is_a_snapshot_and_does_not_block_saving(file: SQLiteStore):
     for turn in range(1, 4):
         await file.save(request(talk(turn)))
     seen: list[object] = []
@@ -178,18 +178,18 @@ print("saved", flush=True)
 """
 
 
-def test_a_program_that_never_closes_its_store_ends(tmp_path: Path):
+def test_a_program_ends_without_closing_its_store(tmp_path: Path):
     done = alone(SCRIPT, tmp_path / "context.db")
     assert (done.returncode, done.stdout, done.stderr) == (0, "saved\n", "")
     assert [path.name for path in tmp_path.iterdir()] == ["context.db"], "closed at exit"
 
 
-def test_a_program_that_dies_of_an_error_ends(tmp_path: Path):
+def test_a_program_that_raises_ends(tmp_path: Path):
     done = alone(SCRIPT + "raise SystemExit(3)", tmp_path / "context.db")
     assert (done.returncode, done.stderr) == (3, "")
 
 
-def test_a_program_that_keeps_its_loop_open_ends(tmp_path: Path):
+def test_a_program_with_an_open_loop_ends(tmp_path: Path):
     script = SCRIPT.replace("asyncio.run(", "loop = asyncio.new_event_loop(); loop.run_until_complete(")
     done = alone(
         "import warnings; warnings.simplefilter('ignore', ResourceWarning)\n" + script, tmp_path / "context.db"
@@ -231,7 +231,7 @@ def test_several_threads_use_one_store_in_memory():
     assert asyncio.run(store.verify()) == ()
 
 
-async def test_a_store_in_memory_gives_back_the_room_of_what_is_deleted():
+async def test_a_store_in_memory_frees_the_space_of_deleted_data():
     store = MemoryStore()
     await store.save(request(talk(2)))
     small = await store.perform(pages)

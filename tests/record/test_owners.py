@@ -56,7 +56,7 @@ async def test_two_owners_use_one_session_id_without_meeting(tenants: Tenants):
     assert await tenants.sessions() == await tenants.views() == await tenants.transcript("s") == []
 
 
-async def test_no_compile_cycle_or_layer_of_another_is_found(tenants: Tenants):
+async def test_an_owner_finds_no_compile_cycle_or_layer_of_another(tenants: Tenants):
     ann, bob = await both(tenants)
     raw = talk(3)
     for one in (ann, bob):
@@ -100,7 +100,7 @@ async def test_a_request_of_another_owner_has_no_number(tenants: Tenants):
     assert await ann.view(mine.id) == mine and await bob.view(mine.id) is None
 
 
-async def test_what_comes_back_is_what_was_saved(tenants: Tenants):
+async def test_a_saved_request_is_read_back_unchanged(tenants: Tenants):
     ann = tenants.scoped(ANN)
     raw = talk(2)
     entry = request(raw, Talk("a summary", "and"), compile=compiled(raw.ids[0], cache_key="k"))
@@ -121,7 +121,7 @@ async def test_deleting_and_pruning_leave_other_owners_alone(tenants: Tenants):
     assert len(await bob.views()) == 2 and await ann.views() == []
 
 
-async def test_everybody_is_seen_by_an_operator_who_does_not_write(tenants: Tenants):
+async def test_an_unscoped_reader_sees_every_owner_and_cannot_write(tenants: Tenants):
     await both(tenants)
     every = tenants.scoped(None)
     assert [(one.owner, one.sessions, one.requests) for one in await every.owners()] == [(ANN, 1, 1), (BOB, 1, 1)]
@@ -196,7 +196,7 @@ async def test_an_erased_owner_leaves_nothing_behind(tmp_path: Path):
         assert found not in left
 
 
-async def test_what_others_read_while_it_is_erased_is_overwritten_later(
+async def test_data_read_by_others_during_an_erasure_is_overwritten_later(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ):
     store = SQLiteStore(tmp_path / "context.db", busy_timeout_ms=10)
@@ -278,7 +278,7 @@ async def test_any_other_name_is_an_owner(tenants: Tenants):
         assert await tenants.scoped(name).transcript("s") == Talk(f"hello {name}").bodies
 
 
-async def test_a_message_in_the_wrong_hands_is_a_defect(tmp_path: Path):
+async def test_a_message_under_the_wrong_owner_is_a_defect(tmp_path: Path):
     store = SQLiteStore(tmp_path / "context.db")
     ann, bob = await both(store)
     assert await ann.transcript("s") == await bob.transcript("s")

@@ -35,13 +35,13 @@ async def jit(connection: pool.Connection) -> str:
     return await connection.fetchval("SHOW jit")
 
 
-async def test_tables_are_made_once_by_many_at_once(postgres_url: str):
+async def test_concurrent_first_uses_create_the_tables_once(postgres_url: str):
     several = [pool.Postgres(postgres_url, size=1 + number) for number in range(6)]  # a pool for each
     assert await asyncio.gather(*(each.run(count, needs=NAMED) for each in several)) == [1] * 6
     await asyncio.gather(*(each.close() for each in several))
 
 
-async def test_a_pooler_may_refuse_settings_at_the_start_of_a_connection(postgres: Cluster, postgres_url: str):
+async def test_a_pooler_that_refuses_connection_settings_is_accepted(postgres: Cluster, postgres_url: str):
     name = postgres_url.partition("?")[0].rpartition("/")[2]
     async with Line(refused="jit").to(postgres.port) as port:
         database = pool.Postgres(postgres.url(name, port=port))
@@ -49,7 +49,7 @@ async def test_a_pooler_may_refuse_settings_at_the_start_of_a_connection(postgre
         await database.close()
 
 
-async def test_older_tables_are_migrated_and_newer_ones_refused(postgres_url: str):
+async def test_older_tables_are_migrated_and_newer_ones_are_refused(postgres_url: str):
     old, new = pool.Postgres(postgres_url), pool.Postgres(postgres_url)
     assert await old.run(count, needs=THINGS) == 0
     with pytest.raises(StoreError, match="open it once for writing"):
@@ -62,7 +62,7 @@ async def test_older_tables_are_migrated_and_newer_ones_refused(postgres_url: st
         await each.close()
 
 
-def test_one_pool_serves_the_loops_of_several_threads(postgres_url: str):
+def test_one_pool_works_in_several_threads_with_their_own_loops(postgres_url: str):
     database = pool.Postgres(postgres_url, size=2)
     found: list[int] = []
 
@@ -91,7 +91,7 @@ async def test_a_pool_of_the_caller_is_used_on_its_own_loop_and_stays_open(postg
         await database.run(one)
 
 
-def test_a_pool_whose_loop_has_ended_says_so(postgres_url: str):
+def test_a_pool_whose_loop_has_ended_raises_an_error(postgres_url: str):
     async def made() -> pool.Postgres:
         given = asyncpg.create_pool(postgres_url, min_size=0)
         database = pool.Postgres(given)
@@ -125,7 +125,7 @@ async def test_a_cancelled_caller_waits_for_the_end_of_its_work(postgres_url: st
     await database.close()
 
 
-def test_a_loop_that_ends_does_not_wait_for_what_it_cancels():
+def test_a_loop_that_ends_does_not_wait_for_cancelled_work():
     class Lender:
         @asynccontextmanager
         async def acquire(self, *, timeout: float | None = None) -> AsyncIterator[object]:
@@ -156,7 +156,7 @@ def test_a_loop_that_ends_does_not_wait_for_what_it_cancels():
     assert ends == ["asked"] and asking[0].cancelled()
 
 
-async def test_a_pool_that_is_all_in_use_is_an_error_in_time(postgres_url: str):
+async def test_an_exhausted_pool_raises_an_error_in_time(postgres_url: str):
     database = pool.Postgres(postgres_url, size=1, patience_s=0.05)
     release, loop, begun = threading.Event(), asyncio.get_running_loop(), asyncio.Event()
 
@@ -179,7 +179,7 @@ async def test_a_pool_that_is_all_in_use_is_an_error_in_time(postgres_url: str):
     await database.close()
 
 
-async def test_a_pool_that_is_closed_lets_work_end_and_keeps_none_of_its_connections(postgres_url: str):
+async def test_a_closed_pool_finishes_its_work_and_keeps_no_connection(postgres_url: str):
     database, begun, loop = pool.Postgres(postgres_url), asyncio.Event(), asyncio.get_running_loop()
 
     async def work(connection: pool.Connection) -> int:
@@ -195,7 +195,7 @@ async def test_a_pool_that_is_closed_lets_work_end_and_keeps_none_of_its_connect
     await database.close()
 
 
-async def test_all_who_give_an_address_share_its_connections_until_the_last_one_closes(postgres_url: str):
+async def test_stores_with_one_address_share_connections_until_the_last_one_closes(postgres_url: str):
     several = [pool.Postgres(postgres_url, size=2, patience_s=60.0) for _ in range(5)]
     slowly = lambda connection: connection.fetchval("SELECT 1 FROM pg_sleep(0.05)", timeout=60)  # noqa: E731
     assert await asyncio.gather(*(each.run(slowly) for each in several)) == [1] * 5
@@ -210,7 +210,7 @@ async def test_all_who_give_an_address_share_its_connections_until_the_last_one_
     assert await others(postgres_url) == 0
 
 
-async def test_a_transaction_that_its_work_left_open_is_not_lent_again(postgres_url: str):
+async def test_a_connection_with_an_open_transaction_is_not_reused(postgres_url: str):
     database = pool.Postgres(postgres_url, size=1)
 
     async def leave(connection: pool.Connection) -> None:
@@ -224,7 +224,7 @@ async def test_a_transaction_that_its_work_left_open_is_not_lent_again(postgres_
     await database.close()
 
 
-async def test_a_connection_that_nobody_uses_is_closed(postgres_url: str, monkeypatch: pytest.MonkeyPatch):
+async def test_an_idle_connection_is_closed(postgres_url: str, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(pool, "IDLE_S", 0.05)
     database = pool.Postgres(postgres_url)
     await asyncio.gather(*(database.run(one) for _ in range(3)))
@@ -252,7 +252,7 @@ async def others(url: str) -> int:
         ("{}_no_such", "create the database first"),
     ],
 )
-async def test_an_address_that_leads_nowhere_is_told_without_its_password(postgres_url: str, url: str, why: str):
+async def test_an_unreachable_address_is_reported_without_its_password(postgres_url: str, url: str, why: str):
     name, _, rest = postgres_url.partition("?")
     database = pool.Postgres(f"{url.format(name)}?{rest}" if "{}" in url else url)
     with pytest.raises(StoreError, match=why) as told:

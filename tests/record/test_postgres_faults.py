@@ -59,7 +59,7 @@ async def talk_on(compiler: ContextCompiler, name: str, turns: int) -> None:
     assert len(history) == 2 * turns
 
 
-async def test_a_server_that_is_killed_under_load_loses_nothing_that_was_acknowledged(cluster: Cluster):
+async def test_a_server_killed_under_load_loses_nothing_acknowledged(cluster: Cluster):
     store = Heard(cluster.url())
     store.saved = []
     compilers = [ContextCompiler(store=store, system=None) for _ in range(4)]
@@ -121,7 +121,7 @@ async def test_a_connection_that_breaks_in_the_middle_of_an_answer_keeps_no_requ
         assert await store.verify() == ()
 
 
-async def test_a_pool_that_is_fully_used_stops_no_run(record_url: str):
+async def test_an_exhausted_pool_stops_no_run(record_url: str):
     errors: list[Exception] = []
     async with asyncpg.create_pool(record_url, min_size=0, max_size=1) as pool:
         database = Postgres(pool, patience_s=0.1)
@@ -154,7 +154,7 @@ async def test_a_network_that_is_cut_stops_no_run(postgres: Cluster, record_url:
         await store.close()
 
 
-async def test_two_that_compile_the_same_span_at_once_share_the_first(record_url: str):
+async def test_two_processes_that_compile_the_same_span_share_the_first_result(record_url: str):
     stores = [PostgresStore(record_url) for _ in range(6)]
     raw = talk(3)
     entries = [

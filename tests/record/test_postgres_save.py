@@ -117,7 +117,7 @@ def entries() -> list[Entry]:
     ]
 
 
-async def test_any_request_is_the_same_rows_as_elsewhere(pool: WatchedPool):
+async def test_any_request_is_stored_as_the_same_rows_as_in_other_stores(pool: WatchedPool):
     store, other = PostgresStore(pool), MemoryStore()
     for entry in entries():
         saved, expected = await store.save(entry), await other.save(entry)
@@ -174,7 +174,7 @@ async def test_a_turn_of_an_agent_is_two_writes_of_one_round_trip_each(pool: Wat
     assert await store.verify() == ()
 
 
-async def test_a_history_without_a_request_is_the_same_rows_as_elsewhere(pool: WatchedPool):
+async def test_a_history_without_a_request_is_stored_as_the_same_rows_as_in_other_stores(pool: WatchedPool):
     stores, other = [PostgresStore(pool), PostgresStore(pool)], MemoryStore()
 
     async def both(turn: int, what: Callable[[Store], Awaitable[object]]) -> None:
@@ -199,7 +199,7 @@ async def test_a_history_without_a_request_is_the_same_rows_as_elsewhere(pool: W
 
 
 @pytest.mark.parametrize("others", ["delete", "a request", "the same", "later", "message"])
-async def test_what_others_do_before_an_answer_is_kept_is_seen(pool: WatchedPool, record_url: str, others: str):
+async def test_changes_by_others_before_an_answer_is_saved_are_noticed(pool: WatchedPool, record_url: str, others: str):
     store, other = PostgresStore(pool), PostgresStore(record_url)
     await store.save(usual(3))
 
@@ -224,7 +224,7 @@ async def test_what_others_do_before_an_answer_is_kept_is_seen(pool: WatchedPool
     await other.close()
 
 
-async def test_a_late_answer_does_not_bring_back_what_was_deleted(pool: WatchedPool):
+async def test_a_late_answer_does_not_restore_deleted_data(pool: WatchedPool):
     store = PostgresStore(pool)
     await store.save(usual(3))
     tried = Moment()
@@ -263,7 +263,7 @@ async def test_stores_that_take_turns_with_a_conversation_save_the_same_as_one(p
 @pytest.mark.parametrize(
     "others", ["delete", "delete and begin anew", "restore", "tools", "message", "state", "the same", "later"]
 )
-async def test_what_is_remembered_of_a_conversation_may_be_gone(pool: WatchedPool, record_url: str, others: str):
+async def test_a_remembered_conversation_may_have_been_deleted(pool: WatchedPool, record_url: str, others: str):
     store, other = PostgresStore(pool), PostgresStore(record_url)
     await store.save(usual(2))
     await store.save(usual(3))
@@ -306,7 +306,7 @@ async def test_what_is_remembered_of_a_conversation_may_be_gone(pool: WatchedPoo
 
 
 @pytest.mark.parametrize("others", ["delete", "the same request", "a later one", "another with its compile"])
-async def test_what_others_do_meanwhile_is_seen(pool: WatchedPool, record_url: str, others: str):
+async def test_concurrent_changes_by_others_are_noticed(pool: WatchedPool, record_url: str, others: str):
     store, other = PostgresStore(pool), PostgresStore(record_url)
     raw = talk(3)
     await store.save(request(talk(2)))
@@ -345,7 +345,7 @@ async def test_a_row_that_the_database_numbered_is_sealed(pool: WatchedPool, rec
     assert any(f"{change.split()[0]} " in one and "changed since" in one for one in await store.verify())
 
 
-async def test_a_record_of_the_version_before_is_migrated_and_goes_on(
+async def test_a_record_of_the_previous_version_is_migrated_and_usable(
     postgres_url: str, monkeypatch: pytest.MonkeyPatch
 ):
     connection = await asyncpg.connect(postgres_url)
@@ -372,7 +372,7 @@ async def test_a_record_of_the_version_before_is_migrated_and_goes_on(
     await store.close()
 
 
-async def test_a_function_that_was_changed_is_found(postgres: Cluster, postgres_url: str):
+async def test_a_changed_database_function_is_detected(postgres: Cluster, postgres_url: str):
     store = PostgresStore(postgres_url)
     assert await store.verify() == ()
     name = postgres_url.partition("?")[0].rpartition("/")[2]
@@ -382,7 +382,7 @@ async def test_a_function_that_was_changed_is_found(postgres: Cluster, postgres_
     await store.close()
 
 
-async def test_a_text_is_found_at_once_and_the_same_when_the_index_has_it(pool: WatchedPool):
+async def test_text_is_found_at_once_and_alike_after_indexing(pool: WatchedPool):
     """Words of the index are written after some saves, in the background; until then a search reads the text itself."""
     store, other = PostgresStore(pool), MemoryStore()
     filling = " ".join(f"word{at}" for at in range(2_500))  # which takes several rows of the index

@@ -184,7 +184,7 @@ print(len(loop.run_until_complete(compiler.views("one"))))
 """
 
 
-def test_an_event_loop_that_a_child_has_in_common_does_not_wait_for_ever(tmp_path: Path):
+def test_a_forked_child_that_inherits_a_loop_does_not_wait_for_ever(tmp_path: Path):
     command = [sys.executable, "-c", SHARED_LOOP, str(tmp_path / "context.db")]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (done.stdout, done.stderr, done.returncode) == ("41\n", "", 0)
@@ -203,7 +203,7 @@ class Interrupted(Talk):
         return super().body(index)
 
 
-async def test_what_another_process_deletes_while_it_is_copied_is_written_once(tmp_path: Path):
+async def test_rows_deleted_by_another_process_during_a_copy_are_written_once(tmp_path: Path):
     store, later = SQLiteStore(tmp_path / "context.db"), NOW + timedelta(hours=1)
     await store.save(request(Talk(*"abcd"), session_id="ours"))
     raw = Interrupted(*"abcd", when=later)

@@ -16,7 +16,7 @@ async def test_a_compile_is_found_by_its_key(store: Store):
 
 
 @pytest.mark.parametrize("status", ["deterministic", "refused; too long", "failed", "okay"])
-async def test_only_a_compile_that_went_well_is_found_again(store: Store, status: str):
+async def test_only_a_successful_compile_is_found_again(store: Store, status: str):
     await store.save(request(talk(1), compile=compiled(cache_key="k", status=status)))
     assert await store.find_compile("k") is None
     assert [found.cache_key for found in await store.summaries("s")] == [None]
@@ -27,13 +27,13 @@ async def test_a_compile_with_notes_on_its_status_is_found_again(store: Store):
     assert await store.find_compile("k") is not None
 
 
-async def test_a_compile_that_is_known_under_its_key_is_not_stored_again(store: Store):
+async def test_a_compile_with_a_known_key_is_not_stored_again(store: Store):
     first = await store.save(request(talk(1), compile=compiled(cache_key="k")))
     second = await store.save(request(talk(2), compile=compiled(cache_key="k")))
     assert first.summary_id == second.summary_id and len(await store.summaries("s")) == 1
 
 
-async def test_of_two_answers_under_a_key_the_first_is_found_and_each_request_names_its_own(store: Store):
+async def test_the_first_of_two_answers_with_one_key_is_found_and_each_request_names_its_own(store: Store):
     first = await store.save(request(talk(1), compile=compiled(cache_key="k", raw_output="first")))
     second = await store.save(request(talk(2), compile=compiled(cache_key="k", raw_output="second")))
     third = await store.save(request(talk(3), compile=compiled(cache_key="k", raw_output="first")))
@@ -43,7 +43,7 @@ async def test_of_two_answers_under_a_key_the_first_is_found_and_each_request_na
     assert await store.find_compile("k") == (first.summary_id, compiled(cache_key="k", raw_output="first"))
 
 
-async def test_a_call_that_one_holder_has_claimed_is_not_anothers_until_it_ends(store: Store):
+async def test_a_claimed_call_belongs_to_its_holder_until_it_ends(store: Store):
     assert isinstance(store, SQLStore)
 
     async def claims(key: str, holder: str, seconds: float = 3_600, owner: str = "") -> bool:
@@ -60,7 +60,7 @@ async def test_a_call_that_one_holder_has_claimed_is_not_anothers_until_it_ends(
     assert await store.perform(lambda db: db.execute("SELECT count(*) FROM claims").fetchone()[0]) == 0
 
 
-async def test_a_good_compile_is_kept_even_where_the_request_is_known(store: Store):
+async def test_a_successful_compile_is_stored_even_if_the_request_is_known(store: Store):
     await store.save(request(talk(1)))
     await store.save(request(talk(1), compile=compiled(cache_key="k")))
     assert await store.find_compile("k") is not None
@@ -93,7 +93,7 @@ async def test_a_cycle_that_is_saved_again_replaces_the_former(store: Store):
     assert [row["table"] async for row in store.export()].count("cycles") == 1
 
 
-async def test_of_several_cycles_with_one_tip_the_newest_is_found(store: Store):
+async def test_the_newest_of_several_cycles_with_one_tip_is_found(store: Store):
     raw = talk(2)
     for at, session in enumerate(["a", "b", "a"]):
         newest = cycle(raw.tip, f"{session} {at}")

@@ -58,7 +58,7 @@ async def fill(store: PostgresStore) -> None:
     await memory.commit(f"of {owner}")
 
 
-async def test_a_role_has_the_rows_of_the_owner_it_works_for(operator: PostgresStore, postgres_url: str, role: str):
+async def test_a_role_sees_the_rows_of_its_owner_only(operator: PostgresStore, postgres_url: str, role: str):
     shared = PostgresStore(postgres_url.replace("postgres@", f"{role}@"), row_security=True)
     ann, bob = shared.scoped("ann"), shared.scoped("bob")
     for one in (ann, bob):
@@ -79,7 +79,7 @@ async def test_a_role_has_the_rows_of_the_owner_it_works_for(operator: PostgresS
     assert left == set()
 
 
-async def test_statements_of_another_program_are_confined_too(
+async def test_statements_of_another_program_are_restricted_too(
     operator: PostgresStore, postgres_url: str, postgres: Cluster, role: str
 ):
     database = urlsplit(postgres_url).path[1:]

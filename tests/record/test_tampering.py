@@ -89,14 +89,14 @@ async def test_tampering_is_found(full: SQLiteStore, statement: str):
     assert await full.verify() != ()
 
 
-async def test_a_tip_that_never_was_is_found_in_both_stores(file: SQLiteStore):
+async def test_both_stores_detect_a_tip_that_was_never_recorded(file: SQLiteStore):
     for store in (file, MemoryStore()):
         await store.save(request(talk(1), view_tip="c1:x"))
         (defect,) = await store.verify()
         assert "c1:x is not a known message" in defect
 
 
-async def test_a_compile_that_covers_what_was_never_recorded_names_no_tip_in_both_stores(file: SQLiteStore):
+async def test_both_stores_detect_a_compile_of_messages_that_were_never_recorded(file: SQLiteStore):
     for store in (file, MemoryStore()):
         await store.save(request(talk(1), compile=compiled("c1:x")))
         (row,) = await store.summaries("s")
@@ -110,7 +110,7 @@ async def test_a_cache_key_on_a_failure_is_found_even_when_it_is_sealed(full: SQ
     assert "context_summaries 2: has a cache key with status 'failed'" in found
 
 
-async def test_a_tampered_byte_anywhere_is_found(full: SQLiteStore):
+async def test_any_tampered_byte_is_detected(full: SQLiteStore):
     """Whatever byte is flipped: either nothing that is read changes, or verifying finds it."""
     sound, honest = full.path.read_bytes(), await dump(full)
     draw = Random(7)

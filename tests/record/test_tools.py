@@ -40,7 +40,7 @@ async def test_a_set_is_kept_once_and_found_for_each_of_its_requests(store: Stor
     assert found == [(FORECAST,)] * 3
 
 
-async def test_a_request_without_tools_is_no_request_whose_tools_are_unknown(store: Store):
+async def test_a_request_without_tools_differs_from_one_with_unknown_tools(store: Store):
     unknown = await store.save(request(talk(2), tools=None))
     none = await store.save(request(talk(3), tools="[]", request_hash="1" * 64))
     unhashed = await store.save(request(talk(4), request_hash=None))
@@ -48,7 +48,7 @@ async def test_a_request_without_tools_is_no_request_whose_tools_are_unknown(sto
     assert found == [None, (), None] and await sql(store).tools(99) is None
 
 
-async def test_tools_go_with_the_last_request_that_had_them(store: Store):
+async def test_tools_are_deleted_with_the_last_request_that_used_them(store: Store):
     await store.save(
         request(talk(2), tools='[{"kind": "function", "name": "old", "description": "d", "parameters": {}}]')
     )
@@ -60,7 +60,7 @@ async def test_tools_go_with_the_last_request_that_had_them(store: Store):
     assert await tables(store) == []
 
 
-async def test_no_owner_has_the_tools_of_another(store: Store):
+async def test_an_owner_does_not_see_tools_of_another(store: Store):
     ann, bob = (sql(store).scoped(owner) for owner in ("ann", "bob"))
     record = await ann.save(request(talk(2)))
     await bob.save(request(talk(2)))
@@ -69,7 +69,7 @@ async def test_no_owner_has_the_tools_of_another(store: Store):
     assert (await tables(sql(store).scoped(None))).count("toolsets") == 1
 
 
-async def test_a_compile_is_under_way_until_its_row_is_there_or_its_time_is_over(store: Store):
+async def test_a_compile_is_under_way_until_its_row_exists_or_its_time_is_over(store: Store):
     one = sql(store)
     assert not await one.announce_compile("s", "", "m", 60)
     record = await one.save(request(talk(2), compile=compiled()))
@@ -96,7 +96,7 @@ async def test_a_compile_is_under_way_until_its_row_is_there_or_its_time_is_over
 
 
 @pytest.mark.parametrize("seconds", [1e300, float("inf")])
-async def test_no_call_is_shown_for_ever(store: Store, seconds: float):
+async def test_a_call_under_way_expires(store: Store, seconds: float):
     await store.save(request(talk(2)))
     await sql(store).announce_compile("s", "", "m", seconds)
     ends = await sql(store).perform(lambda db: db.execute("SELECT expires_at FROM under_way").fetchone()[0])

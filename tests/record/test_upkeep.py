@@ -36,13 +36,13 @@ async def test_deleting_the_only_conversation_leaves_nothing(store: Store):
         await store.chain(raw.tip)
 
 
-async def test_nothing_is_older_than_time_itself(store: Store):
+async def test_pruning_with_an_unlimited_age_removes_nothing(store: Store):
     await store.save(request(talk(3), Talk("a summary")))
     assert await store.prune(older_than_days=1e12) == 0
     assert await rows(store)
 
 
-async def test_deleting_a_fork_leaves_the_trunk_as_it_was(store: Store):
+async def test_deleting_a_fork_keeps_the_trunk_unchanged(store: Store):
     trunk = talk(3)
     await store.save(request(trunk, Talk("a summary", "of the trunk")))
     before = await rows(store)
@@ -61,7 +61,7 @@ async def test_deleting_the_trunk_leaves_the_fork_whole(store: Store):
     assert [info.session_id for info in await store.sessions()] == ["fork"]
 
 
-async def test_what_only_a_view_needs_is_kept(store: Store):
+async def test_messages_that_only_a_view_needs_are_kept(store: Store):
     view = Talk("a summary", "and", "then")
     await store.save(request(talk(2), view))
     await store.save(request(talk(2), session_id="gone"))
@@ -88,7 +88,7 @@ async def test_a_deleted_history_can_be_recorded_again(store: Store):
     assert await store.transcript("s") == raw.bodies
 
 
-async def test_a_number_is_never_given_twice(store: Store):
+async def test_a_number_is_never_reused(store: Store):
     gone = await store.save(request(talk(3), compile=compiled(talk(3).ids[0], cache_key="k")))
     assert await store.delete("s") == 1
     ships = talk(3, about="ships")
@@ -99,14 +99,14 @@ async def test_a_number_is_never_given_twice(store: Store):
     assert [one.session_id for one in await store.views()] == ["other"] and await store.verify() == ()
 
 
-async def test_pruning_by_age_spares_the_young(store: Store):
+async def test_pruning_by_age_keeps_newer_requests(store: Store):
     for turn, age in ((1, 40), (2, 20), (3, 0)):
         await store.save(request(talk(turn), created_at=days_ago(age)))
     assert await store.prune(older_than_days=30) == 1
     assert [record.turn_index for record in await store.views()] == [2, 1]
 
 
-async def test_pruning_by_number_spares_the_newest_of_each_session(store: Store):
+async def test_pruning_by_number_keeps_the_newest_of_each_session(store: Store):
     for session in ("a", "b"):
         for turn in range(1, 5):
             await store.save(request(talk(turn, about=session), session_id=session))
@@ -115,7 +115,7 @@ async def test_pruning_by_number_spares_the_newest_of_each_session(store: Store)
     assert [record.turn_index for record in await store.views("b")] == [3, 2]
 
 
-async def test_pruning_by_both_removes_what_is_old_and_not_among_the_newest(store: Store):
+async def test_pruning_by_age_and_number_keeps_requests_that_are_new_by_either(store: Store):
     for turn in range(1, 5):
         await store.save(request(talk(turn), created_at=days_ago(50 - 10 * turn)))
     assert await store.prune(older_than_days=15, keep_last=2) == 2
@@ -160,7 +160,7 @@ async def test_pruning_keeps_the_newest_cycle(store: Store):
     assert await store.find_cycle(raw.ids[:4], "c") is None
 
 
-async def test_a_conversation_whose_requests_are_all_pruned_is_gone(store: Store):
+async def test_a_conversation_without_remaining_requests_is_removed(store: Store):
     await store.save(request(talk(3), session_id="old", created_at=days_ago(90)))
     await store.save(request(talk(2)))
     await store.prune(older_than_days=30)
@@ -168,7 +168,7 @@ async def test_a_conversation_whose_requests_are_all_pruned_is_gone(store: Store
     assert await store.transcript("old") == []
 
 
-async def test_a_history_that_was_kept_without_requests_is_pruned_by_nobody(store: Store):
+async def test_a_history_saved_without_requests_is_never_pruned(store: Store):
     await store.archive("kept", "", talk(2))
     await store.save(request(talk(3), session_id="old", created_at=days_ago(90)))
     assert await store.prune(older_than_days=30, keep_last=0) == 1
@@ -177,7 +177,7 @@ async def test_a_history_that_was_kept_without_requests_is_pruned_by_nobody(stor
     assert await rows(store) == []
 
 
-async def test_what_is_deleted_elsewhere_during_a_save_is_saved_again(file: SQLiteStore):
+async def test_rows_deleted_elsewhere_during_a_save_are_saved_again(file: SQLiteStore):
     class Slow(Talk):
         """While its first new body is read, another connection deletes what it builds on."""
 
@@ -209,7 +209,7 @@ async def test_a_deleted_text_is_not_found_by_searching(file: SQLiteStore):
     assert len(search(file.path, "sailing")) == 3
 
 
-async def test_removing_gives_its_space_back(file: SQLiteStore, tmp_path: Path):
+async def test_deleting_frees_the_space(file: SQLiteStore, tmp_path: Path):
     await file.save(request(talk(2)))
     small = len(everything(tmp_path))
     await file.save(request(Talk(*(str(Random(n).random()) * 100 for n in range(500))), session_id="large"))

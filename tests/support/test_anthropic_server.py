@@ -110,7 +110,7 @@ def test_anthropic_takes_system_messages_only_where_the_model_does() -> None:
     assert statuses == [200, 400]
 
 
-def test_anthropic_says_that_the_prompt_is_too_long_and_counts_the_system_text() -> None:
+def test_anthropic_reports_a_prompt_that_is_too_long_and_counts_the_system_text() -> None:
     body = {"model": "claude-sonnet-4-6", "max_tokens": 9, "messages": [HI], "system": "s" * 400}
     with AnthropicServer(window=50) as server:
         status, answer = post(server, body)

@@ -132,7 +132,7 @@ def answered_turns_later(history: History) -> bool:
     return any(at - asked.get(ident, at) > 2 for ident, at in replies)
 
 
-def test_everything_occurs() -> None:
+def test_histories_contain_every_kind_of_part() -> None:
     missing = dict(OCCURS)
 
     @settings(max_examples=400, phases=[Phase.generate], derandomize=True, database=None)
@@ -165,7 +165,7 @@ def test_the_end_can_be_chosen(data: st.DataObject, ends: Any) -> None:
 
 
 @given(histories(future=False))
-def test_the_host_runs_whatever_it_knows(history: History) -> None:
+def test_the_host_accepts_any_history(history: History) -> None:
     agent = Agent(FunctionModel(lambda messages, info: ModelResponse(parts=[TextPart(content="fine")])))
     assert asyncio.run(agent.run(message_history=history)).output == "fine"
 
@@ -217,7 +217,7 @@ BROKEN: dict[str, tuple[list[Any], str]] = {
 
 
 @pytest.mark.parametrize("case", BROKEN)
-def test_a_broken_pair_is_seen(case: str) -> None:
+def test_a_broken_pair_is_detected(case: str) -> None:
     history, reason = BROKEN[case]
     with pytest.raises(AssertionError, match=reason):
         assert_pairs_whole(history)

@@ -72,7 +72,7 @@ def test_openai_accepts_a_whole_conversation() -> None:
     assert (status, body["choices"][0]["message"]["content"]) == (200, "fine")
 
 
-def test_openai_says_that_the_context_is_too_long() -> None:
+def test_openai_reports_a_context_that_is_too_long() -> None:
     body = {"model": "gpt-4o", "messages": [user("x" * 400)], "tools": [{"type": "function"}]}
     size = len(json.dumps(body["messages"]) + json.dumps(body["tools"])) // 4
     with OpenAIServer(window=size) as roomy, OpenAIServer(window=size - 1) as tight:

@@ -97,7 +97,7 @@ async def test_a_script_may_refuse(provider: Provider) -> None:
     assert caught.value.status_code == 418
 
 
-async def test_what_a_script_raises_is_raised_at_the_end(provider: Provider) -> None:
+async def test_an_error_of_a_script_is_raised_at_the_end(provider: Provider) -> None:
     with pytest.raises(AssertionError, match="request 2 came after the script's 1 steps"):
         with provider(["only one"]) as server:
             agent = Agent(server.model())
@@ -107,7 +107,7 @@ async def test_what_a_script_raises_is_raised_at_the_end(provider: Provider) -> 
 
 
 @pytest.mark.parametrize("streamed", [False, True])
-async def test_an_overflow_is_known_to_the_host(provider: Provider, streamed: bool) -> None:
+async def test_the_host_recognises_an_overflow(provider: Provider, streamed: bool) -> None:
     with provider(window=10) as server:
         with pytest.raises(ModelHTTPError) as caught:
             await _go(server, streamed)
@@ -124,7 +124,7 @@ async def _go(server: OpenAIServer | AnthropicServer, streamed: bool) -> str:
 
 
 @pytest.mark.parametrize("streamed", [False, True])
-async def test_failures_last_as_long_as_told(provider: Provider, streamed: bool) -> None:
+async def test_failures_last_for_the_given_number_of_requests(provider: Provider, streamed: bool) -> None:
     with provider("back again") as server:
         server.fail(503, times=2)
         for _ in range(2):
@@ -156,7 +156,7 @@ async def test_a_stream_can_break_in_the_middle(provider: Provider) -> None:
     assert pieces and "".join(pieces) != "a text of several pieces, long enough to be cut"
 
 
-async def test_a_hanging_server_can_be_cancelled_and_lets_go(provider: Provider) -> None:
+async def test_a_hanging_request_can_be_cancelled_and_the_next_is_answered(provider: Provider) -> None:
     with provider("back again") as server:
         server.hang()
         with pytest.raises(TimeoutError):
@@ -165,13 +165,13 @@ async def test_a_hanging_server_can_be_cancelled_and_lets_go(provider: Provider)
     assert sorted(server.statuses) == [0, 200]
 
 
-async def test_a_slow_answer_still_comes(provider: Provider) -> None:
+async def test_a_slow_answer_still_arrives(provider: Provider) -> None:
     with provider("late") as server:
         server.hang(0.1)
         assert await _go(server, False) == "late"
 
 
-def test_one_model_serves_several_event_loops(provider: Provider) -> None:
+def test_one_model_works_in_several_event_loops(provider: Provider) -> None:
     with provider("again") as server:
         agent = Agent(server.model())
         assert [asyncio.run(agent.run("go")).output for _ in range(3)] == ["again"] * 3
@@ -185,7 +185,7 @@ def test_run_sync_leaves_nothing_open(provider: Provider) -> None:
     gc.collect()
 
 
-async def test_many_requests_at_once_are_all_answered(provider: Provider) -> None:
+async def test_many_concurrent_requests_are_all_answered(provider: Provider) -> None:
     with provider() as server:
         agent = Agent(server.model())
         await asyncio.gather(*(agent.run(f"number {number}") for number in range(20)))

@@ -47,13 +47,13 @@ def test_the_vault_comes_before_the_system_and_the_system_before_the_shipped(
     assert (library.find("chat_compiler").source, library.find("chat_compiler").body) == ("vault", "from the vault")
 
 
-def test_without_a_vault_there_is_only_the_system(vault: Path, system: Path):
+def test_without_a_vault_only_the_system_folder_is_searched(vault: Path, system: Path):
     put(vault, "mine.md", "x")
     with pytest.raises(TemplateError):
         TemplateLibrary(system=system).find("mine")
 
 
-def test_it_tells_where_a_template_is_from(library: TemplateLibrary, vault: Path):
+def test_a_template_has_its_source_and_path(library: TemplateLibrary, vault: Path):
     file = put(vault, "team/notes.md", "---\nfidelity: compact\n---\nHällo\r\n")
     template = library.find("team/notes")
     assert (template.name, template.source, template.path) == ("team/notes", "vault", str(file))
@@ -66,7 +66,7 @@ def test_the_suffix_is_optional_and_blanks_around_a_name_do_not_count(library: T
         assert library.find(name).name == "release notes v1.2"
 
 
-def test_a_template_is_given_back_as_it_is(library: TemplateLibrary):
+def test_the_source_of_a_template_is_returned_unchanged(library: TemplateLibrary):
     template = Template.parse("x", name="inline")
     assert library.find(template) is template
 
@@ -78,12 +78,12 @@ def test_a_path_inside_a_root_is_a_name(library: TemplateLibrary, system: Path, 
     assert library.find("system/ContextTemplates/team/notes.md").source == "system"
 
 
-def test_an_unchanged_file_is_taken_apart_once(library: TemplateLibrary, vault: Path):
+def test_an_unchanged_file_is_parsed_once(library: TemplateLibrary, vault: Path):
     put(vault, "mine.md", "x")
     assert library.find("mine") is library.find("mine")
 
 
-def test_an_edit_counts_at_once_even_one_that_keeps_size_and_time(library: TemplateLibrary, vault: Path):
+def test_an_edit_is_noticed_at_once_even_with_the_same_size_and_time(library: TemplateLibrary, vault: Path):
     file = put(vault, "mine.md", "one")
     before = library.find("mine")
     times = file.stat()
@@ -94,7 +94,7 @@ def test_an_edit_counts_at_once_even_one_that_keeps_size_and_time(library: Templ
     assert before.sha256 != after.sha256
 
 
-def test_a_template_that_goes_away_or_goes_bad_is_noticed(library: TemplateLibrary, vault: Path):
+def test_a_deleted_or_broken_template_is_noticed(library: TemplateLibrary, vault: Path):
     file = put(vault, "mine.md", "good")
     library.find("mine")
     file.write_text("{{ bad")
@@ -105,7 +105,7 @@ def test_a_template_that_goes_away_or_goes_bad_is_noticed(library: TemplateLibra
         library.find("mine")
 
 
-def test_an_unknown_name_is_told_what_is_near_and_where_it_was_looked_for(
+def test_an_unknown_name_is_refused_with_similar_names_and_the_folders_searched(
     library: TemplateLibrary, vault: Path, system: Path
 ):
     put(vault, "meeting_notes.md", "x")
@@ -137,13 +137,13 @@ def test_seeding_never_overwrites(library: TemplateLibrary, system: Path):
     assert file.read_text() == "mine"
 
 
-def test_seeding_fills_a_folder_that_holds_other_templates(library: TemplateLibrary, system: Path):
+def test_seeding_adds_to_a_folder_with_other_templates(library: TemplateLibrary, system: Path):
     put(system, "other.md", "x")
     assert library.seed() is not None
     assert library.find("chat_compiler").source == "system"
 
 
-def test_without_a_system_nothing_is_seeded():
+def test_without_a_system_folder_nothing_is_seeded():
     assert TemplateLibrary(system=None).seed() is None
 
 
@@ -153,7 +153,7 @@ def test_a_folder_that_cannot_be_made_is_our_error(tmp_path: Path):
         TemplateLibrary(system=tmp_path / "system").seed()
 
 
-def test_of_many_who_seed_at_once_one_does(tmp_path: Path):
+def test_one_of_several_concurrent_seedings_writes_the_file(tmp_path: Path):
     seeded: list[Path | None] = []
     library = TemplateLibrary(system=tmp_path / "system")
     threads = [threading.Thread(target=lambda: seeded.append(library.seed())) for _ in range(8)]
@@ -165,7 +165,7 @@ def test_of_many_who_seed_at_once_one_does(tmp_path: Path):
     assert sum(one is not None for one in seeded) == 1
 
 
-def test_the_list_has_the_vault_first_and_marks_what_is_shadowed(vault: Path, system: Path):
+def test_the_list_has_the_vault_first_and_marks_shadowed_templates(vault: Path, system: Path):
     put(vault, "mine.md", "---\ndescription: My own\n---\nx")
     put(vault, "chat_compiler.md", "x")
     put(system, "team/mine.md", "x")

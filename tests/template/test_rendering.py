@@ -15,7 +15,7 @@ def rendered(body: str, **values: object) -> str:
     return Template.parse(body, name="mine").render(values)
 
 
-def test_values_fill_in_names():
+def test_values_replace_their_placeholders():
     assert rendered(
         "Hello {{ who }}, {{ template.name }}: {{ items | join(', ') }}.",
         who="you",
@@ -50,7 +50,7 @@ def test_an_empty_placeholder_on_its_own_line_leaves_no_gap():
     assert rendered(body, a="A", b="B\n\n\n\nB", c="C") == "Rules.\n\nA\n\nB\n\n\n\nB\n\nC\n\nEnd.\nA\nLast."
 
 
-def test_an_empty_placeholder_within_a_line_leaves_the_line():
+def test_an_empty_placeholder_within_a_line_keeps_the_line():
     assert rendered("Plan: {{ plan }}\nTopic: {{ topic }}.\n") == "Plan: \nTopic: ."
 
 
@@ -88,7 +88,7 @@ def test_values_are_not_changed():
         ("one\n{% set ns.x = 1 %}", 2, "a namespace cannot be used here"),
     ],
 )
-def test_what_is_wrong_with_a_body_is_found_when_it_is_read(body: str, line: int, said: str):
+def test_an_error_in_a_body_is_found_when_it_is_parsed(body: str, line: int, said: str):
     for above in ("", "---\ndescription: x\n---\n", "---\ndescription: x\n---\n\n\n"):
         with pytest.raises(TemplateError, match="cannot|unexpected|expected|Expected|there is|No test") as caught:
             Template.parse(above + body, name="mine", path="/vault/mine.md")
@@ -97,7 +97,7 @@ def test_what_is_wrong_with_a_body_is_found_when_it_is_read(body: str, line: int
         assert str(caught.value).startswith(f"/vault/mine.md:{caught.value.line}: ")
 
 
-def test_what_a_body_trips_over_is_told_with_its_line():
+def test_an_error_in_rendering_is_reported_with_its_line():
     template = Template.parse("---\ndescription: x\n---\none\n\n{{ a / b }}", name="mine", path="/vault/mine.md")
     assert template.render({"a": 6, "b": 2}) == "one\n\n3.0"
     with pytest.raises(TemplateError, match=r"^/vault/mine.md:6: division by zero$"):
@@ -115,7 +115,7 @@ def test_a_body_with_far_too_many_tags_is_an_error():
         Template.parse("{{ a }}" * 10_000, name="mine")
 
 
-async def test_it_renders_in_any_thread_and_any_event_loop():
+async def test_a_template_renders_in_any_thread_and_event_loop():
     template = Template.parse("{% for x in xs %}{{ x }}{% endfor %}", name="mine")
     found: list[str] = []
     threads = [threading.Thread(target=lambda: found.append(template.render({"xs": range(50)}))) for _ in range(4)]

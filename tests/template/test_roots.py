@@ -42,7 +42,7 @@ def test_an_odd_name_is_refused_with_the_reason(library: TemplateLibrary, name: 
 
 
 @pytest.mark.parametrize("name", UP_AND_OUT + UNHEARD_OF)
-def test_a_name_that_leads_elsewhere_is_refused(library: TemplateLibrary, folder: Path, name: str):
+def test_a_name_that_leaves_its_folder_is_refused(library: TemplateLibrary, folder: Path, name: str):
     put(folder, "mine.md", "x")
     (folder.parent / "secret.md").write_text("secret")
     with pytest.raises(TemplateError):
@@ -60,7 +60,7 @@ def test_a_path_beside_the_roots_is_refused(library: TemplateLibrary, folder: Pa
             library.find(str(path))
 
 
-def test_a_link_may_lead_anywhere_inside_but_not_out(library: TemplateLibrary, folder: Path, tmp_path: Path):
+def test_a_link_must_stay_inside_its_folder(library: TemplateLibrary, folder: Path, tmp_path: Path):
     real = put(folder, "real.md", "real")
     outside = tmp_path / "secret.md"
     outside.write_text("secret")
@@ -79,7 +79,7 @@ def test_the_folder_itself_may_be_a_link(tmp_path: Path, folder: Path):
     assert TemplateLibrary(system=tmp_path / "link").find("mine").body == "x"
 
 
-def test_what_is_no_plain_file_is_refused_without_waiting(library: TemplateLibrary, folder: Path):
+def test_a_path_that_is_not_a_regular_file_is_refused_without_waiting(library: TemplateLibrary, folder: Path):
     folder = put(folder, "mine.md", "x").parent
     (folder / "folder.md").mkdir()
     os.mkfifo(folder / "pipe.md")
@@ -100,7 +100,7 @@ def test_what_is_no_plain_file_is_refused_without_waiting(library: TemplateLibra
             library.find(name)
 
 
-def test_what_is_not_text_or_too_large_is_refused(library: TemplateLibrary, folder: Path):
+def test_a_file_that_is_not_text_or_too_large_is_refused(library: TemplateLibrary, folder: Path):
     put(folder, "latin.md", b"one\ntw\xf6\n")
     put(folder, "binary.md", b"a\nb\0c")
     put(folder, "huge.md", b"x" * 300_000)
@@ -114,7 +114,7 @@ def test_what_is_not_text_or_too_large_is_refused(library: TemplateLibrary, fold
 @pytest.mark.skipif(
     hasattr(os, "geteuid") and os.geteuid() == 0, reason="root may read every file, so that no file can be unreadable"
 )
-def test_what_may_not_be_read_is_an_error(library: TemplateLibrary, folder: Path):
+def test_an_unreadable_file_is_an_error(library: TemplateLibrary, folder: Path):
     put(folder, "mine.md", "x").chmod(0)
     with pytest.raises(TemplateError, match="cannot be read"):
         library.find("mine")

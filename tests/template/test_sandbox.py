@@ -63,7 +63,7 @@ VALUES = {"big": "a" * 100_000}
 
 
 @pytest.mark.parametrize("body", TOO_MUCH.values(), ids=TOO_MUCH.keys())
-def test_what_would_take_forever_or_fill_memory_is_refused_cheaply(body: str):
+def test_a_body_that_runs_forever_or_fills_memory_is_refused_cheaply(body: str):
     tracemalloc.start()
     try:
         with pytest.raises(TemplateError):
@@ -74,12 +74,12 @@ def test_what_would_take_forever_or_fill_memory_is_refused_cheaply(body: str):
     assert peak < 100_000_000
 
 
-def test_calls_within_calls_end_long_before_the_stack_does():
+def test_nested_calls_end_long_before_a_stack_overflow():
     with pytest.raises(TemplateError, match="calls are more than 30 deep"):
         Template.parse("{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}", name="mine").render({})
 
 
-def test_the_time_stops_what_the_budget_does_not(monkeypatch: pytest.MonkeyPatch):
+def test_the_time_limit_stops_what_the_budget_does_not(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("context_compiler.template.sandbox.SECONDS", 0.05)
     monkeypatch.setattr("context_compiler.template.sandbox.EFFORT", 1_000_000)
     with pytest.raises(TemplateError, match="more than 0.05 s of CPU time"):
@@ -99,7 +99,7 @@ def test_a_busy_machine_does_not_stop_a_rendering(monkeypatch: pytest.MonkeyPatc
     assert Template.parse("{{ x.a }}{{ x.a }}", name="mine").render({"x": Waiting(a="fact ")}) == "fact fact "
 
 
-def test_a_rendering_may_be_a_million_characters_longer_than_its_values():
+def test_a_rendering_may_exceed_its_values_by_a_million_characters():
     template = Template.parse("{{ x }}{{ y }}", name="mine")
     assert len(template.render({"x": "x" * 3_000_000, "y": "y"})) == 3_000_001
     long = Template.parse("{{ 'a' * n }}{{ x }}", name="mine")
@@ -135,7 +135,7 @@ def test_ordinary_loops_are_well_within_bounds():
         "{{ open }}{{ __import__ }}{{ __builtins__ }}",
     ],
 )
-def test_nothing_of_python_is_within_reach(body: str):
+def test_a_template_cannot_reach_python_internals(body: str):
     try:
         text = Template.parse(body, name="mine").render({})
     except TemplateError:
@@ -153,7 +153,7 @@ def test_values_cannot_be_called_or_changed(body: str):
     assert calls == []
 
 
-def test_an_entry_goes_before_a_method_of_the_same_name():
+def test_an_entry_takes_precedence_over_a_method_of_the_same_name():
     assert (
         Template.parse("{{ d.items }} {{ d.get('keys', 1) }}", name="mine").render({"d": {"items": "three"}})
         == "three 1"

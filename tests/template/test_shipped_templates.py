@@ -14,7 +14,7 @@ from context_compiler.template import TemplateLibrary
         ("extractive", "extractive", Fidelity.SUMMARY_MEDIUM),
     ],
 )
-def test_the_shipped_templates_say_what_they_are(name: str, compiler: str, fidelity: Fidelity):
+def test_the_shipped_templates_have_descriptions(name: str, compiler: str, fidelity: Fidelity):
     template = TemplateLibrary(system=None).find(name)
     assert (template.source, template.compiler, template.fidelity) == ("builtin", compiler, fidelity)
     assert template.description
@@ -27,14 +27,14 @@ PLACEHOLDERS = {"constraints", "plan", "topic", "recent_turns", "tool_results", 
 
 
 @pytest.mark.parametrize("name", ["chat_compiler", "goal_oriented", "extractive"])
-def test_the_shipped_templates_ask_only_for_what_there_is(name: str):
+def test_the_shipped_templates_use_only_known_placeholders(name: str):
     template = TemplateLibrary(system=None).find(name)
     assert template.wants() <= PLACEHOLDERS
     assert set(template.sections) <= template.wants()
 
 
 @pytest.mark.parametrize("name", ["chat_compiler", "goal_oriented"])
-def test_a_shipped_prompt_holds_what_it_is_given_and_no_gaps(name: str):
+def test_a_shipped_prompt_contains_its_values_and_no_gaps(name: str):
     template = TemplateLibrary(system=None).find(name)
     text = template.render({"cap": 1500, "recent_turns": "User: {{ hello }}", "latest_input": "What now?"})
     assert "1500 tokens" in text
@@ -46,7 +46,7 @@ def test_a_shipped_prompt_holds_what_it_is_given_and_no_gaps(name: str):
 @pytest.mark.parametrize(
     ("left_out", "said"), [(1, "One earlier turn"), (12, "12 earlier turns"), (None, "Some of the earlier")]
 )
-def test_the_extractive_note_says_how_much_is_left_out(left_out: int | None, said: str):
+def test_the_extractive_note_has_the_number_of_messages_left_out(left_out: int | None, said: str):
     text = TemplateLibrary(system=None).find("extractive").render({"turns_left_out": left_out})
     assert text.startswith(said)
     assert len(text.splitlines()) == 2

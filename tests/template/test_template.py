@@ -51,7 +51,7 @@ def test_plain_markdown_is_a_template():
     assert (template.name, template.source, template.path) == ("mine", "inline", "/vault/mine.md")
 
 
-def test_front_matter_says_more():
+def test_front_matter_sets_options():
     template = parsed(FULL)
     assert template.description == "Working context for a chat turn"
     assert template.compiler == "none"
@@ -73,11 +73,11 @@ def test_keys_are_spelt_with_hyphens_or_underscores():
     assert hyphens.warnings == underscores.warnings == ()
 
 
-def test_a_key_spelt_both_ways_is_an_error():
+def test_a_key_given_in_both_spellings_is_an_error():
     assert refused("---\nrecent-turns: 5\nrecent_turns: 4\n---\nx").line == 3
 
 
-def test_a_key_without_a_value_says_nothing():
+def test_a_key_without_a_value_is_ignored():
     assert parsed("---\nfidelity:\nrecent_turns: null\nsections: ~\n---\nx").fidelity is None
 
 
@@ -133,18 +133,18 @@ def test_unknown_keys_are_warned_of_and_logged_once(caplog: pytest.LogCaptureFix
         ("sections: {constraints: {priorty: 3}}", "priority, budget, or both, and nothing else"),
     ],
 )
-def test_a_wrong_value_of_one_of_ours_is_an_error_with_file_and_line(entry: str, said: str):
+def test_an_invalid_value_of_a_known_key_is_an_error_with_file_and_line(entry: str, said: str):
     error = refused(f"---\ndescription: x\n# a comment\n{entry}\n---\nbody".replace("description: x\n", "tags: x\n"))
     assert said in str(error)
     assert str(error).startswith("/vault/mine.md:4: ")
     assert (error.name, error.path, error.line) == ("mine", "/vault/mine.md", 4)
 
 
-def test_a_wrong_value_inside_a_section_is_on_its_own_line():
+def test_an_invalid_value_in_a_section_is_reported_on_its_line():
     assert refused("---\nsections:\n  plan:\n    priority: 1\n    budget: lots\n---\nx").line == 5
 
 
-def test_front_matter_that_is_no_mapping_is_an_error():
+def test_front_matter_that_is_not_a_mapping_is_an_error():
     assert refused("---\n- one\n- two\n---\nbody").line == 2
     assert refused("---\njust words\n---\nbody").line == 2
 
@@ -173,11 +173,11 @@ def test_front_matter_nested_too_deeply_is_an_error(deep: str):
     refused(f"---\na:\n  {deep}\n---\nbody")
 
 
-def test_front_matter_that_never_ends_is_an_error():
+def test_front_matter_without_an_end_is_an_error():
     assert refused("---\ndescription: x\n\nYou compile.").line == 1
 
 
-def test_a_rule_on_top_of_plain_markdown_is_no_front_matter():
+def test_a_rule_at_the_top_of_plain_markdown_is_not_front_matter():
     assert parsed("---\n\nYou compile.").body == "---\n\nYou compile."
 
 
@@ -191,7 +191,7 @@ def test_a_rule_on_top_of_plain_markdown_is_no_front_matter():
         (f"---\na: {'x' * 20_000}\n---\nb", "front matter is longer"),
     ],
 )
-def test_what_nobody_would_write_is_an_error(text: str, said: str):
+def test_absurd_front_matter_is_an_error(text: str, said: str):
     assert said in str(refused(text))
 
 
@@ -210,7 +210,7 @@ def test_a_fence_inside_a_longer_fence_is_not_a_contract():
     assert parsed("````markdown\n```yaml\nx: 1\n```\n````").contract is None
 
 
-def test_it_lists_the_names_it_wants():
+def test_a_template_lists_the_names_it_uses():
     body = "{{ plan }} {% for t in turns %}{{ t.user }}{{ loop.index }}{% endfor %}{% set x = 1 %}{{ x }}{{ a.b }}"
     assert parsed(body + "{{ range(2) }}").wants() == {"plan", "turns", "a"}
 

@@ -5,12 +5,12 @@ import pytest
 from context_compiler.tokens import Ratios, model_family
 
 
-def test_a_ratio_starts_where_sessions_were_measured() -> None:
+def test_a_ratio_starts_at_the_measured_value_of_its_family() -> None:
     ratios = Ratios()
     assert (ratios.of("anthropic"), ratios.of("google"), ratios.of("openai")) == (1.25, 1.0, 1.0)
 
 
-def test_a_ratio_moves_towards_what_is_reported() -> None:
+def test_a_ratio_moves_towards_the_reported_count() -> None:
     ratios, seen = Ratios(), [1.25]
     for _ in range(12):
         seen.append(ratios.learn("anthropic", exact=10_000, reported=15_000))
@@ -31,14 +31,14 @@ NONSENSE = [(199, 250), (0, 10), (1_000, 0), (1_000, -5), (1_000, 499), (1_000, 
 
 
 @pytest.mark.parametrize(("exact", "reported"), NONSENSE)
-def test_nonsense_teaches_nothing(exact: int, reported: int) -> None:
+def test_invalid_reports_teach_nothing(exact: int, reported: int) -> None:
     ratios = Ratios()
     assert ratios.learn("anthropic", exact=exact, reported=reported) == 1.25
     assert ratios.state() == {}
 
 
 @pytest.mark.parametrize("family", ["openai", "exact"])
-def test_a_family_that_counts_as_we_do_is_never_learnt(family: str) -> None:
+def test_a_family_with_our_tokenizer_is_never_calibrated(family: str) -> None:
     ratios = Ratios()
     assert ratios.learn(family, exact=1_000, reported=2_000) == 1.0
     assert ratios.of(family) == 1.0 and not ratios.measured(family)
@@ -57,14 +57,14 @@ def test_a_count_by_the_provider_is_taken_as_it_is(family: str) -> None:
     assert ratios.of(family) == 1.0
 
 
-def test_what_was_learnt_can_be_restored() -> None:
+def test_learned_ratios_can_be_restored() -> None:
     ratios, later = Ratios(), Ratios()
     ratios.learn("google", exact=1_000, reported=1_500)
     later.restore(ratios.state())
     assert later.of("google") == ratios.of("google") == pytest.approx(1.15)
 
 
-def test_a_damaged_state_leaves_the_start() -> None:
+def test_a_damaged_state_keeps_the_initial_ratio() -> None:
     ratios = Ratios()
     ratios.restore({"anthropic": "1.3", "google": 0.4, "mistral": float("nan"), "xai": 9, "meta": None, "qwen": 1.1})
     assert ratios.state() == {"qwen": 1.1}
@@ -102,5 +102,5 @@ def test_a_damaged_state_leaves_the_start() -> None:
         ("", "", "unknown"),
     ],
 )
-def test_a_models_name_tells_its_family(system: str | None, name: str | None, family: str) -> None:
+def test_a_model_name_gives_its_family(system: str | None, name: str | None, family: str) -> None:
     assert model_family(system, name) == family

@@ -65,7 +65,7 @@ def changed(packed: Path) -> None:
 
 
 @pytest.mark.parametrize("harm", [missing, cut_off, changed])
-def test_without_sound_ranks_size_counts_and_one_warning_says_so(harm: Callable[[Path], None], tmp_path: Path) -> None:
+def test_without_valid_ranks_size_is_counted_with_one_warning(harm: Callable[[Path], None], tmp_path: Path) -> None:
     package = copied(tmp_path)
     harm(package / "data" / "o200k.xz")
     done = run(package)
@@ -74,18 +74,18 @@ def test_without_sound_ranks_size_counts_and_one_warning_says_so(harm: Callable[
     assert done.stderr.startswith("WARNING the o200k ranks cannot be read")
 
 
-def test_without_tiktoken_size_counts() -> None:
+def test_without_tiktoken_size_is_counted() -> None:
     done = run(PACKAGE, before="sys.modules['tiktoken'] = None")
     assert "7 50 True" in done.stdout
     assert done.stderr.count("WARNING") == 1
 
 
-def test_ranks_that_are_not_the_published_ones_are_refused() -> None:
+def test_altered_ranks_are_refused() -> None:
     with pytest.raises(ValueError, match="reinstall"):
         tokens.unpack_ranks(lzma.compress(b"\x01a\x01b"))
 
 
-def test_an_estimate_is_no_less_than_the_count_of_ordinary_text(tmp_path: Path) -> None:
+def test_an_estimate_is_at_least_the_count_of_ordinary_text(tmp_path: Path) -> None:
     package = copied(tmp_path)
     (package / "data" / "o200k.xz").unlink()
     texts = [

@@ -53,7 +53,7 @@ FORMATS = [png, gif, jpeg, webp, webp_lossless, webp_extended]
 
 @pytest.mark.parametrize("image", FORMATS)
 @pytest.mark.parametrize(("width", "height", "tokens"), SIZES)
-def test_an_image_costs_what_its_size_says(
+def test_an_image_is_priced_by_its_size(
     image: Callable[[int, int], bytes], width: int, height: int, tokens: int
 ) -> None:
     assert image_tokens(image(width, height)) == tokens
@@ -65,11 +65,11 @@ def test_the_size_of_an_image_is_read_from_its_header(image: Callable[[int, int]
 
 
 @pytest.mark.parametrize("data", [None, b"", b"no image", b"\x89PNG\r\n\x1a\n", png(0, 5), b"RIFF", b"\xff\xd8\xff"])
-def test_an_image_of_unknown_size_costs_a_middling_one(data: bytes | None) -> None:
+def test_an_image_of_unknown_size_has_a_medium_price(data: bytes | None) -> None:
     assert image_tokens(data) == 1_600
 
 
-def test_a_small_image_costs_what_the_dearest_provider_asks_for_any() -> None:
+def test_a_small_image_has_the_minimum_of_the_most_expensive_provider() -> None:
     assert image_tokens(png(1, 1)) == 1_120
 
 
@@ -80,7 +80,7 @@ def test_a_truncated_header_never_raises(image: Callable[[int, int], bytes]) -> 
         assert 1_120 <= image_tokens(data[:end]) <= 4_784
 
 
-def test_a_header_that_lies_costs_no_more_than_the_largest_image() -> None:
+def test_a_false_header_costs_no_more_than_the_largest_image() -> None:
     assert image_tokens(png(2**32 - 1, 2**32 - 1)) <= 4_784
     assert image_tokens(png(2**32 - 1, 1)) <= 4_784
 
@@ -112,7 +112,7 @@ def mp4(seconds: int) -> bytes:
     return b"\x00\x00\x00\x18ftypisom" + b"\x00" * 12 + b"\x00\x00\x00\x6cmoov\x00\x00\x00\x64mvhd" + times
 
 
-def test_sound_and_film_cost_by_the_second() -> None:
+def test_audio_and_video_are_priced_by_the_second() -> None:
     assert audio_tokens(wav(10)) in range(320, 325)
     assert video_tokens(mp4(20)) == 6_000
     assert audio_tokens(mp4(20)) == 640
@@ -131,7 +131,7 @@ def test_a_document_costs_by_the_page() -> None:
     assert document_tokens(None) == 3_000
 
 
-def test_the_mime_type_says_which_rule_counts() -> None:
+def test_the_mime_type_selects_the_rule() -> None:
     image, words = png(1_920, 1_080), b"Hello, world!"
     assert media_tokens("image/png", image) == 2_691
     assert media_tokens(" Image/PNG", image) == 2_691

@@ -27,7 +27,7 @@ def test_cutting_a_long_text_into_pieces_changes_no_count(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_a_list_has_as_many_tokens_as_its_text_also_when_a_few_items_change(seed: int) -> None:
+def test_a_list_counts_like_its_text_even_after_a_few_items_change(seed: int) -> None:
     dice, counter = random.Random(seed), TokenCounter()
     items = ["".join(dice.choices(GRAINS, k=dice.choice((0, 1, 6, 20, 200)))) for _ in range(400)]
     for _ in range(3):
@@ -38,7 +38,7 @@ def test_a_list_has_as_many_tokens_as_its_text_also_when_a_few_items_change(seed
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_lines_with_labels_have_as_many_tokens_as_their_text(seed: int) -> None:
+def test_labelled_lines_count_like_their_text(seed: int) -> None:
     dice, counter = random.Random(seed), TokenCounter()
     grains = [*GRAINS, "[", "]", "] ", "\n[", "[14 user] ", "\n[turn 3 · 2024-05-15 · user] "]
     for _ in range(60):
@@ -48,7 +48,7 @@ def test_lines_with_labels_have_as_many_tokens_as_their_text(seed: int) -> None:
 
 
 @pytest.mark.parametrize("grains", [GRAINS, [".\n", "/", "a\n"]], ids=["all", "lines"])
-def test_every_place_to_cut_is_safe_wherever_a_piece_ends(grains: list[str]) -> None:
+def test_every_cut_is_safe_wherever_a_piece_ends(grains: list[str]) -> None:
     text = long_text(7, grains)[:PIECE]
     whole = len(theirs().encode_ordinary(text))
     for shift in range(1, 60):
@@ -57,7 +57,7 @@ def test_every_place_to_cut_is_safe_wherever_a_piece_ends(grains: list[str]) -> 
         assert len(theirs().encode_ordinary(first)) + len(theirs().encode_ordinary(second)) == whole
 
 
-def test_where_nothing_can_be_cut_the_sum_is_off_by_a_few_tokens() -> None:
+def test_text_without_safe_cuts_is_off_by_a_few_tokens() -> None:
     text = base64.b64encode(random.Random(2).randbytes(150_000)).decode().replace("/", "a").replace("+", "b")
     assert abs(TokenCounter().text(text) - len(theirs().encode_ordinary(text))) <= 2 * (len(text) // PIECE)
 

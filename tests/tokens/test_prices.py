@@ -18,7 +18,7 @@ MODELS = ("openai:gpt-5", "anthropic:claude-sonnet-4-5", "google-gla:gemini-2.5-
 
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("tokens", [1, 900, 100_001, 200_000, 200_001, 450_000])
-def test_a_request_costs_what_the_price_list_asks_for_its_size(model: str, tokens: int) -> None:
+def test_the_cost_of_a_request_matches_the_price_list(model: str, tokens: int) -> None:
     price = price_of(model)
     assert price is not None
     provider, _, name = model.partition(":")
@@ -54,7 +54,7 @@ def test_amounts_are_never_shown_as_nothing() -> None:
 
 
 @pytest.mark.parametrize("given", [0, -1, "x", "", True, float("nan"), float("inf"), None, 10**9])
-def test_money_is_an_amount_above_nothing(given: Any) -> None:
+def test_an_amount_of_money_must_be_above_zero(given: Any) -> None:
     with pytest.raises(SettingsError, match="US dollars"):
         Money(given)
 

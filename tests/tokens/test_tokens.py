@@ -53,7 +53,7 @@ def test_a_text_has_as_many_tokens_as_tiktoken_says(text: str) -> None:
     assert TokenCounter().text(text) == len(theirs().encode_ordinary(text))
 
 
-def test_what_looks_like_a_special_token_is_ordinary_text() -> None:
+def test_text_that_looks_like_a_special_token_is_ordinary_text() -> None:
     assert TokenCounter().text("<|endoftext|>") > 1
 
 
@@ -78,7 +78,7 @@ class Unhashable(str):
     __hash__ = None  # type: ignore[assignment]  # what a careless subclass ends with
 
 
-def test_a_subclass_of_str_is_counted_as_what_it_says() -> None:
+def test_a_subclass_of_str_is_counted_by_its_text() -> None:
     words = "many words that a counter is asked to remember " * 3
     assert TokenCounter().text(Unhashable(words)) == TokenCounter().text(words)
 
@@ -106,7 +106,7 @@ def test_a_text_that_fits_is_its_own_head_and_tail() -> None:
 
 
 @pytest.mark.parametrize("tokens", [0, -5])
-def test_no_room_leaves_nothing(tokens: int) -> None:
+def test_zero_tokens_leave_no_text(tokens: int) -> None:
     counter = TokenCounter()
     assert counter.head("some text", tokens) == counter.tail("some text", tokens) == ""
 
@@ -154,7 +154,7 @@ def test_a_text_is_counted_once() -> None:
     assert len(asked) == 1
 
 
-def test_what_is_remembered_is_bounded_in_characters_and_the_oldest_goes_first() -> None:
+def test_the_memo_is_bounded_in_characters_and_evicts_the_oldest_first() -> None:
     asked: list[str] = []
 
     def count(text: str) -> int:
@@ -200,7 +200,7 @@ def test_threads_agree() -> None:
 # A user's own counter
 
 
-def test_a_users_counter_counts() -> None:
+def test_a_custom_counter_is_used() -> None:
     assert TokenCounter(len).text("four") == 4
 
 
@@ -209,12 +209,12 @@ def raising(_: str) -> int:
 
 
 @pytest.mark.parametrize("nonsense", [lambda _: -1, lambda _: 2.5, lambda _: None, lambda _: True, raising])
-def test_where_a_users_counter_fails_ours_counts(nonsense: Count) -> None:
+def test_if_a_custom_counter_fails_ours_counts(nonsense: Count) -> None:
     assert as_counter(nonsense).text("Hello, world!") == 4
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit, asyncio.CancelledError, GeneratorExit])
-def test_a_cancellation_inside_a_counter_passes(error: type[BaseException]) -> None:
+def test_a_cancellation_inside_a_counter_is_raised(error: type[BaseException]) -> None:
     def cancelled(_: str) -> int:
         raise error
 
@@ -222,7 +222,7 @@ def test_a_cancellation_inside_a_counter_passes(error: type[BaseException]) -> N
         TokenCounter(cancelled).text("text")
 
 
-def test_a_panic_of_a_tokenizer_does_not_pass(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_panic_of_a_tokenizer_is_caught(caplog: pytest.LogCaptureFixture) -> None:
     panic = type("PanicException", (BaseException,), {})
 
     def panicking(_: str) -> int:
@@ -234,17 +234,17 @@ def test_a_panic_of_a_tokenizer_does_not_pass(caplog: pytest.LogCaptureFixture) 
     assert "panicking" in caplog.text and "stack overflow" not in caplog.text
 
 
-def test_a_real_panic_does_not_pass() -> None:
+def test_a_real_panic_is_caught() -> None:
     whole_at_once = TokenCounter(lambda text: len(theirs().encode_ordinary(text)))
     assert 7_000 < whole_at_once.text(" " * 1_000_000) < 9_000
 
 
-def test_what_cannot_be_called_is_refused() -> None:
+def test_a_counter_that_is_not_callable_is_refused() -> None:
     with pytest.raises(SettingsError, match="counter='o200k'"):
         as_counter("o200k")  # type: ignore[arg-type]  # a user's mistake
 
 
-def test_a_counter_is_found_for_whatever_a_user_gives() -> None:
+def test_each_kind_of_counter_argument_is_accepted() -> None:
     own = TokenCounter()
     assert as_counter(None) is as_counter(None)
     assert as_counter(own) is own

@@ -66,7 +66,7 @@ def links(page: Any) -> list[str]:
     return page.eval_on_selector_all("a[href^='/']", "all => all.map(one => one.getAttribute('href').split('#')[0])")
 
 
-def test_every_page_that_a_link_leads_to_opens_without_a_complaint(chromium: Any, inspector: str) -> None:
+def test_every_linked_page_opens_without_errors(chromium: Any, inspector: str) -> None:
     visit = Visit(chromium, inspector)
     waiting, seen = ["/sessions"], set[str]()
     kinds: dict[str, int] = {}
@@ -112,7 +112,7 @@ def test_a_request_is_reached_with_the_keyboard_alone(chromium: Any, inspector: 
 
 @pytest.mark.parametrize("path", ["/sessions", "/sessions/1", "/requests/20", "/requests/20/why"])
 @pytest.mark.parametrize("colours", ["light", "dark"])
-def test_no_serious_fault_of_accessibility(chromium: Any, inspector: str, path: str, colours: str) -> None:
+def test_the_pages_have_no_serious_accessibility_fault(chromium: Any, inspector: str, path: str, colours: str) -> None:
     axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="axe is not installed").Axe()
     page = Visit(chromium, inspector, color_scheme=colours).go(path)
     assert not serious(axe.run(page))
@@ -207,7 +207,7 @@ def test_a_message_is_shown_raw_pinned_and_summarized_from(chromium: Any, db: Pa
         assert not visit.complaints
 
 
-def test_a_compile_appears_while_somebody_looks_and_is_gone_after_it(chromium: Any, db: Path) -> None:
+def test_a_compile_under_way_appears_and_disappears_live(chromium: Any, db: Path) -> None:
     with serving(create_app(db, system=None)) as address:
         visit = Visit(chromium, address)
         page = visit.go("/sessions/1")

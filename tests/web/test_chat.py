@@ -65,7 +65,7 @@ class Tab:
         return (await self.client.get("/chat/turns")).text
 
 
-async def test_every_tab_hears_one_answer_and_is_led_to_its_request(tmp_path: Path) -> None:
+async def test_every_tab_gets_one_answer_with_a_link_to_its_request(tmp_path: Path) -> None:
     with serving(chat_app(tmp_path)) as address:
         async with Tab(address) as one, Tab(address) as other:
             assert (await one.say("Never deploy on Fridays.")).status_code == 202
@@ -79,7 +79,7 @@ async def test_every_tab_hears_one_answer_and_is_led_to_its_request(tmp_path: Pa
             assert f'href="/requests/{done["request"]}"' in await other.page()
 
 
-async def test_a_second_prompt_is_refused_while_an_answer_is_coming_and_stop_keeps_what_was_shown(
+async def test_a_second_prompt_is_refused_during_an_answer_and_stop_keeps_the_shown_part(
     tmp_path: Path,
 ) -> None:
     with serving(chat_app(tmp_path, delay=0.05)) as address:
@@ -140,7 +140,7 @@ async def test_a_terminal_and_a_tab_share_a_session_without_a_lost_turn(tmp_path
     assert [stored.count(f"**User:**\n\n{word}\n") for word in ("one", "two", "three", "four", "five")] == [1] * 5
 
 
-async def test_a_server_that_ends_in_the_middle_of_an_answer_keeps_it(tmp_path: Path) -> None:
+async def test_a_server_stopped_during_an_answer_keeps_it(tmp_path: Path) -> None:
     with serving(chat_app(tmp_path, delay=0.05)) as address:
         async with Tab(address) as tab:
             await tab.say("Where do I look first?")
@@ -153,7 +153,7 @@ async def test_a_server_that_ends_in_the_middle_of_an_answer_keeps_it(tmp_path: 
             assert (await tab.until("state"))["turns"] == 1
 
 
-async def test_a_template_that_is_gone_is_told_and_the_chat_goes_on(tmp_path: Path) -> None:
+async def test_a_missing_template_is_reported_and_the_chat_continues(tmp_path: Path) -> None:
     with serving(chat_app(tmp_path)) as address:
         async with Tab(address) as tab:
             await tab.say("hello", template="no_such_template")
@@ -165,7 +165,7 @@ async def test_a_template_that_is_gone_is_told_and_the_chat_goes_on(tmp_path: Pa
 
 
 @pytest.mark.usefixtures("impatient")
-async def test_a_record_locked_by_another_process_is_told_and_nothing_shown_is_lost(tmp_path: Path) -> None:
+async def test_a_record_locked_by_another_process_is_reported_and_nothing_is_lost(tmp_path: Path) -> None:
     with serving(chat_app(tmp_path)) as address:
         async with Tab(address) as tab:
             await tab.say("Before the lock.")
@@ -187,7 +187,7 @@ async def test_a_record_locked_by_another_process_is_told_and_nothing_shown_is_l
     await store.close()
 
 
-async def test_a_full_disk_is_told_and_nothing_shown_is_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_full_disk_is_reported_and_nothing_is_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with serving(chat_app(tmp_path)) as address:
         async with Tab(address) as tab:
             await tab.say("There is room.")
@@ -231,7 +231,7 @@ def client(tmp_path: Path) -> Any:
         (b'{"text": "' + b"x" * 400_001 + b'"}', "at most"),
     ],
 )
-def test_a_wrong_prompt_says_what_is_wrong(client: TestClient, body: bytes, words: str) -> None:
+def test_an_invalid_prompt_is_refused_with_the_reason(client: TestClient, body: bytes, words: str) -> None:
     answer = client.post("/api/chat", content=body, headers={"content-type": "application/json"})
     assert answer.status_code == 400 and words in answer.json()["error"]
 
@@ -263,13 +263,13 @@ async def test_hostile_text_stays_text(tmp_path: Path) -> None:
     ]
 
 
-def test_a_server_without_a_chat_says_so(tmp_path: Path) -> None:
+def test_a_server_without_a_chat_explains_how_to_start_one(tmp_path: Path) -> None:
     with TestClient(create_app(tmp_path / "context.db"), base_url="http://127.0.0.1") as client:
         answer = client.get("/chat")
         assert answer.status_code == 404 and "context-compiler serve" in answer.text
 
 
-async def test_an_answer_of_the_normal_mode_leads_to_its_request_too(tmp_path: Path) -> None:
+async def test_an_answer_of_normal_mode_links_to_its_request_too(tmp_path: Path) -> None:
     with serving(chat_app(tmp_path)) as address:
         async with Tab(address) as tab, httpx.AsyncClient(base_url=address) as client:
             for number in range(1, 4):
@@ -290,7 +290,7 @@ async def test_an_answer_of_the_normal_mode_leads_to_its_request_too(tmp_path: P
             assert 'href="/requests/3"' in await tab.page()
 
 
-async def test_a_tab_leads_to_the_requests_of_a_terminal(tmp_path: Path) -> None:
+async def test_a_tab_links_to_the_requests_of_a_terminal(tmp_path: Path) -> None:
     agent = Agent(ScriptedModel(delay=0), name="chat")
     terminal = ChatSession(agent, "main", store=tmp_path / "context.db", system=tmp_path)
     with serving(chat_app(tmp_path)) as address:

@@ -15,7 +15,7 @@ def fate(client: TestClient, fact: str) -> dict[str, object]:
     return client.get(f"/api/sessions/{number_of(client, 'long')}/fact", params={"q": fact}).json()
 
 
-def test_a_fact_is_followed_from_word_for_word_to_a_quote(client: TestClient) -> None:
+def test_a_fact_is_followed_from_verbatim_to_quoted(client: TestClient) -> None:
     found = fate(client, FACT)
     forms = [one["forms"] for one in found["stretches"]]
     assert forms[0] == [] and not found["stretches"][0]["known"]
@@ -46,25 +46,25 @@ def test_any_text_can_be_searched(client: TestClient, fact: str) -> None:
     assert client.get("/api/sessions", params={"text": fact}).status_code == 200
 
 
-def test_a_fact_that_was_never_said_is_called_so(client: TestClient) -> None:
+def test_a_fact_that_never_occurred_is_reported_as_absent(client: TestClient) -> None:
     number = number_of(client, "long")
     assert "Nothing in this session contains" in client.get(f"/sessions/{number}/fact?q=zebra").text
     assert "&lt;script&gt;" in client.get(f"/sessions/{number}/fact", params={"q": HOSTILE}).text
 
 
-def test_sessions_are_found_by_what_was_said(client: TestClient) -> None:
+def test_sessions_are_found_by_their_text(client: TestClient) -> None:
     assert [one["session_id"] for one in client.get(f"/api/sessions?text={FACT}").json()["sessions"]] == ["long"]
     assert client.get("/api/sessions?text=hello script").json()["pages"]["total"] == 3
     assert client.get("/api/sessions?text=secret words").json()["pages"]["total"] == 0
 
 
-def test_what_the_instructions_say_is_in_the_request(client: TestClient) -> None:
+def test_text_of_the_instructions_counts_as_part_of_the_request(client: TestClient) -> None:
     found = fate(client, "answer briefly")
     assert found["mentioned"] == 0 and found["had"] == found["requests"]
     assert [one["forms"] for one in found["stretches"]] == [["beside"]]  # pyright: ignore
 
 
-def test_what_a_summary_covers_may_be_told_in_it(client: TestClient) -> None:
+def test_a_fact_covered_by_a_summary_is_marked_as_perhaps_in_it(client: TestClient) -> None:
     found = fate(client, "Answer 3: the build")
     gone = found["stretches"][-1]  # pyright: ignore
     assert gone["forms"] == [] and gone["known"] and gone["told"]
@@ -72,7 +72,7 @@ def test_what_a_summary_covers_may_be_told_in_it(client: TestClient) -> None:
     assert "perhaps in the summary" in page
 
 
-def test_a_request_without_a_fact_leads_to_the_message_that_held_it(client: TestClient) -> None:
+def test_a_request_without_a_fact_links_to_the_message_that_contained_it(client: TestClient) -> None:
     number = number_of(client, "long")
     fact = next(
         words

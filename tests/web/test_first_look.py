@@ -50,7 +50,7 @@ async def chains(store: SQLStore, session: int, tips: Sequence[str]) -> dict[str
     return {tip: await store.perform(partial(tracer.chain, tip=tip, session=session)) for tip in tips}
 
 
-async def test_a_request_reads_what_it_shares_with_another_from_memory(place: str) -> None:
+async def test_parts_shared_with_another_request_are_read_from_memory(place: str) -> None:
     store = open_store(place)
     assert isinstance(store, SQLStore)
     await talk(store)
@@ -82,7 +82,7 @@ def test_templates_are_compiled_when_the_server_starts(db: Path) -> None:
         assert {name for _, name in environment().cache or ()} == before
 
 
-def test_a_server_does_not_look_through_its_own_code_for_garbage(
+def test_a_server_excludes_its_own_code_from_garbage_collection(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     frozen: list[int] = []

@@ -18,14 +18,14 @@ PAGES = ("/sessions", "/sessions/1", "/requests/1", "/requests/20/why")
 @pytest.mark.parametrize(
     "host", ["evil.example", "evil.example:80", "127.0.0.1.evil.example", "", "[::1", "localhost@evil"]
 )
-def test_a_name_that_is_not_ours_is_refused(client: TestClient, host: str) -> None:
+def test_a_foreign_host_name_is_refused(client: TestClient, host: str) -> None:
     for path in ("/sessions", "/api/sessions", "/static/site.css"):
         answer = client.get(path, headers={"host": host})
         assert answer.status_code == 403 and "record" not in answer.text
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1:8000", "localhost", "[::1]:99"])
-def test_loopback_is_ours_at_any_port(client: TestClient, host: str) -> None:
+def test_loopback_is_accepted_at_any_port(client: TestClient, host: str) -> None:
     assert client.get("/api/sessions", headers={"host": host}).status_code == 200
 
 
@@ -40,7 +40,7 @@ def test_loopback_is_ours_at_any_port(client: TestClient, host: str) -> None:
         {"origin": "http://["},
     ],
 )
-def test_a_page_of_another_site_may_not_write(client: TestClient, headers: dict[str, str]) -> None:
+def test_a_page_of_another_site_cannot_write(client: TestClient, headers: dict[str, str]) -> None:
     for method in ("POST", "PUT", "DELETE", "PATCH"):
         assert client.request(method, "/sessions", headers=headers).status_code == 403
 
@@ -94,7 +94,7 @@ def test_every_answer_has_the_security_headers(client: TestClient, path: str) ->
 
 
 @pytest.mark.parametrize("path", PAGES)
-def test_a_page_needs_nothing_inline_and_nothing_from_outside(client: TestClient, path: str) -> None:
+def test_a_page_needs_no_inline_or_external_resources(client: TestClient, path: str) -> None:
     text = client.get(path).text
     assert not re.search(r"<script(?![^>]*\bsrc=)[^>]*>", text)
     assert not re.search(r"<style|\sstyle=|\son\w+=|javascript:", re.sub(r"<pre.*?</pre>", "", text, flags=re.DOTALL))
@@ -111,5 +111,5 @@ def test_stored_text_stays_text(client: TestClient) -> None:
     assert not any("<script>alert" in text or "<img src=x" in text for text in found)
 
 
-def test_direction_marks_in_a_name_turn_nothing(client: TestClient) -> None:
+def test_direction_marks_in_a_name_do_not_reorder_text(client: TestClient) -> None:
     assert "\u202e" not in client.get("/sessions").text

@@ -71,7 +71,7 @@ def test_every_raw_message_is_accounted_for(client: TestClient) -> None:
             assert set(found["strip"]) == {"v"}
 
 
-def test_a_message_that_is_out_names_the_step_that_dropped_it(client: TestClient) -> None:
+def test_a_message_left_out_names_the_step_that_dropped_it(client: TestClient) -> None:
     last = requests_of(client, "long")[-1]
     gone = client.get(f"/api/requests/{last['id']}/why", params={"only": "told"}).json()["messages"][0]
     assert gone["fate"]["step"]["number"] and gone["fate"]["reason"] and gone["fate"]["request"] <= last["id"]
@@ -81,7 +81,7 @@ def test_a_message_that_is_out_names_the_step_that_dropped_it(client: TestClient
     )
 
 
-def test_a_request_without_content_says_so(client: TestClient) -> None:
+def test_a_request_without_content_is_shown_as_such(client: TestClient) -> None:
     [one] = requests_of(client, "bare")
     assert "without its messages" in client.get(f"/requests/{one['id']}").text
     assert "not on the record" in client.get(f"/requests/{one['id']}/why").text
@@ -89,11 +89,11 @@ def test_a_request_without_content_says_so(client: TestClient) -> None:
 
 
 @pytest.mark.parametrize("path", ["/sessions/999", "/requests/999", "/requests/999/why", "/nothing"])
-def test_what_is_not_there_is_not_found(client: TestClient, path: str) -> None:
+def test_missing_items_return_not_found(client: TestClient, path: str) -> None:
     assert client.get(path).status_code == 404 and client.get(f"/api{path}").json()["error"]
 
 
-def test_an_unknown_address_of_the_api_leads_to_its_description(client: TestClient) -> None:
+def test_an_unknown_address_of_the_api_points_to_its_description(client: TestClient) -> None:
     assert "/api/openapi.json" in client.get("/api").json()["error"]
     assert client.get("/api/requests/999999").json()["error"] == "no request 999999 on this record"
 
@@ -101,7 +101,7 @@ def test_an_unknown_address_of_the_api_leads_to_its_description(client: TestClie
 @pytest.mark.parametrize(
     "path", ["/sessions?page=0", "/sessions?page=x", "/requests/-1", "/requests/1/why?only=some", "/sessions?nmae=x"]
 )
-def test_a_wrong_parameter_is_explained(client: TestClient, path: str) -> None:
+def test_an_invalid_parameter_is_explained(client: TestClient, path: str) -> None:
     assert client.get(path).status_code == 400 and client.get(f"/api{path}").json()["error"]
 
 
@@ -110,7 +110,7 @@ def test_a_page_beyond_the_last_is_empty(client: TestClient) -> None:
     assert client.get("/sessions?page=4000").status_code == 200
 
 
-def test_a_record_that_does_not_exist_yet_is_explained_and_then_shown(db: Path, tmp_path: Path) -> None:
+def test_a_missing_record_is_explained_and_shown_once_it_exists(db: Path, tmp_path: Path) -> None:
     later = tmp_path / "later" / "context.db"
     with TestClient(create_app(later, system=None), base_url="http://127.0.0.1") as client:
         answer = client.get("/sessions")
@@ -129,7 +129,7 @@ def test_a_record_that_does_not_exist_yet_is_explained_and_then_shown(db: Path, 
     ],
     ids=["damaged", "empty", "newer"],
 )
-def test_a_file_that_cannot_be_read_is_explained(db: Path, damage: object, says: str) -> None:
+def test_an_unreadable_file_is_explained(db: Path, damage: object, says: str) -> None:
     for log in db.parent.glob("context.db-*"):
         log.unlink()
     damage(db)  # pyright: ignore
@@ -180,7 +180,7 @@ def test_a_message_that_is_quoted_is_not_called_absent(client: TestClient) -> No
     assert others and not any(one["echoes"] for one in others)
 
 
-def test_every_page_that_a_page_links_to_is_there(client: TestClient) -> None:
+def test_every_linked_page_exists(client: TestClient) -> None:
     waiting, seen, often = deque(["/sessions", "/templates", "/pipelines"]), set[str](), Counter[str]()
     while waiting:
         address = waiting.popleft()

@@ -106,9 +106,7 @@ async def ask(store: Store, session: str, *, times: int = 1) -> list[int]:
     return [one.id or 0 for one in (await store.views(session))[:times][::-1]]
 
 
-async def test_what_comes_between_a_page_and_its_connection_or_while_it_is_away_is_not_missed(
-    client: TestClient, db: Path
-) -> None:
+async def test_requests_made_while_a_page_is_disconnected_are_not_missed(client: TestClient, db: Path) -> None:
     number, mark = listener(client, "long")
     writer, reader = SQLiteStore(db), SQLiteStore(db, read_only=True)
     inspector = Inspector(reader)
@@ -127,7 +125,7 @@ async def test_what_comes_between_a_page_and_its_connection_or_while_it_is_away_
     await reader.close()
 
 
-async def test_more_than_one_event_holds_come_one_after_the_other(db: Path) -> None:
+async def test_more_requests_than_one_event_holds_arrive_in_several(db: Path) -> None:
     writer = SQLiteStore(db)
     every = await ask(writer, "many", times=MAX_NEW + 5)
     number = await writer.perform(lambda database: browse.session_number(database, "many"))
@@ -138,11 +136,11 @@ async def test_more_than_one_event_holds_come_one_after_the_other(db: Path) -> N
 
 
 @pytest.mark.parametrize("mark", ["", "x", "1", "-1.f", "9" * 16 + ".1", "1." + "f" * 300, "٣.1"])
-def test_a_wrong_mark_is_none(mark: str) -> None:
+def test_an_invalid_mark_is_ignored(mark: str) -> None:
     assert Shown.parse(mark) is None
 
 
-def test_a_mark_keeps_what_is_shown_and_no_more_than_the_newest() -> None:
+def test_a_mark_keeps_the_shown_numbers_within_a_bounded_length() -> None:
     shown = Shown().plus([1, 3, 7], 9)
     assert Shown.parse(shown.mark) == shown
     far = shown.plus(range(5, 10 * OVERLAP, 2))

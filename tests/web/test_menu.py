@@ -53,7 +53,7 @@ def test_a_template_is_tried_on_a_recorded_history(client: TestClient) -> None:
     assert not own["asks_model"] and "QUOTED FROM EARLIER TURNS" in own["prompt"]
 
 
-def test_a_session_without_layers_or_manager_says_so(client: TestClient) -> None:
+def test_a_session_without_layers_or_manager_is_shown_as_such(client: TestClient) -> None:
     number = number_of(client, "long")
     assert "No layers are stored" in client.get(f"/sessions/{number}/layers").text
     assert "is not managed" in client.get(f"/sessions/{number}/manager").text

@@ -43,7 +43,7 @@ def test_an_owner_sees_their_own(db: Path) -> None:
     assert "of_ann" in pages and "bob" not in pages
 
 
-def test_everybody_is_shown_without_an_owner(db: Path) -> None:
+def test_without_an_owner_every_owner_is_shown(db: Path) -> None:
     client = TestClient(create_app(db, system=None), base_url="http://localhost")
     assert {one["owner"] for one in client.get("/api/sessions").json()["sessions"]} == {"ann", "bob"}
     assert [client.get(f"/api/requests/{number}").status_code for number in (1, 2)] == [200, 200]

@@ -36,7 +36,7 @@ async def test_a_run_shows_its_graph_and_the_path_it_took(db: Path, tmp_path: Pa
     assert client.get("/pipeline?run=none").status_code == 404
 
 
-def test_without_runs_the_page_says_how_to_make_one_and_makes_no_store(db: Path, tmp_path: Path) -> None:
+def test_without_runs_the_page_shows_how_to_start_one_and_creates_no_store(db: Path, tmp_path: Path) -> None:
     runs = tmp_path / "none" / "runs.db"
     client = TestClient(create_app(db, system=None, runs=runs), base_url="http://127.0.0.1")
     assert "pipeline run FILE" in client.get("/pipelines").text

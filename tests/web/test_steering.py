@@ -26,7 +26,7 @@ def steer(client: TestClient, way: str, session: int, **body: Any) -> Any:
     return answer.json() if answer.status_code == 200 else (answer.status_code, answer.json()["error"])
 
 
-async def test_a_session_is_compacted_pinned_and_taken_back(client: TestClient, db: Path) -> None:
+async def test_a_session_can_be_compacted_pinned_and_undone(client: TestClient, db: Path) -> None:
     session = number_of(client, "long")
     shown = steer(client, "compact", session, focus="the release code", preview=True)
     assert shown["done"] and shown["kind"] == "preview" and shown["cost"] == "$0"
@@ -46,7 +46,7 @@ async def test_a_session_is_compacted_pinned_and_taken_back(client: TestClient, 
     assert not await SQLiteStore(db).verify()
 
 
-async def test_the_button_unpins_a_message_whatever_it_says(tmp_path: Path) -> None:
+async def test_the_button_unpins_a_message_with_any_text(tmp_path: Path) -> None:
     async def answer(messages: list[ModelMessage], info: AgentInfo) -> ModelResponse:
         return ModelResponse(parts=[TextPart("Noted.")])
 
@@ -79,7 +79,7 @@ def test_a_request_shows_which_of_its_messages_are_pinned(client: TestClient) ->
     assert client.get(f"/api/requests/{first}").json()["pinned"] == []
 
 
-async def test_of_two_equal_messages_the_pinned_one_is_shown(tmp_path: Path) -> None:
+async def test_the_pinned_one_of_two_equal_messages_is_shown(tmp_path: Path) -> None:
     with serving(chat_app(tmp_path)) as address:
         async with Tab(address) as tab, httpx.AsyncClient(base_url=address, timeout=300) as client:
             for number in range(1, 4):
@@ -105,7 +105,7 @@ def test_a_preview_has_an_address(client: TestClient) -> None:
     "headers",
     [{"origin": "http://evil.example"}, {"sec-fetch-site": "cross-site"}, {"content-type": "text/plain"}],
 )
-def test_another_site_steers_nothing(client: TestClient, headers: dict[str, str]) -> None:
+def test_another_site_cannot_steer(client: TestClient, headers: dict[str, str]) -> None:
     session = number_of(client, "long")
     for way in ("compact", "undo", "pin", "unpin"):
         answer = client.post(f"/api/sessions/{session}/{way}", content='{"message": "turn 1"}', headers=headers)
@@ -113,7 +113,7 @@ def test_another_site_steers_nothing(client: TestClient, headers: dict[str, str]
     assert client.get(f"/api/sessions/{session}/steering").json()["actions"] == []
 
 
-def test_without_the_token_nothing_is_steered(db: Path) -> None:
+def test_without_the_token_steering_is_refused(db: Path) -> None:
     with TestClient(create_app(db, system=None, token="secret"), base_url="http://127.0.0.1") as guarded:
         assert guarded.post("/api/sessions/1/pin", json={"message": "turn 1"}).status_code == 401
         allowed = guarded.post(
@@ -122,7 +122,7 @@ def test_without_the_token_nothing_is_steered(db: Path) -> None:
         assert allowed.status_code == 200
 
 
-def test_what_is_wrong_is_said(client: TestClient) -> None:
+def test_an_invalid_request_is_refused_with_the_reason(client: TestClient) -> None:
     session = number_of(client, "long")
     assert steer(client, "pin", session, message="turn 99")[0] == 400
     assert steer(client, "pin", session, message=7) == (400, "message: give a string")
@@ -134,13 +134,13 @@ def test_what_is_wrong_is_said(client: TestClient) -> None:
     assert {"/api/sessions/{number}/undo", "/api/sessions/{number}/steering", "/api/chat/pin"} <= set(paths)
 
 
-def test_what_a_user_pins_is_shown_as_text(client: TestClient) -> None:
+def test_a_pinned_message_is_shown_as_text(client: TestClient) -> None:
     session = number_of(client, "long")
     assert steer(client, "pin", session, message=HOSTILE)["turn"] == 6
     assert HOSTILE not in client.get(f"/sessions/{session}/steering").text
 
 
-async def test_a_chat_is_steered_and_every_tab_hears_of_it(tmp_path: Path) -> None:
+async def test_every_tab_is_notified_when_a_chat_is_steered(tmp_path: Path) -> None:
     with serving(chat_app(tmp_path)) as address:
         async with Tab(address) as tab, httpx.AsyncClient(base_url=address, timeout=300) as client:
             empty = await client.post("/api/chat/compact", json={})

@@ -54,7 +54,7 @@ def test_the_tools_of_a_request_are_shown_with_their_tokens(asked: TestClient) -
     assert "Name of the place, such as &lt;script&gt;" in page and HOSTILE not in page
 
 
-async def test_a_request_without_tools_on_the_record_says_so(client: TestClient, db: Path) -> None:
+async def test_unrecorded_tools_of_a_request_are_shown_as_such(client: TestClient, db: Path) -> None:
     number = requests_of(client, "long")[-1]["id"]
     assert "Tools sent beside" in client.get(f"/requests/{number}").text
     store = SQLiteStore(db)
@@ -67,7 +67,7 @@ async def test_a_request_without_tools_on_the_record_says_so(client: TestClient,
 @pytest.mark.parametrize(
     "schema", [{}, {"properties": 1}, {"properties": {"a": 2}}, {"properties": {"a": {"enum": 3, "items": "x"}}}]
 )
-def test_a_schema_that_is_none_is_shown_all_the_same(schema: dict[str, object]) -> None:
+def test_a_tool_with_an_invalid_schema_is_still_shown(schema: dict[str, object]) -> None:
     tool = Tool(kind="function", name="odd", description=None, parameters=schema)
     assert all(one.kind == "any" for one in arguments(tool))
 

@@ -19,7 +19,7 @@ def compiled(client: TestClient) -> dict[str, object]:
     return next(one for one in requests_of(client, "long") if one["status"] == "compiled")
 
 
-def test_the_timeline_has_every_request_and_what_a_cache_keeps(client: TestClient) -> None:
+def test_the_timeline_shows_every_request_and_the_cached_part(client: TestClient) -> None:
     found = client.get(f"/api/sessions/{number_of(client, 'long')}/timeline").json()
     rows = requests_of(client, "long")
     assert [one["id"] for one in found["points"]] == [one["id"] for one in rows]
@@ -30,7 +30,7 @@ def test_the_timeline_has_every_request_and_what_a_cache_keeps(client: TestClien
     assert all(f'href="/requests/{one["id"]}"' in page for one in rows)
 
 
-def test_money_of_an_unknown_model_is_unknown(client: TestClient) -> None:
+def test_the_cost_of_an_unknown_model_is_unknown(client: TestClient) -> None:
     found = client.get(f"/api/sessions/{number_of(client, 'long')}/timeline").json()["money"]
     assert found["sent"] is None and found["raw"] is None and "notes" in found["unknown"]
     assert "unknown" in client.get(f"/sessions/{number_of(client, 'long')}").text
@@ -47,7 +47,7 @@ def test_a_request_that_only_grew_shares_all_of_the_one_before(client: TestClien
     )
 
 
-def test_a_compile_shows_what_it_left_out(client: TestClient) -> None:
+def test_a_compile_shows_the_messages_it_left_out(client: TestClient) -> None:
     number = compiled(client)["id"]
     found = client.get(f"/api/requests/{number}/diff").json()
     kinds = {row["kind"] for row in found["rows"]}
@@ -82,7 +82,7 @@ def test_a_replay_keeps_to_its_budget_and_sends_nothing(client: TestClient) -> N
 @pytest.mark.parametrize(
     ("asked", "status"), [({"template": "nothing"}, 404), ({"fidelity": "x"}, 400), ({"budget": "-1"}, 400)]
 )
-def test_a_replay_with_a_wrong_setting_says_so(client: TestClient, asked: dict[str, str], status: int) -> None:
+def test_an_invalid_setting_of_a_replay_is_refused(client: TestClient, asked: dict[str, str], status: int) -> None:
     assert client.get(f"/requests/{requests_of(client, 'long')[-1]['id']}/replay", params=asked).status_code == status
 
 
@@ -100,7 +100,7 @@ def test_exports_can_be_read_again(client: TestClient) -> None:
     assert client.get(f"/requests/{number}/export/exe").status_code == 404
 
 
-def test_a_compile_has_its_prompt_its_answer_and_what_it_lost(client: TestClient) -> None:
+def test_a_compile_has_its_prompt_answer_and_lost_specifics(client: TestClient) -> None:
     number = compiled(client)["summary_id"]
     found = client.get(f"/api/compiles/{number}").json()
     assert found["compile"]["raw_output"] in found["compile"]["summary"] or found["compile"]["summary"]
@@ -119,7 +119,7 @@ def test_pages_stay_small(client: TestClient) -> None:
         assert len(client.get(path).content) < 200_000
 
 
-def test_the_money_of_a_session_has_compiles_that_no_request_carries(client: TestClient, db: Path) -> None:
+def test_the_cost_of_a_session_includes_compiles_without_a_request(client: TestClient, db: Path) -> None:
     async def write() -> None:
         store = SQLiteStore(db)
         (made, *_) = await store.summaries("long")

@@ -255,7 +255,7 @@ FORMS = {
 
 
 @pytest.mark.parametrize("name", SETTINGS)
-def test_what_is_said_of_each_message_is_what_was_sent(name: str, tmp_path: Path) -> None:
+def test_the_fate_shown_for_each_message_is_true(name: str, tmp_path: Path) -> None:
     recorded = make(tmp_path / "context.db", range(2, 3), 14, [name])
     with TestClient(create_app(recorded.db, system=None), base_url="http://127.0.0.1") as client:
         seen = check(client, recorded)
@@ -278,7 +278,7 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> Recorded:
     return Recorded(db=db, sent=asyncio.run(load()))
 
 
-def test_the_demo_holds_the_rule_that_its_last_prompt_asks_for_and_says_so(demo: Recorded) -> None:
+def test_the_demo_keeps_the_rule_of_its_last_prompt_and_marks_it(demo: Recorded) -> None:
     with TestClient(create_app(demo.db, system=None), base_url="http://127.0.0.1") as client:
         seen = check(client, demo)
         (asked, *_) = client.get("/api/sessions/1/steering").json()["prompts"]
@@ -297,7 +297,7 @@ def test_the_demo_holds_the_rule_that_its_last_prompt_asks_for_and_says_so(demo:
             assert "never deploy anything without my explicit yes</mark>" in page
 
 
-def test_a_terminal_says_of_each_message_what_the_pages_say(demo: Recorded) -> None:
+def test_the_terminal_shows_the_same_fate_of_each_message_as_the_pages(demo: Recorded) -> None:
     def why(*given: object) -> str:
         made = CliRunner().invoke(app, ["views", "why", *map(str, given), "--db", str(demo.db)], env={"COLUMNS": "240"})
         assert made.exit_code == 0, made.output
@@ -312,7 +312,7 @@ def test_a_terminal_says_of_each_message_what_the_pages_say(demo: Recorded) -> N
     assert "the words are in it: quoted" in shown and "words of it: quoted (message 1 as sent)" in shown
 
 
-async def test_in_a_dry_run_everything_was_sent_whatever_the_view_left_out(tmp_path: Path) -> None:
+async def test_in_a_dry_run_every_message_counts_as_sent(tmp_path: Path) -> None:
     db, draw = tmp_path / "context.db", Random(1)
     compiler = ContextCompiler(store=db, system=None, model="none", budget=600, dry_run=True)
     history: list[ModelMessage] = []
@@ -329,7 +329,7 @@ async def test_in_a_dry_run_everything_was_sent_whatever_the_view_left_out(tmp_p
     assert "the model was sent everything" in made.output and "not in it" not in made.output
 
 
-def test_equal_messages_are_told_apart_by_their_place() -> None:
+def test_equal_messages_are_distinguished_by_position() -> None:
     """A view keeps the end of a history, and puts first what is carried for the host."""
     assert align(["yes", "d"], ["yes", "a", "b", "yes", "d"]) == [3, 4]
     assert align(["rule", "a", "d"], ["a", "b", "rule", "d"]) == [2, 0, 3]

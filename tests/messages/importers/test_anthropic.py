@@ -42,13 +42,13 @@ def test_thinking_text_and_calls_keep_their_order_and_their_signatures():
     assert [(part.tool_call_id, part.args) for part in parts(messages, "tool-call")] == [("a", {"at": 1}), ("b", {})]
 
 
-def test_results_take_the_names_of_their_calls_and_failed_ones_say_so():
+def test_results_take_the_names_of_their_calls_and_failed_ones_are_marked():
     messages = read([HELLO, USES, results(answers("b", "felt", is_error=True), answers("a", "seen"))]).messages
     kept = [(part.tool_call_id, part.tool_name, part.outcome) for part in parts(messages, "tool-return")]
     assert kept == [("b", "touch", "failed"), ("a", "look", "success")]
 
 
-def test_what_a_user_says_beside_results_is_in_the_same_request_in_order():
+def test_user_text_next_to_results_is_in_the_same_request_in_order():
     said = {"type": "text", "text": "Go on"}
     before = read([HELLO, USES, results(said, answers("a", "1"), answers("b", "2"))]).messages
     after = read([HELLO, USES, results(answers("a", "1"), answers("b", "2"), said, said)]).messages

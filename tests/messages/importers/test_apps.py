@@ -444,5 +444,5 @@ def test_a_transcript_of_our_own_chat_reads_back():
     assert parts(one.messages, "user-prompt")[0].timestamp.isoformat() == "2026-11-21T15:43:40+00:00"
 
 
-def test_text_without_a_speaker_says_what_a_speaker_is():
+def test_text_without_a_speaker_is_refused_with_an_example():
     assert "begin each message with a line such as **User:**" in str(refused(b"Hello", format="text"))

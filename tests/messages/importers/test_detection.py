@@ -40,7 +40,7 @@ def test_an_object_may_hold_the_messages_under_several_keys(key: str):
     assert kinds(read({"reward": 1.0, key: [HELLO]}).messages) == [["user-prompt"]]
 
 
-def test_of_several_lists_the_one_with_messages_counts():
+def test_the_list_with_messages_is_read_among_several():
     steps = [{"observation": "x"}]
     assert kinds(read({"messages": [], "trajectory": steps, "history": [HELLO]}).messages) == [["user-prompt"]]
 
@@ -106,7 +106,7 @@ def test_a_file_is_named_by_its_stem(tmp_path: Path):
     assert read_transcripts(str(path)) == read_transcripts(path)
 
 
-def test_a_list_that_looks_like_nothing_is_refused_unless_a_format_is_given():
+def test_a_list_of_unknown_format_is_refused_unless_a_format_is_given():
     strange = {"messages": [{"speaker": "Ann", "said": "Hello"}]}
     assert "known formats are" in str(refused(strange))
     assert "has no role" in str(refused(strange, format="openai"))

@@ -40,7 +40,7 @@ def test_a_message_that_is_wrong_is_named_by_its_index(message: object, words: s
     assert str(error).startswith("sample.json[2]: ") and words in str(error)
 
 
-def test_an_error_in_one_of_several_conversations_says_in_which():
+def test_an_error_in_one_of_several_conversations_names_the_conversation():
     error = refused([{"id": "x", "messages": [HELLO]}, {"id": "y", "messages": [HELLO, {"role": "wizard"}]}])
     assert error.index == 1
     assert "in conversation sample#y: unknown role 'wizard'" in str(error)
@@ -71,7 +71,7 @@ def test_wrong_entries_of_a_session_are_named_by_their_index():
         (b'{"role": "user"}\n' + b"[" * 100_000, "nested too deeply"),
     ],
 )
-def test_what_is_no_json_is_refused_with_its_place(data: bytes, words: str):
+def test_invalid_json_is_refused_with_the_position(data: bytes, words: str):
     assert words in str(refused(data))
 
 
@@ -81,7 +81,7 @@ def test_a_broken_line_is_named_by_line_and_column():
     assert "line 4, column 17" in str(error)
 
 
-def test_half_a_character_is_refused_where_it_is():
+def test_a_lone_surrogate_is_refused_with_its_position():
     linked = [{"type": "image_url", "image_url": {"url": "data:,\udc00"}}]
     called = says(tool_calls=[{"function": {"name": "\udc00"}}])
     for broken in ({"role": "user", "content": "\ud83d"}, {"role": "user", "content": linked}, called):
@@ -90,7 +90,7 @@ def test_half_a_character_is_refused_where_it_is():
         assert "half a character" in str(error)
 
 
-def test_arguments_nested_beyond_what_can_be_stored_are_refused_where_they_are():
+def test_arguments_nested_too_deeply_are_refused_with_their_position():
     deep: object = 1
     for _ in range(300):
         deep = [deep]
@@ -109,7 +109,7 @@ def test_every_depth_of_nesting_is_read_or_refused():
 
 
 @pytest.mark.parametrize("value", [5, "x", None, {}, {"a": 1}, [1, 2], [[1]], [{"a": 1}], {"messages": "x"}])
-def test_json_of_an_unknown_shape_says_which_shapes_are_known(value: object):
+def test_json_of_unknown_shape_is_refused_with_the_known_shapes(value: object):
     said = str(refused(value))
     assert all(format in said for format in FORMATS)
     assert "--from" in said

@@ -86,7 +86,7 @@ def test_results_without_ids_answer_the_calls_in_order():
     assert any("without an id" in note for note in transcript.notes)
 
 
-def test_what_is_broken_stays_broken():
+def test_broken_pairs_stay_broken():
     calls = says(None, call("a", "look", "{}"), call("b", "look", "{}"))
     transcript = read([calls, result("b", "twice"), result("b", "twice"), result("nobody", "lost"), HELLO])
     answers = [(part.tool_call_id, part.tool_name) for part in parts(transcript.messages, "tool-return")]
@@ -117,7 +117,7 @@ def test_a_single_text_block_is_the_same_as_a_string():
     assert read([{"role": "user", "content": [{"type": "text", "text": "Hello"}]}]).messages == read([HELLO]).messages
 
 
-def test_blocks_that_nobody_knows_stay_as_text_with_a_note():
+def test_unknown_blocks_are_kept_as_text_with_a_note():
     odd = {"type": "hologram", "depth": 3}
     torn = {"type": "image_url", "image_url": {"url": "data:image/png;base64,<cut>"}}
     transcript = read([HELLO, {"role": "user", "content": [odd, torn]}])
@@ -129,7 +129,7 @@ def test_blocks_that_nobody_knows_stay_as_text_with_a_note():
     )
 
 
-def test_media_where_only_text_can_stand_are_kept_by_name():
+def test_media_are_kept_by_name_where_only_text_is_possible():
     pictures = [
         {"type": "image_url", "image_url": {"url": "https://example.org/a"}},
         {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{PIXEL}"}},
@@ -180,6 +180,6 @@ def test_times_are_kept_and_a_message_without_one_reads_the_same_every_time():
     assert read(undated) == read(undated)
 
 
-def test_a_nonsensical_time_is_no_time():
+def test_an_invalid_time_is_ignored():
     for time in ("yesterday", -1e300, 10**30, True, {}, "0001-01-01T00:00:00+14:00"):
         assert read([{**HELLO, "timestamp": time}]).messages == read([HELLO]).messages

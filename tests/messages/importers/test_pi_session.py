@@ -51,12 +51,12 @@ def test_messages_are_read_with_their_times():
     assert called.timestamp == datetime.fromtimestamp(1763681594.572, UTC)
 
 
-def test_the_time_of_the_entry_stands_in_for_that_of_the_message():
+def test_the_time_of_the_entry_replaces_a_missing_time_of_the_message():
     dated = {**entry("user", "Fix it"), "timestamp": "2025-11-20T23:33:01.550Z"}
     assert session(dated).messages[0].timestamp == datetime(2025, 11, 20, 23, 33, 1, 550_000, UTC)
 
 
-def test_what_the_provider_reported_is_kept_with_cached_tokens_as_part_of_the_input():
+def test_the_usage_of_the_provider_is_kept_with_cached_tokens_in_the_input():
     response = session(ASKED, CALLED).messages[1]
     assert isinstance(response, ModelResponse)
     usage = response.usage
@@ -66,7 +66,7 @@ def test_what_the_provider_reported_is_kept_with_cached_tokens_as_part_of_the_in
     assert (response.finish_reason, response.state) == ("tool_call", "complete")
 
 
-def test_a_failed_result_says_so():
+def test_a_failed_result_is_marked():
     failed = entry("toolResult", word("no such file"), toolCallId="a", toolName="read", isError=True)
     assert parts(session(ASKED, CALLED, failed).messages, "tool-return")[0].outcome == "failed"
 
@@ -97,7 +97,7 @@ def test_other_entries_are_skipped_and_counted():
     )
 
 
-def test_a_command_that_the_user_ran_is_something_the_user_said():
+def test_a_command_run_by_the_user_becomes_a_user_prompt():
     ran = {"command": "ls", "output": "a.py", "exitCode": 2}
     shown = {"type": "message", "message": {"role": "bashExecution", **ran}}
     hidden = {"type": "message", "message": {"role": "bashExecution", "excludeFromContext": True, **ran}}
@@ -120,13 +120,13 @@ def said_in(transcript: Transcript) -> list[str]:
     return [part.content for part in parts(transcript.messages, "user-prompt")]
 
 
-def test_of_a_tree_the_branch_of_its_last_entry_is_read():
+def test_the_branch_of_the_last_entry_of_a_tree_is_read():
     transcript = session(node("a", None, "1"), node("b", "a", "2"), node("c", "b", "3"), node("d", "a", "4"))
     assert said_in(transcript) == ["1", "4"]
     assert transcript.notes == ("left out an entry of another branch (at 2, 3)",)
 
 
-def test_a_parent_that_is_missing_is_taken_to_be_the_entry_before():
+def test_a_missing_parent_is_replaced_by_the_previous_entry():
     assert said_in(session(node("a", None, "1"), node("c", "lost", "2"))) == ["1", "2"]
 
 
@@ -134,7 +134,7 @@ def test_parents_that_go_in_a_circle_end():
     assert said_in(session(node("a", "b", "1"), node("b", "a", "2"))) == ["1", "2"]
 
 
-def test_what_an_extension_or_another_branch_told_the_model_is_kept():
+def test_messages_of_extensions_and_branch_summaries_are_kept():
     told = {"type": "custom_message", "id": "a", "parentId": None, "customType": "x", "content": "Mind the gap"}
     summed = {"type": "branch_summary", "id": "b", "parentId": "a", "summary": "We tried left"}
     assert said_in(session(told, summed)) == ["Mind the gap", "We tried left"]

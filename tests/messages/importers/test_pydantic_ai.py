@@ -43,7 +43,7 @@ def expected() -> tuple[ModelMessage, ...]:
     return tuple(ModelMessagesTypeAdapter.validate_json(ModelMessagesTypeAdapter.dump_json(MESSAGES)))
 
 
-def test_its_own_json_is_read_without_loss():
+def test_the_json_of_the_host_is_read_without_loss():
     transcript = read(as_json())
     assert transcript.format == "pydantic-ai"
     assert transcript.messages == expected()
@@ -55,7 +55,7 @@ def test_an_object_with_messages_and_one_message_a_line_are_the_same_transcript(
     assert (transcript.name, transcript.messages) == ("run", expected())
 
 
-async def test_what_a_run_writes_is_read():
+async def test_the_messages_of_a_run_are_read():
     result = await Agent(TestModel()).run("Hello")
     (transcript,) = parse_transcripts(result.all_messages_json(), file="run.json")
     assert list(transcript.messages) == ModelMessagesTypeAdapter.validate_json(result.all_messages_json())

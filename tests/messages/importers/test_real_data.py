@@ -75,7 +75,7 @@ def test_the_session_s_usage_is_what_its_provider_reported(data_folder: Path):
     assert sum(usage.input_tokens for usage in usages) == reported["input"] + cached
 
 
-def test_what_was_cut_off_in_the_session_is_kept_and_noted(data_folder: Path):
+def test_interrupted_responses_of_the_session_are_kept_and_noted(data_folder: Path):
     (path,) = the(data_folder, "pi_sessions/*.jsonl")
     raw = path.read_text()
     (transcript,) = read_transcripts(path)

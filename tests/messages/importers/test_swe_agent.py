@@ -18,7 +18,7 @@ def step(content: object, thought: str = "Look.", action: str = "ls", **more: ob
 CALL = {"id": "c1", "type": "function", "function": {"name": "find_file", "arguments": '{"file_name": "a.py"}'}}
 
 
-def test_the_history_is_the_transcript_not_the_steps():
+def test_the_transcript_is_read_from_the_history_and_not_the_steps():
     transcript = read(trajectory(step("Look.\n```\nls\n```"), {"role": "user", "content": "a.py", "agent": "main"}))
     assert transcript.format == "swe-agent"
     assert kinds(transcript.messages) == [["system-prompt", "user-prompt"], ["text"], ["user-prompt"]]
@@ -33,12 +33,12 @@ def test_calls_and_their_answers_are_paired_by_the_listed_ids():
     assert (result.tool_call_id, result.tool_name, result.content) == ("c1", "find_file", "Found a.py")
 
 
-def test_thought_and_action_stand_in_for_missing_content():
+def test_thought_and_action_replace_missing_content():
     messages = read(trajectory(step(None), step("", action=""), step(None, tool_calls=[CALL]))).messages
     assert [part.content for part in parts(messages, "text")] == ["Look.\n```\nls\n```", "Look.", "Look."]
 
 
-def test_thinking_blocks_come_before_what_is_said():
+def test_thinking_blocks_come_before_text():
     thinking = [{"type": "thinking", "thinking": "Hm", "signature": "sig"}]
     messages = read(trajectory(step("Look.", thinking_blocks=thinking))).messages
     assert kinds(messages)[1] == ["thinking", "text"]

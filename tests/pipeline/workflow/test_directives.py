@@ -36,7 +36,7 @@ def read(text: str) -> Directives:
         ),
     ],
 )
-def test_a_directive_may_be_written_in_many_ways(line: str) -> None:
+def test_a_directive_can_be_written_in_several_forms(line: str) -> None:
     said = read(f"{line}\n\nWrite it.")
     assert (said.values, said.text, said.findings) == ({"context-helper": "notes"}, "Write it.", ())
 
@@ -57,7 +57,7 @@ def test_a_directive_may_be_written_in_many_ways(line: str) -> None:
         *("@model://host/x", "＠model x", "@model\u00a0x", "@model\u2028x"),
     ],
 )
-def test_what_is_no_directive_is_content_and_stays_as_it_is(text: str) -> None:
+def test_other_lines_are_content_and_unchanged(text: str) -> None:
     said = read(text)
     assert (said.text, said.values, said.found) == (text, {}, ())
 
@@ -68,7 +68,7 @@ def test_the_first_line_of_content_ends_them() -> None:
     assert said.text == "Do it.\n@context-helper x\n@model b"
 
 
-def test_of_two_of_one_name_the_last_counts() -> None:
+def test_the_last_of_two_directives_with_one_name_counts() -> None:
     said = read("@model a\n@context-helper x\n@MODEL: b\nDo it.")
     assert said.values == {"model": "b", "context-helper": "x"}
     assert [str(one) for one in said.findings] == [
@@ -79,13 +79,13 @@ def test_of_two_of_one_name_the_last_counts() -> None:
 @pytest.mark.parametrize(
     "line", ["@model", "@model:", "@model   ", '@model ""', "@model [[]]", "@model:\r", "@model [[|x]]"]
 )
-def test_one_without_a_value_is_passed_over_and_said(line: str) -> None:
+def test_a_directive_without_a_value_is_skipped_and_reported(line: str) -> None:
     said = read(f"@model a\n{line}\nDo it.")
     assert (said.values, said.text) == ({"model": "a"}, "Do it.")
     assert [one.kind for one in said.findings] == ["empty"]
 
 
-def test_unknown_ones_are_handed_back_untouched() -> None:
+def test_unknown_directives_are_returned_unchanged() -> None:
     text = "@output  file: x (scope=run)\n@model a\n@Run-On: daily\n\nDo it.  \n"
     said = read(text)
     assert said.text == "@output  file: x (scope=run)\n@Run-On: daily\n\nDo it.  \n"
@@ -105,7 +105,7 @@ def test_a_finding_has_file_line_and_the_nearest_known_name() -> None:
     assert far.near is None and "known are @model, @context-helper" in far.fix
 
 
-def test_a_value_is_data_whatever_it_holds() -> None:
+def test_a_value_is_data_whatever_it_contains() -> None:
     value = "../../etc/passwd {{ 7*7 }} $goal \x1b[31m @model \x00 " + "x" * 10_000
     assert read(f"@context-helper {value}\nx").values == {"context-helper": value}
 
@@ -113,7 +113,7 @@ def test_a_value_is_data_whatever_it_holds() -> None:
 @pytest.mark.parametrize(
     "line", ["@model x", "@nobody x", "@model", "x@model", "@" + "a" * 64, '@model "' + '"' * 50, " \t "]
 )
-def test_of_many_lines_few_findings_are_kept(line: str) -> None:
+def test_the_number_of_findings_is_bounded(line: str) -> None:
     text = f"{line}\n" * (300_000 // (len(line) + 1))
     said = read(text)
     assert len(said.findings) <= 100
@@ -123,7 +123,7 @@ WORDS = st.text(alphabet=string.ascii_letters + string.digits + "@:-_ \t\n\r\"'[
 
 
 @given(WORDS)
-def test_what_is_left_holds_no_known_directive_and_reads_as_itself(text: str) -> None:
+def test_the_remaining_text_has_no_known_directive_and_parses_to_itself(text: str) -> None:
     said = read(text)
     again = read(said.text)
     assert (again.text, again.values) == (said.text, {})

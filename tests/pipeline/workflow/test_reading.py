@@ -44,7 +44,7 @@ Write it.
 """
 
 
-def test_each_heading_is_a_stage_and_they_follow_one_another() -> None:
+def test_each_heading_is_a_stage_and_they_run_in_order() -> None:
     graph = parse_workflow(FILE, "weekly.md")
     assert [*graph.nodes] == ["start", "gather", "write", "done"]
     assert [(edge.source, edge.target) for edge in graph.edges] == [
@@ -55,7 +55,7 @@ def test_each_heading_is_a_stage_and_they_follow_one_another() -> None:
     assert validate(graph) == ()
 
 
-def test_directives_say_who_runs_a_step_and_with_which_template() -> None:
+def test_directives_set_the_model_and_the_template_of_a_step() -> None:
     nodes = apply_directives(parse_workflow(FILE)).nodes
     gather, write = nodes["gather"], nodes["write"]
     assert (gather.llm_model, gather.context_helper) == ("big", "notes")
@@ -64,12 +64,12 @@ def test_directives_say_who_runs_a_step_and_with_which_template() -> None:
     assert "nobody" not in to_dot(parse_workflow(FILE))
 
 
-def test_a_workflow_is_written_as_dot_and_read_back_as_itself() -> None:
+def test_a_workflow_is_written_as_dot_and_read_back_unchanged() -> None:
     graph = parse_workflow(FILE)
     assert parse_dot(to_dot(graph)) == graph
 
 
-def test_steps_of_one_name_and_of_any_script_have_names_of_their_own() -> None:
+def test_steps_have_unique_names_in_any_script() -> None:
     text = "## Start\na\n## Check\nb\n## Check!\nc\n## 日本\nd\n## done\ne\n## 2nd\nf\n## Check 2\ng"
     graph = parse_workflow(text)
     assert [*graph.nodes] == [
@@ -86,7 +86,7 @@ def test_steps_of_one_name_and_of_any_script_have_names_of_their_own() -> None:
     assert graph.nodes["step_4"].label == "日本" and validate(graph) == ()
 
 
-def test_at_full_all_steps_are_one_conversation() -> None:
+def test_with_fidelity_full_all_steps_are_one_conversation() -> None:
     assert parse_workflow("---\nfidelity: full\n---\n## A\na").default_thread_id == "workflow"
 
 
@@ -109,7 +109,7 @@ def test_at_full_all_steps_are_one_conversation() -> None:
         ("## A\n" * 5_001, 5_001, "at most 5,000"),
     ],
 )
-def test_what_is_no_workflow_is_refused_with_its_line(text: str, line: int, said: str) -> None:
+def test_a_file_that_is_not_a_workflow_is_refused_with_the_line(text: str, line: int, said: str) -> None:
     with pytest.raises(GraphError) as caught:
         parse_workflow(text, "w.md")
     assert caught.value.line == line and said in str(caught.value) and str(caught.value).startswith(f"w.md:{line}: ")
@@ -123,7 +123,7 @@ def test_a_file_that_cannot_be_read_is_an_error(tmp_path: Path) -> None:
         load_workflow(tmp_path / "latin.md")
 
 
-def test_what_is_odd_is_said_with_rule_step_and_line() -> None:
+def test_odd_input_is_reported_with_rule_step_and_line() -> None:
     text = "---\ngaol: x\ntags: [a]\n---\n## A\n@modle x\n@context-helper\nDo it.\n## B\n\n## C\n\n```\n## D\n"
     found = {(one.rule, one.node_id, one.line, one.severity) for one in validate(parse_workflow(text))}
     assert found == {
@@ -149,7 +149,7 @@ def test_line_ends_and_byte_order_marks_of_any_system_are_read() -> None:
     )
 
 
-def test_the_example_has_five_steps_and_two_of_them_are_helped() -> None:
+def test_two_of_the_five_steps_of_the_example_have_a_context_helper() -> None:
     graph = apply_directives(load_workflow(EXAMPLE))
     steps = [node for node in graph.nodes.values() if node.handler == "codergen"]
     assert len(steps) == 5
@@ -207,7 +207,7 @@ def test_a_heading_of_blanks_is_read(blank: str) -> None:
 
 
 @pytest.mark.skipif(not Path("/dev/zero").exists(), reason="there is no file without an end here")
-def test_no_more_of_a_file_is_read_than_a_workflow_may_have(tmp_path: Path) -> None:
+def test_a_file_is_read_only_up_to_the_limit_of_a_workflow(tmp_path: Path) -> None:
     (tmp_path / "endless.md").symlink_to("/dev/zero")
     with pytest.raises(GraphError, match="longer than"):
         load_workflow(tmp_path / "endless.md")
