@@ -474,7 +474,7 @@ async def test_a_request_runs_through_few_files(name: str, files: int) -> None:
     assert 20 < len(entered) <= files, entered
 
 
-def test_packages_do_not_import_each_other_in_cycles() -> None:
+def test_the_packages_form_layers_without_cycles() -> None:
     figures = walks.structure()
     assert figures["in import cycles"] == 0
     assert 0 < figures["levels"] < figures["packages and top-level modules"] < figures["imports between them"]

@@ -18,7 +18,7 @@ from pydantic_ai.messages import ModelMessage, ModelMessagesTypeAdapter
 from context_compiler import ContextCompiler, View, build_compiling_history_processor
 from context_compiler.messages.history import message_body
 from context_compiler.tokens import TokenCounter
-from tests.recall.test_blocks import ASK, BUDGET, SECRET, TITLE, block_of, past, talked, text_of
+from tests.recall.test_blocks import ASK, BUDGET, SECRET, TITLE, block_of, past, talked, text_of, words
 from tests.support.agents import Notes, Talker, compiler, run, unstamped
 from tests.support.builders import prose
 
@@ -71,6 +71,21 @@ async def test_a_failing_ranking_costs_only_the_block_of_a_compiled_view() -> No
     talker, _ = await talked(compiler(budget=BUDGET, counter=counter, on_error=errors.append), [ASK])
     assert len(errors) == 1 and TITLE not in talker.last.text
     assert "BEGIN QUOTED" in talker.last.text and talker.last.tokens <= BUDGET
+
+
+@pytest.mark.parametrize("budget", [1_500, 2_500, 4_000])
+async def test_a_question_has_its_answer_while_every_summary_fails(budget: int) -> None:
+    ours, talker = compiler(Notes(RuntimeError("down")), budget=budget), Talker(lambda _, __: words(len(_), 40))
+    history: list[ModelMessage] = []
+    lost: list[int] = []
+    for number in range(36):
+        prompt = (
+            f"By the way: {SECRET}" if number == 1 else ASK if number % 5 == 4 else words(number, 12 * (number % 7))
+        )
+        _, history = await talked(ours, [prompt or "Go on."], talker, history=history)
+        lost += [number] if prompt == ASK and "48151" not in talker.last.text else []
+        assert talker.last.tokens <= budget
+    assert not lost
 
 
 @pytest.mark.parametrize("stored", [True, False])

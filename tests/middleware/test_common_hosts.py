@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from pydantic import BaseModel
-from pydantic_ai import Agent, CallDeferred, DeferredToolRequests, DeferredToolResults, RunContext
+from pydantic_ai import Agent, CallDeferred, DeferredToolRequests, DeferredToolResults, RunContext, Tool, ToolReturn
 from pydantic_ai.messages import (
     BinaryContent,
     ModelMessage,
@@ -547,3 +547,53 @@ async def test_every_question_keeps_its_answer_in_a_turn_with_tools(budget: int,
     await life.work()
     assert not life.lost
     assert all(view.tokens_sent <= budget for view in life.views)
+
+
+@pytest.mark.parametrize("settings", [{"budget": 1_000}, {"budget": 2_000}, {"budget": 3_000, "trigger": 0.5}])
+async def test_approvals_that_the_user_ignores_never_cost_a_view(settings: dict[str, Any]) -> None:
+    """The host then joins the tool results, an answer of its own for the approval, and the next prompt."""
+    calls = [("look", {"path": "a"}), ("delete", {"path": "a"})]
+
+    def look(path: str) -> str:
+        return prose(len(path), 200)
+
+    def delete(path: str) -> str:
+        return f"{path} is gone."
+
+    def script(messages: list[ModelMessage], info: AgentInfo) -> Any:
+        asked = [part for part in messages[-1].parts if isinstance(part, UserPromptPart)]
+        return calls if asked and str(asked[-1].content).startswith("Clean up") else prose(len(messages), 80)
+
+    views, errors = list[View](), list[Exception]()
+    ours = compiler(on_view=views.append, on_error=errors.append, **settings)
+    tools = [look, Tool(delete, requires_approval=True)]
+    agent = Agent(Talker(script).model, tools=tools, output_type=[str, DeferredToolRequests], capabilities=[ours])
+    history: list[ModelMessage] = []
+    for number in range(24):
+        prompt = f"Clean up number {number}." if number % 6 == 3 else matter(number)
+        history = (await run(agent, prompt, message_history=history, conversation_id="c")).messages
+    assert not errors and {view.status for view in views} <= {"raw", "compiled", "cycle"}
+    assert all(view.tokens_sent <= settings["budget"] for view in views)
+
+
+@pytest.mark.parametrize("budget", [4_000, 8_000])
+async def test_text_that_a_tool_returns_beside_its_result_does_not_replace_the_question(budget: int) -> None:
+    left = 0
+
+    def look(page: int) -> ToolReturn:
+        return ToolReturn(prose(page, budget // 12), content=["This is what the page looks like now:"])
+
+    def script(messages: list[ModelMessage], info: AgentInfo) -> Any:
+        nonlocal left
+        left -= 1
+        return [("look", {"page": left})] if left >= 0 else "answer " * 40
+
+    views, talker = list[View](), Talker(script)
+    agent = Agent(talker.model, tools=[look], capabilities=[compiler(budget=budget, on_view=views.append)])
+    history: list[ModelMessage] = []
+    for number in range(40):
+        prompt = FACT if number == 1 else matter(number)
+        history = (await run(agent, prompt, message_history=history, conversation_id="c")).messages
+    left, began = 4, len(views)
+    await run(agent, ASK, message_history=history, conversation_id="c")
+    assert was_cut(views[began:]) and all("heron" in sent.text for sent in talker.sent[-5:])
