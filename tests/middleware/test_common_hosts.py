@@ -576,23 +576,23 @@ async def test_approvals_that_the_user_ignores_never_cost_a_view(settings: dict[
     assert all(view.tokens_sent <= settings["budget"] for view in views)
 
 
-@pytest.mark.parametrize("budget", [4_000, 8_000])
+@pytest.mark.parametrize("budget", [4_000, 6_000])
 async def test_text_that_a_tool_returns_beside_its_result_does_not_replace_the_question(budget: int) -> None:
     left = 0
 
     def look(page: int) -> ToolReturn:
-        return ToolReturn(prose(page, budget // 12), content=["This is what the page looks like now:"])
+        return ToolReturn(prose(page, 660), content=["Here is what the page looks like now:"])
 
     def script(messages: list[ModelMessage], info: AgentInfo) -> Any:
         nonlocal left
         left -= 1
-        return [("look", {"page": left})] if left >= 0 else "answer " * 40
+        return [("look", {"page": left})] if left >= 0 else prose(len(messages), 60)
 
     views, talker = list[View](), Talker(script)
     agent = Agent(talker.model, tools=[look], capabilities=[compiler(budget=budget, on_view=views.append)])
     history: list[ModelMessage] = []
     for number in range(40):
-        prompt = FACT if number == 1 else matter(number)
+        prompt = FACT if number == 0 else prose(number, 40)
         history = (await run(agent, prompt, message_history=history, conversation_id="c")).messages
     left, began = 4, len(views)
     await run(agent, ASK, message_history=history, conversation_id="c")
