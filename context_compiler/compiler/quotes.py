@@ -263,7 +263,8 @@ def _room_for_quotes(selection: Selection) -> int:
 def _room_for_instructions(selection: Selection, note: str) -> int:
     """Tokens that the standing instructions of a live view may take even if messages have used up its target size.
 
-    The target is far below the budget in a small room, where the turn before the current one may take all of it.
+    The target is far below the budget in a small room, where the turn before the current one may take all of it. They
+    come before a recall block, which takes what is left.
     """
     limits, counter = selection.limits, selection.counter
     pins = _pins(selection, limits.room // PINS) if selection.lasting else []
@@ -271,7 +272,7 @@ def _room_for_instructions(selection: Selection, note: str) -> int:
         return 0
     needed = cost(fence(QUOTED_TITLE, _instructions_text(pins)), counter) + 2 * MIN_QUOTES
     free = selection.target - selection.kept + limits.budget - limits.low + limits.extra_cut
-    return min(needed, free - limits.block_reserve - cost(note, counter))
+    return min(needed, free - cost(note, counter))
 
 
 def _note(summary: str, selection: Selection, cap: int) -> str:

@@ -28,6 +28,9 @@ from context_compiler.tokens import TokenCounter
 MAX_SENTENCE = 2_000
 """Maximum characters of a sentence; anything longer is taken for data."""
 
+INSTRUCTION_WIDTH = 400
+"""Maximum characters of an instruction; longer ones are clipped."""
+
 MAX_CACHED_PROMPTS = 1_024
 """Number of texts whose instructions are cached; the same prompts recur at every compile."""
 
@@ -76,7 +79,7 @@ ANYWHERE = (
     r"(?:agree|important|essential) that you (?:always|never|only|don't|do not)\b",
     # what must be and what may not
     r"(?:must|shall) (?:not|never|always|only) (?!have\b)|mustn't (?!have\b)",
-    r"(?<!\bi )(?<!\bwe )should (?:never|always|only)\b",
+    r"(?<!\bi )(?<!\bwe )should (?:never|always|only)\b|(?<!\bi )(?<!\bwe )always (?:needs?|requires?) (?!to\b)",
     r"you (?:should not|shouldn't|may not|may only|must|can only) "
     r"(?!(?:be|have|love|feel|really|know|think|enjoy|miss|like|see)\b)",
     r"you are (?:not |only |never )(?:allowed|permitted|to)\b",
@@ -132,7 +135,8 @@ ORDERS = (
     r"(?:answer|reply|respond|speak|talk|write) (?:to me |everything |back )?(?:only|in (?!the\b)[a-z]+"
     r"(?:\.?$|, | only| please| from| whenever| unless))",
     r"(?:(?:try to )?avoid|refrain from|stick (?:to|with)|stop [a-z]+ing) [a-z]",
-    r"please keep\b|keep (?:your|answers|responses|replies|it|everything|all|each|the)\b(?! (?:up|going|real|coming))",
+    r"please keep\b"
+    r"|keep (?:your|answers|responses|replies|it|everything|all|each|every|the)\b(?! (?:up|going|real|coming))",
     r"leave [^.]{1,60} (?:alone|untouched|as (?:is|they are|it is))\b",
 )
 """Cues at the beginning of a clause."""
@@ -169,6 +173,8 @@ _QUOTED = re.compile(
 )
 _LISTED = re.compile(r"^(?:[-*•·] +|\(?\d{1,3}[.)] +|\[[ x]\] +|#+ +){1,3}")
 _CODE = re.compile(r"[{}<>=;|\\\[\]$^~]")
+_REFERS = re.compile(r"(?i)\b(?:it|its|this|that|these|those|them|they|their|he|him|his|she|her)\b")
+"""Words with which a sentence may refer to the one before."""
 _PASTED = (">", "+ ", "@", "//", "/*", "$ ", "\u279c")
 
 
@@ -179,6 +185,7 @@ _instructions: Memo[str, tuple[str, ...]] = Memo(MAX_CACHED_PROMPTS)
 def instruction_sentences(text: str) -> tuple[str, ...]:
     """Standing instructions in a user's text: whole sentences, verbatim, each on one line.
 
+    A sentence that refers to the one before it, such as "Never refund without it.", is returned with that one.
     Fenced code, quoted lines and sentences that look like code are skipped.
     """
     name = text_hash(text)
@@ -187,7 +194,7 @@ def instruction_sentences(text: str) -> tuple[str, ...]:
 
 def _find_sentences(text: str) -> tuple[str, ...]:
     found: list[str] = []
-    start = 0
+    start, before = 0, ""
     fenced = False
     for end in (*sentence_ends(text), len(text)):
         sentence, start = text[start:end], end
@@ -196,7 +203,10 @@ def _find_sentences(text: str) -> tuple[str, ...]:
         elif not fenced and 3 < len(sentence) <= MAX_SENTENCE:
             shown = one_line(sentence, MAX_SENTENCE)
             if is_instruction(shown):
-                found.append(shown)
+                refers = before and _REFERS.search(shown) and len(before) + len(shown) < INSTRUCTION_WIDTH
+                found.append(f"{before} {shown}" if refers else shown)
+                shown = ""
+            before = "" if shown.startswith(_PASTED) or _CODE.search(shown) else shown
     return tuple(found)
 
 
@@ -212,10 +222,6 @@ def is_instruction(sentence: str) -> bool:
     if _ANYWHERE.search(plain) or _OPENING.match(plain):
         return True
     return bool(_ORDER.search(plain)) and not _FRIENDLY.search(plain)
-
-
-INSTRUCTION_WIDTH = 400
-"""Maximum characters of an instruction; longer ones are clipped."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

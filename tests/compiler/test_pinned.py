@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from pydantic_ai import Agent
-from pydantic_ai.messages import ModelMessage
+from pydantic_ai.messages import ModelMessage, UserPromptPart
+from pydantic_ai.models.function import AgentInfo
 
 from context_compiler import TokenCounter
 from context_compiler.compiler.quotes import PINNED
@@ -48,3 +51,24 @@ async def test_many_rules_take_only_a_small_part_of_the_view(budget: int) -> Non
     rules = [message for number in range(200) for message in rule(number)]
     pins, rest = (COUNTER.text(text) for text in pinned(await live_view([*rules, *long_history(60, 2)], budget)))
     assert 0 < 2.8 * pins < pins + rest
+
+
+@pytest.mark.parametrize("tools", [False, True])
+@pytest.mark.parametrize("budget", [1_000, 1_500, 3_000])
+async def test_a_rule_is_in_every_request_of_a_long_conversation(budget: int, tools: bool) -> None:
+    def look(number: int) -> str:
+        return prose(number, 30)
+
+    def script(messages: list[ModelMessage], info: AgentInfo) -> Any:
+        new = isinstance(messages[-1].parts[-1], UserPromptPart)
+        return [("look", {"number": len(messages)})] if tools and new else prose(len(messages), 60)
+
+    talker = Talker(script)
+    agent = Agent(talker.model, tools=[look], capabilities=[compiler(budget=budget)])
+    history: list[ModelMessage] = []
+    for number in range(40):
+        prompt = f"What about matter {number}?" if number % 3 else f"Do step {number}."
+        history = (
+            await run(agent, "Never deploy on Fridays." if not number else prompt, message_history=history)
+        ).messages
+    assert all("Never deploy on Fridays." in sent.text and sent.tokens <= budget for sent in talker.sent)
