@@ -185,7 +185,7 @@ _instructions: Memo[str, tuple[str, ...]] = Memo(MAX_CACHED_PROMPTS)
 def instruction_sentences(text: str) -> tuple[str, ...]:
     """Standing instructions in a user's text: whole sentences, verbatim, each on one line.
 
-    A sentence that refers to the one before it, such as "Never refund without it.", is returned with that one.
+    A sentence that refers to the one before it on its line, as "Don't touch it." may, is returned with that one.
     Fenced code, quoted lines and sentences that look like code are skipped.
     """
     name = text_hash(text)
@@ -199,6 +199,7 @@ def _find_sentences(text: str) -> tuple[str, ...]:
     for end in (*sentence_ends(text), len(text)):
         sentence, start = text[start:end], end
         if "```" in sentence or "~~~" in sentence:
+            before = ""
             fenced ^= (sentence.count("```") + sentence.count("~~~")) % 2 == 1
         elif not fenced and 3 < len(sentence) <= MAX_SENTENCE:
             shown = one_line(sentence, MAX_SENTENCE)
@@ -206,7 +207,7 @@ def _find_sentences(text: str) -> tuple[str, ...]:
                 refers = before and _REFERS.search(shown) and len(before) + len(shown) < INSTRUCTION_WIDTH
                 found.append(f"{before} {shown}" if refers else shown)
                 shown = ""
-            before = "" if shown.startswith(_PASTED) or _CODE.search(shown) else shown
+            before = "" if "\n" in sentence or shown.startswith(_PASTED) or _CODE.search(shown) else shown
     return tuple(found)
 
 
