@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import re
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
@@ -16,7 +17,13 @@ from enum import StrEnum
 from threading import Thread
 from typing import Any, Protocol, TypeAlias
 
+from context_compiler.messages.printable import safe_line
 from context_compiler.resilience import attempt
+
+MAX_TRIES = 5
+"""Lines that the console reads for one question; if none of them names a choice, the last one is the answer."""
+
+_YES, _NO = frozenset(("yes", "y", "true")), frozenset(("no", "n", "false"))
 
 
 class QuestionType(StrEnum):
@@ -55,7 +62,7 @@ class Question:
     type: QuestionType = QuestionType.MULTIPLE_CHOICE
     options: tuple[Option, ...] = ()
     default: str | None = None
-    """The choice to take if nobody answers in time."""
+    """Target of the choice to take if nobody answers in time. An empty line on the console takes it too."""
     timeout_seconds: float | None = None
     stage: str = ""
     metadata: Mapping[str, Any] = field(default_factory=dict[str, Any])
@@ -76,7 +83,10 @@ class Interviewer(Protocol):
     """Asks people. Only `ask` is required; subclasses inherit the rest."""
 
     async def ask(self, question: Question) -> Reply:
-        """Ask a question and return the reply; `AnswerValue.SKIPPED` means that nobody answered."""
+        """Ask a question and return the reply; `AnswerValue.SKIPPED` means that nobody answered.
+
+        A reply that names no choice fails the gate.
+        """
         ...
 
     async def ask_multiple(self, questions: Sequence[Question]) -> list[Reply]:
@@ -91,13 +101,50 @@ def parse_reply(question: Question, text: str) -> Reply:
     """Match a text with an option by label, key or target, ignoring case; any other text is a free answer.
 
     Labels and keys come first because people see them. A target may have the same name as the key of another option.
+    Words such as `yes` and `false` match the only option that says yes or no.
     """
-    word = text.strip()
+    said, word = text.strip(), safe_line(text).lower()
     for name in ("label", "key", "target"):
         for option in question.options:
-            if word and word.lower() == str(getattr(option, name)).lower():
-                return Reply(value=option.key, option=option, text=word)
-    return Reply(value=word, text=word)
+            if word and word == safe_line(str(getattr(option, name))).lower():
+                return Reply(value=option.key, option=option, text=said)
+    for words in (_YES, _NO):
+        options = [option for option in question.options if word in words and _says(option, words)]
+        if len(options) == 1:
+            return Reply(value=options[0].key, option=options[0], text=said)
+    return Reply(value=said, text=said)
+
+
+def _says(option: Option, words: frozenset[str]) -> bool:
+    """True if an option says one of the words: as the first word of its label, or as its key.
+
+    A key that is only the initial of the label says nothing: `N` of `Now` is no `no`.
+    """
+    label, key = safe_line(option.label).lower(), option.key.lower()
+    return re.split(r"\W", label, maxsplit=1)[0] in words or (key in words and key != label[:1])
+
+
+def chosen_option(question: Question, reply: Reply) -> Option | None:
+    """Return the choice that a reply names; None if it names none of the question's."""
+    if reply.option in question.options:
+        return reply.option
+    return parse_reply(question, reply.value if reply.option is None else reply.option.key).option
+
+
+def default_option(question: Question) -> Option | None:
+    """Return the default choice of a question; None if it has none."""
+    return next((option for option in question.options if question.default and option.target == question.default), None)
+
+
+def unclear(question: Question, reply: Reply) -> str:
+    """Return a message that a reply names none of the choices."""
+    said = (reply.text or reply.value)[:80]
+    return f"{repr(said) if said else 'an empty line'} is none of the choices: {choice_list(question.options)}"
+
+
+def choice_list(options: Iterable[Option]) -> str:
+    """Return the choices as people see them, on one line."""
+    return ", ".join(f"[{option.key}] {option.label}" for option in options)
 
 
 class AutoApprove(Interviewer):
@@ -122,13 +169,33 @@ class ConsoleInterviewer(Interviewer):
         self._pending: Future[str] | None = None
 
     async def ask(self, question: Question) -> Reply:
-        """Read a line; the end of the input skips the question. Concurrent questions are asked one after another."""
+        """Ask until a line names a choice, at most `MAX_TRIES` times; the end of the input skips the question.
+
+        Concurrent questions are asked one after another.
+        """
         async with self._turn:
+            default = default_option(question)
             self._show(question.text)
             for option in question.options:
-                self._show(f"  [{option.key}] {option.label}")
+                mark = " (default)" if option is default else ""
+                self._show(f"  [{option.key}] {option.label}{mark}")
+            return await self._read_reply(question, default)
+
+    async def _read_reply(self, question: Question, default: Option | None) -> Reply:
+        """Read lines until one is an answer. The reply has no option if none is, and the last text that was read."""
+        reply = Reply(value=AnswerValue.SKIPPED)
+        for left in reversed(range(MAX_TRIES)):
             line = await self._read_line()
-        return parse_reply(question, line) if line else Reply(value=AnswerValue.SKIPPED)
+            if not line:
+                return reply if reply.text else Reply(value=AnswerValue.SKIPPED)
+            if default is not None and not line.strip():
+                return Reply(value=default.key, option=default)
+            reply = parse_reply(question, line)
+            if reply.option is not None or not question.options:
+                return reply
+            if left:
+                self._show(f"{unclear(question, reply)}; answer again")
+        return reply
 
     async def inform(self, message: str, stage: str = "") -> None:
         """Print the message like a question."""
@@ -172,7 +239,10 @@ AnswerFunction: TypeAlias = Callable[[Question], Any]
 
 
 class CallbackInterviewer(Interviewer):
-    """Asks a function, plain or async, that returns a string, an option or a reply; None skips the question."""
+    """Asks a function, plain or async, that returns a string, True or False, an option or a reply.
+
+    None skips the question.
+    """
 
     def __init__(self, answer: AnswerFunction, inform: Callable[[str, str], Any] | None = None) -> None:
         """`inform` is called with each message that needs no answer, and its stage."""

@@ -58,7 +58,7 @@ def test_a_person_is_asked_on_the_terminal(tmp_path: Path) -> None:
 
 def test_nobody_who_could_be_asked_is_said(cc: Command) -> None:
     done = cc("pipeline", "run", EXAMPLE, "--simulate")
-    assert done.code == 1 and "human skipped interaction" in done.out
+    assert done.code == 1 and "nobody answered" in done.out
 
 
 def test_a_stage_without_a_model_is_an_error_that_says_what_to_do(cc: Command) -> None:

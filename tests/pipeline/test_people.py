@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from context_compiler.pipeline import (
+    AnswerValue,
     AutoApprove,
     CallbackInterviewer,
     ConsoleInterviewer,
@@ -52,10 +53,72 @@ async def test_a_person_is_told_what_was_decided_without_one() -> None:
     assert (await run_pipeline(GATE, interviewer=recording)).ok
     assert recording.told == [("nobody answered within 0.02 s, so 'Yes' was chosen", "h")]
 
+
+YES_OR_NO = graph('a; b; h [shape=hexagon MORE]; start->h; h->a [label="Yes"]; h->b [label="No"]; a->done; b->done')
+
+
+async def gate_of(interviewer: Any, text: str = YES_OR_NO, more: str = "") -> tuple[str, str]:
+    """The stage that the gate led to, or the reason why it failed."""
+    ended = await run_pipeline(text.replace("MORE", more), interviewer=interviewer, simulate=True)
+    return (ended.completed[2] if len(ended.completed) > 2 else ""), ended.outcomes["h"].failure_reason
+
+
+UNCLEAR = "{} is none of the choices: [Y] Yes, [N] No"
+
+
+async def test_a_line_that_is_no_choice_is_asked_again_with_the_choices() -> None:
     shown: list[str] = []
-    console = ConsoleInterviewer(lambda: "maybe\n", shown.append)
-    assert (await run_pipeline(GATE.replace("20ms", "1h"), interviewer=console)).ok
-    assert shown[-1] == "h: 'maybe' is none of the choices, so the first, 'Yes', was chosen"
+    console = ConsoleInterviewer(iter(["nope\n", "\n", "no\n"]).__next__, shown.append)
+    assert await gate_of(console) == ("b", "")
+    assert shown[3:] == [UNCLEAR.format(said) + "; answer again" for said in ("'nope'", "an empty line")]
+
+
+async def test_lines_that_are_never_a_choice_fail_the_gate() -> None:
+    shown: list[str] = []
+    for lines in (["maybe\n"] * 5, ["maybe\n", ""]):
+        console = ConsoleInterviewer(iter(lines).__next__, shown.append)
+        assert await gate_of(console) == ("", UNCLEAR.format("'maybe'"))
+        assert shown[-1] == "h: " + UNCLEAR.format("'maybe'")
+
+
+async def test_an_empty_line_takes_the_default_alone() -> None:
+    shown: list[str] = []
+    for target, choice in (("a", "  [Y] Yes (default)"), ("b", "  [N] No (default)")):
+        console = ConsoleInterviewer(lambda: "\n", shown.append)
+        assert await gate_of(console, more=f"human.default_choice={target}") == (target, "")
+        assert choice in shown
+
+
+@pytest.mark.parametrize("answer", ["nope", "", "not yet", Option(key="M", label="Yes"), Reply(value="what")])
+async def test_a_program_whose_answer_is_no_choice_fails_the_gate(answer: Any) -> None:
+    taken, reason = await gate_of(CallbackInterviewer(lambda question: answer))
+    assert not taken and reason.endswith("is none of the choices: [Y] Yes, [N] No")
+
+
+@pytest.mark.parametrize("special", ["timeout", "skipped"])
+async def test_a_text_that_is_spelled_like_a_special_value_is_only_a_text(special: str) -> None:
+    answers = QueueInterviewer([special])
+    assert await gate_of(answers, more="human.default_choice=a") == ("", UNCLEAR.format(repr(special)))
+
+
+NO = (False, "no", "n", "False", AnswerValue.NO, Reply(value=AnswerValue.NO), Reply(value="N", text="because"))
+YES = (True, "yes", "y", "true", AnswerValue.YES, Reply(value=AnswerValue.YES), Reply(value="Y"))
+
+
+async def test_yes_and_no_take_the_choice_that_says_so() -> None:
+    for yes, no in (("Yes", "No"), ("[Y] go", "[N] back"), ("Yes, ship it", "No, again")):
+        text = YES_OR_NO.replace('"Yes"', f'"{yes}"').replace('"No"', f'"{no}"')
+        for answer in (*YES, *NO):
+            taken = "a" if answer in YES else "b"
+            assert await gate_of(CallbackInterviewer(lambda question, said=answer: said), text) == (taken, ""), answer
+
+
+@pytest.mark.parametrize(("first", "second"), [("Now", "Yesterday"), ("Yes, now", "Yes, later"), ("Stop", "Go")])
+async def test_yes_and_no_take_no_choice_if_none_or_more_than_one_says_so(first: str, second: str) -> None:
+    text = YES_OR_NO.replace('"Yes"', f'"{first}"').replace('"No"', f'"{second}"')
+    for answer in (True, "yes", False, "no"):
+        taken, reason = await gate_of(CallbackInterviewer(lambda question, said=answer: said), text)
+        assert not taken and "is none of the choices" in reason, answer
 
 
 @pytest.mark.parametrize(
@@ -96,8 +159,9 @@ async def test_whoever_can_only_be_asked_or_fails_to_listen_is_no_hindrance() ->
     def broken(message: str, stage: str) -> None:
         raise RuntimeError("not listening")
 
-    assert (await run_pipeline(GATE, interviewer=Plain())).ok
-    assert (await run_pipeline(GATE, interviewer=CallbackInterviewer(lambda question: "what?", broken))).ok
+    for person in (Plain(), CallbackInterviewer(lambda question: "what?", broken)):
+        ended = await run_pipeline(GATE, interviewer=person)
+        assert ended.failure_reason == "h: 'what?' is none of the choices: [Y] Yes"
 
 
 async def test_a_line_that_came_too_late_for_one_question_answers_the_next() -> None:

@@ -6,7 +6,16 @@ import asyncio
 from itertools import count
 
 from context_compiler.pipeline.graph import Edge
-from context_compiler.pipeline.interviewers import AnswerValue, Option, Question, Reply, inform
+from context_compiler.pipeline.interviewers import (
+    AnswerValue,
+    Option,
+    Question,
+    Reply,
+    chosen_option,
+    default_option,
+    inform,
+    unclear,
+)
 from context_compiler.pipeline.routing import accelerator
 from context_compiler.pipeline.stage import Stage
 from context_compiler.pipeline.state import Outcome, StageStatus, failure
@@ -36,21 +45,27 @@ class HumanHandler:
         )
         await stage.emit("interview_started", question=question.text)
         reply = await _ask(stage, question, limit)
-        if reply.value == AnswerValue.TIMEOUT:
+        if _is(reply, AnswerValue.TIMEOUT):
             await stage.emit("interview_timeout", question=question.text, seconds=limit)
-            chosen = next((option for option in question.options if option.target == default), None)
+            chosen = default_option(question)
             if chosen is None:
                 return Outcome(status=StageStatus.RETRY, failure_reason="human gate timeout, no default")
             await _inform(stage, f"nobody answered within {limit:g} s, so {chosen.label!r} was chosen")
-            return _choose(chosen, reply)
+            return _choose(chosen)
         await stage.emit("interview_completed", question=question.text, answer=reply.value)
-        if reply.value == AnswerValue.SKIPPED:
-            return failure("human skipped interaction")
-        chosen = reply.option or question.options[0]
-        if reply.option is None:
-            message = f"{reply.text[:80]!r} is none of the choices, so the first, {chosen.label!r}, was chosen"
-            await _inform(stage, message)
-        return _choose(chosen, reply)
+        if _is(reply, AnswerValue.SKIPPED):
+            return failure("nobody answered")
+        chosen = chosen_option(question, reply)
+        if chosen is not None:
+            return _choose(chosen, "" if reply.option is not None else reply.text)
+        reason = unclear(question, reply)
+        await _inform(stage, reason)
+        return failure(reason, updates={"human_response": reply.text} if reply.text else None)
+
+
+def _is(reply: Reply, value: AnswerValue) -> bool:
+    """True if a reply is this special value, and not a text or a key of the same letters."""
+    return reply.value == value and reply.option is None and (isinstance(reply.value, AnswerValue) or not reply.text)
 
 
 async def _ask(stage: Stage, question: Question, limit: float | None) -> Reply:
@@ -83,11 +98,11 @@ def options_of(edges: tuple[Edge, ...]) -> tuple[Option, ...]:
     return tuple(found)
 
 
-def _choose(option: Option, reply: Reply) -> Outcome:
-    """Build the outcome for a chosen option."""
+def _choose(option: Option, said: str = "") -> Outcome:
+    """Build the outcome for a chosen option; `said` is what the person said instead of naming it."""
     updates = {"human.gate.selected": option.key, "human.gate.label": option.label}
-    if reply.text and reply.option is None and reply.value != AnswerValue.TIMEOUT:
-        updates["human_response"] = reply.text
+    if said:
+        updates["human_response"] = said
     return Outcome(
         preferred_label=option.label,
         suggested_next_ids=(option.target,),
