@@ -101,6 +101,14 @@ async def test_a_text_that_is_spelled_like_a_special_value_is_only_a_text(specia
     assert await gate_of(answers, more="human.default_choice=a") == ("", UNCLEAR.format(repr(special)))
 
 
+async def test_a_gate_that_nobody_answers_is_never_a_partial_success() -> None:
+    async def never(question: Question) -> None:
+        await asyncio.sleep(60)
+
+    taken, reason = await gate_of(CallbackInterviewer(never), more='human.timeout="20ms" allow_partial=true')
+    assert (taken, reason) == ("", "max retries exceeded: human gate timeout, no default")
+
+
 NO = (False, "no", "n", "False", AnswerValue.NO, Reply(value=AnswerValue.NO), Reply(value="N", text="because"))
 YES = (True, "yes", "y", "true", AnswerValue.YES, Reply(value=AnswerValue.YES), Reply(value="Y"))
 

@@ -27,6 +27,7 @@ class HumanHandler:
 
     reads_past = False
     keeps_time = True
+    may_be_partial = False
 
     async def execute(self, stage: Stage) -> Outcome:
         """Return an outcome that asks for the chosen edge, by its label and target."""
