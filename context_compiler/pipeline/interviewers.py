@@ -9,7 +9,7 @@ import asyncio
 import inspect
 import re
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -82,6 +82,11 @@ class Reply:
 class Interviewer(Protocol):
     """Asks people. Only `ask` is required; subclasses inherit the rest."""
 
+    @property
+    def keeps_time(self) -> bool:
+        """True if `ask` applies the time limit of a question itself. False by default: the time starts at the call."""
+        return False
+
     async def ask(self, question: Question) -> Reply:
         """Ask a question and return the reply; `AnswerValue.SKIPPED` means that nobody answered.
 
@@ -95,6 +100,24 @@ class Interviewer(Protocol):
 
     async def inform(self, message: str, stage: str = "") -> None:
         """Show a message that needs no answer, about the stage `stage`. Does nothing by default."""
+
+
+async def ask_in_time(interviewer: Interviewer, question: Question) -> Reply:
+    """Ask a question, and return `AnswerValue.TIMEOUT` if its time is over before the answer."""
+    asked = interviewer.ask(question)
+    return await (asked if getattr(interviewer, "keeps_time", False) else _within(question.timeout_seconds, asked))
+
+
+async def _within(seconds: float | None, asked: Awaitable[Reply]) -> Reply:
+    """Await a reply; after `seconds`, cancel it and return `AnswerValue.TIMEOUT`."""
+    timeout = asyncio.timeout(seconds)
+    try:
+        async with timeout:
+            return await asked
+    except TimeoutError:
+        if not timeout.expired():
+            raise
+        return Reply(value=AnswerValue.TIMEOUT)
 
 
 def parse_reply(question: Question, text: str) -> Reply:
@@ -168,21 +191,26 @@ class ConsoleInterviewer(Interviewer):
         self._turn = asyncio.Lock()
         self._pending: Future[str] | None = None
 
+    @property
+    def keeps_time(self) -> bool:
+        """True: the time of a question starts when it is shown, not while it waits for an earlier one."""
+        return True
+
     async def ask(self, question: Question) -> Reply:
         """Ask until a line names a choice, at most `MAX_TRIES` times; the end of the input skips the question.
 
         Concurrent questions are asked one after another.
         """
         async with self._turn:
-            default = default_option(question)
-            self._show(question.text)
-            for option in question.options:
-                mark = " (default)" if option is default else ""
-                self._show(f"  [{option.key}] {option.label}{mark}")
-            return await self._read_reply(question, default)
+            return await _within(question.timeout_seconds, self._converse(question))
 
-    async def _read_reply(self, question: Question, default: Option | None) -> Reply:
-        """Read lines until one is an answer. The reply has no option if none is, and the last text that was read."""
+    async def _converse(self, question: Question) -> Reply:
+        """Show a question, and read lines until one is an answer. If none is, the reply has the last text alone."""
+        default = default_option(question)
+        self._show(question.text)
+        for option in question.options:
+            mark = " (default)" if option is default else ""
+            self._show(f"  [{option.key}] {option.label}{mark}")
         reply = Reply(value=AnswerValue.SKIPPED)
         for left in reversed(range(MAX_TRIES)):
             line = await self._read_line()
@@ -279,6 +307,11 @@ class RecordingInterviewer(Interviewer):
     asked: list[tuple[Question, Reply]] = field(default_factory=list[tuple[Question, Reply]])
     told: list[tuple[str, str]] = field(default_factory=list[tuple[str, str]])
     """Messages that needed no answer, each with its stage."""
+
+    @property
+    def keeps_time(self) -> bool:
+        """True if the inner interviewer applies time limits itself."""
+        return bool(getattr(self.inner, "keeps_time", False))
 
     async def ask(self, question: Question) -> Reply:
         """Return and record the inner interviewer's answer."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from queue import SimpleQueue
+from threading import Event
 from typing import Any
 
 import pytest
@@ -197,6 +198,28 @@ async def test_two_that_ask_at_once_are_answered_one_after_the_other() -> None:
     console = ConsoleInterviewer(typed.get, show)
     replies = await asyncio.gather(*(console.ask(Question(text=text)) for text in ("One?", "Two?")))
     assert shown == ["One?", "Two?"] and [reply.text for reply in replies] == ["to One?", "to Two?"]
+
+
+@pytest.mark.parametrize("recorded", [False, True])
+async def test_the_time_of_a_question_starts_when_it_is_shown(recorded: bool) -> None:
+    text = graph(
+        "p [shape=component]; one [shape=hexagon]; two [shape=hexagon label=Two human.timeout=20ms];"
+        'f [shape=tripleoctagon]; start->p; p->one; p->two; one->f [label="Yes"]; two->f [label="Yes"]; f->done'
+    )
+    answered, shown = Event(), list[str]()
+
+    def read() -> str:
+        answered.wait()
+        return "y\n"
+
+    console = ConsoleInterviewer(read, shown.append)
+    interviewer = RecordingInterviewer(console) if recorded else console
+    running = asyncio.create_task(run_pipeline(text, interviewer=interviewer, simulate=True))
+    await asyncio.sleep(0.2)  # longer than the limit of the question that waits for its turn
+    assert "Two" not in shown
+    answered.set()
+    await asyncio.wait_for(running, 30)
+    assert "Two" in shown
 
 
 async def test_a_terminal_that_cannot_be_read_fails_the_stage_instead_of_keeping_it_waiting() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from itertools import count
 
 from context_compiler.pipeline.graph import Edge
@@ -11,6 +10,7 @@ from context_compiler.pipeline.interviewers import (
     Option,
     Question,
     Reply,
+    ask_in_time,
     chosen_option,
     default_option,
     inform,
@@ -45,7 +45,7 @@ class HumanHandler:
             metadata={"run_id": stage.run_id, "visit": stage.visit, "branch": stage.branch_id, "key": stage.key},
         )
         await stage.emit("interview_started", question=question.text)
-        reply = await _ask(stage, question, limit)
+        reply = await ask_in_time(stage.config.interviewer, question)
         if _is(reply, AnswerValue.TIMEOUT):
             await stage.emit("interview_timeout", question=question.text, seconds=limit)
             chosen = default_option(question)
@@ -67,17 +67,6 @@ class HumanHandler:
 def _is(reply: Reply, value: AnswerValue) -> bool:
     """True if a reply is this special value, and not a text or a key of the same letters."""
     return reply.value == value and reply.option is None and (isinstance(reply.value, AnswerValue) or not reply.text)
-
-
-async def _ask(stage: Stage, question: Question, limit: float | None) -> Reply:
-    timeout = asyncio.timeout(limit)
-    try:
-        async with timeout:
-            return await stage.config.interviewer.ask(question)
-    except TimeoutError:
-        if not timeout.expired():
-            raise
-        return Reply(value=AnswerValue.TIMEOUT)
 
 
 async def _inform(stage: Stage, message: str) -> None:
