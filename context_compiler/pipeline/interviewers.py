@@ -14,11 +14,16 @@ from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
+from importlib import import_module
+from importlib.util import find_spec
 from threading import Thread
 from typing import Any, Protocol, TypeAlias
 
 from context_compiler.messages.printable import safe_line
 from context_compiler.resilience import attempt
+
+_terminal: Any = import_module("termios") if find_spec("termios") else None
+"""None on systems without termios."""
 
 MAX_TRIES = 5
 """Lines that the console reads for one question; if none of them names a choice, the last one is the answer."""
@@ -202,6 +207,7 @@ class ConsoleInterviewer(Interviewer):
         Concurrent questions are asked one after another.
         """
         async with self._turn:
+            self._ignore_typed()
             return await _within(question.timeout_seconds, self._converse(question))
 
     async def _converse(self, question: Question) -> Reply:
@@ -229,10 +235,41 @@ class ConsoleInterviewer(Interviewer):
         """Print the message like a question."""
         self._show(f"{stage}: {message}" if stage else message)
 
+    def _ignore_typed(self) -> None:
+        """Discard what was typed before this question: an answer to an earlier one, or to none.
+
+        Lines from a pipe or file stay, because they are answers in order, except one that an earlier question left.
+        """
+        line = self._pending
+        if line is not None and line.done() and (line.exception() is not None or line.result() or self._on_terminal):
+            self._pending = None
+            if line.exception() is None:
+                self._show_late(line.result())
+        if self._on_terminal and _terminal is not None:
+            with suppress(OSError, _terminal.error):
+                _terminal.tcflush(sys.stdin.fileno(), _terminal.TCIFLUSH)
+
+    @property
+    def _on_terminal(self) -> bool:
+        return self._read is None and sys.stdin is not None and sys.stdin.isatty()  # pyright: ignore[reportUnnecessaryComparison]  # it is None without a console
+
     async def _read_line(self) -> str:
-        """Return the next line. A line that arrives too late for its question answers the next question."""
+        """Return the next line. One that an earlier question left is skipped, unless it is typed on a terminal now."""
+        if self._pending is not None and not self._on_terminal:
+            line = await self._next_line()
+            if not line:
+                return line
+            self._show_late(line)
+        return await self._next_line()
+
+    def _show_late(self, line: str) -> None:
+        if line.strip():
+            self._show(f"{line.strip()[:80]!r} came too late for an earlier question, and is ignored")
+
+    async def _next_line(self) -> str:
+        """Return the line that a thread reads. If nobody waits for it any longer, it is left to the next question."""
         loop, arrived = asyncio.get_running_loop(), asyncio.Event()
-        self._pending = line = self._pending or _read_in_thread(self._read or sys.stdin.readline)
+        self._pending = line = self._pending or _read_in_thread(self._read or _read_stdin)
 
         def wake(_: Future[str]) -> None:
             with suppress(RuntimeError):  # the loop is closed, so nobody waits for the line
@@ -242,6 +279,11 @@ class ConsoleInterviewer(Interviewer):
         await arrived.wait()
         self._pending = None
         return line.result()
+
+
+def _read_stdin() -> str:
+    """Read a line from standard input; an empty string if there is none."""
+    return sys.stdin.readline() if sys.stdin is not None else ""  # pyright: ignore[reportUnnecessaryComparison]  # it is None without a console
 
 
 def _read_in_thread(read: Callable[[], str]) -> Future[str]:

@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.cli.conftest import Command
 
 ROOT = Path(__file__).parents[2]
@@ -54,6 +56,42 @@ def test_a_person_is_asked_on_the_terminal(tmp_path: Path) -> None:
     given = {"cwd": tmp_path, "env": environment, "capture_output": True, "text": True, "check": False, "timeout": 60}
     done = subprocess.run(command, input="y\n", **given)
     assert done.returncode == 0 and "Ship it?" in done.stderr and "  [N] No, again" in done.stderr
+
+
+LATE = """digraph late {
+  start [shape=Mdiamond]; done [shape=Msquare]
+  one [shape=hexagon, label="Send?", human.timeout=100ms, human.default_choice="work"]
+  send [shape=parallelogram, tool_command="echo sent"]
+  work [shape=parallelogram, tool_command="until test -e go; do sleep 0.05; done; sleep 0.2"]
+  two [shape=hexagon, label="Drop?"]
+  drop [shape=parallelogram, tool_command="echo dropped"]
+  keep [shape=parallelogram, tool_command="echo kept"]
+  start -> one; one -> send [label="Yes"]; one -> work [label="No"]; send -> work; work -> two
+  two -> drop [label="Yes"]; two -> keep [label="No"]; drop -> done; keep -> done
+}"""
+
+
+@pytest.mark.skipif(not hasattr(os, "openpty"), reason="needs a terminal")
+def test_what_is_typed_on_a_terminal_before_a_question_does_not_answer_it(tmp_path: Path) -> None:
+    (tmp_path / "late.dot").write_text(LATE)
+    person, terminal = os.openpty()
+    command = [sys.executable, "-m", "context_compiler", "pipeline", "run", "late.dot", "--simulate", "--id", "r"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    with subprocess.Popen(
+        command, cwd=tmp_path, env=environment, stdin=terminal, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    ) as running:
+        assert running.stdout is not None
+        said = ""
+        for line in running.stdout:
+            said += line.decode()
+            if b"was chosen" in line:
+                os.write(person, b"Y\nY\nY")
+                (tmp_path / "go").touch()
+            if b"[N] No" in line and "Drop?" in said:
+                os.write(person, b"N\n")
+    os.close(person)
+    os.close(terminal)
+    assert "keep " in said and "drop " not in said and running.returncode == 0, said
 
 
 def test_nobody_who_could_be_asked_is_said(cc: Command) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from queue import SimpleQueue
 from threading import Event
 from typing import Any
@@ -173,18 +174,36 @@ async def test_whoever_can_only_be_asked_or_fails_to_listen_is_no_hindrance() ->
         assert ended.failure_reason == "h: 'what?' is none of the choices: [Y] Yes"
 
 
-async def test_a_line_that_came_too_late_for_one_question_answers_the_next() -> None:
+@pytest.mark.parametrize("before", [True, False], ids=["before", "after"])
+async def test_a_line_that_came_too_late_for_one_question_does_not_answer_the_next(before: bool) -> None:
     typed: SimpleQueue[str] = SimpleQueue()
+    shown: list[str] = []
 
     def show(line: str) -> None:
-        if line == "Now?":
+        shown.append(line)
+        if line == "Now?" and not before:
+            typed.put("Y\n")
+        if line == ("Now?" if before else LATE):
             typed.put("N\n")
 
     console = ConsoleInterviewer(typed.get, show)
-    with pytest.raises(TimeoutError):
-        await asyncio.wait_for(console.ask(QUESTIONS[0]), 0.02)
+    assert (await console.ask(replace(QUESTIONS[0], timeout_seconds=0.02))).value == AnswerValue.TIMEOUT
+    if before:
+        typed.put("Y\n")
+        while not typed.empty():
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(0.05)
     reply = await asyncio.wait_for(console.ask(Question(text="Now?")), 10)
-    assert reply.text == "N"
+    assert reply.text == "N" and shown[2:] == ([LATE, "Now?"] if before else ["Now?", LATE])
+
+
+LATE = "'Y' came too late for an earlier question, and is ignored"
+
+
+async def test_lines_that_are_there_before_they_are_asked_for_are_answers_in_order() -> None:
+    lines = iter(["Y\n", "N\n", ""])
+    console = ConsoleInterviewer(lambda: next(lines), lambda line: None)
+    assert [(await console.ask(QUESTIONS[1])).text for _ in range(3)] == ["Y", "N", ""]
 
 
 async def test_two_that_ask_at_once_are_answered_one_after_the_other() -> None:
