@@ -19,7 +19,7 @@ from importlib.util import find_spec
 from threading import Thread
 from typing import Any, Protocol, TypeAlias
 
-from context_compiler.messages.printable import safe_line
+from context_compiler.messages.printable import safe, safe_line
 from context_compiler.resilience import attempt
 
 _terminal: Any = import_module("termios") if find_spec("termios") else None
@@ -148,7 +148,7 @@ def _says(option: Option, words: frozenset[str]) -> bool:
 
     A key that is only the initial of the label says nothing: `N` of `Now` is no `no`.
     """
-    label, key = safe_line(option.label).lower(), option.key.lower()
+    label, key = safe_line(option.label).lower(), safe_line(option.key).lower()
     return re.split(r"\W", label, maxsplit=1)[0] in words or (key in words and key != label[:1])
 
 
@@ -172,7 +172,7 @@ def unclear(question: Question, reply: Reply) -> str:
 
 def choice_list(options: Iterable[Option]) -> str:
     """Return the choices as people see them, on one line."""
-    return ", ".join(f"[{option.key}] {option.label}" for option in options)
+    return ", ".join(f"[{safe_line(option.key)}] {safe_line(option.label)}" for option in options)
 
 
 class AutoApprove(Interviewer):
@@ -192,7 +192,7 @@ class ConsoleInterviewer(Interviewer):
 
     def __init__(self, read: Callable[[], str] | None = None, show: Callable[[str], Any] | None = None) -> None:
         """`read` returns one line, or an empty string at the end of the input; `show` prints one line."""
-        self._read, self._show = read, show or _print_to_stderr
+        self._read, self._print = read, show or _print_to_stderr
         self._turn = asyncio.Lock()
         self._pending: Future[str] | None = None
 
@@ -216,7 +216,7 @@ class ConsoleInterviewer(Interviewer):
         self._show(question.text)
         for option in question.options:
             mark = " (default)" if option is default else ""
-            self._show(f"  [{option.key}] {option.label}{mark}")
+            self._show(f"  [{safe_line(option.key)}] {safe_line(option.label)}{mark}")
         reply = Reply(value=AnswerValue.SKIPPED)
         for left in reversed(range(MAX_TRIES)):
             line = await self._read_line()
@@ -234,6 +234,10 @@ class ConsoleInterviewer(Interviewer):
     async def inform(self, message: str, stage: str = "") -> None:
         """Print the message like a question."""
         self._show(f"{stage}: {message}" if stage else message)
+
+    def _show(self, line: str) -> None:
+        """Show a line without control characters and escape sequences, because labels may come from anywhere."""
+        self._print(safe(line))
 
     def _ignore_typed(self) -> None:
         """Discard what was typed before this question: an answer to an earlier one, or to none.

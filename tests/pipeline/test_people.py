@@ -200,6 +200,19 @@ async def test_a_line_that_came_too_late_for_one_question_does_not_answer_the_ne
 LATE = "'Y' came too late for an earlier question, and is ignored"
 
 
+async def test_what_is_shown_has_no_escape_sequences_and_is_what_can_be_answered() -> None:
+    shown: list[str] = []
+    labels = {'"Yes"': '"[\x1b[1mY] \x1b[2JYes\nplease"', '"No"': '"No\x1b]0;pwn\x07"', "MORE": 'label="Ship\x1b[8m?"'}
+    text = YES_OR_NO
+    for plain, escaped in labels.items():
+        text = text.replace(plain, escaped)
+    lines = iter(["\x1b[31mwhat\n", "yes please\n"])
+    assert await gate_of(ConsoleInterviewer(lambda: next(lines), shown.append), text) == ("a", "")
+    await ConsoleInterviewer(show=shown.append).inform("told\x1b[8m", "h\x07")
+    assert shown[:3] == ["Ship?", "  [Y] Yes please", "  [N] No"] and shown[-1] == "h: told"
+    assert not any("\x1b" in line or "\x07" in line for line in shown)
+
+
 async def test_lines_that_are_there_before_they_are_asked_for_are_answers_in_order() -> None:
     lines = iter(["Y\n", "N\n", ""])
     console = ConsoleInterviewer(lambda: next(lines), lambda line: None)
