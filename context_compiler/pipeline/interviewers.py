@@ -47,6 +47,8 @@ class AnswerValue(StrEnum):
     NO = "no"
     SKIPPED = "skipped"
     TIMEOUT = "timeout"
+    UNAVAILABLE = "unavailable"
+    """Nobody can be asked here. The run stops at the gate and can be resumed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -202,7 +204,7 @@ class ConsoleInterviewer(Interviewer):
         return True
 
     async def ask(self, question: Question) -> Reply:
-        """Ask until a line names a choice, at most `MAX_TRIES` times; the end of the input skips the question.
+        """Ask until a line names a choice, at most `MAX_TRIES` times; `AnswerValue.UNAVAILABLE` if the input has ended.
 
         Concurrent questions are asked one after another.
         """
@@ -217,11 +219,11 @@ class ConsoleInterviewer(Interviewer):
         for option in question.options:
             mark = " (default)" if option is default else ""
             self._show(f"  [{safe_line(option.key)}] {safe_line(option.label)}{mark}")
-        reply = Reply(value=AnswerValue.SKIPPED)
+        reply = Reply(value=AnswerValue.UNAVAILABLE)
         for left in reversed(range(MAX_TRIES)):
             line = await self._read_line()
             if not line:
-                return reply if reply.text else Reply(value=AnswerValue.SKIPPED)
+                return reply if reply.text else Reply(value=AnswerValue.UNAVAILABLE)
             if default is not None and not line.strip():
                 return Reply(value=default.key, option=default)
             reply = parse_reply(question, line)

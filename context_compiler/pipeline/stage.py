@@ -43,6 +43,13 @@ EXCERPT = 2_000
 _UNSAFE = re.compile(r"[^A-Za-z0-9_.-]")
 
 
+class Unanswered(BaseException):
+    """Stops a run at a human gate because nobody can be asked; the run can be resumed.
+
+    Like a cancellation, it is no `Exception`, so that nothing on the way takes it for a failure of a stage.
+    """
+
+
 class Child(Protocol):
     """A pipeline that a stage has started."""
 
@@ -62,6 +69,10 @@ class Child(Protocol):
 
     async def wait(self, sleeping: asyncio.Future[None]) -> None:
         """Wait until the child has ended or `sleeping` is done."""
+        ...
+
+    def raise_if_unanswered(self) -> None:
+        """Raise `Unanswered` if the child has stopped because nobody can be asked."""
         ...
 
     async def stop(self) -> None:

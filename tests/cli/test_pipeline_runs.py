@@ -94,9 +94,14 @@ def test_what_is_typed_on_a_terminal_before_a_question_does_not_answer_it(tmp_pa
     assert "keep " in said and "drop " not in said and running.returncode == 0, said
 
 
-def test_nobody_who_could_be_asked_is_said(cc: Command) -> None:
-    done = cc("pipeline", "run", EXAMPLE, "--simulate")
-    assert done.code == 1 and "nobody answered" in done.out
+def test_a_run_stops_where_nobody_can_be_asked_and_says_how_it_goes_on(cc: Command) -> None:
+    done = cc("pipeline", "run", EXAMPLE, "--simulate", "--id", "first", "--runs", "my runs")
+    assert done.code == 1 and "first stopped: approve: nobody is there to answer; " in done.out
+    assert "`pipeline resume first --runs 'my runs'` asks again" in done.out
+    assert cc("pipeline", "runs", "--runs", "my runs", "--json").json["runs"][0]["status"] == "stopped"
+    again = cc("pipeline", "resume", "first", "--simulate", "--runs", "my runs", "--json")
+    assert (again.code, again.json["status"]) == (1, "stopped")
+    assert cc("pipeline", "resume", "first", "--simulate", "--auto-approve", "--runs", "my runs").code == 0
 
 
 def test_a_stage_without_a_model_is_an_error_that_says_what_to_do(cc: Command) -> None:

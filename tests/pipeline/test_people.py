@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
+from pathlib import Path
 from queue import SimpleQueue
 from threading import Event
 from typing import Any
@@ -20,10 +21,11 @@ from context_compiler.pipeline import (
     QueueInterviewer,
     RecordingInterviewer,
     Reply,
+    resume_pipeline,
     run_pipeline,
 )
 from context_compiler.pipeline.interviewers import Interviewer
-from tests.pipeline.playing import graph
+from tests.pipeline.playing import Script, graph, play
 
 GATE = graph(
     'h [shape=hexagon label="Ship it?" human.timeout="20ms" human.default_choice=done]; start->h; h->done [label=Yes]'
@@ -37,7 +39,7 @@ QUESTIONS = [Question(text="One?", options=(Option(key="Y", label="Yes"),)), Que
         (AutoApprove(), ["Y", "yes"]),
         (QueueInterviewer(["yes", "why"]), ["Y", "why"]),
         (CallbackInterviewer(lambda question: question.text), ["One?", "Two?"]),
-        (ConsoleInterviewer(iter(["y\n", ""]).__next__, lambda line: None), ["Y", "skipped"]),
+        (ConsoleInterviewer(iter(["y\n", ""]).__next__, lambda line: None), ["Y", "unavailable"]),
         (RecordingInterviewer(QueueInterviewer(["Yes"])), ["Y", "skipped"]),
     ],
 )
@@ -217,6 +219,55 @@ async def test_lines_that_are_there_before_they_are_asked_for_are_answers_in_ord
     lines = iter(["Y\n", "N\n", ""])
     console = ConsoleInterviewer(lambda: next(lines), lambda line: None)
     assert [(await console.ask(QUESTIONS[1])).text for _ in range(3)] == ["Y", "N", ""]
+
+
+def nobody() -> ConsoleInterviewer:
+    return ConsoleInterviewer(lambda: "", lambda line: None)
+
+
+async def test_a_run_stops_where_nobody_can_be_asked_and_resumes_where_somebody_can(tmp_path: Path) -> None:
+    given: dict[str, Any] = {"runs": tmp_path / "runs.db", "simulate": True}
+    for _ in range(2):
+        stopped = await run_pipeline(YES_OR_NO.replace("MORE", ""), run_id="r", interviewer=nobody(), **given)
+        assert (stopped.ended, stopped.failure_reason) == (False, "h: nobody is there to answer")
+        stopped = await resume_pipeline("r", interviewer=nobody(), **given)
+        assert (stopped.ended, stopped.completed) == (False, ("start",))
+        ended = await resume_pipeline("r", interviewer=QueueInterviewer(["no"]), **given)
+        assert ended.ok and ended.completed == ("start", "h", "b", "done") and ended.visits["h"] == 1
+        given = {"runs": tmp_path / "runs", "simulate": True}
+
+
+BRANCHES = graph(
+    "p [shape=component MORE]; h [shape=hexagon]; x; f [shape=tripleoctagon]; start->p; p->h; p->x; h->f; x->f; f->done"
+)
+
+
+async def test_other_branches_end_before_a_run_stops_and_do_not_run_again(tmp_path: Path) -> None:
+    given: dict[str, Any] = {"runs": tmp_path / "runs.db"}
+    stopped, script = await play(BRANCHES.replace("MORE", ""), run_id="r", interviewer=nobody(), **given)
+    assert not stopped.ended and script.seen == ["x"]
+    script = Script()
+    ended = await resume_pipeline("r", handlers={"codergen": script}, interviewer=AutoApprove(), **given)
+    assert ended.ok and script.seen == [] and {"h", "x"} < set(ended.completed)
+
+
+async def test_a_branch_that_is_not_needed_stops_no_run() -> None:
+    ended, script = await play(BRANCHES.replace("MORE", "join_policy=first_success"), interviewer=nobody())
+    assert ended.ok and script.seen == ["x"]
+
+
+@pytest.mark.parametrize("actions", ["observe,wait", "observe"])
+async def test_a_child_that_stops_stops_its_parent(actions: str, tmp_path: Path) -> None:
+    (tmp_path / "child.dot").write_text(YES_OR_NO.replace("MORE", ""))
+    text = graph(
+        f'm [shape=house stack.child_dotfile="child.dot" stack.child_workdir="{tmp_path.as_posix()}"'
+        f' manager.actions="{actions}" manager.poll_interval=10ms]; start->m->done'
+    )
+    given: dict[str, Any] = {"runs": tmp_path / "runs.db", "simulate": True}
+    stopped = await run_pipeline(text, run_id="r", interviewer=nobody(), **given)
+    assert (stopped.ended, stopped.failure_reason) == (False, "h: nobody is there to answer")
+    ended = await resume_pipeline("r", interviewer=AutoApprove(), **given)
+    assert ended.ok and ended.outcomes["m"].notes == "Child completed"
 
 
 async def test_two_that_ask_at_once_are_answered_one_after_the_other() -> None:

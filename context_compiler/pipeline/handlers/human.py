@@ -17,7 +17,7 @@ from context_compiler.pipeline.interviewers import (
     unclear,
 )
 from context_compiler.pipeline.routing import accelerator
-from context_compiler.pipeline.stage import Stage
+from context_compiler.pipeline.stage import Stage, Unanswered
 from context_compiler.pipeline.state import Outcome, StageStatus, failure
 from context_compiler.resilience import try_await
 
@@ -30,7 +30,11 @@ class HumanHandler:
     may_be_partial = False
 
     async def execute(self, stage: Stage) -> Outcome:
-        """Return an outcome that asks for the chosen edge, by its label and target."""
+        """Return an outcome that asks for the chosen edge, by its label and target.
+
+        Raises:
+            Unanswered: nobody can be asked.
+        """
         edges = stage.graph.outgoing(stage.node.name)
         if not edges:
             return failure("a human gate without edges: there is nothing to choose")
@@ -54,6 +58,8 @@ class HumanHandler:
             await _inform(stage, f"nobody answered within {limit:g} s, so {chosen.label!r} was chosen")
             return _choose(chosen)
         await stage.emit("interview_completed", question=question.text, answer=reply.value)
+        if _is(reply, AnswerValue.UNAVAILABLE):
+            raise Unanswered(f"{stage.node.name}: nobody is there to answer")
         if _is(reply, AnswerValue.SKIPPED):
             return failure("nobody answered")
         chosen = chosen_option(question, reply)
