@@ -35,6 +35,7 @@ DYNAMIC = {
     "middleware.harness": "the harness comes with an extra, and is needed when its search asks",
     "tokens": "the encoder is built when something is counted",
     "pipeline.run": "PostgreSQL comes with an extra, and is needed when runs are kept there",
+    "pipeline.interviewers": "terminals are of another kind on some systems",
     "cli": "a Ctrl-C while the commands are imported ends the program with one line",
     "cli.chat.prompt": "terminals are of another kind on some systems",
     "cli.chat": "the prompt is there before the host is imported",

@@ -16,7 +16,7 @@ from rich.text import Text
 
 from context_compiler.cli.screen import Screen, open_console
 from context_compiler.cli.text import number, one_line, plural, safe
-from context_compiler.pipeline.stores import Event
+from context_compiler.pipeline.stores import PEOPLE, Event
 
 STYLES = {"success": "green", "partial_success": "yellow", "fail": "red", "skipped": "dim", "running": "cyan"}
 MAX_ROWS = 200
@@ -56,6 +56,8 @@ class RunProgress:
         self._rows: list[Row] = []
         self._open: dict[tuple[str, str | None], Row] = {}
         self._live: Live | None = None
+        self._asking: set[tuple[str, str | None]] = set()
+        """Stages that ask a person, or wait to ask; the table stands still meanwhile."""
 
     @contextmanager
     def display(self) -> Generator[None]:
@@ -78,14 +80,19 @@ class RunProgress:
         row = self._find_row(event)
         if row is not None:
             self._update(row, event)
-        if self._live is not None and event.kind == "interview_started":
-            self._live.stop()
-        elif self._live is not None and event.kind in ("interview_completed", "interview_timeout"):
-            self._live.start()
+        if event.kind in PEOPLE:
+            self._make_room(event)
         elif self._live is None and row is not None and event.kind in ("stage_completed", "stage_failed"):
             self._print_row(row)
         if self._live is None and event.kind == "run_finalized" and event.data.get("status") == "restarted":
             self._screen.line(f"restarted at {event.data.get('restart_target')}")
+
+    def _make_room(self, event: Event) -> None:
+        """Stop the table while any stage asks a person, because both would write to the same lines."""
+        place = (event.branch, event.node)
+        (self._asking.add if event.kind == "interview_started" else self._asking.discard)(place)
+        if self._live is not None:
+            (self._live.stop if self._asking else self._live.start)()
 
     def _find_row(self, event: Event) -> Row | None:
         place = (event.branch, event.node)

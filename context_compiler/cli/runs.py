@@ -9,6 +9,7 @@ from dataclasses import dataclass, fields, replace
 from functools import partial, wraps
 from inspect import Parameter, Signature, signature
 from pathlib import Path
+from shlex import quote
 from typing import Annotated, Any, get_type_hints
 from uuid import uuid4
 
@@ -126,7 +127,7 @@ def run_graph(
     Raises:
         SettingsError: a stage has no usable model, or a value is malformed.
         GraphError: the graph has errors, or a stage's template is missing or invalid.
-        Exit: the run failed.
+        Exit: the run failed, or stopped at a gate.
     """
     for finding in pipeline.validate(graph):
         if finding.rule == DIRECTIVES:
@@ -137,7 +138,7 @@ def run_graph(
     arguments: dict[str, Any] = {"run_id": name, "context": parse_values(values or []), **_agents(graph, options)}
     with progress.display():
         result = asyncio.run(pipeline.run_pipeline(graph, config, **arguments))
-    _print_result(result, options)
+    _print_result(result, options, f"{name}{'' if runs == RUNS else f' --runs {quote(runs)}'}")
 
 
 def resume_run(
@@ -147,7 +148,7 @@ def resume_run(
 
     Raises:
         GraphError: a stage has no usable model, or its template is missing or invalid.
-        Exit: the run failed.
+        Exit: the run failed, or stopped at a gate.
     """
     progress = RunProgress(Screen(), events=options.events, silent=options.json)
     arguments: dict[str, Any] = {"resume_threads": "restore" if restore else "degrade", "pipeline": graph}
@@ -157,7 +158,7 @@ def resume_run(
         arguments |= {"agents": own_model} if options.model is None else {}
     with progress.display():
         result = asyncio.run(pipeline.resume_pipeline(run, config, **arguments))
-    _print_result(result, options)
+    _print_result(result, options, f"{run}{'' if runs in (None, RUNS) else f' --runs {quote(runs)}'}")
 
 
 @asynccontextmanager
@@ -270,11 +271,16 @@ def parse_values(texts: list[str]) -> dict[str, str]:
     return {key: value for key, _, value in pairs}
 
 
-def _print_result(result: pipeline.RunState, options: RunOptions) -> None:
-    screen = Screen()
+def _print_result(result: pipeline.RunState, options: RunOptions, resume: str) -> None:
+    """Print the result of a run; `resume` are the arguments of the command that resumes it.
+
+    Raises:
+        Exit: the run failed, or stopped at a gate.
+    """
+    screen, status = Screen(), result.status if result.ended else "stopped"
     facts: dict[str, Any] = {
         "run_id": result.lineage.root_run_id,
-        "status": result.status,
+        "status": status,
         "reason": result.failure_reason,
     }
     if options.events:
@@ -289,8 +295,10 @@ def _print_result(result: pipeline.RunState, options: RunOptions) -> None:
         screen.raw(json_text(facts))
     else:
         why = f": {result.failure_reason}" if result.failure_reason else ""
+        if not result.ended:
+            why += f"; `pipeline resume {resume}` asks again, and takes the first choice with --auto-approve"
         screen.line(
-            (f"{result.lineage.root_run_id} {result.status}", "bold green" if result.ok else "bold red"), one_line(why)
+            (f"{result.lineage.root_run_id} {status}", "bold green" if result.ok else "bold red"), one_line(why)
         )
         print_look(screen, options.db)
     if not result.ok:

@@ -159,6 +159,8 @@ class DBOSRuns:
         if done.error is not None:  # after too many attempts, the run fails with this reason
             return await self.queue.put_back_for_now(taken.submission, log_text(done.error))
         assert done.value is not None
+        if not done.value.ended:  # its interviewer can ask nobody here
+            return await self.queue.put_back_for_now(taken.submission, done.value.failure_reason)
         await self.queue.end(run_id)
         return {"run_id": run_id, "status": done.value.status, "reason": done.value.failure_reason}
 

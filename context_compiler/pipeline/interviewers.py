@@ -7,16 +7,28 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import re
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
+from importlib import import_module
+from importlib.util import find_spec
 from threading import Thread
 from typing import Any, Protocol, TypeAlias
 
+from context_compiler.messages.printable import safe, safe_line
 from context_compiler.resilience import attempt
+
+_terminal: Any = import_module("termios") if find_spec("termios") else None
+"""None on systems without termios."""
+
+MAX_TRIES = 5
+"""Lines that the console reads for one question; if none of them names a choice, the last one is the answer."""
+
+_YES, _NO = frozenset(("yes", "y", "true")), frozenset(("no", "n", "false"))
 
 
 class QuestionType(StrEnum):
@@ -35,6 +47,8 @@ class AnswerValue(StrEnum):
     NO = "no"
     SKIPPED = "skipped"
     TIMEOUT = "timeout"
+    UNAVAILABLE = "unavailable"
+    """Nobody can be asked here. The run stops at the gate and can be resumed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +69,7 @@ class Question:
     type: QuestionType = QuestionType.MULTIPLE_CHOICE
     options: tuple[Option, ...] = ()
     default: str | None = None
-    """The choice to take if nobody answers in time."""
+    """Target of the choice to take if nobody answers in time. An empty line on the console takes it too."""
     timeout_seconds: float | None = None
     stage: str = ""
     metadata: Mapping[str, Any] = field(default_factory=dict[str, Any])
@@ -75,8 +89,16 @@ class Reply:
 class Interviewer(Protocol):
     """Asks people. Only `ask` is required; subclasses inherit the rest."""
 
+    @property
+    def keeps_time(self) -> bool:
+        """True if `ask` applies the time limit of a question itself. False by default: the time starts at the call."""
+        return False
+
     async def ask(self, question: Question) -> Reply:
-        """Ask a question and return the reply; `AnswerValue.SKIPPED` means that nobody answered."""
+        """Ask a question and return the reply; `AnswerValue.SKIPPED` means that nobody answered.
+
+        A reply that names no choice fails the gate.
+        """
         ...
 
     async def ask_multiple(self, questions: Sequence[Question]) -> list[Reply]:
@@ -87,17 +109,72 @@ class Interviewer(Protocol):
         """Show a message that needs no answer, about the stage `stage`. Does nothing by default."""
 
 
+async def ask_in_time(interviewer: Interviewer, question: Question) -> Reply:
+    """Ask a question, and return `AnswerValue.TIMEOUT` if its time is over before the answer."""
+    asked = interviewer.ask(question)
+    return await (asked if getattr(interviewer, "keeps_time", False) else _within(question.timeout_seconds, asked))
+
+
+async def _within(seconds: float | None, asked: Awaitable[Reply]) -> Reply:
+    """Await a reply; after `seconds`, cancel it and return `AnswerValue.TIMEOUT`."""
+    timeout = asyncio.timeout(seconds)
+    try:
+        async with timeout:
+            return await asked
+    except TimeoutError:
+        if not timeout.expired():
+            raise
+        return Reply(value=AnswerValue.TIMEOUT)
+
+
 def parse_reply(question: Question, text: str) -> Reply:
     """Match a text with an option by label, key or target, ignoring case; any other text is a free answer.
 
     Labels and keys come first because people see them. A target may have the same name as the key of another option.
+    Words such as `yes` and `false` match the only option that says yes or no.
     """
-    word = text.strip()
+    said, word = text.strip(), safe_line(text).lower()
     for name in ("label", "key", "target"):
         for option in question.options:
-            if word and word.lower() == str(getattr(option, name)).lower():
-                return Reply(value=option.key, option=option, text=word)
-    return Reply(value=word, text=word)
+            if word and word == safe_line(str(getattr(option, name))).lower():
+                return Reply(value=option.key, option=option, text=said)
+    for words in (_YES, _NO):
+        options = [option for option in question.options if word in words and _says(option, words)]
+        if len(options) == 1:
+            return Reply(value=options[0].key, option=options[0], text=said)
+    return Reply(value=said, text=said)
+
+
+def _says(option: Option, words: frozenset[str]) -> bool:
+    """True if an option says one of the words: as the first word of its label, or as its key.
+
+    A key that is only the initial of the label says nothing: `N` of `Now` is no `no`.
+    """
+    label, key = safe_line(option.label).lower(), safe_line(option.key).lower()
+    return re.split(r"\W", label, maxsplit=1)[0] in words or (key in words and key != label[:1])
+
+
+def chosen_option(question: Question, reply: Reply) -> Option | None:
+    """Return the choice that a reply names; None if it names none of the question's."""
+    if reply.option in question.options:
+        return reply.option
+    return parse_reply(question, reply.value if reply.option is None else reply.option.key).option
+
+
+def default_option(question: Question) -> Option | None:
+    """Return the default choice of a question; None if it has none."""
+    return next((option for option in question.options if question.default and option.target == question.default), None)
+
+
+def unclear(question: Question, reply: Reply) -> str:
+    """Return a message that a reply names none of the choices."""
+    said = (reply.text or reply.value)[:80]
+    return f"{repr(said) if said else 'an empty line'} is none of the choices: {choice_list(question.options)}"
+
+
+def choice_list(options: Iterable[Option]) -> str:
+    """Return the choices as people see them, on one line."""
+    return ", ".join(f"[{safe_line(option.key)}] {safe_line(option.label)}" for option in options)
 
 
 class AutoApprove(Interviewer):
@@ -117,27 +194,88 @@ class ConsoleInterviewer(Interviewer):
 
     def __init__(self, read: Callable[[], str] | None = None, show: Callable[[str], Any] | None = None) -> None:
         """`read` returns one line, or an empty string at the end of the input; `show` prints one line."""
-        self._read, self._show = read, show or _print_to_stderr
+        self._read, self._print = read, show or _print_to_stderr
         self._turn = asyncio.Lock()
         self._pending: Future[str] | None = None
 
+    @property
+    def keeps_time(self) -> bool:
+        """True: the time of a question starts when it is shown, not while it waits for an earlier one."""
+        return True
+
     async def ask(self, question: Question) -> Reply:
-        """Read a line; the end of the input skips the question. Concurrent questions are asked one after another."""
+        """Ask until a line names a choice, at most `MAX_TRIES` times; `AnswerValue.UNAVAILABLE` if the input has ended.
+
+        Concurrent questions are asked one after another.
+        """
         async with self._turn:
-            self._show(question.text)
-            for option in question.options:
-                self._show(f"  [{option.key}] {option.label}")
+            self._ignore_typed()
+            return await _within(question.timeout_seconds, self._converse(question))
+
+    async def _converse(self, question: Question) -> Reply:
+        """Show a question, and read lines until one is an answer. If none is, the reply has the last text alone."""
+        default = default_option(question)
+        self._show(question.text)
+        for option in question.options:
+            mark = " (default)" if option is default else ""
+            self._show(f"  [{safe_line(option.key)}] {safe_line(option.label)}{mark}")
+        reply = Reply(value=AnswerValue.UNAVAILABLE)
+        for left in reversed(range(MAX_TRIES)):
             line = await self._read_line()
-        return parse_reply(question, line) if line else Reply(value=AnswerValue.SKIPPED)
+            if not line:
+                return reply if reply.text else Reply(value=AnswerValue.UNAVAILABLE)
+            if default is not None and not line.strip():
+                return Reply(value=default.key, option=default)
+            reply = parse_reply(question, line)
+            if reply.option is not None or not question.options:
+                return reply
+            if left:
+                self._show(f"{unclear(question, reply)}; answer again")
+        return reply
 
     async def inform(self, message: str, stage: str = "") -> None:
         """Print the message like a question."""
         self._show(f"{stage}: {message}" if stage else message)
 
+    def _show(self, line: str) -> None:
+        """Show a line without control characters and escape sequences, because labels may come from anywhere."""
+        self._print(safe(line))
+
+    def _ignore_typed(self) -> None:
+        """Discard what was typed before this question: an answer to an earlier one, or to none.
+
+        Lines from a pipe or file stay, because they are answers in order, except one that an earlier question left.
+        """
+        line = self._pending
+        if line is not None and line.done() and (line.exception() is not None or line.result() or self._on_terminal):
+            self._pending = None
+            if line.exception() is None:
+                self._show_late(line.result())
+        if self._on_terminal and _terminal is not None:
+            with suppress(OSError, _terminal.error):
+                _terminal.tcflush(sys.stdin.fileno(), _terminal.TCIFLUSH)
+
+    @property
+    def _on_terminal(self) -> bool:
+        return self._read is None and sys.stdin is not None and sys.stdin.isatty()  # pyright: ignore[reportUnnecessaryComparison]  # it is None without a console
+
     async def _read_line(self) -> str:
-        """Return the next line. A line that arrives too late for its question answers the next question."""
+        """Return the next line. One that an earlier question left is skipped, unless it is typed on a terminal now."""
+        if self._pending is not None and not self._on_terminal:
+            line = await self._next_line()
+            if not line:
+                return line
+            self._show_late(line)
+        return await self._next_line()
+
+    def _show_late(self, line: str) -> None:
+        if line.strip():
+            self._show(f"{line.strip()[:80]!r} came too late for an earlier question, and is ignored")
+
+    async def _next_line(self) -> str:
+        """Return the line that a thread reads. If nobody waits for it any longer, it is left to the next question."""
         loop, arrived = asyncio.get_running_loop(), asyncio.Event()
-        self._pending = line = self._pending or _read_in_thread(self._read or sys.stdin.readline)
+        self._pending = line = self._pending or _read_in_thread(self._read or _read_stdin)
 
         def wake(_: Future[str]) -> None:
             with suppress(RuntimeError):  # the loop is closed, so nobody waits for the line
@@ -147,6 +285,11 @@ class ConsoleInterviewer(Interviewer):
         await arrived.wait()
         self._pending = None
         return line.result()
+
+
+def _read_stdin() -> str:
+    """Read a line from standard input; an empty string if there is none."""
+    return sys.stdin.readline() if sys.stdin is not None else ""  # pyright: ignore[reportUnnecessaryComparison]  # it is None without a console
 
 
 def _read_in_thread(read: Callable[[], str]) -> Future[str]:
@@ -172,7 +315,10 @@ AnswerFunction: TypeAlias = Callable[[Question], Any]
 
 
 class CallbackInterviewer(Interviewer):
-    """Asks a function, plain or async, that returns a string, an option or a reply; None skips the question."""
+    """Asks a function, plain or async, that returns a string, True or False, an option or a reply.
+
+    None skips the question.
+    """
 
     def __init__(self, answer: AnswerFunction, inform: Callable[[str, str], Any] | None = None) -> None:
         """`inform` is called with each message that needs no answer, and its stage."""
@@ -209,6 +355,11 @@ class RecordingInterviewer(Interviewer):
     asked: list[tuple[Question, Reply]] = field(default_factory=list[tuple[Question, Reply]])
     told: list[tuple[str, str]] = field(default_factory=list[tuple[str, str]])
     """Messages that needed no answer, each with its stage."""
+
+    @property
+    def keeps_time(self) -> bool:
+        """True if the inner interviewer applies time limits itself."""
+        return bool(getattr(self.inner, "keeps_time", False))
 
     async def ask(self, question: Question) -> Reply:
         """Return and record the inner interviewer's answer."""

@@ -26,6 +26,7 @@ from context_compiler.pipeline.interviewers import (
     QuestionType,
     Reply,
     parse_reply,
+    unclear,
 )
 from context_compiler.pipeline.run import abandon_run, begin_run, load_graph, prepare
 from context_compiler.pipeline.state import RunState
@@ -289,9 +290,10 @@ class RunQueue:
             stages = ", ".join(dict.fromkeys(one.stage for one in found))
             raise PipelineError(f"run {run_id!r}: {len(found)} questions are waiting; name the stage: {stages}")
         one = found[0]
-        if not one.free and parse_reply(Question(text=one.text, options=one.choices), text).option is None:
-            known = ", ".join(f"[{choice.key}] {choice.label}" for choice in one.choices)
-            raise PipelineError(f"{text[:80]!r} is none of the choices: {known}")
+        asked = Question(text=one.text, options=one.choices)
+        reply = parse_reply(asked, text)
+        if not one.free and reply.option is None:
+            raise PipelineError(unclear(asked, reply))
         late = PipelineError(f"run {run_id!r}: the question was answered or timed out meanwhile")
         await self.runs.database.transact(
             Statement(_WAKE, (run_id,)),  # first, to lock the row of a run that is about to wait

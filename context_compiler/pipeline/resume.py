@@ -26,6 +26,8 @@ async def resume_pipeline(
 ) -> RunState:
     """Resume a run, and return its final state. A run that has already ended is returned unchanged.
 
+    Like a new run, it stops at a human gate at which nobody can be asked.
+
     Args:
         run: The folder of a run, or its id in `config.runs`.
         config: Configuration of the run. Parts that are not saved, such as agents, must be passed again.

@@ -29,7 +29,7 @@ from context_compiler.pipeline.engine import Engine, EngineIO
 from context_compiler.pipeline.graph import Graph
 from context_compiler.pipeline.handlers import build_handlers
 from context_compiler.pipeline.routing import fail_run
-from context_compiler.pipeline.stage import folder_name
+from context_compiler.pipeline.stage import Unanswered, folder_name
 from context_compiler.pipeline.state import RunState, graph_hashes, initial_state, lineage_facts
 from context_compiler.pipeline.stores import Event, Lost, MemoryRuns, RunInfo, RunStore
 from context_compiler.pipeline.stores.files import FileRuns, in_folder
@@ -57,6 +57,9 @@ log = logging.getLogger("context_compiler.pipeline")
 
 async def run_pipeline(pipeline: Graph | str | Path, config: RunConfig | None = None, **options: Any) -> RunState:
     """Run a pipeline to its end, and return its final state, even after a failure.
+
+    If nobody can be asked at a human gate, the run stops there: the state has not `ended`, and its `failure_reason`
+    names the gate. `resume_pipeline` asks again.
 
     Args:
         pipeline: A graph, DOT text, or the path of a DOT file or workflow.
@@ -113,7 +116,10 @@ async def while_owned(lost: Lost, work: Coroutine[Any, Any, T]) -> T:
 async def execute(
     graph: Graph, config: RunConfig, store: RunStore, state: RunState, *, resumed: bool = False
 ) -> RunState:
-    """Execute a run that the caller owns from a state to the end. If cancelled, its last checkpoint remains."""
+    """Execute a run that the caller owns from a state to the end, or to a gate at which nobody can be asked.
+
+    If cancelled, its last checkpoint remains.
+    """
     running = ActiveRun(graph, config, store, state)
     await running.open()
     kind = "run_resumed" if resumed else "run_initialized"
@@ -130,6 +136,10 @@ async def execute(
         reason = f"the run took longer than {config.max_duration:g} s, which is the limit (max_duration)"
         state = fail_run(running.state, reason)
         await running.save(state)
+    except Unanswered as error:
+        facts: dict[str, Any] = {"status": "stopped", "reason": f"{error}", "worked": running.worked}
+        await running.emit("run_finalized", run_id=running.state.run_id, **facts)
+        return replace(running.state, failure_reason=f"{error}")
     except asyncio.CancelledError:
         await running.emit("run_finalized", run_id=running.state.run_id, status="cancelled", worked=running.worked)
         raise
@@ -358,6 +368,11 @@ class ChildRun:
     async def wait(self, sleeping: asyncio.Future[None]) -> None:
         """Wait until the child has ended or `sleeping` is done."""
         await asyncio.wait({self.task, sleeping}, return_when=asyncio.FIRST_COMPLETED)
+
+    def raise_if_unanswered(self) -> None:
+        """Raise `Unanswered` if the child has stopped because nobody can be asked."""
+        if self.task.done() and not self.task.cancelled() and isinstance(error := self.task.exception(), Unanswered):
+            raise error
 
     async def stop(self) -> None:
         """Stop the child, whose last checkpoint remains. If it has ended, wait until it has released its lease."""

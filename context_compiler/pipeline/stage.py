@@ -43,6 +43,13 @@ EXCERPT = 2_000
 _UNSAFE = re.compile(r"[^A-Za-z0-9_.-]")
 
 
+class Unanswered(BaseException):
+    """Stops a run at a human gate because nobody can be asked; the run can be resumed.
+
+    Like a cancellation, it is no `Exception`, so that nothing on the way takes it for a failure of a stage.
+    """
+
+
 class Child(Protocol):
     """A pipeline that a stage has started."""
 
@@ -62,6 +69,10 @@ class Child(Protocol):
 
     async def wait(self, sleeping: asyncio.Future[None]) -> None:
         """Wait until the child has ended or `sleeping` is done."""
+        ...
+
+    def raise_if_unanswered(self) -> None:
+        """Raise `Unanswered` if the child has stopped because nobody can be asked."""
         ...
 
     async def stop(self) -> None:
@@ -207,11 +218,13 @@ class Traits:
     """Failures are retried too."""
     keeps_time: bool = False
     """The handler applies the stage's `timeout` itself."""
+    may_be_partial: bool = True
+    """A stage with `allow_partial` is a partial success if it still wants a retry after the last attempt."""
 
 
 def traits(handler: object) -> Traits:
     """Read the traits of a handler."""
-    names: Sequence[str] = ("reads_past", "retries", "retries_failures", "keeps_time")
+    names: Sequence[str] = ("reads_past", "retries", "retries_failures", "keeps_time", "may_be_partial")
     return Traits(**{name: getattr(handler, name) for name in names if isinstance(getattr(handler, name, None), bool)})
 
 
@@ -297,7 +310,8 @@ async def run_attempts(
         if not (is_transient or asks_again or failed):
             return outcome, number - 1
         if number >= most:
-            return _exhaust_retries(stage, outcome), number - 1
+            partial = stage.node.allow_partial and known.may_be_partial
+            return _exhaust_retries(outcome, partial=partial), number - 1
         delay = pauses.delay(number, stage.config.draw)
         await stage.emit("stage_retrying", attempt=number, delay=delay, reason=outcome.failure_reason)
         number += 1
@@ -307,11 +321,11 @@ async def run_attempts(
             stage.session.trim(marks)
 
 
-def _exhaust_retries(stage: Stage, outcome: Outcome) -> Outcome:
-    """Turn an outcome `retry` after the last attempt into a failure, or a partial success if the stage allows it."""
+def _exhaust_retries(outcome: Outcome, *, partial: bool) -> Outcome:
+    """Turn an outcome `retry` after the last attempt into a partial success if that is allowed, else a failure."""
     if outcome.status is not StageStatus.RETRY:
         return outcome
-    if stage.node.allow_partial:
+    if partial:
         notes = outcome.notes or "retries exhausted, partial accepted"
         return replace(outcome, status=StageStatus.PARTIAL_SUCCESS, notes=notes)
     why = f": {outcome.failure_reason}" if outcome.failure_reason else ""

@@ -176,6 +176,10 @@ class _Execution:
             await worker.notify(run_id, await queue.give_up(run_id, cancelled), cancelled)
         elif task.cancelled() or (error := task.exception()) is None:
             ended = task.result()
+            if not ended.ended:  # its interviewer can ask nobody here
+                await queue.put_back_for_now(self._taken, ended.failure_reason)
+                await worker.notify(run_id, "put back", ended.failure_reason)
+                return
             await queue.end(run_id)
             await worker.notify(run_id, ended.status, ended.failure_reason)
         elif isinstance(error, RunOwnedError) or not isinstance(error, Exception):

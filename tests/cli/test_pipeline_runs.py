@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.cli.conftest import Command
 
 ROOT = Path(__file__).parents[2]
@@ -56,9 +58,50 @@ def test_a_gate_asks_on_the_terminal(tmp_path: Path) -> None:
     assert done.returncode == 0 and "Ship it?" in done.stderr and "  [N] No, again" in done.stderr
 
 
-def test_a_gate_that_nobody_can_answer_is_reported_as_skipped(cc: Command) -> None:
-    done = cc("pipeline", "run", EXAMPLE, "--simulate")
-    assert done.code == 1 and "human skipped interaction" in done.out
+LATE = """digraph late {
+  start [shape=Mdiamond]; done [shape=Msquare]
+  one [shape=hexagon, label="Send?", human.timeout=100ms, human.default_choice="work"]
+  send [shape=parallelogram, tool_command="echo sent"]
+  work [shape=parallelogram, tool_command="until test -e go; do sleep 0.05; done; sleep 0.2"]
+  two [shape=hexagon, label="Drop?"]
+  drop [shape=parallelogram, tool_command="echo dropped"]
+  keep [shape=parallelogram, tool_command="echo kept"]
+  start -> one; one -> send [label="Yes"]; one -> work [label="No"]; send -> work; work -> two
+  two -> drop [label="Yes"]; two -> keep [label="No"]; drop -> done; keep -> done
+}"""
+
+
+@pytest.mark.skipif(not hasattr(os, "openpty"), reason="needs a terminal")
+def test_what_is_typed_on_a_terminal_before_a_question_does_not_answer_it(tmp_path: Path) -> None:
+    (tmp_path / "late.dot").write_text(LATE)
+    person, terminal = os.openpty()
+    command = [sys.executable, "-m", "context_compiler", "pipeline", "run", "late.dot", "--simulate", "--id", "r"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    with subprocess.Popen(
+        command, cwd=tmp_path, env=environment, stdin=terminal, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    ) as running:
+        assert running.stdout is not None
+        said = ""
+        for line in running.stdout:
+            said += line.decode()
+            if b"was chosen" in line:
+                os.write(person, b"Y\nY\nY")
+                (tmp_path / "go").touch()
+            if b"[N] No" in line and "Drop?" in said:
+                os.write(person, b"N\n")
+    os.close(person)
+    os.close(terminal)
+    assert "keep " in said and "drop " not in said and running.returncode == 0, said
+
+
+def test_a_run_stops_where_nobody_can_be_asked_and_says_how_it_goes_on(cc: Command) -> None:
+    done = cc("pipeline", "run", EXAMPLE, "--simulate", "--id", "first", "--runs", "my runs")
+    assert done.code == 1 and "first stopped: approve: nobody is there to answer; " in done.out
+    assert "`pipeline resume first --runs 'my runs'` asks again" in done.out
+    assert cc("pipeline", "runs", "--runs", "my runs", "--json").json["runs"][0]["status"] == "stopped"
+    again = cc("pipeline", "resume", "first", "--simulate", "--runs", "my runs", "--json")
+    assert (again.code, again.json["status"]) == (1, "stopped")
+    assert cc("pipeline", "resume", "first", "--simulate", "--auto-approve", "--runs", "my runs").code == 0
 
 
 def test_a_stage_without_a_model_fails_with_the_remedy(cc: Command) -> None:

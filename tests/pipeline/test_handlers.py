@@ -137,9 +137,12 @@ async def test_a_choice_is_matched_by_key_label_and_target(answer: str) -> None:
     assert (await asked(QueueInterviewer([answer])))[1].seen == ["b"]
 
 
-async def test_an_answer_that_matches_no_choice_takes_the_first_and_is_kept() -> None:
+async def test_an_answer_that_is_no_choice_fails_the_gate_and_is_kept() -> None:
     result, script = await asked(QueueInterviewer(["perhaps later"]))
-    assert script.seen == ["a"] and result.context["human_response"] == "perhaps later"
+    assert script.seen == [] and result.context["human_response"] == "perhaps later"
+    assert result.failure_reason == "h: 'perhaps later' is none of the choices: [Y] Yes, [N] No"
+    _, script = await asked(QueueInterviewer(["perhaps later"]), "retry_target=b")
+    assert script.seen == ["b"]
 
 
 async def test_every_interviewer_can_answer() -> None:
@@ -161,8 +164,8 @@ async def test_every_interviewer_can_answer() -> None:
 
 async def test_an_unanswered_question_fails_takes_the_default_or_retries() -> None:
     result, script = await asked(QueueInterviewer())
-    assert script.seen == [] and result.failure_reason == "h: human skipped interaction"
-    assert result.outcomes["h"].failure_reason == "human skipped interaction"
+    assert script.seen == [] and result.failure_reason == "h: nobody answered"
+    assert result.outcomes["h"].failure_reason == "nobody answered"
 
     async def never(question: Question) -> None:
         await asyncio.sleep(60)

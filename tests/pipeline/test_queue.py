@@ -10,8 +10,11 @@ import pytest
 
 from context_compiler.errors import GraphError, PipelineError
 from context_compiler.pipeline import (
+    AnswerValue,
+    CallbackInterviewer,
     Event,
     Outcome,
+    Reply,
     RunConfig,
     RunQueue,
     SQLRuns,
@@ -129,6 +132,17 @@ async def test_an_answer_reaches_a_run_that_kept_its_slot(open_runs: OpenSQL) ->
     assert said == [("r", "taken"), ("r", "success")]
     await runs.close()
     await desk.runs.close()
+
+
+async def test_a_run_whose_own_interviewer_can_ask_nobody_is_put_back(open_runs: OpenSQL) -> None:
+    runs = open_runs()
+    await RunQueue(runs).submit(GATE, run_id="r", options={"auto_approve": True})
+    nobody = CallbackInterviewer(lambda question: Reply(value=AnswerValue.UNAVAILABLE))
+    one, said = worker(runs, configure=lambda taken: RunConfig(simulate=True, interviewer=nobody))
+    await one.run(until_empty=True)
+    (found,) = await RunQueue(runs).open()
+    assert said == [("r", "taken"), ("r", "put back")] and found.trouble == "h: nobody is there to answer"
+    await runs.close()
 
 
 class Away:

@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
-import asyncio
 from itertools import count
 
 from context_compiler.pipeline.graph import Edge
-from context_compiler.pipeline.interviewers import AnswerValue, Option, Question, Reply, inform
+from context_compiler.pipeline.interviewers import (
+    AnswerValue,
+    Option,
+    Question,
+    Reply,
+    ask_in_time,
+    chosen_option,
+    default_option,
+    inform,
+    unclear,
+)
 from context_compiler.pipeline.routing import accelerator
-from context_compiler.pipeline.stage import Stage
+from context_compiler.pipeline.stage import Stage, Unanswered
 from context_compiler.pipeline.state import Outcome, StageStatus, failure
 from context_compiler.resilience import try_await
 
@@ -18,9 +27,14 @@ class HumanHandler:
 
     reads_past = False
     keeps_time = True
+    may_be_partial = False
 
     async def execute(self, stage: Stage) -> Outcome:
-        """Return an outcome that asks for the chosen edge, by its label and target."""
+        """Return an outcome that asks for the chosen edge, by its label and target.
+
+        Raises:
+            Unanswered: nobody can be asked.
+        """
         edges = stage.graph.outgoing(stage.node.name)
         if not edges:
             return failure("a human gate without edges: there is nothing to choose")
@@ -35,33 +49,30 @@ class HumanHandler:
             metadata={"run_id": stage.run_id, "visit": stage.visit, "branch": stage.branch_id, "key": stage.key},
         )
         await stage.emit("interview_started", question=question.text)
-        reply = await _ask(stage, question, limit)
-        if reply.value == AnswerValue.TIMEOUT:
+        reply = await ask_in_time(stage.config.interviewer, question)
+        if _is(reply, AnswerValue.TIMEOUT):
             await stage.emit("interview_timeout", question=question.text, seconds=limit)
-            chosen = next((option for option in question.options if option.target == default), None)
+            chosen = default_option(question)
             if chosen is None:
                 return Outcome(status=StageStatus.RETRY, failure_reason="human gate timeout, no default")
             await _inform(stage, f"nobody answered within {limit:g} s, so {chosen.label!r} was chosen")
-            return _choose(chosen, reply)
+            return _choose(chosen)
         await stage.emit("interview_completed", question=question.text, answer=reply.value)
-        if reply.value == AnswerValue.SKIPPED:
-            return failure("human skipped interaction")
-        chosen = reply.option or question.options[0]
-        if reply.option is None:
-            message = f"{reply.text[:80]!r} is none of the choices, so the first, {chosen.label!r}, was chosen"
-            await _inform(stage, message)
-        return _choose(chosen, reply)
+        if _is(reply, AnswerValue.UNAVAILABLE):
+            raise Unanswered(f"{stage.node.name}: nobody is there to answer")
+        if _is(reply, AnswerValue.SKIPPED):
+            return failure("nobody answered")
+        chosen = chosen_option(question, reply)
+        if chosen is not None:
+            return _choose(chosen, "" if reply.option is not None else reply.text)
+        reason = unclear(question, reply)
+        await _inform(stage, reason)
+        return failure(reason, updates={"human_response": reply.text} if reply.text else None)
 
 
-async def _ask(stage: Stage, question: Question, limit: float | None) -> Reply:
-    timeout = asyncio.timeout(limit)
-    try:
-        async with timeout:
-            return await stage.config.interviewer.ask(question)
-    except TimeoutError:
-        if not timeout.expired():
-            raise
-        return Reply(value=AnswerValue.TIMEOUT)
+def _is(reply: Reply, value: AnswerValue) -> bool:
+    """True if a reply is this special value, and not a text or a key of the same letters."""
+    return reply.value == value and reply.option is None and (isinstance(reply.value, AnswerValue) or not reply.text)
 
 
 async def _inform(stage: Stage, message: str) -> None:
@@ -83,11 +94,11 @@ def options_of(edges: tuple[Edge, ...]) -> tuple[Option, ...]:
     return tuple(found)
 
 
-def _choose(option: Option, reply: Reply) -> Outcome:
-    """Build the outcome for a chosen option."""
+def _choose(option: Option, said: str = "") -> Outcome:
+    """Build the outcome for a chosen option; `said` is what the person said instead of naming it."""
     updates = {"human.gate.selected": option.key, "human.gate.label": option.label}
-    if reply.text and reply.option is None and reply.value != AnswerValue.TIMEOUT:
-        updates["human_response"] = reply.text
+    if said:
+        updates["human_response"] = said
     return Outcome(
         preferred_label=option.label,
         suggested_next_ids=(option.target,),

@@ -32,7 +32,11 @@ class ManagerLoopHandler:
     _agent: AgentHandler
 
     async def execute(self, stage: Stage) -> Outcome:
-        """Supervise until the child ends, the stop condition holds, or the cycles are used up."""
+        """Supervise until the child ends, the stop condition holds, or the cycles are used up.
+
+        Raises:
+            Unanswered: the child has stopped because nobody can be asked.
+        """
         try:
             condition = parse_condition(stage.node.text("manager.stop_condition"))
         except ConditionError as error:
@@ -62,6 +66,8 @@ class ManagerLoopHandler:
                 await _observe(stage, child)
             if "steer" in actions:
                 await self._steer(stage, child)
+            if child is not None:
+                child.raise_if_unanswered()
             final = _final_outcome(stage, child)
             if final is not None:
                 return final
@@ -73,6 +79,8 @@ class ManagerLoopHandler:
                 await _pause(stage, child, INTERVAL_S if interval is None else interval)
             else:
                 await asyncio.sleep(0)
+        if child is not None:
+            child.raise_if_unanswered()
         return failure("Max cycles exceeded")
 
     async def _steer(self, stage: Stage, child: Child | None) -> None:

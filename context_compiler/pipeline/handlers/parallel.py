@@ -16,7 +16,7 @@ from typing import Any
 from context_compiler.pipeline.artifacts import artifact_id
 from context_compiler.pipeline.check import POLICIES
 from context_compiler.pipeline.graph import join_stage
-from context_compiler.pipeline.stage import Stage
+from context_compiler.pipeline.stage import Stage, Unanswered
 from context_compiler.pipeline.state import STAGE_KEYS, Outcome, RunState, StageStatus, failure
 from context_compiler.resilience import try_await
 
@@ -88,21 +88,31 @@ def branches_of(stage: Stage) -> list[Branch]:
 
 
 async def _run_branches(stage: Stage, branches: Sequence[Branch], join: str, policy: str) -> list[dict[str, Any]]:
-    """Run branches and return their results; branches that were not waited for are skipped."""
+    """Run branches and return their results; branches that were not waited for are skipped.
+
+    Raises:
+        Unanswered: a branch that is needed has stopped because nobody can be asked. The others have ended.
+    """
     most = stage.node.whole("max_parallel") or DEFAULT_CONCURRENCY
     places = asyncio.Semaphore(max(1, most))
     tasks = {asyncio.create_task(_run_branch(stage, branch, join, places)): branch for branch in branches}
     fast = stage.node.text("error_policy") == "fail_fast"
     rows: dict[str, dict[str, Any]] = {}
-    waiting = set(tasks)
+    waiting, unanswered = set(tasks), list[Unanswered]()
     try:
         while waiting:
             done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
             for task in done:
-                rows[tasks[task].id] = task.result()
+                if isinstance(error := task.exception(), Unanswered):
+                    unanswered.append(error)
+                else:
+                    rows[tasks[task].id] = task.result()
             enough = policy == "first_success" and any(map(succeeded, rows.values()))
             if enough or (fast and any(row["status"] == "fail" for row in rows.values())):
                 break
+        else:
+            for error in unanswered:
+                raise error
     finally:
         for task in waiting:
             task.cancel()
