@@ -72,7 +72,7 @@ LATE = """digraph late {
 
 
 @pytest.mark.skipif(not hasattr(os, "openpty"), reason="needs a terminal")
-def test_what_is_typed_on_a_terminal_before_a_question_does_not_answer_it(tmp_path: Path) -> None:
+def test_input_typed_before_a_question_is_shown_does_not_answer_it(tmp_path: Path) -> None:
     (tmp_path / "late.dot").write_text(LATE)
     person, terminal = os.openpty()
     command = [sys.executable, "-m", "context_compiler", "pipeline", "run", "late.dot", "--simulate", "--id", "r"]

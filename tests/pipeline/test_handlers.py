@@ -137,7 +137,7 @@ async def test_a_choice_is_matched_by_key_label_and_target(answer: str) -> None:
     assert (await asked(QueueInterviewer([answer])))[1].seen == ["b"]
 
 
-async def test_an_answer_that_is_no_choice_fails_the_gate_and_is_kept() -> None:
+async def test_an_answer_that_matches_no_choice_fails_the_gate_and_is_kept() -> None:
     result, script = await asked(QueueInterviewer(["perhaps later"]))
     assert script.seen == [] and result.context["human_response"] == "perhaps later"
     assert result.failure_reason == "h: 'perhaps later' is none of the choices: [Y] Yes, [N] No"

@@ -70,7 +70,7 @@ async def gate_of(interviewer: Any, text: str = YES_OR_NO, more: str = "") -> tu
 UNCLEAR = "{} is none of the choices: [Y] Yes, [N] No"
 
 
-async def test_a_line_that_is_no_choice_is_asked_again_with_the_choices() -> None:
+async def test_a_line_that_matches_no_choice_is_asked_again_with_the_choices() -> None:
     shown: list[str] = []
     console = ConsoleInterviewer(iter(["nope\n", "\n", "no\n"]).__next__, shown.append)
     assert await gate_of(console) == ("b", "")
@@ -94,7 +94,7 @@ async def test_an_empty_line_takes_the_default_alone() -> None:
 
 
 @pytest.mark.parametrize("answer", ["nope", "", "not yet", Option(key="M", label="Yes"), Reply(value="what")])
-async def test_a_program_whose_answer_is_no_choice_fails_the_gate(answer: Any) -> None:
+async def test_a_program_whose_answer_matches_no_choice_fails_the_gate(answer: Any) -> None:
     taken, reason = await gate_of(CallbackInterviewer(lambda question: answer))
     assert not taken and reason.endswith("is none of the choices: [Y] Yes, [N] No")
 
@@ -117,7 +117,7 @@ NO = (False, "no", "n", "False", AnswerValue.NO, Reply(value=AnswerValue.NO), Re
 YES = (True, "yes", "y", "true", AnswerValue.YES, Reply(value=AnswerValue.YES), Reply(value="Y"))
 
 
-async def test_yes_and_no_take_the_choice_that_says_so() -> None:
+async def test_yes_and_no_take_the_choice_with_that_label() -> None:
     for yes, no in (("Yes", "No"), ("[Y] go", "[N] back"), ("Yes, ship it", "No, again")):
         text = YES_OR_NO.replace('"Yes"', f'"{yes}"').replace('"No"', f'"{no}"')
         for answer in (*YES, *NO):
@@ -126,7 +126,7 @@ async def test_yes_and_no_take_the_choice_that_says_so() -> None:
 
 
 @pytest.mark.parametrize(("first", "second"), [("Now", "Yesterday"), ("Yes, now", "Yes, later"), ("Stop", "Go")])
-async def test_yes_and_no_take_no_choice_if_none_or_more_than_one_says_so(first: str, second: str) -> None:
+async def test_yes_and_no_take_no_choice_unless_exactly_one_has_that_label(first: str, second: str) -> None:
     text = YES_OR_NO.replace('"Yes"', f'"{first}"').replace('"No"', f'"{second}"')
     for answer in (True, "yes", False, "no"):
         taken, reason = await gate_of(CallbackInterviewer(lambda question, said=answer: said), text)
@@ -202,7 +202,7 @@ async def test_a_line_that_came_too_late_for_one_question_does_not_answer_the_ne
 LATE = "'Y' came too late for an earlier question, and is ignored"
 
 
-async def test_what_is_shown_has_no_escape_sequences_and_is_what_can_be_answered() -> None:
+async def test_questions_are_shown_and_answered_without_escape_sequences() -> None:
     shown: list[str] = []
     labels = {'"Yes"': '"[\x1b[1mY] \x1b[2JYes\nplease"', '"No"': '"No\x1b]0;pwn\x07"', "MORE": 'label="Ship\x1b[8m?"'}
     text = YES_OR_NO
