@@ -17,6 +17,7 @@ from pydantic_ai.models import Model, infer_model
 from context_compiler.compiler.summary import SummaryRequest, SummaryResponse
 from context_compiler.compiler.view import View
 from context_compiler.errors import CompileError
+from context_compiler.fidelity import Fidelity
 from context_compiler.messages.items import mark_of, user_content
 from context_compiler.middleware.arguments import Arguments
 from context_compiler.middleware.log_lines import log_text
@@ -25,7 +26,7 @@ from context_compiler.middleware.request import Host, Request
 from context_compiler.middleware.state import Run
 from context_compiler.pipeline.config import RunConfig
 from context_compiler.pipeline.stage import Stage
-from context_compiler.resilience import try_await
+from context_compiler.resilience import attempt, try_await
 from context_compiler.tokens import model_family
 
 log = logging.getLogger("context_compiler.pipeline")
@@ -123,12 +124,20 @@ class OutputCompiler:
             await middleware.rest()
 
     def _arguments(self, template: str) -> Arguments:
-        """Arguments of the run's compiler, changed to compile all earlier outputs with a template."""
+        """Arguments of the run's compiler, changed to compile all earlier outputs with a template.
+
+        The template's fidelity caps summary and quotes together. Otherwise quotes of all outputs would be added to
+        their summary, because the budget has room for both.
+        """
         given: dict[str, Any] = {"store": self._config.store, **(self._config.compiler or {})}
         given |= {"every_turn": True, "recent_turns": 0, "inject": "user", "dry_run": False}
         given |= {"model": "none"} if self._config.simulated else {}
         given["template"] = template
-        return Arguments(**given)
+        found = Arguments(**given)
+        if found.fidelity is None:  # a fidelity that is named caps the quotes, too
+            own = attempt(lambda: found.templates(None).find(template).fidelity).value or Fidelity.SUMMARY_MEDIUM
+            found = Arguments(**{**given, "fidelity": own})
+        return found
 
 
 def _event_data(view: View | None, error: Exception | None) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from context_compiler.pipeline import Event, RunResult, parse_dot, run_pipeline
 from context_compiler.record.store import MemoryStore
 from context_compiler.workflow import parse_workflow
 from tests.pipeline.playing import Heard, graph
+from tests.support.builders import prose
 
 FACTS = "The port is 8080, the file is /etc/app.conf, and nobody may restart it on Fridays. " * 30
 MORE = "More was found in /var/log/app.log. " * 30
@@ -94,6 +95,15 @@ async def test_the_compile_is_recorded_like_any_other() -> None:
     (told,) = playing.told
     assert (told["template"], told["status"], told["view"]) == ("chat_compiler", "compiled", record.id)
     assert told["output_tokens"] > 0
+
+
+async def test_long_outputs_are_replaced_by_at_most_the_fidelity_cap() -> None:
+    playing = Playing()
+    playing.heard.answers |= {"Find the facts.": [prose(1, 3_000)], "Find more.": [prose(2, 3_000)]}
+    await playing.run(steps("@context-helper chat_compiler"))
+    (told,) = playing.told
+    assert told["tokens_raw"] > 3_000 and told["tokens_sent"] < 1_600 < told["tokens_raw"] / 2
+    assert NOTES in playing.prompt and "QUOTED FROM EARLIER TURNS" in playing.prompt
 
 
 async def test_without_the_directive_nothing_is_compiled() -> None:
