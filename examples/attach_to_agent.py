@@ -39,7 +39,7 @@ def read_log(path: str) -> str:
 
 def main() -> None:
     logging.basicConfig(level=logging.INFO, format="%(message)s")  # logs one line for each compile
-    compiler = ContextCompiler(budget=3_000, model=FunctionModel(write_notes, model_name="notes"), store=None)
+    compiler = ContextCompiler(budget=8_000, model=FunctionModel(write_notes, model_name="notes"), store=None)
     agent = Agent(FunctionModel(chat), tools=[read_log], capabilities=[compiler])
 
     history: list[ModelMessage] = []

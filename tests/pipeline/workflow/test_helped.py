@@ -102,7 +102,7 @@ async def test_long_outputs_are_replaced_by_at_most_the_fidelity_cap() -> None:
     playing.heard.answers |= {"Find the facts.": [prose(1, 3_000)], "Find more.": [prose(2, 3_000)]}
     await playing.run(steps("@context-helper chat_compiler"))
     (told,) = playing.told
-    assert told["tokens_raw"] > 3_000 and told["tokens_sent"] < 1_600 < told["tokens_raw"] / 2
+    assert told["tokens_raw"] > 4_000 and told["tokens_sent"] < told["tokens_raw"] / 2
     assert NOTES in playing.prompt and "QUOTED FROM EARLIER TURNS" in playing.prompt
 
 
