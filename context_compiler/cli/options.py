@@ -166,7 +166,8 @@ async def find_session(store: SQLStore, session: str) -> list[SessionInfo]:
     """
     every = await store.sessions()
     names = [info.session_id for info in every]
-    meant = [session] if session in names else expand(session, names)
+    printed = [name for name in names if one_line(name) == session]  # a damaged name cannot be typed otherwise
+    meant = [session] if session in names else printed or expand(session, names)
     if len(meant) > 1:
         some = ", ".join(repr(one_line(name, 60)) for name in meant[:3])
         problem = f"session {one_line(session, 60)!r} matches {len(meant)} names, such as {some}"

@@ -37,6 +37,7 @@ from context_compiler.cli.show import excerpt, print_messages, read_history
 from context_compiler.cli.steering import print_outcome, print_pins
 from context_compiler.cli.text import json_text, number, one_line, plural, share, timestamp
 from context_compiler.cli.views import VIEWS, record_row
+from context_compiler.errors import StoreError
 from context_compiler.messages.display import role
 from context_compiler.messages.history import load_messages
 from context_compiler.middleware.capability import ContextCompiler
@@ -133,15 +134,16 @@ def delete(
     json: Json = False,
 ) -> None:
     """Delete a conversation from the record; the transcript of a chat stays, and its path is printed."""
-    infos, records, _, bodies = asyncio.run(_load_session(db, owner, session))
+    infos, messages = asyncio.run(_load_size(db, owner, session))
     if not yes:
-        content = f"{plural(len(records), 'request')} and {plural(len(bodies), 'message')}"
+        requests = plural(sum(info.requests for info in infos), "request")
+        content = f"{requests} and {'damaged messages' if messages is None else plural(messages, 'message')}"
         if not confirm(f"Delete session {infos[0].session_id!r} with {content} from {db}?"):
             print_error("nothing was deleted")
             raise typer.Exit(1)
     session = infos[0].session_id
     removed = asyncio.run(_delete(db, infos[0].owner, session))
-    report = f"{db}: session {session} deleted, {plural(removed, 'request')} removed"
+    report = f"{db}: session {one_line(session)} deleted, {plural(removed, 'request')} removed"
     left = [str(path) for path in _find_transcripts(session, infos[0].owner, db, vault, system)]
     print_result({"db": str(db), "session": session, "removed": removed, "transcripts": left}, report, json=json)
     for path in left:
@@ -267,6 +269,16 @@ async def _load_session(
         name, store = infos[0].session_id, every.scoped(infos[0].owner)
         records = await store.views(name)
         return infos, records, await store.summaries(name), await store.transcript(name)
+
+
+async def _load_size(db: Place, owner: str | None, session: str) -> tuple[list[SessionInfo], int | None]:
+    """Find a session, and count its messages; None if they are too damaged to be read."""
+    async with open_record(db, owner) as every:
+        infos = await find_session(every, session)
+        try:
+            return infos, len(await every.scoped(infos[0].owner).transcript(infos[0].session_id))
+        except StoreError:
+            return infos, None
 
 
 async def _delete(db: Place, owner: str, session: str) -> int:
