@@ -35,8 +35,8 @@ from context_compiler.cli.options import (
 from context_compiler.cli.screen import Column, Screen, print_error, print_list, print_note, print_result
 from context_compiler.cli.show import excerpt, print_messages, read_history
 from context_compiler.cli.steering import print_outcome, print_pins
-from context_compiler.cli.text import json_text, number, one_line, plural, share, timestamp
-from context_compiler.cli.views import VIEWS, record_row
+from context_compiler.cli.text import json_text, number, one_line, plural, sent_share, timestamp
+from context_compiler.cli.views import view_table
 from context_compiler.errors import StoreError
 from context_compiler.messages.display import role
 from context_compiler.messages.history import load_messages
@@ -97,7 +97,7 @@ def show_(
     for info in infos:
         _print_facts(screen, info)
     screen.heading("Requests")
-    screen.table(VIEWS, map(record_row, records))
+    screen.table(*view_table(records))
     history = read_history(load_messages(bodies))
     screen.heading(f"Raw history: {plural(len(history), 'message')}, {number(history.tokens)} tokens")
     if raw:
@@ -301,7 +301,7 @@ def _row(info: SessionInfo, *, owned: bool) -> tuple[object, ...]:
 
 def _print_facts(screen: Screen, info: SessionInfo) -> None:
     screen.line((f"session {info.session_id}", "bold"))
-    sent = f"{number(info.tokens_sent)} sent ({share(info.tokens_sent, info.tokens_raw)})"
+    sent = f"{number(info.tokens_sent)} sent ({sent_share(info.tokens_sent, info.tokens_raw)})"
     screen.facts(
         [
             ("vault", info.vault_name),

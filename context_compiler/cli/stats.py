@@ -197,7 +197,7 @@ def _row(one: Totals) -> Sequence[object]:
         number(one.tokens_raw),
         number(one.tokens_sent),
         number(one.tokens_saved),
-        share(one.tokens_saved, one.tokens_raw),
+        "–" if one.tokens_saved < 0 else share(one.tokens_saved, one.tokens_raw),
         *(dollars(cost) for cost in (one.costs.sent, one.costs.everything, one.costs.compiles)),
         number(one.fallbacks),
         *("" if score is None else f"{score:.2f}" for score in (one.quality, one.health)),

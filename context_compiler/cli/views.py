@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json as json_
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from typing import Annotated, Any, cast
 
@@ -39,7 +39,7 @@ from context_compiler.cli.screen import Column, Screen, print_list
 from context_compiler.cli.show import TOKEN_COLUMNS, print_messages, read_history, token_rows
 from context_compiler.cli.stats import IMPORTED
 from context_compiler.cli.templates import choose_template, parse_fidelity, recorded_fidelity, recorded_template
-from context_compiler.cli.text import first_word, json_text, number, plural, share, timestamp
+from context_compiler.cli.text import first_word, json_text, number, plural, sent_share, share, timestamp
 from context_compiler.compiler.reasons import reason_text
 from context_compiler.compiler.view import View
 from context_compiler.errors import SettingsError
@@ -83,18 +83,25 @@ NAMED = 6
 """Maximum names per reason in the list of what was left out, on a terminal."""
 
 
-def record_row(record: Record) -> tuple[object, ...]:
-    """Format a request as a table row."""
+def view_table(found: Sequence[Record]) -> tuple[Sequence[Column], list[Sequence[object]]]:
+    """Columns and rows of a table of requests; it names the vaults, such as the nodes of layers, if there are any."""
+    vaults = any(record.vault_name for record in found)
+    columns = (*VIEWS[:2], Column("vault"), *VIEWS[2:]) if vaults else VIEWS
+    return columns, [_record_row(record, vaults=vaults) for record in found]
+
+
+def _record_row(record: Record, *, vaults: bool) -> tuple[object, ...]:
     compiled, sent = record.compile, IMPORTED not in record.status
     return (
         record.id,
         record.session_id,
+        *((record.vault_name,) if vaults else ()),
         record.turn_index + 1,
         timestamp(record.created_at),
         first_word(record.status),
         number(record.tokens_raw),
         number(record.tokens_sent) if sent else "",
-        share(record.tokens_sent, record.tokens_raw) if sent else "",
+        sent_share(record.tokens_sent, record.tokens_raw) if sent else "",
         number(record.budget) if record.budget is not None else "",
         compiled.template_name if compiled else "",
         compiled.fidelity if compiled else "",
@@ -112,7 +119,7 @@ def list_(
     """List recorded requests, newest first."""
     found = asyncio.run(_load_views(db, owner, session, limit))
     empty = f"{db} contains no views yet; create one with `context-compiler compile --db`"
-    print_list({"db": str(db), "views": found}, VIEWS, map(record_row, found), json=json, empty=empty)
+    print_list({"db": str(db), "views": found}, *view_table(found), json=json, empty=empty)
     screen = Screen()
     if found and screen.rich and not json:
         for status in dict.fromkeys(first_word(record.status) for record in found):
