@@ -149,7 +149,9 @@ def stats(
     if json:
         screen.raw(json_text({"db": str(db), "sessions": totals, "total": total}))
         return
-    screen.table(COLUMNS, [*map(_row, totals), _row(total)])
+    rows = [*map(_row, totals), _row(total)]
+    filled = [at for at in range(len(COLUMNS)) if any(row[at] != "" for row in rows)]
+    screen.table([COLUMNS[at] for at in filled], [[row[at] for at in filled] for row in rows])
     compiles = f"{plural(total.compiles, 'compile')} on the record, {number(total.by_model)} by a model"
     screen.line((f"compiled: as in `views list`; {compiles}", "dim"))
     screen.line((f"cost of input: {total.costs.text}", "dim"))

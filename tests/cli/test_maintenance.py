@@ -156,6 +156,11 @@ def test_stats_add_up(recorded: Command) -> None:
     assert total["fallbacks"] == 0
 
 
+def test_stats_have_no_columns_that_are_empty_in_every_row(recorded: Command) -> None:
+    head = recorded("stats").out.splitlines()[0].split()
+    assert "fallbacks" in head and not {"quality", "health"} & {*head}
+
+
 def test_stats_of_one_session_leave_out_the_others(recorded: Command) -> None:
     recorded("compile", DEMO, "--db", "system/context.db", "--session", "other")
     assert recorded("stats", "--json").json["total"]["requests"] == 4
