@@ -50,7 +50,7 @@ async def test_without_versioning_there_are_no_checkpoints_and_nothing_happens()
 
 
 async def test_without_a_checkpoint_there_is_nothing_to_go_back_to() -> None:
-    with pytest.raises(ContextMemoryError, match="No checkpoint to rollback to"):
+    with pytest.raises(ContextMemoryError, match="No checkpoint to roll back to"):
         await managed().rollback()
 
 
