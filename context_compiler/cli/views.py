@@ -6,9 +6,11 @@ import asyncio
 import json as json_
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
+from dataclasses import replace
 from typing import Annotated, Any, cast
 
 import typer
+from pydantic_ai.messages import ModelMessage
 
 from context_compiler.cli.compile import ViewRequest, compile_messages
 from context_compiler.cli.diff import Comparison, compare, comparison_document, print_comparison, print_diff, unified
@@ -16,7 +18,9 @@ from context_compiler.cli.facts import load_why, print_why
 from context_compiler.cli.inputs import check_model
 from context_compiler.cli.options import (
     DB,
+    RECALL,
     SYSTEM,
+    TRIGGER,
     Db,
     FidelityName,
     Json,
@@ -26,6 +30,7 @@ from context_compiler.cli.options import (
     System,
     Vault,
     ViewId,
+    agent_arguments,
     example,
     find_session,
     find_view,
@@ -44,6 +49,8 @@ from context_compiler.compiler.reasons import reason_text
 from context_compiler.compiler.view import View
 from context_compiler.errors import SettingsError
 from context_compiler.messages.history import History, load_messages, message_body
+from context_compiler.middleware.capability import ContextCompiler
+from context_compiler.middleware.replay import LiveSession
 from context_compiler.middleware.request import tool_tokens
 from context_compiler.paths import vault_of
 from context_compiler.record.costs import compile_cost, request_cost
@@ -361,6 +368,10 @@ def replay(
     ] = None,
     fidelity: FidelityName = None,
     model: ModelName = "none",
+    recall: Annotated[str | None, typer.Option("--recall", help=f"{RECALL}; cut back as a running agent does.")] = None,
+    trigger: Annotated[
+        str | None, typer.Option("--trigger", help=f"{TRIGGER}; cut back as a running agent does.")
+    ] = None,
     vault: Vault = None,
     system: System = SYSTEM,
     record: Annotated[bool, typer.Option("--record", help="Record the new view.")] = False,
@@ -369,8 +380,11 @@ def replay(
     json: Json = False,
 ) -> None:
     """Compile a recorded history again with other options, and compare; --record stores the new view."""
-    if template is None and budget is None and fidelity is None and model == "none":
-        raise SettingsError("nothing to change: give --template, --budget, --fidelity or --model")
+    given = agent_arguments(recall, trigger)
+    if template is None and budget is None and fidelity is None and model == "none" and not given:
+        raise SettingsError("nothing to change: give --template, --budget, --fidelity, --model, --recall or --trigger")
+    if given and record:
+        raise SettingsError("--record: with --recall or --trigger, the view is that of an agent, and is not recorded")
 
     def replay_request(old: Record) -> ViewRequest:
         """Combine the recorded request with the options that were given."""
@@ -391,7 +405,7 @@ def replay(
             session=old.session_id,
         )
 
-    old, request, replayed, compared = asyncio.run(_replay(db, owner, view, replay_request, record=record))
+    old, request, replayed, compared = asyncio.run(_replay(db, owner, view, replay_request, given, record=record))
     before = (old.compile.summary if old.compile else None) or ""
     names = (f"view {view}", f"template {request.template.name}")
     summaries = unified(before.splitlines(), replayed.summary.splitlines(), names=names)
@@ -408,7 +422,13 @@ def replay(
 
 
 async def _replay(
-    db: Place, owner: str | None, number: int, replay_request: Callable[[Record], ViewRequest], *, record: bool
+    db: Place,
+    owner: str | None,
+    number: int,
+    replay_request: Callable[[Record], ViewRequest],
+    given: Mapping[str, Any],
+    *,
+    record: bool,
 ) -> tuple[Record, ViewRequest, View, Comparison]:
     async with AsyncExitStack() as stack:
         source = await stack.enter_async_context(open_record(db, owner))
@@ -418,9 +438,20 @@ async def _replay(
         request = replay_request(old)
         writing = open_record(db, old.owner, writing=True)
         store = await stack.enter_async_context(writing) if record else None
-        replayed = await compile_messages(store, raw, request)
+        replayed = await (_as_an_agent(raw, request, given) if given else compile_messages(store, raw, request))
     names = (f"view {number}", f"template {request.template.name}")
     return old, request, replayed, compare(read_history(sent), read_history(replayed.messages), names=names)
+
+
+async def _as_an_agent(raw: Sequence[ModelMessage], request: ViewRequest, given: Mapping[str, Any]) -> View:
+    """Make the view of an agent that continues with a history: cut to the thresholds, with a recall block."""
+    views: list[View] = []
+    options: dict[str, Any] = {"budget": request.budget, "fidelity": request.fidelity, "model": request.model}
+    places: dict[str, Any] = {"store": None, "system": None}
+    compiler = ContextCompiler(request.template, on_view=views.append, **options, **places, **given)
+    await LiveSession([compiler]).request(raw)
+    view = views[-1]
+    return replace(view, record=view.record and replace(view.record, id=None))  # its number is of a record in memory
 
 
 def _document(old: Record, replayed: View, compared: Comparison, summaries: tuple[str, ...]) -> dict[str, object]:
