@@ -22,7 +22,9 @@ from pydantic_ai.models import ModelRequestContext
 from context_compiler.cli.drawing import Line, Panel, draw, libraries
 from context_compiler.cli.inputs import print_notes, read_conversations, select_conversation
 from context_compiler.cli.options import (
+    RECALL,
     SYSTEM,
+    TRIGGER,
     FormatName,
     Json,
     Select,
@@ -30,9 +32,11 @@ from context_compiler.cli.options import (
     TokenBudget,
     TranscriptPath,
     Vault,
+    agent_arguments,
     example,
     group,
     parse_amount,
+    with_origin,
 )
 from context_compiler.cli.screen import Column, Screen, print_progress, progress_bar, step
 from context_compiler.cli.templates import choose_template
@@ -120,6 +124,21 @@ def bench(
             help="Name or path of a template; default: extractive.",
         ),
     ] = None,
+    recall: Annotated[
+        str | None,
+        typer.Option(
+            "--recall", envvar="CONTEXT_COMPILER_RECALL", callback=with_origin, help=f"{RECALL}; default: 0.5."
+        ),
+    ] = None,
+    trigger: Annotated[
+        str | None,
+        typer.Option(
+            "--trigger",
+            envvar="CONTEXT_COMPILER_TRIGGER",
+            callback=with_origin,
+            help=f"{TRIGGER}; default: by the room and the kind of session.",
+        ),
+    ] = None,
     vault: Vault = None,
     system: System = SYSTEM,
     select: Select = None,
@@ -151,10 +170,11 @@ def bench(
     amount = parse_amount(budget)
     tokens = amount if isinstance(amount, int) else int(amount * DEFAULT_BUDGET)
     reader = Reader(TokenCounter())
+    given = agent_arguments(recall, trigger)
 
     def compiler(on_view: Callable[[View], None]) -> ContextCompiler:
         chosen = choose_template(template, model="none", vault=vault, system=system)
-        return ContextCompiler(chosen, budget=tokens, model="none", store=None, system=None, on_view=on_view)
+        return ContextCompiler(chosen, budget=tokens, model="none", store=None, system=None, on_view=on_view, **given)
 
     with progress_bar("replaying", APPROACHES * len(points)) as progress:
         report = print_progress if progress is None else _ignore

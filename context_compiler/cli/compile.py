@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from pydantic_ai.messages import ModelMessage
 
 from context_compiler.cli.inputs import check_model, print_notes, read_conversations, select_conversation
+from context_compiler.cli.layers import parse_role
 from context_compiler.cli.options import (
     SYSTEM,
     AsOwner,
@@ -49,7 +50,7 @@ from context_compiler.cli.show import (
     read_history,
 )
 from context_compiler.cli.templates import choose_template, parse_fidelity
-from context_compiler.cli.text import first_word, json_text, number, share
+from context_compiler.cli.text import first_word, json_text, number, sent_share
 from context_compiler.compiler.view import View, message_origins
 from context_compiler.errors import SettingsError
 from context_compiler.fidelity import Fidelity
@@ -146,7 +147,7 @@ async def compile_messages(store: Store | None, messages: Sequence[ModelMessage]
         recent_turns=request.recent_turns,
         strict=request.strict,
         layers=Layers(store) if request.layers is not None else None,
-        role=request.role if request.layers is not None else None,
+        role=parse_role(request.role) if request.layers is not None else None,
     )
 
 
@@ -169,7 +170,7 @@ def headline(name: str, view: View, raw: History) -> str:
     if compiled:
         how = f"template {compiled.template_name}, {compiled.fidelity}, model {compiled.model_alias}"
     return (
-        f"{name}: {number(raw.tokens)} → {number(view.tokens)} tokens ({share(view.tokens, raw.tokens)}) "
+        f"{name}: {number(raw.tokens)} → {number(view.tokens)} tokens ({sent_share(view.tokens, raw.tokens)}) "
         f"of a budget of {number(view.budget)} · {first_word(view.status)} · {how}"
     )
 

@@ -24,7 +24,8 @@ from context_compiler.cli.options import (
 )
 from context_compiler.cli.screen import Column, Screen
 from context_compiler.cli.text import json_text, number
-from context_compiler.layers.context import NEEDS, build_context, layer_prompt, layer_texts, node_need, node_template
+from context_compiler.errors import SettingsError
+from context_compiler.layers.context import NEEDS, build_context, layer_prompt, layer_texts, node_template
 from context_compiler.layers.session import Layers
 from context_compiler.layers.turn import TurnState, turn_number
 from context_compiler.template import Template, TemplateLibrary
@@ -57,7 +58,7 @@ def show_(
     json: Json = False,
 ) -> None:
     """Show the prompt block that a node would get now, with the tokens of each section."""
-    node_need(role)
+    role = parse_role(role)
     found, owner = asyncio.run(_state(db, owner, session, vault_name))
     template = node_template(role, TemplateLibrary(vault=vault, system=system, owner=owner))
     state = cast("Mapping[str, Any]", found)
@@ -68,13 +69,25 @@ def show_(
         values = {name: _plain(value) for name, value in build_context(role, state).items()}
         screen.raw(json_text({**facts, "sections": texts, "context": values}))
         return
-    screen.line((f"session {session}", "bold"), f", turn {turn}, for {role}")
+    reached = f"after turn {turn - 1}" if turn > 1 else "before its first turn"
+    screen.line((f"session {session}", "bold"), f", {reached}, for {role}")
     if turn == 1:
         screen.line(("no layers are stored for this session yet: this is how its first turn begins", "dim"))
     screen.heading("Sections")
     screen.table(PARTS, _section_rows(texts, template))
     screen.heading("Prompt")
     screen.indented(layer_prompt(role, state, "…", template=template))
+
+
+def parse_role(text: str) -> str:
+    """Check the name of a node.
+
+    Raises:
+        SettingsError: there is no such node.
+    """
+    if text not in NEEDS:
+        raise SettingsError(f"--role {text!r}: there is no such node; use one of {', '.join(NEEDS)}")
+    return text
 
 
 async def _state(db: Place, owner: str | None, session: str, vault_name: str) -> tuple[TurnState, str]:

@@ -34,16 +34,22 @@ from context_compiler.cli.text import json_text, one_line, plural, suggestions
 from context_compiler.errors import SettingsError, StoreError
 from context_compiler.paths import OWNER, vault_of, write_ahead_log
 from context_compiler.record.copying import CopyResult, copy_record
-from context_compiler.record.maintenance import inexact_requests
+from context_compiler.record.maintenance import checked_to_the_end, inexact_requests
 from context_compiler.record.values import OwnerInfo
 
 app = group("Maintain the record.")
 
-REMEDY = (
-    "Everything else is intact. Restore a backup; or save what can be read with `context-compiler export`, and then"
-    " delete the affected sessions with `context-compiler sessions delete` or start a new file."
+ADVICE = (
+    "Restore a backup; or save what can be read with `context-compiler export`, and then delete the affected sessions"
+    " with `context-compiler sessions delete` or start a new file."
 )
-"""Advice on a record with defects."""
+"""Advice on a record with defects, if all checks ran to the end."""
+
+INCOMPLETE = (
+    "Not everything could be checked, so there may be more defects. Restore a backup; or save what can be read with"
+    " `context-compiler export`, or `sqlite3 FILE .recover` for a file, and start a new one."
+)
+"""Advice on a record that is too damaged to be checked to the end."""
 
 
 @app.command(epilog=example("verify --db system/context.db"))
@@ -52,6 +58,9 @@ def verify(db: Db = DB, json: Json = False) -> None:
     defects, inexact = asyncio.run(_verify(db))
     earlier = f"{plural(inexact, 'request')} of an earlier version"
     notes = [f"{earlier}: instructions and outcomes of tools were not recorded"] if inexact else []
+    complete = checked_to_the_end(defects)
+    if not complete:
+        notes.append(INCOMPLETE.split(". ")[0])
     screen = Screen()
     if json:
         screen.raw(json_text({"db": str(db), "sound": not defects, "defects": defects, "notes": notes}))
@@ -61,8 +70,8 @@ def verify(db: Db = DB, json: Json = False) -> None:
         screen.line(f"{db}: ", (plural(len(defects), "defect"), "bold red"))
         for defect in defects:
             screen.line(f"  {defect}")
-        screen.line((REMEDY, "dim"))
-    for note in () if json else notes:
+        screen.line((f"All checks ran to the end. {ADVICE}" if complete else INCOMPLETE, "dim"))
+    for note in () if json else notes[: 1 if inexact else 0]:
         screen.line(f"  {note}")
     if defects:
         raise typer.Exit(1)
@@ -71,7 +80,13 @@ def verify(db: Db = DB, json: Json = False) -> None:
 async def _verify(db: Place) -> tuple[tuple[str, ...], int]:
     with progress_bar(f"verifying {db}"):
         async with open_record(db) as store:
-            return await store.verify(), await store.perform(inexact_requests)
+            defects = await store.verify()
+            try:
+                return defects, await store.perform(inexact_requests)
+            except StoreError:
+                if not defects:
+                    raise
+                return defects, 0
 
 
 @app.command(epilog=example("prune --older-than 30d --keep-last 10"))
@@ -165,17 +180,28 @@ async def _erase(db: Place, owner: str) -> int:
 
 @app.command(epilog=example("export --db system/context.db > record.jsonl"))
 def export(db: Db = DB, owner: Owner = None, json: Json = False) -> None:
-    """Write the record to standard output as JSON lines, one per row, with or without --json."""
-    asyncio.run(_export(db, owner))
+    """Write the record to standard output as JSON lines, one per row, with or without --json.
+
+    Rows that cannot be read are left out and named on standard error; the exit code is then 1.
+    """
+    damaged = asyncio.run(_export(db, owner))
+    for defect in damaged:
+        print_note(f"left out: {defect}")
+    if damaged:
+        print_error(f"{db}: {plural(len(damaged), 'defect')}; everything else was exported")
+        raise typer.Exit(1)
 
 
-async def _export(db: Place, owner: str | None) -> None:
+async def _export(db: Place, owner: str | None) -> list[str]:
+    """Print all rows that can be read; return the places of the others."""
+    damaged = list[str]()
     with progress_bar(f"exporting {db}", quiet=sys.stdout.isatty()) as progress:
-        async with open_record(db, owner) as store, aclosing(store.export()) as rows:
+        async with open_record(db, owner) as store, aclosing(store.export(damaged.append)) as rows:
             async for row in rows:
                 sys.stdout.write(json_text(row, indent=None) + "\n")
                 step(progress)
     sys.stdout.flush()
+    return damaged
 
 
 @app.command(name="copy", epilog=example("copy system/context.db postgresql://app@db.example.org/agents"))

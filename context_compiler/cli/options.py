@@ -23,7 +23,7 @@ from context_compiler.paths import check_place, is_address, place_name
 from context_compiler.record.files import BUSY_TIMEOUT_MS
 from context_compiler.record.store import DEFAULT_PATH, SQLStore, open_place
 from context_compiler.record.values import Record, SessionInfo
-from context_compiler.settings import Amount, Config, Count, check_amount, parse_count, variable
+from context_compiler.settings import MAX_TOKENS, Amount, Config, Count, check_amount, parse_count, variable
 from context_compiler.tokens.prices import Budget, Money
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
@@ -166,7 +166,8 @@ async def find_session(store: SQLStore, session: str) -> list[SessionInfo]:
     """
     every = await store.sessions()
     names = [info.session_id for info in every]
-    meant = [session] if session in names else expand(session, names)
+    printed = [name for name in names if one_line(name) == session]  # a damaged name cannot be typed otherwise
+    meant = [session] if session in names else printed or expand(session, names)
     if len(meant) > 1:
         some = ", ".join(repr(one_line(name, 60)) for name in meant[:3])
         problem = f"session {one_line(session, 60)!r} matches {len(meant)} names, such as {some}"
@@ -277,18 +278,46 @@ def origin(text: str, option: str) -> str:
     return text.origin if isinstance(text, Given) else option
 
 
-def parse_amount(text: str) -> Amount:
-    """Parse a budget: whole tokens such as 4000, or a share such as 0.5."""
+def parse_amount(text: str, *, option: str = "--budget") -> Amount:
+    """Parse a number of tokens: a whole number such as 4000, or a share such as 0.5."""
     number = text.strip().lower()
     try:
         value: Amount = float(number) if "." in number or "e" in number else int(number)
     except ValueError:
         value = 0
     try:
-        return check_amount(value, name="--budget") or 1
+        return check_amount(value, name=option) or 1
     except SettingsError:
-        given = f"{origin(text, '--budget')} {str(text)!r}"
+        given = f"{origin(text, option)} {str(text)!r}"
         raise SettingsError(f"{given}: give whole tokens such as 4000, or a share such as 0.5") from None
+
+
+def parse_recall(text: str | None) -> Amount | None:
+    """Parse the size of recall blocks: a share of the room from 0 to 1, or tokens."""
+    try:
+        value = None if text is None else float(text)
+    except ValueError:
+        value = -1.0
+    if text is None or value is None:
+        return None
+    if 0 <= value <= 1:
+        return value
+    if value != int(value) or not 1 < value <= MAX_TOKENS:
+        raise SettingsError(
+            f"{origin(text, '--recall')} {str(text)!r}: give a share from 0 (nothing) to 1, or whole tokens"
+        )
+    return int(value)
+
+
+def parse_trigger(text: str | None) -> Amount | None:
+    """Parse the size above which a view is cut back: whole tokens, or a share of the budget."""
+    return None if text is None else parse_amount(text, option="--trigger")
+
+
+def agent_arguments(recall: str | None, trigger: str | None) -> dict[str, Any]:
+    """Arguments of `ContextCompiler` for the options that were given."""
+    given = {"recall": parse_recall(recall), "trigger": parse_trigger(trigger)}
+    return {name: value for name, value in given.items() if value is not None}
 
 
 def parse_budget(text: str) -> Budget:
@@ -352,6 +381,11 @@ BudgetText = Annotated[
 TokenBudget = Annotated[
     str, typer.Option("--budget", "-b", help="Tokens such as 4000, or a share of 32,000 tokens such as 0.5.", **BUDGET)
 ]
+RECALL, TRIGGER = (
+    "Share of the room that recalled text may fill if the prompt asks for it, from 0 to 1, or tokens",
+    "Size above which a view is cut back: tokens, or a share of the budget",
+)
+"""Help of options that agents have, and that can be tried out on a transcript or a recorded history."""
 ModelName = Annotated[
     str,
     typer.Option(

@@ -78,6 +78,9 @@ class Commands(Group):
 
     def main(self, *args: Any, **kwargs: Any) -> Any:
         """Run and exit; an error is one line on standard error."""
+        if sys.stdout is None:
+            print_error("standard output is closed; redirect it to a file, or to /dev/null")
+            sys.exit(NEGATIVE)
         _replace_unprintable()
         log.addHandler(notes := _LogNotes(logging.WARNING))
         warn_of_namesake()
@@ -93,6 +96,11 @@ class Commands(Group):
             code = INTERRUPTED
         except BrokenPipeError:
             code = _discard_output()
+        except OSError as error:
+            if not _is_unwritable():
+                raise
+            code = _discard_output(NEGATIVE)
+            print_error(f"standard output: {error.strerror or error}")
         finally:
             log.removeHandler(notes)
         sys.exit(code if isinstance(code, int) else 0)
@@ -130,10 +138,19 @@ def _print_usage_error(error: Any) -> int:
     return INVALID
 
 
-def _discard_output() -> int:
-    """Discard further output, so that the interpreter can exit cleanly after its pipe was closed."""
+def _discard_output(code: int = PIPE_CLOSED) -> int:
+    """Discard further output, so that the interpreter can exit cleanly, and return the exit code."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    return PIPE_CLOSED
+    return code
+
+
+def _is_unwritable() -> bool:
+    """True if standard output cannot be written, such as on a full disk."""
+    try:
+        print(flush=True)  # the line break tells, if what failed is not in the buffer any more
+    except OSError:
+        return True
+    return False
 
 
 def _replace_unprintable() -> None:

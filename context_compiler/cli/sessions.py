@@ -35,8 +35,9 @@ from context_compiler.cli.options import (
 from context_compiler.cli.screen import Column, Screen, print_error, print_list, print_note, print_result
 from context_compiler.cli.show import excerpt, print_messages, read_history
 from context_compiler.cli.steering import print_outcome, print_pins
-from context_compiler.cli.text import json_text, number, one_line, plural, share, timestamp
-from context_compiler.cli.views import VIEWS, record_row
+from context_compiler.cli.text import json_text, number, one_line, plural, sent_share, timestamp
+from context_compiler.cli.views import view_table
+from context_compiler.errors import StoreError
 from context_compiler.messages.display import role
 from context_compiler.messages.history import load_messages
 from context_compiler.middleware.capability import ContextCompiler
@@ -96,7 +97,7 @@ def show_(
     for info in infos:
         _print_facts(screen, info)
     screen.heading("Requests")
-    screen.table(VIEWS, map(record_row, records))
+    screen.table(*view_table(records))
     history = read_history(load_messages(bodies))
     screen.heading(f"Raw history: {plural(len(history), 'message')}, {number(history.tokens)} tokens")
     if raw:
@@ -133,15 +134,16 @@ def delete(
     json: Json = False,
 ) -> None:
     """Delete a conversation from the record; the transcript of a chat stays, and its path is printed."""
-    infos, records, _, bodies = asyncio.run(_load_session(db, owner, session))
+    infos, messages = asyncio.run(_load_size(db, owner, session))
     if not yes:
-        content = f"{plural(len(records), 'request')} and {plural(len(bodies), 'message')}"
+        requests = plural(sum(info.requests for info in infos), "request")
+        content = f"{requests} and {'damaged messages' if messages is None else plural(messages, 'message')}"
         if not confirm(f"Delete session {infos[0].session_id!r} with {content} from {db}?"):
             print_error("nothing was deleted")
             raise typer.Exit(1)
     session = infos[0].session_id
     removed = asyncio.run(_delete(db, infos[0].owner, session))
-    report = f"{db}: session {session} deleted, {plural(removed, 'request')} removed"
+    report = f"{db}: session {one_line(session)} deleted, {plural(removed, 'request')} removed"
     left = [str(path) for path in _find_transcripts(session, infos[0].owner, db, vault, system)]
     print_result({"db": str(db), "session": session, "removed": removed, "transcripts": left}, report, json=json)
     for path in left:
@@ -269,6 +271,16 @@ async def _load_session(
         return infos, records, await store.summaries(name), await store.transcript(name)
 
 
+async def _load_size(db: Place, owner: str | None, session: str) -> tuple[list[SessionInfo], int | None]:
+    """Find a session, and count its messages; None if they are too damaged to be read."""
+    async with open_record(db, owner) as every:
+        infos = await find_session(every, session)
+        try:
+            return infos, len(await every.scoped(infos[0].owner).transcript(infos[0].session_id))
+        except StoreError:
+            return infos, None
+
+
 async def _delete(db: Place, owner: str, session: str) -> int:
     async with open_record(db, owner, writing=True) as store:
         return await store.delete(session)
@@ -289,7 +301,7 @@ def _row(info: SessionInfo, *, owned: bool) -> tuple[object, ...]:
 
 def _print_facts(screen: Screen, info: SessionInfo) -> None:
     screen.line((f"session {info.session_id}", "bold"))
-    sent = f"{number(info.tokens_sent)} sent ({share(info.tokens_sent, info.tokens_raw)})"
+    sent = f"{number(info.tokens_sent)} sent ({sent_share(info.tokens_sent, info.tokens_raw)})"
     screen.facts(
         [
             ("vault", info.vault_name),

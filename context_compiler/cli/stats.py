@@ -149,7 +149,9 @@ def stats(
     if json:
         screen.raw(json_text({"db": str(db), "sessions": totals, "total": total}))
         return
-    screen.table(COLUMNS, [*map(_row, totals), _row(total)])
+    rows = [*map(_row, totals), _row(total)]
+    filled = [at for at in range(len(COLUMNS)) if any(row[at] != "" for row in rows)]
+    screen.table([COLUMNS[at] for at in filled], [[row[at] for at in filled] for row in rows])
     compiles = f"{plural(total.compiles, 'compile')} on the record, {number(total.by_model)} by a model"
     screen.line((f"compiled: as in `views list`; {compiles}", "dim"))
     screen.line((f"cost of input: {total.costs.text}", "dim"))
@@ -197,7 +199,7 @@ def _row(one: Totals) -> Sequence[object]:
         number(one.tokens_raw),
         number(one.tokens_sent),
         number(one.tokens_saved),
-        share(one.tokens_saved, one.tokens_raw),
+        "–" if one.tokens_saved < 0 else share(one.tokens_saved, one.tokens_raw),
         *(dollars(cost) for cost in (one.costs.sent, one.costs.everything, one.costs.compiles)),
         number(one.fallbacks),
         *("" if score is None else f"{score:.2f}" for score in (one.quality, one.health)),

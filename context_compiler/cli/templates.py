@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Generator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
@@ -13,12 +13,13 @@ from typing import Annotated
 import typer
 
 from context_compiler.cli.options import SYSTEM, Json, System, Vault, VaultOwner, example, group
+from context_compiler.cli.placeholders import rule_text, unknown_names
 from context_compiler.cli.screen import Column, Screen, print_list, print_note
 from context_compiler.cli.text import json_text, plural, safe
 from context_compiler.errors import TemplateError
 from context_compiler.fidelity import Fidelity
 from context_compiler.record.values import Compile
-from context_compiler.template import Template, TemplateLibrary
+from context_compiler.template import Template, TemplateLibrary, template_errors
 
 app = group("List, show and check templates.", shown="templates list")
 
@@ -41,6 +42,8 @@ class TemplateCheck:
     wants: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
     error: str | None = None
+    """The first error."""
+    errors: tuple[str, ...] = ()
 
 
 @app.command("list", epilog=example("templates list --vault ~/notes"))
@@ -82,11 +85,11 @@ def show(
             ("recent turns", template.recent_turns),
             ("recent tool results", template.recent_tool_results),
             ("token threshold", template.token_threshold),
-            ("sections", ", ".join(f"{key} {rule.priority}" for key, rule in template.sections.items())),
+            ("sections", "; ".join(rule_text(key, rule) for key, rule in template.sections.items())),
             ("wants", ", ".join(wants)),
         ]
     )
-    for warning in template.warnings:
+    for warning in (*template.warnings, *unknown_names(template)):
         screen.line(("  warning  ", "yellow"), warning)
     screen.line()
     screen.raw(safe(template.body))
@@ -138,7 +141,7 @@ def _check_all(library: TemplateLibrary) -> list[TemplateCheck]:
     """Check every template in the folders, including invalid ones, which a list leaves out."""
     with _collect_errors() as errors:
         listed = library.list()
-    invalid = [TemplateCheck(name=error.name, path=error.path or "", error=str(error)) for error in errors]
+    invalid = [_wrong(error, error.name, error.path or "") for error in errors]
     return [*(_try_template(info.name, info.path, partial(library.find, info.path)) for info in listed), *invalid]
 
 
@@ -148,21 +151,33 @@ def _try_template(name: str, path: str, read: Callable[[], Template]) -> Templat
         template = read()
         template.render({})
     except TemplateError as error:
-        return TemplateCheck(name=name, path=error.path or path, error=str(error))
+        return _wrong(error, name, error.path or path)
     return TemplateCheck(
         name=name,
         path=template.path or path,
         source=template.source,
         sha256=template.sha256,
         wants=tuple(sorted(template.wants())),
-        warnings=template.warnings,
+        warnings=(*template.warnings, *unknown_names(template)),
     )
+
+
+def _wrong(error: TemplateError, name: str, path: str) -> TemplateCheck:
+    """Report a template with an error, and all other errors of its file."""
+    found = (error,)
+    if error.path and error.line:
+        with suppress(OSError, UnicodeDecodeError):
+            text = Path(error.path).read_bytes().decode()
+            found = template_errors(text, name=error.name, path=error.path) or found  # an error of a rendering
+    return TemplateCheck(name=name, path=path, error=str(found[0]), errors=tuple(map(str, found)))
 
 
 def _print(screen: Screen, found: Sequence[TemplateCheck], wrong: int) -> None:
     for one in found:
         text = one.error or f"{one.name} ({one.path})"
         screen.line(("wrong  " if one.error else "ok     ", "bold red" if one.error else "green"), text)
+        for error in one.errors[1:]:
+            screen.line(f"       {error}")
         for warning in one.warnings:
             screen.line(("       warning  ", "yellow"), warning)
     screen.line()

@@ -75,6 +75,11 @@ def plural(count: int, noun: str, nouns: str = "") -> str:
     return f"{count:,} {noun}" if count == 1 else f"{count:,} {nouns or f'{noun}s'}"
 
 
+def sent_share(sent: float, raw: float) -> str:
+    """Format the part of a history that was sent; a dash if layers and recalled passages are more than was saved."""
+    return "–" if sent > raw else share(sent, raw)
+
+
 def first_word(status: str) -> str:
     """Return a status without its notes on NULL columns."""
     return status.split(";")[0].strip()

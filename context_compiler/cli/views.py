@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json as json_
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
+from dataclasses import replace
 from typing import Annotated, Any, cast
 
 import typer
+from pydantic_ai.messages import ModelMessage
 
 from context_compiler.cli.compile import ViewRequest, compile_messages
 from context_compiler.cli.diff import Comparison, compare, comparison_document, print_comparison, print_diff, unified
@@ -16,7 +18,9 @@ from context_compiler.cli.facts import load_why, print_why
 from context_compiler.cli.inputs import check_model
 from context_compiler.cli.options import (
     DB,
+    RECALL,
     SYSTEM,
+    TRIGGER,
     Db,
     FidelityName,
     Json,
@@ -26,6 +30,7 @@ from context_compiler.cli.options import (
     System,
     Vault,
     ViewId,
+    agent_arguments,
     example,
     find_session,
     find_view,
@@ -39,11 +44,13 @@ from context_compiler.cli.screen import Column, Screen, print_list
 from context_compiler.cli.show import TOKEN_COLUMNS, print_messages, read_history, token_rows
 from context_compiler.cli.stats import IMPORTED
 from context_compiler.cli.templates import choose_template, parse_fidelity, recorded_fidelity, recorded_template
-from context_compiler.cli.text import first_word, json_text, number, plural, share, timestamp
+from context_compiler.cli.text import first_word, json_text, number, plural, sent_share, share, timestamp
 from context_compiler.compiler.reasons import reason_text
 from context_compiler.compiler.view import View
 from context_compiler.errors import SettingsError
 from context_compiler.messages.history import History, load_messages, message_body
+from context_compiler.middleware.capability import ContextCompiler
+from context_compiler.middleware.replay import LiveSession
 from context_compiler.middleware.request import tool_tokens
 from context_compiler.paths import vault_of
 from context_compiler.record.costs import compile_cost, request_cost
@@ -83,18 +90,25 @@ NAMED = 6
 """Maximum names per reason in the list of what was left out, on a terminal."""
 
 
-def record_row(record: Record) -> tuple[object, ...]:
-    """Format a request as a table row."""
+def view_table(found: Sequence[Record]) -> tuple[Sequence[Column], list[Sequence[object]]]:
+    """Columns and rows of a table of requests; it names the vaults, such as the nodes of layers, if there are any."""
+    vaults = any(record.vault_name for record in found)
+    columns = (*VIEWS[:2], Column("vault"), *VIEWS[2:]) if vaults else VIEWS
+    return columns, [_record_row(record, vaults=vaults) for record in found]
+
+
+def _record_row(record: Record, *, vaults: bool) -> tuple[object, ...]:
     compiled, sent = record.compile, IMPORTED not in record.status
     return (
         record.id,
         record.session_id,
+        *((record.vault_name,) if vaults else ()),
         record.turn_index + 1,
         timestamp(record.created_at),
         first_word(record.status),
         number(record.tokens_raw),
         number(record.tokens_sent) if sent else "",
-        share(record.tokens_sent, record.tokens_raw) if sent else "",
+        sent_share(record.tokens_sent, record.tokens_raw) if sent else "",
         number(record.budget) if record.budget is not None else "",
         compiled.template_name if compiled else "",
         compiled.fidelity if compiled else "",
@@ -112,7 +126,7 @@ def list_(
     """List recorded requests, newest first."""
     found = asyncio.run(_load_views(db, owner, session, limit))
     empty = f"{db} contains no views yet; create one with `context-compiler compile --db`"
-    print_list({"db": str(db), "views": found}, VIEWS, map(record_row, found), json=json, empty=empty)
+    print_list({"db": str(db), "views": found}, *view_table(found), json=json, empty=empty)
     screen = Screen()
     if found and screen.rich and not json:
         for status in dict.fromkeys(first_word(record.status) for record in found):
@@ -354,6 +368,10 @@ def replay(
     ] = None,
     fidelity: FidelityName = None,
     model: ModelName = "none",
+    recall: Annotated[str | None, typer.Option("--recall", help=f"{RECALL}; cut back as a running agent does.")] = None,
+    trigger: Annotated[
+        str | None, typer.Option("--trigger", help=f"{TRIGGER}; cut back as a running agent does.")
+    ] = None,
     vault: Vault = None,
     system: System = SYSTEM,
     record: Annotated[bool, typer.Option("--record", help="Record the new view.")] = False,
@@ -362,8 +380,11 @@ def replay(
     json: Json = False,
 ) -> None:
     """Compile a recorded history again with other options, and compare; --record stores the new view."""
-    if template is None and budget is None and fidelity is None and model == "none":
-        raise SettingsError("nothing to change: give --template, --budget, --fidelity or --model")
+    given = agent_arguments(recall, trigger)
+    if template is None and budget is None and fidelity is None and model == "none" and not given:
+        raise SettingsError("nothing to change: give --template, --budget, --fidelity, --model, --recall or --trigger")
+    if given and record:
+        raise SettingsError("--record: with --recall or --trigger, the view is that of an agent, and is not recorded")
 
     def replay_request(old: Record) -> ViewRequest:
         """Combine the recorded request with the options that were given."""
@@ -384,7 +405,7 @@ def replay(
             session=old.session_id,
         )
 
-    old, request, replayed, compared = asyncio.run(_replay(db, owner, view, replay_request, record=record))
+    old, request, replayed, compared = asyncio.run(_replay(db, owner, view, replay_request, given, record=record))
     before = (old.compile.summary if old.compile else None) or ""
     names = (f"view {view}", f"template {request.template.name}")
     summaries = unified(before.splitlines(), replayed.summary.splitlines(), names=names)
@@ -401,7 +422,13 @@ def replay(
 
 
 async def _replay(
-    db: Place, owner: str | None, number: int, replay_request: Callable[[Record], ViewRequest], *, record: bool
+    db: Place,
+    owner: str | None,
+    number: int,
+    replay_request: Callable[[Record], ViewRequest],
+    given: Mapping[str, Any],
+    *,
+    record: bool,
 ) -> tuple[Record, ViewRequest, View, Comparison]:
     async with AsyncExitStack() as stack:
         source = await stack.enter_async_context(open_record(db, owner))
@@ -411,9 +438,20 @@ async def _replay(
         request = replay_request(old)
         writing = open_record(db, old.owner, writing=True)
         store = await stack.enter_async_context(writing) if record else None
-        replayed = await compile_messages(store, raw, request)
+        replayed = await (_as_an_agent(raw, request, given) if given else compile_messages(store, raw, request))
     names = (f"view {number}", f"template {request.template.name}")
     return old, request, replayed, compare(read_history(sent), read_history(replayed.messages), names=names)
+
+
+async def _as_an_agent(raw: Sequence[ModelMessage], request: ViewRequest, given: Mapping[str, Any]) -> View:
+    """Make the view of an agent that continues with a history: cut to the thresholds, with a recall block."""
+    views: list[View] = []
+    options: dict[str, Any] = {"budget": request.budget, "fidelity": request.fidelity, "model": request.model}
+    places: dict[str, Any] = {"store": None, "system": None}
+    compiler = ContextCompiler(request.template, on_view=views.append, **options, **places, **given)
+    await LiveSession([compiler]).request(raw)
+    view = views[-1]
+    return replace(view, record=view.record and replace(view.record, id=None))  # its number is of a record in memory
 
 
 def _document(old: Record, replayed: View, compared: Comparison, summaries: tuple[str, ...]) -> dict[str, object]:

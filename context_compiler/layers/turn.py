@@ -138,14 +138,15 @@ def _by_number(state: Mapping[str, Any], key: str) -> dict[int, Any]:
 
 def _step_summary(one: Mapping[str, Any], ref_of: RefLookup) -> StepSummary:
     kind = text_field(one, "type") or text_field(one, "step_type")
+    kind = kind.strip() or "read"
     subdomain, result = text_field(one, "subdomain"), one.get("result")
     refs = [str(ref) for ref in list_field(one, "entities_involved")] or refs_in_result(result, subdomain, ref_of)
     return StepSummary(
         step_num=one["step_num"],
-        type=kind.strip() or "read",
+        type=kind,
         subdomain=subdomain,
         description=text_field(one, "description"),
-        outcome=text_field(one, "result_summary") or text_field(one, "outcome") or generic_outcome(result),
+        outcome=text_field(one, "result_summary") or text_field(one, "outcome") or generic_outcome(result, kind),
         entities_involved=refs,
         note=text_field(one, "note") or text_field(one, "note_for_next_step") or None,
     )
@@ -235,8 +236,11 @@ RefLookup = Callable[[str, object], str | None]
 """Function from a type and an id to the entity's ref; if the type is empty, it looks up by id alone."""
 
 
-def generic_outcome(result: object) -> str:
-    """Describe the outcome of a step without a summary: the number of records, or the name of the only one."""
+def generic_outcome(result: object, kind: str = "read") -> str:
+    """Describe the outcome of a step without a summary: the number of records, or the name of the only one.
+
+    `kind` is the type of the step: rows that it wrote or generated are not said to be found.
+    """
     if isinstance(result, bool) or result is None:
         return "Completed"
     if isinstance(result, int):
@@ -246,15 +250,20 @@ def generic_outcome(result: object) -> str:
         return f"Processed {sum(len(rows) for _, _, rows in operations)} records across {len(operations)} operations"
     if operations:
         tool, _, rows = operations[0]
-        return _read_outcome(rows) if not rows or "read" in tool or "find" in tool else _write_outcome(rows)
+        reads = "read" in tool or "find" in tool
+        return _rows_outcome(rows, kind) if reads or not rows else _write_outcome(rows)
     if isinstance(result, Mapping):
         return _write_outcome([cast("Mapping[str, object]", result)])
     if isinstance(result, list | tuple):
-        return _read_outcome(cast("Sequence[object]", result))
+        return _rows_outcome(cast("Sequence[object]", result), kind)
     return "Completed"
 
 
-def _read_outcome(rows: Sequence[object]) -> str:
+def _rows_outcome(rows: Sequence[object], kind: str) -> str:
+    if kind == "write":
+        return _write_outcome(rows)
+    if kind == "generate":
+        return "Generated 1 record" if len(rows) == 1 else f"Generated {len(rows)} records"
     return {0: "No records found", 1: "Found 1 record"}.get(len(rows), f"Found {len(rows)} records")
 
 

@@ -119,7 +119,7 @@ class Checkpoints:
                 "Versioning not enabled: make the manager with ContextManager.with_versioning(memory, repo, llm)"
             )
         if commit is None:
-            raise ContextMemoryError("No checkpoint to rollback to: `checkpoint` makes one, and each can be used once")
+            raise ContextMemoryError("No checkpoint to roll back to: `checkpoint` makes one, and each can be used once")
         session = await self._session_at(commit)
         await within(self._timeout, "checkout", self._repo.checkout(commit))
         return session

@@ -418,7 +418,7 @@ class Summaries:
         self, key: str, prompts: Sequence[str], compiler: Model | str, archive: Archive, timeout: float
     ) -> SummaryResponse:
         if self._breaker.open:
-            why = "it failed too often and is left alone for a while"
+            why = "it failed too often and is paused"
             return _failure(CompileError(why, model=model_alias(compiler), phase="call"), model_alias(compiler))
         outcome = await try_await(ask(prompts, compiler, timeout=timeout))
         if outcome.value is None:

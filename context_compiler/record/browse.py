@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, cast
 
 from context_compiler.record import rows
 from context_compiler.record.database import Database
-from context_compiler.record.queries import OWNED, SUMMARIES, VIEWS, compiles_of, record_of
+from context_compiler.record.queries import OWNED, SUMMARIES, VIEWS, record_of
 from context_compiler.record.rows import prefix, writer_of
 from context_compiler.record.values import Compile, Drop, Record, mapping_of
 
@@ -280,7 +280,7 @@ def find_compile(db: Database, number: int) -> tuple[int, Compile] | None:
     with db.snapshot():
         query = f"{SUMMARIES} WHERE c.id = ?1 AND {OWNED.format(2)}"
         row = db.execute(query, (number, db.owner)).fetchone()
-        return None if row is None else (row["session"], compiles_of([row])[number])
+        return None if row is None else (row["session"], rows.to_compile(rows.mapping(row)))
 
 
 def requests_using_compile(db: Database, compile: int) -> tuple[int | None, int | None, int]:

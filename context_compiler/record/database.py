@@ -70,6 +70,10 @@ class Database(Protocol):
         """Yield the rows of a query whose result may be large; call it within `snapshot`."""
         ...
 
+    def lenient(self) -> AbstractContextManager[None]:
+        """Read damaged texts too, with a lone surrogate for each damaged byte; else they are an error."""
+        ...
+
     def transaction(self) -> AbstractContextManager[None]:
         """Run a write transaction; an error rolls it back."""
         ...

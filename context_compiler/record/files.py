@@ -25,7 +25,7 @@ from context_compiler.paths import OpenDatabase, file_identity, make_private, wr
 from context_compiler.record.background import Background, current, retrieve_error, submit
 from context_compiler.record.rows import BrokenReference
 from context_compiler.record.schema import MIGRATIONS, migrate, version_of
-from context_compiler.record.sqlite import SQLiteDatabase
+from context_compiler.record.sqlite import SQLiteDatabase, decode_leniently
 
 T = TypeVar("T")
 log = logging.getLogger("context_compiler.store")
@@ -200,7 +200,9 @@ def open_file(path: Path, *, read_only: bool, busy_timeout_ms: int) -> FileDatab
         elif read_only and version_of(db) == 0:
             raise StoreError("it contains no record of the current version; open it once for writing")
         db.row_factory = sqlite3.Row
-        if not read_only:
+        if read_only:
+            db.text_factory = decode_leniently  # a damaged text then spoils only the values that contain it
+        else:
             _prepare(db)
         undo.pop_all()
         return db

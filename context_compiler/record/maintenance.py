@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import json
 import zlib
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
 from context_compiler import ids
+from context_compiler.errors import StoreError
 from context_compiler.record import rows
 from context_compiler.record.conversations import CONVERSATIONS
 from context_compiler.record.database import Database
@@ -31,6 +32,12 @@ EXPORTED = (
 
 NAMED = {"contents": "hash", "nodes": "id", "memories": "id"}
 """Tables whose rows belong to the owner in the prefix of a name, and the column with that name."""
+
+KEYS = {"copies": ("session", "node"), "layer_pages": ("session", "name"), "spaces": ("session",)}
+"""Columns that name a row of the tables without a hash or number."""
+
+Damaged = Callable[[str], object]
+"""Function that receives the place of a row that cannot be read, and what is wrong."""
 
 ORDERS = {
     "nodes": "position, id",
@@ -126,12 +133,22 @@ AND session IN ({SESSIONS})
 
 def delete(db: Database, session_id: str) -> int:
     """Remove a conversation and all data that only it used; return the number of requests removed."""
-    return _delete(db, f"{SESSIONS} AND s.session_id = ?2", (db.owner, rows.escape_surrogates(session_id)))
+    return _delete(db, lambda: _named(db, session_id))
+
+
+def _named(db: Database, session_id: str) -> list[int]:
+    """Row numbers of the sessions with a name, which may be damaged."""
+    found = _numbers(db, f"{SESSIONS} AND s.session_id = ?2", (db.owner, rows.escape_surrogates(session_id)))
+    if found or rows.is_text(session_id):
+        return found
+    query = f"SELECT s.id, s.session_id FROM sessions s WHERE {OWNED.format(1)}"
+    return [row["id"] for row in db.execute(query, (db.owner,)) if row["session_id"] == session_id]
 
 
 def erase(db: Database) -> int:
     """Remove all conversations of the owner with their data; return the number of requests removed."""
-    return _delete(db, SESSIONS, (writer_of(db),))
+    owner = writer_of(db)
+    return _delete(db, lambda: _numbers(db, SESSIONS, (owner,)))
 
 
 def delete_conversation(db: Database, conversation_id: str, expected: str) -> bool:
@@ -154,10 +171,10 @@ def delete_conversation(db: Database, conversation_id: str, expected: str) -> bo
     return bool(doomed)
 
 
-def _delete(db: Database, query: str, arguments: Sequence[object]) -> int:
-    """Remove the sessions that a query returns; return the number of requests removed."""
+def _delete(db: Database, sessions: Callable[[], Sequence[int]]) -> int:
+    """Remove the sessions with the row numbers that a function returns; return the number of requests removed."""
     with _sweep(db):
-        doomed = _numbers(db, query, arguments)
+        doomed = sessions()
         removed = _remove(db, "views", "session", doomed)
         _remove_sessions(db, doomed)
     return removed
@@ -235,18 +252,56 @@ def _remove(db: Database, table: str, column: str, values: Sequence[int]) -> int
     return db.execute(f"DELETE FROM {table} WHERE {condition}", (json.dumps(values),)).rowcount
 
 
-def export(db: Database) -> Generator[Mapping[str, object]]:
-    """Yield every row of one snapshot as a JSON-ready mapping, with contents as text."""
+def export(db: Database, damaged: Damaged | None = None) -> Generator[Mapping[str, object]]:
+    """Yield every row of one snapshot as a JSON-ready mapping, with contents as text.
+
+    With `damaged`, a row that cannot be read is left out, and `damaged` is called with its place and what is wrong.
+
+    Raises:
+        ValueError: a row cannot be read, and there is no `damaged`.
+    """
     owner = db.owner
-    with db.snapshot():
+    with db.lenient(), db.snapshot():
         for table in EXPORTED:
             columns = f"rowid AS id, {', '.join((*rows.SEALED[table], 'seal'))}" if table in rows.SEALED else "*"
             order = ORDERS.get(table, "rowid")
             query = f"SELECT {columns} FROM {table} WHERE {_owned(table)} ORDER BY {order}"
             value = owner if owner is None or table not in NAMED else prefix(owner)
-            for row in db.scan(query, (value,)):
-                body = {"body": rows.to_text(rows.unpack(row["body"]))} if table == "contents" else {}
-                yield {"table": table, **rows.mapping(row), **body}
+            try:
+                for row in db.scan(query, (value,)):
+                    try:
+                        exported = _exported(table, row)
+                    except (ValueError, zlib.error) as error:
+                        defect = f"{_place(table, row)}: {error}"
+                        if damaged is None:
+                            raise ValueError(defect) from error
+                        damaged(defect)
+                    else:
+                        yield exported
+            except db.damage as error:
+                if damaged is None:
+                    raise
+                damaged(f"{table}: the rest of the table cannot be read ({error})")
+
+
+def _exported(table: str, row: Any) -> Mapping[str, object]:
+    """Convert a row for an export; ValueError or zlib.error if it cannot be read."""
+    given = rows.mapping(row)
+    for column, value in given.items():
+        if isinstance(value, str) and not rows.is_text(value):
+            raise ValueError(f"{column} is not valid UTF-8")
+    return {
+        "table": table,
+        **given,
+        **({"body": rows.to_text(rows.unpack(row["body"]))} if table == "contents" else {}),
+    }
+
+
+def _place(table: str, row: Any) -> str:
+    """Name a row for people: its table, and its name or number."""
+    given = rows.mapping(row)
+    names = [given[name] for name in ("hash", "id") if name in given] or [given[name] for name in KEYS.get(table, ())]
+    return " ".join([table, *(ascii(name)[1:-1] if isinstance(name, str) else str(name) for name in names)])
 
 
 def _owned(table: str) -> str:
@@ -273,25 +328,39 @@ def check_messages(db: Database) -> Iterator[str]:
                 facts[row["hash"]] = ids.identity_facts(body)
             if row["hash"] in instructions:
                 texts[row["hash"]] = rows.to_text(body)
-        except (ValueError, TypeError, AttributeError, zlib.error) as error:
+        except UNREADABLE as error:
             yield f"contents {row['hash']}: cannot be read ({error})"
             continue
         if ids.blob_id(body) != without_prefix(row["hash"]):
             yield f"contents {row['hash']}: the body does not match its hash"
-    for row in db.scan(
-        "SELECT n.*, p.id AS found, p.position AS before FROM nodes n LEFT JOIN nodes p ON p.id = n.parent"
-    ):
+
+    def check_node(row: Any) -> Iterator[str]:
         if not _matches_name(row["id"], row, facts, texts):
             yield f"nodes {row['id']}: the name does not match the content and parent"
         yield from _check_position(row)
-    for row in db.execute(
+
+    def check_copy(row: Any) -> Iterator[str]:
+        if not _matches_name(row["node"], row, facts, texts):
+            yield f"{row['place']}: the name does not match the content and parent"
+
+    nodes = db.scan("SELECT n.*, p.id AS found, p.position AS before FROM nodes n LEFT JOIN nodes p ON p.id = n.parent")
+    yield from _each("nodes {id}", nodes, check_node)
+    copies = db.execute(
         "SELECT 'copies ' || c.session || ' ' || c.node AS place, c.node, c.content, n.parent, n.instructions"
         " FROM copies c JOIN nodes n ON n.id = c.node UNION ALL"
         " SELECT 'entries ' || e.id, e.node, e.content, n.parent, n.instructions"
         " FROM entries e JOIN nodes n ON n.id = e.node WHERE e.content NOT NULL"
-    ):
-        if not _matches_name(row["node"], row, facts, texts):
-            yield f"{row['place']}: the name does not match the content and parent"
+    )
+    yield from _each("{place}", copies, check_copy)
+
+
+def _each(place: str, found: Iterable[Any], check: Callable[[Any], Iterator[str]]) -> Iterator[str]:
+    """Check rows one by one; a row that stops its check is a defect, and does not stop those of the others."""
+    for row in found:
+        try:
+            yield from check(row)
+        except UNREADABLE as error:
+            yield f"{place.format_map(rows.mapping(row))}: cannot be read ({error})"
 
 
 def _matches_name(name: str, row: Any, facts: Mapping[str, ids.IdentityFacts], texts: Mapping[str, str]) -> bool:
@@ -340,10 +409,16 @@ def check_tips(db: Database) -> Iterator[str]:
 def check_seals(db: Database) -> Iterator[str]:
     """Check the seals of all sealed rows."""
     for table, columns in rows.SEALED.items():
-        for row in db.scan(f"SELECT rowid, seal, {', '.join(columns)} FROM {table}"):
-            number, seal, *values = row
-            if not rows.is_sealed(number, values, seal):
-                yield f"{table} {number}: changed since it was written"
+        yield from _defects(db, table, _check_seals_of(db, table, columns))
+
+
+def _check_seals_of(db: Database, table: str, columns: Sequence[str]) -> Iterator[str]:
+    for row in db.scan(f"SELECT rowid, seal, {', '.join(columns)} FROM {table}"):
+        number, seal, *values = row
+        if not rows.is_sealed(number, values, seal):
+            unread = [name for name, value in zip(columns, values, strict=True) if not rows.is_text(value)]
+            note = f"; {', '.join(unread)}: not valid UTF-8" if unread else ""
+            yield f"{table} {number}: changed since it was written{note}"
 
 
 def check_cache_keys(db: Database) -> Iterator[str]:
@@ -355,65 +430,86 @@ def check_cache_keys(db: Database) -> Iterator[str]:
 
 def check_memories(db: Database) -> Iterator[str]:
     """Check that memories and commits match their names, and that live memories match the state of their session."""
-    for row in db.execute("SELECT * FROM memories"):
+
+    def check_memory(row: Any) -> Iterator[str]:
         name = ids.chain_id(without_prefix(row["parent"]), without_prefix(row["content"]))
         if prefix_of(row["content"]) + name != row["id"]:
             yield f"memories {row['id']}: the name does not match the content and parent"
-    for row in db.execute("SELECT c.*, s.session_id FROM commits c JOIN sessions s ON s.id = c.session"):
+
+    def check_commit(row: Any) -> Iterator[str]:
         if commit_id(row["session_id"], rows.mapping(row)) != without_prefix(row["id"]):
             yield f"commits {row['id']}: the name does not match the columns"
-    for row in db.execute("SELECT session, memory_tip FROM spaces"):
+
+    def check_space(row: Any) -> Iterator[str]:
         live = db.execute("SELECT memory FROM live_memories WHERE session = ?", (row["session"],)).fetchall()
         if {found["memory"] for found in live} != set(memory_diff(db, None, row["memory_tip"])[1]):
             yield f"live_memories {row['session']}: they do not match the memory of the session"
 
+    yield from _each("memories {id}", db.execute("SELECT * FROM memories"), check_memory)
+    commits = db.execute("SELECT c.*, s.session_id FROM commits c JOIN sessions s ON s.id = c.session")
+    yield from _each("commits {id}", commits, check_commit)
+    yield from _each("spaces {session}", db.execute("SELECT session, memory_tip FROM spaces"), check_space)
+
 
 def check_tools(db: Database) -> Iterator[str]:
     """Check that the tools of each session can be read and belong to its owner."""
-    for row in db.execute(
-        "SELECT t.id, t.content, s.owner, c.body FROM toolsets t JOIN sessions s ON s.id = t.session"
-        " LEFT JOIN contents c ON c.hash = t.content"
-    ):
+
+    def check(row: Any) -> Iterator[str]:
         if prefix_of(row["content"]) != prefix(row["owner"]):
             yield f"toolsets {row['id']}: the tools belong to another owner"
-        try:
-            parse_tools(rows.to_text(rows.unpack(row["body"])))
-        except (ValueError, TypeError, LookupError, zlib.error) as error:
-            yield f"toolsets {row['id']}: cannot be read ({error})"
+        parse_tools(rows.to_text(rows.unpack(row["body"])))
+
+    found = db.execute(
+        "SELECT t.id, t.content, s.owner, c.body FROM toolsets t JOIN sessions s ON s.id = t.session"
+        " LEFT JOIN contents c ON c.hash = t.content"
+    )
+    yield from _each("toolsets {id}", found, check)
 
 
 def check_layers(db: Database) -> Iterator[str]:
     """Check that all pages of layers exist and match their names."""
     known: set[tuple[int, str]] = set()
-    for row in db.scan("SELECT session, name, body FROM layer_pages"):
+
+    def check_page(row: Any) -> Iterator[str]:
         known.add((row["session"], row["name"]))
         if page_name(row["body"]) != row["name"]:
             yield f"layer_pages {row['session']} {row['name']}: the body does not match its name"
-    for row in db.scan("SELECT session, state FROM layers"):
+
+    def check_state(row: Any) -> Iterator[str]:
         for name in page_names(row["state"]):
             if (row["session"], name) not in known:
                 yield f"layers of session {row['session']}: the page {name} is missing"
+
+    pages = db.scan("SELECT session, name, body FROM layer_pages")
+    yield from _each("layer_pages {session} {name}", pages, check_page)
+    yield from _each("layers of session {session}", db.scan("SELECT session, state FROM layers"), check_state)
 
 
 def check_conversations(db: Database) -> Iterator[str]:
     """Check that logs of conversations are complete, and that each message follows the one before it."""
     reached: dict[tuple[str, str], str] = {}
-    for row in db.execute(
-        "SELECT e.owner, e.id, e.parent, e.node, n.parent AS before, p.node AS found FROM entries e"
-        " LEFT JOIN nodes n ON n.id = e.node LEFT JOIN entries p ON p.owner = e.owner AND p.id = e.parent"
-    ):
+
+    def check_entry(row: Any) -> Iterator[str]:
         reached[row["owner"], row["id"]] = row["node"]
         if row["before"] != row["found"] or (row["parent"] is None) != (row["found"] is None):
             yield f"entries {row['id']}: the message does not follow the message of the parent entry"
         if prefix_of(row["node"]) != prefix(row["owner"]):
             yield f"entries {row['id']}: the message belongs to another owner"
-    query = "SELECT c.session, c.head, c.tips, s.owner FROM conversations c JOIN sessions s ON s.id = c.session"
-    for row in db.execute(query):
+
+    def check_conversation(row: Any) -> Iterator[str]:
         tips = list_of(row["tips"])
         if not isinstance(parse_json(row["tips"]), list):
             yield f"conversations {row['session']}: the list of its ends is damaged"
         elif any((row["owner"], tip) not in reached for tip in tips) or row["head"] not in (None, *tips[:1]):
             yield f"conversations {row['session']}: an end of its log is missing"
+
+    entries = db.execute(
+        "SELECT e.owner, e.id, e.parent, e.node, n.parent AS before, p.node AS found FROM entries e"
+        " LEFT JOIN nodes n ON n.id = e.node LEFT JOIN entries p ON p.owner = e.owner AND p.id = e.parent"
+    )
+    yield from _each("entries {id}", entries, check_entry)
+    query = "SELECT c.session, c.head, c.tips, s.owner FROM conversations c JOIN sessions s ON s.id = c.session"
+    yield from _each("conversations {session}", db.execute(query), check_conversation)
 
 
 CHECKS: tuple[Callable[[Database], Iterator[str]], ...] = (
@@ -436,12 +532,25 @@ def inexact_requests(db: Database) -> int:
 
 def verify(db: Database) -> tuple[str, ...]:
     """Run all checks on one snapshot of the record; return the defects, none if it is sound."""
-    with db.snapshot():
-        found = _defects(db, "structure", db.check_structure())
-        found += [one for check in CHECKS for one in _defects(db, check.__name__.removeprefix("check_"), check(db))]
-    for name, defects in (("schema", db.check_schema()), ("search index", db.check_search_index())):
-        found += _defects(db, name, defects)
-    return tuple(found)
+    with db.lenient():
+        with db.snapshot():
+            found = _defects(db, "structure", db.check_structure())
+            found += [one for check in CHECKS for one in _defects(db, check.__name__.removeprefix("check_"), check(db))]
+        for name, defects in (("schema", db.check_schema()), ("search index", db.check_search_index())):
+            found += _defects(db, name, defects)
+    return tuple(one if rows.is_text(one) else ascii(one)[1:-1] for one in found)
+
+
+UNREADABLE = (ValueError, TypeError, AttributeError, LookupError, zlib.error, StoreError)
+"""Errors of a row that is too damaged to be checked."""
+
+STOPPED = "the rest was not checked"
+"""Words of a defect that stopped a check."""
+
+
+def checked_to_the_end(defects: Iterable[str]) -> bool:
+    """True if the defects that `verify` returned are all there are, because none of them stopped a check."""
+    return not any(STOPPED in one or one.startswith("database: ") for one in defects)
 
 
 def _defects(db: Database, check: str, found: Iterator[str]) -> list[str]:
@@ -450,6 +559,6 @@ def _defects(db: Database, check: str, found: Iterator[str]) -> list[str]:
     try:
         for defect in found:
             defects.append(defect)
-    except (*db.damage, TypeError, AttributeError, ValueError) as error:  # too damaged to continue
-        defects.append(f"{check}: {error}")
+    except (*db.damage, *UNREADABLE) as error:
+        defects.append(f"{check}: {error}; {STOPPED}")
     return defects

@@ -19,6 +19,7 @@ import asyncpg  # pyright: ignore[reportMissingTypeStubs]
 from context_compiler.errors import StoreError
 from context_compiler.record import maintenance
 from context_compiler.record.database import PAGE, Database
+from context_compiler.record.maintenance import Damaged
 from context_compiler.record.pool import ATTEMPTS, CONFLICTS, LOST, SCHEMA, Connection, Pool, Postgres
 from context_compiler.record.postgres_database import SAVES_PER_STEP, PostgresDatabase
 from context_compiler.record.postgres_save import Memory, archive, archive_fast, save, save_fast
@@ -180,13 +181,13 @@ class PostgresStore(SQLStore):
         """Run a function that may take long, and wait for each answer as long as it takes."""
         return await self.perform(work, patient=True)
 
-    async def export(self) -> AsyncGenerator[Mapping[str, object]]:
+    async def export(self, damaged: Damaged | None = None) -> AsyncGenerator[Mapping[str, object]]:
         """Yield every row of one snapshot as a JSON-ready mapping, read page by page in one transaction."""
         loop, pages = asyncio.get_running_loop(), asyncio.Queue[list[Mapping[str, object]]](1)
         stopped = False
 
         def read(db: Database) -> None:
-            found = maintenance.export(db)
+            found = maintenance.export(db, damaged)
             while not stopped and (page := list(islice(found, PAGE))):
                 cast(PostgresDatabase, db).wait(
                     asyncio.wrap_future(asyncio.run_coroutine_threadsafe(pages.put(page), loop))

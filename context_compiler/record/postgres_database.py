@@ -12,7 +12,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Awaitable, Callable, Generator, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from contextvars import copy_context
 from math import log
 from operator import itemgetter
@@ -196,6 +196,10 @@ class PostgresDatabase:
         cursor = self.wait(self.connection.cursor(statement.text, *self._arguments(statement, parameters)))
         while page := self.wait(cursor.fetch(PAGE)):
             yield from map(_unescape_row, page)
+
+    def lenient(self) -> AbstractContextManager[None]:
+        """Change nothing, because PostgreSQL stores only valid texts."""
+        return nullcontext()
 
     @contextmanager
     def _run_transaction(self, begin: str) -> Generator[None]:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import logging
 from bisect import bisect_left
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, TypeVar
 
 from context_compiler import ids
 from context_compiler.errors import StoreError
@@ -27,6 +28,9 @@ from context_compiler.record.values import (
     parse_tools,
     with_null_reasons,
 )
+
+T = TypeVar("T")
+log = logging.getLogger("context_compiler.store")
 
 SUMMARIES = (
     "SELECT c.*, s.session_id, s.vault_name, s.owner FROM context_summaries c JOIN sessions s ON s.id = c.session"
@@ -102,10 +106,8 @@ def _instructions(db: Database, name: str) -> str:
 def view(db: Database, view_id: int) -> Record | None:
     """A request with its compile, by row number; None if there is no such row."""
     with db.snapshot():
-        found = _records(
-            db, db.execute(f"{VIEWS} WHERE v.id = ?1 AND {OWNED.format(2)}", (view_id, db.owner)).fetchall()
-        )
-    return found[0] if found else None
+        row = db.execute(f"{VIEWS} WHERE v.id = ?1 AND {OWNED.format(2)}", (view_id, db.owner)).fetchone()
+        return None if row is None else record_of(db, row)
 
 
 def tools(db: Database, view_id: int) -> tuple[Tool, ...] | None:
@@ -120,7 +122,7 @@ def tools(db: Database, view_id: int) -> tuple[Tool, ...] | None:
 
 
 def views(db: Database, session_id: str | None, limit: int | None) -> list[Record]:
-    """Requests with their compiles, newest first."""
+    """Requests with their compiles, newest first; a warning names each that cannot be read."""
     with db.snapshot():
         found = db.execute(
             f"{VIEWS} WHERE (?1 IS NULL OR s.session_id = ?1) AND {OWNED.format(3)} ORDER BY v.id DESC LIMIT ?2",
@@ -130,7 +132,9 @@ def views(db: Database, session_id: str | None, limit: int | None) -> list[Recor
                 db.owner,
             ),
         )
-        return _records(db, found.fetchall())
+        readable = found.fetchall()
+        compiles = _compiles(db, readable)
+        return [*_readable("views", readable, lambda row: _record(row, compiles))]
 
 
 def summaries(db: Database, session_id: str, limit: int | None) -> list[Compile]:
@@ -140,7 +144,7 @@ def summaries(db: Database, session_id: str, limit: int | None) -> list[Compile]
             f"{SUMMARIES} WHERE s.session_id = ?1 AND {OWNED.format(3)} ORDER BY c.id DESC LIMIT ?2",
             (rows.escape_surrogates(session_id), NO_LIMIT if limit is None else max(limit, 0), db.owner),
         )
-        return [rows.to_compile(rows.mapping(row)) for row in found]
+        return list(compiles_of(found).values())
 
 
 def unsent_summaries(db: Database, session_id: str | None) -> list[Compile]:
@@ -151,7 +155,7 @@ def unsent_summaries(db: Database, session_id: str | None) -> list[Compile]:
         " ORDER BY c.id DESC",
         (None if session_id is None else rows.escape_surrogates(session_id), db.owner),
     )
-    return [rows.to_compile(rows.mapping(row)) for row in found]
+    return list(compiles_of(found).values())
 
 
 def sessions(db: Database) -> list[SessionInfo]:
@@ -180,7 +184,7 @@ def owners(db: Database) -> list[OwnerInfo]:
             owner=row["owner"],
             sessions=row["sessions"],
             requests=row["requests"],
-            last_at=None if row["last_at"] is None else rows.parse_stamp(row["last_at"]),
+            last_at=rows.readable_stamp(row["last_at"]),
         )
         for row in found
     ]
@@ -203,25 +207,39 @@ def transcript(db: Database, session_id: str, vault_name: str | None = None) -> 
 
 
 def record_of(db: Database, row: Any) -> Record:
-    """Convert a row of `VIEWS` to a record with its compile."""
-    return _records(db, [row])[0]
+    """Convert a row of `VIEWS` to a record with its compile; ValueError if one of them is damaged."""
+    return _record(row, _compiles(db, [row], strict=True))
 
 
-def _records(db: Database, found: Sequence[Any]) -> list[Record]:
+def _record(row: Any, compiles: Mapping[int, Compile]) -> Record:
+    return rows.to_record(rows.mapping(row), compiles.get(row["summary"]))
+
+
+def _compiles(db: Database, found: Sequence[Any], *, strict: bool = False) -> dict[int, Compile]:
+    """Compiles of rows of `VIEWS`, by row number."""
     numbers = json.dumps(sorted({row["summary"] for row in found if isinstance(row["summary"], int)}))
-    made = db.execute(f"{SUMMARIES} WHERE c.id IN (SELECT value FROM json_each(?))", (numbers,))
-    compiles = compiles_of(made.fetchall())
-    return [rows.to_record(rows.mapping(row), compiles.get(row["summary"])) for row in found]
+    made = db.execute(f"{SUMMARIES} WHERE c.id IN (SELECT value FROM json_each(?))", (numbers,)).fetchall()
+    return {row["id"]: rows.to_compile(rows.mapping(row)) for row in made} if strict else compiles_of(made)
 
 
 def compiles_of(found: Iterable[Any]) -> dict[int, Compile]:
-    """Convert rows of `SUMMARIES` to compiles, by row number."""
-    return {row["id"]: rows.to_compile(rows.mapping(row)) for row in found}
+    """Convert rows of `SUMMARIES` to compiles, by row number; a warning names each that cannot be read."""
+    made = _readable("context_summaries", found, lambda row: (row["id"], rows.to_compile(rows.mapping(row))))
+    return dict(made)
+
+
+def _readable(table: str, found: Iterable[Any], convert: Callable[[Any], T]) -> Iterator[T]:
+    """Convert rows of a list; one that is damaged is left out with a warning, so that the others can be listed."""
+    for row in found:
+        try:
+            yield convert(row)
+        except (ValueError, TypeError, AttributeError) as error:
+            log.warning("%s %s cannot be read and is left out (%s); verify the record", table, row["id"], error)
 
 
 def _session(row: Any) -> SessionInfo:
-    given: dict[str, Any] = {**rows.mapping(row), "created_at": rows.parse_stamp(row["created_at"])}
-    given["last_at"] = None if row["last_at"] is None else rows.parse_stamp(row["last_at"])
+    given: dict[str, Any] = {**rows.mapping(row), "created_at": rows.readable_stamp(row["created_at"]) or rows.UNKNOWN}
+    given["last_at"] = rows.readable_stamp(row["last_at"])
     given["raw_tip"] = without_prefix(row["raw_tip"])
     return SessionInfo(**given)
 

@@ -246,6 +246,8 @@ def pack(body: bytes) -> bytes | str:
 def unpack(stored: object) -> bytes:
     """Return the body of its stored form; ValueError or zlib.error if it is damaged."""
     if isinstance(stored, str):
+        if not is_text(stored):
+            raise ValueError("the body is not valid UTF-8")
         return stored.encode()
     if isinstance(stored, bytes):
         return stored[1:] if stored.startswith(PLAIN) else zlib.decompress(stored)
@@ -357,6 +359,18 @@ def parse_stamp(stamp: object) -> datetime:
     return datetime.fromisoformat(str(stamp))
 
 
+UNKNOWN = datetime.min.replace(tzinfo=UTC)
+"""Time of the beginning of a session whose own is damaged."""
+
+
+def readable_stamp(stamp: object) -> datetime | None:
+    """Parse a stamp; None if it is NULL or damaged, because a session must be listed to be deleted."""
+    try:
+        return None if stamp is None else parse_stamp(stamp)
+    except ValueError:
+        return None
+
+
 def summary_row(compile: Compile, session: int, prefix: str) -> tuple[Column, ...]:
     """Return the columns `SUMMARY` of a compile; `prefix` is that of its owner's names."""
     key = reusable_key(compile)
@@ -425,6 +439,17 @@ def _real(value: float) -> float:
 def escape_surrogates(text: str) -> str:
     """Replace lone surrogates, which SQLite cannot store, by backslash escapes."""
     return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode()
+
+
+def is_text(value: object) -> bool:
+    """True unless the value is a string with lone surrogates, which replace damaged bytes."""
+    if not isinstance(value, str) or value.isascii():
+        return True
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _plain(value: Column) -> Column:

@@ -32,6 +32,15 @@ class SQLiteDatabase(sqlite3.Connection):
         return self.execute(sql, parameters)
 
     @contextmanager
+    def lenient(self) -> Generator[None]:
+        """Read texts that are not valid UTF-8 too, with a lone surrogate for each damaged byte."""
+        strict, self.text_factory = self.text_factory, decode_leniently
+        try:
+            yield
+        finally:
+            self.text_factory = strict
+
+    @contextmanager
     def transaction(self) -> Generator[None]:
         """Run a write transaction; an error rolls it back."""
         with rows.transaction(self):
@@ -60,7 +69,7 @@ class SQLiteDatabase(sqlite3.Connection):
         self.execute("PRAGMA foreign_keys = OFF")
         self.execute("PRAGMA secure_delete = ON")
         try:
-            with self.transaction():
+            with self.lenient(), self.transaction():
                 broken = len(self.execute("PRAGMA foreign_key_check").fetchall())
                 self._note_numbers()
                 yield
@@ -191,6 +200,11 @@ class SQLiteDatabase(sqlite3.Connection):
         except sqlite3.OperationalError as error:
             if error.sqlite_errorcode & 0xFF not in (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_BUSY):
                 raise
+
+
+def decode_leniently(text: bytes) -> str:
+    """Decode UTF-8; a damaged byte becomes a lone surrogate, which no sound text of a record contains."""
+    return text.decode("utf-8", "surrogateescape")
 
 
 def _quoted(phrase: str) -> str:

@@ -27,6 +27,7 @@ from context_compiler.record import conversations, maintenance, queries, session
 from context_compiler.record.background import hold_at_fork, result_at_once
 from context_compiler.record.database import PAGE, Database, Moment
 from context_compiler.record.files import BUSY_TIMEOUT_MS, FAILURES, File, explain, locate
+from context_compiler.record.maintenance import Damaged
 from context_compiler.record.schema import version_of
 from context_compiler.record.sqlite import open_memory
 from context_compiler.record.values import (
@@ -461,8 +462,8 @@ class SQLStore(Protocol):
         """Message bodies of a conversation in the host's conversation store; None if it is not there."""
         return await self.perform(partial(conversations.whole_history, conversation_id=session_id))
 
-    def export(self) -> AsyncGenerator[Mapping[str, object]]:
-        """Yield every row of one snapshot as a JSON-ready mapping."""
+    def export(self, damaged: Damaged | None = None) -> AsyncGenerator[Mapping[str, object]]:
+        """Yield every row of one snapshot; with `damaged`, leave out unreadable ones, and call it for each."""
         ...
 
     async def delete(self, session_id: str) -> int:
@@ -526,13 +527,14 @@ class SQLiteStore(SQLStore):
         with _explained_errors(self.path):
             return await self._file.perform(partial(_run_for_owner, self.owner, self.tried, work))
 
-    async def export(self) -> AsyncGenerator[Mapping[str, object]]:
+    async def export(self, damaged: Damaged | None = None) -> AsyncGenerator[Mapping[str, object]]:
         """Yield every row of one snapshot, read on a second connection so that saving continues meanwhile."""
         file = File(self.path, read_only=True, busy_timeout_ms=self.busy_timeout_ms)
         with _explained_errors(self.path):
             await self._file.perform(version_of)
             try:
-                found = await file.perform(partial(_run_for_owner, self.owner, self.tried, maintenance.export))
+                export = partial(maintenance.export, damaged=damaged)
+                found = await file.perform(partial(_run_for_owner, self.owner, self.tried, export))
                 try:
                     while page := await file.perform(lambda _: list(islice(found, PAGE))):
                         for row in page:
@@ -587,9 +589,9 @@ class MemoryStore(SQLStore):
         with self._lock, _explained_errors(self.place):
             return _run_for_owner(self.owner, self.tried, work, self._db)
 
-    async def export(self) -> AsyncGenerator[Mapping[str, object]]:
+    async def export(self, damaged: Damaged | None = None) -> AsyncGenerator[Mapping[str, object]]:
         """Yield every row of one snapshot as a JSON-ready mapping."""
-        for row in await self.perform(lambda db: list(maintenance.export(db))):
+        for row in await self.perform(lambda db: list(maintenance.export(db, damaged))):
             yield row
 
     async def close(self) -> None:

@@ -34,11 +34,12 @@ from context_compiler.template.front_matter import (
     Compiler,
     FrontMatterError,
     SectionRule,
+    choice_errors,
     contract,
     read_choices,
     split_front_matter,
 )
-from context_compiler.template.sandbox import RenderError, compile_body, run_program
+from context_compiler.template.sandbox import RenderError, body_errors, compile_body, run_program
 
 log = logging.getLogger(__name__)
 
@@ -116,6 +117,17 @@ class Template:
         except RenderError as error:
             raise self._located(error) from None
 
+    def lines(self) -> Mapping[str, int]:
+        """The first line of each name in the body, by the lines of the file.
+
+        Raises:
+            TemplateError: The body is not a valid Jinja template.
+        """
+        try:
+            return {name: line + self.offset for name, line in compile_body(self.body).lines.items()}
+        except RenderError as error:
+            raise self._located(error) from None
+
     def render(self, values: Mapping[str, object]) -> str:
         """Render the body with values: strings, numbers, lists and mappings.
 
@@ -134,6 +146,18 @@ class Template:
         """Convert an error of the body to one with the line in the file."""
         line = error.line + self.offset if error.line else None
         return TemplateError(str(error), name=self.name, path=self.path, line=line)
+
+
+def template_errors(text: str, *, name: str, path: str | None = None) -> tuple[TemplateError, ...]:
+    """Find all errors in the text of a template's file, in the order of their lines; `Template.parse` raises one."""
+    try:
+        parts = split_front_matter(_normalize(text))
+    except FrontMatterError as error:
+        return (TemplateError(str(error), name=name, path=path, line=error.line),)
+    found = [(str(one), one.line) for one in choice_errors(parts.entries)]
+    found += [(str(one), one.line and one.line + parts.offset) for one in body_errors(parts.body)]
+    found.sort(key=lambda one: one[1] or 0)
+    return tuple(TemplateError(message, name=name, path=path, line=line) for message, line in found)
 
 
 def _normalize(text: str) -> str:

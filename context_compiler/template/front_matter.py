@@ -167,6 +167,22 @@ def read_choices(entries: Mapping[str, Entry]) -> tuple[Choices, tuple[str, ...]
     return cast(Choices, choices), warnings
 
 
+def choice_errors(entries: Mapping[str, Entry]) -> list[FrontMatterError]:
+    """Find all wrong values of the front matter."""
+    wrong: list[FrontMatterError] = []
+    for spelt, entry in entries.items():
+        try:
+            read_choices({spelt: entry})
+        except FrontMatterError as error:
+            wrong.append(error)
+    if not wrong:
+        try:
+            read_choices(entries)
+        except FrontMatterError as error:  # two spellings of one key
+            wrong.append(error)
+    return wrong
+
+
 def _known_entries(entries: Mapping[str, Entry], ours: tuple[str, ...]) -> tuple[dict[str, Entry], tuple[str, ...]]:
     found: dict[str, Entry] = {}
     warnings: list[str] = []

@@ -9,6 +9,7 @@ rendering without threads or signals.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
@@ -280,15 +281,21 @@ def check_allowed(tree: nodes.Template) -> nodes.Template:
     Raises:
         TemplateSyntaxError: Something is not allowed; the error has its line.
     """
+    for error in forbidden(tree):
+        raise error
+    return tree
+
+
+def forbidden(tree: nodes.Template) -> Iterator[TemplateSyntaxError]:
+    """Yield an error for each node and filter in a tree that is not allowed."""
     for node in tree.find_all(nodes.Node):
         kind = type(node)
         if kind not in ALLOWED:
-            raise TemplateSyntaxError(f"{CALLED.get(kind, kind.__name__.lower())} cannot be used here", node.lineno)
+            yield TemplateSyntaxError(f"{CALLED.get(kind, kind.__name__.lower())} cannot be used here", node.lineno)
         if isinstance(node, nodes.AssignBlock) and node.filter is not None:
-            raise TemplateSyntaxError("a set block cannot have a filter; apply it where the name is used", node.lineno)
+            yield TemplateSyntaxError("a set block cannot have a filter; apply it where the name is used", node.lineno)
         if isinstance(node, nodes.Filter) and node.name not in FILTERS:
-            raise TemplateSyntaxError(f"there is no filter {node.name!r}; there are {', '.join(FILTERS)}", node.lineno)
-    return tree
+            yield TemplateSyntaxError(f"there is no filter {node.name!r}; there are {', '.join(FILTERS)}", node.lineno)
 
 
 def _hook(name: str, node: nodes.Expr, *others: nodes.Expr) -> nodes.Filter:
@@ -429,6 +436,8 @@ class Program:
 
     code: CodeType
     names: frozenset[str]
+    lines: Mapping[str, int]
+    """First line of each name in the body."""
 
 
 @lru_cache(maxsize=64)
@@ -442,11 +451,37 @@ def compile_body(body: str) -> Program:
     try:
         if sum(kind != "data" for _, kind, _ in box.lex(body)) > MAX_SYMBOLS:
             raise SecurityError(f"there are more than {MAX_SYMBOLS:,} words and signs inside tags")
-        tree = _MeterInserter().visit(check_allowed(box.parse(body)))
-        return Program(code=box.compile(tree), names=frozenset(find_undeclared_variables(tree)))
+        tree = check_allowed(box.parse(body))
+        lines = {name.name: name.lineno for name in reversed([*tree.find_all(nodes.Name)])}
+        tree = _MeterInserter().visit(tree)
+        return Program(code=box.compile(tree), names=frozenset(find_undeclared_variables(tree)), lines=lines)
     except TEMPLATE_ERRORS as error:
         line = error.lineno if isinstance(error, jinja2.TemplateSyntaxError) else None
         raise RenderError(_reason(error), line) from error
+
+
+_PLACEHOLDERS = re.compile(r"{{.*?}}")
+
+
+def body_errors(body: str) -> list[RenderError]:
+    """Find all errors of a body. After an error of syntax, the search goes on without the placeholders of its line."""
+    found: list[RenderError] = []
+    while True:
+        try:
+            compile_body(body)
+            return found
+        except RenderError as error:
+            wrong = error
+        try:
+            others = [*forbidden(Sandbox(RenderBudget()).parse(body))]
+            return [*found, *([RenderError(_reason(one), one.lineno) for one in others] or [wrong])]
+        except TEMPLATE_ERRORS:
+            found.append(wrong)
+        lines, at = body.split("\n"), (wrong.line or 0) - 1
+        rest = _PLACEHOLDERS.sub("", lines[at]) if 0 <= at < len(lines) else body
+        if rest in (body, lines[at]):
+            return found
+        body = "\n".join([*lines[:at], rest, *lines[at + 1 :]])
 
 
 def run_program(program: Program, values: Mapping[str, object]) -> str:

@@ -107,3 +107,13 @@ def test_a_missing_matplotlib_names_the_extra(
     assert said.code == 2
     assert install_command("bench") in one_line(said)
     assert not (tmp_path / "one.svg").exists()
+
+
+def test_recall_and_trigger_can_be_tried_out(cc: Command) -> None:
+    def ours(*options: object, **env: str) -> Any:
+        row = cc("bench", DEMO, "--budget", 4_000, *options, "--json", **env).json["ways"][2]
+        return {**row, "median_ms": None}
+
+    default, off = ours(), ours("--recall", 0)
+    assert off["largest"] < default["largest"] and off == ours(CONTEXT_COMPILER_RECALL="0")
+    assert ours("--trigger", 0.9)["compiles"] < default["compiles"]

@@ -6,7 +6,10 @@ import asyncio
 from pathlib import Path
 
 import pytest
+from pydantic_ai import Agent
+from pydantic_ai.models.test import TestModel
 
+from context_compiler import ContextCompiler
 from context_compiler.layers import Layers
 from tests.cli.conftest import DEMO, Command
 
@@ -46,6 +49,34 @@ def test_show_prints_the_think_node_by_default(kept: Command) -> None:
     assert kept("layers", "show", "dinner").out == kept("layers", "show", "dinner", "--role", "think").out
 
 
+def test_the_turns_so_far_are_counted(kept: Command) -> None:
+    assert kept("layers", "show", "dinner").out.startswith("session dinner, after turn 1, for think\n")
+
+
+def test_the_requests_of_nodes_are_told_apart(kept: Command, tmp_path: Path) -> None:
+    async def ask() -> None:
+        db = tmp_path / "system" / "context.db"
+        layers = Layers(db)
+        async with layers.turn("dinner", "Something else?"):
+            for role in ("think", "reply"):
+                compiler = ContextCompiler(store=db, layers=layers, role=role, model="none")
+                await Agent(TestModel(), capabilities=[compiler]).run("Something else?", conversation_id="dinner")
+        await layers.close()
+
+    asyncio.run(ask())
+    head, *rows = kept("views", "list").out.splitlines()
+    assert head.split()[:4] == ["view", "session", "vault", "turn"]
+    assert [row.split()[1:4] for row in rows] == [["dinner", "reply", "1"], ["dinner", "think", "1"]]
+    assert all("%" not in row and "–" in row for row in rows)  # the layers are more than the history
+    shown = kept("sessions", "show", "dinner").out
+    assert "vault  turn" in shown and "sent (–)" in shown
+    assert "–" in kept("stats").out and "%" not in kept("stats").out
+
+
+def test_a_record_without_vaults_has_no_column_of_them(recorded: Command) -> None:
+    assert recorded("views", "list").out.split()[:3] == ["view", "session", "turn"]
+
+
 def test_a_session_without_layers_is_shown_as_one_that_begins(cc: Command) -> None:
     cc("compile", DEMO, "--db", "system/context.db")
     assert "no layers are stored for this session yet" in cc("layers", "show", "demo").out
@@ -69,6 +100,12 @@ def test_json_holds_sections_and_values(kept: Command) -> None:
 def test_a_wrong_argument_is_reported_in_one_line(kept: Command, asked: tuple[str, ...], what: str) -> None:
     said = kept("layers", "show", *asked)
     assert said.code == 2 and what in said.err and said.err.count("\n") == 1
+    assert "Need" not in said.err
+
+
+def test_a_view_for_a_node_that_does_not_exist_is_one_line(kept: Command) -> None:
+    said = kept("compile", DEMO, "--layers", "dinner", "--db", "system/context.db", "--role", "cook")
+    assert said.code == 2 and "one of understand, think, act, reply\n" in said.err and said.err.count("\n") == 1
 
 
 def test_a_deleted_session_has_no_layers(kept: Command) -> None:

@@ -36,6 +36,82 @@ def test_verify_finds_a_changed_record(recorded: Command, tmp_path: Path) -> Non
     assert recorded("verify", "--json").json["defects"] == ["views 2: changed since it was written"]
 
 
+BAD_BYTE = "UPDATE {0} SET {1} = CAST(x'7bff' || substr(CAST({1} AS BLOB), 3) AS TEXT) WHERE rowid = 1"
+
+
+def test_an_unreadable_row_hides_no_other_defect(recorded: Command, tmp_path: Path) -> None:
+    db = tmp_path / "system" / "context.db"
+    damage(db, BAD_BYTE.format("views", "status"))
+    damage(db, "UPDATE views SET tokens_sent = 1 WHERE rowid = 2")
+    assert recorded("verify", "--json").json["defects"] == [
+        "views 1: changed since it was written; status: not valid UTF-8",
+        "views 2: changed since it was written",
+    ]
+    assert "All checks ran to the end." in recorded("verify").out
+
+
+def test_a_damaged_row_is_left_out_of_an_export_and_named(recorded: Command, tmp_path: Path) -> None:
+    whole = recorded("export").out.splitlines()
+    damage(tmp_path / "system" / "context.db", BAD_BYTE.format("views", "status"))
+    damage(tmp_path / "system" / "context.db", "UPDATE contents SET body = x'00' WHERE rowid = 1")
+    said = recorded("export")
+    assert said.code == 1 and len(said.out.splitlines()) == len(whole) - 2
+    assert set(said.out.splitlines()) < set(whole)
+    assert "note: left out: views 1: status is not valid UTF-8\n" in said.err
+    assert said.err.splitlines()[-1] == "error: system/context.db: 2 defects; everything else was exported"
+
+
+@pytest.mark.parametrize(
+    "column", ["views.status", "views.created_at", "sessions.created_at", "context_summaries.summary"]
+)
+def test_a_damaged_value_spoils_no_list(recorded: Command, tmp_path: Path, column: str) -> None:
+    recorded("import", DEMO, "--session", "sound")
+    damage(tmp_path / "system" / "context.db", BAD_BYTE.format(*column.split(".")))
+    for args in (("views", "list"), ("sessions", "list"), ("stats",)):
+        said = recorded(*args)
+        assert said.code == 0 and "sound" in said.out and "demo" in said.out
+    left_out = column == "views.created_at"
+    assert ("views 1 cannot be read and is left out" in recorded("views", "list").err) == left_out
+    assert recorded("sessions", "delete", "demo", "--yes").code == 0
+    assert recorded("verify").code == 0
+
+
+def test_a_session_with_a_damaged_name_is_listed_and_deleted(recorded: Command, tmp_path: Path) -> None:
+    damage(tmp_path / "system" / "context.db", BAD_BYTE.format("sessions", "session_id"))
+    assert "{\ufffdmo" in recorded("sessions", "list").out and "{\ufffdmo" in recorded("views", "list").out
+    said = recorded("sessions", "delete", "{\ufffdmo", "--yes")
+    assert (said.code, said.out) == (0, "system/context.db: session {\ufffdmo deleted, 3 requests removed\n")
+    assert recorded("verify").code == 0
+
+
+def test_a_session_whose_messages_cannot_be_read_is_deleted(recorded: Command, tmp_path: Path) -> None:
+    damage(tmp_path / "system" / "context.db", "UPDATE contents SET body = x'00'")
+    asked = recorded("sessions", "delete", "demo", input="n\n")
+    assert asked.code == 1 and "with 3 requests and damaged messages" in asked.err
+    assert recorded("sessions", "delete", "demo", "--yes").code == 0
+    assert recorded("verify").code == 0
+
+
+@pytest.mark.parametrize("table", ["contents", "views"])
+def test_a_malformed_file_is_not_said_to_be_checked(recorded: Command, tmp_path: Path, table: str) -> None:
+    db = tmp_path / "system" / "context.db"
+    with closing(sqlite3.connect(db)) as connection:
+        connection.execute("PRAGMA wal_checkpoint (TRUNCATE)")
+        [page] = connection.execute("SELECT rootpage FROM sqlite_master WHERE name = ?", (table,)).fetchone()
+    whole = bytearray(db.read_bytes())
+    whole[(page - 1) * 4096 : (page - 1) * 4096 + 64] = b"\xaa" * 64
+    db.write_bytes(whole)
+    said = recorded("verify")
+    assert said.code == 1 and "malformed; the rest was not checked" in said.out
+    assert "Not everything could be checked" in said.out and "ran to the end" not in said.out
+    assert recorded("verify", "--json").json["notes"] == [
+        "Not everything could be checked, so there may be more defects"
+    ]
+    said = recorded("export")
+    assert said.code == 1 and f"left out: {table}: the rest of the table cannot be read" in said.err
+    assert '"table": "sessions"' in said.out
+
+
 def test_verifying_writes_nothing(recorded: Command, tmp_path: Path) -> None:
     before = (tmp_path / "system" / "context.db").read_bytes()
     recorded("verify")
@@ -78,6 +154,11 @@ def test_stats_add_up(recorded: Command) -> None:
     assert total["requests"] == total["compiles"] == 3
     assert total["tokens_saved"] == total["tokens_raw"] - total["tokens_sent"] > 0
     assert total["fallbacks"] == 0
+
+
+def test_stats_have_no_columns_that_are_empty_in_every_row(recorded: Command) -> None:
+    head = recorded("stats").out.splitlines()[0].split()
+    assert "fallbacks" in head and not {"quality", "health"} & {*head}
 
 
 def test_stats_of_one_session_leave_out_the_others(recorded: Command) -> None:

@@ -57,7 +57,7 @@ def test_a_rollback_restores_and_the_next_one_goes_back_further(cc: Command, ses
     assert (first["turns_lost"], first["turns"]) == (1, 4)
     assert "2 turns lost" in cc("manager", "rollback", session, "--yes").out
     said = cc("manager", "rollback", session, "--yes")
-    assert said.code == 2 and "No checkpoint to rollback to" in one_line(said)
+    assert said.code == 2 and "No checkpoint to roll back to" in one_line(said)
 
 
 def test_a_rollback_can_name_a_commit_of_the_log(cc: Command, session: str) -> None:

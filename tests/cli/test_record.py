@@ -184,9 +184,36 @@ def test_a_replay_takes_missing_options_from_the_view(recorded: Command) -> None
     assert said["before"]["budget"] == said["after"]["budget"] and said["after"]["tokens"] < said["before"]["tokens"]
 
 
+def test_a_replay_tries_out_recall_and_trigger_as_an_agent_has_them(recorded: Command) -> None:
+    def tokens(*options: object) -> int:
+        said = recorded("views", "replay", 3, *options, "--json").json
+        assert said["record"]["id"] is None
+        return said["after"]["tokens"]
+
+    off, some, most = (tokens("--recall", share) for share in (0, 0.15, 0.5))
+    assert off < some < most <= 4_000
+    assert tokens("--budget", 16_000, "--trigger", 0.9) > 13_000 > tokens("--budget", 16_000, "--trigger", 5_000)
+    assert "recorded as" not in recorded("views", "replay", 3, "--recall", 0.15).out
+    assert len(recorded("views", "list", "--json").json["views"]) == 3
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        (("--recall", "1.5"), "--recall '1.5': give a share from 0"),
+        (("--recall", "most"), "--recall 'most': give a share from 0"),
+        (("--trigger", "0"), "--trigger '0': give whole tokens"),
+        (("--recall", "0.1", "--record"), "--record"),
+    ],
+)
+def test_a_wrong_recall_or_trigger_is_one_line(recorded: Command, options: tuple[str, ...], why: str) -> None:
+    said = recorded("views", "replay", 3, *options)
+    assert said.code == 2 and why in one_line(said)
+
+
 def test_a_replay_without_any_difference_is_refused(recorded: Command) -> None:
     said = recorded("views", "replay", 3)
-    assert said.code == 2 and "give --template, --budget, --fidelity or --model" in one_line(said)
+    assert said.code == 2 and "give --template, --budget, --fidelity, --model, --recall or --trigger" in one_line(said)
 
 
 def test_a_replay_with_a_model_that_its_template_does_not_use_is_refused(recorded: Command) -> None:

@@ -36,6 +36,20 @@ def started(*args: str, cwd: Path, **more: object) -> subprocess.Popen[bytes]:
     return subprocess.Popen(command, cwd=cwd, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no device that is always full")
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_an_output_that_cannot_be_written_is_one_line(tmp_path: Path, unbuffered: str) -> None:
+    command = [sys.executable, "-m", "context_compiler", "templates", "list"]
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": unbuffered}
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(command, cwd=tmp_path, env=env, stdout=full, stderr=subprocess.PIPE, text=True)
+    assert (done.returncode, done.stderr) == (1, "error: standard output: No space left on device\n")
+    closed = ["sh", "-c", 'exec "$@" >&-', "sh", *command]
+    done = subprocess.run(closed, cwd=tmp_path, env=env, stderr=subprocess.PIPE, text=True)
+    assert done.returncode == 1 and done.stderr.startswith("error: standard output is closed")
+    assert done.stderr.count("\n") == 1
+
+
 @pytest.mark.parametrize(("name", "inner"), EVERY)
 def test_help_shows_an_example_of_every_command(cc: Command, name: str, inner: str) -> None:
     path = f"{name} {inner}".strip()

@@ -9,6 +9,8 @@ import pytest
 
 from tests.cli.conftest import Command, one_line
 
+SHIPPED = Path(__file__).parents[2] / "templates"
+
 
 @pytest.fixture
 def own(tmp_path: Path) -> Path:
@@ -40,6 +42,43 @@ def test_a_template_is_shown_with_its_origin_hash_and_text(cc: Command, own: Pat
         assert told in said.out
     shown = cc("templates", "show", "good", "--json").json
     assert shown["template"]["sha256"] == digest and shown["wants"] == ["topic"]
+
+
+def test_a_template_is_shown_with_the_budgets_of_its_sections(cc: Command, own: Path) -> None:
+    (own / "plan.md").write_text(
+        "---\nsections:\n  topic: {priority: 1, budget: 90}\n  plan: {priority: 2}\n---\nHello.\n"
+    )
+    said = cc("templates", "show", "plan").out
+    assert "topic: priority 1, at most 90 tokens; plan: priority 2, at most 400 tokens, the default\n" in said
+
+
+def test_a_placeholder_that_is_always_empty_is_a_warning_with_its_line(cc: Command, own: Path) -> None:
+    body = "{% set zebra = cap %}{{ zebra }}\n{{ recent_turnz }}\n{{ lion }}"
+    (own / "good.md").write_text(f"---\nsections: {{topicz: {{priority: 1}}}}\n---\n\n{body}")
+    said = cc("templates", "check", "good")
+    assert said.code == 0 and said.out.endswith("1 template, 0 wrong, 3 warnings\n")
+    assert "line 6: unknown placeholder recent_turnz; did you mean recent_turns?\n" in said.out
+    assert "line 7: unknown placeholder lion; there are cap, constraints, " in said.out
+    assert "sections: unknown section topicz; did you mean topic?\n" in said.out
+    assert "line 6: unknown placeholder recent_turnz" in cc("templates", "show", "good").out
+
+
+def test_each_kind_of_template_has_placeholders_of_its_own(cc: Command) -> None:
+    files = [*(SHIPPED / "layers").glob("*.md"), *(SHIPPED / "fidelity").glob("*.md")]
+    assert cc("templates", "check", *files).out.endswith(f"{len(files)} templates, 0 wrong, 0 warnings\n")
+
+
+def test_all_errors_of_a_file_are_named(cc: Command, tmp_path: Path) -> None:
+    text = "---\nfidelity: lots\nrecent_turns: many\n---\n{{ a b }}\n{{ c | nofilter }} {{ d | other }}\n{{ e f }}"
+    (tmp_path / "note.md").write_text(text)
+    said = cc("templates", "check", "note.md")
+    found = [line.strip().removeprefix("wrong").strip() for line in said.out.splitlines()[:-2]]
+    assert [line.split(": ")[0] for line in found] == [f"note.md:{line}" for line in (2, 3, 5, 6, 6, 7)]
+    (one,) = cc("templates", "check", "note.md", "--json").json["templates"]
+    assert one["errors"] == found and one["error"] == found[0]
+    (tmp_path / "note.md").write_text("{% for x in y %}\n{{ a b }}\n")
+    (one,) = cc("templates", "check", "note.md", "--json").json["templates"]
+    assert [error.split(": ")[0] for error in one["errors"]] == ["note.md:1", "note.md:2"]
 
 
 def test_an_unknown_template_is_reported_in_one_line_with_similar_names(cc: Command) -> None:

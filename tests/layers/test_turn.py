@@ -8,6 +8,7 @@ import pytest
 
 from context_compiler.errors import LayersError
 from context_compiler.layers import (
+    Layers,
     SessionIdRegistry,
     get_current_curation,
     get_current_turn_steps,
@@ -42,6 +43,26 @@ from tests.layers.states import CHICKEN, conversation, registry, state
 )
 def test_a_missing_outcome_is_counted_from_the_result(result: object, said: str) -> None:
     assert generic_outcome(result) == said
+
+
+@pytest.mark.parametrize(
+    ("kind", "result", "said"),
+    [
+        ("write", [{"id": 1, "name": "Soup"}], "write: Created/updated 'Soup'"),
+        ("write", [{"id": 1}], "write: Processed 1 record"),
+        ("write", [{"id": 1}, {"id": 2}], "write: Affected 2 records"),
+        ("write", (), "write: Affected 0 records"),
+        ("generate", [{"name": "Soup"}], "generate: Generated 1 record"),
+        ("read", [{"id": 1}], "read: Found 1 record"),
+        ("search", [{"id": 1}], "search: Found 1 record"),
+    ],
+)
+async def test_only_what_was_read_is_said_to_be_found(kind: str, result: object, said: str) -> None:
+    layers = Layers(None)
+    async with layers.turn("s", "Go on.") as turn:
+        turn.did(kind, "The step", result=result)
+    async with layers.turn("s", "And now?") as turn:
+        assert said in turn.prompt("think", "Plan.")
 
 
 def test_a_given_outcome_is_used() -> None:

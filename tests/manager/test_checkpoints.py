@@ -50,7 +50,7 @@ async def test_without_versioning_there_are_no_checkpoints() -> None:
 
 
 async def test_a_rollback_without_a_checkpoint_is_refused() -> None:
-    with pytest.raises(ContextMemoryError, match="No checkpoint to rollback to"):
+    with pytest.raises(ContextMemoryError, match="No checkpoint to roll back to"):
         await managed().rollback()
 
 

@@ -132,7 +132,7 @@ async def test_a_compiler_that_keeps_failing_is_paused() -> None:
         )
     assert notes.asked == 3
     assert faulty.kinds == ["CompileError"] * 6
-    assert "left alone" in str(faulty.errors[-1])
+    assert "it failed too often and is paused" in str(faulty.errors[-1])
 
 
 @pytest.mark.parametrize("when", [0.02, 0.1])

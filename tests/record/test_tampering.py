@@ -89,6 +89,24 @@ async def test_tampering_is_found(full: SQLiteStore, statement: str):
     assert await full.verify() != ()
 
 
+async def test_a_row_that_cannot_be_checked_hides_no_other(full: SQLiteStore):
+    tamper(full.path, "UPDATE nodes SET parent = x'ff' WHERE position = 2")
+    tamper(full.path, "UPDATE nodes SET content = (SELECT max(content) FROM nodes) WHERE position = 3")
+    tamper(full.path, "UPDATE toolsets SET content = x'ff'")
+    found = " ".join(await full.verify())
+    assert found.count("the name does not match the content and parent") >= 1
+    assert "toolsets 1: cannot be read" in found and "not checked" not in found
+
+
+async def test_a_damaged_row_is_named_by_an_export(full: SQLiteStore):
+    tamper(full.path, "UPDATE views SET status = CAST(x'ff' AS TEXT) WHERE id = 2")
+    with pytest.raises(StoreError, match="views 2: status is not valid UTF-8"):
+        [row async for row in full.export()]
+    damaged = list[str]()
+    assert [row["id"] async for row in full.export(damaged.append) if row["table"] == "views"] == [1]
+    assert damaged == ["views 2: status is not valid UTF-8"]
+
+
 async def test_both_stores_detect_a_tip_that_was_never_recorded(file: SQLiteStore):
     for store in (file, MemoryStore()):
         await store.save(request(talk(1), view_tip="c1:x"))

@@ -44,9 +44,10 @@ def test_a_shipped_prompt_contains_its_values_and_no_gaps(name: str):
 
 
 @pytest.mark.parametrize(
-    ("left_out", "said"), [(1, "One earlier turn"), (12, "12 earlier turns"), (None, "Some of the earlier")]
+    ("left_out", "said", "whose"),
+    [(1, "One earlier turn", "it"), (12, "12 earlier turns", "them"), (None, "Some of the earlier", "it")],
 )
-def test_the_extractive_note_has_the_number_of_messages_left_out(left_out: int | None, said: str):
+def test_the_extractive_note_has_the_number_of_messages_left_out(left_out: int | None, said: str, whose: str):
     text = TemplateLibrary(system=None).find("extractive").render({"turns_left_out": left_out})
     assert text.startswith(said)
-    assert len(text.splitlines()) == 2
+    assert text.splitlines()[1:] == [f"What is quoted of {whose} below is word for word."]

@@ -15,7 +15,7 @@ from context_compiler.cli.chat.prompt import HELP, Leave
 from context_compiler.cli.screen import Column, Screen
 from context_compiler.cli.show import print_explanation, print_messages, read_history
 from context_compiler.cli.steering import print_outcome, print_pins
-from context_compiler.cli.text import first_word, number, one_line, plural, share
+from context_compiler.cli.text import first_word, number, one_line, plural, sent_share, share
 from context_compiler.compiler.view import View
 from context_compiler.errors import SettingsError, StoreError, TemplateError
 from context_compiler.messages.history import History
@@ -214,7 +214,7 @@ class Commands:
                 ("answers here", number(spent.answers)),
                 ("compiles here", f"{number(spent.compiles)}{by_model}"),
                 ("tokens raw", number(spent.raw)),
-                ("tokens sent", f"{number(spent.sent)} {share(spent.sent, spent.raw)}".strip()),
+                ("tokens sent", f"{number(spent.sent)} {sent_share(spent.sent, spent.raw)}".strip()),
                 ("tokens cached", number(spent.cached)),
                 ("compile cost", dollars(spent.compile_cost)),
                 ("recall blocks", f"{number(spent.recalled)} {share(spent.recalled, spent.sent)}".strip()),

@@ -18,7 +18,7 @@ from context_compiler.cli.chat.prompt import Leave
 from context_compiler.cli.chat.stream import MarkdownStream, NullStream, PlainStream
 from context_compiler.cli.inputs import chat_model
 from context_compiler.cli.screen import Screen, print_error, print_note
-from context_compiler.cli.text import json_text, number, one_line, plural, share, timestamp
+from context_compiler.cli.text import json_text, number, one_line, plural, sent_share, timestamp
 from context_compiler.paths import vault_of
 from context_compiler.resilience import try_await
 from context_compiler.template import TemplateLibrary
@@ -177,7 +177,7 @@ class Conversation:
 
 def token_summary(reply: Reply) -> str:
     """Summarize the tokens of a request and the cost of its input, for the status line."""
-    saved = f" ({share(reply.sent, reply.raw)})" if reply.sent != reply.raw else ""
+    saved = f" ({sent_share(reply.sent, reply.raw)})" if reply.sent != reply.raw else ""
     cost = "price unknown" if reply.cost is None else dollars(reply.cost)
     if reply.cost is not None and reply.sent != reply.raw:
         cost += f" (everything {dollars(reply.everything)})"
