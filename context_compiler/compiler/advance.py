@@ -113,8 +113,8 @@ def select(
         draft.recent = min(wanted, _affordable_turns(draft, limits.room // RECENT + spare))
     over = draft.total > limits.budget - overhead
     truncate_large_prompts(draft)
-    user_pins = standing_instructions(history, outline, draft.before_active())
-    draft.reserve(_reserved_tokens(plan, limits, user_pins))
+    instructions = standing_instructions(history, outline, draft.before_active())
+    draft.reserve(_reserved_tokens(plan, limits, instructions))
     if order is not None:
         _drop_by_order(draft, plan, order, previous)
     elif one_shot or policy.every_turn:
@@ -131,7 +131,7 @@ def select(
         target=target,
         out=out,
         span=_not_covered(out, previous),
-        pinned=tuple(pin for pin in user_pins if draft.here(pin.position) is None) if draft.summary else (),
+        instructions=tuple(one for one in instructions if draft.here(one.position) is None) if draft.summary else (),
         previous=previous,
         lasting=not one_shot,
         tool_work=plan.tool_work,
@@ -237,7 +237,7 @@ def _affordable_turns(draft: Draft, room: int) -> int:
     return len(draft.outline.turns)
 
 
-def _reserved_tokens(plan: Plan, limits: Limits, pinned: Sequence[Instruction]) -> int:
+def _reserved_tokens(plan: Plan, limits: Limits, instructions: Sequence[Instruction]) -> int:
     """Tokens to reserve for summary and quotes; a fidelity named by the caller caps both together."""
     cap = limits.cap(plan.policy.fidelity)
     if limits.max_notes and cap and not plan.policy.fidelity_named:
@@ -245,9 +245,9 @@ def _reserved_tokens(plan: Plan, limits: Limits, pinned: Sequence[Instruction]) 
     if plan.policy.fidelity_named or not cap:
         return cap
     cap += identifier_room(plan.history, limits.room)
-    if not pinned:
+    if not instructions:
         return cap
-    return cap + min(limits.room // 10, sum(plan.counter.text(pin.text) + 12 for pin in pinned) + 24)
+    return cap + min(limits.room // 10, sum(plan.counter.text(one.text) + 12 for one in instructions) + 24)
 
 
 def _start_draft(plan: Plan, limits: Limits, previous: Cycle | None, recent: int) -> Draft:
@@ -272,7 +272,7 @@ def _start_shapes(plan: Plan, previous: Cycle | None) -> list[Shape | None]:
     if previous is not None:
         shapes[: previous.decided] = [None] * previous.decided
         for index, shape in previous.kept:
-            asked = index >= plan.outline.active.start and history.readings[index].asks and not shape.bare
+            asked = index >= plan.outline.active.start and history.readings[index].has_prompt and not shape.bare
             shapes[index] = replace(shape, limit=None, prompt=None, ref="") if asked else shape
     if plan.policy.tool_history != "paired":
         start = plan.outline.active.start

@@ -41,7 +41,7 @@ class Selection:
     """Positions that are left out."""
     span: tuple[int, ...]
     """Positions that are left out and not covered by the last summary of a model."""
-    pinned: tuple[Instruction, ...]
+    instructions: tuple[Instruction, ...]
     """Standing instructions of the user in the messages that are left out."""
     previous: Cycle | None
     lasting: bool
@@ -88,7 +88,7 @@ class Selection:
     def cut_from_prompts(self) -> int:
         """Exact tokens that the last steps cut from the prompts of this turn and from system text."""
         active, readings = self.draft.outline.active, self.history.readings
-        prompts = {index for index in range(active.start, active.stop) if readings[index].prompts}
+        prompts = {index for index in range(active.start, active.stop) if readings[index].has_user_part}
         last = (reasons.TRUNCATION, reasons.SMALL_PROMPT)
         return sum(
             cut.tokens
@@ -271,7 +271,7 @@ def _after_dropped(shapes: Sequence[Shape | None]) -> frozenset[int]:
 def _may_lead(history: History, outline: Outline) -> frozenset[int]:
     """Positions of responses with which a view might begin; the line needed before them is included in their price."""
     unprompted = {
-        group.start for turn in outline.turns if not history.readings[turn.start].asks for group in turn.groups
+        group.start for turn in outline.turns if not history.readings[turn.start].has_prompt for group in turn.groups
     }
     return frozenset(
         index
@@ -303,7 +303,7 @@ def truncate_large_parts(draft: Draft) -> Iterator[None]:
     limit = max(draft.room // LARGE_PART, MIN_PART)
     active = draft.outline.active.start
     for index, reading in enumerate(draft.history.readings):
-        asked = index >= active and reading.asks
+        asked = index >= active and reading.has_prompt
         if not asked and draft.here(index) is not None and largest(reading.items) > limit:
             draft.reshape(index, reasons.LARGE_PART, limit=limit)
     yield
@@ -314,7 +314,7 @@ def truncate_large_prompts(draft: Draft) -> None:
     active = draft.outline.active
     for index in range(active.start, active.stop):
         reading = draft.history.readings[index]
-        if reading.asks and draft.here(index) is not None and not _fits_whole(draft, index):
+        if reading.has_prompt and draft.here(index) is not None and not _fits_whole(draft, index):
             draft.reshape(index, reasons.OVERSIZED_PROMPT, limit=int(PROMPT * draft.room))
 
 
@@ -363,7 +363,7 @@ def completed_groups(turn: Turn, history: History) -> tuple[Group, ...]:
     return tuple(
         group
         for group in turn.groups[:-1]
-        if not any(history.readings[index].asks for index in range(group.start, group.stop))
+        if not any(history.readings[index].has_prompt for index in range(group.start, group.stop))
     )
 
 
@@ -451,9 +451,9 @@ def _left_at_the_end(draft: Draft) -> tuple[Sequence[int], Sequence[int], Sequen
     active = draft.outline.active
     readings = draft.history.readings
     run = range(active.start, active.stop)
-    exchange = [index for index in run if not readings[index].prompts]
+    exchange = [index for index in run if not readings[index].has_user_part]
     tied = [index for index in draft.before_active() if draft.here(index) is not None]
-    return exchange, tied, [index for index in run if readings[index].prompts]
+    return exchange, tied, [index for index in run if readings[index].has_user_part]
 
 
 def drop_untruncatable(draft: Draft) -> Iterator[None]:
@@ -470,7 +470,7 @@ def drop_steering_prompts(draft: Draft) -> Iterator[None]:
     prompted = [
         group
         for group in draft.outline.active.groups[1:]
-        if any(draft.history.readings[index].asks for index in range(group.start, group.stop))
+        if any(draft.history.readings[index].has_prompt for index in range(group.start, group.stop))
     ]
     for group in prompted[:-1]:
         draft.drop(range(group.start, group.stop), reasons.EARLIER_PROMPT)

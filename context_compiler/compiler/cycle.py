@@ -280,12 +280,7 @@ def restore_late_calls(cycle: Cycle, history: History, pairing: Pairing, base: M
     The host may also have joined the answer with the last message of the cycle.
     """
     kept, last = dict(cycle.kept), cycle.decided - 1
-    shown = kept.get(last)
-    came = {
-        item.call_id
-        for part, item in enumerate(history.readings[last].items if shown is not None and not shown.bare else ())
-        if item.kind is Kind.RETURN and part not in shown.skip
-    }
+    came = _answers_sent(kept.get(last), history, last)
     late = {
         call
         for call, answer in pairing.pairs
@@ -302,11 +297,19 @@ def restore_late_calls(cycle: Cycle, history: History, pairing: Pairing, base: M
     )
 
 
+def _answers_sent(shape: Shape | None, history: History, at: int) -> set[str | None]:
+    """Ids of the calls whose answers are sent with message `at` in this shape."""
+    if shape is None or shape.bare:
+        return set()
+    items = enumerate(history.readings[at].items)
+    return {item.call_id for part, item in items if item.kind is Kind.RETURN and part not in shape.skip}
+
+
 def _leaves_out(shape: Shape | None, history: History, call: int, ids: Set[str | None]) -> bool:
     """True if one of the calls `ids` in message `call` is not sent."""
-    gone = shape is None or shape.bare
     items = history.readings[call].items if ids else ()
-    return any(item.call_id in ids and (gone or part in shape.skip) for part, item in enumerate(items))
+    calls = [part for part, item in enumerate(items) if item.call_id in ids]
+    return bool(calls) and (shape is None or shape.bare or not shape.skip.isdisjoint(calls))
 
 
 MAX_BLOCK_CUTS = 2

@@ -13,7 +13,7 @@ from typing import Any
 
 from pydantic_ai.messages import ModelMessage
 
-from context_compiler.compiler.reasons import CARRIED_FOR_HOST, CURRENT_TURN, KEPT_TURN, WRITTEN, Step
+from context_compiler.compiler.reasons import CARRIED_FOR_HOST, CURRENT_TURN, KEPT_TURN, WRITTEN, StepInfo
 from context_compiler.messages.display import CARRIED, SHORTENED
 from context_compiler.messages.items import mark_of, user_content
 from context_compiler.record.values import Drop, positions_of
@@ -29,7 +29,7 @@ class Fate:
     """Position in the view; None if it is not there."""
     reason: str
     """Reason as recorded; empty if the record has none."""
-    step: Step | None
+    step: StepInfo | None
     request: int | None
     """Number of the request that cut it: this one, or an earlier one whose decision still holds."""
 

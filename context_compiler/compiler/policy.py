@@ -387,7 +387,7 @@ class Plan:
     @cached_property
     def long_turns(self) -> bool:
         """True if turns are long (see `LONG_TURNS`), so that a text in a turn is paid for in several requests."""
-        prompts = sum(reading.asks for reading in self.history.readings)
+        prompts = sum(reading.has_prompt for reading in self.history.readings)
         return sum(not reading.request for reading in self.history.readings) >= LONG_TURNS * prompts
 
     @property

@@ -29,13 +29,13 @@ from context_compiler.tokens import TokenCounter
 MIN_QUOTES = 16
 """Minimum room in tokens for a note or for quotes."""
 
-PINNED_WHY = "pinned: a standing instruction"
-PINNED = "Standing instructions the user gave earlier:"
-PINS = 10
+INSTRUCTION_WHY = "pinned: a standing instruction"
+INSTRUCTIONS_HEAD = "Standing instructions the user gave earlier:"
+INSTRUCTIONS_PART = 10
 """Divisor of the room for messages: maximum size of standing instructions."""
-PINNED_MOST = 3
+MAX_INSTRUCTIONS_PART = 3
 """Divisor of the verbatim part: maximum size of standing instructions, because a view also has to answer."""
-PINNED_LEAST = 96
+MIN_INSTRUCTIONS_TOKENS = 96
 """Tokens that standing instructions may always take, so that a small view has room for a few rules."""
 
 OUTLINED = "What was worked on when:"
@@ -122,23 +122,24 @@ def write_quotes(
 
 def _body(selection: Selection, sources: _Sources, room: int, note: str, lost: bool) -> tuple[str, tuple[Quote, ...]]:
     """Text within the fence, and its quotes. A standing instruction that a passage contains is not listed as well."""
-    share = max(room // PINNED_MOST, min(PINNED_LEAST, room))
-    pins = _pins(selection, min(share, selection.limits.room // PINS))
-    body, held = _verbatim(selection, sources, room, note, lost, pins)
-    also_quoted = [pin for pin in pins if any(pin.text in quote.text for quote in held if quote.why != PINNED_WHY)]
+    share = max(room // MAX_INSTRUCTIONS_PART, min(MIN_INSTRUCTIONS_TOKENS, room))
+    rules = _fitting_instructions(selection, min(share, selection.limits.room // INSTRUCTIONS_PART))
+    body, held = _verbatim(selection, sources, room, note, lost, rules)
+    others = [quote.text for quote in held if quote.why != INSTRUCTION_WHY]
+    also_quoted = [rule for rule in rules if any(rule.text in text for text in others)]
     if not also_quoted:
         return body, held
-    fewer, again = _verbatim(selection, sources, room, note, lost, [pin for pin in pins if pin not in also_quoted])
-    lost_pins = [pin for pin in also_quoted if not any(pin.text in quote.text for quote in again)]
-    return (body, held) if lost_pins else (fewer, again)
+    fewer, again = _verbatim(selection, sources, room, note, lost, [rule for rule in rules if rule not in also_quoted])
+    missing = [rule for rule in also_quoted if not any(rule.text in quote.text for quote in again)]
+    return (body, held) if missing else (fewer, again)
 
 
 def _verbatim(
-    selection: Selection, sources: _Sources, room: int, note: str, lost: bool, pins: Sequence[Instruction]
+    selection: Selection, sources: _Sources, room: int, note: str, lost: bool, rules: Sequence[Instruction]
 ) -> tuple[str, tuple[Quote, ...]]:
     counter = selection.counter
-    pinned = _instructions_text(pins)
-    left = room - cost(pinned, counter)
+    listed_rules = _instructions_text(rules)
+    left = room - cost(listed_rules, counter)
     outline = _outline_text(selection, min(left, selection.target // OUTLINE)) if sources.broad else ""
     left -= cost(outline, counter)
     chosen: list[Passage] = []
@@ -147,25 +148,25 @@ def _verbatim(
         chosen[:] = choose(sources.candidates, tokens, sources.ranks, wide=sources.wide, newer=sources.newer)
         return write_quotation(chosen)
 
-    quotes = identifiers_and_quotes(selection, (note, pinned), left, quoting, lost=lost)
-    body = "\n\n".join(block for block in (pinned, outline, quotes) if block)
+    quotes = identifiers_and_quotes(selection, (note, listed_rules), left, quoting, lost=lost)
+    body = "\n\n".join(block for block in (listed_rules, outline, quotes) if block)
     listed = quotes.removesuffix(write_quotation(chosen))
-    return body, (*_other_quotes(pins, outline, listed), *_passage_quotes(chosen, sources))
+    return body, (*_other_quotes(rules, outline, listed), *_passage_quotes(chosen, sources))
 
 
-def _instructions_text(pins: Sequence[Instruction]) -> str:
-    return "\n".join([PINNED, *(f"- turn {pin.turn + 1}: {pin.text}" for pin in pins)]) if pins else ""
+def _instructions_text(rules: Sequence[Instruction]) -> str:
+    return "\n".join([INSTRUCTIONS_HEAD, *(f"- turn {rule.turn + 1}: {rule.text}" for rule in rules)]) if rules else ""
 
 
-def _pins(selection: Selection, room: int) -> list[Instruction]:
+def _fitting_instructions(selection: Selection, room: int) -> list[Instruction]:
     """Newest standing instructions that fit in `room` tokens, oldest first."""
     kept: list[Instruction] = []
     left = room - MIN_QUOTES
-    for pin in reversed(selection.pinned):
-        left -= selection.counter.text(f"- turn {pin.turn + 1}: {pin.text}") + 1
+    for rule in reversed(selection.instructions):
+        left -= selection.counter.text(f"- turn {rule.turn + 1}: {rule.text}") + 1
         if left < 0:
             break
-        kept.append(pin)
+        kept.append(rule)
     return kept[::-1]
 
 
@@ -174,8 +175,8 @@ def _outline_text(selection: Selection, room: int) -> str:
     return f"{OUTLINED}\n{text}" if text else ""
 
 
-def _other_quotes(pins: Sequence[Instruction], outline: str, listed: str) -> list[Quote]:
-    found = [Quote(what=f"turn {pin.turn + 1}", why=PINNED_WHY, text=pin.text) for pin in pins]
+def _other_quotes(rules: Sequence[Instruction], outline: str, listed: str) -> list[Quote]:
+    found = [Quote(what=f"turn {rule.turn + 1}", why=INSTRUCTION_WHY, text=rule.text) for rule in rules]
     found += [Quote(what=_label(line), why="outline", text=line) for line in outline.splitlines()[1:]]
     return [*found, *(Quote(what=_label(line), why="ledger", text=line) for line in listed.splitlines() if line)]
 
@@ -267,10 +268,10 @@ def _room_for_instructions(selection: Selection, note: str) -> int:
     come before a recall block, which takes what is left.
     """
     limits, counter = selection.limits, selection.counter
-    pins = _pins(selection, limits.room // PINS) if selection.lasting else []
-    if not pins:
+    rules = _fitting_instructions(selection, limits.room // INSTRUCTIONS_PART) if selection.lasting else []
+    if not rules:
         return 0
-    needed = cost(fence(QUOTED_TITLE, _instructions_text(pins)), counter) + 2 * MIN_QUOTES
+    needed = cost(fence(QUOTED_TITLE, _instructions_text(rules)), counter) + 2 * MIN_QUOTES
     free = selection.target - selection.kept + limits.budget - limits.low + limits.extra_cut
     return min(needed, free - cost(note, counter))
 

@@ -16,7 +16,7 @@ DROPS, SHORTENS = "drops", "shortens"
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class StepInfo:
     """A step of the cut order."""
 
     number: int
@@ -32,7 +32,7 @@ class Reason:
 
     text: str
     """Text on the record; `{turns}` in it is a number."""
-    step: Step
+    step: StepInfo
     earlier: str = ""
     """Text that earlier versions recorded; empty if it is the same."""
     shown: str = ""
@@ -40,60 +40,64 @@ class Reason:
 
 
 # Steps 4 and 8 are missing: they shrink and drop the summary, which is not a message.
-_OLDER = Step(2, "drop older turns", DROPS)
-_ACTIVE = Step(7, "drop tool exchanges of this turn", DROPS)
-_TRUNCATION = Step(10, "truncate what is left, harder each time", SHORTENS)
+_OLDER = StepInfo(2, "drop older turns", DROPS)
+_ACTIVE = StepInfo(7, "drop tool exchanges of this turn", DROPS)
+_TRUNCATION = StepInfo(10, "truncate what is left, harder each time", SHORTENS)
 _LAST_RESORT = "last resort: only the last exchange is sent"
 
 OVERSIZED_PROMPT = Reason(
-    "a prompt larger than the budget", Step(0, "shorten prompts larger than the budget", SHORTENS)
+    "a prompt larger than the budget", StepInfo(0, "shorten prompts larger than the budget", SHORTENS)
 )
 OVERSIZED_SYSTEM_TEXT = Reason(
     "system text that would fill the budget alone",
-    Step(0, "shorten system text that would fill the budget alone", SHORTENS),
+    StepInfo(0, "shorten system text that would fill the budget alone", SHORTENS),
 )
 LARGE_PART = Reason(
-    "a part above a quarter of the budget", Step(1, "shorten parts above a quarter of the room", SHORTENS)
+    "a part above a quarter of the budget", StepInfo(1, "shorten parts above a quarter of the room", SHORTENS)
 )
 EARLIER_TURN = Reason("an earlier turn", _OLDER)
 BEFORE_LAST_TURN = Reason("older than the last turn", _OLDER)
 BEFORE_LAST_TURNS = Reason("older than the last {turns} turns", _OLDER)
 STUB = Reason(
     "tool exchange as a stub",
-    Step(3, "shorten tool exchanges of earlier turns", SHORTENS),
+    StepInfo(3, "shorten tool exchanges of earlier turns", SHORTENS),
     earlier="tool exchange as a skeleton",
 )
 # A compile cuts to the low threshold, not to the budget.
-RECENT_TURN = Reason("recent turn, over budget", Step(5, "drop recent turns", DROPS), shown="recent turn, no room left")
+RECENT_TURN = Reason(
+    "recent turn, over budget", StepInfo(5, "drop recent turns", DROPS), shown="recent turn, no room left"
+)
 ACTIVE_STUB = Reason(
     "tool exchange of this turn as a stub",
-    Step(6, "shorten tool exchanges of this turn", SHORTENS),
+    StepInfo(6, "shorten tool exchanges of this turn", SHORTENS),
     earlier="tool exchange of this turn as a skeleton",
 )
 ACTIVE_EXCHANGE = Reason(
     "tool exchange of this turn, over budget", _ACTIVE, shown="tool exchange of this turn, no room left"
 )
 ACTIVE_EXCHANGE_ORDERED = Reason("tool exchange of this turn, by order", _ACTIVE)
-PIN_WAITS = Reason("pinned, over budget", Step(9, "drop pinned messages", DROPS))
+PIN_WAITS = Reason("pinned, over budget", StepInfo(9, "drop pinned messages", DROPS))
 TRUNCATION = Reason("clamped to fit", _TRUNCATION)
-NOT_TRUNCATABLE = Reason("cannot be shortened, over budget", Step(11, "drop what truncation cannot shorten", SHORTENS))
+NOT_TRUNCATABLE = Reason(
+    "cannot be shortened, over budget", StepInfo(11, "drop what truncation cannot shorten", SHORTENS)
+)
 EARLIER_PROMPT = Reason(
-    "earlier prompt of this turn, over budget", Step(12, "drop earlier prompts of this turn", DROPS)
+    "earlier prompt of this turn, over budget", StepInfo(12, "drop earlier prompts of this turn", DROPS)
 )
 SMALL_PROMPT = Reason(
     "a prompt below a quarter of the room, over budget",
-    Step(13, "shorten prompts to less than a quarter of the room", SHORTENS),
+    StepInfo(13, "shorten prompts to less than a quarter of the room", SHORTENS),
 )
-SYSTEM_TEXT = Reason("system text, over budget", Step(14, "shorten the system text of others", SHORTENS))
-TURNS_ORDERED = Reason("summarised from here on", Step(0, "summarise from a turn on, by hand", DROPS))
+SYSTEM_TEXT = Reason("system text, over budget", StepInfo(14, "shorten the system text of others", SHORTENS))
+TURNS_ORDERED = Reason("summarised from here on", StepInfo(0, "summarise from a turn on, by hand", DROPS))
 BROKEN = Reason(
     "broken: a call without its answer, or an answer without its call",
-    Step(0, "leave out half of a tool exchange", DROPS),
+    StepInfo(0, "leave out half of a tool exchange", DROPS),
 )
-LAST_RESORT = Reason(_LAST_RESORT, Step(0, "send the last exchange alone", DROPS))
+LAST_RESORT = Reason(_LAST_RESORT, StepInfo(0, "send the last exchange alone", DROPS))
 LAST_RESORT_TRUNCATION = Reason(f"{TRUNCATION.text}, {_LAST_RESORT}", _TRUNCATION)
 AFTER_LAST_REQUEST = Reason(
-    "after the last request: a view ends with it", Step(0, "a view ends with the last request", DROPS)
+    "after the last request: a view ends with it", StepInfo(0, "a view ends with the last request", DROPS)
 )
 
 REASONS = (

@@ -337,7 +337,7 @@ def _question(history: History, index: Index, at: int, stop: int, counter: Token
         question = Question.of(text)
         if _occurs(question, index, stop):
             return question
-    before = next((place for place in reversed(range(at)) if history.readings[place].asks), at)
+    before = next((place for place in reversed(range(at)) if history.readings[place].has_prompt), at)
     items = [item for _, item in history.items(before, at + 1)]
     texts = [
         answer_text(item) or item.text for item in items if item.kind in (Kind.USER, Kind.TEXT) or answer_text(item)

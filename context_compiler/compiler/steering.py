@@ -140,13 +140,13 @@ def cycle_of(action: Action) -> Cycle | None:
 
 
 @dataclass(slots=True)
-class Steps:
+class CycleHistory:
     """Cycles of a conversation in order, for undo; if there are none, its raw history was sent."""
 
     cycles: list[Cycle] = field(default_factory=list[Cycle])
 
     @classmethod
-    def of(cls, actions: Sequence[Action], cycles: Sequence[Cycle], ids: Sequence[str]) -> Steps:
+    def of(cls, actions: Sequence[Action], cycles: Sequence[Cycle], ids: Sequence[str]) -> CycleHistory:
         """Replay the actions of a conversation together with the cycles of each generation.
 
         Args:

@@ -165,7 +165,7 @@ one."""
 def latest_input(history: History) -> str:
     """Text of the newest user prompt; empty if there is none."""
     for reading in reversed(history.readings):
-        if reading.asks:
+        if reading.has_prompt:
             return "\n".join(item.text for item in reading.items if item.kind is Kind.USER and item.mark is None)
     return ""
 
@@ -266,7 +266,7 @@ def gather_sections(selection: Selection, span: Sequence[int], wanted: Collectio
     failed = any(item.failed for index in span for item in history.readings[index].items)
     reflects = failed or policy.reflections.every_n_turns > 0
     found = {
-        "constraints": "\n".join(f"turn {pin.turn + 1}: {pin.text}" for pin in selection.pinned),
+        "constraints": "\n".join(f"turn {one.turn + 1}: {one.text}" for one in selection.instructions),
         "topic": topic(history),
         "plan": plan(history, span),
         "tool_results": tool_results(history, span, policy.recent_tool_results),

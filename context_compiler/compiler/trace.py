@@ -295,7 +295,7 @@ class Tracer:
         for stop in range(len(raw), 0, -BLOCK):
             start = max(0, stop - BLOCK)
             _, readings = self.read_nodes(db, raw[start:stop])
-            asked = [start + at for at, reading in enumerate(readings) if reading.asks]
+            asked = [start + at for at, reading in enumerate(readings) if reading.has_prompt]
             if asked:
                 return asked[-1]
         return 0

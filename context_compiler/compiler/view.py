@@ -250,7 +250,7 @@ def opening(
     before: list[Placed] = []
     kept: list[Placed] = []
     led = 0
-    prompt = max((index for index, _ in cycle.kept if history.readings[index].asks), default=cycle.decided)
+    prompt = max((index for index, _ in cycle.kept if history.readings[index].has_prompt), default=cycle.decided)
     for index, shape in cycle.kept:
         message = apply_shape(history.messages[index], history.readings[index], shape, reader.counter)
         if isinstance(message, ModelRequest) and index < prompt:
@@ -323,7 +323,7 @@ def check_view(sent: History, raw: History) -> None:
     if not sent.readings or sent.readings[-1].request != raw.readings[-1].request:
         raise ContextCompilerError("the view does not end with the active request")
     last, asked = sent.readings[-1], raw.readings[-1]
-    if (asked.prompts and not last.prompts) or not set(last.answers) <= set(asked.answers):
+    if (asked.has_user_part and not last.has_user_part) or not set(last.answers) <= set(asked.answers):
         raise ContextCompilerError("the view ends with a request other than the active one")
     if pair(sent).broken:
         raise ContextCompilerError("the view has a call without its answer, or an answer without its call")

@@ -100,7 +100,7 @@ class Session:
 
 def starts_turn(message: ModelMessage, reader: Reader) -> bool:
     """True if the message contains a user prompt, which begins a turn."""
-    return isinstance(message, ModelRequest) and reader.one(message).asks
+    return isinstance(message, ModelRequest) and reader.one(message).has_prompt
 
 
 KEYS = count()

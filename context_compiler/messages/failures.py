@@ -197,7 +197,7 @@ def _items_by_turn(history: History, wanted: set[int]) -> Iterator[tuple[int, It
     """Items of the wanted messages, each with the ordinal of its user turn, from 1."""
     turn = 0
     for index, reading in enumerate(history.readings):
-        turn += reading.asks
+        turn += reading.has_prompt
         if index in wanted:
             for item in reading.items:
                 yield max(turn, 1), item

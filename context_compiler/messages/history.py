@@ -76,13 +76,13 @@ class Reading:
     splits: tuple[Split, ...]
     """Places at which the host may have joined two messages."""
     request: bool
-    prompts: bool
+    has_user_part: bool
     """True if it contains a user prompt that this package did not write."""
     calls: tuple[str, ...]
     """Ids of the function calls it makes."""
     answers: tuple[str, ...]
     """Ids of the function calls it answers."""
-    asks: bool
+    has_prompt: bool
     """True if a user wrote something in it; a file beside a tool result belongs to the result and does not count."""
     exchanges: bool
     """True if it calls a tool or answers a call, including the provider's own tools."""
@@ -401,8 +401,8 @@ def _read_message(message: ModelMessage, body: bytes, counter: TokenCounter) -> 
         rendering=facts.rendering,
         splits=facts.splits,
         request=request,
-        prompts=request and bool(spoken),
-        asks=request and bool(spoken) and not (answers and all(item.files for item in spoken)),
+        has_user_part=request and bool(spoken),
+        has_prompt=request and bool(spoken) and not (answers and all(item.files for item in spoken)),
         calls=tuple(str(item.call_id) for item in functions if item.kind is Kind.CALL),
         answers=answers,
         exchanges=any(item.call_id is not None for item in items),

@@ -174,7 +174,7 @@ def turn_starts(history: History, first: int = 0) -> list[int]:
     """
     readings = history.readings
     starts = [first]
-    for index in [at for at, reading in enumerate(readings[first + 1 :], first + 1) if reading.prompts]:
+    for index in [at for at, reading in enumerate(readings[first + 1 :], first + 1) if reading.has_user_part]:
         own = readings[index].run_id
         before = readings[max(0, index - NEAR) : index] if own is not None else ()
         same_run = own is not None and own == next((one.run_id for one in reversed(before) if one.run_id), None)
@@ -210,7 +210,7 @@ def prompt_at(history: History) -> int | None:
     """
     newest: int | None = None
     for index in reversed(range(len(history))):
-        if history.readings[index].asks:
+        if history.readings[index].has_prompt:
             if not _accompanies_result(history, index):
                 return index
             newest = index if newest is None else newest
@@ -229,7 +229,7 @@ def _accompanies_result(history: History, index: int) -> bool:
 def turn_index(history: History) -> int:
     """0-based ordinal of the current user turn."""
     starts = turn_starts(history)
-    return max(0, len(starts) - 1 if history.readings and history.readings[0].prompts else len(starts) - 2)
+    return max(0, len(starts) - 1 if history.readings and history.readings[0].has_user_part else len(starts) - 2)
 
 
 Rule = Callable[[History, Sequence[tuple[int, int]], list[int]], Iterable[int]]
@@ -248,7 +248,7 @@ def keeps_pairs(history: History, pairs: Sequence[tuple[int, int]], starts: list
 def keeps_continuations(history: History, pairs: Sequence[tuple[int, int]], starts: list[int]) -> Iterable[int]:
     """Keep a request without a prompt (results, retries) together with the response that it reacts to."""
     for before, (index, reading) in pairwise(enumerate(history.readings[starts[0] :], starts[0])):
-        if reading.request and not reading.prompts and not before[1].request:
+        if reading.request and not reading.has_user_part and not before[1].request:
             yield index
 
 
@@ -321,7 +321,7 @@ def outline(history: History, pairing: Pairing, before: Outline | None = None) -
     cuts = cut_points(history, pairs, starts)
     groups = list(map(Group, cuts, [*cuts[1:], len(history)]))
     places = [*map(partial(bisect_left, cuts), starts), len(groups)]
-    ordinal = turns[-1].index + 1 if turns else 0 if history.readings[0].prompts else -1
+    ordinal = turns[-1].index + 1 if turns else 0 if history.readings[0].has_user_part else -1
     edges = zip(pairwise([*starts, len(history)]), pairwise(places), strict=True)
     turns += tuple(
         Turn(ordinal + at, start, stop, tuple(groups[first:last]))

@@ -59,7 +59,7 @@ async def start(context: RequestContext, previous: Cycle | None, host: Host) -> 
         task = await host.launch(wanted)
         if task is None:
             return False
-        run.ask(context.turn)
+        run.mark_model_asked(context.turn)
         all_pending.add(
             PendingCompile(
                 context=context,
@@ -89,7 +89,7 @@ async def finish(
     try:
         response = host.charge(_charge_once(context, one, response))
     except CompileError as error:
-        context.run.ask(context.turn)
+        context.run.mark_model_asked(context.turn)
         return None, _row(one, error), error
 
     async def answer(_: SummaryRequest) -> SummaryResponse:

@@ -42,7 +42,7 @@ async def compile_context(
     """
     context = read_request(compiler, run, request, host)
     reason = _refusal(context)
-    run.order(context.turn)
+    run.mark_compile_requested(context.turn)
     if reason:
         return f"Nothing was compiled: {reason}. {GO_ON}"
     outcome = await try_await(_compile(context, host, Order(focus=clip(focus.strip(), FOCUS), inside=True)))

@@ -154,7 +154,7 @@ def _bare_result(
         sent=sent,
         cycle=None,
         next_cycle=run.cycle,
-        turn=max(0, sum(reading.prompts for reading in raw.readings) - 1),
+        turn=max(0, sum(reading.has_user_part for reading in raw.readings) - 1),
         cost=cost,
         limit=0,
         row=run.failed,

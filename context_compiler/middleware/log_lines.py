@@ -30,7 +30,7 @@ def log_text(error: Exception) -> str:
 
 def log_compile(record: Record, result: Result) -> None:
     """Log one line for a compile: tokens before and after, turns kept, model calls, time and cost."""
-    kept = sum(reading.prompts for reading in result.sent.readings)
+    kept = sum(reading.has_user_part for reading in result.sent.readings)
     recalled, sent = result.view.ledger["tokens"].get("recall", 0) * result.ratio, result.cost * result.ratio
     LOG.info(
         "%s → %s tokens%s, %d %s kept, %s, %.1f s, %s",
@@ -69,7 +69,7 @@ def _cost_text(record: Record, made: Compile | None) -> str:
 def warn_of_fewer_turns(arguments: Arguments, result: Result) -> bool:
     """Warn if fewer turns are kept than the caller asked for, and suggest a remedy; True if a warning was logged."""
     wanted = arguments.recent_turns
-    kept, turns = (sum(reading.asks for reading in one.readings) - 1 for one in (result.sent, result.raw))
+    kept, turns = (sum(reading.has_prompt for reading in one.readings) - 1 for one in (result.sent, result.raw))
     if not isinstance(wanted, int) or kept >= min(wanted, turns):
         return False
     LOG.warning(

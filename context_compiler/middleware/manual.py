@@ -378,7 +378,7 @@ class Manual:
             before=before,
             after=before if why else after,
             kept=round(sum(draft.costs[index] for index in kept) * found.ratio),
-            turns=sum(found.raw.readings[index].asks for index in kept),
+            turns=sum(found.raw.readings[index].has_prompt for index in kept),
             left_out=tuple(draft.drops),
             summary=summary_of(done.cycle),
         )

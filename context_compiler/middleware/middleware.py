@@ -135,7 +135,7 @@ class Middleware:
     async def view(self, run: Run, request: Request, host: Host) -> View:
         """Make and record the view of a request. Raises nothing but cancellation."""
         started = time.perf_counter()
-        run.fail(None)
+        run.set_failed_compile(None)
         await self._prepare()
         if self.arguments.budget_unpriced(request.model, request.provider):
             await self._report_unpriced(request)
@@ -277,7 +277,7 @@ class Middleware:
         if not share or request.owner is None:
             return block
         last = self.state.reader.one(request.messages[-1])
-        prompt = asking_part(question_text(last), counter) if last.asks else ""
+        prompt = asking_part(question_text(last), counter) if last.has_prompt else ""
         if not asks(prompt, counter):
             return block
         budget, _ = self.arguments.whole_budget(**request.terms)

@@ -12,7 +12,7 @@ from pydantic_ai.models import Model
 
 from context_compiler.compiler.advance import Advance, Ask, with_pins
 from context_compiler.compiler.cycle import Cycle, restore_late_calls, valid_cycle
-from context_compiler.compiler.steering import REFERENCE, Order, Steps, steering_of
+from context_compiler.compiler.steering import REFERENCE, CycleHistory, Order, steering_of
 from context_compiler.compiler.summary import SummaryRequest, SummaryResponse, latest_input
 from context_compiler.errors import SettingsError, StoreError
 from context_compiler.messages.fences import clip, one_line
@@ -48,7 +48,7 @@ class NextRequest:
     """Its history ends with a short placeholder for the next prompt."""
     number: int
     """Number of the newest action."""
-    steps: Steps
+    steps: CycleHistory
     writer: Model | str
     note: str
     """Reason why no model can be called; empty if one can, or if none is wanted."""
@@ -133,7 +133,7 @@ class NextRequest:
             for item in self.raw.readings[index].items
             if item.mark is None and words in " ".join(item.text.split()).casefold()
         ]
-        return next((index for index in found if self.raw.readings[index].asks), found[0] if found else None)
+        return next((index for index in found if self.raw.readings[index].has_prompt), found[0] if found else None)
 
     def order(self, focus: str, start: int | str | None) -> Order:
         """The compile to make; with `start`, it begins at the turn of that message."""
@@ -208,7 +208,7 @@ async def read_next_request(
         replace(request, messages=[*messages, prompt], run_id=None, owner=archive.owner),
         UnsentHost(),
     )
-    steps = Steps.of(actions, await archive.cycles(session), context.history.tips())
+    steps = CycleHistory.of(actions, await archive.cycles(session), context.history.tips())
     number = actions[-1].number if actions else 0
     return NextRequest(context=context, number=number, steps=steps, writer=writer, note=note, began=began)
 

@@ -221,7 +221,7 @@ def _refusal(view: View, done: Advance | None) -> str:
         reading, shape = draft.history.readings[index], draft.here(index)
         longest = max((item.tokens for item in reading.items if item.kind is Kind.USER), default=0)
         limit = None if shape is None else shape.limit if shape.prompt is None else shape.prompt
-        if reading.asks and (shape is None or (limit is not None and longest > limit)):
+        if reading.has_prompt and (shape is None or (limit is not None and longest > limit)):
             return f"{view.budget} tokens are enough only if the prompt is cut, which takes {reading.tokens}"
     return ""
 

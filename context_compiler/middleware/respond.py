@@ -388,7 +388,7 @@ async def advance_again(compiler: CompilerState, run: Run, request: Request, hos
         ContextCompilerError: The template or anything else failed.
     """
     context = read_request(compiler, run, request, host)
-    run.ask(context.turn)
+    run.mark_model_asked(context.turn)
     again = await _new_cycle(context, result.cycle, host)
     return replace(again, row=result.row or again.row, fault=result.fault or again.fault)
 
@@ -417,13 +417,13 @@ def summary_callback(context: RequestContext, host: Host) -> Ask | None:
     async def ask(wanted: SummaryRequest) -> SummaryResponse:
         if context.is_paused:
             return SummaryResponse(text="", refused="the last compile of this conversation was undone")
-        run.ask(context.turn)
+        run.mark_model_asked(context.turn)
         if not context.affords(wanted, host):
             return SummaryResponse(text="", refused="the run's usage limits leave too little for a compile")
         try:
             return await host.ask(wanted)
         except CompileError as error:
-            run.fail(failed_row(context.where, context.history, context.policy, wanted, error))
+            run.set_failed_compile(failed_row(context.where, context.history, context.policy, wanted, error))
             raise
 
     return ask

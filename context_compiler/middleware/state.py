@@ -166,7 +166,7 @@ class Run:
         found = self.parked.pop(config, (None, None, None, None, False))
         self.cycle, self.recorded, self.blocks, self.recorded_blocks, self.begun = found
 
-    def read(self, history: History) -> None:
+    def keep_history(self, history: History) -> None:
         """Keep a history, so that the beginning that it shares with the next one is not read again."""
         self.raw = history
 
@@ -214,11 +214,11 @@ class Run:
         self.refused = True
         self.asked_turn = self.turn
 
-    def ask(self, turn: int) -> None:
+    def mark_model_asked(self, turn: int) -> None:
         """Note that a model is called in this turn, so that it is not called again."""
         self.asked_turn = turn
 
-    def order(self, turn: int) -> None:
+    def mark_compile_requested(self, turn: int) -> None:
         """Note that the agent asked for a compile in this turn; further requests in the turn are ignored."""
         self.ordered_turn = turn
 
@@ -231,7 +231,7 @@ class Run:
         made, self.prepared = self.prepared, None
         return made
 
-    def fail(self, row: Compile | None) -> None:
+    def set_failed_compile(self, row: Compile | None) -> None:
         """Note the compile that failed in this request; None clears that of the previous request."""
         self.failed = row
 
@@ -478,7 +478,7 @@ async def read_history(reader: Reader, run: Run, messages: Sequence[ModelMessage
     news = messages[max(0, len(run.raw) - 2) :] if run.raw is not None else messages
     read = partial(reader.read, messages, last=run.raw)
     history = await asyncio.to_thread(read) if len(news) > MANY or is_long(reader.unread(news)) else read()
-    run.read(history)
+    run.keep_history(history)
     return history
 
 

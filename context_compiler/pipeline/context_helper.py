@@ -136,7 +136,7 @@ class OutputCompiler:
         found = Arguments(**given)
         if found.fidelity is None:  # a fidelity that is named caps the quotes, too
             own = attempt(lambda: found.templates(None).find(template).fidelity).value or Fidelity.SUMMARY_MEDIUM
-            found = Arguments(**{**given, "fidelity": own})
+            found = replace(found, fidelity=own)
         return found
 
 

@@ -192,7 +192,7 @@ def _prompts(messages: list[Any], pins: tuple[Pin, ...]) -> list[PromptRow]:
     pinned = {position_of(pin, history) for pin in pins}
     found: list[PromptRow] = []
     for at, reading in enumerate(history.readings):
-        if reading.asks:
+        if reading.has_prompt:
             text = " ".join(item.text for item in reading.items if item.mark is None and item.kind is not Kind.SYSTEM)
             found.append(
                 PromptRow(

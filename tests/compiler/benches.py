@@ -10,7 +10,7 @@ from pydantic_ai.messages import (
 
 from context_compiler.compiler.cut_order import Draft
 from context_compiler.compiler.cut_order import Step as Rung
-from context_compiler.compiler.reasons import DROPS, Reason, Step
+from context_compiler.compiler.reasons import DROPS, Reason, StepInfo
 from context_compiler.messages.history import Reader
 from context_compiler.messages.shapes import WHOLE, Shape
 from context_compiler.messages.turns import outline, pair
@@ -33,7 +33,7 @@ def bench(
 
 
 def reason(text: str) -> Reason:
-    return Reason(text, Step(0, "cut something", DROPS))
+    return Reason(text, StepInfo(0, "cut something", DROPS))
 
 
 def climb(on: Draft, rung: Rung) -> list[str]:

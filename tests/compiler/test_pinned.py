@@ -10,7 +10,7 @@ from pydantic_ai.messages import ModelMessage, UserPromptPart
 from pydantic_ai.models.function import AgentInfo
 
 from context_compiler import TokenCounter
-from context_compiler.compiler.quotes import PINNED
+from context_compiler.compiler.quotes import INSTRUCTIONS_HEAD
 from tests.support.agents import Talker, compiler, run
 from tests.support.histories import assistant, long_history, prose, user
 from tests.support.views import own_texts
@@ -27,7 +27,7 @@ def rule(number: int, beside: str = "") -> list[ModelMessage]:
 def pinned(texts: list[str]) -> tuple[str, str]:
     """The instructions a view repeats, and what else stands within the fence."""
     fenced = "\n".join(texts).partition("=== BEGIN QUOTED")[2].partition("=== END QUOTED")[0]
-    before, title, after = fenced.partition(PINNED)
+    before, title, after = fenced.partition(INSTRUCTIONS_HEAD)
     pins, _, rest = after.partition("\n\n")
     return (pins, before + rest) if title else ("", fenced)
 

@@ -57,7 +57,7 @@ def test_a_missing_outcome_is_counted_from_the_result(result: object, said: str)
         ("search", [{"id": 1}], "search: Found 1 record"),
     ],
 )
-async def test_only_what_was_read_is_said_to_be_found(kind: str, result: object, said: str) -> None:
+async def test_only_rows_that_were_read_are_described_as_found(kind: str, result: object, said: str) -> None:
     layers = Layers(None)
     async with layers.turn("s", "Go on.") as turn:
         turn.did(kind, "The step", result=result)

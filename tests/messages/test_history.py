@@ -80,10 +80,10 @@ def test_a_history_knows_its_messages_prices_and_names_by_position() -> None:
 def test_a_reading_lists_calls_answers_and_prompts() -> None:
     messages = [user("go", system="be kind"), *exchange(1, calls=2), user("and?", run_id="r")]
     asked, called, answered, prompted = reader()[0].read(messages).readings
-    assert (asked.request, asked.prompts, asked.exchanges) == (True, True, False)
+    assert (asked.request, asked.has_user_part, asked.exchanges) == (True, True, False)
     assert asked.stays == asked.items[0].tokens
     assert (called.request, called.calls, called.exchanges) == (False, ("call_1", "call_1_1"), True)
-    assert (answered.answers, answered.prompts, answered.exchanges) == (("call_1", "call_1_1"), False, True)
+    assert (answered.answers, answered.has_user_part, answered.exchanges) == (("call_1", "call_1_1"), False, True)
     assert (prompted.run_id, prompted.calls, prompted.answers) == ("r", (), ())
 
 
