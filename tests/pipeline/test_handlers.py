@@ -211,6 +211,12 @@ async def test_a_child_that_fails_is_a_failure(tmp_path: Path) -> None:
     assert result.failure_reason == "m: Child failed: two: broken"
 
 
+async def test_a_child_whose_last_stage_fails_is_a_failure(tmp_path: Path) -> None:
+    child = 'digraph c { start [shape=Mdiamond]; end [shape=parallelogram tool_command="exit 3"]; start->end }'
+    result = await run_pipeline(supervised(tmp_path, child=child))
+    assert result.failure_reason == "m: Child failed: end: exit code 3"
+
+
 async def test_a_child_is_stopped_when_the_condition_holds_and_when_cycles_are_used_up(tmp_path: Path) -> None:
     ended: list[str] = []
 
