@@ -21,6 +21,7 @@ from context_compiler.pipeline.attributes import (
     NODE_SPELLINGS,
     READERS,
 )
+from context_compiler.pipeline.commands import find_reader, placeholders
 from context_compiler.pipeline.conditions import Clause, ConditionError, parse_condition, status_word
 from context_compiler.pipeline.graph import (
     DEFAULT_HANDLER,
@@ -369,6 +370,17 @@ def tool_command_required(graph: Graph) -> Iterator[Diagnostic]:
             yield diagnostic(node, "tool_command_required", WARNING, "a tool stage without tool_command", "give it one")
 
 
+def tool_command_values(graph: Graph) -> Iterator[Diagnostic]:
+    """Report values that fail a tool stage unless they are harmless, because something reads text as commands."""
+    for node in graph.nodes.values():
+        command = node.text("tool_command") if node.handler == "tool" else ""
+        reader = find_reader(command) if "$" in command else None
+        for token, key in dict(placeholders(command)).items() if reader is not None else ():
+            if key not in ("goal", "graph.goal") or not reader.allowed.fullmatch(graph.goal):
+                fix = f"put the command into a script, and run: ./script {token}"
+                yield diagnostic(node, "tool_command_values", WARNING, reader.limit(token), fix)
+
+
 def tool_command_used(graph: Graph) -> Iterator[Diagnostic]:
     """Report commands at stages that are not tool stages."""
     for node in graph.nodes.values():
@@ -503,7 +515,8 @@ def _branch_threads(graph: Graph, first: Edge, join: str | None) -> Iterator[str
 
 
 ADVICE = (
-    *(goal_gate_has_retry, prompt_on_llm_nodes, tool_command_required, tool_command_used, max_retries_used),
+    *(goal_gate_has_retry, prompt_on_llm_nodes, tool_command_required),
+    *(tool_command_values, tool_command_used, max_retries_used),
     *(full_without_thread, thread_without_full),
     *(all_conditional_edges, condition_on_human_gate, default_choice_exists, thread_across_branches),
 )

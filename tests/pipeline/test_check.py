@@ -49,6 +49,12 @@ CASES = [
     ("exit_reachable", "WARNING", with_("plan -> a -> b -> c; a [prompt=x]; b [prompt=x]; c [prompt=x]"), "a"),
     ("cycle_without_exit", "WARNING", with_("plan -> a -> b -> a; a [prompt=x]; b [prompt=x]"), "a"),
     ("tool_command_used", "WARNING", with_('a [prompt=x, tool_command="make"]; plan -> a -> run'), "a"),
+    (
+        "tool_command_values",
+        "WARNING",
+        with_("t [shape=parallelogram, tool_command=\"sh -c 'echo ${params.x}'\"]; plan -> t -> run"),
+        "t",
+    ),
     ("max_retries_used", "WARNING", with_("q [shape=diamond, max_retries=2]; plan -> q -> run"), "q"),
     ("start_no_incoming", "ERROR", with_("run -> start"), "run -> start"),
     ("exit_no_outgoing", "ERROR", with_("done -> plan"), "done -> plan"),
@@ -107,6 +113,21 @@ def found(source: str) -> list[Diagnostic]:
 def test_a_sound_graph_has_nothing_to_say_about() -> None:
     assert found(SOUND) == []
     assert validate_or_raise(parse_dot(SOUND)) == ()
+
+
+@pytest.mark.parametrize(
+    ("command", "goal", "warns"),
+    [
+        ("sh build.sh $goal", "Ship it", False),
+        ("sh build.sh $goal", "Ship it; now", True),
+        ("./build.sh $goal", "Ship it; now", False),
+        ("python3 -m build $goal", "Ship it; now", False),
+        ("sh build.sh $GOAL", "Ship it; now", False),
+    ],
+)
+def test_a_goal_that_a_command_cannot_take_is_known_before_the_run(command: str, goal: str, warns: bool) -> None:
+    source = with_(f't [shape=parallelogram, tool_command="{command}"]; plan -> t -> run').replace("Ship it", goal)
+    assert ("tool_command_values" in [one.rule for one in found(source)]) == warns
 
 
 @pytest.mark.parametrize(
