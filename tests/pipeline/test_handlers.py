@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import io
+import os
+import signal
 import sys
 from pathlib import Path
+from shutil import which
 from typing import Any
 
 import pytest
@@ -56,6 +59,28 @@ async def test_a_tool_that_hangs_is_ended_with_its_children(tmp_path: Path) -> N
     assert result.context["tool.output"] == "before\n"
     await asyncio.sleep(1.2)
     assert not mark.exists()
+
+
+@pytest.mark.skipif(which("setsid") is None, reason="no setsid, which leaves a process group")
+@pytest.mark.parametrize("start", ["", "setsid "])
+async def test_a_command_that_has_ended_does_not_wait_for_what_it_left_behind(start: str, tmp_path: Path) -> None:
+    command = f"{start}sh -c 'echo $$ > pid; exec sleep 600' & until test -s pid; do sleep 0.01; done; echo begun"
+    async with asyncio.timeout(60):
+        result = await run_pipeline(shell(command), workdir=tmp_path)
+    assert result.context["tool.output"] == "begun\n" and result.context["tool.exit_code"] == 0
+    pid = int((tmp_path / "pid").read_text())
+    if start:
+        os.kill(pid, signal.SIGKILL)  # it left the group, and goes on
+    else:
+        while _is_alive(pid):
+            await asyncio.sleep(0.01)
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0] != "Z"
+    except OSError:
+        return False
 
 
 TWICE = [
