@@ -77,13 +77,13 @@ _QUOTED = {"'": "'\"${%s}\"'", '"': "${%s}"}
 
 @dataclass(frozen=True, slots=True)
 class Reader:
-    """What reads text as commands, and the values that are harmless there."""
+    """Something that reads text as commands, with the values that are harmless there."""
 
     name: str
     allowed: re.Pattern[str] = HARMLESS
 
     def limit(self, token: str) -> str:
-        """What the value of a placeholder may contain, and why."""
+        """Characters to which the value of a placeholder is limited, with the reason."""
         return f"{_limit(token, self.allowed)}, because {self.name} reads text as commands"
 
 
