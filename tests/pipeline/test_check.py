@@ -190,7 +190,34 @@ def test_conditions_that_leave_nothing_open_are_fine() -> None:
 
 
 def test_branches_with_threads_of_their_own_are_fine() -> None:
-    assert found(with_(BRANCHES.format("u"))) == []
+    (note,) = found(with_(BRANCHES.format("u")))
+    assert (note.rule, note.place) == ("full_without_thread", "two")
+
+
+CODE = "[prompt=x, fidelity=full, thread_id=code]"
+
+
+@pytest.mark.parametrize(
+    ("stages", "first"),
+    [
+        (f"a [prompt=x]; b {CODE}; c {CODE}; start->a->b->c->b; c->done", ["b"]),
+        (f"a {CODE}; b {CODE}; c {CODE}; start->a->b->c->a; c->done", []),
+        (f"a {CODE}; q [shape=diamond]; b {CODE}; start->q->a->b->done; q->b", []),
+        (f"a [prompt=x]; b {CODE}; c {CODE}; start->a->b->c->done; a->c", ["b", "c"]),
+        ("a [prompt=x]; b [prompt=x]; start->a->b->done; a->b [fidelity=full, thread_id=t]", ["b"]),
+        ("default_thread_id=t; node [prompt=x]; a; b [fidelity=full]; c [fidelity=full]; start->a->b->c->done", ["b"]),
+        (
+            "a [shape=parallelogram, tool_command=true]; subgraph s { label=X; b [prompt=x, fidelity=full] }"
+            "start->a->b->done",
+            ["b"],
+        ),
+    ],
+)
+def test_a_stage_that_begins_its_thread_after_other_stages_is_noted(stages: str, first: list[str]) -> None:
+    source = f"digraph g {{ start [shape=Mdiamond]; done [shape=Msquare]; {stages} }}"
+    hits = [one for one in found(source) if one.rule == "full_without_thread"]
+    assert [one.place for one in hits] == first
+    assert all(one.severity is Severity.INFO and "sees nothing of the stages before it" in one.message for one in hits)
 
 
 def test_start_and_exit_are_known_by_id_where_no_shape_says_so() -> None:
