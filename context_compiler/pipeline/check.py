@@ -188,7 +188,7 @@ STRUCTURE = (
 POLICIES = frozenset({"wait_all", "first_success", "k_of_n", "quorum", "all_success", "any_success", "ignore"})
 """Policies for joining the branches of a parallel stage."""
 
-MAX_STEPS = 2_000_000
+MAX_STEPS = 500_000
 """Maximum number of edges that are followed to find the first stages of threads."""
 MAX_SUGGESTIONS = 1_000
 """Maximum number of unknown attributes for which a similar name is searched, because a search is slow."""
