@@ -46,7 +46,7 @@ from context_compiler.errors import GraphError, PipelineError, SettingsError
 from context_compiler.paths import place_name
 from context_compiler.pipeline.attributes import as_text
 from context_compiler.pipeline.check import Rule, validate
-from context_compiler.pipeline.dot import parse_dot
+from context_compiler.pipeline.dot import load_dot
 from context_compiler.pipeline.draw import to_svg
 from context_compiler.pipeline.graph import HANDLERS, Diagnostic, Graph, Severity
 from context_compiler.pipeline.stores import has_runs
@@ -217,7 +217,7 @@ def read_graph(file: Path) -> Graph:
     if file.suffix.lower() in SUFFIXES:
         return load_workflow(file)
     try:
-        return parse_dot(file.read_bytes().decode(), str(file))
+        return load_dot(file)
     except UnicodeDecodeError as error:
         raise SettingsError(f"{file}: not UTF-8 text (byte {error.start})") from None
     except OSError as error:

@@ -8,10 +8,11 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from difflib import get_close_matches
 from functools import lru_cache, partial
+from itertools import islice
 from typing import TypeAlias
 
 from context_compiler.errors import FidelityError, GraphError
-from context_compiler.fidelity import Fidelity
+from context_compiler.fidelity import Fidelity, resolve_thread_id
 from context_compiler.pipeline.attributes import (
     DRAWING,
     EDGE_ATTRIBUTES,
@@ -21,8 +22,10 @@ from context_compiler.pipeline.attributes import (
     NODE_SPELLINGS,
     READERS,
 )
+from context_compiler.pipeline.commands import find_reader, placeholders
 from context_compiler.pipeline.conditions import Clause, ConditionError, parse_condition, status_word
 from context_compiler.pipeline.graph import (
+    AGENTS,
     DEFAULT_HANDLER,
     HANDLERS,
     Diagnostic,
@@ -185,6 +188,8 @@ STRUCTURE = (
 POLICIES = frozenset({"wait_all", "first_success", "k_of_n", "quorum", "all_success", "any_success", "ignore"})
 """Policies for joining the branches of a parallel stage."""
 
+MAX_STEPS = 500_000
+"""Maximum number of edges that are followed to find the first stages of threads."""
 MAX_SUGGESTIONS = 1_000
 """Maximum number of unknown attributes for which a similar name is searched, because a search is slow."""
 ERROR_POLICIES = frozenset({"continue", "fail_fast", "ignore"})
@@ -369,6 +374,17 @@ def tool_command_required(graph: Graph) -> Iterator[Diagnostic]:
             yield diagnostic(node, "tool_command_required", WARNING, "a tool stage without tool_command", "give it one")
 
 
+def tool_command_values(graph: Graph) -> Iterator[Diagnostic]:
+    """Report values that fail a tool stage unless they are harmless, because something reads text as commands."""
+    for node in graph.nodes.values():
+        command = node.text("tool_command") if node.handler == "tool" else ""
+        reader = find_reader(command) if "$" in command else None
+        for token, key in dict(placeholders(command)).items() if reader is not None else ():
+            if key not in ("goal", "graph.goal") or not reader.allowed.fullmatch(graph.goal):
+                fix = f"put the command into a script, and run: ./script {token}"
+                yield diagnostic(node, "tool_command_values", WARNING, reader.limit(token), fix)
+
+
 def tool_command_used(graph: Graph) -> Iterator[Diagnostic]:
     """Report commands at stages that are not tool stages."""
     for node in graph.nodes.values():
@@ -386,18 +402,42 @@ def max_retries_used(graph: Graph) -> Iterator[Diagnostic]:
 
 
 def full_without_thread(graph: Graph) -> Iterator[Diagnostic]:
-    """Report stages at `full` that name no thread."""
-    if graph.default_thread_id:
-        return
+    """Report stages at `full` that name no thread, or that come after other stages as the first of their thread."""
+    users: dict[str, dict[str, Node]] = {}
     for node in graph.nodes.values():
-        if node.handler != DEFAULT_HANDLER or node.thread_id or node.classes:
-            continue
-        edges = graph.incoming(node.name)
-        if any(_edge_fidelity(edge, node, graph) == "full" and not edge.thread_id for edge in edges):
-            message = "full without a thread: it continues a thread named after the stage before it"
-            yield diagnostic(
-                node, "full_without_thread", INFO, message, "give the stages that belong together a thread_id"
+        edges = [edge for edge in graph.incoming(node.name) if _edge_fidelity(edge, node, graph) == "full"]
+        for edge in edges if node.handler in AGENTS else ():
+            if graph.default_thread_id or node.thread_id or node.classes or edge.thread_id:
+                users.setdefault(resolve_thread_id(edge, node, graph, edge.source), {})[node.name] = node
+            else:
+                message = "full without a thread: it continues a thread named after the stage before it"
+                fix = "give the stages that belong together a thread_id"
+                yield diagnostic(node, "full_without_thread", INFO, message, fix)
+                break
+    for thread in islice(users, 1 + MAX_STEPS // (1 + len(graph.edges))):
+        for name in sorted(_stages_first_in(graph, users[thread])):
+            message = (
+                f"it can be the first stage of the thread {thread!r}, and then sees nothing of the stages before it"
             )
+            fix = "give an earlier stage the same thread, or give this one another fidelity"
+            yield diagnostic(users[thread][name], "full_without_thread", INFO, message, fix)
+
+
+def _stages_first_in(graph: Graph, users: Collection[str]) -> set[str]:
+    """Return the stages of a thread that a run can reach after other work, but after no other stage of the thread."""
+    waiting = [(node.name, False) for node in graph.starts]
+    found, reached = set[str](), set(waiting)
+    while waiting:
+        name, worked = waiting.pop()
+        if name in users:
+            found |= {name} if worked else set()
+            continue
+        node = graph.nodes.get(name)
+        worked = worked or (node is not None and node.handler not in ("start", "conditional", "parallel"))
+        onward = {(edge.target, worked) for edge in graph.outgoing(name)} - reached
+        reached |= onward
+        waiting += onward
+    return found
 
 
 def thread_without_full(graph: Graph) -> Iterator[Diagnostic]:
@@ -503,7 +543,8 @@ def _branch_threads(graph: Graph, first: Edge, join: str | None) -> Iterator[str
 
 
 ADVICE = (
-    *(goal_gate_has_retry, prompt_on_llm_nodes, tool_command_required, tool_command_used, max_retries_used),
+    *(goal_gate_has_retry, prompt_on_llm_nodes, tool_command_required),
+    *(tool_command_values, tool_command_used, max_retries_used),
     *(full_without_thread, thread_without_full),
     *(all_conditional_edges, condition_on_human_gate, default_choice_exists, thread_across_branches),
 )

@@ -335,8 +335,19 @@ def load_dot(path: Path) -> Graph:
         UnicodeDecodeError: the file is not UTF-8.
         GraphError: the text is not a graph.
     """
-    with path.open(encoding="utf-8") as file:
-        return parse_dot(file.read(LARGEST + 1), path=str(path))
+    return parse_dot(read_source(path), path=str(path))
+
+
+def read_source(path: Path, largest: int = LARGEST) -> str:
+    """Read the text of a file, but of one with more than `largest` characters only enough to see that.
+
+    Raises:
+        OSError: the file cannot be read.
+        UnicodeDecodeError: the file is not UTF-8.
+    """
+    with path.open("rb") as file:
+        data = file.read(4 * largest + 1)
+    return data.decode(errors="strict" if len(data) <= 4 * largest else "replace")
 
 
 def source_position(text: str, at: int) -> tuple[int, int, str]:

@@ -132,7 +132,7 @@ class Engine:
         if node is None:
             return fail_run(state, f"there is no stage {state.next_node!r}")
         if node.name in self._exits and not self.branch_id:
-            back = self._router.gate_jump(state)
+            back = self._router.gate_jump(state, without=node.name)
             if back is not None:
                 return await self._pause_after_errors(back, back.recheck[-1] if back.recheck else "")
         if exceeded := self._exceeded_limit(state, node):
@@ -182,8 +182,6 @@ class Engine:
         kind = "stage_failed" if outcome.status is StageStatus.FAIL else "stage_completed"
         report = {"status": str(outcome.status), "duration": duration, "retries": retries, "visit": stage.visit}
         await stage.emit(kind, **report, reason=outcome.failure_reason, notes=outcome.notes[:200])
-        if node.name in self._exits:
-            return replace(after, next_node=None, status="success", edge=None)
         incomplete = node.handler == "parallel" and outcome.status is not StageStatus.SUCCESS
         if incomplete and self.io.requests.refused > refused:  # edges must not route a limit that stopped branches
             return fail_run(after, self.io.requests.reached)

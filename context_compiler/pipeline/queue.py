@@ -16,6 +16,7 @@ from typing import Any
 from uuid import uuid4
 
 from context_compiler.errors import CheckpointError, PipelineError
+from context_compiler.middleware.log_lines import log_text
 from context_compiler.pipeline.config import RunConfig
 from context_compiler.pipeline.graph import Graph
 from context_compiler.pipeline.interviewers import (
@@ -30,7 +31,7 @@ from context_compiler.pipeline.interviewers import (
 )
 from context_compiler.pipeline.run import abandon_run, begin_run, load_graph, prepare
 from context_compiler.pipeline.state import RunState
-from context_compiler.pipeline.stores.sql import SQLRuns, Statement
+from context_compiler.pipeline.stores.sql import SQLRuns, Statement, read_body
 
 log = logging.getLogger("context_compiler.pipeline")
 
@@ -62,6 +63,8 @@ class Submission:
     """Reason for the cancellation; None if the run was not cancelled."""
     trouble: str | None
     """Reason why the run was last put back."""
+    damage: str = ""
+    """Reason why the options cannot be read; such a run ends as failed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -194,6 +197,8 @@ class RunQueue:
             return Taken(submission=taken, change="put back", reason=str(unreadable), delay=delay)
         elif reason is None and state is None:
             reason = str(unreadable or "its state was never saved")
+        elif reason is None and taken.damage:
+            reason = taken.damage
         if reason is None:
             return Taken(submission=taken, state=state, change="taken")
         return Taken(submission=taken, change=await self.give_up(run_id, reason), reason=reason)
@@ -274,7 +279,8 @@ class RunQueue:
     async def questions(self, run_id: str | None = None) -> list[PendingQuestion]:
         """Return the questions of one run, or of all runs, that can be answered now, oldest first."""
         (rows,) = await self.runs.database.transact(Statement(_PENDING))
-        return [_parse_question(row) for row in rows if run_id in (None, row[0])]
+        asked = [_parse_question(row) for row in rows if run_id in (None, row[0])]
+        return [one for one in asked if one is not None]
 
     async def answer(self, run_id: str, text: str, *, stage: str | None = None) -> PendingQuestion:
         """Answer a question of a run with the key, label or target of a choice, and return the question.
@@ -376,22 +382,25 @@ WHERE run = ? AND key = ? AND answer IS NULL AND (due IS NULL OR due > NOW) RETU
 
 def _parse_submission(row: Sequence[Any]) -> Submission:
     given = dict(zip(_SUBMISSION.split(", "), row, strict=True))
-    return Submission(run_id=given.pop("run"), options=json.loads(given.pop("options")), **given)
+    run_id, body = given.pop("run"), given.pop("options")
+    try:
+        return Submission(run_id=run_id, options=dict(read_body(body)), **given)
+    except (ValueError, TypeError, RecursionError) as error:
+        return Submission(run_id=run_id, options={}, damage=f"its options are damaged ({error})", **given)
 
 
-def _parse_question(row: Sequence[Any]) -> PendingQuestion:
+def _parse_question(row: Sequence[Any]) -> PendingQuestion | None:
+    """Parse a stored question; None if it is damaged, so that the other questions can be answered."""
     run_id, key, body, asked, due = row
-    found: dict[str, Any] = json.loads(body)
-    choices = tuple(Option(key=one, label=label, target=target) for one, label, target in found["choices"])
+    try:
+        found: dict[str, Any] = read_body(body)
+        choices = tuple(Option(key=one, label=label, target=target) for one, label, target in found["choices"])
+        stage, text, free = found["stage"], found["text"], found["free"]
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
+        log.warning("run %s: a question of it is damaged: %s", run_id, log_text(error))
+        return None
     return PendingQuestion(
-        run_id=run_id,
-        key=key,
-        stage=found["stage"],
-        text=found["text"],
-        choices=choices,
-        asked=asked,
-        due=due,
-        free=found["free"],
+        run_id=run_id, key=key, stage=stage, text=text, choices=choices, asked=asked, due=due, free=free
     )
 
 

@@ -87,16 +87,17 @@ def gate_target(graph: Graph, gate: Node) -> str | None:
     return _first(graph, (*own, graph.text("retry_target"), graph.text("fallback_retry_target")))
 
 
-def unmet_gate(graph: Graph, state: RunState, *, unvisited: bool = False) -> Node | None:
+def unmet_gate(graph: Graph, state: RunState, *, unvisited: bool = False, without: str = "") -> Node | None:
     """The first goal gate, in the order of the graph, that prevents success; None if all are satisfied.
 
     Args:
         graph: The graph.
         state: The state of the run.
         unvisited: True if a gate that never ran counts as unsatisfied.
+        without: A stage that is about to run and is not checked.
     """
     for node in graph.nodes.values():
-        if not node.goal_gate:
+        if not node.goal_gate or node.name == without:
             continue
         outcome = state.outcomes.get(node.name)
         if node.name in state.recheck or (outcome is None and unvisited):
@@ -266,17 +267,22 @@ class Router:
         if edge is not None and self._strict() is False and node.handler != "wait.human":
             return self._follow(state, edge)
         if node.goal_gate and self._gates:
-            return fail_run(state, UNSATISFIED.format(node.name))
+            return fail_run(state, _unsatisfied(node, state))
         return fail_run(state, f"{node.name}: {outcome.failure_reason or 'failed'}")
 
-    def gate_jump(self, state: RunState) -> RunState | None:
-        """Jump back because of an unsatisfied goal gate, or fail the run; None if all gates are satisfied."""
-        gate = unmet_gate(self._graph, state, unvisited=self._config.unvisited_gates) if self._gates else None
+    def gate_jump(self, state: RunState, without: str = "") -> RunState | None:
+        """Jump back because of an unsatisfied goal gate, or fail the run; None if all gates are satisfied.
+
+        The stage `without` is about to run and is not checked.
+        """
+        if not self._gates:
+            return None
+        gate = unmet_gate(self._graph, state, unvisited=self._config.unvisited_gates, without=without)
         if gate is None:
             return None
         target = gate_target(self._graph, gate)
         if target is None:
-            return fail_run(state, UNSATISFIED.format(gate.name))
+            return fail_run(state, _unsatisfied(gate, state))
         return self._jump(state, gate, target, recheck=True)
 
     def _jump(self, state: RunState, node: Node, target: str, *, recheck: bool) -> RunState:
@@ -304,6 +310,13 @@ class Router:
         if self._graph.nodes[edge.source].handler == "conditional":
             return False
         return edge.source in distances(self._graph, edge.target, without="" if automatic else "wait.human")
+
+
+def _unsatisfied(gate: Node, state: RunState) -> str:
+    """Reason why a run fails at a goal gate that has no retry target, with the reason of the gate's own failure."""
+    outcome = state.outcomes.get(gate.name)
+    why = outcome.failure_reason if outcome is not None else ""
+    return f"{UNSATISFIED.format(gate.name)}: {why}".rstrip(": ")
 
 
 def _fail_repeated(state: RunState, name: str) -> RunState | None:

@@ -17,7 +17,7 @@ from uuid import uuid4
 
 from opentelemetry.metrics import get_meter
 
-from context_compiler.errors import GraphError, PipelineError, RunOwnedError
+from context_compiler.errors import GraphError, PipelineError, RunOwnedError, SettingsError
 from context_compiler.lazy import require_extra
 from context_compiler.middleware.log_lines import log_text
 from context_compiler.paths import check_place, is_address, make_private
@@ -36,10 +36,12 @@ from context_compiler.pipeline.stores.files import FileRuns, in_folder
 from context_compiler.pipeline.stores.sqlite import SQLiteRuns
 from context_compiler.pipeline.stylesheet import PROPERTIES, StylesheetError, apply_stylesheet
 from context_compiler.pipeline.workflow import SUFFIXES, apply_directives, load_workflow
-from context_compiler.resilience import try_await
+from context_compiler.resilience import attempt, try_await
 
 T = TypeVar("T")
 
+DATABASES = (".db", ".sqlite", ".sqlite3")
+"""Endings of SQLite files; any other path of runs is a folder."""
 MAX_DEPTH = 16
 """Maximum nesting of child pipelines."""
 RETRY_S = 0.2
@@ -452,8 +454,8 @@ def open_runs(config: RunConfig) -> RunStore:
     """Open the run store of a config.
 
     Raises:
-        SettingsError: it is the address of a database, and the packages for PostgreSQL are not installed, or it is
-            another URL.
+        SettingsError: it is the address of a database, and the packages for PostgreSQL are not installed; or it is
+            another URL, or a file that is no database.
     """
     if isinstance(config.runs, RunStore):
         return config.runs
@@ -463,7 +465,11 @@ def open_runs(config: RunConfig) -> RunStore:
             require_extra("postgres")
             return import_module("context_compiler.pipeline.stores.postgres").PostgresRuns(config.runs)
         path = Path(config.runs)
-        return SQLiteRuns(path) if path.suffix in (".db", ".sqlite", ".sqlite3") else FileRuns(path)
+        is_database = path.suffix in DATABASES
+        if attempt(path.exists).value and not (path.is_file() if is_database else path.is_dir()):
+            kind = "database" if is_database else "folder"
+            raise SettingsError(f"{path}: this is no {kind}; give a folder of runs, or a file named *.db")
+        return SQLiteRuns(path) if is_database else FileRuns(path)
     return MemoryRuns() if config.logs_root is None else in_folder(config.logs_root)
 
 

@@ -1,4 +1,7 @@
-"""Run shell commands with a time limit; when a command ends, everything that it started is killed too."""
+"""Run shell commands with a time limit; when a command ends, everything that it started is killed too.
+
+Processes that left its process group continue, and nothing waits for them.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +16,11 @@ from typing import Any
 
 MAX_OUTPUT = 10_000_000
 """Maximum size of a captured output, in bytes."""
+
+GRACE_S = 0.5
+"""Seconds after the end of a command in which processes that it started can still write output."""
+LONGEST_PAUSE_S = 0.1
+"""Maximum seconds between two looks at whether a command has ended."""
 
 GUARD = '(read -r _ </dev/fd/{0}; kill -KILL -$$) >/dev/null 2>&1 & exec /bin/sh -c "$1"'
 """Runs a command, and kills its process group once the pipe at that descriptor has no writer left."""
@@ -68,12 +76,12 @@ async def run_shell(
     code: int | None = None
     try:
         async with asyncio.timeout(limit):
-            await reading
-            code = await process.wait()
+            code = await _exit_code(process, reading)
     except TimeoutError:
         pass
     finally:
         _kill(process)
+        reading.cancel()
         with suppress(asyncio.CancelledError):
             await reading
         await _end(process, alive)
@@ -109,6 +117,20 @@ async def _start(
             os.close(watched)
         undo.pop_all()
     return process, alive
+
+
+async def _exit_code(process: asyncio.subprocess.Process, reading: asyncio.Future[Any]) -> int:
+    """Wait until a command has ended and its output is read, and return its exit code.
+
+    Other processes can hold its pipes open, so after its end, its output is read for only `GRACE_S` longer. `wait` is
+    not used before that, because it waits for the pipes too.
+    """
+    pause = 0.001
+    while process.returncode is None and not reading.done():
+        await asyncio.wait({reading}, timeout=pause)
+        pause = min(2 * pause, LONGEST_PAUSE_S)
+    await asyncio.wait({reading}, timeout=GRACE_S)
+    return await process.wait() if process.returncode is None else process.returncode
 
 
 async def _end(process: asyncio.subprocess.Process, alive: int | None) -> None:

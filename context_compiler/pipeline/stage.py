@@ -105,9 +105,9 @@ class Stage:
     """Folder for the files of the visit; None if no files are written."""
     fidelity: Fidelity
     thread_id: str | None
-    """Key of the conversation that the stage continues; None starts a new one."""
+    """Key of the conversation that the stage continues or begins; None if other stages do not see its messages."""
     session: Session | None
-    """The conversation that the stage continues."""
+    """The conversation with that key."""
     preamble: str
     """Text about the run so far; empty at fidelity `full`."""
     previous: Outcome | None
@@ -248,7 +248,7 @@ class StageInput:
 
     fidelity: Fidelity
     thread: str | None
-    """Key of the conversation that the stage continues; None starts a new one."""
+    """Key of the conversation that the stage continues or begins; None if other stages do not see its messages."""
     context: ContextStore
     preamble: str
 
@@ -263,13 +263,14 @@ def stage_input(
         state: The run before the stage.
         node: The stage.
         needs_preamble: True if the handler of the stage uses the preamble.
-        degrade: True if conversations are not restored on resume, so that `full` becomes `summary:high` once.
+        degrade: True if conversations are not restored on resume, so that `full` becomes `summary:high` once. Such a
+            stage begins its conversation anew with the preamble.
         inbox: Messages from a supervisor.
     """
     edge = graph.edges[state.edge] if state.edge is not None else None
     requested = resolve_fidelity(edge, node, graph)
     fidelity = fidelity_on_resume(requested, state.resumed and degrade and needs_preamble)
-    thread = resolve_thread_id(edge, node, graph, state.current_node) if fidelity is Fidelity.FULL else None
+    thread = resolve_thread_id(edge, node, graph, state.current_node) if requested is Fidelity.FULL else None
     context = ContextStore.sharing(state.context, state.logs)
     context.apply_updates({"current_node": node.name, MODE: str(fidelity)})
     for key in (THREAD, KEY):

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field, replace
 from inspect import isawaitable
 from typing import Any
 
-from context_compiler.errors import PipelineError, RunOwnedError
+from context_compiler.errors import CheckpointError, PipelineError, RunOwnedError
 from context_compiler.middleware.log_lines import log_text
 from context_compiler.pipeline.config import RunConfig
 from context_compiler.pipeline.interviewers import Question
@@ -184,6 +184,8 @@ class _Execution:
             await worker.notify(run_id, ended.status, ended.failure_reason)
         elif isinstance(error, RunOwnedError) or not isinstance(error, Exception):
             raise error
+        elif isinstance(error, CheckpointError) and not error.newer:  # another attempt would find the same damage
+            await worker.notify(run_id, await queue.give_up(run_id, str(error)), log_text(error))
         else:
             await queue.put_back_for_now(self._taken, log_text(error))
             await worker.notify(run_id, "put back", log_text(error))

@@ -18,6 +18,7 @@ from typing import Literal
 from context_compiler.errors import FidelityError, GraphError
 from context_compiler.fidelity import Fidelity
 from context_compiler.pipeline.attributes import Value
+from context_compiler.pipeline.dot import read_source
 from context_compiler.pipeline.graph import AGENTS, Diagnostic, Edge, Graph, Node, Severity
 from context_compiler.template.front_matter import Entry, FrontMatterError, split_front_matter
 
@@ -56,9 +57,7 @@ def load_workflow(path: str | Path) -> Graph:
         GraphError: the file cannot be read or is not a workflow.
     """
     try:
-        with Path(path).open("rb") as file:
-            data = file.read(4 * LARGEST + 1)
-        text = data.decode(errors="strict" if len(data) <= 4 * LARGEST else "replace")
+        text = read_source(Path(path), LARGEST)
     except UnicodeDecodeError as error:
         raise GraphError(f"this is not UTF-8 text (byte {error.start})", path=str(path)) from None
     except OSError as error:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from base64 import b64encode
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import sha256
 from typing import Any
 
@@ -45,11 +45,11 @@ class Hop:
     fidelity: str
     thread: str
     branch: str
-    status: str
-    """Empty while it runs."""
-    seconds: float | None
-    notes: str
-    failure: str
+    status: str = ""
+    """Empty while it runs; `interrupted` if its process stopped before it had ended."""
+    seconds: float | None = None
+    notes: str = ""
+    failure: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,7 +98,8 @@ async def load_run(place: str | None, name: str) -> RunPage:
     """Load a run by its id."""
     async with _open_store(place) as store:
         info = await _find(store, place, name)
-        return RunPage(run=info, hops=tuple(hops_of(await store.events(name))))
+        hops = hops_of(await store.events(name), ended=info.status not in ("running", "waiting"))
+        return RunPage(run=info, hops=tuple(hops))
 
 
 async def load_drawing(place: str | None, name: str) -> str:
@@ -118,21 +119,40 @@ async def _find(store: RunStore, place: str | None, name: str) -> RunInfo:
     return info
 
 
-def hops_of(events: Sequence[Event]) -> list[Hop]:
-    """List the visits of stages in the order in which they began."""
-    ends: dict[tuple[str, str, str | None, object], Event] = {}
-    for one in events:
-        if one.kind in ("stage_completed", "stage_failed"):
-            ends[one.run_id, one.branch, one.node, one.data.get("visit")] = one
+def hops_of(events: Sequence[Event], *, ended: bool = False) -> list[Hop]:
+    """List the visits of stages in the order in which they began; with `ended`, none of them still runs."""
     found: list[Hop] = []
+    running: dict[tuple[str, str, str | None, object], int] = {}
     for one in events:
+        visit = (one.run_id, one.branch, one.node, one.data.get("visit"))
+        if one.kind in ("run_resumed", "stage_started"):  # a visit that begins again was interrupted
+            _interrupt(found, [running.pop(key) for key in [*running] if key == visit or one.kind == "run_resumed"])
         if one.kind == "stage_started":
-            end = ends.get((one.run_id, one.branch, one.node, one.data.get("visit")))
-            found.append(_hop(len(found) + 1, one, dict(end.data) if end else {}))
+            running[visit] = len(found)
+            found.append(_hop(len(found) + 1, one))
+        elif one.kind in ("stage_completed", "stage_failed") and visit in running:
+            at = running.pop(visit)
+            found[at] = replace(found[at], **_result(one.data))
+    _interrupt(found, running.values() if ended else ())
     return found
 
 
-def _hop(index: int, start: Event, end: dict[str, Any]) -> Hop:
+def _interrupt(hops: list[Hop], places: Iterable[int]) -> None:
+    for at in places:
+        hops[at] = replace(hops[at], status="interrupted")
+
+
+def _result(end: Mapping[str, Any]) -> dict[str, Any]:
+    """Fields of a visit that has ended, from the event about its end."""
+    return {
+        "status": str(end.get("status", "")),
+        "seconds": end.get("duration"),
+        "notes": str(end.get("notes") or ""),
+        "failure": str(end.get("reason") or ""),
+    }
+
+
+def _hop(index: int, start: Event) -> Hop:
     data = start.data
     return Hop(
         index=index,
@@ -142,8 +162,4 @@ def _hop(index: int, start: Event, end: dict[str, Any]) -> Hop:
         fidelity=str(data.get("fidelity", "")),
         thread=str(data.get("thread") or ""),
         branch=start.branch,
-        status=str(end.get("status", "")),
-        seconds=end.get("duration"),
-        notes=str(end.get("notes") or ""),
-        failure=str(end.get("failure_reason") or end.get("error") or ""),
     )

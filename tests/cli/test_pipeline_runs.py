@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -30,6 +31,28 @@ def test_an_example_runs_without_a_model_and_can_be_looked_at(cc: Command) -> No
     assert "14 passed" in shown and "parallel.fan_in.best_id" in shown
     again = cc("pipeline", "resume", "first", "--simulate")
     assert (again.code, again.out) == (0, "first success\n")
+
+
+def test_a_file_that_is_too_large_is_not_read_to_its_end(cc: Command, tmp_path: Path) -> None:
+    with open(tmp_path / "large.dot", "wb") as file:
+        file.truncate(400_000_000)  # takes no room
+    tracemalloc.start()
+    try:
+        checked = cc("pipeline", "check", "large.dot")
+        assert tracemalloc.get_traced_memory()[1] < 300_000_000
+    finally:
+        tracemalloc.stop()
+    assert checked.code == 1 and "more than 16,000,000 characters" in checked.out
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="named pipes are of POSIX")
+def test_a_place_of_runs_that_is_neither_folder_nor_database_is_refused(cc: Command, tmp_path: Path) -> None:
+    (tmp_path / "plain.txt").write_text("no runs")
+    os.mkfifo(tmp_path / "pipe")
+    os.mkfifo(tmp_path / "pipe.db")
+    for name, kind in (("plain.txt", "folder"), ("pipe", "folder"), ("pipe.db", "database")):
+        listed = cc("pipeline", "runs", "--runs", name)
+        assert listed.code == 2 and f"{name}: this is no {kind}" in listed.err and not listed.out
 
 
 def test_a_damaged_run_is_listed_with_the_reason_beside_the_others(cc: Command) -> None:

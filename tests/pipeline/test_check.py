@@ -49,6 +49,12 @@ CASES = [
     ("exit_reachable", "WARNING", with_("plan -> a -> b -> c; a [prompt=x]; b [prompt=x]; c [prompt=x]"), "a"),
     ("cycle_without_exit", "WARNING", with_("plan -> a -> b -> a; a [prompt=x]; b [prompt=x]"), "a"),
     ("tool_command_used", "WARNING", with_('a [prompt=x, tool_command="make"]; plan -> a -> run'), "a"),
+    (
+        "tool_command_values",
+        "WARNING",
+        with_("t [shape=parallelogram, tool_command=\"sh -c 'echo ${params.x}'\"]; plan -> t -> run"),
+        "t",
+    ),
     ("max_retries_used", "WARNING", with_("q [shape=diamond, max_retries=2]; plan -> q -> run"), "q"),
     ("start_no_incoming", "ERROR", with_("run -> start"), "run -> start"),
     ("exit_no_outgoing", "ERROR", with_("done -> plan"), "done -> plan"),
@@ -107,6 +113,21 @@ def found(source: str) -> list[Diagnostic]:
 def test_a_sound_graph_has_no_findings() -> None:
     assert found(SOUND) == []
     assert validate_or_raise(parse_dot(SOUND)) == ()
+
+
+@pytest.mark.parametrize(
+    ("command", "goal", "warns"),
+    [
+        ("sh build.sh $goal", "Ship it", False),
+        ("sh build.sh $goal", "Ship it; now", True),
+        ("./build.sh $goal", "Ship it; now", False),
+        ("python3 -m build $goal", "Ship it; now", False),
+        ("sh build.sh $GOAL", "Ship it; now", False),
+    ],
+)
+def test_a_goal_that_a_command_cannot_take_is_known_before_the_run(command: str, goal: str, warns: bool) -> None:
+    source = with_(f't [shape=parallelogram, tool_command="{command}"]; plan -> t -> run').replace("Ship it", goal)
+    assert ("tool_command_values" in [one.rule for one in found(source)]) == warns
 
 
 @pytest.mark.parametrize(
@@ -169,7 +190,34 @@ def test_conditions_that_cover_every_outcome_are_accepted() -> None:
 
 
 def test_branches_with_their_own_threads_are_accepted() -> None:
-    assert found(with_(BRANCHES.format("u"))) == []
+    (note,) = found(with_(BRANCHES.format("u")))
+    assert (note.rule, note.place) == ("full_without_thread", "two")
+
+
+CODE = "[prompt=x, fidelity=full, thread_id=code]"
+
+
+@pytest.mark.parametrize(
+    ("stages", "first"),
+    [
+        (f"a [prompt=x]; b {CODE}; c {CODE}; start->a->b->c->b; c->done", ["b"]),
+        (f"a {CODE}; b {CODE}; c {CODE}; start->a->b->c->a; c->done", []),
+        (f"a {CODE}; q [shape=diamond]; b {CODE}; start->q->a->b->done; q->b", []),
+        (f"a [prompt=x]; b {CODE}; c {CODE}; start->a->b->c->done; a->c", ["b", "c"]),
+        ("a [prompt=x]; b [prompt=x]; start->a->b->done; a->b [fidelity=full, thread_id=t]", ["b"]),
+        ("default_thread_id=t; node [prompt=x]; a; b [fidelity=full]; c [fidelity=full]; start->a->b->c->done", ["b"]),
+        (
+            "a [shape=parallelogram, tool_command=true]; subgraph s { label=X; b [prompt=x, fidelity=full] }"
+            "start->a->b->done",
+            ["b"],
+        ),
+    ],
+)
+def test_a_stage_that_begins_its_thread_after_other_stages_is_noted(stages: str, first: list[str]) -> None:
+    source = f"digraph g {{ start [shape=Mdiamond]; done [shape=Msquare]; {stages} }}"
+    hits = [one for one in found(source) if one.rule == "full_without_thread"]
+    assert [one.place for one in hits] == first
+    assert all(one.severity is Severity.INFO and "sees nothing of the stages before it" in one.message for one in hits)
 
 
 def test_start_and_exit_are_recognised_by_id_without_a_shape() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from pathlib import Path
 from typing import Any
@@ -12,13 +13,18 @@ from context_compiler.errors import PipelineError
 from context_compiler.pipeline import (
     FileRuns,
     MemoryRuns,
+    RunConfig,
+    RunQueue,
     SQLiteRuns,
     SQLRuns,
+    Worker,
     in_folder,
+    prune_runs,
     resume_pipeline,
     run_pipeline,
 )
 from context_compiler.pipeline.artifacts import ArtifactStore
+from context_compiler.pipeline.interviewers import Option, Question
 from context_compiler.pipeline.stores.sql import Statement
 from tests.pipeline.conftest import Open
 from tests.pipeline.playing import Heard, Script, graph
@@ -121,3 +127,105 @@ async def test_a_run_with_damaged_metadata_is_listed_as_damaged_among_the_others
     assert [one.run_id for one in await again.runs()] == ["three"]
     await again.close()
     await store.close()
+
+
+ONE_STAGE = graph("a; start->a->done")
+
+
+async def break_bytes(store: SQLRuns, table: str, column: str, where: str = "run = 'bad'") -> None:
+    """Write a byte that is not UTF-8 over the second one of a stored text."""
+    broken = f"CAST(X'7bff' || substr(CAST({column} AS BLOB), 3) AS TEXT)"
+    await store.database.transact(Statement(f"UPDATE {table} SET {column} = {broken} WHERE {where}"))
+
+
+async def work(store: SQLRuns) -> dict[str, tuple[str, str]]:
+    """Let a worker run everything, and return the last change of each run with its reason."""
+    changes: dict[str, tuple[str, str]] = {}
+    worker = Worker(
+        runs=store,
+        configure=lambda _: RunConfig(simulate=True),
+        poll=0.01,
+        on_change=lambda run_id, change, reason: changes.update({run_id: (change, reason)}),
+    )
+    async with asyncio.timeout(20):  # a run that is taken for ever
+        await worker.run(until_empty=True)
+    return changes
+
+
+@pytest.mark.parametrize(
+    ("table", "column", "where", "status", "reason"),
+    [
+        ("cells", "body", "run = 'bad' AND section = 'head'", "fail", "character 2 is not UTF-8"),
+        ("runs", "info", "run = 'bad'", "damaged", "character 2 is not UTF-8"),
+        ("events", "body", "run = 'bad'", "fail", "character 2 is not UTF-8"),
+        ("queue", "options", "run = 'bad'", "fail", "its options are damaged"),
+    ],
+)
+async def test_a_submitted_run_with_damaged_bytes_fails_once_and_the_others_go_on(
+    tmp_path: Path, table: str, column: str, where: str, status: str, reason: str
+) -> None:
+    store = SQLiteRuns(tmp_path / "runs.db")
+    queue = RunQueue(store)
+    for name in ("bad", "good"):
+        await queue.submit(ONE_STAGE, run_id=name)
+    if table == "events":
+        row = ("bad", 1, '{"kind": "run_initialized"}')
+        await store.database.transact(Statement("INSERT INTO events VALUES (?, ?, ?)", row))
+    await break_bytes(store, table, column, where)
+    assert {one.run_id for one in await queue.open()} == {"bad", "good"} and len(await store.runs()) == 2
+    changes = await work(store)
+    assert changes["good"] == ("success", "") and changes["bad"][0] == "fail" and reason in changes["bad"][1]
+    infos = {one.run_id: one for one in await store.runs()}
+    assert infos["bad"].status == status and reason in infos["bad"].failure_reason
+    assert "intact" not in infos["bad"].failure_reason
+    assert await queue.open() == []
+    assert await prune_runs(store, older_than_days=-1) == (["good", "bad"] if status == "fail" else ["good"])
+    assert await store.delete("bad") == (status == "damaged")
+    await store.close()
+
+
+@pytest.mark.parametrize(("table", "column"), [("cells", "body"), ("runs", "info"), ("queue", "options")])
+async def test_a_run_with_damaged_bytes_can_be_cancelled_and_deleted(tmp_path: Path, table: str, column: str) -> None:
+    store = SQLiteRuns(tmp_path / "runs.db")
+    queue = RunQueue(store)
+    await queue.submit(ONE_STAGE, run_id="bad")
+    await break_bytes(store, table, column)
+    await queue.cancel("bad")
+    assert await queue.end_cancelled("bad") and await queue.open() == []
+    assert await store.delete("bad") and await store.runs() == []
+    await store.close()
+
+
+async def test_a_damaged_question_does_not_hide_the_others(tmp_path: Path) -> None:
+    store = SQLiteRuns(tmp_path / "runs.db")
+    queue = RunQueue(store)
+    for name in ("bad", "good"):
+        await queue.submit(ONE_STAGE, run_id=name)
+        await queue.ask(name, "k", Question(text="?", options=(Option(key="Y", label="Yes", target="a"),)))
+    await break_bytes(store, "questions", "body")
+    assert [one.run_id for one in await queue.questions()] == ["good"]
+    await store.close()
+
+
+async def test_a_damaged_source_is_not_run_and_the_normal_form_is(tmp_path: Path) -> None:
+    store = SQLiteRuns(tmp_path / "runs.db")
+    await half(ONE_STAGE, store, "a", handlers={"codergen": Script()})
+    (info,) = await store.runs()
+    await break_bytes(store, "contents", "body", f"hash = '{info.source}'")
+    await store.close()
+    again = SQLiteRuns(tmp_path / "runs.db")
+    assert info.source is not None and await again.content(info.source) is None
+    assert (await resume_pipeline("r", runs=again, handlers={"codergen": Script()})).ok
+    await again.close()
+
+
+async def test_a_damaged_file_is_not_called_intact(tmp_path: Path) -> None:
+    store = SQLiteRuns(tmp_path / "runs.db")
+    await run_pipeline(ONE_STAGE, runs=store, simulate=True)
+    await store.close()
+    path = tmp_path / "runs.db"
+    page = path.read_bytes()
+    path.write_bytes(page[:4096] + b"\xff" * (len(page) - 4096))
+    with pytest.raises(PipelineError, match="restore a backup") as caught:
+        await SQLiteRuns(path).runs()
+    assert "intact" not in str(caught.value)

@@ -96,7 +96,7 @@ async def test_matrix_retries_twice_and_then_gives_up() -> None:
 async def test_matrix_a_gate_blocks_the_exit_and_lets_a_success_through() -> None:
     text = graph('a [goal_gate=true]; start->a; a->done [label="on"]')
     blocked, _ = await play(text, {"a": [FAIL]})
-    assert blocked.failure_reason == "goal gate a unsatisfied and no retry target"
+    assert blocked.failure_reason == "goal gate a unsatisfied and no retry target: broken"
     assert (await play(text, {"a": [OK]}))[0].ok
     partial = Outcome(status=StageStatus.PARTIAL_SUCCESS)
     assert (await play(text, {"a": [partial]}))[0].ok

@@ -56,6 +56,24 @@ async def test_a_gate_that_sent_the_run_back_runs_again_before_it_ends() -> None
     assert result.ok and script.seen.count("g") == 2
 
 
+LAST = 'digraph g { start [shape=Mdiamond]; a [prompt=a]; end [prompt="Deploy it" HERE]; start->a->end }'
+
+
+@pytest.mark.parametrize(
+    ("here", "reason"),
+    [("", "end: broken"), ("goal_gate=true", "goal gate end unsatisfied and no retry target: broken")],
+)
+async def test_a_run_whose_last_stage_does_the_work_and_fails_has_failed(here: str, reason: str) -> None:
+    result, script = await play(LAST.replace("HERE", here), {"end": [FAIL]})
+    assert (result.status, result.failure_reason, script.seen) == ("fail", reason, ["a", "end"])
+    assert (await play(LAST.replace("HERE", here), unvisited_gates=True))[0].ok
+
+
+async def test_a_last_stage_that_failed_is_repeated_from_its_retry_target() -> None:
+    result, script = await play(LAST.replace("HERE", "goal_gate=true retry_target=a"), {"end": [FAIL, OK]})
+    assert result.ok and script.seen == ["a", "end", "a", "end"]
+
+
 async def test_a_gate_that_never_ran_blocks_only_on_request() -> None:
     text = graph("a; g [goal_gate=true]; start->a; a->done [weight=1]; a->g; g->done")
     assert (await play(text))[0].ok

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import io
+import os
+import signal
 import sys
 from pathlib import Path
+from shutil import which
 from typing import Any
 
 import pytest
@@ -58,33 +61,155 @@ async def test_a_tool_that_hangs_is_ended_with_its_children(tmp_path: Path) -> N
     assert not mark.exists()
 
 
-@pytest.mark.parametrize(
-    "command",
-    [
-        "sh -c 'echo ${params.x}'",
-        'echo "$(bash -e -c "echo ${params.x}")"',
-        "sh -c ${params.x}",
-        "eval echo ${params.x}",
-        "ssh host 'ls ${params.x}'",
-        "echo $((${params.x} + 1))",
-    ],
-)
-async def test_a_value_that_a_second_shell_would_read_is_refused(command: str, tmp_path: Path) -> None:
-    result = await run_pipeline(shell(command), context={"params.x": "$(touch mark)"}, workdir=tmp_path)
-    assert result.outcomes["t"].failure_reason.startswith("tool_command: ${params.x} ")
-    assert not (tmp_path / "mark").exists()
+@pytest.mark.skipif(which("setsid") is None, reason="no setsid, which leaves a process group")
+@pytest.mark.parametrize("start", ["", "setsid "])
+async def test_a_command_that_has_ended_does_not_wait_for_what_it_left_behind(start: str, tmp_path: Path) -> None:
+    command = f"{start}sh -c 'echo $$ > pid; exec sleep 600' & until test -s pid; do sleep 0.01; done; echo begun"
+    async with asyncio.timeout(60):
+        result = await run_pipeline(shell(command), workdir=tmp_path)
+    assert result.context["tool.output"] == "begun\n" and result.context["tool.exit_code"] == 0
+    pid = int((tmp_path / "pid").read_text())
+    if start:
+        os.kill(pid, signal.SIGKILL)  # it left the group, and goes on
+    else:
+        while _is_alive(pid):
+            await asyncio.sleep(0.01)
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0] != "Z"
+    except OSError:
+        return False
+
+
+TWICE = [
+    "sh -c 'echo ${params.x}'",
+    'echo "$(bash -e -c "echo ${params.x}")"',
+    "sh -c ${params.x}",
+    "eval echo ${params.x}",
+    '"ev"al "echo ${params.x}"',
+    "ssh host 'ls ${params.x}'",
+    'trap "echo ${params.x}" EXIT',
+    "/bin/sh <<EOF\necho ${params.x}\nEOF",
+    "cat <<EOF | sh\necho ${params.x}\nEOF",
+    "sh <<'EOF'\necho ${params.x}\nEOF",
+    "bash -c \\\n 'echo ${params.x}'",
+    "sh -ce 'echo ${params.x}'",
+    "sh 2>&1 -c 'echo ${params.x}'",
+    'echo "echo ${params.x}" | sh',
+    'A="echo ${params.x}"; eval "$A"',
+    "$SHELL -c 'echo ${params.x}'",
+    "S='zs''h -c'; $S 'echo ${params.x}'",
+    "script -qc 'echo ${params.x}' /dev/null",
+    "echo ${params.x} | xargs -I{} sh -c 'echo {}'",
+    "find . -exec sh -c 'echo ${params.x}' ';'",
+    "timeout 9 sh -c 'echo ${params.x}'",
+    "env -S ${params.x}",
+    "make X=${params.x}",
+    "sed 's/a/${params.x}/'",
+    "awk 'BEGIN { print ${params.x} }'",
+    "python3 -c 'print(${params.x})'",
+    "echo ${params.x} | python3",
+    "echo ${params.x} > file; true && . ./file",
+    "cat <<EOF\n$(echo ${params.x})\nEOF",
+]
+
+
+@pytest.mark.parametrize("command", TWICE)
+@pytest.mark.parametrize("value", ["$(touch mark)", "a; touch mark", "a\ntouch mark", "`touch mark`", "a'b", 'a"b'])
+async def test_a_value_that_something_might_read_as_a_command_is_refused(
+    command: str, value: str, tmp_path: Path
+) -> None:
+    result = await run_pipeline(shell(command), context={"params.x": value}, workdir=tmp_path)
+    assert result.outcomes["t"].failure_reason.startswith("tool_command: ${params.x} may contain only letters, ")
+    assert not [*tmp_path.iterdir()]
+
+
+@pytest.mark.parametrize(("language", "value"), [("perl", "qx/touch mark/"), ("ruby", "%x/touch mark/")])
+async def test_a_language_with_quotes_made_of_letters_takes_only_words(language: str, value: str) -> None:
+    text = shell(f"{language} -e 'print ${{params.x}}'")
+    result = await run_pipeline(text, context={"params.x": value})
+    assert "may contain only letters, digits and _, because" in result.outcomes["t"].failure_reason
+
+
+async def test_a_value_in_arithmetic_is_a_number() -> None:
+    result = await run_pipeline(shell("echo $((${params.x} + 1))"), context={"params.x": "a[$(touch mark)]"})
+    assert result.outcomes["t"].failure_reason.startswith("tool_command: ${params.x} is not a whole number")
 
 
 @pytest.mark.parametrize(
     ("command", "said"),
     [
         ("sh -c 'echo \"$1\"' name ${params.x}", "7\n"),
+        ("sh -c 'echo ${params.x}'", "7\n"),
         ("echo $((${params.x} + 1))", "8\n"),
         ('sh -c true; echo "an eval of ${params.x}"', "an eval of 7\n"),
     ],
 )
-async def test_a_value_that_one_shell_reads_is_filled_in(command: str, said: str) -> None:
+async def test_a_value_that_is_harmless_is_filled_in_anywhere(command: str, said: str) -> None:
     assert (await run_pipeline(shell(command), context={"params.x": "7"})).context["tool.output"] == said
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "echo ${params.x}",
+        "./show.sh ${params.x}",
+        "printf '%s\\n' ${params.x}",
+        "test -d . && echo ${params.x}",
+        "echo ${params.x} | cat -",
+        f"{sys.executable} show.py ${{params.x}}",
+        "X=${params.x} ./shown.sh",
+        "./source/show.sh ${params.x}",
+    ],
+)
+async def test_an_ordinary_command_takes_any_value(command: str, tmp_path: Path) -> None:
+    (tmp_path / "source").mkdir()
+    for name, text in (("show.sh", 'echo "$1"'), ("shown.sh", 'echo "$X"'), ("source/show.sh", 'echo "$1"')):
+        (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n")
+        (tmp_path / name).chmod(0o700)
+    (tmp_path / "show.py").write_text("import sys\nprint(sys.argv[1])\n")
+    value = 'it\'s; $(touch mark) `touch mark` "quoted" & done'
+    result = await run_pipeline(shell(command), context={"params.x": value}, workdir=tmp_path)
+    assert result.context["tool.output"] == f"{value}\n" and not (tmp_path / "mark").exists()
+
+
+@pytest.mark.parametrize(
+    ("label", "said"),
+    [("ship", "ship\n"), ("$(id)", None), ("it's", None), ("it's fine", "it's fine\n")],
+)
+async def test_a_label_that_a_model_wrote_is_harmless_or_the_label_of_an_edge(label: str, said: str | None) -> None:
+    text = graph(
+        't [shape=parallelogram tool_command="echo ${preferred_label}"]; a [prompt=a]; '
+        'start->a->t; t->done; t->done [label="[F] it\'s fine" weight=-1]'
+    )
+    result, _ = await play(text, {"a": [Outcome(preferred_label=label)]})
+    assert result.context.get("tool.output") == said
+    assert said or "because a model wrote it" in result.outcomes["t"].failure_reason
+
+
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        ("cat <<EOF\nGoal: $goal\nEOF", "Goal: Ship it\n"),
+        ("cat <<EOF\ndon't: $goal\nEOF\necho '$goal'", "don't: Ship it\nShip it\n"),
+        ("cat <<-'EOF'\n\tGoal: $goal\n\tEOF", "Goal: Ship it\n"),
+        ('cat <<A - <<"B"\n1\nA\n$goal $HOME\nB', "Ship it $HOME\n"),
+        ("echo \"$(cat <<EOF\n'$goal'\nEOF\n)\"", "'Ship it'\n"),
+        ("echo $((1 << 2)) $goal\necho $goal", "4 Ship it\nShip it\n"),
+    ],
+)
+async def test_a_here_document_contains_the_value_and_no_quotes_around_it(command: str, said: str) -> None:
+    assert (await run_pipeline(shell(command))).context["tool.output"] == said
+
+
+@pytest.mark.parametrize("goal", ["it's", "EOF", "$(touch mark)"])
+async def test_a_here_document_with_a_quoted_end_takes_only_text_that_cannot_end_it(goal: str) -> None:
+    result = await run_pipeline(shell("cat <<'EOF'\n$goal\nEOF").replace("Ship it", goal))
+    assert "here-document" in result.outcomes["t"].failure_reason
+    result = await run_pipeline(shell("cat <<EOF\n$goal\nEOF").replace("Ship it", goal))
+    assert result.context["tool.output"] == f"{goal}\n"
 
 
 async def test_a_command_takes_only_keys_on_the_list_and_quotes_them() -> None:
@@ -212,6 +337,12 @@ async def test_a_child_that_fails_is_a_failure(tmp_path: Path) -> None:
     script = Script({"two": [broken]})
     result = await run_pipeline(supervised(tmp_path), handlers={"codergen": script}, strict_failure_edges=True)
     assert result.failure_reason == "m: Child failed: two: broken"
+
+
+async def test_a_child_whose_last_stage_fails_is_a_failure(tmp_path: Path) -> None:
+    child = 'digraph c { start [shape=Mdiamond]; end [shape=parallelogram tool_command="exit 3"]; start->end }'
+    result = await run_pipeline(supervised(tmp_path, child=child))
+    assert result.failure_reason == "m: Child failed: end: exit code 3"
 
 
 async def test_a_child_is_stopped_on_its_condition_and_after_the_last_cycle(tmp_path: Path) -> None:

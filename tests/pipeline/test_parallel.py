@@ -232,7 +232,7 @@ def test_branches_meet_at_the_nearest_common_join() -> None:
 async def test_a_gate_in_a_branch_counts_at_the_end() -> None:
     text = fan().replace("a; b; c;", "a [goal_gate=true]; b; c;")
     result, _ = await play(text, {"a": [FAIL]})
-    assert result.failure_reason == "goal gate a unsatisfied and no retry target"
+    assert result.failure_reason == "goal gate a unsatisfied and no retry target: broken"
 
 
 async def test_branches_of_a_thread_do_not_see_each_other() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
@@ -130,7 +130,7 @@ async def test_fidelity_degrades_on_resume_exactly_once() -> None:
     modes = {event.node: event.data["fidelity"] for event in events if event.kind == "stage_started"}
     assert (modes["b"], modes["c"]) == ("summary:high", "full")
     assert heard.prompts[-2].startswith("## Pipeline State (Comprehensive)") and heard.prompts[-2].endswith("\n\nb")
-    assert heard.prompts[-1] == "c" and len(heard.requests[-1]) == 1
+    assert heard.prompts[-1] == "c" and len(heard.requests[-1]) == 3  # after the prompt and the answer of b
     assert "internal.resume.fidelity_override_once" not in result.context
 
 
@@ -217,6 +217,25 @@ async def test_a_resumed_run_degrades_at_the_first_stage_with_context() -> None:
     script = Script()
     await resume_pipeline("r", runs=store, handlers={"codergen": script})
     assert [str(stage.fidelity) for stage in script.stages] == ["summary:high", "full"]
+
+
+@pytest.mark.parametrize(("restore", "before"), [("degrade", 0), ("restore", 2)])
+async def test_the_first_stage_after_a_resume_begins_its_thread_anew_and_later_ones_see_it(
+    restore: Literal["degrade", "restore"], before: int
+) -> None:
+    text = graph(
+        "node [fidelity=full thread_id=t]; a [prompt=first]; b [prompt=second]; c [prompt=third]; d [prompt=fourth];"
+        "start->a->b->c->d->done"
+    )
+    store, heard = MemoryRuns(), Heard({"first": "one", "second": "two", "third": "three"})
+    await half(text, store, "b", model=heard.model)
+    heard.requests.clear()
+    result = await resume_pipeline("r", runs=store, model=heard.model, resume_threads=restore)
+    assert result.ok and [len(request) for request in heard.requests] == [before + 1, before + 3, before + 5]
+    said = [str(part.content) for message in heard.requests[-1] for part in message.parts if hasattr(part, "content")]
+    assert said[before + 1 :] == ["two", "third", "three", "fourth"]
+    assert said[before].endswith("second") and ("- a: success — one" in said[before]) == (restore == "degrade")
+    assert [name for name, _ in result.threads["t"].marks] == [*"abcd"[0 if before else 1 :]]
 
 
 async def test_each_branch_of_a_resumed_parallel_stage_degrades_once() -> None:

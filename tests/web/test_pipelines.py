@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from starlette.testclient import TestClient
 
-from context_compiler.pipeline import RunConfig, parse_dot, run_pipeline
+from context_compiler.pipeline import RunConfig, parse_dot, resume_pipeline, run_pipeline
 from context_compiler.web.app import create_app
+from tests.pipeline.resuming import half
+
+LOCAL: Any = {"base_url": "http://127.0.0.1"}
 
 GRAPH = """digraph plan {
     goal="Plan <b>the</b> garden"
@@ -34,6 +38,38 @@ async def test_a_run_shows_its_graph_and_the_path_it_took(db: Path, tmp_path: Pa
     assert drawing.headers["content-type"] == "image/svg+xml" and "build" in drawing.text
     assert "unsafe" not in drawing.headers["content-security-policy"]
     assert client.get("/pipeline?run=none").status_code == 404
+
+
+async def test_a_visit_that_was_interrupted_and_done_again_is_not_shown_as_two_successes(
+    db: Path, tmp_path: Path
+) -> None:
+    runs, client = tmp_path / "runs.db", TestClient(create_app(db, system=None, runs=tmp_path / "runs.db"), **LOCAL)
+
+    def path() -> list[tuple[str, str]]:
+        hops = client.get("/api/pipeline", params={"run": "r"}).json()["hops"]
+        return [(one["node"], one["status"]) for one in hops]
+
+    await half(GRAPH, runs, "build", simulate=True)
+    assert path() == [("start", "success"), ("build", "interrupted")]
+    await resume_pipeline("r", RunConfig(runs=runs, simulate=True))
+    assert path() == [
+        *(
+            ("start", "success"),
+            ("build", "interrupted"),
+            ("build", "success"),
+            ("check", "success"),
+            ("done", "success"),
+        )
+    ]
+    assert ">interrupted</span>" in client.get("/pipeline", params={"run": "r"}).text
+
+
+async def test_a_visit_that_failed_has_its_reason(db: Path, tmp_path: Path) -> None:
+    text = GRAPH.replace('check [prompt="Check it"', 'check [shape=parallelogram, tool_command="exit 3"')
+    await run_pipeline(text, RunConfig(runs=tmp_path / "runs.db", simulate=True), run_id="r")
+    client = TestClient(create_app(db, system=None, runs=tmp_path / "runs.db"), **LOCAL)
+    last = client.get("/api/pipeline", params={"run": "r"}).json()["hops"][-1]
+    assert (last["node"], last["status"], last["failure"]) == ("check", "fail", "exit code 3")
 
 
 def test_without_runs_the_page_shows_how_to_start_one_and_creates_no_store(db: Path, tmp_path: Path) -> None:

@@ -5,12 +5,13 @@ Text written by agents never becomes part of a command, because only listed cont
 
 from __future__ import annotations
 
-import re
-from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from context_compiler.pipeline.commands import fill_in
+from context_compiler.pipeline.routing import accelerator
 from context_compiler.pipeline.shell import last_line, run_shell
 from context_compiler.pipeline.stage import Stage, read_status
 from context_compiler.pipeline.state import Outcome, StageStatus, failure
@@ -18,17 +19,12 @@ from context_compiler.pipeline.state import Outcome, StageStatus, failure
 ALLOWED = ("outcome", "preferred_label", "run_id")
 """Context keys allowed as `${key}` in a command, in addition to the prefixes below."""
 ALLOWED_PREFIXES = ("graph.", "params.", "human.gate.")
+WRITTEN_BY_MODELS = ("outcome", "preferred_label")
+"""Keys whose values an agent may have written; a label of the graph's edges counts as the author's."""
 RESERVED = (*ALLOWED_PREFIXES, "internal.")
 """Prefixes of context keys that neither agents nor tools may set, because people and the graph decide them."""
 EXCERPT = 8 * 1024
 """Maximum length in characters of an output in the context; the complete output is an artifact."""
-
-_TOKEN = re.compile(r"\$goal\b|\$\{(?P<key>[A-Za-z_][A-Za-z0-9_.-]*)\}|\\[\s\S]|\$\(|[()'\"]|(?<!\S)#[^\n]*")
-"""Placeholders, and all characters that change how a shell reads the text after them."""
-_QUOTED = {"'": "'\"${%s}\"'", '"': "${%s}"}
-"""Reference to a shell variable inside quotes, by the kind of quote."""
-_SECOND_SHELL = re.compile(r"\b(?:eval|ssh)\s[^;|&\n]*\Z|\b(?:(?:ba|da|z|k|a)?sh|su)\s(?:[^;|&\n]*\s)?-\w*c\s+\Z")
-"""Beginnings of commands that make a second shell parse words that the first shell has expanded."""
 
 
 class ToolHandler:
@@ -47,7 +43,7 @@ class ToolHandler:
         if not command:
             return failure("no tool_command")
         try:
-            command, values = substitute(command, stage)
+            command, values = fill_in(command, partial(find_value, stage))
         except KeyError as error:
             return failure(f"tool_command: ${{{error.args[0]}}} is not allowed in a command, or not set")
         except ValueError as error:
@@ -76,71 +72,18 @@ class ToolHandler:
         )
 
 
-def substitute(command: str, stage: Stage) -> tuple[str, dict[str, str]]:
-    """Replace `$goal` and each allowed `${key}` by shell variables; return the command and the variables' values.
-
-    The shell expands the variables, so their values are never parsed as part of the command, regardless of the quotes
-    around them.
-
-    Raises:
-        KeyError: a key is not allowed, or is not set.
-        ValueError: a second shell would parse a value, or the shell would evaluate a value that is not a number.
-    """
-    result, values = "", dict[str, str]()
-    contexts, starts, at = [""], list[int](), 0  # the open quotes and parentheses, and their positions
-    while found := _TOKEN.search(command, at):
-        token, context = found[0], contexts[-1]
-        if (context == "'" and token[0] == "\\") or (context in _QUOTED and token[0] == "#"):
-            token = token[0]  # a plain character here, and the next one may close the quotes
-        result += command[at : found.start()]
-        at = found.start() + len(token)
-        if token == "$goal" or found["key"]:
-            name = f"FILLED_{len(values) + 1}"
-            values[name] = _value(found["key"], stage).replace("\0", "")
-            word_starts = [*starts, *([] if context in _QUOTED else [found.start()])]
-            arithmetic = _in_arithmetic(token, values[name], command, word_starts)
-            token = ("${%s}" if arithmetic else _QUOTED.get(context, '"${%s}"')) % name
-        elif token == (")" if context == "(" else context):
-            contexts.pop()
-            starts.pop()
-        elif _opens(token, context):
-            contexts.append(token[-1])
-            starts.append(found.start())
-        result += token
-    return result + command[at:], values
-
-
-def _in_arithmetic(token: str, value: str, command: str, starts: Sequence[int]) -> bool:
-    """True if the shell evaluates a value as arithmetic; `starts` are the positions of the words around it.
-
-    Raises:
-        ValueError: the shell evaluates the value, which is not a number, or a second shell would parse it.
-    """
-    if any(_SECOND_SHELL.search(command, 0, start) for start in starts):
-        advice = f"pass it as an argument: sh -c 'echo \"$1\"' name {token}"
-        raise ValueError(f"{token} would be parsed by a second shell; {advice}")
-    arithmetic = any(command[start - 1 : start + 1] == "((" for start in starts)
-    if arithmetic and not re.fullmatch(r"-?\d{1,18}", value, re.ASCII):  # some shells execute commands in arithmetic
-        raise ValueError(f"{token} is not a whole number, and a shell evaluates it")
-    return arithmetic
-
-
-def _opens(token: str, context: str) -> bool:
-    """True if a token opens quotes or a nested command."""
-    return token == "$(" and context != "'" or context in ("", "(") and token in ("'", '"', "(")
-
-
-def _value(key: str | None, stage: Stage) -> str:
-    """Value of a context key, or the goal of the graph if the key is None.
+def find_value(stage: Stage, key: str) -> tuple[str, str]:
+    """Value that a command may use, and who wrote it, if that is not the author of the graph.
 
     Raises:
         KeyError: the key is not allowed, or is not set.
     """
-    if key is None:
-        return stage.graph.goal
+    if key == "goal":
+        return stage.graph.goal, ""
     if key not in ALLOWED and not key.startswith(ALLOWED_PREFIXES):
         raise KeyError(key)
     value = stage.run_id if key == "run_id" else stage.context.get_string(key)
     if not value and key not in stage.context.keys():
         raise KeyError(key)
-    return value
+    labels = {label for edge in stage.graph.edges for label in (edge.label, accelerator(edge.label)[1])}
+    return value, "a model" if key in WRITTEN_BY_MODELS and value not in labels else ""

@@ -15,6 +15,7 @@ from datetime import UTC, datetime
 from typing import Any, Protocol, TypeVar
 
 from context_compiler.errors import CheckpointError, PipelineError
+from context_compiler.ids import text_hash
 from context_compiler.pipeline.checkpoint import assemble, parse_checkpoint, state_changes
 from context_compiler.pipeline.state import RunState
 from context_compiler.pipeline.stores import (
@@ -187,7 +188,7 @@ class SQLRuns(ABC):
         at = datetime.now(UTC).isoformat(timespec="milliseconds")
         for (body,) in rows:
             with suppress(ValueError, TypeError, RecursionError):  # leave damaged metadata unchanged
-                known: dict[str, Any] = dict(json.loads(body))  # with the fields that a newer version has added
+                known: dict[str, Any] = dict(read_body(body))  # with the fields that a newer version has added
                 marked = json.dumps({**known, "status": "fail", "failure_reason": reason, "updated_at": at})
                 update = Statement("UPDATE runs SET info = ? WHERE run = ?", (marked, run_id))
                 await self.database.transact(*self.fence(run_id), update)
@@ -210,7 +211,7 @@ class SQLRuns(ABC):
             return None
         where = f"{self.database.name}, run {run_id!r}"
         try:
-            found = assemble((section, name, json.loads(body)) for section, name, body in rows)
+            found = assemble((section, name, read_body(body)) for section, name, body in rows)
         except (ValueError, RecursionError, LookupError, TypeError) as error:
             raise CheckpointError(f"{where}: the checkpoint is damaged ({error}); it cannot be resumed from") from error
         return parse_checkpoint(found, where=where)
@@ -238,10 +239,10 @@ class SQLRuns(ABC):
             return damaged_info(run_id, error)
 
     async def content(self, hash: str) -> str | None:
-        """Return the text with a hash."""
+        """Return the text with a hash; None if it is damaged."""
         if hash not in self._contents:
             (rows,) = await self.database.transact(Statement("SELECT body FROM contents WHERE hash = ?", (hash,)))
-            if not rows:
+            if not rows or text_hash(rows[0][0]) != hash:
                 return None
             self._contents[hash] = rows[0][0]
             if len(self._contents) > CONTENTS:
@@ -287,15 +288,27 @@ class SQLRuns(ABC):
             CheckpointError: the body is damaged.
         """
         try:
-            return parse(json.loads(body))
+            return parse(read_body(body))
         except (ValueError, TypeError, RecursionError) as error:
             raise CheckpointError(f"{self.database.name}: a row in it is damaged ({error})") from error
+
+
+def read_body(body: object) -> Any:
+    """Parse a stored JSON body.
+
+    Raises:
+        ValueError: the body is damaged.
+    """
+    try:
+        return json.loads(str(body).encode())
+    except UnicodeEncodeError as error:  # `SQLiteDatabase` reads bytes that are not UTF-8 as surrogates
+        raise ValueError(f"character {error.start + 1} is not UTF-8") from None
 
 
 def _read_info(body: str) -> RunInfo | None:
     """Parse the metadata of a run; None if it is damaged."""
     with suppress(ValueError, TypeError, RecursionError):
-        return parse_info(json.loads(body))
+        return parse_info(read_body(body))
     return None
 
 

@@ -61,7 +61,8 @@ class SQLiteDatabase:
                 with transaction(db):
                     return [_execute(db, one) for one in statements]
             except (sqlite3.Error, OSError, ValueError) as error:  # ValueError: the file name is invalid
-                raise PipelineError(f"{self.path}: {error}; what was saved before is intact") from error
+                advice = "restore a backup" if _is_damage(error) else "what was saved before is intact"
+                raise PipelineError(f"{self.path}: {error}; {advice}") from error
 
     def _connect(self) -> sqlite3.Connection:
         """Return the connection, reopened if the file was deleted or replaced."""
@@ -98,6 +99,17 @@ class SQLiteDatabase:
         db, self._db = self._db, None
         if db is not None:
             db.close()
+
+
+def _is_damage(error: Exception) -> bool:
+    """True if an error means that the file itself is damaged, or is no database."""
+    code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+    return code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
+
+
+def _decode(text: bytes) -> str:
+    """Decode stored text so that one damaged row does not hide the others; its reader finds the damage."""
+    return text.decode("utf-8", "surrogateescape")
 
 
 def _execute(db: sqlite3.Connection, one: Statement) -> Sequence[Sequence[Any]]:
@@ -160,6 +172,7 @@ def _open(path: Path, timeout: float) -> sqlite3.Connection:
     with suppress(FileExistsError):  # SQLite gives -wal and -shm files the same mode
         os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
     db = sqlite3.connect(path, timeout=timeout, isolation_level=None, check_same_thread=False)
+    db.text_factory = _decode
     with ExitStack() as undo:
         undo.callback(db.close)
         _prepare(db, path)
