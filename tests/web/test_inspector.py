@@ -123,7 +123,7 @@ def test_a_record_that_does_not_exist_yet_is_explained_and_then_shown(db: Path, 
 
 @pytest.mark.parametrize(
     "column",
-    ["sessions.session_id", "sessions.created_at", "views.status", "views.created_at", "context_summaries.summary"],
+    ["sessions.session_id", "sessions.created_at", "views.status", "views.created_at"],
 )
 def test_a_damaged_value_spoils_no_list(db: Path, column: str) -> None:
     table, name = column.split(".")
