@@ -81,15 +81,15 @@ def check_model(model: str) -> str:
     return model
 
 
-def chat_model(name: str) -> Model:
+def chat_model(name: str, *, instead: str = f"; --model {NAME} needs no key and no network") -> Model:
     """Create a model by name; `scripted` is the bundled one, `scripted:0.1` takes 0.1 seconds per word.
 
     Raises:
-        SettingsError: it cannot be used.
+        SettingsError: it cannot be used; the message ends with `instead`.
     """
     if name == NAME or name.startswith(f"{NAME}:"):
         return _scripted_model(name)
-    return _infer(name, f"; --model {NAME} needs no key and no network")
+    return _infer(name, instead)
 
 
 def check_stage_model(stage: str, model: str | None) -> None:

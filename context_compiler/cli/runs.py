@@ -25,7 +25,8 @@ from context_compiler.errors import SettingsError, TemplateError
 from context_compiler.pipeline.attributes import as_seconds
 from context_compiler.pipeline.handlers.agent import stage_model
 from context_compiler.pipeline.stores import OnEvent
-from context_compiler.pipeline.workflow import apply_directives
+from context_compiler.pipeline.workflow import DIRECTIVES as KNOWN
+from context_compiler.pipeline.workflow import apply_directives, read_directives
 from context_compiler.template import TemplateLibrary
 from context_compiler.tokens.prices import Money
 
@@ -241,7 +242,7 @@ def _models_usable(model: str | None, graph: pipeline.Graph) -> Iterator[pipelin
 
 def template_known(library: TemplateLibrary, graph: pipeline.Graph) -> Iterator[pipeline.Diagnostic]:
     """Yield a finding for each stage whose template is missing or invalid."""
-    for node in apply_directives(graph).nodes.values():
+    for name, node in apply_directives(graph).nodes.items():
         try:
             found = library.find(node.context_helper) if node.context_helper else None
             if found is not None:
@@ -253,9 +254,17 @@ def template_known(library: TemplateLibrary, graph: pipeline.Graph) -> Iterator[
                 message=f"@context-helper: {error}",
                 fix="without it, the step runs as written",
                 node_id=node.name,
-                line=node.line,
+                line=_helper_line(graph.nodes[name]) or node.line,
                 column=1,
             )
+
+
+def _helper_line(node: pipeline.Node) -> int | None:
+    """Line of the directive that names the template of a step; None if there is none, or not on a line of its own."""
+    if node.prompt_line is None:
+        return None
+    found = read_directives(node.prompt, KNOWN, line=node.prompt_line).found
+    return next((one.line for one in reversed(found) if one.name == "context-helper" and one.value), None)
 
 
 def own_model(node: object) -> None:

@@ -40,6 +40,9 @@ HOST = "127.0.0.1"
 GRACE = 3
 """Seconds that open pages have to finish when the server stops."""
 
+INSTEAD = ", and start the server again; or start it with `context-compiler serve --model scripted`, which needs no key"
+"""End of the message of a chat whose model cannot be used."""
+
 NEEDS = ("starlette", "uvicorn")
 """Packages that the pages need, from the extra `web`."""
 
@@ -109,7 +112,7 @@ def _chats(model: str, **settings: Any) -> Any:
     os.environ.setdefault("PYDANTIC_AI_NO_BANNER", "1")
 
     def agent_of(name: str) -> Any:
-        return import_module("pydantic_ai").Agent(inputs.chat_model(name), name="chat")
+        return import_module("pydantic_ai").Agent(inputs.chat_model(name, instead=INSTEAD), name="chat")
 
     return web.Chats(agent_of, web.ChatDefaults(model=model, **settings))
 

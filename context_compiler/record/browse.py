@@ -559,13 +559,13 @@ def calls_in_progress(db: Database, session: int | None = None) -> list[ModelCal
 
 
 def _session(row: Any) -> SessionRow:
-    given: dict[str, Any] = {**rows.mapping(row), "created_at": rows.parse_stamp(row["created_at"])}
-    given["last_at"] = None if row["last_at"] is None else rows.parse_stamp(row["last_at"])
+    given: dict[str, Any] = {**rows.mapping(row), "created_at": rows.readable_stamp(row["created_at"]) or rows.UNKNOWN}
+    given["last_at"] = rows.readable_stamp(row["last_at"])
     given["messages"] = row["messages"] or 0
     return SessionRow(**given)
 
 
 def _request(row: Any) -> RequestRow:
-    given: dict[str, Any] = {**rows.mapping(row), "created_at": rows.parse_stamp(row["created_at"])}
+    given: dict[str, Any] = {**rows.mapping(row), "created_at": rows.readable_stamp(row["created_at"]) or rows.UNKNOWN}
     given["status"] = row["status"].partition(";")[0].strip()
     return RequestRow(**given)

@@ -360,11 +360,11 @@ def parse_stamp(stamp: object) -> datetime:
 
 
 UNKNOWN = datetime.min.replace(tzinfo=UTC)
-"""Time of the beginning of a session whose own is damaged."""
+"""Time of a session or request in a list, if its own is damaged."""
 
 
 def readable_stamp(stamp: object) -> datetime | None:
-    """Parse a stamp; None if it is NULL or damaged, because a session must be listed to be deleted."""
+    """Parse a stamp; None if it is NULL or damaged, because a list must not fail for one of its rows."""
     try:
         return None if stamp is None else parse_stamp(stamp)
     except ValueError:

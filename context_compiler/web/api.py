@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
@@ -460,8 +461,12 @@ def adapter(result: Any) -> TypeAdapter[Any]:
 
 
 def to_json(resource: Resource, value: object) -> bytes:
-    """Serialize a value of a resource to JSON."""
-    return adapter(resource.result).dump_json(value)
+    """Serialize a value of a resource to JSON; damaged bytes of the record are escaped."""
+    types = adapter(resource.result)
+    try:
+        return types.dump_json(value)
+    except ValueError:  # lone surrogates
+        return json.dumps(types.dump_python(value, mode="json")).encode()
 
 
 ERROR = {

@@ -100,8 +100,8 @@ def link(path: str, /, **query: object) -> str:
 
 
 def render(name: str, **values: Any) -> str:
-    """Render a page."""
-    return environment().get_template(name).render(**values)
+    """Render a page, with a question mark for each damaged byte of the record."""
+    return environment().get_template(name).render(**values).encode("utf-8", "replace").decode()
 
 
 @cache

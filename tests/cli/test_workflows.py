@@ -104,8 +104,13 @@ def test_check_finds_missing_templates_and_gives_the_line(cc: Command, steps: Pa
     steps.write_text("## A\n@context-helper chat_compilr\n@modle x\ntext\n")
     done = cc("workflow", "check", steps)
     assert done.code == 1 and "1 file, 1 error, 1 warning, 0 notes" in done.out
-    assert f"{steps}:1:1: error template_known: a:" in done.out and "did you mean chat_compiler?" in done.out
+    assert f"{steps}:2:1: error template_known: a:" in done.out and "did you mean chat_compiler?" in done.out
     assert f"{steps}:3:1: warning directive_known: a: @modle is not known here" in done.out
+
+
+def test_the_line_of_a_missing_template_is_that_of_the_directive_that_counts(cc: Command, steps: Path) -> None:
+    steps.write_text("# Title\n\n## A\n\n@context-helper extractive\n@model test\n\n@context-helper nothere\ntext\n")
+    assert f"{steps}:8:1: error template_known: a:" in cc("workflow", "check", steps).out
 
 
 def test_a_run_reports_directives_without_effect_and_failed_context_helpers(cc: Command, steps: Path) -> None:

@@ -6,6 +6,7 @@ import json
 import re
 import sqlite3
 from collections import Counter, deque
+from contextlib import closing
 from html import unescape
 from importlib.resources import files
 from pathlib import Path
@@ -118,6 +119,23 @@ def test_a_missing_record_is_explained_and_shown_once_it_exists(db: Path, tmp_pa
         later.parent.mkdir()
         later.write_bytes(db.read_bytes())
         assert client.get("/sessions").status_code == 200
+
+
+@pytest.mark.parametrize(
+    "column",
+    ["sessions.session_id", "sessions.created_at", "views.status", "views.created_at"],
+)
+def test_a_damaged_value_spoils_no_list(db: Path, column: str) -> None:
+    table, name = column.split(".")
+    with closing(sqlite3.connect(db)) as record:
+        text = f"CAST(x'7bff' || substr(CAST({name} AS BLOB), 3) AS TEXT)"
+        record.execute(f"UPDATE {table} SET {name} = {text} WHERE rowid = (SELECT min(rowid) FROM {table})")
+        record.commit()
+    with TestClient(create_app(db, system=None), base_url="http://127.0.0.1") as client:
+        for path in ("/sessions", "/sessions/1", "/api/sessions", "/api/sessions/1", "/requests/2", "/api/requests/2"):
+            assert client.get(path).status_code == 200, path
+        assert client.get("/requests/1").status_code == (503 if column == "views.created_at" else 200)
+        assert client.get("/api/requests/1").status_code == (503 if column == "views.created_at" else 200)
 
 
 @pytest.mark.parametrize(
