@@ -8,11 +8,10 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from difflib import get_close_matches
 from functools import lru_cache, partial
-from itertools import islice
 from typing import TypeAlias
 
 from context_compiler.errors import FidelityError, GraphError
-from context_compiler.fidelity import Fidelity, resolve_thread_id
+from context_compiler.fidelity import Fidelity
 from context_compiler.pipeline.attributes import (
     DRAWING,
     EDGE_ATTRIBUTES,
@@ -25,7 +24,6 @@ from context_compiler.pipeline.attributes import (
 from context_compiler.pipeline.commands import find_reader, placeholders
 from context_compiler.pipeline.conditions import Clause, ConditionError, parse_condition, status_word
 from context_compiler.pipeline.graph import (
-    AGENTS,
     DEFAULT_HANDLER,
     HANDLERS,
     Diagnostic,
@@ -33,22 +31,13 @@ from context_compiler.pipeline.graph import (
     Graph,
     Node,
     Severity,
-    join_stage,
+    diagnostic,
 )
 from context_compiler.pipeline.stylesheet import EFFORTS, PROPERTIES, StylesheetError, parse_stylesheet
+from context_compiler.pipeline.thread_rules import full_without_thread, thread_across_branches, thread_without_full
 from context_compiler.pipeline.workflow import directives_known
 
 ERROR, WARNING, INFO = Severity.ERROR, Severity.WARNING, Severity.INFO
-
-
-def diagnostic(thing: Graph | Node | Edge, rule: str, severity: Severity, message: str, fix: str) -> Diagnostic:
-    """Build a finding about a graph, a stage or an edge."""
-    node_id = thing.name if isinstance(thing, Node) else None
-    edge = (thing.source, thing.target) if isinstance(thing, Edge) else None
-    line, column = (None, None) if isinstance(thing, Graph) else (thing.line, thing.column)
-    return Diagnostic(
-        rule=rule, severity=severity, message=message, node_id=node_id, edge=edge, fix=fix, line=line, column=column
-    )
 
 
 def start_node(graph: Graph) -> Iterator[Diagnostic]:
@@ -188,8 +177,6 @@ STRUCTURE = (
 POLICIES = frozenset({"wait_all", "first_success", "k_of_n", "quorum", "all_success", "any_success", "ignore"})
 """Policies for joining the branches of a parallel stage."""
 
-MAX_STEPS = 500_000
-"""Maximum number of edges that are followed to find the first stages of threads."""
 MAX_SUGGESTIONS = 1_000
 """Maximum number of unknown attributes for which a similar name is searched, because a search is slow."""
 ERROR_POLICIES = frozenset({"continue", "fail_fast", "ignore"})
@@ -379,7 +366,9 @@ def tool_command_values(graph: Graph) -> Iterator[Diagnostic]:
     for node in graph.nodes.values():
         command = node.text("tool_command") if node.handler == "tool" else ""
         reader = find_reader(command) if "$" in command else None
-        for token, key in dict(placeholders(command)).items() if reader is not None else ():
+        if reader is None:
+            continue
+        for token, key in dict(placeholders(command)).items():
             if key not in ("goal", "graph.goal") or not reader.allowed.fullmatch(graph.goal):
                 fix = f"put the command into a script, and run: ./script {token}"
                 yield diagnostic(node, "tool_command_values", WARNING, reader.limit(token), fix)
@@ -399,66 +388,6 @@ def max_retries_used(graph: Graph) -> Iterator[Diagnostic]:
         if node.max_retries and node.handler in NOT_RETRIED:
             message = f"max_retries has no effect: {node.handler!r} is not retried"
             yield diagnostic(node, "max_retries_used", WARNING, message, "leave it out")
-
-
-def full_without_thread(graph: Graph) -> Iterator[Diagnostic]:
-    """Report stages at `full` that name no thread, or that come after other stages as the first of their thread."""
-    users: dict[str, dict[str, Node]] = {}
-    for node in graph.nodes.values():
-        edges = [edge for edge in graph.incoming(node.name) if _edge_fidelity(edge, node, graph) == "full"]
-        for edge in edges if node.handler in AGENTS else ():
-            if graph.default_thread_id or node.thread_id or node.classes or edge.thread_id:
-                users.setdefault(resolve_thread_id(edge, node, graph, edge.source), {})[node.name] = node
-            else:
-                message = "full without a thread: it continues a thread named after the stage before it"
-                fix = "give the stages that belong together a thread_id"
-                yield diagnostic(node, "full_without_thread", INFO, message, fix)
-                break
-    for thread in islice(users, 1 + MAX_STEPS // (1 + len(graph.edges))):
-        for name in sorted(_stages_first_in(graph, users[thread])):
-            message = (
-                f"it can be the first stage of the thread {thread!r}, and then sees nothing of the stages before it"
-            )
-            fix = "give an earlier stage the same thread, or give this one another fidelity"
-            yield diagnostic(users[thread][name], "full_without_thread", INFO, message, fix)
-
-
-def _stages_first_in(graph: Graph, users: Collection[str]) -> set[str]:
-    """Return the stages of a thread that a run can reach after other work, but after no other stage of the thread."""
-    waiting = [(node.name, False) for node in graph.starts]
-    found, reached = set[str](), set(waiting)
-    while waiting:
-        name, worked = waiting.pop()
-        if name in users:
-            found |= {name} if worked else set()
-            continue
-        node = graph.nodes.get(name)
-        worked = worked or (node is not None and node.handler not in ("start", "conditional", "parallel"))
-        onward = {(edge.target, worked) for edge in graph.outgoing(name)} - reached
-        reached |= onward
-        waiting += onward
-    return found
-
-
-def thread_without_full(graph: Graph) -> Iterator[Diagnostic]:
-    """Report threads that have no effect because the stage does not run at `full`."""
-    for node in graph.nodes.values():
-        modes = {_edge_fidelity(edge, node, graph) for edge in graph.incoming(node.name)} or {
-            _edge_fidelity(None, node, graph)
-        }
-        if node.thread_id and "full" not in modes:
-            message = f"thread_id {node.thread_id!r} has no effect: the stage always starts a new conversation"
-            yield diagnostic(node, "thread_without_full", WARNING, message, "set fidelity=full, or leave thread_id out")
-    for edge in graph.edges:
-        node = graph.nodes.get(edge.target)
-        if edge.thread_id and node is not None and _edge_fidelity(edge, node, graph) != "full":
-            message = f"thread_id {edge.thread_id!r} has no effect: the target starts a new conversation"
-            yield diagnostic(edge, "thread_without_full", WARNING, message, "set fidelity=full, or leave thread_id out")
-
-
-def _edge_fidelity(edge: Edge | None, node: Node, graph: Graph) -> str:
-    values = (edge.fidelity if edge else "", node.fidelity, graph.default_fidelity)
-    return next((one.strip() for one in values if one.strip()), "")
 
 
 def all_conditional_edges(graph: Graph) -> Iterator[Diagnostic]:
@@ -508,38 +437,6 @@ def default_choice_exists(graph: Graph) -> Iterator[Diagnostic]:
         if choice and choice not in {edge.target for edge in graph.outgoing(node.name)}:
             message = f"human.default_choice {choice!r} is not the target of an edge from here"
             yield diagnostic(node, "default_choice_exists", WARNING, message, "name the target of one of its edges")
-
-
-def thread_across_branches(graph: Graph) -> Iterator[Diagnostic]:
-    """Report threads that several branches of a parallel stage use."""
-    if not any(thing.thread_id for things in (graph.nodes.values(), graph.edges) for thing in things):
-        return
-    for node in graph.nodes.values():
-        if node.handler != "parallel" or not graph.outgoing(node.name):
-            continue
-        seen: dict[str, str] = {}
-        join = join_stage(graph, node.name)
-        for edge in graph.outgoing(node.name):
-            for thread in dict.fromkeys(_branch_threads(graph, edge, join)):
-                if seen.setdefault(thread, edge.target) != edge.target:
-                    message = f"the branches {seen[thread]!r} and {edge.target!r} both use the thread {thread!r}"
-                    fix = "give each branch its own thread_id: a branch does not see what another adds"
-                    yield diagnostic(node, "thread_across_branches", WARNING, message, fix)
-
-
-def _branch_threads(graph: Graph, first: Edge, join: str | None) -> Iterator[str]:
-    """Yield the threads that the stages of a branch name, up to the join."""
-    waiting, reached = [first], {first.target}
-    while waiting:
-        edge = waiting.pop()
-        node = graph.nodes.get(edge.target)
-        if node is None or node.name == join or node.handler == "exit":
-            continue
-        if _edge_fidelity(edge, node, graph) == "full" and (node.thread_id or edge.thread_id):
-            yield node.thread_id or edge.thread_id
-        onward = [one for one in graph.outgoing(node.name) if one.target not in reached]
-        reached |= {one.target for one in onward}
-        waiting += onward
 
 
 ADVICE = (

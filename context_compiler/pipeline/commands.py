@@ -19,7 +19,7 @@ Raises:
 """
 
 SHELLS = "sh ash bash dash zsh ksh mksh csh tcsh yash fish elvish xonsh nu pwsh powershell busybox shell SHELL BASH"
-BUILTINS = "eval trap source alias"
+BUILTINS = "eval trap source alias declare typeset unset mapfile readarray compgen fc"
 RUNNERS = (
     "env xargs script ssh scp rsync rsh mosh su sudo doas runuser sg pkexec parallel watch entr flock expect tmux "
     "screen make gmake crontab"
@@ -31,6 +31,8 @@ READERS = " ".join((SHELLS, BUILTINS, RUNNERS, EDITORS))
 """Programs and builtins that run text as commands, or pass it to a program that does."""
 FIRST_WORDS = r"\. at batch let just"
 """Readers that are ordinary words too, and count only where a command begins."""
+OPTIONS = "exec execdir ok okdir command to-command checkpoint-action eval shell rsh"
+"""Options that take a command, after one or two hyphens."""
 LANGUAGES = "python pypy perl ruby node deno bun php lua julia Rscript"
 """Programs that are readers unless a file or a module follows them directly: `python report.py`."""
 QUOTING_LANGUAGES = "perl ruby"
@@ -48,7 +50,9 @@ def _any_of(names: str) -> str:
 _BEFORE, _AFTER = r"(?<![\w.-])", r"(?![\w-]|[./]\w)"
 _KEYWORD = r"\b(?:then|do|else|elif|if|while|until|time|command|builtin|exec)[ \t]"
 _COMMAND_END = rf"(?:\A|[;|&\n]|{_KEYWORD})"
-_COMMAND_START = rf"(?:{_COMMAND_END}|[(){{}}`!])[ \t]*"
+_COMMAND_START = rf"(?:{_COMMAND_END}|[(){{}}`!])[ \t]*(?:\w+=\S*[ \t]+)*"
+_SIGN = r"\[\[|\$\[|\(\("
+"""Signs around arithmetic, in which some shells run commands that a variable contains."""
 _CODE = (
     r"[\d.]*"
     + _AFTER
@@ -56,7 +60,8 @@ _CODE = (
 )
 _READER = re.compile(
     rf"{_BEFORE}({_any_of(READERS)}){_AFTER}|{_BEFORE}({_any_of(LANGUAGES)}){_CODE}"
-    rf"|{_COMMAND_START}({_any_of(FIRST_WORDS)})(?=[ \t])|{_COMMAND_END}[ \t]*(\$\{{?\w+)|(\[\[|\$\[)"
+    rf"|{_COMMAND_START}({_any_of(FIRST_WORDS)})(?=[ \t])|{_COMMAND_END}[ \t]*(\$\{{?\w+)"
+    rf"|(?<![\w-])(--?{_any_of(OPTIONS)}){_AFTER}|({_SIGN})"
 )
 _QUOTING = re.compile(rf"{_BEFORE}({_any_of(QUOTING_LANGUAGES)}){_CODE}")
 _QUOTES = re.compile(r"\\\n|['\"\\]")
@@ -164,9 +169,7 @@ class _Filling:
             arithmetic: True if the shell evaluates the value.
             nested: True if the value is part of another expansion in a here-document.
         """
-        value = self._value(token, key)
-        if arithmetic and not re.fullmatch(r"-?\d{1,18}", value, re.ASCII):  # some shells run commands in arithmetic
-            raise ValueError(f"{token} is not a whole number, and a shell evaluates it")
+        value = self._value(token, key, is_number=arithmetic)
         if nested and not HARMLESS.fullmatch(value):
             raise ValueError(
                 f"{_limit(token, HARMLESS)} here, because the here-document contains `$(` or another expansion"
@@ -175,9 +178,11 @@ class _Filling:
         self.values[name] = value
         return name
 
-    def _value(self, token: str, key: str | None) -> str:
+    def _value(self, token: str, key: str | None, *, is_number: bool = False) -> str:
         value, author = self.look_up(key or "goal")
         value = value.replace("\0", "")
+        if is_number and not re.fullmatch(r"-?\d{1,18}", value, re.ASCII):
+            raise ValueError(f"{token} is not a whole number, and a shell evaluates it")
         if author and not HARMLESS.fullmatch(value):
             raise ValueError(f"{_limit(token, HARMLESS)}, because {author} wrote it; let it be the label of an edge")
         if self.reader is not None and not self.reader.allowed.fullmatch(value):

@@ -368,6 +368,16 @@ Pipeline: TypeAlias = Graph
 """Alias of `Graph`, because other engines call such a graph a pipeline."""
 
 
+def diagnostic(thing: Graph | Node | Edge, rule: str, severity: Severity, message: str, fix: str) -> Diagnostic:
+    """Build a finding about a graph, a stage or an edge."""
+    node_id = thing.name if isinstance(thing, Node) else None
+    edge = (thing.source, thing.target) if isinstance(thing, Edge) else None
+    line, column = (None, None) if isinstance(thing, Graph) else (thing.line, thing.column)
+    return Diagnostic(
+        rule=rule, severity=severity, message=message, node_id=node_id, edge=edge, fix=fix, line=line, column=column
+    )
+
+
 def join_stage(graph: Graph, name: str) -> str | None:
     """Return the stage where the branches of a parallel stage join; None if there is none.
 

@@ -232,7 +232,7 @@ async def test_the_first_stage_after_a_resume_begins_its_thread_anew_and_later_o
     heard.requests.clear()
     result = await resume_pipeline("r", runs=store, model=heard.model, resume_threads=restore)
     assert result.ok and [len(request) for request in heard.requests] == [before + 1, before + 3, before + 5]
-    said = [str(part.content) for message in heard.requests[-1] for part in message.parts if hasattr(part, "content")]
+    said = [str(getattr(part, "content", "")) for message in heard.requests[-1] for part in message.parts]
     assert said[before + 1 :] == ["two", "third", "three", "fourth"]
     assert said[before].endswith("second") and ("- a: success — one" in said[before]) == (restore == "degrade")
     assert [name for name, _ in result.threads["t"].marks] == [*"abcd"[0 if before else 1 :]]
