@@ -53,7 +53,7 @@ def test_the_turns_so_far_are_counted(kept: Command) -> None:
     assert kept("layers", "show", "dinner").out.startswith("session dinner, after turn 1, for think\n")
 
 
-def test_the_requests_of_nodes_are_told_apart(kept: Command, tmp_path: Path) -> None:
+def test_requests_of_nodes_are_listed_with_their_vault(kept: Command, tmp_path: Path) -> None:
     async def ask() -> None:
         db = tmp_path / "system" / "context.db"
         layers = Layers(db)
