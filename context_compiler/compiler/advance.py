@@ -42,6 +42,7 @@ from context_compiler.compiler.view import Quote, summary_of
 from context_compiler.fidelity import Fidelity
 from context_compiler.messages.prompts import Instruction, standing_instructions
 from context_compiler.messages.shapes import WHOLE, Shape
+from context_compiler.messages.turns import is_prompt
 from context_compiler.record.values import Compile
 
 SLACK = 20
@@ -272,7 +273,7 @@ def _start_shapes(plan: Plan, previous: Cycle | None) -> list[Shape | None]:
     if previous is not None:
         shapes[: previous.decided] = [None] * previous.decided
         for index, shape in previous.kept:
-            asked = index >= plan.outline.active.start and history.readings[index].has_prompt and not shape.bare
+            asked = index >= plan.outline.active.start and is_prompt(history, index) and not shape.bare
             shapes[index] = replace(shape, limit=None, prompt=None, ref="") if asked else shape
     if plan.policy.tool_history != "paired":
         start = plan.outline.active.start

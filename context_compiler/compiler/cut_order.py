@@ -20,7 +20,7 @@ from context_compiler.messages.history import History, superseded_parts
 from context_compiler.messages.items import MESSAGE_OVERHEAD, Kind
 from context_compiler.messages.prompts import Instruction
 from context_compiler.messages.shapes import WHOLE, Shape, largest, price
-from context_compiler.messages.turns import Group, Outline, Turn
+from context_compiler.messages.turns import Group, Outline, Turn, is_prompt
 from context_compiler.record.values import Drop
 from context_compiler.tokens import TokenCounter
 
@@ -303,7 +303,7 @@ def truncate_large_parts(draft: Draft) -> Iterator[None]:
     limit = max(draft.room // LARGE_PART, MIN_PART)
     active = draft.outline.active.start
     for index, reading in enumerate(draft.history.readings):
-        asked = index >= active and reading.has_prompt
+        asked = index >= active and is_prompt(draft.history, index)
         if not asked and draft.here(index) is not None and largest(reading.items) > limit:
             draft.reshape(index, reasons.LARGE_PART, limit=limit)
     yield
@@ -313,8 +313,7 @@ def truncate_large_prompts(draft: Draft) -> None:
     """Truncate a current prompt that does not fit whole to the fraction `PROMPT` of the room."""
     active = draft.outline.active
     for index in range(active.start, active.stop):
-        reading = draft.history.readings[index]
-        if reading.has_prompt and draft.here(index) is not None and not _fits_whole(draft, index):
+        if is_prompt(draft.history, index) and draft.here(index) is not None and not _fits_whole(draft, index):
             draft.reshape(index, reasons.OVERSIZED_PROMPT, limit=int(PROMPT * draft.room))
 
 
@@ -363,7 +362,7 @@ def completed_groups(turn: Turn, history: History) -> tuple[Group, ...]:
     return tuple(
         group
         for group in turn.groups[:-1]
-        if not any(history.readings[index].has_prompt for index in range(group.start, group.stop))
+        if not any(is_prompt(history, index) for index in range(group.start, group.stop))
     )
 
 
@@ -470,7 +469,7 @@ def drop_steering_prompts(draft: Draft) -> Iterator[None]:
     prompted = [
         group
         for group in draft.outline.active.groups[1:]
-        if any(draft.history.readings[index].has_prompt for index in range(group.start, group.stop))
+        if any(is_prompt(draft.history, index) for index in range(group.start, group.stop))
     ]
     for group in prompted[:-1]:
         draft.drop(range(group.start, group.stop), reasons.EARLIER_PROMPT)

@@ -211,19 +211,19 @@ def prompt_at(history: History) -> int | None:
     newest: int | None = None
     for index in reversed(range(len(history))):
         if history.readings[index].has_prompt:
-            if not _accompanies_result(history, index):
+            if is_prompt(history, index):
                 return index
             newest = index if newest is None else newest
     return newest
 
 
-def _accompanies_result(history: History, index: int) -> bool:
-    """True if the user parts of a request came with a tool result of the same run."""
+def is_prompt(history: History, index: int) -> bool:
+    """True if a message is a user's prompt, and not one whose user parts came with a tool result of the same run."""
     own = history.readings[index]
-    if not own.answers or own.run_id is None:
-        return False
+    if not own.has_prompt or not own.answers or own.run_id is None:
+        return own.has_prompt
     before = (one.run_id for one in reversed(history.readings[max(0, index - NEAR) : index]))
-    return own.run_id == next(filter(None, before), None)
+    return own.run_id != next(filter(None, before), None)
 
 
 def turn_index(history: History) -> int:
