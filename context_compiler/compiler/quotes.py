@@ -158,6 +158,12 @@ def _instructions_text(rules: Sequence[Instruction]) -> str:
     return "\n".join([INSTRUCTIONS_HEAD, *(f"- turn {rule.turn + 1}: {rule.text}" for rule in rules)]) if rules else ""
 
 
+def instructions_tokens(quotes: str, counter: TokenCounter) -> int:
+    """Tokens that the standing instructions of a view's verbatim part take with their fence; 0 for none."""
+    _, head, rest = quotes.partition(INSTRUCTIONS_HEAD)
+    return cost(fence(QUOTED_TITLE, head + rest.partition("\n\n")[0]), counter) if head else 0
+
+
 def _fitting_instructions(selection: Selection, room: int) -> list[Instruction]:
     """Newest standing instructions that fit in `room` tokens, oldest first."""
     kept: list[Instruction] = []

@@ -28,9 +28,6 @@ from context_compiler.tokens import TokenCounter
 MAX_SENTENCE = 2_000
 """Maximum characters of a sentence; anything longer is taken for data."""
 
-INSTRUCTION_WIDTH = 400
-"""Maximum characters of an instruction; longer ones are clipped."""
-
 MAX_CACHED_PROMPTS = 1_024
 """Number of texts whose instructions are cached; the same prompts recur at every compile."""
 
@@ -173,8 +170,6 @@ _QUOTED = re.compile(
 )
 _LISTED = re.compile(r"^(?:[-*•·] +|\(?\d{1,3}[.)] +|\[[ x]\] +|#+ +){1,3}")
 _CODE = re.compile(r"[{}<>=;|\\\[\]$^~]")
-_REFERS = re.compile(r"(?i)\b(?:it|its|this|that|these|those|them|they|their|he|him|his|she|her)\b")
-"""Words with which a sentence may refer to the one before."""
 _PASTED = (">", "+ ", "@", "//", "/*", "$ ", "\u279c")
 
 
@@ -185,7 +180,6 @@ _instructions: Memo[str, tuple[str, ...]] = Memo(MAX_CACHED_PROMPTS)
 def instruction_sentences(text: str) -> tuple[str, ...]:
     """Standing instructions in a user's text: whole sentences, verbatim, each on one line.
 
-    A sentence that refers to the one before it on its line, as "Don't touch it." may, is returned with that one.
     Fenced code, quoted lines and sentences that look like code are skipped.
     """
     name = text_hash(text)
@@ -194,20 +188,16 @@ def instruction_sentences(text: str) -> tuple[str, ...]:
 
 def _find_sentences(text: str) -> tuple[str, ...]:
     found: list[str] = []
-    start, before = 0, ""
+    start = 0
     fenced = False
     for end in (*sentence_ends(text), len(text)):
         sentence, start = text[start:end], end
         if "```" in sentence or "~~~" in sentence:
-            before = ""
             fenced ^= (sentence.count("```") + sentence.count("~~~")) % 2 == 1
         elif not fenced and 3 < len(sentence) <= MAX_SENTENCE:
             shown = one_line(sentence, MAX_SENTENCE)
             if is_instruction(shown):
-                refers = before and _REFERS.search(shown) and len(before) + len(shown) < INSTRUCTION_WIDTH
-                found.append(f"{before} {shown}" if refers else shown)
-                shown = ""
-            before = "" if "\n" in sentence or shown.startswith(_PASTED) or _CODE.search(shown) else shown
+                found.append(shown)
     return tuple(found)
 
 
@@ -223,6 +213,10 @@ def is_instruction(sentence: str) -> bool:
     if _ANYWHERE.search(plain) or _OPENING.match(plain):
         return True
     return bool(_ORDER.search(plain)) and not _FRIENDLY.search(plain)
+
+
+INSTRUCTION_WIDTH = 400
+"""Maximum characters of an instruction; longer ones are clipped."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

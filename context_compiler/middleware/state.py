@@ -15,9 +15,11 @@ from pydantic_ai.messages import ModelMessage
 
 from context_compiler.cache import Memo
 from context_compiler.compiler.advance import Advance
+from context_compiler.compiler.block_sizes import TIGHT_ROOM
 from context_compiler.compiler.compile_row import Where
 from context_compiler.compiler.cycle import RAW, Blocks, Cycle, begins
 from context_compiler.compiler.policy import LOWEST_HIGH, REFUSED_SHARE, Limits, Plan
+from context_compiler.compiler.quotes import instructions_tokens
 from context_compiler.compiler.steering import NONE, Pin, Steering
 from context_compiler.compiler.summary import SummaryRequest, SummaryResponse
 from context_compiler.compiler.view import View, sections_of, token_breakdown
@@ -393,7 +395,13 @@ class RequestContext(Plan):
         limits = self.policy.limits(
             self.request.fixed + self.carried, ratio=ratio, tight=self.run.tight, tool_work=tool_work
         )
-        return limits if self.host is None else limits.with_protected(self.prompt_tokens, self.recent_tokens)
+        if self.host is None:
+            return limits
+        if cycle is not None and not tool_work and limits.room < TIGHT_ROOM:
+            # the instructions are above the low threshold, and the high one is so near that every turn would be cut
+            high = limits.high + instructions_tokens(cycle.quotes, self.counter)
+            limits = replace(limits, high=min(high, limits.budget))
+        return limits.with_protected(self.prompt_tokens, self.recent_tokens)
 
     @property
     def is_paused(self) -> bool:

@@ -9,7 +9,7 @@ from pydantic_ai import Agent
 from pydantic_ai.messages import ModelMessage, UserPromptPart
 from pydantic_ai.models.function import AgentInfo
 
-from context_compiler import TokenCounter
+from context_compiler import TokenCounter, View
 from context_compiler.compiler.quotes import INSTRUCTIONS_HEAD
 from tests.support.agents import Talker, compiler, run
 from tests.support.histories import assistant, long_history, prose, user
@@ -72,3 +72,30 @@ async def test_a_rule_is_in_every_request_of_a_long_conversation(budget: int, to
             await run(agent, "Never deploy on Fridays." if not number else prompt, message_history=history)
         ).messages
     assert all("Never deploy on Fridays." in sent.text and sent.tokens <= budget for sent in talker.sent)
+
+
+RULES = "Never deploy on Fridays. Always use metric units. Always answer in two sentences."
+
+
+async def compiles(budget: int, first: str, again: str = "") -> tuple[int, list[str]]:
+    """Compiles of a conversation of 40 short turns, and the texts of its requests."""
+    views = list[View]()
+    ours, talker = compiler(budget=budget, on_view=views.append), Talker(lambda messages, _: prose(len(messages), 50))
+    agent = Agent(talker.model, capabilities=[ours])
+    history: list[ModelMessage] = []
+    for number in range(40):
+        prompt = f"{prose(number, 30)}. {again}" if number else first
+        history = (await run(agent, prompt, message_history=history)).messages
+    return sum(view.status == "compiled" for view in views), [sent.text for sent in talker.sent]
+
+
+@pytest.mark.parametrize("budget", [800, 1_000, 1_400])
+async def test_rules_in_a_small_view_do_not_make_it_compile_at_every_turn(budget: int) -> None:
+    plain, _ = await compiles(budget, "Hello.")
+    ruled, requests = await compiles(budget, RULES)
+    assert ruled <= plain + 3 and all("Never deploy on Fridays." in text for text in requests)
+
+
+async def test_a_rule_that_every_prompt_repeats_does_not_push_others_out() -> None:
+    _, requests = await compiles(1_500, RULES, again="Keep it short.")
+    assert all("Never deploy on Fridays." in text for text in requests)

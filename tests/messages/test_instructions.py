@@ -141,18 +141,10 @@ def test_binding_instructions_are_found_with_high_recall_and_precision() -> None
 
 
 def test_a_pin_is_the_sentence_of_the_user_with_its_position() -> None:
-    said = "The report is late. Never mail reports before I say so. Thanks!"
+    said = "The report is late. Never mail it before I say so. Thanks!"
     assert pinned([user("hello"), assistant("Hi."), user(said)]) == (
-        Instruction(position=2, turn=1, text="Never mail reports before I say so."),
+        Instruction(position=2, turn=1, text="Never mail it before I say so."),
     )
-
-
-def test_a_sentence_that_refers_to_the_one_before_is_kept_with_it() -> None:
-    assert instruction_sentences("The lock is in uv.lock. Don't touch it.") == (
-        "The lock is in uv.lock. Don't touch it.",
-    )
-    assert instruction_sentences("It rains. Never deploy on Fridays.") == ("Never deploy on Fridays.",)
-    assert instruction_sentences("`x = 1;` and {y}. Don't touch it.") == ("Don't touch it.",)
 
 
 def test_only_the_given_messages_are_searched() -> None:
