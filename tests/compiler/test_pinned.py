@@ -11,6 +11,7 @@ from pydantic_ai.models.function import AgentInfo
 
 from context_compiler import TokenCounter, View
 from context_compiler.compiler.quotes import INSTRUCTIONS_HEAD
+from tests.recall.test_blocks import words
 from tests.support.agents import Talker, compiler, run
 from tests.support.histories import assistant, long_history, prose, user
 from tests.support.views import own_texts
@@ -80,11 +81,11 @@ RULES = "Never deploy on Fridays. Always use metric units. Always answer in two 
 async def compiles(budget: int, first: str, again: str = "") -> tuple[int, list[str]]:
     """Compiles of a conversation of 40 short turns, and the texts of its requests."""
     views = list[View]()
-    ours, talker = compiler(budget=budget, on_view=views.append), Talker(lambda messages, _: prose(len(messages), 50))
+    ours, talker = compiler(budget=budget, on_view=views.append), Talker(lambda messages, _: words(len(messages), 20))
     agent = Agent(talker.model, capabilities=[ours])
     history: list[ModelMessage] = []
     for number in range(40):
-        prompt = f"{prose(number, 30)}. {again}" if number else first
+        prompt = f"{words(number, 12)}. {again}" if number else first
         history = (await run(agent, prompt, message_history=history)).messages
     return sum(view.status == "compiled" for view in views), [sent.text for sent in talker.sent]
 
