@@ -55,7 +55,7 @@ PATHS = {
         "validate_or_raise"
     ),
     "context_compiler.settings": "Settings",
-    "context_compiler.specifics": "Told specifics",
+    "context_compiler.specifics": "TextSet Told specifics",
     "context_compiler.store": "MemoryStore SQLiteStore Store",
     "context_compiler.store.memory": "MemoryStore",
     "context_compiler.store.sqlite": "SQLiteStore",

@@ -460,13 +460,16 @@ def compile_body(body: str) -> Program:
         raise RenderError(_reason(error), line) from error
 
 
-_PLACEHOLDERS = re.compile(r"{{.*?}}")
+_PLACEHOLDERS = re.compile(r"{{[^{}\n]*}}")
+
+MAX_ERRORS = 20
+"""Maximum number of errors of a body that are found; the body is compiled again for each."""
 
 
 def body_errors(body: str) -> list[RenderError]:
     """Find all errors of a body. After an error of syntax, the search goes on without the placeholders of its line."""
     found: list[RenderError] = []
-    while True:
+    while len(found) < MAX_ERRORS:
         try:
             compile_body(body)
             return found
@@ -482,6 +485,7 @@ def body_errors(body: str) -> list[RenderError]:
         if rest in (body, lines[at]):
             return found
         body = "\n".join([*lines[:at], rest, *lines[at + 1 :]])
+    return found
 
 
 def run_program(program: Program, values: Mapping[str, object]) -> str:
