@@ -96,7 +96,8 @@ async def _last_good_view(read: Read) -> Result | None:
         return None
     if blocks is not None:
         return carried.value
-    if lacks_room_for_block(BlockSizes(context, context.limits(cycle), cycle), carried.value.cost):
+    sizes, cost = BlockSizes(context, context.limits(cycle), cycle), carried.value.cost
+    if attempt(lambda: lacks_room_for_block(sizes, cost)).value:
         return None
     return recall_for_turn(context, cycle, carried.value)
 

@@ -360,8 +360,9 @@ def _extra_cut(context: RequestContext, previous: Cycle | None) -> int:
         return 0
     limits = context.limits(previous)
     sizes = BlockSizes(context, limits, previous)
-    found = attempt(lambda: sizes.extra_cut > 0 and lacks_room_for_block(sizes, limits.budget)).value
-    return sizes.extra_cut if found else 0
+    extra_cut = sizes.extra_cut
+    found = attempt(lambda: extra_cut > 0 and lacks_room_for_block(sizes, limits.budget)).value
+    return extra_cut if found else 0
 
 
 def add_recall(context: RequestContext, plain: Result, done: Advance) -> Result:

@@ -88,6 +88,21 @@ async def test_a_question_has_its_answer_while_every_summary_fails(budget: int) 
     assert not lost
 
 
+async def test_a_failing_ranking_beside_a_failing_summary_still_sends_the_last_good_view() -> None:
+    counter, talker = Broken(), Talker(lambda messages, _: words(len(messages), 40))
+    given: dict[str, Any] = {"budget": 2_500, "counter": counter}
+    errors, views = list[Exception](), list[View]()
+    ours = compiler(Notes(RuntimeError("down")), on_error=errors.append, on_view=views.append, **given)
+    history: list[ModelMessage] = []
+    for number in range(27):
+        counter.broken = number > 20
+        prompt = ASK if number % 3 == 2 else words(number, 40)
+        _, history = await talked(ours, [prompt], talker, history=history)
+        assert talker.last.tokens <= 2_500 and prompt in talker.last.text
+    sent = [view.error.rpartition("; ")[2] for view in views[21:] if view.error]
+    assert set(sent) == {"sent: the last good view"}, sent
+
+
 @pytest.mark.parametrize("stored", [True, False])
 async def test_a_processor_of_histories_sends_one_block_through_a_tool_loop(stored: bool, tmp_path: Path) -> None:
     """The host stores the processor's views, so each request of the loop starts from the view before it."""
