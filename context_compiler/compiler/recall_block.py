@@ -1,15 +1,16 @@
 """Recall: which passages of the past a prompt gets.
 
-The block of a prompt is searched at the first request of its user turn (`find_block`), and is sent directly before the
-prompt. During the turn its bytes change only if the view is cut back, or if the block must be shortened. `block_sizes`
-says how large it may be.
+The block of a prompt is searched at the first request of its user turn (`find_first_block`), and is sent directly
+before the prompt. During the turn its bytes change only if the view is cut back, or if the block must be shortened.
+`block_sizes` says how large it may be.
 """
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import replace
+from functools import cached_property
 from itertools import accumulate
 
 from context_compiler.compiler.block_sizes import (
@@ -20,16 +21,15 @@ from context_compiler.compiler.block_sizes import (
     TIGHT_ROOM,
     BlockSizes,
 )
-from context_compiler.compiler.cycle import Block, Cycle
+from context_compiler.compiler.cycle import Block
 from context_compiler.compiler.policy import Plan
 from context_compiler.messages.fences import RECALLED_TITLE, fence
-from context_compiler.messages.history import History
 from context_compiler.messages.items import MESSAGE_OVERHEAD, Kind
 from context_compiler.messages.prompts import asking_part, asking_share, is_short
 from context_compiler.messages.shapes import apply_shape
 from context_compiler.messages.turns import prompt_at
 from context_compiler.recall import Index, Question, Ranking, Relevance, index_of, question_text
-from context_compiler.recall.changes import Changes, mark_changes
+from context_compiler.recall.changes import mark_changes
 from context_compiler.recall.passages import Passage, answer_text, new_passages, passages, write_quotation
 from context_compiler.recall.ranking import BESIDE, CLOSE, merit
 from context_compiler.recall.selection import choose, spread
@@ -89,7 +89,7 @@ def lacks_room_for_block(sizes: BlockSizes, cost: int) -> bool:
         wanted = min(most, FEW_PASSAGES_TOKENS)
         if plan.tool_work or not sizes.asks_past(prompt) or (budget - cost) // 2 >= wanted:
             return False
-    return bool(find_block(sizes, at, wanted))
+    return bool(_Search(sizes, at).find(wanted))
 
 
 def find_first_block(sizes: BlockSizes, at: int, most: int, room: int, said: Sequence[str]) -> str:
@@ -106,138 +106,215 @@ def find_first_block(sizes: BlockSizes, at: int, most: int, room: int, said: Seq
         room: Tokens that are free.
         said: Other texts in the view, which are not repeated.
     """
-    prompt = question_text(sizes.plan.history.readings[at])
-    if sizes.asks_past(prompt):
-        return find_block(sizes, at, min(most, room), said, fill=FILL_TOKENS)
+    search = _Search(sizes, at, said)
+    if sizes.asks_past(search.prompt):
+        return search.find(min(most, room), fill=FILL_TOKENS)
     bearing = min(sizes.recall // BEARING, sizes.limits.room // ASIDE_PART)
-    if most and bearing >= 2 * MIN_BLOCK and is_short(prompt, sizes.plan.counter):
-        return find_block(sizes, at, min(bearing, room), said, small=most)
-    return find_block(sizes, at, min(most, room), said)
+    if most and bearing >= 2 * MIN_BLOCK and is_short(search.prompt, sizes.plan.counter):
+        return search.find(min(bearing, room), small=most)
+    return search.find(min(most, room))
 
 
-def find_block(
-    sizes: BlockSizes,
-    at: int,
-    room: int,
-    said: Sequence[str] = (),
-    *,
-    within: str = "",
-    fill: int = 0,
-    small: int | None = None,
-) -> str:
-    """Find past text for the prompt at position `at`, as a fenced block of at most `room` tokens; empty for none.
-
-    1. Rank the messages that the view leaves out or shortens, and take the best, up to `WIDE` times the room.
-    2. Split them into passages, best message first, up to `DEEP` times the room; skip texts that the view contains. For
-       a question about a sequence or the whole conversation, take passages from all parts of it instead.
-    3. Rank the passages. In tool work, and in a room below `TIGHT_ROOM` once a tool was called, give up if the best one
-       contains too little of the question.
-    4. Mark passages that later messages revise, select passages for the room (see `recall.selection`), and write them.
-
-    Args:
-        sizes: Sizes of the blocks of this request.
-        at: Position of the prompt.
-        room: Maximum size in tokens.
-        said: Texts in the view other than those of the cycle.
-        within: Text to which the passages are restricted; empty for no restriction.
-        fill: Size in tokens up to which passages that do not answer may fill the block, best first; 0 for none.
-        small: Maximum size in tokens if no passage contains the subject of the prompt; None for no such limit.
-    """
-    if room < MIN_BLOCK:
-        return ""
-    plan, cycle = sizes.plan, sizes.cycle
-    history, counter, index = plan.history, plan.counter, index_of(plan.history)
-    question = _question(history, index, at, cycle.decided, counter)
-    if question is None:
-        return ""
-    ranking = Ranking(index, question, cycle.decided, question_at=at)
-    whole, abridged = _visible_positions(plan, cycle)
-    best, about = ranking.best(cycle.decided, whole, beside=fill > 0), Counter[int]()
-    prompt = question_text(history.readings[at])  # a former copy of it answers nothing
-    shown = "\n".join((cycle.note, cycle.quotes, *said, *_abridged_texts(plan, cycle, abridged)))
-
-    def quotable(positions: Sequence[int]) -> list[Passage]:
-        found = new_passages(passages(history, plan.outline, positions, counter, ranking.weight), prompt, shown)
-        return [one for one in found if one.text.strip() in within] if within else found
-
-    if small is not None:
-        about = _subject_messages(index, prompt, quotable(best[:NEAREST]))
-        room = min(room, max(small, MIN_BLOCK * bool(about) + about.total()))
-    index.changes.extend(history)
-    near = _first_within(plan, best, WIDE * (max(room, MIN_WIDE) if fill else room))
-    candidates = quotable(near) if question.wide else _split_best(ranking, near, quotable, index.changes, room, fill)
-    wide = question.wide and room * len(candidates) >= MENTIONS * sum(one.tokens for one in candidates)
-    if wide:
-        candidates = quotable(_first_within(plan, spread(best, int), WIDE * room))
-    ranked = _rank(candidates, ranking.passages(candidates), about.keys())
-    answering = [pair for pair in ranked if pair[1] > 0]
-    tight = sizes.limits.room < TIGHT_ROOM
-    if (plan.tool_work or (plan.tool_calls and tight)) and not within:
-        in_passing = asking_share(asking_part(prompt, counter)) < ASKING_SHARE
-        floor = PASSING_FLOOR if in_passing else TIGHT_FLOOR if tight else FLOOR
-        answering, of_tools = _relevant_in_tool_work(answering, Relevance(index, question, floor=0), floor)
-        fill = 0 if of_tools or in_passing else fill
-    # a question that names one of two speakers is filled with that speaker's messages even if no passage answers
-    if not (answering or (fill and ranking.of_somebody)) or room < MIN_BLOCK:
-        return ""
-    pool, room = _with_fill(answering, ranked, room, fill, wide=wide)
-    pool, newer = mark_changes(
-        index.changes, history, at, plan.outline, pool, lambda at: () if at in whole else quotable([at]), counter
-    )
-    return _write(pool, room, counter, wide=wide, newer=newer)
+def shorten_block(sizes: BlockSizes, block: Block, room: int) -> Block:
+    """Shorten a block to its best passages within `room` tokens."""
+    text = _Search(sizes, block.at, within=block.text).find(room, fill=room)
+    return replace(block, text=text, cuts=block.cuts + 1)
 
 
-def _subject_messages(index: Index, prompt: str, candidates: Sequence[Passage]) -> Counter[int]:
-    """Tokens of the messages that contain the subject of a prompt, by position; empty if none contains enough of it."""
-    relevance = Relevance(index, Question.of(prompt), floor=0)
-    held = [relevance.held(one.text) for one in candidates]
-    shares = [relevance.share(terms) * (len(terms) >= TERMS) for terms in held]
-    least = max(ABOUT, TELLING * max(shares, default=0.0))
-    telling = {one.position for one, share in zip(candidates, shares, strict=True) if share >= least}
-    found = Counter[int]()
-    for one in candidates:
-        if one.position in telling:
-            found[one.position] += one.tokens
-    return found
+class _Search:
+    """The search for the block of one prompt."""
 
+    def __init__(self, sizes: BlockSizes, at: int, said: Sequence[str] = (), within: str = "") -> None:
+        """Prepare a search; nothing is read before `find`.
 
-def _split_best(
-    ranking: Ranking,
-    positions: Sequence[int],
-    quotable: Callable[[Sequence[int]], list[Passage]],
-    changes: Changes,
-    room: int,
-    fill: int,
-) -> list[Passage]:
-    """Split messages into candidates for a block of `room` tokens, best message first; in order of the conversation.
+        Args:
+            sizes: Sizes of the blocks of this request.
+            at: Position of the prompt.
+            said: Texts in the view other than those of the cycle.
+            within: Text to which the passages are restricted; empty for no restriction.
+        """
+        self._sizes, self._plan, self._cycle = sizes, sizes.plan, sizes.cycle
+        self._at, self._said, self._within = at, said, within
+        self._history, self._counter = sizes.plan.history, sizes.plan.counter
+        self.prompt = question_text(self._history.readings[at])
 
-    It stops early, because a passage scores like its message: only the best `CLOSE` passages score somewhat more, and
-    pieces of tool results less. Once all messages that answer are split, no more are needed than `_with_fill` has room
-    for. Later messages that revise a candidate are split too. Messages that do not answer are split only if there is a
-    `fill`.
-    """
-    answers = set(ranking.answering(positions))
-    ordered = sorted(positions if fill else answers)
-    merits = dict(zip(ordered, map(merit, ranking.scores(ordered)), strict=True))
-    ordered.sort(key=merits.__getitem__, reverse=True)
-    last = max((number for number, at in enumerate(ordered) if at in answers), default=len(ordered))
-    found: list[Passage] = []
-    stop = 0
-    while stop < len(ordered):
-        start, stop = stop, min(stop + STEP, len(ordered))
-        while last >= stop < len(ordered) and merits[ordered[stop]] == merits[ordered[stop - 1]]:
-            stop += 1
-        found += quotable(ordered[start:stop])
-        sizes = [one.tokens for one in found if not one.tool]
-        least, enough = CLOSE, max(DEEP * room, fill)
-        if stop > last:
-            answering = sum([one.tokens for one in found if one.position in answers])
-            least, enough = 0, DEEP * min(room, max(fill, answering))
-        if len(sizes) >= least and sum(sizes) > enough:
-            later = changes.changing(ordered[:stop])
-            found += quotable([at for at in ordered[stop:] if at in later])
-            break
-    return sorted(found, key=lambda one: one.position)
+    def find(self, room: int, *, fill: int = 0, small: int | None = None) -> str:
+        """Find past text for the prompt, as a fenced block of at most `room` tokens; empty for none.
+
+        1. Rank the messages that the view leaves out or shortens, and take the best, up to `WIDE` times the room.
+        2. Split them into passages, best message first, up to `DEEP` times the room; skip texts that the view contains.
+           For a question about a sequence or the whole conversation, take passages from all parts of it instead.
+        3. Rank the passages. In tool work, and in a room below `TIGHT_ROOM` once a tool was called, give up if the best
+           one contains too little of the question.
+        4. Mark passages that later messages revise, select passages for the room (see `recall.selection`), and write
+           them.
+
+        Args:
+            room: Maximum size in tokens.
+            fill: Size in tokens up to which passages that do not answer may fill the block, best first; 0 for none.
+            small: Maximum size in tokens if no passage contains the subject of the prompt; None for no such limit.
+        """
+        if room < MIN_BLOCK or not self._occurs(self._question):
+            return ""
+        best = self._ranking.best(self._cycle.decided, self._whole, beside=fill > 0)
+        about = Counter[int]() if small is None else self._subject_messages(best)
+        if small is not None:
+            room = min(room, max(small, MIN_BLOCK * bool(about) + about.total()))
+        candidates, wide = self._candidates(best, room, fill)
+        ranked = _rank(candidates, self._ranking.passages(candidates), about.keys())
+        answering: Sequence[tuple[Passage, float]] = [pair for pair in ranked if pair[1] > 0]
+        if self._has_floor:
+            answering, fill = self._above_floor(answering, fill)
+        # a question that names one of two speakers is filled with that speaker's messages even if no passage answers
+        if not (answering or (fill and self._ranking.of_somebody)) or room < MIN_BLOCK:
+            return ""
+        pool, room = _with_fill(answering, ranked, room, fill, wide=wide)
+        pool, newer = mark_changes(
+            self._index.changes, self._history, self._at, self._plan.outline, pool, self._left_out, self._counter
+        )
+        return _write(pool, room, self._counter, wide=wide, newer=newer)
+
+    @cached_property
+    def _index(self) -> Index:
+        return index_of(self._history)
+
+    @cached_property
+    def _question(self) -> Question:
+        """Analysis of the question.
+
+        If none of its terms occurs in what the view may leave out, the exchange before the prompt is added, because a
+        prompt such as "And then?" refers to it. The question is empty if the prompt has no text.
+        """
+        history, at = self._history, self._at
+        said = [item for item in history.readings[at].items if item.kind is Kind.USER and item.mark is None]
+        if all(item.media for item in said):
+            return Question.of("")
+        for text in dict.fromkeys((asking_part(self.prompt, self._counter), self.prompt)):
+            question = Question.of(text)
+            if self._occurs(question):
+                return question
+        before = next((place for place in reversed(range(at)) if history.readings[place].has_prompt), at)
+        items = [item for _, item in history.items(before, at + 1)]
+        texts = [
+            answer_text(item) or item.text for item in items if item.kind in (Kind.USER, Kind.TEXT) or answer_text(item)
+        ]
+        return Question.of("\n".join(texts))
+
+    def _occurs(self, question: Question) -> bool:
+        """True if a term of the question occurs in what the view may leave out, or if the question names a month."""
+        posts, stop = self._index.posts, self._cycle.decided
+        return bool(question.months) or any(posts[term][0] < stop for term in question.terms & posts.keys())
+
+    @cached_property
+    def _ranking(self) -> Ranking:
+        """Scores of the messages for the question."""
+        return Ranking(self._index, self._question, self._cycle.decided, question_at=self._at)
+
+    @cached_property
+    def _abridged(self) -> list[int]:
+        """Positions of messages that are shortened in the view."""
+        return [at for at, shape in self._cycle.kept if not shape.bare and (shape.skeleton or shape.limit is not None)]
+
+    @cached_property
+    def _whole(self) -> set[int]:
+        """Positions of messages that are whole in the view; a call whose result is shortened is not."""
+        partly = set(self._abridged)
+        calls = {call for call, answer in self._plan.pairing.pairs if answer in partly}
+        return {at for at, shape in self._cycle.kept if not shape.bare} - partly - calls
+
+    @cached_property
+    def _shown(self) -> str:
+        """Text of the view, without messages that are whole in it: these are no candidates."""
+        shapes, history, reader = dict(self._cycle.kept), self._history, self._plan.reader
+        left = (
+            apply_shape(history.messages[at], history.readings[at], shapes[at], self._counter) for at in self._abridged
+        )
+        abridged = [item.text for message in left if message is not None for item in reader.one(message).items]
+        return "\n".join((self._cycle.note, self._cycle.quotes, *self._said, *abridged))
+
+    def _quotable(self, positions: Sequence[int]) -> list[Passage]:
+        """Passages of messages that the view does not contain; a former copy of the prompt is none either."""
+        found = passages(self._history, self._plan.outline, positions, self._counter, self._ranking.weight)
+        new = new_passages(found, self.prompt, self._shown)
+        return [one for one in new if one.text.strip() in self._within] if self._within else new
+
+    def _left_out(self, at: int) -> Sequence[Passage]:
+        """Passages of a message, none if it is whole in the view."""
+        return () if at in self._whole else self._quotable([at])
+
+    def _subject_messages(self, best: Sequence[int]) -> Counter[int]:
+        """Tokens of those of the best messages that contain the subject of the prompt, by position."""
+        candidates = self._quotable(best[:NEAREST])
+        relevance = Relevance(self._index, Question.of(self.prompt), floor=0)
+        held = [relevance.held(one.text) for one in candidates]
+        shares = [relevance.share(terms) * (len(terms) >= TERMS) for terms in held]
+        least = max(ABOUT, TELLING * max(shares, default=0.0))
+        telling = {one.position for one, share in zip(candidates, shares, strict=True) if share >= least}
+        found = Counter[int]()
+        for one in candidates:
+            if one.position in telling:
+                found[one.position] += one.tokens
+        return found
+
+    def _candidates(self, best: list[int], room: int, fill: int) -> tuple[list[Passage], bool]:
+        """Passages to select from, in order of the conversation, and True if they are spread over all of it."""
+        wide = self._question.wide
+        self._index.changes.extend(self._history)
+        near = _first_within(self._plan, best, WIDE * (max(room, MIN_WIDE) if fill else room))
+        found = self._quotable(near) if wide else self._split_best(near, room, fill)
+        if wide and room * len(found) >= MENTIONS * sum(one.tokens for one in found):
+            return self._quotable(_first_within(self._plan, spread(best, int), WIDE * room)), True
+        return found, False
+
+    def _split_best(self, positions: Sequence[int], room: int, fill: int) -> list[Passage]:
+        """Split messages into candidates for a block of `room` tokens, best message first.
+
+        It stops early, because a passage scores like its message: only the best `CLOSE` passages score somewhat more,
+        and pieces of tool results less. Once all messages that answer are split, no more are needed than `_with_fill`
+        has room for. Later messages that revise a candidate are split too. Messages that do not answer are split only
+        if there is a `fill`.
+
+        Returns:
+            The passages, in order of the conversation.
+        """
+        answers = set(self._ranking.answering(positions))
+        ordered = sorted(positions if fill else answers)
+        merits = dict(zip(ordered, map(merit, self._ranking.scores(ordered)), strict=True))
+        ordered.sort(key=merits.__getitem__, reverse=True)
+        last = max((number for number, at in enumerate(ordered) if at in answers), default=len(ordered))
+        found: list[Passage] = []
+        stop = 0
+        while stop < len(ordered):
+            start, stop = stop, min(stop + STEP, len(ordered))
+            while last >= stop < len(ordered) and merits[ordered[stop]] == merits[ordered[stop - 1]]:
+                stop += 1
+            found += self._quotable(ordered[start:stop])
+            sizes = [one.tokens for one in found if not one.tool]
+            least, enough = CLOSE, max(DEEP * room, fill)
+            if stop > last:
+                answering = sum([one.tokens for one in found if one.position in answers])
+                least, enough = 0, DEEP * min(room, max(fill, answering))
+            if len(sizes) >= least and sum(sizes) > enough:
+                later = self._index.changes.changing(ordered[:stop])
+                found += self._quotable([at for at in ordered[stop:] if at in later])
+                break
+        return sorted(found, key=lambda one: one.position)
+
+    @property
+    def _has_floor(self) -> bool:
+        """True if the best passage must contain a fraction of the question, or there is no block."""
+        tight = self._plan.tool_calls and self._sizes.limits.room < TIGHT_ROOM
+        return bool((self._plan.tool_work or tight) and not self._within)
+
+    def _above_floor(
+        self, answering: Sequence[tuple[Passage, float]], fill: int
+    ) -> tuple[Sequence[tuple[Passage, float]], int]:
+        """The answering passages if the best one contains enough of the question, and the fill that is left then."""
+        in_passing = asking_share(asking_part(self.prompt, self._counter)) < ASKING_SHARE
+        direct = TIGHT_FLOOR if self._sizes.limits.room < TIGHT_ROOM else FLOOR
+        relevance = Relevance(self._index, self._question, floor=0)
+        found, of_tools = _relevant_in_tool_work(answering, relevance, PASSING_FLOOR if in_passing else direct)
+        return found, 0 if of_tools or in_passing else fill
 
 
 def _rank(candidates: Sequence[Passage], scores: Sequence[float], first: Set[int]) -> list[tuple[Passage, float]]:
@@ -323,34 +400,6 @@ def _write(
     return ""
 
 
-def _question(history: History, index: Index, at: int, stop: int, counter: TokenCounter) -> Question | None:
-    """Analyze the question of the prompt at `at`; None if there is nothing to search for.
-
-    If none of its terms occurs before position `stop`, the exchange before the prompt is added, because a prompt such
-    as "And then?" refers to it. None if that does not help, or if the prompt has no text.
-    """
-    said = [item for item in history.readings[at].items if item.kind is Kind.USER and item.mark is None]
-    if all(item.media for item in said):
-        return None
-    whole = question_text(history.readings[at])
-    for text in dict.fromkeys((asking_part(whole, counter), whole)):
-        question = Question.of(text)
-        if _occurs(question, index, stop):
-            return question
-    before = next((place for place in reversed(range(at)) if history.readings[place].has_prompt), at)
-    items = [item for _, item in history.items(before, at + 1)]
-    texts = [
-        answer_text(item) or item.text for item in items if item.kind in (Kind.USER, Kind.TEXT) or answer_text(item)
-    ]
-    question = Question.of("\n".join(texts))
-    return question if _occurs(question, index, stop) else None
-
-
-def _occurs(question: Question, index: Index, stop: int) -> bool:
-    """True if a term of the question occurs before position `stop`, or if the question names a month."""
-    return bool(question.months) or any(index.posts[term][0] < stop for term in question.terms & index.posts.keys())
-
-
 def _first_within(plan: Plan, ranked: list[int], tokens: int) -> list[int]:
     """First messages of a ranking that have at most `tokens` tokens together.
 
@@ -366,28 +415,3 @@ def _first_within(plan: Plan, ranked: list[int], tokens: int) -> list[int]:
         if left < 0:
             return ranked[:number]
     return ranked
-
-
-def _visible_positions(plan: Plan, cycle: Cycle) -> tuple[set[int], list[int]]:
-    """Positions of messages that are whole in the view, and of those that are shortened in it.
-
-    A call whose result is shortened is in neither.
-    """
-    here = [(at, shape) for at, shape in cycle.kept if not shape.bare]
-    abridged = [at for at, shape in here if shape.skeleton or shape.limit is not None]
-    partly = set(abridged)
-    calls = {call for call, answer in plan.pairing.pairs if answer in partly}
-    return {at for at, _ in here} - partly - calls, abridged
-
-
-def _abridged_texts(plan: Plan, cycle: Cycle, abridged: Sequence[int]) -> list[str]:
-    """Texts that are left of messages shortened in the view."""
-    shapes, history = dict(cycle.kept), plan.history
-    messages = (apply_shape(history.messages[at], history.readings[at], shapes[at], plan.counter) for at in abridged)
-    return [item.text for message in messages if message is not None for item in plan.reader.one(message).items]
-
-
-def shorten_block(sizes: BlockSizes, block: Block, room: int) -> Block:
-    """Shorten a block to its best passages within `room` tokens."""
-    text = find_block(sizes, block.at, room, within=block.text, fill=room)
-    return replace(block, text=text, cuts=block.cuts + 1)
