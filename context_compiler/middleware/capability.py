@@ -429,9 +429,8 @@ class ContextCompiler(Arguments, AbstractCapability[Any]):
     @durable_operation(name="compile")
     async def compile(self, ctx: RunContext[Any], order: dict[str, Any]) -> dict[str, Any]:
         """Compile once, as the host's durable operation: a resumed workflow replays the result."""
-        owner = await self._middleware.owner_of(ctx)
-        given = order["key"], order["prompts"], order.get("cap", 0)
-        return asdict(await self._middleware.compile(owner, session_of(ctx), ctx.model, *given))
+        call = await self._middleware.summary_call(ctx, order["key"], order["prompts"], order.get("cap", 0))
+        return asdict(await self._middleware.compile(call))
 
     @durable_operation(name="begin")
     async def begin(self, ctx: RunContext[Any], ids: list[str], config: str) -> dict[str, Any]:

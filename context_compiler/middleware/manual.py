@@ -44,6 +44,7 @@ from context_compiler.middleware.next_request import (
 from context_compiler.middleware.off_loop import off_loop
 from context_compiler.middleware.request import Host, is_long
 from context_compiler.middleware.single_flight import SESSIONS, Summaries
+from context_compiler.middleware.spending import SummaryCall
 from context_compiler.middleware.state import CompilerState
 from context_compiler.record.values import COMPILE, PIN, UNDO, UNPIN, Action, Compile, Drop, now
 from context_compiler.resilience import Report, try_await
@@ -172,8 +173,8 @@ class Manual:
         if not wanted:
             return result
         order, count = wanted[0], self._state.counter.text
-        given = found.writer, order.prompts, order.cap
-        refused = await self._summaries.refusal(self._archive, found.id, *given)
+        summaries = self._summaries.with_arguments(found.context.compiler.arguments)
+        refused = await summaries.refusal(self._summary_call(found, order))
         if refused is not None:
             return replace(result, why=f"{refused}: no model would be asked" if result.done else result.why)
         given = sum(map(count, order.prompts)) + order.cap * (len(order.prompts) - 1)
@@ -188,9 +189,7 @@ class Manual:
         async def ask(wanted: SummaryRequest) -> SummaryResponse:
             asked.append(wanted)
             summaries = self._summaries.with_arguments(found.context.compiler.arguments)
-            answer = await summaries.answer(
-                wanted.key, wanted.prompts, found.writer, self._archive, session=found.id, cap=wanted.cap
-            )
+            answer = await summaries.answer(self._summary_call(found, wanted))
             answers.append(answer)
             if answer.failure is not None:
                 raise CompileError(**answer.failure, usage=answer.usage, cost=answer.cost)
@@ -218,6 +217,16 @@ class Manual:
             await self._archive.keep_unsent(row, found.began)
             return await self._failure(found, "compile", order.focus, saved.error, spent)
         return result
+
+    def _summary_call(self, found: NextRequest, wanted: SummaryRequest) -> SummaryCall:
+        return SummaryCall(
+            key=wanted.key,
+            prompts=wanted.prompts,
+            cap=wanted.cap,
+            writer=found.writer,
+            archive=self._archive,
+            session=found.id,
+        )
 
     def _row(self, found: NextRequest, order: Order, done: Advance) -> Compile | None:
         """The row of a compile; its tip excludes the placeholder prompt, which is not part of the conversation."""

@@ -11,7 +11,7 @@ import time
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from opentelemetry.metrics import get_meter_provider
 from pydantic_ai import RunContext
@@ -52,6 +52,7 @@ from context_compiler.middleware.provider_counts import ProviderCounts
 from context_compiler.middleware.request import JOINED, Host, Request, is_durable, is_long, session_of
 from context_compiler.middleware.respond import advance_again, respond
 from context_compiler.middleware.single_flight import SESSIONS, Summaries
+from context_compiler.middleware.spending import SummaryCall
 from context_compiler.middleware.state import CompilerState, Result, Run, read_history
 from context_compiler.recall.question import question_text
 from context_compiler.record.costs import PRICE
@@ -340,24 +341,24 @@ class Middleware:
             await self.report(found.error or SettingsError("owner= returned None: give a name"))
         return found.value
 
-    async def compile(
-        self, owner: str | None, session: str, model: object, key: str, prompts: Sequence[str], cap: int = 0
-    ) -> SummaryResponse:
+    async def compile(self, call: SummaryCall) -> SummaryResponse:
         """Make one summary; a failure is returned as data. It is refused while the conversation is compiled by hand."""
-        archive = self.archive.scoped(owner)
-        async with SESSIONS.hold(archive.conversation(session), shared=True) as mine:
+        async with SESSIONS.hold(call.archive.conversation(call.session), shared=True) as mine:
             if not mine:
                 return SummaryResponse(text="", refused="a compile of this conversation by hand is under way")
-            return await self._summaries.answer(key, prompts, model, archive, session=session, cap=cap)
+            return await self._summaries.answer(call)
 
     async def launch(self, ctx: RunContext[Any], request: SummaryRequest) -> asyncio.Task[SummaryResponse] | None:
         """Start a summary as a task of this loop; None in a durable workflow, where a replay could not find it."""
         if is_durable(ctx):
             return None
-        archive, session = self.archive.scoped(await self.owner_of(ctx)), session_of(ctx)
-        return await self._summaries.launch(
-            request.key, request.prompts, ctx.model, archive, session=session, cap=request.cap
-        )
+        return await self._summaries.launch(await self.summary_call(ctx, request.key, request.prompts, request.cap))
+
+    async def summary_call(self, ctx: RunContext[Any], key: str, prompts: Sequence[str], cap: int = 0) -> SummaryCall:
+        """A summary that a run needs, for its conversation and, unless the compiler has its own, by its model."""
+        archive = self.archive.scoped(await self.owner_of(ctx))
+        writer, session = cast(Model, ctx.model), session_of(ctx)
+        return SummaryCall(key=key, prompts=prompts, cap=cap, writer=writer, archive=archive, session=session)
 
     async def close(self) -> None:
         """Cancel the background work of this event loop, and close the store if no run is in progress."""

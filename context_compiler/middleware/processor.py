@@ -54,9 +54,8 @@ class _ProcessorHost(RunHost):
         )
 
     async def ask(self, request: SummaryRequest) -> SummaryResponse:
-        ctx = self._ctx
-        owner, given = await self._middleware.owner_of(ctx), (request.key, request.prompts, request.cap)
-        return self.charge(await self._middleware.compile(owner, session_of(ctx), ctx.model, *given))
+        call = await self._middleware.summary_call(self._ctx, request.key, request.prompts, request.cap)
+        return self.charge(await self._middleware.compile(call))
 
     async def launch(self, request: SummaryRequest) -> asyncio.Task[SummaryResponse] | None:
         return await self._middleware.launch(self._ctx, request)

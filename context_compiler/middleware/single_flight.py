@@ -12,25 +12,22 @@ import atexit
 import os
 import threading
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Hashable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Hashable
 from contextlib import asynccontextmanager
 from copy import copy
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from decimal import Decimal
 from functools import partial
-from typing import Any, cast
+from typing import Any
 from uuid import uuid4
 from weakref import WeakSet
-
-from pydantic_ai.models import Model
 
 from context_compiler.cache import Memo
 from context_compiler.compiler.summary import SummaryResponse, ask, model_alias
 from context_compiler.errors import CompileError
-from context_compiler.middleware.archive import Archive
 from context_compiler.middleware.arguments import Arguments
-from context_compiler.middleware.spending import Spending
+from context_compiler.middleware.spending import Spending, SummaryCall
 from context_compiler.middleware.store_access import StoreAccess
 from context_compiler.record.sessions import claim_compile, renew_claim
 from context_compiler.resilience import Breaker, Report, try_await
@@ -255,76 +252,68 @@ class Summaries:
         self._remembered: Memo[str, SummaryResponse] = Memo(ANSWERS)
         self._announcements: dict[asyncio.Task[None], asyncio.Future[Any]] = {}
 
-    async def answer(
-        self, key: str, prompts: Sequence[str], model: object, archive: Archive, *, session: str, cap: int
-    ) -> SummaryResponse:
+    async def answer(self, call: SummaryCall) -> SummaryResponse:
         """Return one summary: remembered, shared with another run, or new; a failure is returned as data."""
-        known = await self._answers(archive).find(key)
+        known = await self._answers(call).find(call.key)
         if known is not None:
             return known
+        call = self._with_own_model(call)
         if self._spending is None:
-            return await self._ask_and_announce(key, prompts, model, archive, session)
-        writer = self._writer(model)
-        held, refused = await self._spending.reserve(archive, session, writer, prompts, cap)
+            return await self._ask_and_announce(call)
+        held, refused = await self._spending.reserve(call)
         if refused is not None:
             return SummaryResponse(text="", refused=refused)
         response: SummaryResponse | None = None
         try:
-            response = await self._ask_and_announce(key, prompts, model, archive, session)
+            response = await self._ask_and_announce(call)
             return response
         finally:
-            self._spending.settle(archive.owner, session, held, response, writer)
+            self._spending.settle(call, held, response)
 
-    async def launch(
-        self, key: str, prompts: Sequence[str], model: object, archive: Archive, *, session: str, cap: int
-    ) -> asyncio.Task[SummaryResponse] | None:
+    async def launch(self, call: SummaryCall) -> asyncio.Task[SummaryResponse] | None:
         """Start one summary as a task; None if the spend limit does not allow it.
 
         The task does not use the store, because it may outlive the run and with it the open file.
         """
-        known = await self._answers(archive).find(key)
+        known = await self._answers(call).find(call.key)
         if known is not None:
             task = asyncio.create_task(_return(known))
-        else:
-            held, refused, writer = Decimal(0), None, self._writer(model)
-            if self._spending is not None:
-                held, refused = await self._spending.reserve(archive, session, writer, prompts, cap)
+            end_at_exit(task)
+            return task
+        call, held = self._with_own_model(call), Decimal(0)
+        if self._spending is not None:
+            held, refused = await self._spending.reserve(call)
             if refused is not None:
                 return None
-            task = asyncio.create_task(self._ask_if_free(key, prompts, cast(Model, model), archive, session))
-            if self._spending is not None:
-                task.add_done_callback(partial(_settle, self._spending, archive.owner, session, held, writer))
+        task = asyncio.create_task(self._ask_if_free(call))
+        if self._spending is not None:
+            task.add_done_callback(partial(_settle, self._spending, call, held))
         end_at_exit(task)
-        if known is None:
-            self._announce(task, archive, session, model)
+        self._announce(task, call)
         return task
 
-    async def _ask_and_announce(
-        self, key: str, prompts: Sequence[str], model: object, archive: Archive, session: str
-    ) -> SummaryResponse:
+    async def _ask_and_announce(self, call: SummaryCall) -> SummaryResponse:
         """Ask a model while the record shows a compile in progress; the call does not wait for the record."""
         ended = asyncio.get_running_loop().create_future()
-        announcement = self._announce(ended, archive, session, model)
+        announcement = self._announce(ended, call)
         try:
-            return await self.ask(key, prompts, cast(Model, model), archive, claims=True)
+            return await self._ask(call, claims=True)
         finally:
             ended.cancel()
             await asyncio.wait({announcement})
 
-    def _announce(
-        self, ended: asyncio.Future[Any], archive: Archive, session: str, model: object
-    ) -> asyncio.Task[None]:
+    def _announce(self, ended: asyncio.Future[Any], call: SummaryCall) -> asyncio.Task[None]:
         """Show on the record that a model is writing a summary, until `ended` is done."""
+        answers = self._answers(call)
 
         async def announce() -> None:
-            alias = model_alias(self._writer(model))
-            announced = await self._answers(archive).announce(session, alias, self._arguments.timeout)
+            announced = await answers.announce(call.session, model_alias(call.writer), self._arguments.timeout)
             if announced is None:
                 return
             try:
                 await asyncio.wait({ended})
             finally:
-                await self._answers(archive).withdraw(announced)
+                await answers.withdraw(announced)
                 await self._rest()
 
         announcement = asyncio.create_task(announce())
@@ -333,8 +322,8 @@ class Summaries:
         end_at_exit(announcement)
         return announcement
 
-    def _answers(self, archive: Archive) -> Answers:
-        return Answers(archive.access, self._remembered)
+    def _answers(self, call: SummaryCall) -> Answers:
+        return Answers(call.archive.access, self._remembered)
 
     def forget(self, text: str) -> None:
         """Remove a summary from memory, so that it is not shared after a user has undone its compile."""
@@ -347,9 +336,9 @@ class Summaries:
         if mine:
             await asyncio.wait(mine)
 
-    def _writer(self, model: object) -> Model | str:
-        """The model that writes summaries: the configured one, else the run's own."""
-        return self._arguments.model if self._arguments.model is not None else cast(Model, model)
+    def _with_own_model(self, call: SummaryCall) -> SummaryCall:
+        """The call with the compiler's own model, if it has one, instead of the run's."""
+        return call if self._arguments.model is None else replace(call, writer=self._arguments.model)
 
     def with_arguments(self, arguments: Arguments) -> Summaries:
         """A copy with other arguments and the same spend limit."""
@@ -357,44 +346,34 @@ class Summaries:
         other._arguments = arguments
         return other
 
-    async def refusal(
-        self, archive: Archive, session: str, writer: Model | str, prompts: Sequence[str], cap: int
-    ) -> str | None:
+    async def refusal(self, call: SummaryCall) -> str | None:
         """Reason why the spend limit forbids such a summary; None if it does not."""
         if self._spending is None:
             return None
-        return (await self._spending.estimate(archive, session, writer, prompts, cap))[1]
+        return (await self._spending.estimate(self._with_own_model(call)))[1]
 
-    async def _ask_if_free(
-        self, key: str, prompts: Sequence[str], model: Model, archive: Archive, session: str
-    ) -> SummaryResponse:
+    async def _ask_if_free(self, call: SummaryCall) -> SummaryResponse:
         """Make one summary, unless the conversation is being compiled by hand."""
-        async with SESSIONS.hold(archive.conversation(session), shared=True) as mine:
+        async with SESSIONS.hold(call.archive.conversation(call.session), shared=True) as mine:
             if not mine:
                 return SummaryResponse(text="", refused="a compile of this conversation by hand is under way")
-            return await self.ask(key, prompts, model, archive)
+            return await self._ask(call)
 
-    async def ask(
-        self, key: str, prompts: Sequence[str], model: Model, archive: Archive, *, claims: bool = False
-    ) -> SummaryResponse:
+    async def _ask(self, call: SummaryCall, *, claims: bool = False) -> SummaryResponse:
         """Make one summary that is not remembered, or share the call of another run.
 
         With `claims`, calls are also shared with other processes.
         """
-        compiler = self._writer(model)
-        place, make = archive.access.shared_key(key), self._claim_and_call if claims else self._call_model
-        given = key, prompts, compiler, archive, self._arguments.timeout
-        outcome = await try_await(UNDER_WAY.join(place, lambda: make(*given)))
+        place, make = call.archive.access.shared_key(call.key), self._claim_and_call if claims else self._call_model
+        outcome = await try_await(UNDER_WAY.join(place, lambda: make(call, self._arguments.timeout)))
         if outcome.value is None:
-            return _failure(outcome.error, model_alias(compiler))
+            return _failure(outcome.error, model_alias(call.writer))
         response, pays = outcome.value
         return response if pays else replace(response, usage={}, cost=None)
 
-    async def _claim_and_call(
-        self, key: str, prompts: Sequence[str], compiler: Model | str, archive: Archive, timeout: float
-    ) -> SummaryResponse:
+    async def _claim_and_call(self, call: SummaryCall, timeout: float) -> SummaryResponse:
         """Wait for the answer of another process with the same request, or make the call."""
-        began, name, answers = time.monotonic(), UNDER_WAY.name, self._answers(archive)
+        began, name, key, answers = time.monotonic(), UNDER_WAY.name, call.key, self._answers(call)
         while (mine := await answers.claim(key, name, CLAIM_S)) is False:
             await asyncio.sleep(min(STEP_S, WAIT * timeout))
             known = await answers.find(key)
@@ -405,7 +384,7 @@ class Summaries:
         response, renewing = None, asyncio.create_task(answers.keep_claim(key, name)) if mine else None
         try:
             left = max(timeout - (time.monotonic() - began), (1 - WAIT) * timeout)  # waiting for a lock counts
-            response = await self._call_model(key, prompts, compiler, archive, left)
+            response = await self._call_model(call, left)
             return response
         finally:
             if renewing is not None:
@@ -414,32 +393,23 @@ class Summaries:
                 useful = response is not None and response.failure is None
                 await answers.renew(key, name, RECORDING_S if useful else 0.0)
 
-    async def _call_model(
-        self, key: str, prompts: Sequence[str], compiler: Model | str, archive: Archive, timeout: float
-    ) -> SummaryResponse:
+    async def _call_model(self, call: SummaryCall, timeout: float) -> SummaryResponse:
+        alias = model_alias(call.writer)
         if self._breaker.open:
-            why = "it failed too often and is paused"
-            return _failure(CompileError(why, model=model_alias(compiler), phase="call"), model_alias(compiler))
-        outcome = await try_await(ask(prompts, compiler, timeout=timeout))
+            return _failure(CompileError("it failed too often and is paused", model=alias, phase="call"), alias)
+        outcome = await try_await(ask(call.prompts, call.writer, timeout=timeout))
         if outcome.value is None:
             self._breaker.failed()
-            return _failure(outcome.error, model_alias(compiler))
+            return _failure(outcome.error, alias)
         self._breaker.succeeded()
         if outcome.value.text:
-            self._answers(archive).remember(key, outcome.value)
+            self._answers(call).remember(call.key, outcome.value)
         return outcome.value
 
 
-def _settle(
-    spending: Spending,
-    owner: str | None,
-    session: str,
-    held: Decimal,
-    writer: Model | str,
-    task: asyncio.Task[SummaryResponse],
-) -> None:
+def _settle(spending: Spending, call: SummaryCall, held: Decimal, task: asyncio.Task[SummaryResponse]) -> None:
     failed = task.cancelled() or task.exception() is not None
-    spending.settle(owner, session, held, None if failed else task.result(), writer)
+    spending.settle(call, held, None if failed else task.result())
 
 
 async def _return(known: SummaryResponse) -> SummaryResponse:

@@ -7,6 +7,7 @@ restart and is shared between processes; without a record it is kept in memory.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from decimal import Decimal
 
 from pydantic_ai.models import Model
@@ -28,6 +29,28 @@ Place = tuple[str | None, str]
 """Owner and session."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SummaryCall:
+    """A summary that a model is to write for one conversation."""
+
+    key: str
+    """Cache key of the compile."""
+    prompts: Sequence[str]
+    """All prompts for the model, answered one after another."""
+    cap: int
+    """Maximum tokens of each answer."""
+    writer: Model | str
+    """The model that writes it."""
+    archive: Archive
+    """Archive of the owner."""
+    session: str
+
+    @property
+    def place(self) -> Place:
+        """Owner and session."""
+        return self.archive.owner, self.session
+
+
 class Spending:
     """Spending on the compiles of one compiler, by session."""
 
@@ -40,38 +63,26 @@ class Spending:
         self._under_way: dict[Place, Decimal] = {}
         self._reported: Memo[Place, bool] = Memo(SESSIONS)
 
-    async def reserve(
-        self, archive: Archive, session: str, writer: Model | str, prompts: Sequence[str], cap: int
-    ) -> tuple[Decimal, str | None]:
-        """Reserve the maximum cost of a compile until `settle`; return it with a reason if the compile is refused.
-
-        Args:
-            archive: Archive of the owner.
-            session: The conversation.
-            writer: Model that will be called.
-            prompts: All prompts for the model.
-            cap: Maximum tokens of each answer.
-        """
-        place = archive.owner, session
-        most, refused = await self.estimate(archive, session, writer, prompts, cap)
+    async def reserve(self, call: SummaryCall) -> tuple[Decimal, str | None]:
+        """Reserve the maximum cost of a compile until `settle`; return it with a reason if the compile is refused."""
+        place = call.place
+        most, refused = await self.estimate(call)
         if refused is not None:
             return Decimal(0), await self._report_once(place, refused)
         self._under_way[place] = self._under_way.get(place, Decimal(0)) + most
         return most, None
 
-    async def estimate(
-        self, archive: Archive, session: str, writer: Model | str, prompts: Sequence[str], cap: int
-    ) -> tuple[Decimal, str | None]:
+    async def estimate(self, call: SummaryCall) -> tuple[Decimal, str | None]:
         """The maximum cost of a compile, and the reason if it would be refused; nothing is reserved."""
-        alias = model_alias(writer)
-        price = highest_price(alias, _provider(writer))
+        alias, cap = model_alias(call.writer), call.cap
+        price = highest_price(alias, _provider(call.writer))
         if price is None:
             unpriced = f"no price is known for {safe_line(alias)}"
             return Decimal(0), f"{unpriced}, so its compiles cannot be held to a limit of {dollars(self._limit)}"
         ratio = Ratios().of(model_family(None, alias))
-        given = (round(self._counter.text(prompt) * ratio) for prompt in prompts)
+        given = (round(self._counter.text(prompt) * ratio) for prompt in call.prompts)
         most = sum((price.cost(tokens + cap, output=cap) for tokens in given), Decimal(0))
-        spent = await self.spent(archive, session)
+        spent = await self.spent(call.archive, call.session)
         if spent + most > self._limit:
             why = f"the compiles of this session have cost {dollars(spent)}, and one more might pass the limit"
             return Decimal(0), f"{why} of {dollars(self._limit)}"
@@ -89,11 +100,9 @@ class Spending:
             self._recorded.keep(place, recorded)
         return max(recorded, self._spent.get(place) or Decimal(0)) + self._under_way.get(place, Decimal(0))
 
-    def settle(
-        self, owner: str | None, session: str, held: Decimal, response: SummaryResponse | None, writer: Model | str
-    ) -> None:
+    def settle(self, call: SummaryCall, held: Decimal, response: SummaryResponse | None) -> None:
         """Replace the reservation for a compile by its cost."""
-        place = owner, session
+        place, writer = call.place, call.writer
         if left := self._under_way.pop(place, Decimal(0)) - held:
             self._under_way[place] = left
         usage = response.usage if response is not None else {}

@@ -23,6 +23,7 @@ from context_compiler.middleware.arguments import Arguments
 from context_compiler.middleware.log_lines import log_text
 from context_compiler.middleware.middleware import Middleware
 from context_compiler.middleware.request import Host, Request
+from context_compiler.middleware.spending import SummaryCall
 from context_compiler.middleware.state import Run
 from context_compiler.pipeline.config import RunConfig
 from context_compiler.pipeline.stage import Stage
@@ -51,8 +52,15 @@ class _StageHost(Host):
     async def ask(self, request: SummaryRequest) -> SummaryResponse:
         if self._model is None:
             raise CompileError("there is no model", model="none", phase="call")
-        given = request.key, request.prompts, request.cap
-        answer = await self._middleware.compile(_owner(self._middleware), self._session, self._model, *given)
+        call = SummaryCall(
+            key=request.key,
+            prompts=request.prompts,
+            cap=request.cap,
+            writer=self._model,
+            archive=self._middleware.archive.scoped(_owner(self._middleware)),
+            session=self._session,
+        )
+        answer = await self._middleware.compile(call)
         if answer.failure is not None:
             raise CompileError(**answer.failure, usage=answer.usage, cost=answer.cost)
         return answer
