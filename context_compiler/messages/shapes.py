@@ -65,6 +65,12 @@ class Shape:
 WHOLE = Shape()
 
 
+def shortens_prompt(reading: Reading, shape: Shape) -> bool:
+    """True if a shape shortens a user's own text."""
+    most = shape.limit if shape.prompt is None else shape.prompt
+    return most is not None and any(item.kind is Kind.USER and item.tokens > most for item in reading.items)
+
+
 def apply_shape(message: ModelMessage, reading: Reading, shape: Shape, counter: TokenCounter) -> ModelMessage | None:
     """Apply a shape to a message; return None if nothing is left of it."""
     if shape == WHOLE:

@@ -33,9 +33,9 @@ from context_compiler.layers.context import (
     with_others,
 )
 from context_compiler.layers.session import Layers, LayerSource, load_state
-from context_compiler.messages.items import Kind
 from context_compiler.messages.printable import safe_line
 from context_compiler.messages.prompts import asking_part, asks
+from context_compiler.messages.shapes import shortens_prompt
 from context_compiler.messages.turns import prompt_at
 from context_compiler.middleware.archive import Archive
 from context_compiler.middleware.arguments import Arguments
@@ -523,6 +523,5 @@ def _crowds_out_layers(result: Result) -> bool:
     """True if a view is over its budget or shortens the newest prompt, so that its layers must be dropped."""
     at, kept = prompt_at(result.raw), dict(result.cycle.kept) if result.cycle else {}
     shape = kept.get(at) if at is not None else None
-    most = shape and (shape.limit if shape.prompt is None else shape.prompt)
-    words = [item.tokens for item in result.raw.readings[at].items if item.kind is Kind.USER] if at is not None else []
-    return result.view.status == "floor_over_budget" or (most is not None and max(words, default=0) > most)
+    cut = at is not None and shape is not None and shortens_prompt(result.raw.readings[at], shape)
+    return cut or result.view.status == "floor_over_budget"

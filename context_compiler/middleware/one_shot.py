@@ -28,7 +28,7 @@ from context_compiler.layers.context import (
 )
 from context_compiler.layers.session import LayerSource, load_state
 from context_compiler.messages.history import History
-from context_compiler.messages.items import Kind
+from context_compiler.messages.shapes import shortens_prompt
 from context_compiler.middleware.arguments import Arguments
 from context_compiler.middleware.middleware import record_of
 from context_compiler.middleware.request import Request
@@ -219,9 +219,7 @@ def _refusal(view: View, done: Advance | None) -> str:
     draft = done.selection.draft
     for index in range(draft.outline.active.start, draft.outline.active.stop):
         reading, shape = draft.history.readings[index], draft.here(index)
-        longest = max((item.tokens for item in reading.items if item.kind is Kind.USER), default=0)
-        limit = None if shape is None else shape.limit if shape.prompt is None else shape.prompt
-        if reading.has_prompt and (shape is None or (limit is not None and longest > limit)):
+        if reading.has_prompt and (shape is None or shortens_prompt(reading, shape)):
             return f"{view.budget} tokens are enough only if the prompt is cut, which takes {reading.tokens}"
     return ""
 
