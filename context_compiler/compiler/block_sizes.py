@@ -17,7 +17,7 @@ from context_compiler.compiler.metrics import CACHED, FRESH
 from context_compiler.compiler.policy import LARGE, REFUSED_SHARE, Limits, Plan
 from context_compiler.messages.history import History
 from context_compiler.messages.prompts import asking_part, asking_share, asks
-from context_compiler.messages.turns import Turn, prompt_at
+from context_compiler.messages.turns import Turn
 from context_compiler.recall import question_text
 from context_compiler.settings import Amount
 
@@ -187,7 +187,7 @@ class BlockSizes:
         """Size of this turn's block `known`; its maximum size if it has not been searched yet."""
         if known is not None:
             return known.own.tokens(self.plan.counter)
-        at = prompt_at(self.plan.history)
+        at = self.plan.question_at
         if at is None or not self.plan.recalls:
             return 0
         return self.most(question_text(self.plan.history.readings[at]))

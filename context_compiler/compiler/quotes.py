@@ -17,7 +17,7 @@ from context_compiler.messages.fences import QUOTED_TITLE, fence, neutralize
 from context_compiler.messages.items import MESSAGE_OVERHEAD
 from context_compiler.messages.prompts import Instruction, asking_part
 from context_compiler.messages.shapes import truncate
-from context_compiler.recall import Question, index_of, pending_prompt_text, rank
+from context_compiler.recall import Question, index_of, pending_question, rank
 from context_compiler.recall.changes import mark_changes
 from context_compiler.recall.outline import phases
 from context_compiler.recall.passages import Passage, passages, write_quotation
@@ -87,7 +87,7 @@ class _Sources:
 
 def _pending_question(selection: Selection) -> Question:
     """Question for which quotes are chosen: the focus or the newest prompt; only its asking part if it is very long."""
-    text = selection.focus or pending_prompt_text(selection.history)
+    text = selection.focus or pending_question(selection.history, selection.counter)
     question = Question.of(text)
     return question if len(question.terms) <= MAX_TERMS else Question.of(asking_part(text, selection.counter))
 

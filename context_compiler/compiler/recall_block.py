@@ -27,7 +27,6 @@ from context_compiler.messages.fences import RECALLED_TITLE, fence
 from context_compiler.messages.items import MESSAGE_OVERHEAD, Kind
 from context_compiler.messages.prompts import asking_part, asking_share, is_short
 from context_compiler.messages.shapes import apply_shape
-from context_compiler.messages.turns import prompt_at
 from context_compiler.recall import Index, Question, Ranking, Relevance, index_of, question_text
 from context_compiler.recall.changes import mark_changes
 from context_compiler.recall.passages import Passage, answer_text, new_passages, passages, write_quotation
@@ -78,7 +77,7 @@ def lacks_room_for_block(sizes: BlockSizes, cost: int) -> bool:
         cost: Exact tokens of the request without any block.
     """
     plan, budget = sizes.plan, sizes.limits.budget
-    at = prompt_at(plan.history)
+    at = plan.question_at
     if at is None or not plan.recalls:
         return False
     if cost < sizes.cut_back_threshold or not (cost >= budget or sizes.has_grown):
@@ -186,8 +185,7 @@ class _Search:
         prompt such as "And then?" refers to it. The question is empty if the prompt has no text.
         """
         history, at = self._history, self._at
-        said = [item for item in history.readings[at].items if item.kind is Kind.USER and item.mark is None]
-        if all(item.media for item in said):
+        if not self.prompt.strip():
             return Question.of("")
         for text in dict.fromkeys((asking_part(self.prompt, self._counter), self.prompt)):
             question = Question.of(text)

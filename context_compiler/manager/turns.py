@@ -32,7 +32,7 @@ from context_compiler.manager.session import (
 from context_compiler.manager.summary import LLM, Summary, SummaryRow, summarize_turns, summary_row
 from context_compiler.messages.history import History, Reader, message_body
 from context_compiler.middleware.log_lines import log_text
-from context_compiler.recall import pending_prompt_text
+from context_compiler.recall import pending_question
 from context_compiler.resilience import attempt, try_await
 from context_compiler.template import Template
 
@@ -98,7 +98,7 @@ class TurnProcessor:
         await self.reporter.attempt("resuming the session", self.load(), trouble)
         await self._rate(trouble)
         turn = self.add_turn(messages)
-        query = pending_prompt_text(self.reader.read(messages))
+        query = pending_question(self.reader.read(messages), self.reader.counter)
         found = await self.reporter.attempt("grounding", self.search(query), trouble)
         self.session = replace(self.session, grounding=tuple(found or ()))
         summarized = await self._summarize_if_due(trouble)

@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterator, Sequence
 from copy import copy
 from dataclasses import dataclass, fields, is_dataclass, replace
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
 from functools import reduce
 from itertools import accumulate, chain, compress, count, islice
 from typing import Any, cast
@@ -61,6 +61,11 @@ CLOSE = 16
 """The search for a history to continue stops at one that leaves at most this many messages to read."""
 
 
+RETURNED_WITHIN = timedelta(seconds=1)
+"""The host makes the user part of what a tool returned directly after the part of its result. A prompt that was added
+to a run while its tools worked is in the same message, but it is older than the results, or newer by more than this."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reading:
     """Everything that reading one message yields."""
@@ -84,6 +89,8 @@ class Reading:
     """Ids of the function calls it answers."""
     has_prompt: bool
     """True if a user wrote something in it; a file beside a tool result belongs to the result and does not count."""
+    beside_results: bool
+    """True if a tool returned its user parts beside its result, by their timestamps; see `RETURNED_WITHIN`."""
     exchanges: bool
     """True if it calls a tool or answers a call, including the provider's own tools."""
     stays: int
@@ -403,6 +410,8 @@ def _read_message(message: ModelMessage, body: bytes, counter: TokenCounter) -> 
         request=request,
         has_user_part=request and bool(spoken),
         has_prompt=request and bool(spoken) and not (answers and all(item.files for item in spoken)),
+        beside_results=bool(answers and spoken)
+        and _all_follow(_times(message, items, Kind.USER), _times(message, items, Kind.RETURN)),
         calls=tuple(str(item.call_id) for item in functions if item.kind is Kind.CALL),
         answers=answers,
         exchanges=any(item.call_id is not None for item in items),
@@ -410,6 +419,19 @@ def _read_message(message: ModelMessage, body: bytes, counter: TokenCounter) -> 
         day=_day_of(message),
         run_id=message.run_id,
     )
+
+
+def _times(message: ModelMessage, items: Sequence[Item], kind: Kind) -> list[datetime]:
+    """Timestamps of the parts of a kind; one without a time zone is taken for UTC."""
+    found = [
+        getattr(part, "timestamp", None) for part, item in zip(message.parts, items, strict=True) if item.kind is kind
+    ]
+    return [when if when.tzinfo else when.replace(tzinfo=UTC) for when in found if isinstance(when, datetime)]
+
+
+def _all_follow(user_parts: Sequence[datetime], results: Sequence[datetime]) -> bool:
+    """True if each user part was made directly after a result."""
+    return all(any(timedelta() <= said - made <= RETURNED_WITHIN for made in results) for said in user_parts)
 
 
 def _day_of(message: ModelMessage) -> str:

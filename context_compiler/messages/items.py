@@ -88,6 +88,7 @@ class Item:
 
 
 _LABEL = re.compile(r"This is file [^\n]{1,200}:")
+_PLACEHOLDER = re.compile(r"\[[\w.+-]{1,80}(?:/[\w.+*-]{1,80})?(?: \d+ kB)?\]")
 
 ERRORS = ("failed", "retried")
 """Outcomes whose text the host wraps in JSON, which adds tokens for every escaped character."""
@@ -315,6 +316,14 @@ def placeholder(thing: Any) -> str:
     data = getattr(thing, "data", None)
     size = f" {max(1, len(data) // 1024)} kB" if isinstance(data, bytes) else ""
     return f"[{media_type(thing)}{size}]"
+
+
+def without_files(item: Item) -> str:
+    """Text of a user part without the placeholders of its files and the labels before them."""
+    if not item.media:
+        return item.text
+    lines = item.text.split("\n")
+    return "\n".join(line for line in lines if not (_PLACEHOLDER.fullmatch(line) or _LABEL.fullmatch(line.strip())))
 
 
 def media_in(content: object) -> Iterator[object]:

@@ -175,15 +175,12 @@ def turn_starts(history: History, first: int = 0) -> list[int]:
     readings = history.readings
     starts = [first]
     for index in [at for at, reading in enumerate(readings[first + 1 :], first + 1) if reading.has_user_part]:
-        own = readings[index].run_id
-        before = readings[max(0, index - NEAR) : index] if own is not None else ()
-        same_run = own is not None and own == next((one.run_id for one in reversed(before) if one.run_id), None)
-        continues_run = (
+        answers_within_run = (
             readings[index].answers
-            and own is None
+            and readings[index].run_id is None
             and not (_ends_run(history, index) or _is_between_runs(history, index))
         )
-        if not same_run and not continues_run:
+        if not continues_run(history, index) and not answers_within_run:
             starts.append(index)
     return starts
 
@@ -205,8 +202,7 @@ def _ends_run(history: History, index: int) -> bool:
 def prompt_at(history: History) -> int | None:
     """Position of the newest user prompt; None if there is none.
 
-    Text that a tool returned beside its result is also a user part, but no prompt: it came in the run of the request
-    before it.
+    Text that a tool returned beside its result is also a user part, but no prompt.
     """
     newest: int | None = None
     for index in reversed(range(len(history))):
@@ -218,12 +214,16 @@ def prompt_at(history: History) -> int | None:
 
 
 def is_prompt(history: History, index: int) -> bool:
-    """True if a message is a user's prompt, and not one whose user parts came with a tool result of the same run."""
+    """True if a message is a user's prompt, and not one whose user parts a tool of the same run returned."""
     own = history.readings[index]
-    if not own.has_prompt or not own.answers or own.run_id is None:
-        return own.has_prompt
+    return own.has_prompt and not (own.beside_results and continues_run(history, index))
+
+
+def continues_run(history: History, index: int) -> bool:
+    """True if a message is of the same run as the one before it; False if either run is unknown."""
+    own = history.readings[index].run_id
     before = (one.run_id for one in reversed(history.readings[max(0, index - NEAR) : index]))
-    return own.run_id != next(filter(None, before), None)
+    return own is not None and own == next(filter(None, before), None)
 
 
 def turn_index(history: History) -> int:

@@ -49,7 +49,6 @@ from context_compiler.compiler.view import (
 from context_compiler.errors import CompileError
 from context_compiler.layers.context import insert_block, with_layer_tokens
 from context_compiler.messages.history import History, common_prefix
-from context_compiler.messages.turns import prompt_at
 from context_compiler.middleware.background import discard, finish, limits_for_questions, pending, start
 from context_compiler.middleware.request import Host, Request
 from context_compiler.middleware.state import (
@@ -211,7 +210,8 @@ def _continue_cycle(context: RequestContext, cycle: Cycle, to_budget: bool = Fal
 def known_blocks(context: RequestContext, config: str = "", *, any_turn: bool = False) -> Blocks | None:
     """The recall blocks of the current turn, or of `any_turn`, of this or another `config`; None if not known."""
     known = context.run.blocks and valid_blocks(context.run.blocks, context.history, config or context.policy.config)
-    return known if known is not None and (any_turn or known.own.at >= context.prompt_start) else None
+    first = max(context.prompt_start, context.question_at or 0)
+    return known if known is not None and (any_turn or known.own.at >= first) else None
 
 
 def recall_for_turn(
@@ -226,7 +226,7 @@ def recall_for_turn(
         done: Advance of this request that produced the cycle; None if it was continued.
         found: Block that was shortened because the provider refused a request of the turn; the new one is not larger.
     """
-    at, history, policy = prompt_at(context.history), context.history, context.policy
+    at, history, policy = context.question_at, context.history, context.policy
     if at is None or cycle is RAW:
         return plain
     sizes = BlockSizes(context, context.limits(cycle), cycle)

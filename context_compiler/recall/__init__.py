@@ -3,8 +3,17 @@
 from __future__ import annotations
 
 from context_compiler.recall.index import Index, index_of
-from context_compiler.recall.question import Question, pending_prompt_text, question_text
+from context_compiler.recall.question import Question, pending_question, question_text
 from context_compiler.recall.ranking import Ranking, rank
 from context_compiler.recall.relevance import Relevance
 
-__all__ = ["Index", "Question", "Ranking", "Relevance", "index_of", "pending_prompt_text", "question_text", "rank"]
+__all__ = [
+    "Index",
+    "Question",
+    "Ranking",
+    "Relevance",
+    "index_of",
+    "pending_question",
+    "question_text",
+    "rank",
+]

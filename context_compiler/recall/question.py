@@ -9,10 +9,12 @@ import re
 from dataclasses import dataclass
 
 from context_compiler.messages.history import History, Reading
-from context_compiler.messages.items import Kind
-from context_compiler.messages.turns import prompt_at
+from context_compiler.messages.items import Kind, without_files
+from context_compiler.messages.prompts import asks
+from context_compiler.messages.turns import continues_run, is_prompt, prompt_at
 from context_compiler.recall.index import LASTING, PLACED, TIMED
 from context_compiler.recall.terms import terms
+from context_compiler.tokens import TokenCounter
 
 MAX_QUESTION = 4_000
 """Maximum number of characters of a question that are analyzed, half from each end. The middle of a longer prompt is
@@ -160,18 +162,32 @@ def _date(found: re.Match[str]) -> str:
     return f"{year}{number:02}-{int(found['day'] or found['on']):02}"
 
 
-def pending_prompt_text(history: History) -> str:
-    """Text of the newest user prompt; empty if there is none."""
-    at = prompt_at(history)
+def question_at(history: History, counter: TokenCounter) -> int | None:
+    """Position of the prompt that recall answers; None if there is no prompt.
+
+    It is the newest prompt. One that was added to a run that had begun counts only if it asks something, because most
+    of these only steer the work on the prompt before.
+    """
+    for at in reversed(range(len(history))):
+        if is_prompt(history, at) and (
+            not continues_run(history, at) or asks(question_text(history.readings[at]), counter, strict=True)
+        ):
+            return at
+    return prompt_at(history)
+
+
+def pending_question(history: History, counter: TokenCounter) -> str:
+    """Text of the prompt that recall answers; empty if there is none."""
+    at = question_at(history, counter)
     return question_text(history.readings[at]) if at is not None else ""
 
 
 def question_text(reading: Reading) -> str:
-    """Prompt text of a request; of several prompts, the last one that contains a term.
+    """Prompt text of a request, without its files; of several prompts, the last one that contains a term.
 
     A request has several prompts if an earlier one was never answered.
     """
-    prompts = [item.text for item in reading.items if item.kind is Kind.USER and item.mark is None]
+    prompts = [without_files(item) for item in reading.items if item.kind is Kind.USER and item.mark is None]
     return next((text for text in reversed(prompts) if _has_term(text)), "\n".join(prompts))
 
 

@@ -6,7 +6,7 @@ import pytest
 from pydantic_ai.messages import ModelRequest, UserPromptPart
 
 from context_compiler.messages.history import Reader
-from context_compiler.recall import Question, pending_prompt_text
+from context_compiler.recall import Question, pending_question
 from context_compiler.tokens import TokenCounter
 
 READER = Reader(TokenCounter())
@@ -48,6 +48,6 @@ def test_prompts_that_ask_for_one_thing(prompt: str) -> None:
 
 def test_an_unanswered_earlier_prompt_is_not_the_question() -> None:
     both = ModelRequest(parts=[UserPromptPart(content="I like the boat."), UserPromptPart(content="Where is the cat?")])
-    assert pending_prompt_text(READER.read([both])) == "Where is the cat?"
+    assert pending_question(READER.read([both]), READER.counter) == "Where is the cat?"
     both.parts[1] = UserPromptPart(content="?")
-    assert pending_prompt_text(READER.read([both])) == "I like the boat."
+    assert pending_question(READER.read([both]), READER.counter) == "I like the boat."
