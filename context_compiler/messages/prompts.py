@@ -285,13 +285,16 @@ _QUESTION_WORDS = (
 )
 """Those of `_REQUEST_WORDS` that also count in tool work, where prompts that begin with other words are mostly orders.
 A new language needs its words in both."""
+_FACT_WANTED = "(?:tell|give|show|send|read) me (?:the|my|our|his|her|their)"
+"""Beginning of an order that wants a fact rather than work."""
 _REMINDERS = (
-    "remind me|tell me (?:again|once more|what|which|who|whom|whose|when|where|why|how)"
+    f"{_FACT_WANTED}|remind me|tell me (?:again|once more|what|which|who|whom|whose|when|where|why|how)"
     "|(?:do )?(?:yo)?u (?:still )?remember"
     "|(?:recall|repeat) (?:what|which|who|whom|whose|when|where|why|how)"
     "|i(?:'ve| have)? (?:forgot(?:ten)?|(?:can'?t|don'?t|do not|cannot) (?:recall|remember))"
     " (?:what|which|who|whom|whose|when|where|why|how)"
-    "|erinnere mich|sage? mir|rappelle[- ]moi|dis[- ]moi|recuérdame|dime|ricordami|dimmi|lembre-me|diga-me"
+    "|erinnere mich|sage? mir|nenne? mir|gib mir|rappelle[- ]moi|dis[- ]moi|donne[- ]moi|recuérdame|dime|dame|ricordami"
+    "|dimmi|dammi|lembre-me|diga-me"
     "|напомни|скажи"
 )
 _QUESTION = re.compile(rf"(?i)\W*(?:(?:{_LEADS})\W+)*(?:{'|'.join(_QUESTION_WORDS.split())}|{_REMINDERS})(?!\w)")
@@ -303,7 +306,8 @@ _QUESTION_UNSPACED = re.compile(
 """Questions in Chinese, Japanese and Korean; orders like "can you do that" end in ますか or 能…吗 and do not match."""
 _ORDER_ASKED = re.compile(
     rf"(?i)\W*(?:(?:{_LEADS})\W+)*(?:(?:can|could|would|will|may) (?:you|we|i)|let'?s|shall we)"
-    r"(?! (?:please )?(?:remind|recall|remember|repeat|tell me (?:again|what|which|who|when|where|how)))(?!\w)"
+    r"(?! (?:(?:please|also|just) )*(?:remind|recall|remember|repeat|tell me (?:again|what|which|who|when|where|how)"
+    rf"|{_FACT_WANTED}))(?!\w)"
 )
 _SAID_BEFORE = re.compile(
     r"(?i)\b(?:i|we|you)(?:'ve|'d| have| had)? (?:(?:just|already|also|first|originally|previously) )?"
