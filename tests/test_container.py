@@ -113,7 +113,7 @@ def test_a_server_is_healthy_while_it_answers(healthcheck: Any, tmp_path: Path) 
         port = str(free.getsockname()[1])
     words = ["serve", "--host", "0.0.0.0", "--port", port, "--model", "scripted"]
     assert not healthcheck.is_healthy(words)
-    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": ""}  # its address must be printed at once
     command = [sys.executable, "-m", "context_compiler", *words]
     with subprocess.Popen(command, cwd=tmp_path, env=env, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
         try:

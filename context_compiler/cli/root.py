@@ -81,7 +81,7 @@ class Commands(Group):
         if sys.stdout is None:
             print_error("standard output is closed; redirect it to a file, or to /dev/null")
             sys.exit(NEGATIVE)
-        _replace_unprintable()
+        _prepare_output()
         log.addHandler(notes := _LogNotes(logging.WARNING))
         warn_of_namesake()
         try:
@@ -153,12 +153,12 @@ def _is_unwritable() -> bool:
     return False
 
 
-def _replace_unprintable() -> None:
-    """Print a question mark for each character that the output encoding lacks."""
+def _prepare_output() -> None:
+    """Print each line at once, in a pipe too, and a question mark for each character that the output encoding lacks."""
     for stream in (sys.stdout, sys.stderr):
         reconfigure = getattr(stream, "reconfigure", None)
         if reconfigure is not None:
-            reconfigure(errors="replace")
+            reconfigure(errors="replace", line_buffering=True)
 
 
 def _print_version(requested: bool) -> None:

@@ -18,7 +18,6 @@ from context_compiler.compiler.policy import LARGE, REFUSED_SHARE, Limits, Plan
 from context_compiler.messages.history import History
 from context_compiler.messages.prompts import asking_part, asking_share, asks
 from context_compiler.messages.turns import Turn
-from context_compiler.recall import question_text
 from context_compiler.settings import Amount
 
 MAX_BLOCK_TOKENS = 6_500
@@ -187,10 +186,8 @@ class BlockSizes:
         """Size of this turn's block `known`; its maximum size if it has not been searched yet."""
         if known is not None:
             return known.own.tokens(self.plan.counter)
-        at = self.plan.question_at
-        if at is None or not self.plan.recalls:
-            return 0
-        return self.most(question_text(self.plan.history.readings[at]))
+        question = self.plan.question
+        return self.most(question.text) if question is not None and self.plan.recalls else 0
 
     @property
     def wanted(self) -> int:

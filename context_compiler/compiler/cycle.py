@@ -330,6 +330,8 @@ class Block:
     """Fenced text as sent; empty if nothing was found, so that the search is not repeated."""
     cuts: int = 0
     """Number of times it was shortened because the request had no room for it."""
+    asked: str = ""
+    """`Pending.name` of the question that it answers; empty if an earlier version recorded the block."""
 
     def tokens(self, counter: TokenCounter) -> int:
         """Price of the block in a view."""

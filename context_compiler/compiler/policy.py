@@ -17,7 +17,7 @@ from context_compiler.messages.history import History, Reader, superseded_parts
 from context_compiler.messages.items import Item, Kind
 from context_compiler.messages.shapes import Shape
 from context_compiler.messages.turns import OUTPUT, Outline, Pairing, outline, prompt_at, turn_index, turn_starts
-from context_compiler.recall.question import question_at
+from context_compiler.recall.question import Pending, pending_question
 from context_compiler.settings import Amount, amount_tokens
 from context_compiler.template import Template
 from context_compiler.tokens import TokenCounter
@@ -359,9 +359,9 @@ class Plan:
         return shapes if unpaired is None else {**shapes, unpaired: Shape(tools="render")}
 
     @cached_property
-    def question_at(self) -> int | None:
-        """Position of the prompt that recall answers; None if there is no prompt."""
-        return question_at(self.history, self.counter)
+    def question(self) -> Pending | None:
+        """The question that recall answers; None if there is no prompt."""
+        return pending_question(self.history, self.counter)
 
     @cached_property
     def prompt_tokens(self) -> int:

@@ -87,7 +87,8 @@ class _Sources:
 
 def _pending_question(selection: Selection) -> Question:
     """Question for which quotes are chosen: the focus or the newest prompt; only its asking part if it is very long."""
-    text = selection.focus or pending_question(selection.history, selection.counter)
+    pending = pending_question(selection.history, selection.counter)
+    text = selection.focus or (pending.text if pending else "")
     question = Question.of(text)
     return question if len(question.terms) <= MAX_TERMS else Question.of(asking_part(text, selection.counter))
 

@@ -77,18 +77,17 @@ def lacks_room_for_block(sizes: BlockSizes, cost: int) -> bool:
         cost: Exact tokens of the request without any block.
     """
     plan, budget = sizes.plan, sizes.limits.budget
-    at = plan.question_at
-    if at is None or not plan.recalls:
+    question = plan.question
+    if question is None or not plan.recalls:
         return False
     if cost < sizes.cut_back_threshold or not (cost >= budget or sizes.has_grown):
         return False
-    prompt, wanted = question_text(plan.history.readings[at]), sizes.wanted
-    most = sizes.most(prompt)
+    most, wanted = sizes.most(question.text), sizes.wanted
     if most < wanted:
         wanted = min(most, FEW_PASSAGES_TOKENS)
-        if plan.tool_work or not sizes.asks_past(prompt) or (budget - cost) // 2 >= wanted:
+        if plan.tool_work or not sizes.asks_past(question.text) or (budget - cost) // 2 >= wanted:
             return False
-    return bool(_Search(sizes, at).find(wanted))
+    return bool(_Search(sizes, question.at).find(wanted))
 
 
 def find_first_block(sizes: BlockSizes, at: int, most: int, room: int, said: Sequence[str]) -> str:
@@ -135,7 +134,9 @@ class _Search:
         self._sizes, self._plan, self._cycle = sizes, sizes.plan, sizes.cycle
         self._at, self._said, self._within = at, said, within
         self._history, self._counter = sizes.plan.history, sizes.plan.counter
-        self.prompt = question_text(self._history.readings[at])
+        pending = sizes.plan.question
+        known = pending is not None and pending.at == at
+        self.prompt = pending.text if pending and known else question_text(self._history.readings[at])
 
     def find(self, room: int, *, fill: int = 0, small: int | None = None) -> str:
         """Find past text for the prompt, as a fenced block of at most `room` tokens; empty for none.

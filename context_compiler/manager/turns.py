@@ -98,7 +98,8 @@ class TurnProcessor:
         await self.reporter.attempt("resuming the session", self.load(), trouble)
         await self._rate(trouble)
         turn = self.add_turn(messages)
-        query = pending_question(self.reader.read(messages), self.reader.counter)
+        pending = pending_question(self.reader.read(messages), self.reader.counter)
+        query = pending.text if pending else ""
         found = await self.reporter.attempt("grounding", self.search(query), trouble)
         self.session = replace(self.session, grounding=tuple(found or ()))
         summarized = await self._summarize_if_due(trouble)

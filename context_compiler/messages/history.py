@@ -62,8 +62,9 @@ CLOSE = 16
 
 
 RETURNED_WITHIN = timedelta(seconds=1)
-"""The host makes the user part of what a tool returned directly after the part of its result. A prompt that was added
-to a run while its tools worked is in the same message, but it is older than the results, or newer by more than this."""
+"""The host makes the user parts of what tools returned directly after their results. A prompt that was added to a run
+while its tools worked may be in the same message, but it is older than the newest result. If tools of one response end
+at different times, text that one of them returned may be older, too; it is then taken for a prompt."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -410,8 +411,7 @@ def _read_message(message: ModelMessage, body: bytes, counter: TokenCounter) -> 
         request=request,
         has_user_part=request and bool(spoken),
         has_prompt=request and bool(spoken) and not (answers and all(item.files for item in spoken)),
-        beside_results=bool(answers and spoken)
-        and _all_follow(_times(message, items, Kind.USER), _times(message, items, Kind.RETURN)),
+        beside_results=bool(answers and spoken) and _all_returned(message, items),
         calls=tuple(str(item.call_id) for item in functions if item.kind is Kind.CALL),
         answers=answers,
         exchanges=any(item.call_id is not None for item in items),
@@ -421,17 +421,24 @@ def _read_message(message: ModelMessage, body: bytes, counter: TokenCounter) -> 
     )
 
 
-def _times(message: ModelMessage, items: Sequence[Item], kind: Kind) -> list[datetime]:
-    """Timestamps of the parts of a kind; one without a time zone is taken for UTC."""
-    found = [
-        getattr(part, "timestamp", None) for part, item in zip(message.parts, items, strict=True) if item.kind is kind
-    ]
-    return [when if when.tzinfo else when.replace(tzinfo=UTC) for when in found if isinstance(when, datetime)]
+def _all_returned(message: ModelMessage, items: Sequence[Item]) -> bool:
+    """True if tools returned all user parts: each was made directly after the newest result."""
+    made, said = (
+        [_time_of(part) for part, item in zip(message.parts, items, strict=True) if item.kind is kind]
+        for kind in (Kind.RETURN, Kind.USER)
+    )
+    newest = max(filter(None, made), default=None)
+    if newest is None:
+        return False
+    return all(when is not None and timedelta() <= when - newest <= RETURNED_WITHIN for when in said)
 
 
-def _all_follow(user_parts: Sequence[datetime], results: Sequence[datetime]) -> bool:
-    """True if each user part was made directly after a result."""
-    return all(any(timedelta() <= said - made <= RETURNED_WITHIN for made in results) for said in user_parts)
+def _time_of(part: object) -> datetime | None:
+    """Timestamp of a part, in UTC if it has no time zone; None if it has none."""
+    when = getattr(part, "timestamp", None)
+    if not isinstance(when, datetime):
+        return None
+    return when if when.tzinfo else when.replace(tzinfo=UTC)
 
 
 def _day_of(message: ModelMessage) -> str:

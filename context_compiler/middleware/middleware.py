@@ -19,6 +19,7 @@ from pydantic_ai.messages import ModelMessage, ModelResponse
 from pydantic_ai.models import Model
 
 from context_compiler.cache import Memo
+from context_compiler.compiler.policy import PROMPT
 from context_compiler.compiler.summary import SummaryRequest, SummaryResponse
 from context_compiler.compiler.view import Quote, View
 from context_compiler.errors import BudgetError, ContextCompilerError, SettingsError
@@ -54,7 +55,7 @@ from context_compiler.middleware.respond import advance_again, respond
 from context_compiler.middleware.single_flight import SESSIONS, Summaries
 from context_compiler.middleware.spending import SummaryCall
 from context_compiler.middleware.state import CompilerState, Result, Run, read_history
-from context_compiler.recall.question import question_text
+from context_compiler.recall.question import pending_question
 from context_compiler.record.costs import PRICE
 from context_compiler.record.database import Moment
 from context_compiler.record.store import Tenants
@@ -184,8 +185,8 @@ class Middleware:
     async def _join(self, run: Run, request: Request) -> Request:
         """Prepend the recorded messages before a window, if the application gives only a window of a conversation.
 
-        This works for conversations that the application names or keeps in the host's store. All other ids differ in
-        every run.
+        This works for conversations that the application names, whose id the messages carry, or that are in the host's
+        store. The host makes up any other id, a new one for every run.
         """
         read = False
         if run.earlier is None:
@@ -194,7 +195,8 @@ class Middleware:
                 window, read = (await try_await(read_history(self.state.reader, run, request.messages))).value, True
                 if window is not None:
                     windows = self.archive.scoped(request.owner).windows
-                    named, reader = bool(request.scope), self.state.reader
+                    named = bool(request.scope) or _carry_id(request.messages[:-1], request.session_id)
+                    reader = self.state.reader
                     run.join(await windows.before(request.session_id, window, reader, named=named))
                 if run.earlier and request.run_id:
                     JOINED.keep(request.run_id, run.earlier)
@@ -257,11 +259,12 @@ class Middleware:
     async def _attach_layers(self, run: Run, request: Request) -> Request:
         """Attach the layers of the session to a request; if that fails, attach none and record why.
 
-        The layers are chosen at the first request of a run and stay the same until the run ends. Their share of the
-        room is reserved before anything else is cut.
+        The layers are chosen at the first request of a run and stay the same until the run ends; only the passages of
+        other conversations change if a question is added to the run. Their share of the room is reserved before
+        anything else is cut.
         """
         layers, role = self.arguments.layers, self.arguments.role
-        if run.layers is None:
+        if run.own_layers is None:
             block = NO_LAYERS
             if layers is not None and role is not None:
                 outcome = await try_await(self._layer_block(run, request, layers, role))
@@ -269,22 +272,35 @@ class Middleware:
                 if outcome.error is not None:
                     await self.report(outcome.error)
                     block = drop_block(NO_LAYERS, f"failed: {type(outcome.error).__name__}")
-            run.attach(await self._add_other_conversations(run, request, block))
+            run.own_layers = block
+        question = self._question_across(run, request)
+        if run.layers is None or question != run.asked_across:
+            run.asked_across = question
+            run.attach(await self._add_other_conversations(run, request, run.own_layers, question))
         return replace(request, layers=run.layers or NO_LAYERS)
 
-    async def _add_other_conversations(self, run: Run, request: Request, block: LayerBlock) -> LayerBlock:
-        """Add passages from the owner's other conversations that answer the prompt, if `recall_across` is set."""
+    def _question_across(self, run: Run, request: Request) -> str:
+        """Question for the owner's other conversations; empty if there is none, or without `recall_across`."""
+        counter = self.state.counter
+        if not self.arguments.recall_across or request.owner is None or run.raw is None:
+            return ""
+        pending = pending_question(run.raw, counter)
+        asked = asking_part(pending.text, counter) if pending is not None else ""
+        return asked if asks(asked, counter) else ""
+
+    async def _add_other_conversations(
+        self, run: Run, request: Request, block: LayerBlock, question: str
+    ) -> LayerBlock:
+        """Add passages from the owner's other conversations that answer a question."""
+        if not question:
+            return block
         share, counter = self.arguments.recall_across, self.state.counter
-        if not share or request.owner is None:
-            return block
         last = self.state.reader.one(request.messages[-1])
-        prompt = asking_part(question_text(last), counter) if last.has_prompt else ""
-        if not asks(prompt, counter):
-            return block
         budget, _ = self.arguments.whole_budget(**request.terms)
         room = int(budget / run.ratios.of(request.family)) - request.overhead - block.tokens
-        most = min(int(share * room) if isinstance(share, float) else share, room - last.tokens)
-        found = await self.archive.scoped(request.owner).others(request.session_id, prompt)
+        free = room - min(last.tokens, int(PROMPT * room))
+        most = min(int(share * room) if isinstance(share, float) else share, free)
+        found = await self.archive.scoped(request.owner).others(request.session_id, question)
         text, taken = quoted_mentions(found, most, counter)
         quotes = [
             Quote(what=f"conversation {one.session}", why=f"recalled with score {score:.2f}", text=one.text)
@@ -517,6 +533,11 @@ def _window_note(request: Request) -> str:
 def _has_metrics() -> bool:
     """True if the application has set a metrics provider; OpenTelemetry's default one counts nothing."""
     return not type(get_meter_provider()).__module__.startswith("opentelemetry.metrics")
+
+
+def _carry_id(messages: Sequence[ModelMessage], session: str) -> bool:
+    """True if stored messages carry the id of the conversation, which the host then keeps."""
+    return any(getattr(message, "conversation_id", None) == session for message in messages)
 
 
 def _crowds_out_layers(result: Result) -> bool:

@@ -60,7 +60,6 @@ from context_compiler.middleware.state import (
     Run,
     read_request,
 )
-from context_compiler.recall import question_text
 from context_compiler.record.values import Compile
 from context_compiler.resilience import attempt
 
@@ -208,10 +207,15 @@ def _continue_cycle(context: RequestContext, cycle: Cycle, to_budget: bool = Fal
 
 
 def known_blocks(context: RequestContext, config: str = "", *, any_turn: bool = False) -> Blocks | None:
-    """The recall blocks of the current turn, or of `any_turn`, of this or another `config`; None if not known."""
+    """The recall blocks of the current turn, or of `any_turn`, of this or another `config`; None if not known.
+
+    Those of the turn are not known any more once a question is added to it.
+    """
     known = context.run.blocks and valid_blocks(context.run.blocks, context.history, config or context.policy.config)
-    first = max(context.prompt_start, context.question_at or 0)
-    return known if known is not None and (any_turn or known.own.at >= first) else None
+    if known is None or any_turn:
+        return known
+    asked = "" if context.question is None else context.question.name
+    return known if known.own.at >= context.prompt_start and known.own.asked in ("", asked) else None
 
 
 def recall_for_turn(
@@ -226,15 +230,17 @@ def recall_for_turn(
         done: Advance of this request that produced the cycle; None if it was continued.
         found: Block that was shortened because the provider refused a request of the turn; the new one is not larger.
     """
-    at, history, policy = context.question_at, context.history, context.policy
-    if at is None or cycle is RAW:
+    question, history, policy = context.question, context.history, context.policy
+    if question is None or cycle is RAW:
         return plain
+    at = question.at
     sizes = BlockSizes(context, context.limits(cycle), cycle)
     earlier: tuple[Block, ...] = ()
     text, fault = "", None
     if context.recalls:
-        most = sizes.most(question_text(history.readings[at]))
+        most = sizes.most(question.text)
         earlier = sizes.kept(known_blocks(context, any_turn=True), plain.cost, most) if done is None else ()
+        earlier = tuple(block for block in earlier if block.at != at)  # it answered what was asked before
         cost = plain.cost + sum(block.tokens(context.counter) for block in earlier)
         saved = context.request.fixed + history.tokens - cost  # a block may not cost more than sending the raw history
         room, shown = min(sizes.free(cost), saved), [block.text for block in earlier]
@@ -244,7 +250,8 @@ def recall_for_turn(
         text, fault = outcome.value or "", outcome.error
         if found and text and room == size and set(text.splitlines()) <= set(found.text.splitlines()):
             text = found.text  # nothing new was found, so it need not shrink
-    own = Block(at, history.ids[at], context.turn, text, found.cuts if found and text else 0)
+    cuts = found.cuts if found and text else 0
+    own = Block(at, history.ids[at], context.turn, text, cuts, question.name)
     blocks = Blocks(own=own, earlier=earlier, config=policy.config)
     if not blocks.all:
         return replace(plain, blocks=blocks, fault=fault)

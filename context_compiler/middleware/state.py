@@ -148,8 +148,12 @@ class Run:
     """True if the provider has refused a request of this run as too long."""
     failed: Compile | None = None
     """Row of the compile that failed in this request."""
+    own_layers: LayerBlock | None = None
+    """Layers of this run without passages of other conversations, once they are chosen."""
     layers: LayerBlock | None = None
-    """Layers of this run, once they are chosen."""
+    """Layers of this run with these passages."""
+    asked_across: str = ""
+    """Question that these passages answer."""
     ordered_turn: int = -1
     """The last user turn in which the agent asked for a compile."""
     prepared: Advance | None = None

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from typing import NamedTuple
 
+from context_compiler.ids import text_hash
 from context_compiler.messages.history import History, Reading
 from context_compiler.messages.items import Kind, without_files
-from context_compiler.messages.prompts import asks
+from context_compiler.messages.prompts import asking_part, asks
 from context_compiler.messages.turns import continues_run, is_prompt, prompt_at
 from context_compiler.recall.index import LASTING, PLACED, TIMED
 from context_compiler.recall.terms import terms
@@ -162,24 +164,45 @@ def _date(found: re.Match[str]) -> str:
     return f"{year}{number:02}-{int(found['day'] or found['on']):02}"
 
 
-def question_at(history: History, counter: TokenCounter) -> int | None:
-    """Position of the prompt that recall answers; None if there is no prompt.
+class Pending(NamedTuple):
+    """The question that recall answers in the current turn."""
 
-    It is the newest prompt. One that was added to a run that had begun counts only if it asks something, because most
-    of these only steer the work on the prompt before.
+    at: int
+    """Position of the prompt that it comes before."""
+    text: str
+
+    @property
+    def name(self) -> str:
+        """Short hash of the text."""
+        return text_hash(self.text)[:16]
+
+
+def pending_question(history: History, counter: TokenCounter) -> Pending | None:
+    """The prompt of the current turn, with any questions that were added since its run began; None if there is none.
+
+    Text that was added to a run counts only if it asks something. If it does, the prompt counts, too, only if it asks,
+    because added text mostly steers the work on it. Text that a tool returned counts like a user's, but is no prompt
+    that anything could come before.
     """
+    added, newest = list[str](), None
     for at in reversed(range(len(history))):
-        if is_prompt(history, at) and (
-            not continues_run(history, at) or asks(question_text(history.readings[at]), counter, strict=True)
-        ):
-            return at
-    return prompt_at(history)
-
-
-def pending_question(history: History, counter: TokenCounter) -> str:
-    """Text of the prompt that recall answers; empty if there is none."""
-    at = question_at(history, counter)
-    return question_text(history.readings[at]) if at is not None else ""
+        reading = history.readings[at]
+        if not reading.has_prompt:
+            continue
+        if not continues_run(history, at):
+            prompt = question_text(reading)
+            asking = asking_part(prompt, counter)
+            if not added:
+                return Pending(at, prompt)
+            asked = [asking, *added] if asks(asking, counter, strict=True) else added
+            return Pending(at if newest is None else newest, "\n".join(asked))
+        if found := [text for text in _texts(reading) if asks(text, counter, strict=True)]:
+            added = [*found, *added]
+            newest = at if newest is None and is_prompt(history, at) else newest
+    last = prompt_at(history) if newest is None else newest
+    if last is None:
+        return None
+    return Pending(last, "\n".join(added) or question_text(history.readings[last]))
 
 
 def question_text(reading: Reading) -> str:
@@ -187,8 +210,13 @@ def question_text(reading: Reading) -> str:
 
     A request has several prompts if an earlier one was never answered.
     """
-    prompts = [without_files(item) for item in reading.items if item.kind is Kind.USER and item.mark is None]
+    prompts = _texts(reading)
     return next((text for text in reversed(prompts) if _has_term(text)), "\n".join(prompts))
+
+
+def _texts(reading: Reading) -> list[str]:
+    """Texts of a message's user parts, without their files."""
+    return [without_files(item) for item in reading.items if item.kind is Kind.USER and item.mark is None]
 
 
 def _has_term(text: str) -> bool:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from pydantic import BaseModel
-from pydantic_ai import Agent, CallDeferred, DeferredToolRequests, DeferredToolResults, RunContext, Tool, ToolReturn
+from pydantic_ai import Agent, CallDeferred, DeferredToolRequests, DeferredToolResults, RunContext, Tool
 from pydantic_ai.messages import (
     BinaryContent,
     ModelMessage,
@@ -193,12 +193,18 @@ async def test_a_window_of_a_known_conversation_is_joined_with_the_record(plain:
     assert again.notes.asked == 0 and FACT in again.talker.last.text, "another process knows it too"
 
 
-async def test_a_window_without_a_conversation_name_is_used_as_it_is(tmp_path: Path) -> None:
+@pytest.mark.parametrize("carried", [True, False])
+async def test_a_window_without_a_conversation_name_is_joined_by_the_id_that_its_messages_carry(
+    carried: bool, plain: Life, tmp_path: Path
+) -> None:
     life = Life(store=tmp_path / "record.db")
-    for number in range(30):
-        ran = await run(life.agent, f"{number} {FACT if number == 1 else ''}", message_history=life.history[-6:])
-        life.history = ran.messages
-    assert "heron" not in life.talker.last.text
+    for number in range(TURNS):
+        given = window(life.history) if carried else rebuilt(window(life.history))
+        life.history = (await run(life.agent, matter(number), message_history=given)).messages
+    await run(life.agent, ASK, message_history=life.history if carried else rebuilt(life.history))
+    assert ("heron" in life.talker.last.text) is carried
+    if carried:
+        life.assert_few_compiles(plain)
 
 
 @pytest.mark.parametrize("budget", [2_000, 6_000])
@@ -574,26 +580,3 @@ async def test_approvals_that_the_user_ignores_never_cost_a_view(settings: dict[
         history = (await run(agent, prompt, message_history=history, conversation_id="c")).messages
     assert not errors and {view.status for view in views} <= {"raw", "compiled", "cycle"}
     assert all(view.tokens_sent <= settings["budget"] for view in views)
-
-
-@pytest.mark.parametrize("budget", [4_000, 6_000])
-async def test_text_that_a_tool_returns_beside_its_result_does_not_replace_the_question(budget: int) -> None:
-    left = 0
-
-    def look(page: int) -> ToolReturn:
-        return ToolReturn(prose(page, 660), content=["Here is what the page looks like now:"])
-
-    def script(messages: list[ModelMessage], info: AgentInfo) -> Any:
-        nonlocal left
-        left -= 1
-        return [("look", {"page": left})] if left >= 0 else prose(len(messages), 60)
-
-    views, talker = list[View](), Talker(script)
-    agent = Agent(talker.model, tools=[look], capabilities=[compiler(budget=budget, on_view=views.append)])
-    history: list[ModelMessage] = []
-    for number in range(40):
-        prompt = FACT if number == 0 else prose(number, 40)
-        history = (await run(agent, prompt, message_history=history, conversation_id="c")).messages
-    left, began = 4, len(views)
-    await run(agent, ASK, message_history=history, conversation_id="c")
-    assert was_cut(views[began:]) and all("heron" in sent.text for sent in talker.sent[-5:])

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
-from pydantic_ai import Agent, BinaryContent, ImageUrl, RunContext
+from pydantic_ai import Agent, BinaryContent, ImageUrl, RunContext, ToolReturn
 from pydantic_ai.messages import ModelMessage, UserContent
 
 from context_compiler import View
-from tests.recall.test_blocks import ASK, past, text_of
+from tests.recall.test_blocks import ASK, SECRET, past, text_of, words
 from tests.support.agents import Talker, compiler, run
 from tests.support.builders import prose
 
@@ -42,19 +43,21 @@ async def test_a_file_alone_asks_nothing() -> None:
     assert views[-1].status == "compiled" and views[-1].ledger["tokens"]["recall"] == 0
 
 
-async def lived_with(added: str, asked: str, budget: int = 4_000) -> list[str]:
-    """Texts of the requests of a turn that calls a tool five times, and to which a prompt is added at the first."""
+async def lived_with(*added: str, asked: str, budget: int = 4_000, beside: str = "", at: int = 0) -> list[str]:
+    """Texts of the requests of a turn with five steps of three calls; prompts are added by call `at` of the first."""
     left, waiting = 0, list[str]()
 
-    def look(ctx: RunContext[Any], page: int) -> str:
-        if waiting:
-            ctx.enqueue(waiting.pop())
-        return prose(page, 300)
+    async def look(ctx: RunContext[Any], page: int, call: int) -> Any:
+        if waiting and call == at:
+            for text in waiting:
+                ctx.enqueue(text)
+            waiting.clear()
+        return ToolReturn(prose(page, 100), content=beside) if beside else prose(page, 100)
 
     def script(messages: list[ModelMessage], info: Any) -> Any:
         nonlocal left
         left -= 1
-        return [("look", {"page": left})] if left >= 0 else prose(len(messages), 60)
+        return [("look", {"page": left, "call": call}) for call in range(3)] if left >= 0 else prose(len(messages), 60)
 
     talker = Talker(script)
     agent = Agent(talker.model, tools=[look], capabilities=[compiler(budget=budget)])
@@ -62,17 +65,74 @@ async def lived_with(added: str, asked: str, budget: int = 4_000) -> list[str]:
     for number in range(4):
         left = 2
         history = (await run(agent, prose(number, 30), message_history=history, conversation_id="c")).messages
-    left, began, waiting = 5, len(talker.sent), [added]
+    left, began, waiting = 5, len(talker.sent), list(added)
     await run(agent, asked, message_history=history, conversation_id="c")
     return [texts(sent.messages) for sent in talker.sent[began:]]
 
 
-async def test_a_question_added_to_a_run_is_answered_from_the_past() -> None:
-    first, *later = await lived_with(ASK, "Continue with the report.")
+@pytest.mark.parametrize("beside", ["", "Here is what the page looks like now:"])
+@pytest.mark.parametrize("at", [0, 2])
+async def test_a_question_added_to_a_run_is_answered_from_the_past(at: int, beside: str) -> None:
+    first, *later = await lived_with(ASK, asked="Continue with the report.", at=at, beside=beside)
     assert len(later) == 5 and CODE not in first
     assert all(ASK in sent and CODE in sent for sent in later)
 
 
+OTHER = f"What was item 9 about, the one with {words(9, 3)}?"
+
+
+@pytest.mark.parametrize(("added", "asked"), [((ASK, OTHER), "Continue."), ((OTHER,), ASK), ((ASK,), OTHER)])
+async def test_all_questions_of_a_turn_are_answered_from_the_past(added: tuple[str, ...], asked: str) -> None:
+    _, answered, *_ = await lived_with(*added, asked=asked)
+    assert CODE in answered and f"Item 9: {words(9, 12)}" in answered
+
+
 async def test_an_order_added_to_a_run_leaves_the_question_of_the_turn_its_block() -> None:
-    sent = await lived_with("Keep it short.", ASK)
+    sent = await lived_with("Keep it short.", asked=ASK)
     assert len(sent) == 6 and all(CODE in text for text in sent) and all("Keep it short." in text for text in sent[1:])
+
+
+async def test_a_question_added_to_a_run_is_answered_from_other_conversations(tmp_path: Path) -> None:
+    left = 0
+
+    def look(ctx: RunContext[Any]) -> str:
+        ctx.enqueue(ASK)
+        return "Done."
+
+    def script(messages: list[ModelMessage], info: Any) -> Any:
+        nonlocal left
+        left -= 1
+        return [("look", {})] if left == 0 else "Fine."
+
+    talker = Talker(script)
+    ours = compiler(budget=4_000, recall_across=0.2, owner="ann", store=tmp_path / "record.db")
+    agent = Agent(talker.model, tools=[look], capabilities=[ours])
+    await run(agent, SECRET, conversation_id="desk")
+    left = 1
+    await run(agent, "Work in the garden.", conversation_id="travel")
+    before, after = (texts(sent.messages) for sent in talker.sent[-2:])
+    assert CODE not in before and ASK in after and CODE in after
+
+
+@pytest.mark.parametrize("budget", [4_000, 6_000])
+async def test_text_that_a_tool_returns_beside_its_result_does_not_replace_the_question(budget: int) -> None:
+    left = 0
+
+    def look(page: int) -> ToolReturn:
+        return ToolReturn(prose(page, 660), content=["Here is what the page looks like now:"])
+
+    def script(messages: list[ModelMessage], info: Any) -> Any:
+        nonlocal left
+        left -= 1
+        return [("look", {"page": left})] if left >= 0 else prose(len(messages), 60)
+
+    views, talker = list[View](), Talker(script)
+    agent = Agent(talker.model, tools=[look], capabilities=[compiler(budget=budget, on_view=views.append)])
+    history: list[ModelMessage] = []
+    for number in range(40):
+        prompt = SECRET if number == 0 else prose(number, 40)
+        history = (await run(agent, prompt, message_history=history, conversation_id="c")).messages
+    left, began = 4, len(views)
+    await run(agent, ASK, message_history=history, conversation_id="c")
+    assert "compiled" in [view.status for view in views[began + 1 :]]
+    assert all(CODE in sent.text for sent in talker.sent[-5:])

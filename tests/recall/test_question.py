@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from pydantic_ai.messages import ModelRequest, UserPromptPart
+from pydantic_ai.messages import ModelMessage, ModelRequest, UserPromptPart
 
 from context_compiler.messages.history import Reader
 from context_compiler.recall import Question, pending_question
@@ -46,8 +46,13 @@ def test_prompts_that_ask_for_one_thing(prompt: str) -> None:
     assert not Question.of(prompt).wide
 
 
+def pending_text(messages: list[ModelMessage]) -> str:
+    found = pending_question(READER.read(messages), READER.counter)
+    return found.text if found is not None else ""
+
+
 def test_an_unanswered_earlier_prompt_is_not_the_question() -> None:
     both = ModelRequest(parts=[UserPromptPart(content="I like the boat."), UserPromptPart(content="Where is the cat?")])
-    assert pending_question(READER.read([both]), READER.counter) == "Where is the cat?"
+    assert pending_text([both]) == "Where is the cat?"
     both.parts[1] = UserPromptPart(content="?")
-    assert pending_question(READER.read([both]), READER.counter) == "I like the boat."
+    assert pending_text([both]) == "I like the boat."
