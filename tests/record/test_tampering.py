@@ -50,7 +50,7 @@ TAMPERING = {
     " WHERE typeof(body) = 'blob'",
     "a hash": "UPDATE contents SET hash = upper(hash)",
     "a missing body": "DELETE FROM contents WHERE hash = (SELECT content FROM nodes LIMIT 1)",
-    "a node's content": "UPDATE nodes SET content = (SELECT max(content) FROM nodes) WHERE position = 0",
+    "a node's content": "UPDATE nodes SET content = (SELECT content FROM nodes WHERE position = 1) WHERE position = 0",
     "a node's parent": "UPDATE nodes SET parent = NULL WHERE position = 2",
     "a node's position": f"UPDATE nodes SET position = 7 WHERE id = {NODE}",
     "a node's name": f"UPDATE nodes SET id = 'c1:x' WHERE id = {NODE}",
@@ -91,7 +91,7 @@ async def test_tampering_is_found(full: SQLiteStore, statement: str):
 
 async def test_a_row_that_cannot_be_checked_hides_no_other(full: SQLiteStore):
     tamper(full.path, "UPDATE nodes SET parent = x'ff' WHERE position = 2")
-    tamper(full.path, "UPDATE nodes SET content = (SELECT max(content) FROM nodes) WHERE position = 3")
+    tamper(full.path, "UPDATE nodes SET content = (SELECT content FROM nodes WHERE position = 0) WHERE position = 3")
     tamper(full.path, "UPDATE toolsets SET content = x'ff'")
     found = " ".join(await full.verify())
     assert found.count("the name does not match the content and parent") >= 1
