@@ -131,9 +131,12 @@ def _with_kept_rows(new: str, old: str) -> str:
 
 
 def _merged(new: str, old: str) -> str:
-    """Merge a table into an older one, whose other rows and cells stay; new rows follow our own rows."""
+    """Merge a table into an older one, whose other rows and cells stay; new rows follow our own rows.
+
+    A table whose first cells are not unique replaces the older one as a whole.
+    """
     (columns, rows), (known, kept) = _cells(new), _cells(old)
-    if not set(columns) <= set(known):
+    if not set(columns) <= set(known) or len(rows) < sum(line.startswith("|") for line in new.splitlines()) - 2:
         return new
     place = max((at for at, name in enumerate(kept, 1) if name.startswith("**")), default=len(kept))
     names = [*kept][:place] + [name for name in rows if name not in kept] + [*kept][place:]

@@ -405,6 +405,8 @@ def test_a_page_keeps_rows_and_cells_not_measured_again_on_request() -> None:
     assert page.filled(old, {"one": new}) == text.format(new)
     other = "|  | 3 |\n|---|---|\n| a | 5 |"
     assert page.filled(old, {"one": other}, keep=True) == text.format(other), "of another kind, so it takes its place"
+    twice = "|  | 1 | 2 |\n|---|---|---|\n| a | x | 5 |\n| a | y | 6 |"
+    assert page.filled(old, {"one": twice}, keep=True) == text.format(twice), "rows cannot be told apart by their name"
 
 
 async def test_every_question_has_a_block_with_a_measured_search_time() -> None:
