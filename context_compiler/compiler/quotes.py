@@ -86,7 +86,7 @@ class _Sources:
 
 
 def _pending_question(selection: Selection) -> Question:
-    """Question for which quotes are chosen: the focus or the newest prompt; only its asking part if it is very long."""
+    """Question for which quotes are chosen: the focus or the pending one; only its asking part if it is very long."""
     pending = pending_question(selection.history, selection.counter)
     text = selection.focus or (pending.text if pending else "")
     question = Question.of(text)

@@ -1,8 +1,8 @@
 """Recall: which passages of the past a prompt gets.
 
 The block of a prompt is searched at the first request of its user turn (`find_first_block`), and is sent directly
-before the prompt. During the turn its bytes change only if the view is cut back, or if the block must be shortened.
-`block_sizes` says how large it may be.
+before the prompt. During the turn its bytes change only if the view is cut back, if the block must be shortened, or if
+a question is added to the turn. `block_sizes` says how large it may be.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ class _Search:
     """The search for the block of one prompt."""
 
     def __init__(self, sizes: BlockSizes, at: int, said: Sequence[str] = (), within: str = "") -> None:
-        """Prepare a search; nothing is read before `find`.
+        """Prepare a search; nothing is searched before `find`.
 
         Args:
             sizes: Sizes of the blocks of this request.
@@ -134,9 +134,8 @@ class _Search:
         self._sizes, self._plan, self._cycle = sizes, sizes.plan, sizes.cycle
         self._at, self._said, self._within = at, said, within
         self._history, self._counter = sizes.plan.history, sizes.plan.counter
-        pending = sizes.plan.question
-        known = pending is not None and pending.at == at
-        self.prompt = pending.text if pending and known else question_text(self._history.readings[at])
+        pending, own = sizes.plan.question, self._history.readings[at]
+        self.prompt = pending.text if pending is not None and pending.at == at else question_text(own)
 
     def find(self, room: int, *, fill: int = 0, small: int | None = None) -> str:
         """Find past text for the prompt, as a fenced block of at most `room` tokens; empty for none.
