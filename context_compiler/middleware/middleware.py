@@ -261,7 +261,7 @@ class Middleware:
 
         The layers are chosen at the first request of a run and stay the same until the run ends; only the passages of
         other conversations change if a question is added to the run. Their share of the room is reserved before
-        anything else is cut.
+        anything else is cut. If the search of other conversations fails, there are none of theirs.
         """
         layers, role = self.arguments.layers, self.arguments.role
         if run.own_layers is None:
@@ -273,10 +273,14 @@ class Middleware:
                     await self.report(outcome.error)
                     block = drop_block(NO_LAYERS, f"failed: {type(outcome.error).__name__}")
             run.own_layers = block
-        question = self._question_across(run, request)
+        asked = attempt(lambda: self._question_across(run, request))
+        question = asked.value or ""
         if run.layers is None or question != run.asked_across:
             run.asked_across = question
-            run.attach(await self._add_other_conversations(run, request, run.own_layers, question))
+            added = await try_await(self._add_other_conversations(run, request, run.own_layers, question))
+            if (error := asked.error or added.error) is not None:
+                await self.report(error)
+            run.attach(added.value or run.own_layers)
         return replace(request, layers=run.layers or NO_LAYERS)
 
     def _question_across(self, run: Run, request: Request) -> str:

@@ -11,6 +11,7 @@ from pydantic_ai import Agent, BinaryContent, ImageUrl, RunContext, ToolReturn
 from pydantic_ai.messages import ModelMessage, UserContent
 
 from context_compiler import View
+from context_compiler.middleware import middleware
 from tests.recall.test_blocks import ASK, SECRET, past, text_of, words
 from tests.support.agents import Talker, compiler, run
 from tests.support.builders import prose
@@ -112,6 +113,22 @@ async def test_a_question_added_to_a_run_is_answered_from_other_conversations(tm
     await run(agent, "Work in the garden.", conversation_id="travel")
     before, after = (texts(sent.messages) for sent in talker.sent[-2:])
     assert CODE not in before and ASK in after and CODE in after
+
+
+@pytest.mark.parametrize("broken", ["pending_question", "quoted_mentions"])
+async def test_a_failing_search_of_other_conversations_is_reported_and_fails_no_run(
+    broken: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise RuntimeError("the search failed")
+
+    errors, talker = list[Exception](), Talker("Fine.")
+    ours = compiler(budget=4_000, recall_across=0.2, owner="ann", store=tmp_path / "r.db", on_error=errors.append)
+    agent = Agent(talker.model, capabilities=[ours])
+    await run(agent, SECRET, conversation_id="desk")
+    monkeypatch.setattr(middleware, broken, fail)
+    await run(agent, ASK, conversation_id="travel")
+    assert ASK in talker.last.text and list(map(str, errors)) == ["the search failed"]
 
 
 @pytest.mark.parametrize("budget", [4_000, 6_000])
