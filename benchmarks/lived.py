@@ -236,6 +236,7 @@ async def live(
         else:
             lived.held.append(evidence(conversation, question, shown(requests[-1], question.text)))
             lived.kinds.append(question.kind)
+            lived.asked_requests.append((question, requests[-1]))
     lived.compiles = life.compiles
     lived.seconds = time.perf_counter() - started
     return lived

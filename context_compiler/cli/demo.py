@@ -105,6 +105,7 @@ def demo(
     screen.line(
         ("No model was asked. ", "dim"), ("context-compiler demo --full", "bold cyan"), (" shows a view and why", "dim")
     )
+    screen.line(("A real model without a key: ", "dim"), ("context-compiler chat --model local --endless", "bold cyan"))
     screen.line(("On the record: ", "dim"), (list_command("serve", db), "bold cyan"), (" shows it in a browser", "dim"))
 
 

@@ -8,6 +8,7 @@ import sys
 from pydantic_ai.exceptions import UserError
 from pydantic_ai.models import Model, infer_model
 
+from context_compiler.chat import local_model
 from context_compiler.chat.demo_model import NAME, ScriptedModel
 from context_compiler.cli.screen import print_note
 from context_compiler.cli.text import one_line, suggestions
@@ -82,13 +83,18 @@ def check_model(model: str) -> str:
 
 
 def chat_model(name: str, *, instead: str = f"; --model {NAME} needs no key and no network") -> Model:
-    """Create a model by name; `scripted` is the bundled one, `scripted:0.1` takes 0.1 seconds per word.
+    """Create a model by name.
+
+    `scripted` answers from a script, and `scripted:0.1` takes 0.1 seconds per word. `local` is a small real model on
+    this machine; its server ends with the process.
 
     Raises:
         SettingsError: it cannot be used; the message ends with `instead`.
     """
     if name == NAME or name.startswith(f"{NAME}:"):
         return _scripted_model(name)
+    if name == local_model.NAME:
+        return local_model.local_model()
     return _infer(name, instead)
 
 

@@ -58,7 +58,10 @@ def serve(
     model: Annotated[
         str,
         typer.Option(
-            "--model", "-m", envvar="CONTEXT_COMPILER_CHAT_MODEL", help="Model of the chat; `scripted` needs no key."
+            "--model",
+            "-m",
+            envvar="CONTEXT_COMPILER_CHAT_MODEL",
+            help="Model of the chat; `scripted` and `local` need no key.",
         ),
     ] = CHAT_MODEL,
     budget: Annotated[

@@ -45,7 +45,10 @@ def chat(
     model: Annotated[
         str,
         typer.Option(
-            "--model", "-m", envvar="CONTEXT_COMPILER_CHAT_MODEL", help="Model that answers; `scripted` needs no key."
+            "--model",
+            "-m",
+            envvar="CONTEXT_COMPILER_CHAT_MODEL",
+            help="Model that answers; `scripted` and `local` need no key.",
         ),
     ] = MODEL,
     session: Annotated[str, typer.Option("--session", "-s", help="Name of the conversation, new or stored.")] = "main",

