@@ -377,7 +377,7 @@ class ContextCompiler(Arguments, AbstractCapability[Any]):
             span.set_attributes(_span_attributes(view))
         if self.dry_run:
             return given
-        if not view.status.startswith("raw"):
+        if not view.status.startswith(("raw", "mended")):
             _mark_span_compacted()
         return replace(given, messages=self._middleware.mark_move(request, view))
 
