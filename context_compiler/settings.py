@@ -156,6 +156,7 @@ KEYS = (
     "trigger",
     "reserve",
     "window",
+    "probe",
     "fidelity",
     "every_turn",
     "background",

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
+from context_compiler.middleware.windows import WINDOWS
 from context_compiler.record.store import SQLiteStore, open_place
 from tests.support.slow import function_name, only_slow, served, slow_names
 
@@ -115,3 +116,9 @@ def sync_loop() -> Iterator[asyncio.AbstractEventLoop]:
     loop.run_until_complete(loop.shutdown_default_executor())
     asyncio.set_event_loop(None)
     loop.close()
+
+
+@pytest.fixture(autouse=True)
+def unknown_windows() -> None:
+    """No context window of an earlier test is known; a later server may have the same port."""
+    WINDOWS.forget()

@@ -249,6 +249,7 @@ def _cost(record: Record) -> str:
 
 STATUSES = {
     "raw": "everything fit and was sent unchanged",
+    "mended": "everything fit, but calls or results without a partner were left out",
     "compiled": "turns were left out and summarized or quoted for this request",
     "cycle": "the view of the last compile, plus everything since",
     "fallback": "something failed; see error",

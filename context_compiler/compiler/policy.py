@@ -140,22 +140,33 @@ def summary_cap(fidelity: Fidelity, room: int) -> int:
 
 
 def whole_budget(
-    budget: Amount | None, *, reserve: int | None = None, window: int | None = None, max_tokens: int | None = None
+    budget: Amount | None,
+    *,
+    reserve: int | None = None,
+    window: int | None = None,
+    max_tokens: int | None = None,
+    limit: int | None = None,
 ) -> tuple[int, int | None]:
     """Budget of a request and its ceiling, in the model's tokens.
 
     The ceiling is the maximum that may be sent if no view can be made: the caller's budget, else what fits the window;
-    None if neither is known. A known window caps the budget, less the room for the answer, at most a quarter of it.
+    None if neither is known. A known window caps the budget, less the room for the answer: `max_tokens`, which
+    providers add to the input before they compare it with the window, else a quarter of the window at most.
 
     Args:
         budget: Budget of the caller, in tokens or as a fraction of the window.
         reserve: Room for the answer that the caller wants, in tokens.
         window: Context window of the model; None if unknown.
         max_tokens: Maximum tokens of an answer, from the settings of the request.
+        limit: Maximum input tokens of a request, by the run's usage limits.
     """
-    usable = None
+    usable = limit
     if window:
-        usable = window - min(reserve or max_tokens or DEFAULT_RESERVE, window // 4)
+        quarter = window // 4
+        answer = min(reserve or DEFAULT_RESERVE, quarter)
+        if max_tokens and not reserve:
+            answer = min(max_tokens, window - quarter)
+        usable = min(window - answer, limit or window)
     if budget is None:
         tokens = int(DEFAULT_SHARE * window) if window else DEFAULT_BUDGET
     else:

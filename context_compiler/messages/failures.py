@@ -16,6 +16,7 @@ from context_compiler.messages.fences import one_line
 from context_compiler.messages.history import History
 from context_compiler.messages.items import Item, Kind
 from context_compiler.messages.tool_lines import call_line, outcome_line
+from context_compiler.messages.turns import Place, calls_of_results
 
 WIDTH = 200
 """Maximum characters of an observation, and of an adjustment."""
@@ -140,13 +141,13 @@ def reflection_section(history: History, positions: Sequence[int], policy: Refle
 
 def failures(history: History, positions: Sequence[int]) -> Iterator[Failure]:
     """Failures in these messages; consecutive failures of one tool are merged into one."""
-    calls: dict[str, Item] = {}
+    wanted, readings = set(positions), history.readings
+    calls = {result: call for result, call in calls_of_results(readings) if call is not None and call[0] in wanted}
     results: list[_Result] = []
-    for turn, item in _items_by_turn(history, set(positions)):
-        if item.kind is Kind.CALL and item.call_id is not None:
-            calls[item.call_id] = item
-        elif item.kind in (Kind.RETURN, Kind.FEEDBACK):
-            results.append(_Result(len(results), turn, item, calls.get(item.call_id or "")))
+    for turn, (position, part) in _items_by_turn(history, wanted):
+        item, call = readings[position].items[part], calls.get((position, part))
+        if item.kind in (Kind.RETURN, Kind.FEEDBACK):
+            results.append(_Result(len(results), turn, item, readings[call[0]].items[call[1]] if call else None))
     by_tool = sorted(results, key=lambda one: (one.item.tool or "", one.number))
     found: list[tuple[int, Failure]] = []
     for tool, group in groupby(by_tool, key=lambda one: one.item.tool or ""):
@@ -193,14 +194,14 @@ def _failures_of_tool(tool: str, results: Sequence[_Result]) -> Iterator[tuple[i
         )
 
 
-def _items_by_turn(history: History, wanted: set[int]) -> Iterator[tuple[int, Item]]:
+def _items_by_turn(history: History, wanted: set[int]) -> Iterator[tuple[int, Place]]:
     """Items of the wanted messages, each with the ordinal of its user turn, from 1."""
     turn = 0
     for index, reading in enumerate(history.readings):
         turn += reading.has_prompt
         if index in wanted:
-            for item in reading.items:
-                yield max(turn, 1), item
+            for part in range(len(reading.items)):
+                yield max(turn, 1), (index, part)
 
 
 def _last_turn(history: History, positions: Sequence[int]) -> int:

@@ -44,6 +44,9 @@ class Pairing:
     """True if later messages may change this pairing: a call is open, or the last message is rendered as text."""
 
 
+Place = tuple[int, int]
+"""Position of a message, and number of a part in it."""
+
 NOTHING = Pairing(pairs=(), broken={}, unpaired=None, length=0, tip=None, waiting=False)
 
 
@@ -87,7 +90,10 @@ class Outline:
 
 
 def pair(history: History, before: Pairing | None = None) -> Pairing:
-    """Pair calls with answers by id, across any distance; if an id is called again, its open call counts as unanswered.
+    """Pair calls with answers by id, across any distance.
+
+    Calls of one message that share an id are answered in order. If an id is called again in a later message, its open
+    calls count as unanswered.
 
     Args:
         history: The history.
@@ -95,39 +101,37 @@ def pair(history: History, before: Pairing | None = None) -> Pairing:
     """
     if before is None or before.waiting or not continues(history, before):
         before = NOTHING
-    calls: dict[tuple[str, bool], tuple[int, int]] = {}
+    calls: defaultdict[tuple[str, bool], deque[Place]] = defaultdict(deque)
     pairs = list(before.pairs)
     broken: defaultdict[int, set[int]] = defaultdict(set)
     for index, reading in enumerate(history.readings[before.length :], before.length):
         for position, item in enumerate(reading.items if reading.exchanges else ()):
             if item.call_id is None:
                 continue
-            open_call = calls.pop((item.call_id, item.native), None)
+            waiting = calls[item.call_id, item.native]
             if item.kind is Kind.CALL:
-                calls[item.call_id, item.native] = index, position
-                if open_call is not None:
-                    broken[open_call[0]].add(open_call[1])
-            elif open_call is not None:
-                pairs.append((open_call[0], index))
+                while waiting and waiting[0][0] != index:
+                    lost, part = waiting.popleft()
+                    broken[lost].add(part)
+                waiting.append((index, position))
+            elif waiting:
+                pairs.append((waiting.popleft()[0], index))
             else:
                 broken[index].add(position)
-    for index, position in calls.values():
+    unanswered = [place for waiting in calls.values() for place in waiting]
+    for index, position in unanswered:
         broken[index].add(position)
     found = {index: _with_unsigned_thinking(history, index, parts) for index, parts in broken.items()}
     last = len(history) - 1
-    lost = last in found and history.readings[last].request and len(found[last]) == len(history.readings[last].items)
+    textual = last in found and history.readings[last].request and len(found[last]) == len(history.readings[last].items)
     return Pairing(
         pairs=tuple(pairs),
         broken={**before.broken, **found},
-        unpaired=last if lost else None,
+        unpaired=last if textual else None,
         length=len(history),
         tip=history.tip,
-        waiting=bool(calls) or lost,
+        waiting=bool(unanswered) or textual,
     )
-
-
-Place = tuple[int, int]
-"""Position of a message, and number of a part in it."""
 
 
 def calls_of_results(readings: Sequence[Reading]) -> Iterator[tuple[Place, Place | None]]:

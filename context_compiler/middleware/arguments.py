@@ -83,6 +83,7 @@ ALLOWED: dict[str, tuple[Callable[[object], bool], str]] = {
     "compile_tool": (lambda value: isinstance(value, bool), "True or False"),
     "background": (lambda value: isinstance(value, bool), "True or False"),
     "dry_run": (lambda value: isinstance(value, bool), "True or False"),
+    "probe": (lambda value: isinstance(value, bool), "True or False"),
     "reflections": (_none_or_type(ReflectionPolicy), "a ReflectionPolicy"),
     "timeout": (_is_seconds, "seconds above 0"),
     "on_view": (lambda value: value is None or callable(value), "a function"),
@@ -111,6 +112,7 @@ class Arguments:
     trigger: Amount | None = None
     reserve: int | None = None
     window: int | None = None
+    probe: bool = True
     counter: TokenCounter | CountText | Literal["provider"] | None = None
     fidelity: Fidelity | str | None = None
     every_turn: bool = False
@@ -275,14 +277,16 @@ class Arguments:
         self,
         *,
         window: int | None = None,
+        learnt: int | None = None,
         max_tokens: int | None = None,
+        limit: int | None = None,
         model: str = "",
         provider: str | None = None,
         cache: str = "",
     ) -> tuple[int, int | None]:
         """Budget and ceiling of a request, in the model's tokens; see `policy.whole_budget`."""
-        budget = self.budget_tokens(model, provider, cache=cache)
-        return whole_budget(budget, reserve=self.reserve, window=self.window or window, max_tokens=max_tokens)
+        budget, window = self.budget_tokens(model, provider, cache=cache), smaller(self.window or window, learnt)
+        return whole_budget(budget, reserve=self.reserve, window=window, max_tokens=max_tokens, limit=limit)
 
     def budget_tokens(self, model: str, provider: str | None, *, cache: str = "") -> Amount | None:
         """The budget in tokens or as a fraction; money is converted at the price of a request without a cache hit."""
@@ -324,7 +328,9 @@ class Arguments:
         model: str = "none",
         family: str = "",
         window: int | None = None,
+        learnt: int | None = None,
         max_tokens: int | None = None,
+        limit: int | None = None,
         scope: str = "",
         refs: bool = False,
         provider: str | None = None,
@@ -339,7 +345,9 @@ class Arguments:
             model: Name of the run's model, which writes summaries unless the caller named another.
             family: Tokenizer family of the run's model.
             window: Context window of the run's model in tokens; None if unknown.
+            learnt: Context window that its server has stated. A cycle is continued whatever it is.
             max_tokens: Maximum tokens of an answer, by the request's settings.
+            limit: Maximum input tokens of a request, by the run's usage limits.
             scope: Scope within which conversations share their compiles.
             refs: True if the agent has a tool that reads messages left out of a view.
             provider: Provider of the run's model.
@@ -353,7 +361,9 @@ class Arguments:
         results = _first_given(
             self.recent_tool_results, template.recent_tool_results, settings.context_compiler_recent_tool_results
         )
-        budget, _ = self.whole_budget(window=window, max_tokens=max_tokens, model=model, provider=provider, cache=cache)
+        room = {"window": window, "learnt": learnt, "max_tokens": max_tokens, "limit": limit}
+        budget, _ = self.whole_budget(**room, model=model, provider=provider, cache=cache)
+        usable = smaller(window, learnt)
         alias = model if self.model is None else model_alias(self.model)
         resolved = fidelity or template.fidelity or Fidelity.SUMMARY_MEDIUM
         recall = self.recall if self.recall > 1 else float(self.recall)
@@ -374,7 +384,7 @@ class Arguments:
             model=alias,
             every_turn=self.every_turn,
             recall=recall,
-            prompt_room=int(window * 0.6) if window else PROMPT_ROOM,
+            prompt_room=int(usable * 0.6) if usable else PROMPT_ROOM,
             scope=scope,
             refs=refs,
             config=_hash((*written, recall, alias, family, scope, refs, window)),
@@ -423,6 +433,11 @@ def _first_given(*given: Count | None) -> int | None:
     """The first count that is given; None means all."""
     value = next((one for one in given if one is not None), "all")
     return None if isinstance(value, str) else value
+
+
+def smaller(one: int | None, other: int | None) -> int | None:
+    """The smaller of two numbers that may be unknown."""
+    return min((number for number in (one, other) if number), default=None)
 
 
 def check_model_name(model: str, what: str) -> None:

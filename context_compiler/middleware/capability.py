@@ -33,7 +33,8 @@ from context_compiler.middleware.compile_tool import GO_ON, compile_context
 from context_compiler.middleware.manual import CompileResult
 from context_compiler.middleware.middleware import Middleware
 from context_compiler.middleware.off_loop import run_blocking
-from context_compiler.middleware.overflow import RetryModelRequest, TightModel, is_overflow
+from context_compiler.middleware.overflow import RetryModelRequest, TightModel, with_window
+from context_compiler.middleware.refusals import refusal_of
 from context_compiler.middleware.request import (
     Host,
     Request,
@@ -75,6 +76,7 @@ class ContextCompiler(Arguments, AbstractCapability[Any]):
             suits the room and the kind of session.
         reserve: Tokens of a known window that stay free for the answer.
         window: The model's context window in tokens, if the host does not know it.
+        probe: Ask a model server on this machine once for its context window, if it is unknown.
         counter: Token counter; None counts exactly with o200k, "provider" also asks the model's provider.
         fidelity: Fidelity of the summary; None takes the template's.
         every_turn: Compile at the first request of every user turn; this invalidates the prompt cache once a turn.
@@ -360,6 +362,8 @@ class ContextCompiler(Arguments, AbstractCapability[Any]):
             await self._middleware.report(seen.error or RuntimeError("the request could not be read"))
             return given
         request = replace(seen.value, owner=await self._middleware.owner_of(ctx))
+        if not self._only_records:
+            request = await with_window(self, self._run, request, ask=not is_durable(ctx))
         self._middleware.remember(request, given.model)
         if self._only_records:
             request = replace(request, messages=list(given.messages))  # the host appends the answer to its own list
@@ -373,7 +377,7 @@ class ContextCompiler(Arguments, AbstractCapability[Any]):
             span.set_attributes(_span_attributes(view))
         if self.dry_run:
             return given
-        if not view.status.startswith("raw"):
+        if not view.status.startswith(("raw", "mended")):
             _mark_span_compacted()
         return replace(given, messages=self._middleware.mark_move(request, view))
 
@@ -406,10 +410,10 @@ class ContextCompiler(Arguments, AbstractCapability[Any]):
             return None if self._only_records else TightModel(model, self._tighter_messages)
 
     def _tighten_after(self, error: BaseException) -> bool:
-        """Tighten the run after a provider refused our view as too long; True if it should be retried, once a run."""
-        if self._request is None or self._run.refused or self.dry_run or not is_overflow(error):
+        """Tighten the run after a provider refused our view as too long; True if it should be retried, once a request."""
+        if self._request is None or self._run.retried or self.dry_run or (refusal := refusal_of(error)) is None:
             return False
-        self._run.tighten()
+        self._request = self._middleware.tighten(self._run, self._request, refusal)
         return True
 
     async def _tighter_messages(self, error: BaseException) -> list[ModelMessage] | None:

@@ -14,7 +14,7 @@ from context_compiler import errors
 from context_compiler.record.values import Compile, Record
 from context_compiler.tokens.prices import cost_of
 
-VIEW_STATUSES = ("raw", "compiled", "cycle", "fallback", "floor_over_budget", "dry_run")
+VIEW_STATUSES = ("raw", "mended", "compiled", "cycle", "fallback", "floor_over_budget", "dry_run")
 COMPILE_STATUSES = ("ok", "deterministic", "refused", "failed", "skipped")
 OTHER = "other"
 

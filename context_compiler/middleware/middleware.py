@@ -48,8 +48,10 @@ from context_compiler.middleware.metrics import count_error, count_response, cou
 from context_compiler.middleware.next_request import Profile
 from context_compiler.middleware.off_loop import off_loop
 from context_compiler.middleware.others import quoted_mentions
+from context_compiler.middleware.overflow import tighten
 from context_compiler.middleware.prompt_cache import LastRequests, mark_move
 from context_compiler.middleware.provider_counts import ProviderCounts
+from context_compiler.middleware.refusals import Refusal
 from context_compiler.middleware.request import JOINED, Host, Request, is_durable, is_long, session_of
 from context_compiler.middleware.respond import advance_again, respond
 from context_compiler.middleware.single_flight import SESSIONS, Summaries
@@ -146,6 +148,10 @@ class Middleware:
         if result.view.status == "floor_over_budget":
             await self.report(BudgetError(f"even the smallest view is over the budget of {result.view.budget} tokens"))
         return await self._deliver(run, request, result, started)
+
+    def tighten(self, run: Run, request: Request, refusal: Refusal) -> Request:
+        """Reduce the budget of a run after a refusal; return the request with the window that it states."""
+        return tighten(self.arguments, self._ratios, run, request, refusal)
 
     async def record_unchanged(self, run: Run, request: Request, *, after: asyncio.Task[None] | None) -> None:
         """Record a request that is sent unchanged, once the task `after` is done; an error is reported."""
@@ -413,6 +419,7 @@ class Middleware:
             count_response(response.model_name or "", response.provider_name, usage)
         if request is None:
             return
+        run.accept()
         self._last_requests.report(request, usage.cache_read_tokens + usage.cache_write_tokens)
         if run.sent and not self.arguments.dry_run:
             for ratios in (run.ratios, self._ratios):

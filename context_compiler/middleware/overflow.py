@@ -1,4 +1,4 @@
-"""Context overflow: recognize that a provider refused a request as too long, and retry it once with less.
+"""Context overflow: retry once, with less, a request that a provider refused as too long.
 
 From version 2.64 on, Pydantic AI makes the second attempt itself; for older versions a wrapper model does.
 """
@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
-from typing import Any, cast
+from dataclasses import replace
+from typing import Any
 
 from pydantic_ai import exceptions
 from pydantic_ai.exceptions import ModelHTTPError
@@ -16,51 +17,73 @@ from pydantic_ai.models import Model, ModelRequestParameters, StreamedResponse
 from pydantic_ai.models.wrapper import WrapperModel
 from pydantic_ai.settings import ModelSettings
 
+from context_compiler.compiler.policy import REFUSED_SHARE
+from context_compiler.middleware.arguments import Arguments, smaller
+from context_compiler.middleware.refusals import TOO_LONG, Refusal
+from context_compiler.middleware.request import Request
+from context_compiler.middleware.state import Run
+from context_compiler.middleware.windows import LEAST, WINDOWS
+from context_compiler.tokens import PLAUSIBLE, Ratios
+
 RetryModelRequest: type[Exception] | None = getattr(exceptions, "RetryModelRequest", None)
 """Exception that asks the host for another attempt; None if the host has none."""
 
-_TOO_LONG: type[Exception] | None = getattr(exceptions, "ModelContextWindowExceededError", None)
-_REFUSALS: tuple[type[Exception], ...] = (ModelHTTPError, ExceptionGroup, *((_TOO_LONG,) if _TOO_LONG else ()))
+_REFUSALS: tuple[type[Exception], ...] = (ModelHTTPError, ExceptionGroup, *((TOO_LONG,) if TOO_LONG else ()))
 """Errors that may mean a request is too long; all others are raised as they are."""
 
-_WORDS = (
-    "context_length_exceeded",
-    "maximum context length",
-    "reduce the length of the messages",
-    "prompt is too long",
-    "input token count",
-    "number of tokens allowed",
-    "input is too long",
-    "maximum prompt length",
-    "exceeded model token limit",
-    "context window exceeds limit",
-    "exceeds the context window",
-    "exceeds the available context size",
-    "greater than the context length",
-)
-"""Lower-case phrases with which providers and local servers report this error."""
-
-
-def is_overflow(error: BaseException) -> bool:
-    """True if a provider refused a request as too long; a group counts if one of its errors does.
-
-    Status 413 says so by itself. With 400 and 422 the words decide.
-    """
-    if isinstance(error, BaseExceptionGroup):
-        group = cast(BaseExceptionGroup[BaseException], error)
-        return any(map(is_overflow, group.exceptions))
-    if _TOO_LONG is not None and isinstance(error, _TOO_LONG):
-        return True
-    if not isinstance(error, ModelHTTPError) or error.status_code not in (400, 413, 422):
-        return False
-    if error.status_code == 413:  # "content too large", in whatever words
-        return True
-    message = str(error.body).lower()
-    return any(words in message for words in _WORDS)
-
+STATED_SHARE = 0.9
+"""Fraction of a stated context window to use: other messages may have more tokens for each of ours."""
 
 Tighter = Callable[[BaseException], Awaitable[list[ModelMessage] | None]]
 """Returns the messages for a second attempt, or None if there should be none."""
+
+
+async def with_window(arguments: Arguments, run: Run, request: Request, *, ask: bool) -> Request:
+    """Add the context window that the server has stated; a server on this machine is asked for an unknown one.
+
+    Args:
+        arguments: Those of the compiler.
+        run: The run, with the window that its own refusals have stated.
+        request: The request.
+        ask: False in a workflow, because it may be resumed in another process.
+    """
+    served, known = request.served, request.window or request.learnt or arguments.window
+    if ask and arguments.probe and served is not None and not known:
+        await WINDOWS.ask(served)
+        request = replace(request, learnt=WINDOWS.of(served))
+    return replace(request, learnt=smaller(request.learnt, run.window))
+
+
+def tighten(arguments: Arguments, ratios: Ratios, run: Run, request: Request, refusal: Refusal) -> Request:
+    """Reduce the budget of a run to what a refusal states, else to seven tenths of the refused request.
+
+    Args:
+        arguments: Those of the compiler.
+        ratios: Ratios of all runs.
+        run: The run; its ratio is raised too.
+        request: The refused request.
+        refusal: The refusal.
+
+    Returns:
+        The request with the context window, if that is stated.
+    """
+    low, high = PLAUSIBLE
+    counted, window = refusal.counted(low * run.sent, high * run.sent), refusal.window(LEAST)
+    if window is not None:
+        run.learn_window(window)
+        if request.served is not None:
+            WINDOWS.learn(request.served, window)
+    if counted:
+        ratios.measure(request.family, exact=run.sent, counted=counted)
+        run.ratios.hold(request.family, max(run.ratios.of(request.family), counted / run.sent))
+    request = replace(request, learnt=smaller(request.learnt, run.window))
+    budget, _ = arguments.whole_budget(**request.terms)
+    whole = budget / run.ratios.of(request.family)
+    most = whole if run.window is None else STATED_SHARE * whole
+    if run.window is None or not counted or counted <= budget:  # the numbers do not explain the refusal
+        most = min(most, REFUSED_SHARE * (run.sent or whole * run.tight))
+    run.tighten(most / whole)
+    return request
 
 
 class TightModel(WrapperModel):

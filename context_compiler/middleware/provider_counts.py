@@ -41,8 +41,11 @@ NEAR = 0.9
 TRIES = 4
 """Maximum number of cuts of a request because of the provider's count; the last one leaves the smallest request."""
 
-GROWN = ("raw", "cycle")
+GROWN = ("raw", "mended", "cycle")
 """Statuses of views that only append to the previous request."""
+
+WHOLE = ("raw", "mended")
+"""Statuses of views of everything."""
 
 SPREAD, MARGIN = 10, 1.05
 """Minimum difference of two counts from which a provider's addition is derived, and safety factor on the excess."""
@@ -81,7 +84,7 @@ class ProviderCounts:
         counted = await self._count(request, host, found.view.messages) if found is not None else None
         if found is None or counted is None or not found.cost:
             return None
-        count = Count(found.cost, counted, found.view.status == "raw")
+        count = Count(found.cost, counted, found.view.status in WHOLE)
         self._measure(run, request, count)
         if counted > self._budget(run, request):
             self._hold_ratio(run, request, count, None, 0)
@@ -111,7 +114,7 @@ class ProviderCounts:
             result: Result to verify.
             before: Count from which the ratio was learned, if it was for this request.
         """
-        counted = before.tokens if before is not None and before.raw and result.view.status == "raw" else None
+        counted = before.tokens if before is not None and before.raw and result.view.status in WHOLE else None
         for tries in range(TRIES + 1):
             if counted is None and (tries or self._might_not_fit(run, request, result)):
                 counted = await self._count(request, host, result.view.messages)

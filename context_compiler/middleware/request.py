@@ -24,6 +24,7 @@ from context_compiler.ids import text_hash
 from context_compiler.layers.context import NO_LAYERS, LayerBlock
 from context_compiler.messages.history import History
 from context_compiler.messages.items import MESSAGE_OVERHEAD, user_content
+from context_compiler.middleware.windows import WINDOWS, Served
 from context_compiler.record.values import NATIVE, Drop, Tool
 from context_compiler.resilience import attempt
 from context_compiler.tokens import TokenCounter, model_family
@@ -67,7 +68,13 @@ class Request:
     """Provider of the model, by the host's name for it."""
     family: str = ""
     window: int | None = None
+    served: Served | None = None
+    """Address and name of the model; None if it is not known."""
+    learnt: int | None = None
+    """Context window that the server itself has stated, if that is known."""
     max_tokens: int | None = None
+    limit: int | None = None
+    """Maximum input tokens of a request, by the run's usage limits."""
     cache: str = ""
     """Cache time, "5m" or "1h", if the request is written to a prompt cache, because such writes may cost more."""
     overhead: int = 0
@@ -101,7 +108,9 @@ class Request:
         """Facts of the model and the settings that determine the budget."""
         return {
             "window": self.window,
+            "learnt": self.learnt,
             "max_tokens": self.max_tokens,
+            "limit": self.limit,
             "model": self.model,
             "provider": self.provider,
             "cache": self.cache,
@@ -345,8 +354,15 @@ def run_request(
         cache=_cache_time(settings),
         family=model_family(model.system, model.model_name),
         window=_positive(getattr(model, "context_window", None)),
+        served=(served := _served(model)),
+        learnt=None if is_durable(ctx) else WINDOWS.of(served),  # a replay may be in another process
         max_tokens=_positive(settings.get("max_tokens")),
+        limit=_positive(getattr(ctx.usage_limits, "per_request_input_tokens_limit", None)),
     )
+
+
+def _served(model: Any) -> Served:
+    return Served(attempt(lambda: str(model.base_url or "")).value or "", model.model_name)
 
 
 def _cache_time(settings: Mapping[str, object]) -> str:

@@ -457,7 +457,7 @@ def assemble_view(
     Args:
         context: The request.
         cycle: Cycle of the view; None for raw history.
-        status: Status of the view.
+        status: Status of the view; `raw` becomes `mended` if a part without a partner is left out or becomes text.
         done: Advance of this request that produced the cycle.
         blocks: Recall blocks of the turn.
         earlier: An earlier assembly of the same request, whose unchanged parts are reused.
@@ -467,6 +467,7 @@ def assemble_view(
     """
     request, history, layers, live = context.request, context.history, context.request.layers, context.host is not None
     frozen, limits = cycle or RAW, context.limits(cycle)
+    status = "mended" if status == "raw" and context.base else status
     untouched = not (cycle or context.base or layers.text or (live and begins_with_assistant(request.messages)))
     if untouched:
         start, messages, sent = None, list(request.messages), history

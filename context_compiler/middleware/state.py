@@ -18,7 +18,7 @@ from context_compiler.compiler.advance import Advance
 from context_compiler.compiler.block_sizes import TIGHT_ROOM
 from context_compiler.compiler.compile_row import Where
 from context_compiler.compiler.cycle import RAW, Blocks, Cycle, begins
-from context_compiler.compiler.policy import LOWEST_HIGH, REFUSED_SHARE, Limits, Plan
+from context_compiler.compiler.policy import LOWEST_HIGH, Limits, Plan
 from context_compiler.compiler.quotes import instructions_tokens
 from context_compiler.compiler.steering import NONE, Pin, Steering
 from context_compiler.compiler.summary import SummaryRequest, SummaryResponse
@@ -146,6 +146,10 @@ class Run:
     """Fraction of the budget that remains after a provider refused a request."""
     refused: bool = False
     """True if the provider has refused a request of this run as too long."""
+    retried: bool = False
+    """True if it has refused the current request, which is not tried a third time."""
+    window: int | None = None
+    """Context window that a refusal of this run has stated."""
     failed: Compile | None = None
     """Row of the compile that failed in this request."""
     own_layers: LayerBlock | None = None
@@ -214,10 +218,14 @@ class Run:
         """Give a new cycle the whole budget again, unless the provider has refused a request of this run."""
         self.tight = self.tight if self.refused else 1.0
 
-    def tighten(self) -> None:
-        """Reduce the budget after a refusal, and call no model in this turn."""
-        self.tight *= REFUSED_SHARE * (min(1.0, self.sent / self.budget) if self.sent and self.budget else 1.0)
-        self.refused = True
+    def learn_window(self, window: int) -> None:
+        """Note the context window that a refusal has stated."""
+        self.window = min(self.window or window, window)
+
+    def tighten(self, share: float) -> None:
+        """Use at most this share of the budget after a refusal, and call no model in this turn."""
+        self.tight = min(self.tight, share)
+        self.refused = self.retried = True
         self.asked_turn = self.turn
 
     def mark_model_asked(self, turn: int) -> None:
@@ -270,8 +278,12 @@ class Run:
         self.recorded_blocks = blocks or self.recorded_blocks
 
     def count(self) -> None:
-        """Count an answered request."""
+        """Count a request."""
         self.requests += 1
+
+    def accept(self) -> None:
+        """Note that the current request was answered."""
+        self.retried = False
 
 
 Conversation = tuple[str | None, str]
@@ -386,7 +398,7 @@ class RequestContext(Plan):
         return found
 
     def limits(self, cycle: Cycle | None = None) -> Limits:
-        """Budget and thresholds, by the ratio that the cycle froze, else by the learned ratio.
+        """Budget and thresholds, by the ratio that the cycle froze, or by the learned ratio if that is larger.
 
         After an undo, the high threshold is raised to the budget for a while.
         """
@@ -394,7 +406,8 @@ class RequestContext(Plan):
         return replace(limits, high=limits.budget) if self._is_paused(limits) else limits
 
     def _thresholds(self, cycle: Cycle | None) -> Limits:
-        ratio = cycle.ratio if cycle is not None else self.run.ratios.of(self.request.family)
+        ratio = self.run.ratios.of(self.request.family)
+        ratio = max(ratio, cycle.ratio) if cycle is not None else ratio
         tool_work = cycle.tool_work if cycle is not None else self._is_tool_work()
         limits = self.policy.limits(
             self.request.fixed + self.carried, ratio=ratio, tight=self.run.tight, tool_work=tool_work

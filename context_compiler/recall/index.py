@@ -117,7 +117,7 @@ class Index:
         """Number of message parts by speaker."""
         self.words = [0, 0, 0, 0]
         """Total terms by speaker."""
-        self._calls: dict[tuple[str, bool], int] = {}
+        self._calls: dict[tuple[str, bool], list[int]] = {}
         self.totals = array("L")
         """Total terms of each session."""
         self.saying = 0
@@ -218,10 +218,12 @@ class Index:
         if item.call_id is None:
             return position
         key = item.call_id, item.native
-        if item.kind is Kind.CALL:
-            self._calls[key] = position
-            return position
-        return self._calls.pop(key, position)
+        if item.kind is not Kind.CALL:
+            calls = self._calls.get(key)
+            return calls.pop() if calls else position
+        known = self._calls.get(key)
+        self._calls[key] = [*known, position] if known and known[0] == position else [position]
+        return position
 
     def _note(self, at: int, speaker: int, text: str, size: int) -> None:
         """Update the statistics of a message and its speaker with one part of `size` terms."""

@@ -172,7 +172,7 @@ def _number(about: str) -> Parameter:
 
 PAGE = Parameter(name="page", about="Page of the list, from 1.", number=True, default=1, most=10_000_000)
 STRETCH = Parameter(name="stretch", about="Page of the timeline, from 1, the newest.", number=True, default=1)
-STATUSES = ("", "raw", "compiled", "cycle", "fallback", "floor_over_budget", "dry_run", "imported")
+STATUSES = ("", "raw", "mended", "compiled", "cycle", "fallback", "floor_over_budget", "dry_run", "imported")
 STATUS = Parameter(name="status", about="First word of the status of requests.", default="", choices=STATUSES)
 
 

@@ -40,7 +40,8 @@ def test_a_share_depends_on_the_whole_and_tokens_do_not() -> None:
     [
         (Arguments(), None, None, 32_000, None),
         (Arguments(), 100_000, None, 80_000, 95_904),
-        (Arguments(), 100_000, 30_000, 75_000, 75_000),
+        (Arguments(), 100_000, 30_000, 70_000, 70_000),
+        (Arguments(), 8_000, 32_000, 2_000, 2_000),
         (Arguments(), 8_000, None, 6_000, 6_000),
         (Arguments(reserve=1_000), 8_000, 4_000, 6_400, 7_000),
         (Arguments(reserve=9_000), 8_000, None, 6_000, 6_000),

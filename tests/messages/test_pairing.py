@@ -34,10 +34,14 @@ def test_a_repeated_call_id_gives_up_its_open_call() -> None:
     assert found.broken == {1: frozenset({0})}
 
 
-def test_only_the_last_of_two_calls_with_one_id_in_a_response_is_paired() -> None:
-    found = paired(user("a"), assistant(call("look", "x"), call("look", "x")), user(answer("x")))
-    assert found.pairs == ((1, 2),)
-    assert found.broken == {1: frozenset({0})}
+def test_calls_of_one_response_that_share_an_id_are_answered_in_order() -> None:
+    calls = assistant(call("look", "x"), call("look", "x"), call("look", "x"))
+    found = paired(user("a"), calls, user(answer("x"), answer("x")), user(answer("x")), user("b"))
+    assert found.pairs == ((1, 2), (1, 2), (1, 3))
+    assert not found.broken and not found.waiting
+    found = paired(user("a"), calls, user(answer("x"), answer("x")), assistant(call("look", "x")), user(answer("x")))
+    assert found.pairs == ((1, 2), (1, 2), (3, 4))
+    assert found.broken == {1: frozenset({2})}
 
 
 def test_orphans_repetitions_and_unanswered_calls_are_broken() -> None:

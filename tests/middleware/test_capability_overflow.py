@@ -14,7 +14,7 @@ from pydantic_ai.models.function import AgentInfo
 from pydantic_ai.usage import UsageLimits
 
 from context_compiler import MemoryStore, View
-from context_compiler.middleware.overflow import is_overflow
+from context_compiler.middleware.refusals import is_overflow
 from tests.recall.test_blocks import past
 from tests.support.agents import WAYS, Notes, Talker, compiler, unstamped
 from tests.support.anthropic_server import AnthropicServer
@@ -240,7 +240,7 @@ async def test_the_host_stores_the_same_with_and_without_a_retry() -> None:
         (400, {"error": "The number of tokens to keep is greater than the context length"}, True),
         (400, {"error": {"message": "max_tokens exceeds the limit of 8"}}, False),
         (400, {"message": "messages must alternate"}, False),
-        (500, {"code": "context_length_exceeded"}, False),
+        (503, {"code": "context_length_exceeded"}, False),
         (400, None, False),
     ],
 )
