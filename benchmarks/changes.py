@@ -27,7 +27,7 @@ def marks(conversation: Conversation) -> tuple[History, list[tuple[int, str, int
     history = Reader(TokenCounter()).read(list(conversation.messages))
     changes = Changes()
     changes.extend(history)
-    return history, [(at, old, later, new) for at, own in sorted(changes.later.items()) for old, later, new in own]
+    return history, [(at, one.sentence, one.at, one.later) for at, own in sorted(changes.later.items()) for one in own]
 
 
 def found(names: list[str]) -> Iterator[tuple[str, int, str, int, str]]:

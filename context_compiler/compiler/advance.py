@@ -40,9 +40,11 @@ from context_compiler.compiler.summary import (
 )
 from context_compiler.compiler.view import Quote, summary_of
 from context_compiler.fidelity import Fidelity
+from context_compiler.messages.history import History
 from context_compiler.messages.prompts import Instruction, standing_instructions
 from context_compiler.messages.shapes import WHOLE, Shape
 from context_compiler.messages.turns import is_prompt
+from context_compiler.recall import changes_of
 from context_compiler.record.values import Compile
 
 SLACK = 20
@@ -114,7 +116,7 @@ def select(
         draft.recent = min(wanted, _affordable_turns(draft, limits.room // RECENT + spare))
     over = draft.total > limits.budget - overhead
     truncate_large_prompts(draft)
-    instructions = standing_instructions(history, outline, draft.before_active())
+    instructions = _current(history, standing_instructions(history, outline, draft.before_active()))
     draft.reserve(_reserved_tokens(plan, limits, instructions))
     if order is not None:
         _drop_by_order(draft, plan, order, previous)
@@ -236,6 +238,18 @@ def _affordable_turns(draft: Draft, room: int) -> int:
         if room < 0:
             return count
     return len(draft.outline.turns)
+
+
+def _current(history: History, instructions: Sequence[Instruction]) -> tuple[Instruction, ...]:
+    """Instructions without those that another one replaces; one that other words replace is followed by them."""
+    changes, found = changes_of(history), list[Instruction]()
+    for rule in instructions:
+        newest = max(changes.of(rule.position, rule.text), key=lambda one: one.at, default=None)
+        if newest is None:
+            found.append(rule)
+        elif not any(one.position == newest.at and newest.later in one.text for one in instructions):
+            found.append(replace(rule, text=f"{rule.text} [changed later: {newest.later}]"))
+    return tuple(found)
 
 
 def _reserved_tokens(plan: Plan, limits: Limits, instructions: Sequence[Instruction]) -> int:

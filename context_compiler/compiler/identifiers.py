@@ -20,6 +20,7 @@ from context_compiler.messages.items import Kind
 from context_compiler.messages.shapes import WHOLE, apply_shape
 from context_compiler.messages.tool_lines import call_line
 from context_compiler.messages.turns import Place, calls_of_results
+from context_compiler.recall import changes_of
 from context_compiler.tokens import TokenCounter
 
 ARGUMENTS = frozenset({Sort.ID, Sort.PATH, Sort.URL})
@@ -101,6 +102,7 @@ def missing_identifiers(selection: Selection) -> list[MissingIdentifier]:
     rates = {name: (len(values & called) + 0.5) / (len(values) + 2) for name, values in fields.items() if name}
     holds = TextSet(*_kept_texts(selection)).holds
     length = max(1, len(selection.history))
+    outdated = changes_of(selection.history).outdated()
 
     def rank(one: MissingIdentifier) -> tuple[bool, float]:
         crowd = min(beside[home.position, home.part] for home in one.homes)
@@ -111,7 +113,8 @@ def missing_identifiers(selection: Selection) -> list[MissingIdentifier]:
         long = 0.0 if argument else LONG * log2(1 + len(specific.verbatim))
         return not argument, MANY * log2(1 + crowd) + long - worth - IN_FIELD * rate
 
-    return sorted((one for one in found.values() if not holds(one.homes[0].specific)), key=rank)
+    current = (one for text, one in found.items() if one.last >= outdated.get(text.lower(), 0))
+    return sorted((one for one in current if not holds(one.homes[0].specific)), key=rank)
 
 
 def _add_mention(one: MissingIdentifier, mention: Mention) -> None:

@@ -17,8 +17,8 @@ from context_compiler.messages.fences import QUOTED_TITLE, fence, neutralize
 from context_compiler.messages.items import MESSAGE_OVERHEAD
 from context_compiler.messages.prompts import Instruction, asking_part
 from context_compiler.messages.shapes import truncate
-from context_compiler.recall import Question, index_of, pending_question, rank
-from context_compiler.recall.changes import mark_changes
+from context_compiler.recall import Question, changes_of, index_of, pending_question, rank
+from context_compiler.recall.changes import corrections, mark_changes
 from context_compiler.recall.outline import phases
 from context_compiler.recall.passages import Passage, passages, write_quotation
 from context_compiler.recall.ranking import MAX_TERMS
@@ -69,13 +69,19 @@ class _Sources:
         question = _pending_question(selection) if recall else None
         ranks: Sequence[float] = []
         newer: Mapping[tuple[int, int], tuple[int, int]] = {}
-        if question and candidates:
+        if candidates:
             history, index = selection.history, index_of(selection.history)
-            ranked = [*zip(candidates, rank(index, question, candidates), strict=True)]
+            scores = rank(index, question, candidates) if question else [0.0] * len(candidates)
             ranked, newer = mark_changes(
-                index.changes, history, len(history), selection.draft.outline, ranked, lambda _: (), selection.counter
+                changes_of(selection.history),
+                history,
+                len(history),
+                selection.draft.outline,
+                [*zip(candidates, scores, strict=True)],
+                lambda _: (),
+                selection.counter,
             )
-            candidates, ranks = [one for one, _ in ranked], [score for _, score in ranked]
+            candidates, ranks = [one for one, _ in ranked], [score for _, score in ranked] if question else []
         return cls(
             candidates=candidates,
             ranks=ranks,
@@ -178,7 +184,8 @@ def _fitting_instructions(selection: Selection, room: int) -> list[Instruction]:
 
 
 def _outline_text(selection: Selection, room: int) -> str:
-    text = phases(selection.history, selection.draft.outline, set(selection.out), room - MIN_QUOTES, selection.counter)
+    history, changes = selection.history, changes_of(selection.history)
+    text = phases(history, selection.draft.outline, set(selection.out), room - MIN_QUOTES, selection.counter, changes)
     return f"{OUTLINED}\n{text}" if text else ""
 
 
@@ -289,7 +296,11 @@ def _note(summary: str, selection: Selection, cap: int) -> str:
     room = cap - cost(note_text("x", preface), counter)
     if room < MIN_QUOTES:
         return ""
-    return note_text(_fit_safely(summary, room, counter) if summary else _own_note(selection, room), preface)
+    if not summary:
+        return note_text(_own_note(selection, room), preface)
+    corrected = corrections(changes_of(selection.history), summary)
+    left = room - counter.text(corrected) - 2 if corrected else room
+    return note_text("\n\n".join(filter(None, (_fit_safely(summary, left, counter), neutralize(corrected)))), preface)
 
 
 def _fit_safely(text: str, room: int, counter: TokenCounter) -> str:
@@ -313,13 +324,23 @@ def _own_note(selection: Selection, room: int) -> str:
         if "recent_turns" in wanted
         else ()
     )
+    ranked, newer = mark_changes(
+        changes_of(selection.history),
+        selection.history,
+        len(selection.history),
+        selection.draft.outline,
+        [(one, 0.0) for one in candidates],
+        lambda _: (),
+        selection.counter,
+    )
+    current = [one for one, _ in ranked]
     gone = set(selection.out)
     left_out = sum(turn.start in gone for turn in selection.draft.outline.turns)
     about_it = {"template": template_facts(template), "cap": room, "turns_left_out": left_out}
     share = room
     while share > MIN_QUOTES and (values or candidates):
         said = {name: truncate(text, share, selection.counter) for name, text in values.items()}
-        said["recent_turns"] = write_quotation(choose(candidates, share))
+        said["recent_turns"] = write_quotation(choose(current, share, newer=newer))
         fenced = {name: fence(TITLES[name], text) for name, text in said.items() if text.strip()}
         body = template.render({**fenced, **about_it})
         if selection.counter.text(body) <= room:

@@ -29,6 +29,8 @@ from context_compiler.messages.history import History
 from context_compiler.messages.items import Item, Kind
 from context_compiler.messages.shapes import truncate
 from context_compiler.messages.tool_lines import call_line, outcome_line
+from context_compiler.recall import changes_of
+from context_compiler.recall.changes import corrections, with_changes
 from context_compiler.record.values import Drop
 from context_compiler.resilience import attempt, await_within, try_await
 from context_compiler.template import SectionRule, Template, prompt_text
@@ -171,8 +173,9 @@ def latest_input(history: History) -> str:
 
 
 def topic(history: History) -> str:
-    """Text of the first user prompt of the conversation; empty if there is none."""
-    return next((item.text for _, item in history.items() if item.kind is Kind.USER and item.mark is None), "")
+    """Text of the first user prompt of the conversation, with what was changed since; empty if there is none."""
+    found = ((at, item.text) for at, item in history.items() if item.kind is Kind.USER and item.mark is None)
+    return next((with_changes(changes_of(history), at, text) for at, text in found), "")
 
 
 def plan(history: History, positions: Iterable[int]) -> str:
@@ -190,7 +193,7 @@ def _is_list_line(line: str) -> bool:
 
 
 def turn_lines(history: History, positions: Sequence[int], results: int | None) -> Iterator[str]:
-    """Write messages as `User: …`, `Assistant: …` and `[tool] …` lines.
+    """Write messages as `User: …`, `Assistant: …` and `[tool] …` lines; replaced sentences with what replaces them.
 
     Thinking and system text are left out, notes of an earlier view are labelled as such, and media become placeholders.
     Only the last `results` tool results are whole (None for all); older ones are reduced to their outcome.
@@ -201,12 +204,12 @@ def turn_lines(history: History, positions: Sequence[int], results: int | None) 
         for at, item in enumerate(history.readings[index].items)
         if item.kind is Kind.RETURN
     ]
-    whole = set(_last(answers, results))
+    whole, changes = set(_last(answers, results)), changes_of(history)
     for index in positions:
         for at, item in enumerate(history.readings[index].items):
             line = _line(item, (index, at) in whole)
             if line:
-                yield line
+                yield with_changes(changes, index, line)
 
 
 def _line(item: Item, whole: bool) -> str:
@@ -381,7 +384,9 @@ def summary_request(selection: Selection) -> SummaryRequest:
     room, rules = max(policy.prompt_room, selection.limits.budget), policy.template.sections
     spoken = turn_lines(selection.history, selection.span, policy.recent_tool_results)
     newer, older = fit_turns(spoken, rules=rules, counter=selection.counter)
-    earlier = {"previous_summary": selection.previous.summary if selection.previous else ""}
+    previous = selection.previous.summary if selection.previous else ""
+    previous = "\n\n".join(filter(None, (previous, corrections(changes_of(selection.history), previous))))
+    earlier = {"previous_summary": previous}
     notes, shorter = fit_sections(earlier, rules=rules, room=None, counter=selection.counter)
     values, dropped = fit_sections(given, rules=rules, room=room // 4, counter=selection.counter)
     turns = chunks(newer, room // 2, selection.counter)

@@ -27,9 +27,11 @@ from context_compiler.middleware.arguments import Owner
 from context_compiler.middleware.others import other_mentions, quoted_mentions
 from context_compiler.middleware.request import JOINED, session_of
 from context_compiler.recall import Question, Ranking, Relevance, index_of
+from context_compiler.recall.changes import mark_changes
 from context_compiler.recall.embeddings import Likeness
 from context_compiler.recall.others import Mention
 from context_compiler.recall.passages import Passage, Quotation, passages, write_quotation
+from context_compiler.recall.selection import take_beside
 from context_compiler.record.store import Store, Tenants, open_store
 from context_compiler.resilience import try_await
 from context_compiler.tokens import TokenCounter
@@ -186,10 +188,22 @@ class Recall(AbstractCapability[Any]):
         ]
         if self._likeness is not None:
             ranked = await self._likeness.fused(query, candidates, ranked)
-        quotation = Quotation(candidates, self.tokens - FRAME)
-        for place in sorted(range(len(candidates)), key=lambda place: -ranked[place]):
-            if ranked[place] > 0:
-                quotation.take(place)
+        marked, newer = mark_changes(
+            index.changes,
+            history,
+            stop,
+            turns,
+            [*zip(candidates, ranked, strict=True)],
+            lambda at: passages(history, turns, [at], counter),
+            counter,
+        )
+        marked.sort(key=lambda pair: pair[0].place)
+        quotation = Quotation([one for one, _ in marked], self.tokens - FRAME)
+        places = {one.place: at for at, (one, _) in enumerate(marked)}
+        after = {places[old]: places[new] for old, new in newer.items()}
+        for place in sorted(range(len(marked)), key=lambda place: -marked[place][1]):
+            if marked[place][1] > 0:
+                take_beside(quotation, place, after)
         return quotation.passages
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from context_compiler.recall.index import Index, index_of
+from context_compiler.recall.index import Index, changes_of, index_of
 from context_compiler.recall.question import Question, pending_question, question_text
 from context_compiler.recall.ranking import Ranking, rank
 from context_compiler.recall.relevance import Relevance
@@ -12,6 +12,7 @@ __all__ = [
     "Question",
     "Ranking",
     "Relevance",
+    "changes_of",
     "index_of",
     "pending_question",
     "question_text",

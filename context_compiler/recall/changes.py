@@ -10,17 +10,20 @@ Targets and bounds are not values. The rules are for English, and prefer to miss
 from __future__ import annotations
 
 import re
+import sys
 from bisect import bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from typing import NamedTuple
 
 from context_compiler.messages.history import History
 from context_compiler.messages.items import Kind
 from context_compiler.messages.prompts import sentence_ends
 from context_compiler.messages.turns import Outline
 from context_compiler.recall.passages import Passage
+from context_compiler.recall.statements import Statement, claimed, differs, negated, statements
 from context_compiler.recall.terms import stem, terms
 from context_compiler.tokens import TokenCounter
 
@@ -277,56 +280,205 @@ def _subject_terms(text: str) -> frozenset[str]:
     return frozenset(one for one in found if one[0] != "=" and not one[0].isdigit() and len(one) > 1) - _GENERAL
 
 
+MIN_CLAIM = 3
+"""Minimum number of terms of a sentence that the same terms with "not" contradict."""
+
+
+class Change(NamedTuple):
+    """A sentence and the later one that replaces what it says."""
+
+    sentence: str
+    at: int
+    """Position of the later message."""
+    later: str
+    """The later sentence."""
+    old: str = ""
+    """The replaced value as it was written; empty if it is not known."""
+    new: str = ""
+    """The new value as it is written; empty if it is not known."""
+
+
+class _Said(NamedTuple):
+    """A sentence that may be replaced."""
+
+    at: int
+    by_user: bool
+    sentence: str
+
+    def may_replace(self, other: _Said) -> bool:
+        """True if its speaker may correct the other sentence: the user both, an assistant its own words."""
+        if self.at == other.at or self.by_user < other.by_user:
+            return False
+        return self.by_user == other.by_user or not (_SELF.search(self.sentence) or _SELF.search(other.sentence))
+
+
+_SELF = re.compile(r"(?i)\b(?:I|my|me|mine|you|your)\b")
+
+
 class Changes:
-    """Revised sentences of one conversation; only ever extended at its end."""
+    """Replaced sentences of one conversation; only ever extended at its end."""
 
     def __init__(self) -> None:
         """Start with no message read."""
         self._read = 0
         self._messages_with: defaultdict[str, list[int]] = defaultdict(list)
         """Positions of the messages that contain a subject term, by term."""
-        self.later: defaultdict[int, list[tuple[str, int, str]]] = defaultdict(list)
-        """Revisions of each message, by its position: `(revised sentence, position of the revising message, revising
-        sentence)`."""
+        self._stated: defaultdict[frozenset[str], list[tuple[_Said, Statement]]] = defaultdict(list)
+        """Statements by their subject."""
+        self._subjects: defaultdict[str, set[frozenset[str]]] = defaultdict(set)
+        """Subjects of statements, by each of their terms."""
+        self._claims: defaultdict[frozenset[str], list[tuple[_Said, bool]]] = defaultdict(list)
+        """Sentences by their terms, with True if they deny."""
+        self._claims_with: defaultdict[str, set[frozenset[str]]] = defaultdict(set)
+        """Terms of sentences, by each of them."""
+        self.later: defaultdict[int, list[Change]] = defaultdict(list)
+        """Changes of each message, by its position."""
 
     def extend(self, history: History) -> None:
         """Read the messages that were not read yet."""
         for at in range(self._read, len(history)):
             texts = [*_texts(history, at)]
-            for text in texts:
+            for by_user, text in texts:
                 for sentence, revision in revisions(text):
                     self._compare(history, at, sentence, revision)
-            words = "\n".join(one for text in texts for one in sentences(text))
+                for sentence in sentences(text):
+                    said = _Said(at, by_user, sentence)
+                    self._state(said)
+                    self._claim(said)
+            words = "\n".join(one for _, text in texts for one in sentences(text))
             for term in frozenset(terms(words)) - _GENERAL:
                 self._messages_with[term].append(at)
         self._read = len(history)
+
+    def of(self, position: int, text: str, until: int = sys.maxsize) -> list[Change]:
+        """Newest change of each sentence in a text of a message, up to the message at `until`."""
+        found: dict[str, Change] = {}
+        for change in self.later.get(position, ()):
+            if change.sentence in text and change.at <= until:
+                newest = self._newest(change, until)
+                if newest.at >= found.get(change.sentence, newest).at:
+                    found[change.sentence] = newest
+        return [*found.values()]
+
+    def _newest(self, change: Change, until: int) -> Change:
+        """The change that a chain of changes ends with."""
+        own = self.later.get(change.at, ())
+        while after := [one for one in own if one.sentence == change.later and one.at <= until]:
+            last = max(after, key=lambda one: one.at)
+            change = change._replace(at=last.at, later=last.later, new=last.new)
+            own = self.later.get(change.at, ())
+        return change
+
+    def outdated(self) -> dict[str, int]:
+        """Position of the message that replaced a value last, by the value in lower case."""
+        replaced = sorted((one.at, one.old.lower()) for own in self.later.values() for one in own if one.old)
+        return {old: at for at, old in replaced}
 
     def changing(self, positions: Iterable[int]) -> set[int]:
         """Positions of the messages that revise these messages, directly or through other revisions."""
         found = set[int]()
         waiting = [*positions]
         while waiting:
-            later = {at for place in waiting for _, at, _ in self.later.get(place, ())}
+            later = {change.at for place in waiting for change in self.later.get(place, ())}
             waiting = [*(later - found)]
             found |= later
         return found
+
+    def _state(self, said: _Said) -> None:
+        """Compare the statements of a sentence with earlier ones on the same subject, and keep them."""
+        for statement in statements(said.sentence):
+            subjects = {statement.subject}
+            if statement.announced:
+                subjects.update(*(self._subjects.get(term, ()) for term in statement.subject))
+            for subject in subjects:
+                for earlier, other in self._stated.get(subject, ())[-COMPARED:]:
+                    if said.may_replace(earlier) and statement.about_the_same(other):
+                        self._replace(earlier, said, other, statement)
+            self._stated[statement.subject].append((said, statement))
+            for term in statement.subject:
+                self._subjects[term].add(statement.subject)
+
+    def _replace(self, earlier: _Said, said: _Said, old: Statement, new: Statement) -> None:
+        """Note that a statement has another value now, or that an old value is said again and so counts once more."""
+        own = self.later.pop(earlier.at, [])
+        own = [one for one in own if (one.sentence, one.old) != (earlier.sentence, old.written)]
+        if differs(old.value, new.value):
+            own.append(Change(earlier.sentence, said.at, said.sentence, old.written, new.written))
+        if own:
+            self.later[earlier.at] = own
+
+    def _claim(self, said: _Said) -> None:
+        """Compare a sentence with earlier ones that say the same with or without "not", and keep it."""
+        denies, own = negated(said.sentence), claimed(said.sentence)
+        if denies is None or len(own) < 2:
+            return
+        keys = {own} if len(own) >= MIN_CLAIM else set[frozenset[str]]()
+        if denies and _ENDED.search(said.sentence):
+            keys = set[frozenset[str]].intersection(*(self._claims_with[term] for term in own))
+        for key in keys:
+            for earlier, denied in self._claims.get(key, ()) if len(key) <= 2 * len(own) else ():
+                if denied != denies and said.may_replace(earlier):
+                    self.later[earlier.at].append(Change(earlier.sentence, said.at, said.sentence))
+        self._claims[own].append((said, denies))
+        for term in own:
+            self._claims_with[term].add(own)
 
     def _compare(self, history: History, at: int, sentence: str, revision: Revision) -> None:
         sharing = Counter(place for term in sorted(revision.about) for place in self._messages_with.get(term, ()))
         if revision.new is not None:
             sharing.update(place for term in sorted(revision.new.unit) for place in self._messages_with.get(term, ()))
         for place in sorted(sharing, key=lambda place: (-sharing[place], -place))[:COMPARED]:
-            for text in _texts(history, place):
+            for _, text in _texts(history, place):
                 for one in sentences(text):
                     if revises(revision, one):
-                        self.later[place].append((one, at, sentence))
+                        self.later[place].append(Change(one, at, sentence))
 
 
-def _texts(history: History, at: int) -> Iterator[str]:
-    """Texts of a message that may state facts: those of the user, and short ones of the assistant."""
+_ENDED = re.compile(
+    r"(?i)\bno longer\b|(?:n['’]t|not|never)\b.*\bany ?more\b|\b(?:we|it|they)(?:['’]ve| have| has)? stopped\b"
+    r"|^(?:please )?stop\b"
+)
+"""Words by which something ends."""
+
+
+def _texts(history: History, at: int) -> Iterator[tuple[bool, str]]:
+    """Texts of a message that may state facts: those of the user (True), and short ones of the assistant (False)."""
     for item in history.readings[at].items:
         if item.mark is None and (item.kind is Kind.USER or item.kind is Kind.TEXT and len(item.text) <= ANSWER):
-            yield item.text
+            yield item.kind is Kind.USER, item.text
+
+
+def with_changes(changes: Changes, position: int, text: str) -> str:
+    """Text of a message in which each replaced sentence is followed by the one that replaces it."""
+    for change in changes.of(position, text):
+        text = text.replace(change.sentence, f"{change.sentence} [changed later: {change.later}]", 1)
+    return text
+
+
+def corrections(changes: Changes, text: str) -> str:
+    """Lines with the sentences whose new values a text lacks although it contains the values that they replace."""
+    found: dict[str, None] = {}
+    for change in sorted((one for own in changes.later.values() for one in own), key=lambda one: one.at):
+        if change.old and not _holds(text, change.new) and _repeats(text, change):
+            found[change.later] = None
+    return "\n".join(f"- changed later: {later}" for later in found)
+
+
+def _repeats(text: str, change: Change) -> bool:
+    """True if a sentence of a text contains a replaced value together with half of the words of its subject."""
+    about = frozenset(terms(change.sentence)) - frozenset(terms(change.old))
+    return any(
+        _holds(one, change.old) and 2 * len(about.intersection(terms(one))) >= len(about)
+        for one in (sentences(text) if _holds(text, change.old) else ())
+    )
+
+
+def _holds(text: str, value: str) -> bool:
+    return re.search(rf"(?i)(?<!\w){re.escape(value)}(?!\w)", text) is not None
+
+
+def _turn(outline: Outline, position: int) -> int:
+    return outline.turns[bisect_right(outline.starts, position) - 1].index
 
 
 def mark_changes(
@@ -357,17 +509,22 @@ def mark_changes(
     changes.extend(history)
     if not any(one.position in changes.later for one, _ in ranked):
         return [*ranked], {}
-    starts = outline.starts
     newer: dict[Place, Place] = {}
     found: dict[Place, tuple[Passage, float]] = {}
     for passage, score in ranked:
-        later = changes.later.get(passage.position, ()) if score > 0 else ()
-        own = [(at, text) for one, at, text in later if at <= until and one in passage.text]
+        own = changes.of(passage.position, passage.text, until)
         if own:
-            at, text = max(own)
-            turn = outline.turns[bisect_right(starts, at) - 1].index
+            newest = max(own, key=lambda one: one.at)
+            at, text = newest.at, newest.later
+            turn = _turn(outline, at)
             price = counter.text(f", changed at turn {turn + 1}") + 1
-            passage = replace(passage, changed=turn, tokens=passage.tokens + price, label=passage.label + price)
+            passage = replace(
+                passage,
+                changed=turn,
+                outdated=sum(len(one.sentence) for one in own) / len(passage.text),
+                tokens=passage.tokens + price,
+                label=passage.label + price,
+            )
             change = next((one for one, _ in ranked if one.position == at and text in one.text), None)
             change = change or next((one for one in quote(at) if text in one.text), None)
             if change is not None:

@@ -276,3 +276,10 @@ def index_of(history: History) -> Index:
     if index.tip is not None:
         _kept.keep(index.tip, index)
     return index
+
+
+def changes_of(history: History) -> Changes:
+    """Replaced sentences of a whole history."""
+    changes = index_of(history).changes
+    changes.extend(history)
+    return changes

@@ -14,6 +14,7 @@ from context_compiler.messages.fences import one_line
 from context_compiler.messages.history import History
 from context_compiler.messages.items import Kind
 from context_compiler.messages.turns import Outline
+from context_compiler.recall.changes import Changes
 from context_compiler.recall.terms import STOPS, words
 from context_compiler.tokens import TokenCounter
 
@@ -49,7 +50,9 @@ class _UserTurn:
     words: Counter[str]
 
 
-def phases(history: History, outline: Outline, out: Collection[int], room: int, counter: TokenCounter) -> str:
+def phases(
+    history: History, outline: Outline, out: Collection[int], room: int, counter: TokenCounter, changes: Changes
+) -> str:
     """Outline of the left-out turns, one line for each phase, in at most `room` tokens; empty if there are too few.
 
     Phases are separated at the gaps where the words of the prompts before and after have least in common (TextTiling;
@@ -62,8 +65,9 @@ def phases(history: History, outline: Outline, out: Collection[int], room: int, 
         out: Positions of the messages that are left out.
         room: Maximum number of tokens.
         counter: Token counter.
+        changes: Changes of the conversation; sentences that were replaced are left out.
     """
-    turns = _user_turns(history, outline, out)
+    turns = _user_turns(history, outline, out, changes)
     wanted = min(MAX_PHASES, room // PHASE_LINE, len(turns) // PHASE_TURNS)
     gaps = _gaps(turns) if wanted >= MIN_PHASES else []
     while wanted >= MIN_PHASES:
@@ -77,13 +81,15 @@ def phases(history: History, outline: Outline, out: Collection[int], room: int, 
     return ""
 
 
-def _user_turns(history: History, outline: Outline, out: Collection[int]) -> list[_UserTurn]:
+def _user_turns(history: History, outline: Outline, out: Collection[int], changes: Changes) -> list[_UserTurn]:
     found: list[_UserTurn] = []
     for turn in outline.turns:
         if turn.start not in out or turn.index < 0:
             continue
         items = [item for item in history.readings[turn.start].items if item.kind is Kind.USER and item.mark is None]
         text = " ".join(item.text[:SCANNED] for item in items)
+        for change in changes.of(turn.start, text):
+            text = text.replace(change.sentence, "")
         own = Counter(word for word in words(text) if _is_distinctive(word))
         day = history.readings[turn.start].day
         found.append(_UserTurn(turn=turn.index, day=day, opening=one_line(text, OPENING), words=own))
@@ -157,4 +163,4 @@ def _phase_line(part: Sequence[_UserTurn], distinctive: Sequence[str]) -> str:
     days = f"{first.day} to {last.day}" if first.day != last.day else first.day
     label = " · ".join(filter(None, (turns, days)))
     about = f" ({', '.join(distinctive)})" if distinctive else ""
-    return f"[{label}] {first.opening}{about}"
+    return f"[{label}] {next((one.opening for one in part if one.opening), '')}{about}"

@@ -116,7 +116,8 @@ def choose(
         ranks: Relevance of each candidate to the question. If none is above 0, only coverage decides. Ties go to the
             earlier passage.
         wide: The question is for a sequence or for the whole conversation, so mentions are taken first.
-        newer: Place of the passage that revises a candidate, by place of the candidate. It is taken with it.
+        newer: Place of the passage that revises a candidate, by place of the candidate. A candidate is taken only
+            beside it.
     """
     order = sorted(range(len(candidates)), key=[*map(attrgetter("position", "order"), candidates)].__getitem__)
     quotation = Quotation([candidates[at] for at in order], room)
@@ -133,9 +134,10 @@ def choose(
     for at in sorted(range(len(keys)), key=keys.__getitem__):
         if quotation.left < MIN_PASSAGE:
             break
-        _take(quotation, at, after)
+        take_beside(quotation, at, after)
     if quotation.left >= MIN_PASSAGE:
-        _fill(quotation, [one / price for one, price in zip(worth, prices, strict=True)])
+        current = [1 - one.outdated for one in quotation.candidates]
+        _fill(quotation, [one * new / price for one, new, price in zip(worth, current, prices, strict=True)], after)
     return quotation.passages
 
 
@@ -152,11 +154,13 @@ def spread(ranked: Sequence[T], place: Callable[[T], int]) -> list[T]:
     return [ranked[at] for at in sorted(range(len(ranked)), key=rounds.__getitem__)]
 
 
-def _take(quotation: Quotation, at: int, after: Mapping[int, int]) -> bool:
-    """Take a candidate, and before it the passage that revises it; True if the candidate is new and fits."""
+def take_beside(quotation: Quotation, at: int, after: Mapping[int, int]) -> bool:
+    """Take a candidate, and before it the passage that revises it; True if the candidate is new and both fit."""
+    if quotation.has(at):
+        return False
     if at in after and not quotation.has(after[at]):
-        quotation.take(after[at])
-    return not quotation.has(at) and quotation.take(at)
+        take_beside(quotation, after[at], after)
+    return (at not in after or quotation.has(after[at])) and quotation.take(at)
 
 
 def _take_mentions(quotation: Quotation, ranks: Sequence[float], after: Mapping[int, int]) -> None:
@@ -169,7 +173,7 @@ def _take_mentions(quotation: Quotation, ranks: Sequence[float], after: Mapping[
         if quotation.left < MIN_PASSAGE:
             break
         pairs = _pairs(ordered[at])
-        if _novelty(pairs, taken) == 1 and _take(quotation, at, after):
+        if _novelty(pairs, taken) == 1 and take_beside(quotation, at, after):
             taken |= pairs
 
 
@@ -196,7 +200,7 @@ def parts_of(candidates: Sequence[Passage]) -> list[Part]:
     return [(one.position, one.order if one.tool else -1) for one in candidates]
 
 
-def _fill(quotation: Quotation, rates: Sequence[float]) -> None:
+def _fill(quotation: Quotation, rates: Sequence[float], after: Mapping[int, int]) -> None:
     """Take passages by gain per token until the room is used up.
 
     `rates` is the worth per token of each candidate; novelty reduces it to the gain. The heap contains upper bounds of
@@ -216,7 +220,7 @@ def _fill(quotation: Quotation, rates: Sequence[float]) -> None:
         gain = rates[index] * _novelty(pairs[index], taken)
         if waiting and gain < NEAR * -waiting[0][0]:
             heapq.heappush(waiting, (-gain, index))
-        elif gain and quotation.take(index):
+        elif gain and take_beside(quotation, index, after):
             taken |= pairs[index]
 
 

@@ -8,6 +8,7 @@ from pydantic_ai.messages import ModelMessage, ModelRequest, ModelResponse, Text
 
 from context_compiler.messages.history import History, Reader
 from context_compiler.messages.turns import Outline, outline, pair
+from context_compiler.recall import changes_of
 from context_compiler.recall.outline import phases
 from context_compiler.tokens import TokenCounter
 
@@ -38,7 +39,7 @@ def read(messages: list[ModelMessage]) -> tuple[History, Outline]:
 
 def outlined(messages: list[ModelMessage], room: int = 400) -> list[str]:
     history, turns = read(messages)
-    text = phases(history, turns, range(len(history)), room, counter)
+    text = phases(history, turns, range(len(history)), room, counter, changes_of(history))
     assert counter.text(text) <= room
     return text.splitlines()
 
@@ -72,7 +73,7 @@ def test_a_short_past_needs_no_outline() -> None:
 
 def test_only_messages_left_out_of_the_view_are_outlined() -> None:
     history, turns = read(talk("garden", "database", "holiday"))
-    text = phases(history, turns, range(24), 400, counter)
+    text = phases(history, turns, range(24), 400, counter, changes_of(history))
     assert "garden" in text and "holiday" not in text
 
 
