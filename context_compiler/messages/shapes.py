@@ -77,12 +77,42 @@ def apply_shape(message: ModelMessage, reading: Reading, shape: Shape, counter: 
         return message
     oversized = _oversized_native_ids(reading.items, shape)
     truncator = Truncator(counter, shape.ref)
-    parts: list[Any] = []
-    for position, (part, item) in enumerate(zip(message.parts, reading.items, strict=True)):
-        kept = None if position in shape.skip else _shape_part(part, item, shape, oversized, truncator)
-        if kept is not None:
-            parts.append(kept)
+    shaped = [
+        None if position in shape.skip else _shape_part(part, item, shape, oversized, truncator)
+        for position, (part, item) in enumerate(zip(message.parts, reading.items, strict=True))
+    ]
+    if any(item.kind is Kind.THINKING for item in reading.items):
+        shaped = _with_consistent_thinking(message.parts, reading.items, shaped)
+    parts = [part for part in shaped if part is not None]
     return replace(message, parts=parts) if parts else None
+
+
+def _with_consistent_thinking(before: Sequence[Any], items: Sequence[Item], shaped: Sequence[Any]) -> list[Any]:
+    """The shaped parts of a response that providers accept which check thinking.
+
+    They refuse thinking without the part that it led to, and a part with an id of theirs without its thinking.
+
+    Args:
+        before: The parts as they were.
+        items: The same parts as read.
+        shaped: The same parts as shaped; None for those that are left out.
+    """
+    parts: list[Any] = []
+    led, kept = (None, None), True
+    for part, item, new in zip(reversed(before), reversed(items), reversed(shaped), strict=True):
+        if item.kind is not Kind.THINKING:
+            led = part, new
+        elif type(led[0]) is not type(led[1]):
+            new = None
+        parts.append(new)
+    parts.reverse()
+    for position, item in enumerate(items):
+        part = parts[position]
+        if item.kind is Kind.THINKING:
+            kept = part is not None
+        elif not kept and getattr(part, "id", None) is not None:
+            parts[position] = replace(part, id=None)
+    return parts
 
 
 def price(message: ModelMessage, reading: Reading, shape: Shape, counter: TokenCounter) -> int:

@@ -1,9 +1,9 @@
-"""Anthropic's Messages on loopback, as strict about tool results, roles and empty texts as Anthropic is.
+"""Anthropic's Messages on loopback, as strict about tool results, roles, thinking and empty texts as Anthropic is.
 
 with AnthropicServer([[("look", {"path": "a"})], "done"]) as server:
     agent = Agent(server.model("claude-sonnet-4-6"), tools=[look])
 
-Not checked: the spelling of ids, signatures of thinking, and what models, tools and settings exist.
+Not checked: the spelling of ids, signatures that this server did not issue, and what models, tools and settings exist.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import json
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, cast
 
-from tests.support.loopback import Answer, LoopbackServer, Refusal, arguments_text, fresh_id, pieces
+from tests.support.loopback import Answer, LoopbackServer, Refusal, Script, arguments_text, fresh_id, pieces
 from tests.support.wire import Body
 
 if TYPE_CHECKING:
@@ -37,6 +37,11 @@ class AnthropicServer(LoopbackServer):
     """Anthropic's Messages, plain and streamed, and its token count."""
 
     path = "/v1/messages"
+
+    def __init__(self, script: Script = "ok.", **given: Any) -> None:
+        super().__init__(script, **given)
+        self._signed: dict[str, str] = {}
+        """Thinking that was issued, by its signature."""
 
     def model(self, name: str = "claude-sonnet-4-6", **settings: Any) -> AnthropicModel:
         """A model that talks to this server, without retries of its own; `settings` go to `AnthropicModel`."""
@@ -63,10 +68,25 @@ class AnthropicServer(LoopbackServer):
         turns = _turns(messages)
         for rule in RULES:
             rule(turns)
+        if self._signed:
+            self._check_thinking(turns, needed=bool(body.get("thinking")))
         if any(block["type"] == "text" and not block.get("text") for block in _blocks(body.get("system"))):
             raise Refusal("system: text content blocks must be non-empty")
         if (marks := _marks([body.get("tools"), body.get("system"), messages])) > 4:
             raise Refusal(f"A maximum of 4 blocks with cache_control may be provided. Found {marks}.")
+
+    def _check_thinking(self, turns: Turns, *, needed: bool) -> None:
+        """Thinking is as it was issued, and leads the response whose results come last."""
+        for index, (_, blocks) in enumerate(turns):
+            for at, block in enumerate(blocks):
+                if block["type"] == "thinking" and self._signed.get(block.get("signature", "")) != block["thinking"]:
+                    raise Refusal(f"messages.{index}.content.{at}: Invalid `signature` in `thinking` block")
+        last = len(turns) - 2
+        if needed and turns[-1][1][0]["type"] == "tool_result" and turns[last][1][0]["type"] != "thinking":
+            text = (
+                "Expected `thinking` or `redacted_thinking`, but found `tool_use`. When `thinking` is enabled, a final "
+            )
+            raise Refusal(f"messages.{last}.content.0.type: {text}`assistant` message must start with a thinking block")
 
     def overflow(self, tokens: int, window: int) -> Refusal:
         return Refusal(f"prompt is too long: {tokens} tokens > {window} maximum")
@@ -80,7 +100,12 @@ class AnthropicServer(LoopbackServer):
         return {"input_tokens": tokens}
 
     def whole(self, body: Body, answer: Answer, tokens: int) -> Body:
-        content: Blocks = [{"type": "text", "text": answer.text}] if answer.text else []
+        content: Blocks = []
+        if answer.thinking:
+            signature = fresh_id("signature")
+            self._signed[signature] = answer.thinking
+            content.append({"type": "thinking", "thinking": answer.thinking, "signature": signature})
+        content += [{"type": "text", "text": answer.text}] if answer.text else []
         for call in answer.calls:
             content.append({"type": "tool_use", "id": fresh_id("toolu"), "name": call[0], "input": _arguments(call)})
         return {

@@ -28,6 +28,8 @@ class Answer:
 
     text: str = ""
     calls: Sequence[Call] = ()
+    thinking: str = ""
+    """What it thinks before both; servers sign it, and check it when it comes back."""
 
 
 Step = str | Sequence[Call] | Answer

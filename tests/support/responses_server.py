@@ -1,4 +1,4 @@
-"""OpenAI's Responses on loopback, plain, with its token count, and as strict about calls and their outputs.
+"""OpenAI's Responses on loopback, plain, with its token count, and as strict about calls, outputs and reasoning.
 
 with ResponsesServer("done", count=tokens) as server:
     agent = Agent(server.model("gpt-5"))
@@ -7,9 +7,10 @@ with ResponsesServer("done", count=tokens) as server:
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
-from tests.support.loopback import Answer, LoopbackServer, Refusal, arguments_text, fresh_id
+from tests.support.loopback import Answer, LoopbackServer, Refusal, Script, arguments_text, fresh_id
 from tests.support.wire import Body
 
 if TYPE_CHECKING:
@@ -25,6 +26,13 @@ class ResponsesServer(LoopbackServer):
 
     root = "/v1"
     path = "/v1/responses"
+
+    def __init__(self, script: Script = "ok.", **given: Any) -> None:
+        super().__init__(script, **given)
+        self._sealed: dict[str, tuple[str, str]] = {}
+        """Encrypted content of each reasoning item that was issued, and the item that followed."""
+        self._needed: dict[str, str] = {}
+        """Reasoning that was issued with each other item."""
 
     def model(self, name: str = "gpt-5", **settings: Any) -> OpenAIResponsesModel:
         """A model that talks to this server, without retries of its own."""
@@ -54,10 +62,42 @@ class ResponsesServer(LoopbackServer):
                 if item["call_id"] not in waiting:
                     raise Refusal(f"No tool call found for function call output with call_id {item['call_id']}.")
                 waiting.discard(item["call_id"])
-            elif item.get("role") not in ("user", "assistant", "system", "developer"):
+            elif item.get("type") != "reasoning" and item.get("role") not in (
+                "user",
+                "assistant",
+                "system",
+                "developer",
+            ):
                 raise Refusal(f"Invalid value: {item.get('role')!r} at input[{index}].role.")
         if waiting:
             raise Refusal(f"No tool output found for function call {sorted(waiting)[0]}.")
+        self._check_reasoning(items)
+
+    def _issue(self, output: list[Body]) -> None:
+        """Remember the reasoning of an answer, what it led to, and which reasoning each item needs."""
+        if output[0]["type"] == "reasoning":
+            self._sealed[output[0]["id"]] = output[0]["encrypted_content"], output[1]["id"]
+            self._needed |= {item["id"]: output[0]["id"] for item in output[1:]}
+
+    def _check_reasoning(self, items: list[Any]) -> None:
+        """Reasoning is as it was issued, and stands before what it led to; no item comes without its own."""
+        given: set[str] = set()
+        for item, following in zip_longest(items, items[1:]):
+            ident = item.get("id")
+            if item.get("type") == "reasoning":
+                sealed, led = self._sealed.get(ident, (None, None))
+                if sealed is None or item.get("encrypted_content") != sealed:
+                    raise Refusal(f"The encrypted content for item {ident} could not be verified.")
+                if following is None or following.get("id") != led:
+                    text = f"Item '{ident}' of type 'reasoning' was provided without its required following item."
+                    raise Refusal(text)
+                given.add(ident)
+            elif (needed := self._needed.get(ident)) is not None and needed not in given:
+                kind = item.get("type", "message")
+                text = (
+                    f"Item '{ident}' of type '{kind}' was provided without its required 'reasoning' item: '{needed}'."
+                )
+                raise Refusal(text)
 
     def overflow(self, tokens: int, window: int) -> Refusal:
         text = "Your input exceeds the context window of this model. Please adjust your input and try again."
@@ -76,6 +116,9 @@ class ResponsesServer(LoopbackServer):
 
     def whole(self, body: Body, answer: Answer, tokens: int) -> Body:
         output: list[Body] = []
+        if answer.thinking:
+            reasoning: Body = {"type": "reasoning", "id": fresh_id("rs"), "encrypted_content": fresh_id("sealed")}
+            output.append({**reasoning, "summary": [{"type": "summary_text", "text": answer.thinking}]})
         if answer.text:
             content = [{"type": "output_text", "text": answer.text, "annotations": []}]
             facts = {"role": "assistant", "status": "completed", "content": content}
@@ -83,6 +126,7 @@ class ResponsesServer(LoopbackServer):
         for call in answer.calls:
             facts = {"name": call[0], "arguments": arguments_text(call), "status": "completed"}
             output.append({"type": "function_call", "id": fresh_id("fc"), "call_id": fresh_id("call"), **facts})
+        self._issue(output)
         used = self.answer_tokens(answer)
         usage: Body = {"input_tokens": tokens, "output_tokens": used, "total_tokens": tokens + used}
         usage |= {"input_tokens_details": {"cached_tokens": 0}, "output_tokens_details": {"reasoning_tokens": 0}}
