@@ -410,7 +410,7 @@ class ContextCompiler(Arguments, AbstractCapability[Any]):
             return None if self._only_records else TightModel(model, self._tighter_messages)
 
     def _tighten_after(self, error: BaseException) -> bool:
-        """Tighten the run after a provider refused our view as too long; True if it should be retried, once a request."""
+        """Tighten the run after a refusal as too long; True if the request should be retried, which it is once."""
         if self._request is None or self._run.retried or self.dry_run or (refusal := refusal_of(error)) is None:
             return False
         self._request = self._middleware.tighten(self._run, self._request, refusal)

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from pydantic_ai import exceptions
-from pydantic_ai.exceptions import ModelHTTPError
+from pydantic_ai.exceptions import ModelAPIError
 from pydantic_ai.messages import ModelMessage, ModelResponse
 from pydantic_ai.models import Model, ModelRequestParameters, StreamedResponse
 from pydantic_ai.models.wrapper import WrapperModel
@@ -28,7 +28,7 @@ from context_compiler.tokens import PLAUSIBLE, Ratios
 RetryModelRequest: type[Exception] | None = getattr(exceptions, "RetryModelRequest", None)
 """Exception that asks the host for another attempt; None if the host has none."""
 
-_REFUSALS: tuple[type[Exception], ...] = (ModelHTTPError, ExceptionGroup, *((TOO_LONG,) if TOO_LONG else ()))
+_REFUSALS: tuple[type[Exception], ...] = (ModelAPIError, ExceptionGroup, *((TOO_LONG,) if TOO_LONG else ()))
 """Errors that may mean a request is too long; all others are raised as they are."""
 
 STATED_SHARE = 0.9

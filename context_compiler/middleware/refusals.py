@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from pydantic_ai import exceptions
-from pydantic_ai.exceptions import ModelHTTPError
+from pydantic_ai.exceptions import ModelAPIError
 
 from context_compiler.resilience import attempt
 
@@ -27,7 +27,8 @@ MOST_TEXT = 20_000
 """Characters of an error that are read, because some errors repeat the request."""
 
 _NOISE = re.compile(
-    r"https?://\S+|\binput should\b|\binput schema\b|(?<!'messages': )(?<!'input': )\b(string|array) (above max length|too long)\b"
+    r"https?://\S+"
+    r"|\binput should\b|\binput schema\b|(?<!'messages': )(?<!'input': )\b(string|array) (above max length|too long)\b"
     r"|'(input|messages)\[[^']*'"
 )
 """Addresses, and complaints about a single field."""
@@ -57,7 +58,8 @@ _EXCESS = (
 )
 _KINDS = tuple(re.compile(rf"(?<![\w]){kind}(?![\w])") for kind in (_SUBJECT, _MEASURE, _EXCESS))
 _TOO = re.compile(
-    r"\b(context|prompts?|inputs?|messages|conversation|request)\b[^.;]{0,40}\b(is |are )?(too (long|large|big)|overflow\w*)\b"
+    r"\b(context|prompts?|inputs?|messages|conversation|request)\b[^.;]{0,40}"
+    r"\b(is |are )?(too (long|large|big)|overflow\w*)\b"
     r"|\btoo many (input |prompt |total )?tokens\b|\btoken limit exceeded\b|'(input|messages)': array too long"
 )
 """Sentences without a measure."""
@@ -79,18 +81,19 @@ _WINDOW = tuple(
         r"\blimit(?: of| is|:|) N",
     )
 )
-"""Where errors state the window, the most certain first."""
+"""Places of the window in an error, the most certain first."""
 _COUNTED = tuple(
     re.compile(pattern.replace("N", _NUMBER))
     for pattern in (
         r"\bn prompt tokens\W{1,3}N",
-        r"\bN (?:tokens )?(?:inputs? tokens|inputs tokens|prompt tokens|from the input|in (?:the|your) (?:prompt|messages?|input)|of text input)",
+        r"\bN (?:tokens )?(?:(?:inputs?|prompt) tokens|from the input|of text input)",
+        r"\bN (?:tokens )?in (?:the|your) (?:prompt|messages?|input)",
         r"\b(?:prompt|inputs?|request|messages?)\b[^\d.;\n]{0,60}?N",
         r"\bN (?:tokens )?>",
         r"\b(?:current length is|given:|contains|actual:|requested:) N",
     )
 )
-"""Where errors state the tokens of the refused input."""
+"""Places of the tokens of the refused input."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,10 +127,11 @@ def refusal_of(error: BaseException) -> Refusal | None:
         found = [refusal for inner in group.exceptions if (refusal := refusal_of(inner)) is not None]
         return min(found, key=lambda refusal: refusal.windows or (10**12,), default=None)
     known = TOO_LONG is not None and isinstance(error, TOO_LONG)
-    status = error.status_code if isinstance(error, ModelHTTPError) else None
-    if not known and status not in STATUSES:
+    status = getattr(error, "status_code", None)  # an error within a stream may have none
+    if not known and not (isinstance(error, ModelAPIError) and status in (*STATUSES, None)):
         return None
-    text = _normalized("\n".join(_texts(getattr(error, "body", None)))[:MOST_TEXT])
+    told = getattr(error, "body", None) or (error.message if isinstance(error, ModelAPIError) else None)
+    text = _normalized("\n".join(_texts(told))[:MOST_TEXT])
     if known or (not _RATE.search(text) and (status == 413 or _says_too_long(text))):
         return Refusal(windows=_numbers(_WINDOW, text), counts=_numbers(_COUNTED, text))
     return None

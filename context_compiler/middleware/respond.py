@@ -467,7 +467,6 @@ def assemble_view(
     """
     request, history, layers, live = context.request, context.history, context.request.layers, context.host is not None
     frozen, limits = cycle or RAW, context.limits(cycle)
-    status = "mended" if status == "raw" and context.base else status
     untouched = not (cycle or context.base or layers.text or (live and begins_with_assistant(request.messages)))
     if untouched:
         start, messages, sent = None, list(request.messages), history
@@ -485,7 +484,7 @@ def assemble_view(
             messages=messages,
             tokens=sent.tokens,
             budget=ceil(limits.budget * limits.ratio - 1e-6),  # the limit was rounded down to whole o200k tokens
-            status=status,
+            status="mended" if status == "raw" and context.base else status,
             summary=summary_of(frozen),
             ledger=token_breakdown(_sections(context, frozen, sent, blocks), lines, kept),
             drops=drops,

@@ -90,9 +90,11 @@ async def _asked_window(address: SplitResult, model: str) -> int | None:
         if (window := _window_in(found)) is not None:
             return window
     listed = (await _get(address, f"{root}/v1/models")).get("data")
-    models = [one for one in cast(list[Any], listed) if isinstance(one, dict)] if isinstance(listed, list) else []
-    named = [one for one in models if one.get("id") == model] or (models if len(models) == 1 else [])
-    return next((window for one in named for part in (one, one.get("meta")) if (window := _window_in(part))), None)
+    models: list[Any] = cast(list[Any], listed) if isinstance(listed, list) else []
+    models = [facts for facts in models if isinstance(facts, dict)]
+    named = [facts for facts in models if facts.get("id") == model] or (models if len(models) == 1 else [])
+    found = (_window_in(part) for facts in named for part in (facts, facts.get("meta")))
+    return next((window for window in found if window is not None), None)
 
 
 def _window_in(facts: object) -> int | None:

@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 import pytest
-from pydantic_ai.exceptions import ModelHTTPError
+from pydantic_ai.exceptions import ModelAPIError, ModelHTTPError
 
 from context_compiler.middleware.refusals import is_overflow, refusal_of
 
@@ -141,7 +141,7 @@ TOO_LONG: dict[str, tuple[Any, int | None, int | None]] = {
     ),
     "vllm, input tokens": (
         "You passed 9905 input tokens and requested 512 output tokens. However, the model's context length is only "
-        "8192 tokens, resulting in a maximum input length of 7680 tokens. Please reduce the length of the input prompt.",
+        "8192 tokens, resulting in a maximum input length of 7680 tokens. Please reduce the input length.",
         8_192,
         9_905,
     ),
@@ -352,6 +352,15 @@ def test_an_overflow_is_read_from_a_body_of_text_and_from_a_nested_one_too(name:
 def test_a_refusal_that_a_shorter_request_does_not_help_is_none(name: str) -> None:
     status, body = OTHER[name]
     assert not is_overflow(refused(body, status))
+
+
+@pytest.mark.parametrize("body", [None, {"message": TOO_LONG["together"][0], "code": 400}])
+def test_an_error_within_a_stream_is_read_too(body: Any) -> None:
+    error = ModelAPIError("some-model", str(TOO_LONG["together"][0]))
+    error.body = body
+    found = refusal_of(error)
+    assert found is not None and found.window(512) == 262_144
+    assert not is_overflow(ModelAPIError("some-model", "Connection error."))
 
 
 def test_any_other_error_is_none_whatever_it_says() -> None:

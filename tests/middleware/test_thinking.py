@@ -13,7 +13,7 @@ from tests.support.histories import prose
 from tests.support.loopback import Answer
 from tests.support.responses_server import ResponsesServer
 
-SERVERS: dict[str, tuple[Any, str, dict[str, Any]]] = {
+SERVERS: dict[str, tuple[Any, str, Any]] = {
     "responses": (ResponsesServer, "gpt-5", {"openai_reasoning_effort": "low"}),
     "anthropic": (
         AnthropicServer,

@@ -10,7 +10,7 @@ import json
 import threading
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count as counter
 from types import TracebackType
@@ -65,7 +65,12 @@ class LoopbackServer(ABC):
     """Where requests go that the script answers."""
 
     def __init__(
-        self, script: Script = "ok.", *, window: int | None = None, count: Callable[[str], int] | None = None
+        self,
+        script: Script = "ok.",
+        *,
+        window: int | None = None,
+        count: Callable[[str], int] | None = None,
+        facts: Mapping[str, Body] | None = None,
     ) -> None:
         """Answer by `script`: one text for all, a list of steps used up in turn, or a function of the body.
 
@@ -73,6 +78,7 @@ class LoopbackServer(ABC):
             script: Steps are text, tool calls `[(name, args)]`, or an `Answer`; a function may raise `Refusal`.
             window: Prompt tokens above which a request is refused; None never refuses.
             count: Tokens of the JSON text of tools and messages; a quarter of its length by default.
+            facts: What a GET of a path answers.
         """
         self.requests: list[Body] = []
         """Every body received, refused ones too."""
@@ -80,14 +86,16 @@ class LoopbackServer(ABC):
         """What each request came to, in the order they finished; 0 is a connection closed without an answer."""
         self.refusals: list[str] = []
         """The message of each error answered."""
+        self.asked: list[str] = []
+        """The path of each GET."""
         self.prompt_tokens: list[int] = []
         """Tokens of each request that was accepted."""
         self.window, self.count = window, count or _quarter
-        self._script, self._step = script, 0
+        self._script, self._step, self._facts = script, 0, facts or {}
         self._faults: deque[_Fault] = deque()
         self._over = threading.Event()
         self._lock = threading.Lock()
-        self._wire = Wire(self._take)
+        self._wire = Wire(self._take, self._tell)
 
     @property
     def base_url(self) -> str:
@@ -117,6 +125,11 @@ class LoopbackServer(ABC):
     def drop(self, *, times: int = 1, after: int = 0) -> None:
         """Close the connection of the next `times` requests, or `after` that many events of a stream."""
         self._faults.extend([_Fault(kind="drop", after=after)] * times)
+
+    def _tell(self, path: str) -> tuple[int, Body]:
+        self.asked.append(path)
+        found = self._facts.get(path.partition("?")[0])
+        return (404, {"error": {"message": "not found"}}) if found is None else (200, found)
 
     def _take(self, path: str, raw: bytes) -> Reply | None:
         status = 0

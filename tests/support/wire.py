@@ -15,15 +15,17 @@ Body = dict[str, Any]
 Reply = tuple[int, Body | Iterable[bytes]]
 Take = Callable[[str, bytes], Reply | None]
 """A path and a raw body in, a status and a body out: JSON, or the events of a stream; None hangs up."""
+Tell = Callable[[str], tuple[int, Body]]
+"""A path in, a status and a body out, for GET."""
 
 
 class Wire:
     """Port and threads of one server: `open` it, then `close` it."""
 
-    def __init__(self, take: Take) -> None:
+    def __init__(self, take: Take, tell: Tell) -> None:
         self.errors: list[BaseException] = []
         """What `take` raised, other than a broken connection."""
-        self._http = _Http(take, self.errors)
+        self._http = _Http(take, tell, self.errors)
         self._thread = threading.Thread(target=self._http.serve_forever, args=(0.02,), daemon=True)
 
     @property
@@ -47,8 +49,8 @@ class _Http(ThreadingHTTPServer):
     daemon_threads = False
     request_queue_size = 128
 
-    def __init__(self, take: Take, errors: list[BaseException]) -> None:
-        self.take, self._errors = take, errors
+    def __init__(self, take: Take, tell: Tell, errors: list[BaseException]) -> None:
+        self.take, self.tell, self._errors = take, tell, errors
         self._open: set[socket.socket] = set()
         super().__init__(("127.0.0.1", 0), _Handler)
 
@@ -81,6 +83,12 @@ class _Http(ThreadingHTTPServer):
 
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
+
+    def do_GET(self) -> None:
+        self.close_connection = True
+        assert isinstance(self.server, _Http)
+        status, body = self.server.tell(self.path)
+        self._whole(status, json.dumps(body).encode())
 
     def do_POST(self) -> None:
         self.close_connection = True
