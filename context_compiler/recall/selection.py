@@ -131,14 +131,32 @@ def choose(
     after = {places[old]: places[new] for old, new in newer.items() if old in places and new in places}
     if wide and answers:
         _take_mentions(quotation, [ranks[index] for index in order], after)
+    answered = set[str]()
     for at in sorted(range(len(keys)), key=keys.__getitem__):
         if quotation.left < MIN_PASSAGE:
             break
-        take_beside(quotation, at, after)
+        text = _wording(quotation.candidates[at].text)
+        if text not in answered and take_beside(quotation, at, after):
+            answered.add(text)
     if quotation.left >= MIN_PASSAGE:
-        current = [1 - one.outdated for one in quotation.candidates]
+        current = _once(quotation.candidates)
         _fill(quotation, [one * new / price for one, new, price in zip(worth, current, prices, strict=True)], after)
     return quotation.passages
+
+
+def _once(ordered: Sequence[Passage]) -> list[float]:
+    """Factor by which a passage counts: less if it is outdated or was said often, 0 if the same is said again later."""
+    said = [_wording(passage.text) for passage in ordered]
+    times, last = Counter(said), {text: at for at, text in enumerate(said)}
+    return [
+        (1 - one.outdated) / times[text] if last[text] == at else 0.0
+        for at, (one, text) in enumerate(zip(ordered, said, strict=True))
+    ]
+
+
+@lru_cache(maxsize=8_192)
+def _wording(text: str) -> str:
+    return " ".join(words(text)) or text
 
 
 def spread(ranked: Sequence[T], place: Callable[[T], int]) -> list[T]:
