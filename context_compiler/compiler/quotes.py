@@ -6,7 +6,7 @@ of identifiers, and passages. Room that one of them does not need goes to the ne
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from context_compiler.compiler.cut_order import Selection
@@ -14,9 +14,9 @@ from context_compiler.compiler.identifiers import identifiers_and_quotes
 from context_compiler.compiler.summary import TITLES, fit_sections, gather_sections, template_facts
 from context_compiler.compiler.view import Quote, note_text
 from context_compiler.messages.fences import QUOTED_TITLE, fence, neutralize
-from context_compiler.messages.items import MESSAGE_OVERHEAD
+from context_compiler.messages.items import MESSAGE_OVERHEAD, Item
 from context_compiler.messages.prompts import Instruction, asking_part
-from context_compiler.messages.shapes import truncate
+from context_compiler.messages.shapes import WHOLE, truncate
 from context_compiler.recall import Question, changes_of, index_of, pending_question, rank
 from context_compiler.recall.changes import corrections, mark_changes
 from context_compiler.recall.outline import phases
@@ -65,7 +65,9 @@ class _Sources:
     @classmethod
     def of(cls, selection: Selection, loose: Sequence[int], recall: bool) -> _Sources:
         """Split the messages at `loose` into candidates; rank them for the pending question if `recall`."""
-        candidates = passages(selection.history, selection.draft.outline, loose, selection.counter) if loose else ()
+        found = passages(selection.history, selection.draft.outline, loose, selection.counter) if loose else ()
+        shown = {item.text.strip() for item in _whole_items(selection)}
+        candidates = [one for one in found if one.text.strip() not in shown]
         question = _pending_question(selection) if recall else None
         ranks: Sequence[float] = []
         newer: Mapping[tuple[int, int], tuple[int, int]] = {}
@@ -89,6 +91,13 @@ class _Sources:
             wide=question is not None and question.wide,
             newer=newer,
         )
+
+
+def _whole_items(selection: Selection) -> Iterator[Item]:
+    """Parts of the messages that stay as they are."""
+    for reading, shape in zip(selection.history.readings, selection.draft.shapes, strict=True):
+        if shape == WHOLE:
+            yield from reading.items
 
 
 def _pending_question(selection: Selection) -> Question:

@@ -521,7 +521,7 @@ def mark_changes(
             passage = replace(
                 passage,
                 changed=turn,
-                outdated=sum(len(one.sentence) for one in own) / len(passage.text),
+                outdated=tuple(one.sentence for one in own),
                 tokens=passage.tokens + price,
                 label=passage.label + price,
             )

@@ -92,8 +92,8 @@ class Passage:
     """Name of the tool, for a piece of its result; else empty."""
     changed: int = -1
     """Turn in which a later message revises this one; -1 if none does."""
-    outdated: float = 0.0
-    """Fraction of the text that a later message revises."""
+    outdated: tuple[str, ...] = ()
+    """Sentences that a later message revises."""
 
     @property
     def place(self) -> tuple[int, int]:

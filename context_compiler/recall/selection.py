@@ -131,14 +131,32 @@ def choose(
     after = {places[old]: places[new] for old, new in newer.items() if old in places and new in places}
     if wide and answers:
         _take_mentions(quotation, [ranks[index] for index in order], after)
+    answered = set[str]()
     for at in sorted(range(len(keys)), key=keys.__getitem__):
         if quotation.left < MIN_PASSAGE:
             break
-        take_beside(quotation, at, after)
+        text = _wording(quotation.candidates[at].text)
+        if text not in answered and take_beside(quotation, at, after):
+            answered.add(text)
     if quotation.left >= MIN_PASSAGE:
-        current = [1 - one.outdated for one in quotation.candidates]
+        current = _once(quotation.candidates)
         _fill(quotation, [one * new / price for one, new, price in zip(worth, current, prices, strict=True)], after)
     return quotation.passages
+
+
+def _once(ordered: Sequence[Passage]) -> list[float]:
+    """Factor by which a passage counts: less if it is outdated or was said often, 0 if the same is said again later."""
+    said = [_wording(passage.text) for passage in ordered]
+    times, last = Counter(said), {text: at for at, text in enumerate(said)}
+    return [
+        (1 - sum(map(len, one.outdated)) / len(one.text)) / times[text] if last[text] == at else 0.0
+        for at, (one, text) in enumerate(zip(ordered, said, strict=True))
+    ]
+
+
+@lru_cache(maxsize=8_192)
+def _wording(text: str) -> str:
+    return " ".join(words(text)) or text
 
 
 def spread(ranked: Sequence[T], place: Callable[[T], int]) -> list[T]:
@@ -225,7 +243,11 @@ def _fill(quotation: Quotation, rates: Sequence[float], after: Mapping[int, int]
 
 
 def _pairs(passage: Passage) -> frozenset[tuple[str, str]]:
-    texts = words(passage.text)
+    """Word pairs of what a passage says that still holds."""
+    text = passage.text
+    for sentence in passage.outdated:
+        text = text.replace(sentence, "")
+    texts = words(text)
     return frozenset(pairwise(texts)) or frozenset((word, "") for word in texts)
 
 
@@ -351,18 +373,23 @@ def _peer_share(candidates: Sequence[Passage], messages: Mapping[Part, _Message]
     """Degree from 0 (a chat with an assistant) to 1 (a conversation between two people), by the average message sizes.
 
     It is 1 if the answers have up to 1.5 times the words of the prompts, and falls to 0 at 3 times. It is also 0 if
-    more than a twentieth of the passages are tool exchanges, or if the prompts are longer than `TURN_OF_TALK`.
+    more than a twentieth of the passages are tool exchanges, or if the prompts are longer than `TURN_OF_TALK`. Answers
+    that are said again and again, as people do not, reduce it.
     """
     if sum([passage.speaker == "tool" and not passage.tool for passage in candidates]) * 20 > len(candidates):
         return 0.0
     sizes: dict[str, list[int]] = {"user": [], "assistant": []}
+    answers = set[Sequence[str]]()
     for message in messages.values():
         if message.speaker in sizes:
             sizes[message.speaker].append(message.wording.size)
+        if message.speaker == "assistant":
+            answers.add(message.wording.texts)
     if not all(sizes.values()):
         return 0.0
     user, assistant = (sum(own) / len(own) for own in sizes.values())
-    return min(1.0, max(0.0, (3 - assistant / max(user, 1)) / 1.5)) if user <= TURN_OF_TALK else 0.0
+    share = min(1.0, max(0.0, (3 - assistant / max(user, 1)) / 1.5)) if user <= TURN_OF_TALK else 0.0
+    return share * len(answers) / len(sizes["assistant"])
 
 
 def _peer_signs(message: _Message, before: _Message | None) -> float:
