@@ -30,6 +30,7 @@ from context_compiler.compiler.identifiers import identifier_room
 from context_compiler.compiler.policy import Limits, Plan
 from context_compiler.compiler.quotes import cost, written_for
 from context_compiler.compiler.reasons import ACTIVE_EXCHANGE_ORDERED, BROKEN, PIN_WAITS, TURNS_ORDERED
+from context_compiler.compiler.rules import RULE_WHY, fitting_rules, rule_origin, unlisted
 from context_compiler.compiler.steering import Order
 from context_compiler.compiler.summary import (
     SummaryRequest,
@@ -40,11 +41,8 @@ from context_compiler.compiler.summary import (
 )
 from context_compiler.compiler.view import Quote, summary_of
 from context_compiler.fidelity import Fidelity
-from context_compiler.messages.history import History
-from context_compiler.messages.prompts import Instruction, standing_instructions
 from context_compiler.messages.shapes import WHOLE, Shape
 from context_compiler.messages.turns import is_prompt
-from context_compiler.recall import changes_of
 from context_compiler.record.values import Compile
 
 SLACK = 20
@@ -104,6 +102,7 @@ def select(
         order: A compile that a user asks for, which also cuts below the threshold; None otherwise.
     """
     history, outline, policy = plan.history, plan.outline, plan.policy
+    overhead += limits.rules
     recent = policy.recent_turns if policy.recent_turns is not None else len(outline.turns)
     draft = _start_draft(plan, limits, previous, recent)
     limits = relieve_system_text(draft, limits, overhead)
@@ -116,8 +115,7 @@ def select(
         draft.recent = min(wanted, _affordable_turns(draft, limits.room // RECENT + spare))
     over = draft.total > limits.budget - overhead
     truncate_large_prompts(draft)
-    instructions = _current(history, standing_instructions(history, outline, draft.before_active()))
-    draft.reserve(_reserved_tokens(plan, limits, instructions))
+    draft.reserve(_reserved_tokens(plan, limits))
     if order is not None:
         _drop_by_order(draft, plan, order, previous)
     elif one_shot or policy.every_turn:
@@ -134,7 +132,7 @@ def select(
         target=target,
         out=out,
         span=_not_covered(out, previous),
-        instructions=tuple(one for one in instructions if draft.here(one.position) is None) if draft.summary else (),
+        rules=plan.rules,
         previous=previous,
         lasting=not one_shot,
         tool_work=plan.tool_work,
@@ -240,29 +238,14 @@ def _affordable_turns(draft: Draft, room: int) -> int:
     return len(draft.outline.turns)
 
 
-def _current(history: History, instructions: Sequence[Instruction]) -> tuple[Instruction, ...]:
-    """Instructions without those that another one replaces; one that other words replace is followed by them."""
-    changes, found = changes_of(history), list[Instruction]()
-    for rule in instructions:
-        newest = max(changes.of(rule.position, rule.text), key=lambda one: one.at, default=None)
-        if newest is None:
-            found.append(rule)
-        elif not any(one.position == newest.at and newest.later in one.text for one in instructions):
-            found.append(replace(rule, text=f"{rule.text} [changed later: {newest.later}]"))
-    return tuple(found)
-
-
-def _reserved_tokens(plan: Plan, limits: Limits, instructions: Sequence[Instruction]) -> int:
+def _reserved_tokens(plan: Plan, limits: Limits) -> int:
     """Tokens to reserve for summary and quotes; a fidelity named by the caller caps both together."""
     cap = limits.cap(plan.policy.fidelity)
     if limits.max_notes and cap and not plan.policy.fidelity_named:
         return limits.max_notes
     if plan.policy.fidelity_named or not cap:
         return cap
-    cap += identifier_room(plan.history, limits.room)
-    if not instructions:
-        return cap
-    return cap + min(limits.room // 10, sum(plan.counter.text(one.text) + 12 for one in instructions) + 24)
+    return cap + identifier_room(plan.history, limits.room)
 
 
 def _start_draft(plan: Plan, limits: Limits, previous: Cycle | None, recent: int) -> Draft:
@@ -316,6 +299,8 @@ def freeze(
     covered = spans(selection.out) if summary else (old.covered if old else ())
     text = written_for(selection, kept_summary, positions(covered))
     shapes, decided = selection.draft.shapes, decided_by(selection)
+    missing = unlisted(selection.rules, shapes, text.note) if decided else []
+    rules = fitting_rules(missing, selection.limits.rules, selection.counter)
     cycle = Cycle(
         decided=decided,
         tip=selection.history.ids[decided - 1] if decided else "",
@@ -334,8 +319,9 @@ def freeze(
         config=selection.policy.config,
         lead=selection.order.start if selection.order is not None else 0,
         why=_reasons(selection.draft, old.why if old else ()),
+        rules=tuple(rule.text for rule in rules),
     )
-    return cycle, text.quoted
+    return cycle, (*(Quote(what=rule_origin(rule), why=RULE_WHY, text=rule.text) for rule in rules), *text.quoted)
 
 
 def decided_by(selection: Selection) -> int:

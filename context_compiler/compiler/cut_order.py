@@ -18,7 +18,7 @@ from context_compiler.compiler.reasons import Reason
 from context_compiler.compiler.steering import NONE, Order, Steering, messages_kept_together
 from context_compiler.messages.history import History, superseded_parts
 from context_compiler.messages.items import MESSAGE_OVERHEAD, Kind
-from context_compiler.messages.prompts import Instruction
+from context_compiler.messages.rules import Rule
 from context_compiler.messages.shapes import WHOLE, Shape, largest, price
 from context_compiler.messages.turns import Group, Outline, Turn, is_prompt
 from context_compiler.record.values import Drop
@@ -41,8 +41,8 @@ class Selection:
     """Positions that are left out."""
     span: tuple[int, ...]
     """Positions that are left out and not covered by the last summary of a model."""
-    instructions: tuple[Instruction, ...]
-    """Standing instructions of the user in the messages that are left out."""
+    rules: tuple[Rule, ...]
+    """Rules in force."""
     previous: Cycle | None
     lasting: bool
     """True for a live view, which serves later requests too; False for a one-shot view."""

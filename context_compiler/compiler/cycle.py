@@ -84,6 +84,8 @@ class Cycle:
     """Reasons why messages are left out or shortened, as `(start, stop, reason)`."""
     lead: int = 0
     """Kept messages before this position precede the summary, because the summarized messages came after them."""
+    rules: tuple[str, ...] = ()
+    """Rules that the view lists, in order."""
     at: int = -1
     """Position from which prompts belonged to the turn in which it began; -1 if unknown."""
 
@@ -108,6 +110,7 @@ class Cycle:
             data |= {name: data.pop(key) for name, key in STORED.items() if key in data}
             data.pop("blocks", None)  # of schema 3, where recall blocks were a part of the cycle
             data["why"] = tuple((int(a), int(b), str(reason)) for a, b, reason in data.get("why", ()))
+            data["rules"] = tuple(map(str, data.get("rules", ())))
             found = cls(**data)
         except DAMAGED:
             return None

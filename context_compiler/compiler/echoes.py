@@ -22,10 +22,10 @@ from context_compiler.compiler.specifics import Specific, TextSet, readable_text
 from context_compiler.messages.display import (
     FORMS,
     IDENTIFIER,
-    INSTRUCTION,
     OUTLINE,
     QUOTED,
     RECALLED,
+    RULE,
     VERBATIM,
     segments,
 )
@@ -57,7 +57,7 @@ MAX_SENTENCES = 60
 Report = Callable[[int, str, bool], None]
 """Called with the number of a text, the words that it contains, and True if these are an identifier."""
 
-QUOTING = (QUOTED, RECALLED, INSTRUCTION, OUTLINE)
+QUOTING = (QUOTED, RECALLED, RULE, OUTLINE)
 """Forms that consist of quoted lines."""
 
 _WORD = re.compile(

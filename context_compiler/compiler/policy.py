@@ -15,6 +15,7 @@ from context_compiler.fidelity import CAPS, Fidelity
 from context_compiler.messages.failures import ReflectionPolicy
 from context_compiler.messages.history import History, Reader, superseded_parts
 from context_compiler.messages.items import Item, Kind
+from context_compiler.messages.rules import Found, Rule, find_rules, rules_in_force
 from context_compiler.messages.shapes import Shape
 from context_compiler.messages.turns import OUTPUT, Outline, Pairing, outline, prompt_at, turn_index, turn_starts
 from context_compiler.recall.question import Pending, pending_question
@@ -69,6 +70,8 @@ class Limits:
     """Tokens reserved for the recall block of the prompt, in addition to the view."""
     extra_cut: int = 0
     """Tokens to cut below the low threshold to make room for that block."""
+    rules: int = 0
+    """Part of `fixed` that is reserved for the rules of the conversation."""
 
     @property
     def room(self) -> int:
@@ -280,6 +283,8 @@ class Policy:
     """True if every user turn begins with a compile."""
     recall: Amount
     """Maximum size of a recall block: a fraction of the room, or tokens; 0 for no recall."""
+    detects_rules: bool
+    """True if rules are found in the user's prompts."""
     refs: bool
     """True if the agent has a tool that reads left-out text, so that truncation markers may name it."""
     prompt_room: int
@@ -328,6 +333,22 @@ class Plan:
     policy: Policy
     reader: Reader
     steering: Steering = NONE
+    declared: tuple[str, ...] = ()
+    """Rules that the application declares for this request."""
+
+    @cached_property
+    def found_rules(self) -> Found:
+        """Rules in the history."""
+        return find_rules(self.history)
+
+    @cached_property
+    def rules(self) -> tuple[Rule, ...]:
+        """Rules in force: those that the application declares, then those of the user, oldest first."""
+        declared = tuple(map(Rule, dict.fromkeys(self.declared)))
+        if not self.policy.detects_rules or self.found_rules.between_people:
+            return declared
+        names = {one.name for one in declared}
+        return (*declared, *(one for one in rules_in_force(self.found_rules.rules) if one.name not in names))
 
     def pinned(self, room: int | None = None) -> frozenset[int]:
         """Positions of pinned messages that fit in their share of `room`; None for all pinned messages."""

@@ -1,7 +1,7 @@
 """Write the verbatim part of a view: quotes from left-out messages, in one fence on the user channel.
 
-It contains, in this order, standing instructions of the user, an outline of the phases of the conversation, the ledger
-of identifiers, and passages. Room that one of them does not need goes to the next.
+It contains, in this order, an outline of the phases of the conversation, the ledger of identifiers, and passages. Room
+that one of them does not need goes to the next.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from context_compiler.compiler.summary import TITLES, fit_sections, gather_secti
 from context_compiler.compiler.view import Quote, note_text
 from context_compiler.messages.fences import QUOTED_TITLE, fence, neutralize
 from context_compiler.messages.items import MESSAGE_OVERHEAD, Item
-from context_compiler.messages.prompts import Instruction, asking_part
+from context_compiler.messages.prompts import asking_part
 from context_compiler.messages.shapes import WHOLE, truncate
 from context_compiler.recall import Question, changes_of, index_of, pending_question, rank
 from context_compiler.recall.changes import corrections, mark_changes
@@ -28,15 +28,6 @@ from context_compiler.tokens import TokenCounter
 
 MIN_QUOTES = 16
 """Minimum room in tokens for a note or for quotes."""
-
-INSTRUCTION_WHY = "pinned: a standing instruction"
-INSTRUCTIONS_HEAD = "Standing instructions the user gave earlier:"
-INSTRUCTIONS_PART = 10
-"""Divisor of the room for messages: maximum size of standing instructions."""
-MAX_INSTRUCTIONS_PART = 3
-"""Divisor of the verbatim part: maximum size of standing instructions, because a view also has to answer."""
-MIN_INSTRUCTIONS_TOKENS = 96
-"""Tokens that standing instructions may always take, so that a small view has room for a few rules."""
 
 OUTLINED = "What was worked on when:"
 OUTLINE = 20
@@ -125,7 +116,7 @@ def write_quotes(
     inner = room - cost(fence(QUOTED_TITLE, "x"), counter)
     sources = _Sources.of(selection, loose if inner > MIN_QUOTES else (), recall)
     while inner > MIN_QUOTES:
-        body, held = _body(selection, sources, inner, note, lost)
+        body, held = _verbatim(selection, sources, inner, note, lost)
         if not body:
             return "", ()
         text = fence(QUOTED_TITLE, body)
@@ -136,60 +127,24 @@ def write_quotes(
     return "", ()
 
 
-def _body(selection: Selection, sources: _Sources, room: int, note: str, lost: bool) -> tuple[str, tuple[Quote, ...]]:
-    """Text within the fence, and its quotes. A standing instruction that a passage contains is not listed as well."""
-    share = max(room // MAX_INSTRUCTIONS_PART, min(MIN_INSTRUCTIONS_TOKENS, room))
-    rules = _fitting_instructions(selection, min(share, selection.limits.room // INSTRUCTIONS_PART))
-    body, held = _verbatim(selection, sources, room, note, lost, rules)
-    others = [quote.text for quote in held if quote.why != INSTRUCTION_WHY]
-    also_quoted = [rule for rule in rules if any(rule.text in text for text in others)]
-    if not also_quoted:
-        return body, held
-    fewer, again = _verbatim(selection, sources, room, note, lost, [rule for rule in rules if rule not in also_quoted])
-    missing = [rule for rule in also_quoted if not any(rule.text in quote.text for quote in again)]
-    return (body, held) if missing else (fewer, again)
-
-
 def _verbatim(
-    selection: Selection, sources: _Sources, room: int, note: str, lost: bool, rules: Sequence[Instruction]
+    selection: Selection, sources: _Sources, room: int, note: str, lost: bool
 ) -> tuple[str, tuple[Quote, ...]]:
-    counter = selection.counter
-    listed_rules = _instructions_text(rules)
-    left = room - cost(listed_rules, counter)
-    outline = _outline_text(selection, min(left, selection.target // OUTLINE)) if sources.broad else ""
-    left -= cost(outline, counter)
+    """Text within the fence, and its quotes."""
+    outline = _outline_text(selection, min(room, selection.target // OUTLINE)) if sources.broad else ""
+    left = room - cost(outline, selection.counter)
     chosen: list[Passage] = []
 
     def quoting(tokens: int) -> str:
         chosen[:] = choose(sources.candidates, tokens, sources.ranks, wide=sources.wide, newer=sources.newer)
         return write_quotation(chosen)
 
-    quotes = identifiers_and_quotes(selection, (note, listed_rules), left, quoting, lost=lost)
-    body = "\n\n".join(block for block in (listed_rules, outline, quotes) if block)
+    quotes = identifiers_and_quotes(
+        selection, (note, *(rule.text for rule in selection.rules)), left, quoting, lost=lost
+    )
+    body = "\n\n".join(block for block in (outline, quotes) if block)
     listed = quotes.removesuffix(write_quotation(chosen))
-    return body, (*_other_quotes(rules, outline, listed), *_passage_quotes(chosen, sources))
-
-
-def _instructions_text(rules: Sequence[Instruction]) -> str:
-    return "\n".join([INSTRUCTIONS_HEAD, *(f"- turn {rule.turn + 1}: {rule.text}" for rule in rules)]) if rules else ""
-
-
-def instructions_tokens(quotes: str, counter: TokenCounter) -> int:
-    """Tokens that the standing instructions of a view's verbatim part take with their fence; 0 for none."""
-    _, head, rest = quotes.partition(INSTRUCTIONS_HEAD)
-    return cost(fence(QUOTED_TITLE, head + rest.partition("\n\n")[0]), counter) if head else 0
-
-
-def _fitting_instructions(selection: Selection, room: int) -> list[Instruction]:
-    """Newest standing instructions that fit in `room` tokens, oldest first."""
-    kept: list[Instruction] = []
-    left = room - MIN_QUOTES
-    for rule in reversed(selection.instructions):
-        left -= selection.counter.text(f"- turn {rule.turn + 1}: {rule.text}") + 1
-        if left < 0:
-            break
-        kept.append(rule)
-    return kept[::-1]
+    return body, (*_other_quotes(outline, listed), *_passage_quotes(chosen, sources))
 
 
 def _outline_text(selection: Selection, room: int) -> str:
@@ -198,9 +153,8 @@ def _outline_text(selection: Selection, room: int) -> str:
     return f"{OUTLINED}\n{text}" if text else ""
 
 
-def _other_quotes(rules: Sequence[Instruction], outline: str, listed: str) -> list[Quote]:
-    found = [Quote(what=f"turn {rule.turn + 1}", why=INSTRUCTION_WHY, text=rule.text) for rule in rules]
-    found += [Quote(what=_label(line), why="outline", text=line) for line in outline.splitlines()[1:]]
+def _other_quotes(outline: str, listed: str) -> list[Quote]:
+    found = [Quote(what=_label(line), why="outline", text=line) for line in outline.splitlines()[1:]]
     return [*found, *(Quote(what=_label(line), why="ledger", text=line) for line in listed.splitlines() if line)]
 
 
@@ -256,7 +210,6 @@ def written_for(selection: Selection, summary: str, covered: set[int]) -> Writte
     cap = min(selection.limits.cap(policy.fidelity), selection.reserve)
     note = _note(summary, selection, cap) if selection.out else ""
     left = _room_for_quotes(selection) - cost(note, counter)
-    left = max(left, _room_for_instructions(selection, note))
     if policy.fidelity_named:
         left = min(left, cap - cost(note, counter))
     if selection.order is not None:
@@ -282,21 +235,6 @@ def _room_for_quotes(selection: Selection) -> int:
         return left
     free = max(0, limits.budget - limits.low - limits.block_reserve)
     return min(limits.max_notes, left + min(free, (limits.high - limits.low) // 2))
-
-
-def _room_for_instructions(selection: Selection, note: str) -> int:
-    """Tokens that the standing instructions of a live view may take even if messages have used up its target size.
-
-    The target is far below the budget in a small room, where the turn before the current one may take all of it. They
-    come before a recall block, which takes what is left.
-    """
-    limits, counter = selection.limits, selection.counter
-    rules = _fitting_instructions(selection, limits.room // INSTRUCTIONS_PART) if selection.lasting else []
-    if not rules:
-        return 0
-    needed = cost(fence(QUOTED_TITLE, _instructions_text(rules)), counter) + 2 * MIN_QUOTES
-    free = selection.target - selection.kept + limits.budget - limits.low + limits.extra_cut
-    return min(needed, free - cost(note, counter))
 
 
 def _note(summary: str, selection: Selection, cap: int) -> str:

@@ -99,12 +99,15 @@ LAST_RESORT_TRUNCATION = Reason(f"{TRUNCATION.text}, {_LAST_RESORT}", _TRUNCATIO
 AFTER_LAST_REQUEST = Reason(
     "after the last request: a view ends with it", StepInfo(0, "a view ends with the last request", DROPS)
 )
+RULE_LOST = Reason(
+    "a rule, no room left", StepInfo(0, "list the rules of the conversation, the newest that fit", DROPS)
+)
 
 REASONS = (
     *(OVERSIZED_PROMPT, OVERSIZED_SYSTEM_TEXT, LARGE_PART, EARLIER_TURN, BEFORE_LAST_TURN, BEFORE_LAST_TURNS, STUB),
     *(RECENT_TURN, ACTIVE_STUB, ACTIVE_EXCHANGE, ACTIVE_EXCHANGE_ORDERED, PIN_WAITS, TRUNCATION, NOT_TRUNCATABLE),
     *(EARLIER_PROMPT, SMALL_PROMPT, SYSTEM_TEXT, TURNS_ORDERED, BROKEN, LAST_RESORT, LAST_RESORT_TRUNCATION),
-    AFTER_LAST_REQUEST,
+    *(AFTER_LAST_REQUEST, RULE_LOST),
 )
 
 DROPPED_EARLIER, SHORTENED_EARLIER = "left out by an earlier cut", "shortened by an earlier cut"

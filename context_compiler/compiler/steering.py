@@ -208,7 +208,7 @@ def _same(one: Cycle, other: Cycle) -> bool:
     Other fields may differ: an adopted cycle has another configuration, ratio and row, and the tip changes if the host
     merges the last message with the prompt after it.
     """
-    return (one.decided, one.note, one.quotes) == (other.decided, other.note, other.quotes)
+    return (one.decided, one.note, one.rules, one.quotes) == (other.decided, other.note, other.rules, other.quotes)
 
 
 def position_of(pin: Pin, history: History) -> int | None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 import time
+from bisect import bisect_right
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
@@ -269,7 +270,7 @@ def gather_sections(selection: Selection, span: Sequence[int], wanted: Collectio
     failed = any(item.failed for index in span for item in history.readings[index].items)
     reflects = failed or policy.reflections.every_n_turns > 0
     found = {
-        "constraints": "\n".join(f"turn {one.turn + 1}: {one.text}" for one in selection.instructions),
+        "constraints": "\n".join(_rule_lines(selection)),
         "topic": topic(history),
         "plan": plan(history, span),
         "tool_results": tool_results(history, span, policy.recent_tool_results),
@@ -278,6 +279,15 @@ def gather_sections(selection: Selection, span: Sequence[int], wanted: Collectio
         "focus": selection.focus,
     }
     return {name: text for name, text in found.items() if name in wanted}
+
+
+def _rule_lines(selection: Selection) -> Iterator[str]:
+    """Rules of the user in messages that are left out, with their turns."""
+    outline = selection.draft.outline
+    for rule in selection.rules:
+        if rule.position >= 0 and selection.draft.here(rule.position) is None:
+            turn = outline.turns[bisect_right(outline.starts, rule.position) - 1]
+            yield f"turn {turn.index + 1}: {rule.text}"
 
 
 def newest(lines: Sequence[str], limit: int, counter: TokenCounter) -> list[str]:

@@ -42,6 +42,7 @@ from context_compiler.compiler.reasons import (
     WRITTEN,
     kept_form,
 )
+from context_compiler.compiler.rules import rules_text
 from context_compiler.errors import ContextCompilerError
 from context_compiler.messages.display import (
     CARRIED,
@@ -64,7 +65,10 @@ from context_compiler.messages.turns import pair
 from context_compiler.record.values import Drop, Record, positions_of
 from context_compiler.tokens import TokenCounter, as_counter
 
-NOTHING: Mapping[int, str] = {}
+Inserted = Mapping[int, tuple[str, ...]]
+"""Our texts directly before prompts, by the positions of their messages."""
+
+NOTHING: Inserted = {}
 
 _DAY_ONE = datetime(2000, 1, 1, tzinfo=UTC)
 
@@ -151,10 +155,12 @@ def note_text(text: str, preface: str) -> str:
 
 
 def head(cycle: Cycle, *, stamp: datetime, mark: Mapping[str, Any]) -> ModelRequest | None:
-    """Request that contains the note and the quotes of a cycle; None if it has neither."""
+    """Request that contains the note, the rules and the quotes of a cycle; None if it has none of them."""
     parts: list[Any] = []
     if cycle.note:
         parts.append(_note(cycle.note, cycle.channel, stamp, mark))
+    if cycle.rules:
+        parts.append(_user(rules_text(cycle.rules), stamp, mark))
     if cycle.quotes:
         parts.append(_user(cycle.quotes, stamp, mark))
     return ModelRequest(parts=parts) if parts else None
@@ -172,11 +178,11 @@ def _note(text: str, channel: str, stamp: datetime, mark: Mapping[str, Any]) -> 
     return _user(text, stamp, mark)
 
 
-def with_recalled(message: ModelRequest, text: str) -> ModelRequest:
-    """Copy a request with our text inserted directly before its prompt; the text gets the timestamp of the request."""
+def with_recalled(message: ModelRequest, *texts: str) -> ModelRequest:
+    """Copy a request with our texts inserted directly before its prompt; they get the timestamp of the request."""
     place = next((at for at, part in enumerate(message.parts) if part.part_kind == "user-prompt"), len(message.parts))
-    part = _user(text, stamp_of(message), {"v": 1})
-    return replace(message, parts=[*message.parts[:place], part, *message.parts[place:]])
+    ours = [_user(text, stamp_of(message), {"v": 1}) for text in texts]
+    return replace(message, parts=[*message.parts[:place], *ours, *message.parts[place:]])
 
 
 def with_cache_point(messages: list[ModelMessage]) -> list[ModelMessage]:
@@ -243,9 +249,7 @@ def assemble(history: History, cycle: Cycle, base: Mapping[int, Shape], reader: 
     return [*opening(history, cycle, reader), *messages_since(history, cycle.decided, base, reader)]
 
 
-def opening(
-    history: History, cycle: Cycle, reader: Reader, recalled: Mapping[int, str] = NOTHING
-) -> list[ModelMessage]:
+def opening(history: History, cycle: Cycle, reader: Reader, inserted: Inserted = NOTHING) -> list[ModelMessage]:
     """Build the part of a view that a cycle fixed: host parts, note, quotes, and kept messages."""
     before: list[Placed] = []
     kept: list[Placed] = []
@@ -255,8 +259,8 @@ def opening(
         message = apply_shape(history.messages[index], history.readings[index], shape, reader.counter)
         if isinstance(message, ModelRequest) and index < prompt:
             message = replace(message, instructions=None)
-        if isinstance(message, ModelRequest) and index in recalled and not shape.bare:
-            message = with_recalled(message, recalled[index])
+        if isinstance(message, ModelRequest) and index in inserted and not shape.bare:
+            message = with_recalled(message, *inserted[index])
         if message is not None:
             (before if shape.bare else kept).append((index, message))
         led = len(kept) if index < cycle.lead else led
@@ -295,17 +299,17 @@ def _begins_with_response(messages: Sequence[ModelMessage]) -> bool:
 
 
 def messages_since(
-    history: History, start: int, base: Mapping[int, Shape], reader: Reader, recalled: Mapping[int, str] = NOTHING
+    history: History, start: int, base: Mapping[int, Shape], reader: Reader, inserted: Inserted = NOTHING
 ) -> list[ModelMessage]:
-    """Build the part of a view from a position on: whole messages without broken parts, and their recall blocks."""
-    if not recalled and not any(index >= start for index in base):
+    """Build the part of a view from a position on: whole messages without broken parts, and our texts before them."""
+    if not inserted and not any(index >= start for index in base):
         return list(history.messages[start:])
     placed: list[Placed] = []
     for index in range(start, len(history)):
         shape = base.get(index, WHOLE)
         message = apply_shape(history.messages[index], history.readings[index], shape, reader.counter)
-        if isinstance(message, ModelRequest) and index in recalled:
-            message = with_recalled(message, recalled[index])
+        if isinstance(message, ModelRequest) and index in inserted:
+            message = with_recalled(message, *inserted[index])
         if message is not None:
             placed.append((index, message))
     messages = _spaced(placed, history, len(history))
@@ -400,11 +404,14 @@ def _carried(plan: Plan, index: int) -> str:
     return CARRIED_PIN if pinned else CARRIED_FOR_HOST
 
 
-def sections_of(cycle: Cycle, view: History, counter: TokenCounter, blocks: Iterable[str] = ()) -> dict[str, int]:
-    """Exact tokens of a view by section: summary note, quotes, recall blocks, and the messages themselves."""
+def sections_of(
+    cycle: Cycle, view: History, counter: TokenCounter, blocks: Iterable[str] = (), notes: Iterable[str] = ()
+) -> dict[str, int]:
+    """Exact tokens of a view by section: summary note, rules, quotes, recall blocks, and the messages themselves."""
     note, quotes, recall = counter.text(cycle.note), counter.text(cycle.quotes), sum(map(counter.text, blocks))
-    messages = view.tokens - note - quotes - recall
-    return {"summary": note, "quotes": quotes, "recall": recall, "messages": messages}
+    rules = counter.text(rules_text(cycle.rules)) + sum(map(counter.text, notes))
+    messages = view.tokens - note - rules - quotes - recall
+    return {"summary": note, "rules": rules, "quotes": quotes, "recall": recall, "messages": messages}
 
 
 LISTED = 200

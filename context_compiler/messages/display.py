@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from jinja2 import Environment, FunctionLoader, StrictUndefined, select_autoescape
 
-from context_compiler.messages.fences import LAYERS_TITLE, OTHERS_TITLE, QUOTED_TITLE, RECALLED_TITLE
+from context_compiler.messages.fences import LAYERS_TITLE, OTHERS_TITLE, QUOTED_TITLE, RECALLED_TITLE, RULES_TITLE
 from context_compiler.messages.printable import safe
 
 if TYPE_CHECKING:  # importing Pydantic AI is slow, and reading the record does not need it
@@ -24,7 +24,7 @@ if TYPE_CHECKING:  # importing Pydantic AI is slow, and reading the record does 
     from context_compiler.messages.items import Item
 
 SUMMARY, QUOTED, RECALLED, LAYERS = "summary", "quoted", "recalled", "layers"
-INSTRUCTION, OUTLINE, IDENTIFIER = "instruction", "outline", "identifier"
+RULE, OUTLINE, IDENTIFIER = "rule", "outline", "identifier"
 VERBATIM, SHORTENED, CARRIED, ABSENT = "verbatim", "shortened", "carried", "absent"
 PARTIAL, BESIDE, TOLD = "partial", "beside", "told"
 
@@ -34,7 +34,7 @@ FORMS: Mapping[str, str] = {
     SUMMARY: "in the summary",
     QUOTED: "quoted",
     RECALLED: "recalled before a prompt",
-    INSTRUCTION: "standing instruction",
+    RULE: "listed as a rule",
     OUTLINE: "in the outline",
     IDENTIFIER: "among the identifiers",
     LAYERS: "in the layers",
@@ -51,12 +51,14 @@ FENCES: Mapping[str, str] = {
     RECALLED_TITLE: RECALLED,
     OTHERS_TITLE: RECALLED,
     LAYERS_TITLE: LAYERS,
+    RULES_TITLE: RULE,
 }
 """Form of the text inside each fence that a view writes, by the fence's title."""
 
 SECTIONS: Mapping[str, str] = {
     "instructions and schemas": "instructions and schemas",
     "summary": "summary",
+    "rules": "rules",
     "quotes": "quoted from what is left out",
     "recall": "recalled before prompts",
     "layers": "layers before the prompt",
@@ -67,7 +69,7 @@ SECTIONS: Mapping[str, str] = {
 
 _FENCE = re.compile(r"^=== BEGIN ([\w -]+) ===\n(.*?)(?:\n=== END \1 ===$|\Z)", re.MULTILINE | re.DOTALL)
 _LISTED = re.compile(r"\[turn \d+ · \D")
-_HEADS = {"Standing instructions the user gave earlier:": INSTRUCTION, "What was worked on when:": OUTLINE}
+_HEADS = {"What was worked on when:": OUTLINE}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

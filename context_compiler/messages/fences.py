@@ -21,6 +21,8 @@ RECALLED_TITLE = "RECALLED FROM EARLIER TURNS"
 """Title of the fence around a recall block."""
 OTHERS_TITLE = "FROM OTHER CONVERSATIONS"
 """Title of the fence around passages of the owner's other conversations."""
+RULES_TITLE = "RULES"
+"""Title of the fence around the rules of a conversation."""
 LAYERS_TITLE = "CONTEXT LAYERS"
 """Title of the fence around the layers of a node."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import KW_ONLY, Field, dataclass, fields
 from decimal import Decimal
 from functools import partial
@@ -34,6 +34,9 @@ from context_compiler.template import Template, TemplateLibrary
 from context_compiler.tokens import Count as CountText
 from context_compiler.tokens import TokenCounter
 from context_compiler.tokens.prices import Budget, Money, check_budget, highest_price
+
+DeclaredRule = str | Callable[[RunContext[Any]], str | None]
+"""A rule, or a function of the run that returns one or None."""
 
 Owner = str | Callable[[RunContext[Any]], str] | None
 
@@ -68,6 +71,21 @@ def _none_or_word(names: Collection[str]) -> Callable[[object], bool]:
     return lambda value: value is None or (isinstance(value, str) and value in names)
 
 
+def _is_rule(value: object) -> bool:
+    return callable(value) or (isinstance(value, str) and bool(value.strip()))
+
+
+def checked_rule(rule: object) -> str:
+    """Rule that a function returned; empty for None.
+
+    Raises:
+        SettingsError: It is no text.
+    """
+    if rule is not None and not isinstance(rule, str):
+        raise SettingsError(f"rules=: a function returned {type(rule).__name__}: return a text or None")
+    return rule or ""
+
+
 def _is_seconds(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < float("inf")
 
@@ -94,6 +112,11 @@ ALLOWED: dict[str, tuple[Callable[[object], bool], str]] = {
         f"one of {', '.join(NEEDS)}, or a Need",
     ),
     "redact": (lambda value: value is None or callable(value), "a function"),
+    "rules": (
+        lambda value: not isinstance(value, str) and all(map(_is_rule, cast("Iterable[object]", value))),
+        "a list of texts, or functions from a run to a text or None",
+    ),
+    "detect_rules": (lambda value: isinstance(value, bool), "True or False"),
     "owner": (lambda value: value is None or isinstance(value, str) or callable(value), "a name or a function"),
 }
 """Checks of arguments that nothing else checks, with the text of the error: a YAML spec passes any value."""
@@ -127,6 +150,8 @@ class Arguments:
     recent_turns: Count | None = None
     recent_tool_results: Count | None = None
     tool_history: str = "paired"
+    rules: Sequence[DeclaredRule] = ()
+    detect_rules: bool = True
     recall: Amount = RECALL
     recall_across: Amount = 0
     reflections: ReflectionPolicy | None = None
@@ -386,6 +411,7 @@ class Arguments:
             recall=recall,
             prompt_room=int(usable * 0.6) if usable else PROMPT_ROOM,
             scope=scope,
+            detects_rules=self.detect_rules,
             refs=refs,
             config=_hash((*written, recall, alias, family, scope, refs, window)),
             former=_hash((*written, FORMER_RECALL if recall == RECALL else recall, alias, family, scope, refs)),

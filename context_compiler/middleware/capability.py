@@ -94,6 +94,8 @@ class ContextCompiler(Arguments, AbstractCapability[Any]):
         recent_turns: Turns to keep before the current one if they fit; None is the template's, "all" is all.
         recent_tool_results: Tool results that a compile includes in full; None is the template's, "all" is all.
         tool_history: Tool exchanges of kept turns: paired (verbatim), drop, or render (as text).
+        rules: Rules that every request contains word for word: texts, or functions from a run to a text or None.
+        detect_rules: Find further rules in the user's own prompts, such as "Never push to main".
         recall: Maximum size of a prompt's recall block: a fraction of the room (1.0: all that is free), or tokens; 0
             recalls nothing.
         recall_across: Maximum size of the passages from the owner's other conversations before a prompt that asks for
@@ -361,7 +363,8 @@ class ContextCompiler(Arguments, AbstractCapability[Any]):
         if seen.value is None:
             await self._middleware.report(seen.error or RuntimeError("the request could not be read"))
             return given
-        request = replace(seen.value, owner=await self._middleware.owner_of(ctx))
+        rules = await self._middleware.declared_rules(self._run, ctx)
+        request = replace(seen.value, owner=await self._middleware.owner_of(ctx), rules=rules)
         if not self._only_records:
             request = await with_window(self, self._run, request, ask=not is_durable(ctx))
         self._middleware.remember(request, given.model)

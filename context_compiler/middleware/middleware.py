@@ -39,7 +39,7 @@ from context_compiler.messages.prompts import asking_part, asks
 from context_compiler.messages.shapes import shortens_prompt
 from context_compiler.messages.turns import prompt_at
 from context_compiler.middleware.archive import Archive
-from context_compiler.middleware.arguments import Arguments
+from context_compiler.middleware.arguments import Arguments, checked_rule
 from context_compiler.middleware.background import unused_row
 from context_compiler.middleware.fallback import fallback, unreadable_parts
 from context_compiler.middleware.log_lines import log_compile, log_text, warn_of_fewer_turns
@@ -97,6 +97,8 @@ class Middleware:
         if arguments.counter == PROVIDER:
             self._counts = ProviderCounts(arguments, self.state, self._ratios, self.report, self._off_loop)
         self._profiles: Memo[tuple[str | None, str], Profile] = Memo(PROFILES)
+        self._rules_lost: Memo[tuple[str | None, str], bool] = Memo(PROFILES)
+        """Conversations of which it was reported that rules find no room."""
         self._ready = False
         self._reported: set[str] = set()
         """Messages of errors, and names of models without a price, that were reported and are not reported again."""
@@ -145,6 +147,8 @@ class Middleware:
             await self._report_unpriced(request)
         request = await self._join(run, request)
         request, result = await self._view_or_fallback(run, await self._attach_layers(run, request), host)
+        if result.lost:
+            await self._report_lost(request, len(result.lost))
         if result.view.status == "floor_over_budget":
             await self.report(BudgetError(f"even the smallest view is over the budget of {result.view.budget} tokens"))
         return await self._deliver(run, request, result, started)
@@ -152,6 +156,32 @@ class Middleware:
     def tighten(self, run: Run, request: Request, refusal: Refusal) -> Request:
         """Reduce the budget of a run after a refusal; return the request with the window that it states."""
         return tighten(self.arguments, self._ratios, run, request, refusal)
+
+    async def _report_lost(self, request: Request, count: int) -> None:
+        """Report, once per conversation, that rules find no room in its requests."""
+        known = (request.owner, request.session_id)
+        if self._rules_lost.get(known) is None:
+            self._rules_lost.keep(known, True)
+            lost = "1 rule finds" if count == 1 else f"{count} rules find"
+            where = f"a request of {safe_line(request.session_id)}"
+            await self.report(
+                BudgetError(f"{lost} no room in {where}: give fewer or shorter rules, or a larger budget")
+            )
+
+    async def declared_rules(self, run: Run, ctx: RunContext[Any]) -> tuple[str, ...]:
+        """Rules that the application declares for a request; for a function that fails, its last answer in this run."""
+        found: list[str] = []
+        for number, rule in enumerate(self.arguments.rules):
+            if callable(rule):
+                outcome = attempt(lambda rule=rule: checked_rule(rule(ctx)))
+                if outcome.error is not None:
+                    await self.report_once(outcome.error)
+                else:
+                    run.declare(number, outcome.value or "")
+                found.append(run.declared.get(number, ""))
+            else:
+                found.append(rule)
+        return tuple(text.strip() for text in found if text.strip())
 
     async def record_unchanged(self, run: Run, request: Request, *, after: asyncio.Task[None] | None) -> None:
         """Record a request that is sent unchanged, once the task `after` is done; an error is reported."""
@@ -261,6 +291,8 @@ class Middleware:
             self.archive.scoped(request.owner).remember_cycle(result.next_cycle, request.session_id)
         if result.blocks is not None and result.blocks is not run.recorded_blocks:
             self.archive.remember_blocks(result.blocks)
+        if result.notes or self.state.notes.get((request.owner, request.session_id)):
+            self.state.notes.keep((request.owner, request.session_id), result.notes)
 
     async def _attach_layers(self, run: Run, request: Request) -> Request:
         """Attach the layers of the session to a request; if that fails, attach none and record why.

@@ -199,7 +199,7 @@ async def read_next_request(
     run = Run()
     run.steer(steering_of(actions)[0])
     run.ratios.restore(ratios.state())
-    request = profile.request if profile is not None else _recorded_request(session, newest)
+    request = profile.request if profile is not None else _recorded_request(arguments, session, newest)
     text = one_line(latest_input(state.reader.read(messages)), PROMPT) or "…"
     prompt: ModelMessage = ModelRequest(parts=[UserPromptPart(clip(text, PROMPT))])
     context = read_request(
@@ -239,8 +239,9 @@ def _without_open_prompt(messages: list[ModelMessage]) -> list[ModelMessage]:
     return messages[:-1] if waits else messages
 
 
-def _recorded_request(session: str, newest: Record | None) -> Request:
+def _recorded_request(arguments: Arguments, session: str, newest: Record | None) -> Request:
     """The next request of a conversation, as far as the record shows it."""
     ledger = cast("Mapping[str, Any]", newest.ledger if newest is not None else {})
     overhead = int(ledger.get("tokens", {}).get("instructions and schemas", 0))
-    return Request(messages=[], session_id=session, scope=named_scope(session), overhead=overhead)
+    rules = tuple(rule for rule in arguments.rules if isinstance(rule, str))
+    return Request(messages=[], rules=rules, session_id=session, scope=named_scope(session), overhead=overhead)

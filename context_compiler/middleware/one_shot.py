@@ -55,6 +55,7 @@ async def compile_view(
     system: str | Path | None = "system",
     session: str | None = None,
     recent_turns: Count | None = None,
+    rules: Sequence[str] = (),
     recall: float = 0.3,
     counter: TokenCounter | CountText | None = None,
     strict: bool = False,
@@ -78,6 +79,7 @@ async def compile_view(
         system: Folder whose `ContextTemplates/` is searched second.
         session: Label of the conversation on the record.
         recent_turns: Turns to keep before the last one if they fit; None is the template's.
+        rules: Rules that the view contains word for word, as are those found in the user's own prompts.
         recall: 0 quotes earlier turns without regard to the last request; any other value prefers passages that answer
             it.
         counter: Token counter; None counts exactly with o200k.
@@ -107,6 +109,7 @@ async def compile_view(
         vault=vault,
         system=system,
         recent_turns=recent_turns,
+        rules=rules,
         recall=recall,
         counter=counter,
         timeout=timeout,
@@ -184,6 +187,7 @@ def _read(arguments: Arguments, messages: Sequence[ModelMessage], session: str |
         model=model_alias(arguments.model or "none"),
         hash=None,
         dropped=dropped,
+        rules=tuple(rule for rule in arguments.rules if isinstance(rule, str)),
         owner=arguments.static_owner,
     )
     return read_request(compiler, Run(raw=history), request, None)

@@ -102,7 +102,8 @@ class CompilingHistoryProcessor:
         run_id = ctx.run_id or ""
         run = self._runs.get(run_id) or Run()
         self._runs.keep(run_id, run)
-        request = replace(processor_request(ctx, raw, self._middleware.state.counter), owner=owner)
+        rules = await self._middleware.declared_rules(run, ctx)
+        request = replace(processor_request(ctx, raw, self._middleware.state.counter), owner=owner, rules=rules)
         made = await self._middleware.view(run, request, _ProcessorHost(self._middleware, ctx))
         await self._middleware.rest()
         view = raw if self._middleware.arguments.dry_run else made.messages

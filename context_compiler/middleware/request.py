@@ -95,6 +95,8 @@ class Request:
     """True if the notes end with a cache breakpoint, so that the notes stay cached when later messages change."""
     joined: int = 0
     """Number of recorded messages that were put before those of the application."""
+    rules: tuple[str, ...] = ()
+    """Rules that the application declares."""
     instead: str = ""
     """End of the error text if there is no view; empty names the fallback that was sent."""
 

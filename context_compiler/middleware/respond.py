@@ -5,8 +5,10 @@ Only recall fails open here, because a view works without it; `middleware` handl
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import ceil
+from typing import Any
 
 from pydantic_ai.messages import ModelMessage
 
@@ -23,11 +25,22 @@ from context_compiler.compiler.cycle import (
     valid_cycle,
     with_turn,
 )
+from context_compiler.compiler.reasons import RULE_LOST
 from context_compiler.compiler.recall_block import find_first_block, lacks_room_for_block, shorten_block
+from context_compiler.compiler.rules import (
+    RuleNote,
+    absent_rules,
+    fitting_rules,
+    listed_rules,
+    rule_origin,
+    rules_cost,
+    valid_notes,
+)
 from context_compiler.compiler.steering import Steering
 from context_compiler.compiler.summary import SummaryRequest, SummaryResponse
 from context_compiler.compiler.view import (
     LEFT_OUT,
+    Inserted,
     View,
     begins_with_assistant,
     block_quotes,
@@ -49,6 +62,7 @@ from context_compiler.compiler.view import (
 from context_compiler.errors import CompileError
 from context_compiler.layers.context import insert_block, with_layer_tokens
 from context_compiler.messages.history import History, common_prefix
+from context_compiler.messages.rules import Rule
 from context_compiler.middleware.background import discard, finish, limits_for_questions, pending, start
 from context_compiler.middleware.request import Host, Request
 from context_compiler.middleware.state import (
@@ -60,7 +74,7 @@ from context_compiler.middleware.state import (
     Run,
     read_request,
 )
-from context_compiler.record.values import Compile
+from context_compiler.record.values import Compile, Drop
 from context_compiler.resilience import attempt
 
 JOURNALLED = 2_000
@@ -137,6 +151,7 @@ async def _current_cycle(context: RequestContext, host: Host) -> tuple[RequestCo
     found = valid_cycle(run.cycle, history, config) if run.cycle else None
     if not run.begun:
         run.begin()
+        run.notes = context.compiler.notes.get(context.conversation) or ()
         context.compiler.former.keep(config, context.policy.former)
         start = await host.begin(history.tips(JOURNALLED), config)
         if start.get("steering"):
@@ -171,9 +186,12 @@ def _compiles_every_turn(context: RequestContext, cycle: Cycle | None) -> bool:
 def _raw_view(context: RequestContext, to_budget: bool = False) -> Result | None:
     """The raw history, up to the high threshold or the budget; None if it is too long, also as the host renders it."""
     limits, tokens = context.limits(), context.request.fixed + context.history.tokens
-    if tokens > (limits.budget if to_budget else limits.high):
+    most = limits.budget if to_budget else limits.high
+    if tokens > most:
         return None
     result = assemble_view(context, None, "raw")
+    if context.request.fixed + result.sent.tokens > most:
+        return None
     if tokens * RENDERED_ABOVE < limits.budget:
         return result
     result = replace(result, cost=max(result.cost, rendered_cost(context, result.view.messages, result.sent)))
@@ -467,17 +485,16 @@ def assemble_view(
     """
     request, history, layers, live = context.request, context.history, context.request.layers, context.host is not None
     frozen, limits = cycle or RAW, context.limits(cycle)
-    untouched = not (cycle or context.base or layers.text or (live and begins_with_assistant(request.messages)))
-    if untouched:
-        start, messages, sent = None, list(request.messages), history
-    else:
-        start = _opening(context, frozen, blocks, earlier)
-        messages = _messages(context, frozen, blocks, start[2])
-        messages = insert_block(messages, layers) if layers.text else messages
-        sent = context.reader.read(messages, last=earlier.sent if earlier else context.run.view)
-        if live:
-            check_view(sent, history)
-    drops, lines = _drops(context, frozen, done)
+    notes = valid_notes(context.run.notes, history, frozen)
+    start, messages, sent = _write(context, cycle, blocks, notes, earlier)
+    added, lost = _missing_rules(context, frozen, notes, sent)
+    if added is not None:
+        notes = (*notes, added)
+        start, messages, sent = _write(context, cycle, blocks, notes, earlier)
+    untouched = start is None
+    if live and not untouched:
+        check_view(sent, history)
+    drops, lines = _drops(context, frozen, done, tuple(_lost_rule(rule, context) for rule in lost))
     kept = () if live and untouched else why_kept(frozen, context)
     return Result(
         view=View(
@@ -486,7 +503,7 @@ def assemble_view(
             budget=ceil(limits.budget * limits.ratio - 1e-6),  # the limit was rounded down to whole o200k tokens
             status="mended" if status == "raw" and context.base else status,
             summary=summary_of(frozen),
-            ledger=token_breakdown(_sections(context, frozen, sent, blocks), lines, kept),
+            ledger=_ledger(context, frozen, sent, blocks, notes, lines, kept),
             drops=drops,
             kept=kept,
             quoted=(*layers.sections, *(done.quoted if done else ()), *(block_quotes(blocks) if blocks else ())),
@@ -503,17 +520,86 @@ def assemble_view(
         opening=start,
         pairing=context.pairing,
         blocks=blocks,
+        notes=notes,
+        lost=lost,
     )
 
 
-def _drops(context: RequestContext, cycle: Cycle, done: Advance | None) -> ListedDrops:
+def _write(
+    context: RequestContext,
+    cycle: Cycle | None,
+    blocks: Blocks | None,
+    notes: tuple[RuleNote, ...],
+    earlier: Result | None,
+) -> tuple[Opening | None, list[ModelMessage], History]:
+    """Write the messages of a view and read them; without an opening if raw history is sent unchanged."""
+    request, layers, live = context.request, context.request.layers, context.host is not None
+    touched = cycle or context.base or layers.text or notes or (live and begins_with_assistant(request.messages))
+    if not touched:
+        return None, list(request.messages), context.history
+    frozen, inserted = cycle or RAW, _inserted(blocks, notes)
+    start = _opening(context, frozen, inserted, earlier)
+    messages = _messages(context, frozen, inserted, start[2])
+    messages = insert_block(messages, layers) if layers.text else messages
+    return start, messages, context.reader.read(messages, last=earlier.sent if earlier else context.run.view)
+
+
+def _inserted(blocks: Blocks | None, notes: tuple[RuleNote, ...]) -> dict[int, tuple[str, ...]]:
+    """Our texts directly before prompts, by position: rules first, then the recall block."""
+    texts = blocks.texts() if blocks else {}
+    found: dict[int, tuple[str, ...]] = {}
+    for note in notes:
+        found[note.at] = (*found.get(note.at, ()), note.text)
+    return found | {at: (*found.get(at, ()), text) for at, text in texts.items()}
+
+
+def _missing_rules(
+    context: RequestContext, cycle: Cycle, notes: tuple[RuleNote, ...], sent: History
+) -> tuple[RuleNote | None, tuple[Rule, ...]]:
+    """A note with the rules that a view lacks and has room for, and the other rules that it lacks.
+
+    Together with the rules that the view lists already, they may take the room that is reserved for rules.
+    """
+    history, counter, limits = context.history, context.counter, context.limits(cycle)
+    listed = listed_rules(cycle, notes)
+    users = {rule.text for rule in (*context.rules, *context.found_rules.rules)}
+    revoked = tuple(text for text in listed if text not in users)  # the application has withdrawn them
+    missing = absent_rules(context.rules, sent)
+    if not (missing or revoked) or not history.ids:
+        return None, ()
+    room = min(limits.rules - rules_cost(listed, counter), limits.budget - context.request.overhead - sent.tokens)
+    added = fitting_rules(missing, room, counter)
+    lost = tuple(rule for rule in missing if rule not in added)
+    if not (added or revoked):
+        return None, lost
+    at = len(history) - 1
+    return RuleNote(at=at, tip=history.ids[at], rules=tuple(rule.text for rule in added), revoked=revoked), lost
+
+
+def _lost_rule(rule: Rule, context: RequestContext) -> Drop:
+    return Drop(what=rule_origin(rule), reason=RULE_LOST.text, tokens=context.counter.text(rule.text))
+
+
+def _ledger(
+    context: RequestContext,
+    cycle: Cycle,
+    sent: History,
+    blocks: Blocks | None,
+    notes: tuple[RuleNote, ...],
+    lines: Sequence[Mapping[str, object]],
+    kept: Sequence[tuple[int, str]],
+) -> dict[str, Any]:
+    return token_breakdown(_sections(context, cycle, sent, blocks, notes), lines, kept)
+
+
+def _drops(context: RequestContext, cycle: Cycle, done: Advance | None, lost: tuple[Drop, ...]) -> ListedDrops:
     """Everything that a view leaves out: as drops, and as rows by reason."""
     request = context.request
     if context.host is None and done is not None:
-        drops = (*request.layers.drops, *done.selection.draft.drops, *request.dropped)
+        drops = (*request.layers.drops, *done.selection.draft.drops, *request.dropped, *lost)
         return drops, by_reason(drops)
     drops, lines = _cycle_drops(context, cycle) if cycle.decided else ((), ())
-    others = (*request.layers.drops, *broken_drops(cycle.decided, context), *request.dropped)
+    others = (*request.layers.drops, *broken_drops(cycle.decided, context), *request.dropped, *lost)
     return ((*drops, *others), by_reason((*drops, *others))) if others else (drops, lines)
 
 
@@ -528,18 +614,20 @@ def _cycle_drops(context: RequestContext, cycle: Cycle) -> ListedDrops:
     return known[1]
 
 
-def _sections(context: RequestContext, cycle: Cycle, sent: History, blocks: Blocks | None) -> dict[str, int]:
+def _sections(
+    context: RequestContext, cycle: Cycle, sent: History, blocks: Blocks | None, notes: tuple[RuleNote, ...]
+) -> dict[str, int]:
     """Exact tokens of a request by section."""
-    texts = blocks.texts().values() if blocks else ()
-    sections, layers = sections_of(cycle, sent, context.counter, texts), context.request.layers
+    texts, layers = blocks.texts().values() if blocks else (), context.request.layers
+    sections = sections_of(cycle, sent, context.counter, texts, [note.text for note in notes])
     sections = with_layer_tokens(sections, layers) if layers.text else sections
     return sections if context.host is None else {"instructions and schemas": context.request.overhead, **sections}
 
 
-def _opening(context: RequestContext, cycle: Cycle, blocks: Blocks | None, earlier: Result | None) -> Opening:
+def _opening(context: RequestContext, cycle: Cycle, inserted: Inserted, earlier: Result | None) -> Opening:
     """The frozen messages of a cycle; reused if the cycle differs in nothing but the row of its compile."""
     known = (earlier and earlier.opening) or context.run.opening
-    within = {at: text for at, text in (blocks.texts() if blocks else {}).items() if at < cycle.decided}
+    within = {at: texts for at, texts in inserted.items() if at < cycle.decided}
     if known is not None and known[1] == within and cycle.decided < len(context.history):
         if known[0] is cycle or replace(known[0], summary_id=cycle.summary_id) == cycle:
             return cycle, within, known[2]
@@ -548,11 +636,11 @@ def _opening(context: RequestContext, cycle: Cycle, blocks: Blocks | None, earli
 
 
 def _messages(
-    context: RequestContext, cycle: Cycle, blocks: Blocks | None, first: list[ModelMessage]
+    context: RequestContext, cycle: Cycle, inserted: Inserted, first: list[ModelMessage]
 ) -> list[ModelMessage]:
     """The messages of a view: the frozen ones of its cycle and everything since."""
     history = context.history
-    later = messages_since(history, cycle.decided, context.base, context.reader, blocks.texts() if blocks else {})
+    later = messages_since(history, cycle.decided, context.base, context.reader, inserted)
     messages = without_folded_instructions([*first, *later], context.reader)
     if context.host is None:
         return messages

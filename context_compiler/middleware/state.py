@@ -15,16 +15,16 @@ from pydantic_ai.messages import ModelMessage
 
 from context_compiler.cache import Memo
 from context_compiler.compiler.advance import Advance
-from context_compiler.compiler.block_sizes import TIGHT_ROOM
 from context_compiler.compiler.compile_row import Where
 from context_compiler.compiler.cycle import RAW, Blocks, Cycle, begins
 from context_compiler.compiler.policy import LOWEST_HIGH, Limits, Plan
-from context_compiler.compiler.quotes import instructions_tokens
+from context_compiler.compiler.rules import SHARE, RuleNote, rules_cost
 from context_compiler.compiler.steering import NONE, Pin, Steering
 from context_compiler.compiler.summary import SummaryRequest, SummaryResponse
-from context_compiler.compiler.view import View, sections_of, token_breakdown
+from context_compiler.compiler.view import Inserted, View, sections_of, token_breakdown
 from context_compiler.layers.context import LayerBlock
 from context_compiler.messages.history import History, Reader, reader_of
+from context_compiler.messages.rules import Found, Rule, find_rules
 from context_compiler.messages.turns import Outline, Pairing, outline, pair, turn_index
 from context_compiler.middleware.arguments import SHIPPED, Arguments
 from context_compiler.middleware.request import Host, Request, is_long
@@ -51,8 +51,8 @@ ListedDrops = tuple[tuple[Drop, ...], Sequence[Mapping[str, object]]]
 Named = tuple[str, str, tuple[Pin, ...]]
 """Tip and configuration of a cycle, and the pins of its conversation."""
 
-Opening = tuple[Cycle, Mapping[int, str], list[ModelMessage]]
-"""A cycle, the recall blocks within its frozen messages, and those messages, cached so that they are built once."""
+Opening = tuple[Cycle, Inserted, list[ModelMessage]]
+"""A cycle, our texts before prompts within its frozen messages, and those messages, which are built once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,6 +81,10 @@ class Result:
     """Recall blocks of its turn; None if they are not known yet."""
     fault: Exception | None = None
     """Error that prevented recall."""
+    notes: tuple[RuleNote, ...] = ()
+    """Rules that were added since the cycle began."""
+    lost: tuple[Rule, ...] = ()
+    """Rules for which the view has no room."""
 
     @classmethod
     def unchanged(cls, request: Request, history: History, ratio: float, counter: TokenCounter) -> Result:
@@ -119,6 +123,10 @@ class Run:
     opening: Opening | None = None
     blocks: Blocks | None = None
     """Recall blocks of the newest turn of this run."""
+    notes: tuple[RuleNote, ...] = ()
+    """Rules that were added since its cycle began."""
+    declared: dict[int, str] = field(default_factory=dict[int, str])
+    """Last answers of the functions among the declared rules, by their positions."""
     recorded_blocks: Blocks | None = None
     """The blocks as recorded."""
     config: str = ""
@@ -175,6 +183,10 @@ class Run:
         self.config = config
         found = self.parked.pop(config, (None, None, None, None, False))
         self.cycle, self.recorded, self.blocks, self.recorded_blocks, self.begun = found
+
+    def declare(self, number: int, rule: str) -> None:
+        """Note the last answer of a function among the declared rules."""
+        self.declared[number] = rule
 
     def keep_history(self, history: History) -> None:
         """Keep a history, so that the beginning that it shares with the next one is not read again."""
@@ -259,6 +271,7 @@ class Run:
         self.view, self.turn, self.cycle = result.sent, result.turn, result.next_cycle
         self.opening = result.opening or self.opening
         self.blocks = result.blocks or self.blocks
+        self.notes = result.notes
         self.sent, self.budget = result.cost if result.limit else 0, result.limit
 
     def record(self, cycle: Cycle, summary_id: int | None, *, linked: bool) -> Cycle | None:
@@ -363,6 +376,10 @@ class CompilerState:
     """Drops of recent cycles."""
     pending: Pending = field(default_factory=lambda: Pending())
     """Background compiles."""
+    rules: Memo[str, Found] = field(default_factory=lambda: Memo(DROPS))
+    """Rules found in recent histories, by their tips."""
+    notes: Memo[Conversation, tuple[RuleNote, ...]] = field(default_factory=lambda: Memo(PENDING))
+    """Rules that were added to conversations since their cycles began."""
     pairing: Pairing | None = None
     """Pairing of the last history without open calls; the next history often continues it."""
     outline: Outline | None = None
@@ -397,6 +414,11 @@ class RequestContext(Plan):
         self.compiler.outline = found = outline(self.history, self.pairing, self.compiler.outline)
         return found
 
+    @cached_property
+    def found_rules(self) -> Found:
+        """Rules in the history, continued from those of the previous request if possible."""
+        return find_rules(self.history, self.compiler.rules)
+
     def limits(self, cycle: Cycle | None = None) -> Limits:
         """Budget and thresholds, by the ratio that the cycle froze, or by the learned ratio if that is larger.
 
@@ -409,15 +431,14 @@ class RequestContext(Plan):
         ratio = self.run.ratios.of(self.request.family)
         ratio = max(ratio, cycle.ratio) if cycle is not None else ratio
         tool_work = cycle.tool_work if cycle is not None else self._is_tool_work()
-        limits = self.policy.limits(
-            self.request.fixed + self.carried, ratio=ratio, tight=self.run.tight, tool_work=tool_work
-        )
+        with_fixed = partial(self.policy.limits, ratio=ratio, tight=self.run.tight, tool_work=tool_work)
+        fixed = self.request.fixed + self.carried
+        limits = with_fixed(fixed)
+        if self.rules:
+            rules = min(rules_cost([rule.text for rule in self.rules], self.counter), limits.room // SHARE)
+            limits = replace(with_fixed(fixed + rules), rules=rules)
         if self.host is None:
             return limits
-        if cycle is not None and not tool_work and limits.room < TIGHT_ROOM:
-            # the instructions are above the low threshold, and the high one is so near that every turn would be cut
-            high = limits.high + instructions_tokens(cycle.quotes, self.counter)
-            limits = replace(limits, high=min(high, limits.budget))
         return limits.with_protected(self.prompt_tokens, self.recent_tokens)
 
     @property
@@ -545,4 +566,5 @@ def read_request(
         policy=policy,
         reader=compiler.reader,
         steering=run.steering,
+        declared=request.rules,
     )

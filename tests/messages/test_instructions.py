@@ -9,7 +9,7 @@ from pydantic_ai.messages import ModelMessage, TextContent
 from context_compiler.messages.fences import one_line
 from context_compiler.messages.history import Reader
 from context_compiler.messages.items import MARK
-from context_compiler.messages.prompts import (
+from context_compiler.messages.rules import (
     Instruction,
     instruction_sentences,
     sentence_ends,

@@ -1,0 +1,110 @@
+"""The rules of a conversation in its views: which are in force, which a view lists, and which find no room.
+
+Rules come from the application (`rules=`) and from the user's own prompts. A rule whose message a view keeps is there
+already. The others are listed in one fence, which is frozen with the cycle. A rule that comes later is put before the
+prompt of its turn, and stays there until the next cycle. All of them together may take `SHARE` of the room.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from context_compiler.compiler.cycle import Cycle
+from context_compiler.messages.fences import RULES_TITLE, fence, neutralize
+from context_compiler.messages.history import History
+from context_compiler.messages.items import MESSAGE_OVERHEAD, Kind
+from context_compiler.messages.rules import Rule
+from context_compiler.messages.shapes import Shape
+from context_compiler.tokens import TokenCounter
+
+SHARE = 4
+"""Divisor of the room: maximum size of the rules that a view lists."""
+
+RULE_WHY = "a rule"
+"""Reason of a quote that lists a rule."""
+
+REVOKED = "No longer a rule:"
+"""Line before rules that the application has withdrawn."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RuleNote:
+    """Rules that a view puts before a message because they came after its cycle began."""
+
+    at: int
+    """Position of the message in the raw history."""
+    tip: str
+    """Chain id of the message."""
+    rules: tuple[str, ...]
+    revoked: tuple[str, ...] = ()
+
+    @property
+    def text(self) -> str:
+        """Fenced text as sent."""
+        return rules_text(self.rules, self.revoked)
+
+
+def rule_origin(rule: Rule) -> str:
+    """Origin of a rule, as the record shows it."""
+    return f"rule of message {rule.position}" if rule.position >= 0 else "rule of rules="
+
+
+def rules_text(rules: Sequence[str], revoked: Sequence[str] = ()) -> str:
+    """Rules as a view lists them, in a fence; empty for none."""
+    lines = [f"- {text}" for text in rules]
+    lines += [REVOKED, *(f"- {text}" for text in revoked)] if revoked else []
+    return fence(RULES_TITLE, "\n".join(lines)) if lines else ""
+
+
+def rules_cost(rules: Sequence[str], counter: TokenCounter) -> int:
+    """Tokens of listed rules as a part of a view; 0 for none."""
+    return counter.text(rules_text(rules)) + MESSAGE_OVERHEAD + 1 if rules else 0
+
+
+def fitting_rules(rules: Sequence[Rule], room: int, counter: TokenCounter) -> tuple[Rule, ...]:
+    """Newest rules that fit in `room` tokens, in order. Those that the application declares count as the newest."""
+    kept: list[Rule] = []
+    for rule in sorted(rules, key=lambda one: (one.position < 0, one.position), reverse=True):
+        chosen = [one for one in rules if one in kept or one is rule]
+        if rules_cost([one.text for one in chosen], counter) <= room:
+            kept.append(rule)
+    return tuple(one for one in rules if one in kept)
+
+
+def unlisted(rules: Iterable[Rule], shapes: Sequence[Shape | None], note: str) -> list[Rule]:
+    """Rules that neither a message with one of these shapes nor the note of a view contains word for word."""
+    return [one for one in rules if neutralize(one.text) not in note and not _is_whole(shapes, one.position)]
+
+
+def _is_whole(shapes: Sequence[Shape | None], position: int) -> bool:
+    shape = shapes[position] if position >= 0 else None
+    return shape is not None and not shape.bare and shape.limit is None and shape.prompt is None
+
+
+def absent_rules(rules: Sequence[Rule], sent: History) -> list[Rule]:
+    """Rules that a view does not contain word for word in what users said or this package wrote."""
+    if not rules:
+        return []
+    texts = [
+        item.text for one in sent.readings for item in one.items if item.kind is Kind.USER or item.mark is not None
+    ]
+    shown = "\n".join(texts)
+    lost = [one for one in rules if one.text not in shown and neutralize(one.text) not in shown]
+    if lost:
+        plain = " ".join(shown.split())
+        lost = [one for one in lost if " ".join(one.text.split()) not in plain]
+    return lost
+
+
+def valid_notes(notes: Sequence[RuleNote], history: History, cycle: Cycle) -> tuple[RuleNote, ...]:
+    """Notes whose messages this history contains after those on which its cycle decides."""
+    return tuple(one for one in notes if cycle.decided <= one.at < len(history) and history.ids[one.at] == one.tip)
+
+
+def listed_rules(cycle: Cycle, notes: Sequence[RuleNote]) -> list[str]:
+    """Rules that a view lists, without those that a later note revokes."""
+    listed = list(cycle.rules)
+    for note in notes:
+        listed = [text for text in (*listed, *note.rules) if text not in note.revoked]
+    return listed
