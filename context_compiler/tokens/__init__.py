@@ -438,6 +438,9 @@ SHARE = 0.3
 FEWEST = 200
 """Minimum tokens of a report from which a ratio is learned; below it, framing outweighs text."""
 
+MARGIN = 1.02
+"""Factor on reported ratios, which differ by about a percent from one request to the next."""
+
 ENOUGH = 1_000
 """Minimum tokens of a provider's count before a request that sets a ratio by itself."""
 
@@ -527,6 +530,9 @@ class Ratios:
     def learn(self, family: str, *, exact: int, reported: int) -> float:
         """Update a ratio from reported usage, and return the new ratio.
 
+        A larger ratio is used at once, so that the next request is within its budget; a smaller one, or one of a short
+        request, is approached.
+
         Args:
             family: Family of the model; reports on families that use o200k are ignored.
             exact: Count of the request in o200k tokens; below 200 the report is ignored.
@@ -536,8 +542,9 @@ class Ratios:
         low, high = PLAUSIBLE
         if family in EXACT or exact < FEWEST or not low <= reported / exact <= high:
             return self.of(family)
-        before = self.of(family)
-        self._learned[family] = max(1.0, before + SHARE * (reported / exact - before))
+        before, ratio = self.of(family), MARGIN * reported / exact
+        share = 1.0 if ratio > before and exact >= ENOUGH else SHARE
+        self._learned[family] = max(1.0, before + share * (ratio - before))
         return self._learned[family]
 
     def state(self) -> dict[str, float]:

@@ -10,14 +10,17 @@ def test_a_ratio_starts_at_the_measured_value_of_its_family() -> None:
     assert (ratios.of("anthropic"), ratios.of("google"), ratios.of("openai")) == (1.25, 1.0, 1.0)
 
 
-def test_a_ratio_moves_towards_the_reported_count() -> None:
-    ratios, seen = Ratios(), [1.25]
-    for _ in range(12):
-        seen.append(ratios.learn("anthropic", exact=10_000, reported=15_000))
-    assert seen == sorted(seen)
-    assert seen[1] == pytest.approx(1.325)
-    assert ratios.of("anthropic") == seen[-1] == pytest.approx(1.5, abs=0.01)
+def test_a_larger_ratio_is_used_at_once_and_a_smaller_one_is_approached() -> None:
+    ratios = Ratios()
+    assert ratios.learn("anthropic", exact=10_000, reported=15_000) == pytest.approx(1.53)
+    seen = [ratios.learn("anthropic", exact=10_000, reported=13_000) for _ in range(12)]
+    assert seen == sorted(seen, reverse=True)
+    assert seen[0] == pytest.approx(1.4688) and seen[-1] == pytest.approx(1.326, abs=0.01)
     assert ratios.of("google") == 1.0
+
+
+def test_a_short_request_does_not_set_a_ratio_by_itself() -> None:
+    assert Ratios().learn("anthropic", exact=999, reported=1_500) == pytest.approx(1.334, abs=0.001)
 
 
 def test_a_ratio_never_falls_below_one() -> None:
@@ -61,7 +64,7 @@ def test_learned_ratios_can_be_restored() -> None:
     ratios, later = Ratios(), Ratios()
     ratios.learn("google", exact=1_000, reported=1_500)
     later.restore(ratios.state())
-    assert later.of("google") == ratios.of("google") == pytest.approx(1.15)
+    assert later.of("google") == ratios.of("google") == pytest.approx(1.53)
 
 
 def test_a_damaged_state_keeps_the_initial_ratio() -> None:
