@@ -5,8 +5,9 @@
 
 Runs the kit's benchmark (https://pypi.org/project/compaction-conformance-kit/) with the kit's own compactors, with
 `compile_view` without a model, and with the last request of a live agent. `--reworded` says every planted statement in
-other words. Budgets are characters, as a fraction of the transcript. Every character that is sent counts, except the
-system turn: in a host it is the instructions of the agent, which no view can leave out.
+other words. Budgets are characters, as a fraction of the transcript; a view gets the largest number of tokens with
+which it fits. Every character that is sent counts, except the system turn: in a host it is the instructions of the
+agent, which no view can leave out. A kit round compacts the result of the round before, which fits and so stays.
 """
 
 from __future__ import annotations
@@ -29,6 +30,9 @@ from context_compiler import ContextCompiler, compile_view
 
 PROMPT = "Go on."
 """The prompt that the view is for; it asks for nothing."""
+
+LEAST = 3
+"""Minimum number of characters of a token on average."""
 
 
 def history_of(turns: Sequence[Any]) -> list[ModelMessage]:
@@ -62,13 +66,17 @@ class OneView:
         """Compile a view of a transcript; the result of an earlier round fits already, and stays."""
         text = turns[0].text
         if len(turns) > 1 and budget_chars is not None:
-            text = asyncio.run(self.compiled(history_of(turns), budget_chars))
+            history, tokens = history_of(turns), budget_chars // LEAST
+            text = asyncio.run(self.compiled(history, tokens))
+            while len(text) > budget_chars:
+                tokens -= 1 + tokens // 100
+                text = asyncio.run(self.compiled(history, tokens))
         return CompactedContext(text=text, compactor_name=self.name, round_num=round_num)
 
-    async def compiled(self, history: list[ModelMessage], budget: int) -> str:
-        """Text of the view in at most `budget` characters."""
+    async def compiled(self, history: list[ModelMessage], tokens: int) -> str:
+        """Text of the view in at most `tokens` tokens."""
         history = [*history, ModelRequest(parts=[UserPromptPart(PROMPT)])]
-        return sent_text((await compile_view(history, budget=budget, counter=len, system=None)).messages)
+        return sent_text((await compile_view(history, budget=tokens, system=None)).messages)
 
 
 class LastRequest(OneView):
@@ -76,7 +84,7 @@ class LastRequest(OneView):
 
     name = "context-compiler, live"
 
-    async def compiled(self, history: list[ModelMessage], budget: int) -> str:
+    async def compiled(self, history: list[ModelMessage], tokens: int) -> str:
         """Text of the request, with a prompt for each user turn."""
         sent, answers = (
             "",
@@ -88,11 +96,11 @@ class LastRequest(OneView):
             sent = sent_text(messages)
             return ModelResponse(parts=[TextPart(answers.pop(0) if answers else "Done.")])
 
-        agent = Agent(FunctionModel(answer), capabilities=[ContextCompiler(budget=budget, counter=len)])
+        agent = Agent(FunctionModel(answer), capabilities=[ContextCompiler(budget=tokens, store=None, model="none")])
         prompts = [part.content for message in history for part in message.parts if isinstance(part, UserPromptPart)]
         messages: list[ModelMessage] = []
         for prompt in (*prompts, PROMPT):
-            messages = (await agent.run(prompt, message_history=messages)).all_messages()
+            messages = (await agent.run(prompt, message_history=messages, conversation_id="kit")).all_messages()
         return sent
 
 

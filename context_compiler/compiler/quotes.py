@@ -26,6 +26,10 @@ from context_compiler.recall.selection import choose
 from context_compiler.template import prompt_text
 from context_compiler.tokens import TokenCounter
 
+SMALL_NOTE = 12
+"""Divisor of the view's target size: maximum size of a note that says only how much is left out. In a smaller view, the
+title of the quotes has to say it."""
+
 MIN_QUOTES = 16
 """Minimum room in tokens for a note or for quotes."""
 
@@ -244,7 +248,9 @@ def _note(summary: str, selection: Selection, cap: int) -> str:
     if room < MIN_QUOTES:
         return ""
     if not summary:
-        return note_text(_own_note(selection, room), preface)
+        note = note_text(_own_note(selection, room), preface)
+        small = selection.policy.template.compiler != "none" and cost(note, counter) * SMALL_NOTE > selection.target
+        return "" if small else note
     corrected = corrections(changes_of(selection.history), summary)
     left = room - counter.text(corrected) - 2 if corrected else room
     return note_text("\n\n".join(filter(None, (_fit_safely(summary, left, counter), neutralize(corrected)))), preface)

@@ -117,7 +117,8 @@ _GENERAL = frozenset(
         " really time day week month year number thing way good best create add effectively further recent recently"
         " kinda actually ensure considering any ever project problem plan schedule improve increase reduce reach"
         " optimize worried wondering thinking understand current currently set app code after before around about"
-        " implement issue extend move reschedule adjust average total already complete achieve given manage"
+        " implement issue extend move reschedule adjust average total already complete achieve given manage decrease drop grow grown raise lower bump"
+        " revise reached expand noticed measured around averaging"
     )
 )
 

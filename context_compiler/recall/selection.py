@@ -119,7 +119,9 @@ def choose(
         newer: Place of the passage that revises a candidate, by place of the candidate. A candidate is taken only
             beside it.
     """
-    order = sorted(range(len(candidates)), key=[*map(attrgetter("position", "order"), candidates)].__getitem__)
+    known = {one.place for one in candidates}
+    ready = [at for at, one in enumerate(candidates) if newer.get(one.place, one.place) in known]
+    order = sorted(ready, key=[*map(attrgetter("position", "order"), candidates)].__getitem__)
     quotation = Quotation([candidates[at] for at in order], room)
     parts = parts_of(quotation.candidates)
     answers = max(ranks, default=0.0) > 0
@@ -128,7 +130,7 @@ def choose(
     leaning = [LEANING * log(one / max(USUAL, price)) for one, price in zip(worth, prices, strict=True)]
     keys = [-merit(ranks[index]) - leaning[at] for at, index in enumerate(order)] if answers else []
     places = {one.place: at for at, one in enumerate(quotation.candidates)} if newer else {}
-    after = {places[old]: places[new] for old, new in newer.items() if old in places and new in places}
+    after = {places[old]: places[newer[old]] for old in places.keys() & newer.keys()}
     if wide and answers:
         _take_mentions(quotation, [ranks[index] for index in order], after)
     answered = set[str]()

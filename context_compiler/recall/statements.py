@@ -30,7 +30,7 @@ _STATES = frozenset(
     "is are am be = : equals runs run running lives live listens listen costs cost starts start begins begin ends end"
     " opens open closes close belongs belong prefers prefer wants want needs need requires require holds points point"
     " sits stays stay capped set scheduled fixed hosted based due named called contains contain goes go ships ship"
-    " has have must should uses pinned owned led assigned planned booked located currently".split()
+    " has have must should may can pinned owned led assigned planned booked located currently".split()
 )
 _CHANGES = frozenset(
     "moved move moves moving changed changes change changing switched switch raised raise lowered lower reduced reduce"
