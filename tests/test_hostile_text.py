@@ -19,7 +19,7 @@ from context_compiler.cli.text import safe
 from context_compiler.compiler.specifics import specifics
 from context_compiler.messages.fences import neutralize
 from context_compiler.messages.history import Reader
-from context_compiler.messages.rules import instruction_sentences
+from context_compiler.messages.instructions import instruction_sentences
 from context_compiler.messages.tool_lines import call_line, outcome_line
 from context_compiler.messages.turns import outline, pair
 from context_compiler.pipeline import dot

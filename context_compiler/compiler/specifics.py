@@ -17,9 +17,9 @@ from functools import lru_cache
 from context_compiler.compiler.patterns import COMMANDS, TABLE, UNIT, UNIT_WIDE, Sort, is_command
 from context_compiler.messages.fences import one_line
 from context_compiler.messages.history import History
+from context_compiler.messages.instructions import is_instruction
 from context_compiler.messages.items import Item, Kind, parse_arguments
 from context_compiler.messages.prompts import MAX_SENTENCE, sentence_ends
-from context_compiler.messages.rules import is_instruction
 from context_compiler.messages.turns import Outline
 
 SCANNED = 100_000

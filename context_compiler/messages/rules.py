@@ -1,198 +1,159 @@
-"""Find the rules in users' prompts: standing instructions and prohibitions, as whole sentences.
+"""Find the rules in users' prompts: lasting orders and prohibitions in the user's own words, as whole sentences.
 
-Rules are found by cues such as "from now on", "never push …", "unless I say so". Each cue is a pattern in a table, and
-each table has its own rule for where a cue counts: `ORDERS` only at the beginning of a clause, so that "I never went"
-and "have you ever" do not match. A question only matches if it is a polite order. The tables were tuned on real
-messages to assistants.
+A rule is an order or a prohibition (`instructions`) that is not about the task at hand: one with a lasting word such as
+"always" or "when I ask", or a plain order without words such as "this" or "the second paragraph". Wishes are no rules,
+and neither is what a prompt quotes or what was pasted into it.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
 
 from context_compiler.cache import Memo
 from context_compiler.ids import text_hash
 from context_compiler.messages.fences import one_line
-from context_compiler.messages.history import History
+from context_compiler.messages.history import History, Reading
+from context_compiler.messages.instructions import FILLER, ORDERS, UNSPACED, is_instruction, plain_sentence
 from context_compiler.messages.items import Kind
-from context_compiler.messages.prompts import MAX_SENTENCE, sentence_ends
+from context_compiler.messages.prompts import PARAGRAPH, sentence_ends
 
 MAX_CACHED_PROMPTS = 1_024
-"""Number of texts whose instructions are cached; the same prompts recur at every compile."""
-
-_ASKING = "(?:ask|tell|say|request|mention|type|write|send|paste|give)"
-_PAST = (
-    "(?!(?:exceed|proceed|succeed|embed|feed|heed|speed|shed|shred|seed|breed|bleed|weed|wed|bring|ping|ring|sing|swing"
-    r"|string|spring)\b)[a-z]+(?:ed|ing)"
-)
-"""A participle: a word in -ed or -ing that is not the base form of a verb."""
-_DEGREE = "(?:(?:strongly|really|actually|generally|usually|always|much|also|do|still|just|simply) ){0,3}"
-
-ANYWHERE = (
-    r"from (?:now|here|this (?:point|moment|day)) on(?:wards?)?\b",
-    r"henceforth\b|at all times\b|under no circumstances?\b|(?<=, )in future\b",
-    r"(?:(?<=, )|(?<=; ))(?:going|moving) forward(?:,|\.?$)",
-    r"for the rest of (?:this|the|our) (?:conversation|chat|session|project|task)\b",
-    r"no matter what\b[^.]{0,80}\b(?:do|don't|not|never|you|keep|use|must)\b",
-    r"(?<!gonna )(?<!going to )(?<!'ll )(?:do|don't|never|keep|use|must)\b[^.]{0,80}\bno matter what\b",
-    rf"(?:when|whenever|if|every time|each time|any ?time) (?:i|we) {_ASKING}\b",
-    r"(?:whenever|every time|each time|any ?time) you\b(?=[^.]{0,200}, )",
-    r"un(?:less|til) (?:i|we) (?:\w+ ){0,2}(?:say|tell|ask|approve|confirm|agree|request)\b",
-    r"without (?:first )?(?:asking|checking with|telling|consulting) (?:me|us|first)\b",
-    r"without my (?:\w+ )?(?:permission|approval|ok|okay|consent|confirmation|say-so)\b",
-    r"(?:ask|check with|consult|tell|warn) me (?:first|before)\b",
-    # what the user wants and does not want
-    rf"i(?: would|'d)? {_DEGREE}prefer\b|i(?: would|'d) {_DEGREE}rather (?:you|not)\b",
-    r"i (?:always|never|don't ever) (?:want (?!to (?:go|be|feel|leave|do)\b)|need you|expect)",
-    rf"i {_DEGREE}(?:don't|do not|dont) (?:want|wish)\b(?! to (?:know|sound|seem|bother|lie|brag|miss|think)\b)",
-    r"i(?:'d| would)? (?:want|need|expect|require|like) you to "
-    r"(?:always|never|only|not|keep|stop|avoid|remember|ask me|use)\b",
-    r"(?:agree|important|essential) that you (?:always|never|only|don't|do not)\b",
-    # what must be and what may not
-    r"(?:must|shall) (?:not|never|always|only) (?!have\b)|mustn't (?!have\b)",
-    r"(?<!\bi )(?<!\bwe )should (?:never|always|only)\b|(?<!\bi )(?<!\bwe )always (?:needs?|requires?) (?!to\b)",
-    r"you (?:should not|shouldn't|may not|may only|must|can only) "
-    r"(?!(?:be|have|love|feel|really|know|think|enjoy|miss|like|see)\b)",
-    r"you are (?:not |only |never )(?:allowed|permitted|to)\b",
-    # German, French, Spanish, Portuguese, Italian, Dutch, Polish, Russian
-    r"(?:ab (?:jetzt|sofort)|von (?:jetzt|nun) an|künftig|in zukunft|auf keinen fall|unter keinen umständen)\b",
-    r"(?:jedes mal,? wenn|denk daran|à partir de maintenant|dorénavant|désormais|en aucun cas|sous aucun prétexte)\b",
-    r"chaque fois que (?:je|tu|vous)\b|n'oublie[zs]? (?:pas|jamais)\b|(?:a partir de ahora|de ahora en adelante)\b",
-    r"(?:en ningún caso|bajo ninguna circunstancia|no olvides|cada vez que|de agora em diante|a partir de agora)\b",
-    r"(?:em hipótese alguma|d'ora in poi|in nessun caso|vanaf nu|in geen geval|od teraz|pod żadnym pozorem)\b",
-    r"(?:отныне|впредь|с этого момента|ни в коем случае|ни при каких обстоятельствах)\b",
-)
-"""Cues that count anywhere in a sentence."""
-
-UNSPACED = (
-    r"从现在(?:起|开始)|今后|以后(?:请|都|不要|每次)|务必|切勿|绝对?不(?:要|能|可)|永远不要|无论如何|请(?:始终|总是|一直|不要|勿)",
-    r"從現在(?:起|開始)|請(?:始終|不要|勿)|務必|今後は|これからは|必ず|絶対に|決して|ないでください",
-    r"(?:앞으로는?|지금부터|항상|반드시|절대로?)\s|من الآن فصاعد|מעכשיו|अब से",
-)
-"""Cues that count anywhere, in languages without spaces between words, or with endings attached to them."""
-
-OPENINGS = (
-    r"(?:going|moving) forward(?:,|\.?$)|in (?:the )?future,|in future [a-z]+, |(?:in particular, )?prefer [a-z]",
-    r"(?!.*\bi'll\b).*\bunless (?:explicitly |otherwise )?(?:asked|told|instructed|requested)\b",
-    r"(?:every|each|all) [a-z ]{1,40} (?:should|must)\b",
-    r"(?:when|whenever|before|after|while) (?:you|[a-z]+ing)\b[^?]*, "
-    r"(?:please|use|run|re-run|ask|check|read|write|tell|show) ",
-    r"(?:please,? |and |omfg |omg )?(?:make )?no (?!(?:need|problems?|prob|worries|worry|ideas?|thanks|thank|way|doubt"
-    r"|one|rush|wonder|longer|matter|luck|kidding|big|it|i|we|that|this|the|there|you|not|clue|yes|guarantees?|errors?|more"
-    r"|less|other|regrets?)\b)[a-z][\w-]*(?: (?!(?:since|here|yet|so)\b)[\w-]+(?<!ed)){0,6}(?:, please)?[!.]?$",
-    r"(?:bitte )?(?:antworte (?:mir )?(?:immer|nur|auf)|immer|nie|niemals|nur|verwende (?:nie|immer|nur|keine?))\b",
-    r"(?:toujours|réponds toujours|veuillez (?:toujours|ne)|ne [\w']+(?: \w+)? (?:jamais|pas))\b",
-    r"¡?(?:nunca|jamás|siempre|sempre|mai|responde siempre|всегда|никогда)\b",
-    r"(?:不要|禁止|一定要|始终|总是)|(?:دائم|أبد|لا ت)|(?:תמיד|לעולם)|हमेशा",
-)
-"""Cues at the beginning of a sentence."""
-
-ORDERS = (
-    # "don't" and "never" before a verb; the words excluded here are no verbs, or do not make an order
-    r"(?:do not|don't|dont|never),? (?:you |ever,? |under any circumstances,? ){0,2}(?!(?:you|i|we|they|worry|mind"
-    r"|hesitate|know|think|have|want|need|like|care|see|understand|recall|remember|believe|get|feel|really|even|seem|expect|bother"
-    r"|been|was|had|went|got|did|saw|heard|knew|thought|made|felt|done|gone|seen|a|the|again|once|before|in|on|too|quite"
-    rf"|yet|any|so|much|more|less|better|enough|to|tired|forget (?!to)|say never|{_PAST}|[a-z]+[a-rtv-z]s)\b)[a-z]",
-    r"(?<!, )(?<!and )always "
-    rf"(?!(?:been|was|had|a|the|in|here|there|up|on|so|full|good|great|nice|fun|happy|{_PAST})\b)[a-z]",
-    r"(?:please|you(?:'ll| will| should| must| need to| have to)) (?:always|never|only)\b",
-    r"(?:make sure|be sure|make certain|ensure|see to it) (?!i\b)[a-z]",
-    r"(?:remember|keep in mind|bear in mind|don't forget|do not forget)[,:]? (?:to|that|never|always|not) "
-    r"(?!(?:time|day|night|trip)\b)",
-    r"(?:only|solely) (?:use|write|answer|reply|respond|edit|change|modify|touch|run|call|read|commit|include|output"
-    r"|return|show|give|suggest|recommend|book|buy|ask|look|work|make|send|contact|consider|speak|mention|quote|add|remove"
-    r"|delete|install|import|fix|update|charge|pay)\b",
-    r"use only\b|use [^.?!]{1,80}(?:, (?:not|no|never)\b| instead of\b| rather than\b)",
-    r"(?:answer|reply|respond|speak|talk|write) (?:to me |everything |back )?(?:only|in (?!the\b)[a-z]+"
-    r"(?:\.?$|, | only| please| from| whenever| unless))",
-    r"(?:(?:try to )?avoid|refrain from|stick (?:to|with)|stop [a-z]+ing) [a-z]",
-    r"please keep\b"
-    r"|keep (?:your|answers|responses|replies|it|everything|all|each|every|the)\b(?! (?:up|going|real|coming))",
-    r"leave [^.]{1,60} (?:alone|untouched|as (?:is|they are|it is))\b",
-)
-"""Cues at the beginning of a clause."""
-
-FRIENDLY = (
-    r"give up|lose (?:hope|heart|faith)|stop (?:believing|dreaming|trying)",
-    r"be (?:so |too )?(?:hard|afraid|shy|sad|silly|sorry|discouraged|scared)",
-    r"let (?:it|that|this|them|anyone|anything|fear)\b",
-    r"\b(?:yourself|stress|panic|sweat|dreams?|your (?:heart|passions?|best|goals?))\b",
-)
-"""Good wishes in the form of an order, which are no instructions."""
-
-POLITE = (
-    r"\bfrom now on\b",
-    r"\b(?:can|could|would|will) you (?:please )?(?:always|never|only|stop|avoid)\b(?! (?:find|see|get)\b)",
-    rf"\bi {_DEGREE}prefer\b|\bi always (?:want|expect)\b",
-    r"\b(?:whenever|every time|each time) i (?:ask|say|tell)\b",
-)
-"""The only cues that count in a question."""
-
-_FILLER = (
-    r"(?:(?:and|but|so|or|then|also|just|please|pls|plz|kindly|ok|okay|well|yes|yeah|no|oh|omfg|omg|wtf|hey|hi|dude|again"
-    r"|in particular|as a rule|next|instead|note|remember|important|finally|lastly|in general)[,:!.]? ){0,4}"
-)
-_BEGINS = r"(?:^|[,;:(…] |\.\.\.? | [-–—] |\b(?:and|but|then) (?=do not|don't|dont|never|please))"
-_ANYWHERE = re.compile(rf"\b(?:{'|'.join(ANYWHERE)})|{'|'.join(UNSPACED)}")
-_OPENING = re.compile("|".join(OPENINGS))
-_ORDER = re.compile(rf"{_BEGINS}{_FILLER}(?:{'|'.join(ORDERS)})")
-_FRIENDLY = re.compile("|".join(FRIENDLY))
-_POLITE = re.compile("|".join(POLITE))
-
-_QUOTED = re.compile(
-    r"`[^`]{0,400}`|\"[^\"]{0,400}\"|“[^”]{0,400}”|«[^»]{0,400}»|「[^」]{0,400}」|(?<!\w)'[^']{0,400}'(?!\w)"
-)
-_LISTED = re.compile(r"^(?:[-*•·] +|\(?\d{1,3}[.)] +|\[[ x]\] +|#+ +){1,3}")
-_CODE = re.compile(r"[{}<>=;|\\\[\]$^~]")
-_PASTED = (">", "+ ", "@", "//", "/*", "$ ", "\u279c")
-
-
-_instructions: Memo[str, tuple[str, ...]] = Memo(MAX_CACHED_PROMPTS)
-"""Cached instructions by the hash of the text, because a prompt may have megabytes."""
-
-
-def instruction_sentences(text: str) -> tuple[str, ...]:
-    """Standing instructions in a user's text: whole sentences, verbatim, each on one line.
-
-    Fenced code, quoted lines and sentences that look like code are skipped.
-    """
-    name = text_hash(text)
-    return _instructions.get_or_make(name, lambda: _find_sentences(text))
-
-
-def _find_sentences(text: str) -> tuple[str, ...]:
-    found: list[str] = []
-    start = 0
-    fenced = False
-    for end in (*sentence_ends(text), len(text)):
-        sentence, start = text[start:end], end
-        if "```" in sentence or "~~~" in sentence:
-            fenced ^= (sentence.count("```") + sentence.count("~~~")) % 2 == 1
-        elif not fenced and 3 < len(sentence) <= MAX_SENTENCE:
-            shown = one_line(sentence, MAX_SENTENCE)
-            if len(shown) <= MAX_RULE and is_instruction(shown):
-                found.append(shown)
-    return tuple(found)
-
-
-def is_instruction(sentence: str) -> bool:
-    """True if a sentence is a standing instruction or prohibition."""
-    if sentence.startswith(_PASTED):
-        return False
-    plain = _LISTED.sub("", _QUOTED.sub("_", sentence.replace("’", "'"))).strip(" *_").lower()
-    if len(_CODE.findall(plain)) > 1 + len(plain) // 16:
-        return False
-    if plain.endswith(("?", "？", "؟")):
-        return bool(_POLITE.search(plain))
-    if _ANYWHERE.search(plain) or _OPENING.match(plain):
-        return True
-    return bool(_ORDER.search(plain)) and not _FRIENDLY.search(plain)
-
+"""Number of prompts whose rules are cached; the same prompts recur at every request."""
 
 MAX_RULE = 400
 """Maximum characters of a rule in a prompt; a longer sentence is taken for data."""
+
+OWN_WORDS = 1_200
+"""Characters of a prompt above which only its first and last paragraph are taken for the user's own words."""
+
+_LASTING = re.compile(
+    rf"^{FILLER}(?:when|before|while|after) (?!trying|booking)[a-z]+ing\b"
+    r"|\b(?:always|never|from (?:now|here|this (?:point|moment|day)) on|henceforth|at all times|no matter what|whenever"
+    r"|under no circumstances?|(?:every|each|any) ?time|in future|(?:going|moving) forward(?!,? i\b)|for the rest of"
+    r"|(?:unless|until) (?:i|we|otherwise|told|asked)|without (?:first |my |asking|telling|checking|consulting)"
+    r"|(?:ask|check with|tell|warn|consult) me (?:first|before)|(?:when|if) i (?:ask|say|type|tell|write)|as a rule"
+    r"|my rule|(?:before|after|when) you|you are (?:not |never )?(?:allowed|permitted|to)|auf keinen fall"
+    r"|ab (?:jetzt|sofort)|immer|niemals?|nie|künftig|in zukunft|toujours|jamais|désormais|dorénavant|siempre|nunca"
+    r"|jamás|de ahora en adelante|sempre|d'ora in poi|mai|vanaf nu|od teraz|всегда|никогда|отныне|впредь)\b"
+    f"|{'|'.join(UNSPACED)}"
+)
+"""Words that make an order a lasting one."""
+
+_MARKED = re.compile(
+    r"^(?:as a rule|my rule(?: is)?|the rule(?: is)?)[,:] |, (?:always|at all times|as a rule)[.!]?$"
+    r"|^(?:after|before|when(?:ever)?) you [^,]+, (?!(?:for|the|i|we|it|that|what|how|why|do|is|are|can)\b)[a-z]+ "
+    r"|^stop [a-z]+ing[.!]?$|\bmay not be [a-z]+ed\b"
+    r"|^(?:[a-z]+ ){1,3}must (?:never|always|not) "
+)
+"""Orders that are recognized by their marks, whatever their verb."""
+
+_EACH = re.compile(r"\b(?:each|every)\b")
+_AT_HAND = re.compile(
+    r"\b(?:this|these|those|it(?! is\b)|them|here|now|today|tonight|tomorrow|yet|once|immediately|right away|above"
+    r"|below|just|following|attached)\b(?! (?:conversation|chat|session|project|repo(?:sitory)?|codebase|point on))"
+    r"|(?:^|\b(?:to|in|on|of|with|for|about|at|from|do|change|touch|use|send|delete|remove|include|mention|say)) that\b"
+    r"|\b(?:first|second|third|fourth|last|next|previous|final|original) [a-z]"
+    r"|\bthe (?:[a-z]+ )?(?:paragraph|sentence|section|title|ending|beginning|intro(?:duction)?|conclusion|e?-?mail"
+    r"|letter|essay|text|draft|outline|table|image|picture|photo|story|scene|poem|article|list|plan|question|answer"
+    r"|line|page|chapter|meeting|invitation|booking|flight|order)s?\b"
+)
+"""Words that tie an order to the task at hand."""
+
+_THIS_TEXT = re.compile(
+    r"\bth(?:is|at|ese) (?:[a-z]+ )?(?:e?-?mail|message|letter|question|paragraph|sentence|section|text|draft|ticket"
+    r"|essay|post|story|article|line|one|time)s?\b|\bthose [a-z]|\b(?:second|third|fourth|last|next) (?:paragraph|line"
+    r"|sentence|section|page|chapter|row|column)\b"
+)
+"""Words that tie even a lasting order to the task at hand."""
+
+_SAYS = re.compile(
+    rf"^{FILLER}(?:(?:because|since|that|hm+|honestly|frankly|actually|really),? )*"
+    r"(?:i|we|he|she|they|it|there|that|this)(?:'m|'ve|'d|'re|'s)? "
+    r"(?!(?:[a-z']+ ){0,3}(?:you\b|(?:always|never) want))"
+)
+"""Beginnings of sentences that say something and order nothing."""
+
+_ASKS_HELP = re.compile(
+    r"\b(?:can|could|would|will) you (?!(?:please )?(?:always|never|only|stop|avoid)\b)|\bhow (?:can|do) i\b"
+)
+_WEAK = re.compile(
+    rf"^{FILLER}(?:make sure|be sure|make certain|ensure|see to it|keep (?:it|in mind)|bear in mind|remember that)\b"
+    r"(?!,? (?:that )?(?:each|every)\b)"
+)
+"""Orders that are mostly about the task at hand."""
+
+_IDLE = re.compile(
+    r"(?:\bdon't|\bdo not|^never) (?:just|ask again|wait|hold|hesitate|make me|forget|worry|be|give up|quit|miss)\b"
+    r"|^no (?:surprises?|pressure|hurry|stress|comment|chance|big deal|offen[sc]e|excuses?|(?:[a-z]+ )*(?:that|well))\b"
+)
+_GIVES = re.compile(
+    r"\b(?:rules?|guidelines?|conventions?|preferences?|instructions?|remember|note|always|never|please)\b"
+)
+_PLAIN = re.compile(
+    rf"^{FILLER}(?:{'|'.join(ORDERS)}|no\b|prefer\b|(?:you|[a-z]+(?: [a-z]+)?) (?:must|shall|may|should) (?:not|only)\b"
+    r"|i(?:'d| would)? (?:(?:don't|do not) want|want|need|like|rather|prefer) you\b)"
+)
+"""Orders without a lasting word."""
+_QUOTATION = re.compile(r"\"[^\"]{0,4000}\"|“[^”]{0,4000}”|«[^»]{0,4000}»|„[^“”]{0,4000}[“”]")
+
+
+_rules: Memo[str, tuple[str, ...]] = Memo(MAX_CACHED_PROMPTS)
+"""Cached rules by the hash of the prompt, because a prompt may have megabytes."""
+
+
+def rule_sentences(prompt: str) -> tuple[str, ...]:
+    """Rules in a prompt: whole sentences, word for word, each on one line."""
+    name = text_hash(prompt)
+    return _rules.get_or_make(name, lambda: tuple(filter(is_rule, _own_sentences(prompt))))
+
+
+def _own_sentences(prompt: str) -> Iterator[str]:
+    """Sentences of a prompt that are its author's own: not quoted, not code, and not pasted.
+
+    What follows a line with a colon at its end is pasted, unless the line announces rules.
+    """
+    own, fenced = _own_part(prompt), False
+    quoted = [match.span() for match in _QUOTATION.finditer(own)]
+    start = 0
+    for end in (*sentence_ends(own), len(own)):
+        sentence, begin, start = own[start:end], start, end
+        if "```" in sentence or "~~~" in sentence:
+            fenced ^= (sentence.count("```") + sentence.count("~~~")) % 2 == 1
+            continue
+        within = any(first <= begin and end <= last + 2 for first, last in quoted)
+        shown = one_line(sentence, 2 * MAX_RULE)
+        if shown.endswith((":", "：")) and "\n" in sentence and not _GIVES.search(shown.lower()):
+            return
+        if not (fenced or within) and 3 < len(shown) <= MAX_RULE:
+            yield shown
+
+
+def _own_part(prompt: str) -> str:
+    """First and last paragraph of a prompt that is too long to be its author's own words, else the whole prompt."""
+    text = prompt.strip()
+    if len(text) <= OWN_WORDS:
+        return text
+    first, last = text.partition(PARAGRAPH)[0], text.rpartition(PARAGRAPH)[2]
+    return PARAGRAPH.join(part for part in (first, last) if len(part) <= OWN_WORDS)
+
+
+def is_rule(sentence: str) -> bool:
+    """True if a sentence is a lasting order or prohibition."""
+    plain = plain_sentence(sentence)
+    if (
+        not (is_instruction(sentence) or _MARKED.search(plain))
+        or _SAYS.search(plain)
+        or _ASKS_HELP.search(plain)
+        or _IDLE.search(plain)
+    ):
+        return False
+    if _THIS_TEXT.search(plain):
+        return False
+    if _LASTING.search(plain) or _MARKED.search(plain) or (_EACH.search(plain) and not _WEAK.search(plain)):
+        return True
+    return bool(_PLAIN.search(plain)) and not (_WEAK.search(plain) or _AT_HAND.search(plain))
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,25 +176,33 @@ class Found:
 
     length: int = 0
     rules: tuple[Rule, ...] = ()
-    answers: int = 0
-    """Number of answers with text."""
+    prompts: tuple[int, int] = (0, 0)
+    """Number of prompts, and their characters."""
+    answers: tuple[int, int] = (0, 0)
+    """Number of answers with text, and their characters."""
     personal: int = 0
-    """Number of answers that speak of a life of their own."""
+    """Number of answers that tell of a life of their own."""
+    tools: bool = False
+    """True if a tool was called."""
 
     @property
     def between_people(self) -> bool:
-        """True if the answers are those of a person."""
-        return self.personal > PERSONAL * self.answers
+        """True if the answers are those of a person: not much longer than the prompts, and some of them personal."""
+        (prompts, said), (answers, answered) = self.prompts, self.answers
+        alike = answered * prompts <= LENGTH_RATIO * said * answers
+        return alike and not self.tools and self.personal > max(2, PERSONAL * answers)
 
 
-PERSONAL = 0.2
-"""Fraction of answers that speak of a life of their own, above which a conversation is one between people."""
+LENGTH_RATIO, PERSONAL = 1.5, 0.09
+"""In a conversation between people, answers have at most this multiple of the length of prompts, and more than this
+fraction of them, and more than two, are personal."""
 
 _PERSONAL = re.compile(
-    r"(?i)\bI(?:'ve| have)? (?:just |also |really |recently |finally |actually |still )?(?:went|saw|met|bought|got"
-    r"|felt|took|started|tried|visited|signed|loved|had|been|was|grew|lost|won|joined|hung|came|watched|spent|ran)\b"
-    r"|\bmy (?:own )?(?:kids?|family|wife|husband|mom|dad|mother|father|brother|sister|friends?|son|daughter|dogs?|cats"
-    r"|boss|girlfriend|boyfriend|partner|house|job|life|hometown|team|class|studio|band|passion)\b"
+    r"(?i)\bI(?:'ve|'d| have)? (?:\w+ly |just |also |still |even |been )?(?:went|saw|met|bought|got|felt|took|started"
+    r"|tried|visited|signed|loved?|enjoy|had|been|was|were|grew|lost|won|joined|came|watched|spent|ran|used to|miss"
+    r"|wish|remember)\b|\bmy (?:own |new |best )?(?:kids?|family|wife|husband|mom|dad|mother|father|brother|sister"
+    r"|friends?|son|daughter|dogs?|cats|boss|girlfriend|boyfriend|job|hometown)\b|\b(?:u[hm]+|yeah|haha|lol)\b"
+    r"|\bI'm (?:so |really |super |also |still )?(?:proud|excited|thankful|grateful|stoked|lucky|loving|feeling)\b"
 )
 
 
@@ -250,20 +219,28 @@ def find_rules(history: History, known: Memo[str, Found] | None = None) -> Found
     ids = history.ids
     earlier = (known.get(name) for name in reversed(ids[-NEAR:])) if known is not None else ()
     found = next((one for one in earlier if one is not None), Found())
-    rules, answers, personal = list(found.rules), found.answers, found.personal
     for position in range(found.length, len(history)):
-        reading = history.readings[position]
-        texts = [item.text for item in reading.items if item.mark is None]
-        if reading.has_prompt:
-            said = [item.text for item in reading.items if item.kind is Kind.USER and item.mark is None]
-            rules += [Rule(text=one, position=position) for text in said for one in instruction_sentences(text)]
-        elif not reading.request and not reading.exchanges and any(texts):
-            answers += 1
-            personal += any(map(_PERSONAL.search, texts))
-    found = Found(len(history), tuple(rules), answers, personal)
+        found = _with_message(found, position, history.readings[position])
     if known is not None and ids:
         known.keep(ids[-1], found)
     return found
+
+
+def _with_message(found: Found, position: int, reading: Reading) -> Found:
+    """Add what one more message tells."""
+    said = [item.text for item in reading.items if item.mark is None and item.kind in (Kind.USER, Kind.TEXT)]
+    size, found = sum(map(len, said)), replace(found, length=position + 1, tools=found.tools or reading.exchanges)
+    if reading.has_prompt and size:
+        rules = (Rule(one, position) for text in said for one in rule_sentences(text))
+        return replace(found, rules=(*found.rules, *rules), prompts=_counted(found.prompts, size))
+    if reading.request or not size:
+        return found
+    personal = found.personal + any(map(_PERSONAL.search, said))
+    return replace(found, answers=_counted(found.answers, size), personal=personal)
+
+
+def _counted(sizes: tuple[int, int], size: int) -> tuple[int, int]:
+    return sizes[0] + 1, sizes[1] + size
 
 
 NEAR = 8

@@ -494,7 +494,9 @@ def assemble_view(
     untouched = start is None
     if live and not untouched:
         check_view(sent, history)
-    drops, lines = _drops(context, frozen, done, tuple(_lost_rule(rule, context) for rule in lost))
+    drops, lines = _drops(
+        context, frozen, done, tuple(Drop(what=rule_origin(rule), reason=RULE_LOST.text) for rule in lost)
+    )
     kept = () if live and untouched else why_kept(frozen, context)
     return Result(
         view=View(
@@ -574,10 +576,6 @@ def _missing_rules(
         return None, lost
     at = len(history) - 1
     return RuleNote(at=at, tip=history.ids[at], rules=tuple(rule.text for rule in added), revoked=revoked), lost
-
-
-def _lost_rule(rule: Rule, context: RequestContext) -> Drop:
-    return Drop(what=rule_origin(rule), reason=RULE_LOST.text, tokens=context.counter.text(rule.text))
 
 
 def _ledger(

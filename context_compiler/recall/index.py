@@ -14,8 +14,8 @@ from math import log1p
 
 from context_compiler.cache import Memo
 from context_compiler.messages.history import History, Reading
+from context_compiler.messages.instructions import instruction_sentences
 from context_compiler.messages.items import Item, Kind
-from context_compiler.messages.rules import instruction_sentences
 from context_compiler.recall.changes import Changes
 from context_compiler.recall.passages import WIDTH, answer_text
 from context_compiler.recall.terms import passage_terms, terms

@@ -31,7 +31,7 @@ from sys import intern
 from types import MappingProxyType
 from typing import NamedTuple, TypeVar
 
-from context_compiler.messages.rules import instruction_sentences
+from context_compiler.messages.instructions import instruction_sentences
 from context_compiler.recall.passages import Passage, Quotation
 from context_compiler.recall.ranking import merit
 from context_compiler.recall.terms import words

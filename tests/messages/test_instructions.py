@@ -9,13 +9,8 @@ from pydantic_ai.messages import ModelMessage, TextContent
 from context_compiler.messages.fences import one_line
 from context_compiler.messages.history import Reader
 from context_compiler.messages.items import MARK
-from context_compiler.messages.rules import (
-    Instruction,
-    instruction_sentences,
-    sentence_ends,
-    standing_instructions,
-)
-from context_compiler.messages.turns import outline, pair
+from context_compiler.messages.prompts import sentence_ends
+from context_compiler.messages.instructions import instruction_sentences
 from context_compiler.tokens import TokenCounter
 from tests.support.histories import answer, assistant, call, histories, user
 from tests.support.texts import texts
@@ -127,58 +122,12 @@ if (!token) { return never; } // always
 """.splitlines()
 
 
-def pinned(messages: list[ModelMessage], positions: range | None = None) -> tuple[Instruction, ...]:
-    history = Reader(TokenCounter(len)).read(messages)
-    return standing_instructions(history, outline(history, pair(history)), positions or range(len(history)))
-
-
 def test_binding_instructions_are_found_with_high_recall_and_precision() -> None:
     missed = [sentence for sentence in BINDING if not instruction_sentences(sentence)]
     wrong = [sentence for sentence in PASSING if instruction_sentences(sentence)]
     found = len(BINDING) - len(missed)
     assert found / (found + len(wrong)) >= 0.95, wrong
     assert found / len(BINDING) >= 0.9, missed
-
-
-def test_a_pin_is_the_sentence_of_the_user_with_its_position() -> None:
-    said = "The report is late. Never mail it before I say so. Thanks!"
-    assert pinned([user("hello"), assistant("Hi."), user(said)]) == (
-        Instruction(position=2, turn=1, text="Never mail it before I say so."),
-    )
-
-
-def test_only_the_given_messages_are_searched() -> None:
-    assert pinned([user("Never use tabs."), assistant("ok"), user("Never use spaces.")], range(2, 3))[0].position == 2
-
-
-def test_only_user_prompts_contain_instructions() -> None:
-    order = "You must never push to main."
-    asked = [assistant(order, call("look", "1")), user(answer("1", order))]
-    assert pinned([user("look around", system=order), *asked, user("and?")]) == ()
-
-
-def test_a_file_in_a_prompt_does_not_hide_its_words() -> None:
-    assert [pin.text for pin in pinned([user("Never use tabs.", TextContent(content="Never use spaces."))])] == [
-        "Never use tabs.",
-        "Never use spaces.",
-    ]
-
-
-def test_text_of_this_package_contains_no_instructions() -> None:
-    note = TextContent(content="Never push to main.", metadata={MARK: {"part": "quotes"}})
-    assert pinned([user(note), user("Never use tabs.")])[0].text == "Never use tabs."
-    assert len(pinned([user(note), user("Never use tabs.")])) == 1
-
-
-def test_a_repeated_instruction_counts_at_its_last_position() -> None:
-    messages = [
-        user("Never use tabs!"),
-        assistant("ok"),
-        user("Always test."),
-        assistant("ok"),
-        user("never use TABS."),
-    ]
-    assert [(pin.turn, pin.text) for pin in pinned(messages)] == [(1, "Always test."), (2, "never use TABS.")]
 
 
 @pytest.mark.parametrize("said", ["The job must never run at night", "Don't touch the tests", "Always use tabs"])
@@ -205,12 +154,6 @@ def test_code_and_quotations_contain_no_instructions() -> None:
     assert instruction_sentences("> Never do this.\nHe wrote “never do this”.") == ()
 
 
-def test_a_long_instruction_is_clipped_but_keeps_both_ends() -> None:
-    (pin,) = pinned([user(f"Never send {'very ' * 100}long mails to the board.")])
-    assert len(pin.text) == 400
-    assert pin.text.startswith("Never send") and pin.text.endswith("to the board.")
-
-
 def test_a_sentence_does_not_end_at_an_abbreviation() -> None:
     assert instruction_sentences("Never mail suppliers, e.g. Dr. Smith, on Sundays. Bye.") == (
         "Never mail suppliers, e.g. Dr. Smith, on Sundays.",
@@ -222,15 +165,6 @@ def test_sentences_cover_the_text_in_order(text: str) -> None:
     ends = list(sentence_ends(text))
     assert ends == sorted(set(ends))
     assert all(0 < end <= len(text) for end in ends)
-
-
-@given(messages=histories())
-def test_every_pin_of_any_history_is_one_line_of_a_user(messages: list[ModelMessage]) -> None:
-    history = Reader(TokenCounter(len)).read(messages)
-    for pin in pinned(messages):
-        said = " ".join(item.text for item in history.readings[pin.position].items if item.mark is None)
-        assert "\n" not in pin.text and len(pin.text) <= 400
-        assert all(end in one_line(said, len(said)) or len(said) > 40_000 for end in pin.text.split("…"))
 
 
 def test_found_instructions_keep_no_prompt_alive() -> None:
