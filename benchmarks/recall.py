@@ -59,6 +59,8 @@ class Question:
     """Recorded answer."""
     after: int = 0
     """Position of the last message that holds evidence."""
+    stop: int | None = None
+    """Number of messages before it; None if it is asked at the end."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -184,10 +186,10 @@ def _ids(given: Any) -> Iterator[int]:
             yield from _ids(one)
 
 
-def asked(conversation: Conversation, question: str) -> list[ModelMessage]:
-    """Return the history with the question as its last prompt, at the time of the last message."""
-    when = conversation.messages[-1].timestamp or FIRST_DAY
-    return [*conversation.messages, said("user", question, when)]
+def asked(conversation: Conversation, question: str, stop: int | None = None) -> list[ModelMessage]:
+    """Return the first `stop` messages with the question as the last prompt, at the time of the last of them."""
+    messages = conversation.messages[:stop]
+    return [*messages, said("user", question, messages[-1].timestamp or FIRST_DAY)]
 
 
 def compiled(messages: Sequence[ModelMessage], budget: int) -> Sequence[ModelMessage]:
@@ -238,7 +240,7 @@ def measured(conversation: Conversation, budget: int, fill: Fill, *, blind: bool
         view = shown(fill(asked(conversation, NEUTRAL), budget + counter.text(NEUTRAL) + 4))
         return [score(question, view, whole=conversation.whole) for question in conversation.questions]
     views = (
-        shown(fill(asked(conversation, question.text), budget + counter.text(question.text) + 4))
+        shown(fill(asked(conversation, question.text, question.stop), budget + counter.text(question.text) + 4))
         for question in conversation.questions
     )
     return [

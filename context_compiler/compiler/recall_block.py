@@ -164,8 +164,7 @@ class _Search:
         answering: Sequence[tuple[Passage, float]] = [pair for pair in ranked if pair[1] > 0]
         if self._has_floor:
             answering, fill = self._above_floor(answering, fill)
-        # a question that names one of two speakers is filled with that speaker's messages even if no passage answers
-        if not (answering or (fill and self._ranking.of_somebody)) or room < MIN_BLOCK:
+        if not answering or room < MIN_BLOCK:
             return ""
         pool, room = _with_fill(answering, ranked, room, fill, wide=wide)
         pool, newer = mark_changes(

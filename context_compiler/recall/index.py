@@ -30,9 +30,6 @@ STANDING, PREFERENCE = 1, 2
 TIMED, PLACED, LASTING = 4, 8, 16
 """Cue flags of a short message by either speaker: it names a time, a place, a duration."""
 
-CUES = 32
-"""Number of possible values of a message's combined cue flags."""
-
 BRIEF = 80
 """Maximum size in terms of a message that gets `TIMED`, `PLACED` or `LASTING`: most longer ones name some time or
 place, so the flag would not distinguish them."""
@@ -41,10 +38,10 @@ SHORT_MESSAGE = 30
 """Maximum size in terms of a user message that gets `STANDING` or `PREFERENCE`: longer ones are mainly about something
 else."""
 
-USUAL = 3.4
-"""Natural logarithm of the size, about 30 terms, up to which a message has no excess length."""
+USUAL = 2.4
+"""Natural logarithm of the size, about ten terms, up to which a message has no excess length."""
 
-MAX_EXCESS = 3.0
+MAX_EXCESS = 4.0
 """Cap on a message's excess length (the logarithm of its size minus `USUAL`). Beyond about 600 terms a message is a
 document, whose passages are as good as those of a shorter one."""
 
@@ -54,9 +51,6 @@ SCANNED = 200_000
 OFTEN, MOSTLY = 3, 4
 """Evidence needed that a name belongs to a speaker: minimum number of times that the other one used it, and minimum
 ratio to the times that the speaker did."""
-
-TALK = 2.25
-"""Maximum ratio of answer length to prompt length in a conversation between two people."""
 
 _LIKES = re.compile(
     r"(?i)\bi(?:'d| would|'m| am)? (?:\w+ )?"
@@ -113,17 +107,11 @@ class Index:
         """Day of each session, as YYYY-MM-DD; empty if unknown."""
         self.called: defaultdict[str, list[int]] = defaultdict(lambda: [0, 0, 0, 0])
         """Number of times each speaker addressed somebody by a name, by name."""
-        self.spoken = [0, 0, 0, 0]
-        """Number of message parts by speaker."""
-        self.words = [0, 0, 0, 0]
-        """Total terms by speaker."""
         self._calls: dict[tuple[str, bool], list[int]] = {}
-        self.totals = array("L")
-        """Total terms of each session."""
+        self.total = 0
+        """Total terms."""
         self.saying = 0
         """Number of messages with at least one term."""
-        self.bases: dict[int | None, array[float]] = {}
-        """Query-independent score of each message, by the speaker that a question is about."""
         self.changes = Changes()
         """Sentences that later ones revise; extended when passages are first marked."""
 
@@ -156,14 +144,7 @@ class Index:
     @property
     def average(self) -> float:
         """Average size in terms of the messages that have any."""
-        return sum(self.totals) / self.saying if self.saying else 1.0
-
-    @property
-    def is_between_people(self) -> bool:
-        """True for a conversation as between two people: the answers are not much longer than the prompts."""
-        user = self.words[USER] / max(1, self.spoken[USER])
-        assistant = self.words[ASSISTANT] / max(1, self.spoken[ASSISTANT])
-        return assistant <= TALK * user
+        return self.total / self.saying if self.saying else 1.0
 
     def speakers_named(self, names: Collection[str]) -> dict[str, int]:
         """Those of the names that belong to one of the two speakers, with that speaker.
@@ -186,7 +167,6 @@ class Index:
         day = reading.day
         if not self.days or (day and day != self.days[-1]):
             self.days.append(day)
-            self.totals.append(0)
         for column in (self.sizes, self.costs):
             column.append(0)
         self.speakers.append(NOBODY)
@@ -229,12 +209,10 @@ class Index:
         """Update the statistics of a message and its speaker with one part of `size` terms."""
         self.saying += size > 0 and not self.sizes[at]
         self.sizes[at] += size
-        self.totals[self.sessions[at]] += size
+        self.total += size
         if speaker == TOOL:
             return
         self.costs[at] += size
-        self.spoken[speaker] += 1
-        self.words[speaker] += size
         for name in _CALLED.findall(text[:SCANNED]):
             self.called[name][speaker] += 1
         if size <= BRIEF:
@@ -265,7 +243,7 @@ def _same_name(name: str, called: str) -> bool:
     return long == short or (len(short) > 2 and long.startswith(short))
 
 
-_kept = Memo[str, Index](ROOM, weigh=lambda index: min(len(index) + sum(index.totals), ROOM // 4))
+_kept = Memo[str, Index](ROOM, weigh=lambda index: min(len(index) + index.total, ROOM // 4))
 """Indexes by the chain id of the last message that each has indexed."""
 
 

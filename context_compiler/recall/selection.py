@@ -4,7 +4,7 @@
 
 1. Mentions, only for a question about a sequence or the whole conversation: the best answers of each quarter of the
    conversation in turn, skipping repetitions, because many brief mentions answer such a question.
-2. Answers: all candidates by relevance to the question, plus a small bonus for worth per token (`LEANING`).
+2. Answers: all candidates by relevance to the question.
 3. Coverage: what is left of the room goes to the passage with the largest gain per token, again and again. The gain is
    the worth of its message per token of the message, times the fraction of the passage's word pairs that are new. This
    is budgeted maximum coverage. Gains only shrink as passages are taken, so a gain is computed again only if it could
@@ -44,21 +44,13 @@ MIN_PASSAGE = 8
 REPEATED = 0.25
 """Fraction of new word pairs from which a passage counts in full; below it, its gain falls linearly to 0."""
 
-LEANING = 0.4
-"""Weight of the logarithm of worth per token, added to the relevance score. Relevance still decides unless two scores
-are close."""
-
-USUAL = 40
-"""Minimum price in tokens that is assumed for a message in that bonus. Without it, the shortest messages, which are
-chatter, would displace answers."""
-
 NEAR = 0.98
 """Fraction of the largest possible gain at which a gain is accepted as the largest, to save computation."""
 
 STRETCHES = 4
 """Number of equal parts of a conversation from which mentions are taken in turn."""
 
-FURTHER = 0.3
+FURTHER = 0.1
 """Score that a mention loses for each piece of its message before it: the beginnings of many messages are better than
 all of one."""
 
@@ -127,8 +119,7 @@ def choose(
     answers = max(ranks, default=0.0) > 0
     worth = worths(quotation.candidates, parts, asked=answers)
     prices = _prices(quotation.candidates, parts)
-    leaning = [LEANING * log(one / max(USUAL, price)) for one, price in zip(worth, prices, strict=True)]
-    keys = [-merit(ranks[index]) - leaning[at] for at, index in enumerate(order)] if answers else []
+    keys = [-merit(ranks[index]) for index in order] if answers else []
     places = {one.place: at for at, one in enumerate(quotation.candidates)} if newer else {}
     after = {places[old]: places[newer[old]] for old in places.keys() & newer.keys()}
     if wide and answers:

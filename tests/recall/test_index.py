@@ -41,8 +41,7 @@ def contents(index: Index) -> tuple[object, ...]:
         list(index.sessions),
         index.days,
         dict(index.called),
-        index.spoken,
-        index.words,
+        index.total,
         index.tip,
     )
 
