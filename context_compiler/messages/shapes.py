@@ -26,6 +26,7 @@ from context_compiler.messages.items import (
     plain_text,
     read_items,
     read_part,
+    separate_parts,
     user_content,
 )
 from context_compiler.messages.tool_lines import call_line, outcome_line
@@ -78,7 +79,7 @@ def apply_shape(message: ModelMessage, reading: Reading, shape: Shape, counter: 
     oversized = _oversized_native_ids(reading.items, shape)
     truncator = Truncator(counter, shape.ref)
     parts: list[Any] = []
-    for position, (part, item) in enumerate(zip(message.parts, reading.items, strict=True)):
+    for position, (part, item) in enumerate(zip(separate_parts(message), reading.items, strict=True)):
         kept = None if position in shape.skip else _shape_part(part, item, shape, oversized, truncator)
         if kept is not None:
             parts.append(kept)

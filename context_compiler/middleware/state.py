@@ -25,6 +25,7 @@ from context_compiler.compiler.summary import SummaryRequest, SummaryResponse
 from context_compiler.compiler.view import View, sections_of, token_breakdown
 from context_compiler.layers.context import LayerBlock
 from context_compiler.messages.history import History, Reader, reader_of
+from context_compiler.messages.shapes import Shape
 from context_compiler.messages.turns import Outline, Pairing, outline, pair, turn_index
 from context_compiler.middleware.arguments import SHIPPED, Arguments
 from context_compiler.middleware.request import Host, Request, is_long
@@ -51,8 +52,19 @@ ListedDrops = tuple[tuple[Drop, ...], Sequence[Mapping[str, object]]]
 Named = tuple[str, str, tuple[Pin, ...]]
 """Tip and configuration of a cycle, and the pins of its conversation."""
 
-Opening = tuple[Cycle, Mapping[int, str], list[ModelMessage]]
-"""A cycle, the recall blocks within its frozen messages, and those messages, cached so that they are built once."""
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Opening:
+    """The frozen messages of a cycle, cached so that they are built once."""
+
+    cycle: Cycle
+    blocks: Mapping[int, str]
+    """Texts of the recall blocks within them, by raw position."""
+    following: tuple[ModelMessage, Shape | None] | None
+    """The next raw message, and its shape if it is broken; None if there is none."""
+    messages: list[ModelMessage]
+    start: int
+    """Raw position from which on messages are not among them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
