@@ -187,7 +187,7 @@ async def test_a_broken_history_is_accepted(provider: str, where: str) -> None:
             await talk.turn("run", 1)
             assert server.statuses == [200, 200], (case, server.refusals)
         assert not talk.errors, case
-        assert talk.views[0].status == ("raw" if where == "alone" else "compiled")
+        assert talk.views[0].status == ("mended" if where == "alone" else "compiled")
 
 
 @pytest.mark.parametrize("provider", SERVERS)
