@@ -15,10 +15,9 @@ from pydantic_ai.messages import ModelMessage
 
 from context_compiler.cache import Memo
 from context_compiler.compiler.advance import Advance
-from context_compiler.compiler.block_sizes import TIGHT_ROOM
 from context_compiler.compiler.compile_row import Where
 from context_compiler.compiler.cycle import RAW, Blocks, Cycle, begins
-from context_compiler.compiler.policy import LOWEST_HIGH, REFUSED_SHARE, Limits, Plan
+from context_compiler.compiler.policy import HIGH, NO_FLOOR, REFUSED_SHARE, Floor, Limits, Plan
 from context_compiler.compiler.quotes import instructions_tokens
 from context_compiler.compiler.steering import NONE, Pin, Steering
 from context_compiler.compiler.summary import SummaryRequest, SummaryResponse
@@ -395,17 +394,20 @@ class RequestContext(Plan):
 
     def _thresholds(self, cycle: Cycle | None) -> Limits:
         ratio = cycle.ratio if cycle is not None else self.run.ratios.of(self.request.family)
-        tool_work = cycle.tool_work if cycle is not None else self._is_tool_work()
-        limits = self.policy.limits(
-            self.request.fixed + self.carried, ratio=ratio, tight=self.run.tight, tool_work=tool_work
+        live = self.host is not None and (cycle is not None or self._has_grown())
+        return self.policy.limits(
+            self.request.fixed + self.carried,
+            ratio=ratio,
+            tight=self.run.tight,
+            tool_work=cycle.tool_work if cycle is not None else live and self.tool_work,
+            floor=self._floor(cycle) if live else NO_FLOOR,
         )
-        if self.host is None:
-            return limits
-        if cycle is not None and not tool_work and limits.room < TIGHT_ROOM:
-            # the instructions are above the low threshold, and the high one is so near that every turn would be cut
-            high = limits.high + instructions_tokens(cycle.quotes, self.counter)
-            limits = replace(limits, high=min(high, limits.budget))
-        return limits.with_protected(self.prompt_tokens, self.recent_tokens)
+
+    def _floor(self, cycle: Cycle | None) -> Floor:
+        """Tokens that no threshold may remove, with pins and standing instructions."""
+        kept = instructions_tokens(cycle.quotes, self.counter) if cycle is not None else 0
+        pins = self.pinned(self.policy.budget)
+        return replace(self.floor, kept=kept + sum(self.history.readings[index].tokens for index in pins))
 
     @property
     def is_paused(self) -> bool:
@@ -419,11 +421,10 @@ class RequestContext(Plan):
             return False
         return self.history.tokens - self.history.sums[ids.index(held) + 1] <= limits.high - limits.low
 
-    def _is_tool_work(self) -> bool:
-        """True if a session without a cycle is tool work; computed only if a threshold depends on it."""
+    def _has_grown(self) -> bool:
+        """True if the history is so long that the thresholds matter; they need an outline."""
         room = (self.policy.budget - self.request.fixed) / self.run.ratios.of(self.request.family)
-        grown = self.history.tokens > LOWEST_HIGH * room
-        return self.policy.trigger is None and self.host is not None and grown and self.tool_work
+        return self.history.tokens > HIGH * room
 
     def affords(self, wanted: SummaryRequest, host: Host) -> bool:
         """True if the run's usage limits allow both a compile and the request itself."""
