@@ -13,7 +13,6 @@ from context_compiler.cli.show import excerpt, read_history
 from context_compiler.cli.text import first_word, number, one_line, plural
 from context_compiler.compiler.facts import FactPage, FactSearch, Stretch
 from context_compiler.compiler.origins import Fate
-from context_compiler.compiler.reasons import reason_text
 from context_compiler.compiler.steering import REFERENCE
 from context_compiler.compiler.trace import Echo, Tracer, fate_of, request_of, verdict_of
 from context_compiler.errors import SettingsError, StoreError
@@ -201,7 +200,7 @@ def _reasons(fate: Fate, view: int | None) -> Iterator[str]:
     if fate.step is not None and fate.step.number:
         yield f"step {fate.step.number} of the cut order, {fate.step.name}"
     if fate.reason:
-        yield reason_text(fate.reason)
+        yield fate.reason
     elif fate.form != VERBATIM:
         yield "the record does not name the reason"
     if fate.request not in (None, view):
@@ -253,7 +252,7 @@ def _stretch_row(one: Stretch) -> tuple[object, ...]:
         form = f"{FORMS[ABSENT]}{', perhaps in the summary in other words' if one.told else ''}"
         form = form if one.known else "not said yet"
     step = f"step {one.step} of the cut order: " if one.step else ""
-    return (_span(one.first, one.last), _span(*one.turns), form, f"{step}{reason_text(one.reason)}")
+    return (_span(one.first, one.last), _span(*one.turns), form, f"{step}{one.reason}")
 
 
 def _span(first: int, last: int) -> str:

@@ -14,7 +14,6 @@ from rich.text import Text
 
 from context_compiler.cli.screen import Column, Piece, Screen, styled_text
 from context_compiler.cli.text import number, one_line, safe, share
-from context_compiler.compiler.reasons import reason_text
 from context_compiler.compiler.view import Place, View, message_origins
 from context_compiler.messages.display import SECTIONS, added_texts, role
 from context_compiler.messages.history import History, Reader, Reading
@@ -104,7 +103,7 @@ def _kept_row(place: Place, raw: History, sent: History) -> Sequence[object]:
 
 def dropped_rows(drops: Sequence[Drop], raw: History) -> Rows:
     """Format what was left out or shortened as table rows."""
-    return [(drop.what, number(drop.tokens), reason_text(drop.reason), _first_words(drop.what, raw)) for drop in drops]
+    return [(drop.what, number(drop.tokens), drop.reason, _first_words(drop.what, raw)) for drop in drops]
 
 
 def _first_words(what: str, raw: History) -> str:

@@ -45,7 +45,6 @@ from context_compiler.cli.show import TOKEN_COLUMNS, print_messages, read_histor
 from context_compiler.cli.stats import IMPORTED
 from context_compiler.cli.templates import choose_template, parse_fidelity, recorded_fidelity, recorded_template
 from context_compiler.cli.text import first_word, json_text, number, plural, sent_share, share, timestamp
-from context_compiler.compiler.reasons import reason_text
 from context_compiler.compiler.view import View
 from context_compiler.errors import SettingsError
 from context_compiler.messages.history import History, load_messages, message_body
@@ -297,7 +296,7 @@ def _print_ledger(screen: Screen, record: Record, *, every: bool) -> None:
 
 def _drop_row(line: Mapping[str, Any], *, every: bool) -> tuple[object, ...]:
     tokens = number(line.get("tokens", 0))
-    return reason_text(line.get("reason", "")), line.get("count", ""), tokens, _named(line, every=every)
+    return line.get("reason", ""), line.get("count", ""), tokens, _named(line, every=every)
 
 
 def _named(line: Mapping[str, Any], *, every: bool) -> str:

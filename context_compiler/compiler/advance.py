@@ -15,10 +15,10 @@ from functools import partial
 from context_compiler.compiler.compile_row import Where, compile_row
 from context_compiler.compiler.cut_order import (
     EARLIER_STEPS,
-    MILD_STEPS,
     Draft,
     Selection,
     completed_groups,
+    cut_current_turn,
     drop_older_turns,
     reduce,
     relieve_system_text,
@@ -87,8 +87,8 @@ def select(
     1. Start from the shapes of the previous cycle, with everything since whole. Pinned messages come back.
     2. Truncate prompts that are too large, and reserve tokens for summary and quotes.
     3. Drop what a user's order or the template's number of recent turns says.
-    4. Take the mild steps of the cut order until the target is met, after truncating large parts if the request exceeds
-       the budget. The previous turn is spared if it is small enough.
+    4. Raise the target to what stays in any case. Take the steps of the cut order on finished messages until it is met,
+       after truncating large parts if the request exceeds the budget. The previous turn is spared if it is small enough.
     5. If the request still exceeds the budget, take the whole cut order, sparing nothing.
 
     Args:
@@ -120,9 +120,15 @@ def select(
         _drop_by_order(draft, plan, order, previous)
     elif one_shot or policy.every_turn:
         deque(drop_older_turns(draft), maxlen=0)
-    steps = EARLIER_STEPS if not one_shot and _keep_last_turn(draft, limits, target) else MILD_STEPS
-    reduce(draft, target, steps=(truncate_large_parts, *steps) if over else steps)
-    draft.spared, draft.notes = range(0), 0
+    high = target if one_shot else limits.high - overhead
+    target = max(target, min(draft.untouchable + draft.summary, high))
+    spared = not one_shot and _keep_last_turn(draft, limits, target)
+    draft.ahead = not one_shot
+    reduce(draft, target, steps=(truncate_large_parts, *EARLIER_STEPS) if over else EARLIER_STEPS)
+    if not spared:
+        draft = cut_current_turn(draft, target, high)
+        target = max(target, min(draft.total, high))
+    draft.spared, draft.notes, draft.ahead = range(0), 0, False
     fits = reduce(draft, limits.budget - overhead)
     out = tuple(index for index in range(len(history)) if draft.here(index) is None)
     return Selection(

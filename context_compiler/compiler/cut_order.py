@@ -8,6 +8,7 @@ budget. `reduce` never raises; it returns False if even the last step does not s
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from copy import copy
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -20,7 +21,7 @@ from context_compiler.messages.history import History, superseded_parts
 from context_compiler.messages.items import MESSAGE_OVERHEAD, Kind
 from context_compiler.messages.rules import Rule
 from context_compiler.messages.shapes import WHOLE, Shape, largest, price
-from context_compiler.messages.turns import Group, Outline, Turn, is_prompt
+from context_compiler.messages.turns import Group, Outline, Turn, has_prompt, is_prompt
 from context_compiler.record.values import Drop
 from context_compiler.tokens import TokenCounter
 
@@ -187,6 +188,14 @@ class Draft:
         self.summary = 0
         """Tokens reserved for summary and quotes, which are written later."""
         self.cuts: list[Cut] = []
+        self.ahead = False
+        """True while the view is cut to a threshold, although the budget may have room."""
+
+    def copy(self) -> Draft:
+        """Copy that can be cut without changing this draft."""
+        other = copy(self)
+        other.shapes, other.costs, other.cuts = [*self.shapes], [*self.costs], [*self.cuts]
+        return other
 
     def _price(self, index: int, shape: Shape | None) -> int:
         if shape is None:
@@ -262,6 +271,13 @@ class Draft:
             self.cuts.append(Cut(index, index + 1, reason, self.costs[index] - cost))
             self.put(index, smaller)
 
+    @property
+    def untouchable(self) -> int:
+        """Tokens of the messages that no threshold removes: pins, prompts of the current turn, the newest exchange."""
+        active = self.outline.active
+        prompts = (index for index in range(active.start, active.stop) if is_prompt(self.history, index))
+        return sum(self.costs[index] for index in {*self.pins, *prompts, *newest_exchange(self)})
+
     def before_active(self) -> range:
         """Positions before the current turn."""
         return range(self.outline.active.start)
@@ -297,20 +313,30 @@ MIN_PART = 6
 LARGE_PART = 4
 """Divisor of the room: a part above it is truncated to it first of all, unless it is a prompt of the current turn."""
 
+STUBS = 8
+"""Divisor of the room: maximum size of the stubs of the current turn that stay unless the view is over the budget."""
+
+LEAST_NEWEST = 16
+"""Divisor of the room: limit of a part of the newest exchange before stubs of the current turn are dropped."""
+
 Step = Callable[[Draft], Iterator[None]]
 """Step of the cut order. It changes the draft in small increments, oldest message first, and yields after each, so that
 `reduce` can stop as soon as the target is met."""
 
 
 def truncate_large_parts(draft: Draft) -> Iterator[None]:
-    """Truncate parts above a quarter of the room to head and tail; prompts of the current turn are exempt."""
+    """Truncate parts above a quarter of the room to head and tail.
+
+    Prompts of the current turn are exempt, and so is its newest exchange if it fits.
+    """
     limit = max(draft.room // LARGE_PART, MIN_PART)
-    active = draft.outline.active.start
+    active, newest = draft.outline.active, newest_exchange(draft)
+    whole = newest if draft.untouchable <= _most_whole(draft) else range(0)
     for index, reading in enumerate(draft.history.readings):
-        asked = index >= active and is_prompt(draft.history, index)
-        if not asked and draft.here(index) is not None and largest(reading.items) > limit:
+        asked = index >= active.start and is_prompt(draft.history, index)
+        if not asked and index not in whole and draft.here(index) is not None and largest(reading.items) > limit:
             draft.reshape(index, reasons.LARGE_PART, limit=limit)
-    yield
+            yield
 
 
 def truncate_large_prompts(draft: Draft) -> None:
@@ -323,8 +349,12 @@ def truncate_large_prompts(draft: Draft) -> None:
 
 def _fits_whole(draft: Draft, index: int) -> bool:
     """True if a prompt leaves the room that `PROMPT_RESERVE` demands."""
-    most = draft.room - max(draft.room // PROMPT_RESERVE, min(MIN_PROMPT_RESERVE, draft.room // LARGE))
-    return draft.history.readings[index].tokens <= most
+    return draft.history.readings[index].tokens <= _most_whole(draft)
+
+
+def _most_whole(draft: Draft) -> int:
+    """Maximum tokens of prompts and results that stay whole."""
+    return draft.room - max(draft.room // PROMPT_RESERVE, min(MIN_PROMPT_RESERVE, draft.room // LARGE))
 
 
 def drop_older_turns(draft: Draft) -> Iterator[None]:
@@ -357,17 +387,19 @@ def drop_recent_turns(draft: Draft) -> Iterator[None]:
     """Drop recent turns too, oldest first."""
     for turn in draft.outline.turns[:-1]:
         if turn.start not in draft.spared:
-            draft.drop(range(turn.start, turn.stop), reasons.RECENT_TURN)
+            draft.drop(range(turn.start, turn.stop), reasons.RECENT_TURN_AHEAD if draft.ahead else reasons.RECENT_TURN)
             yield
 
 
 def completed_groups(turn: Turn, history: History) -> tuple[Group, ...]:
     """Groups of a turn that are finished: all but its prompts and the open exchange at its end."""
-    return tuple(
-        group
-        for group in turn.groups[:-1]
-        if not any(is_prompt(history, index) for index in range(group.start, group.stop))
-    )
+    return tuple(group for group in turn.groups[:-1] if not has_prompt(history, group))
+
+
+def newest_exchange(draft: Draft) -> range:
+    """Positions of the open exchange at the end of the current turn; empty if the turn ends with a prompt."""
+    newest = draft.outline.active.groups[-1]
+    return range(0) if has_prompt(draft.history, newest) else range(newest.start, newest.stop)
 
 
 def stub_active_exchanges(draft: Draft) -> Iterator[None]:
@@ -380,8 +412,19 @@ def stub_active_exchanges(draft: Draft) -> Iterator[None]:
 
 def drop_active_groups(draft: Draft) -> Iterator[None]:
     """Drop completed groups of the current turn, oldest first."""
+    reason = reasons.ACTIVE_EXCHANGE_AHEAD if draft.ahead else reasons.ACTIVE_EXCHANGE
     for group in completed_groups(draft.outline.active, draft.history):
-        draft.drop(range(group.start, group.stop), reasons.ACTIVE_EXCHANGE)
+        draft.drop(range(group.start, group.stop), reason)
+        yield
+
+
+def truncate_newest_exchange(draft: Draft) -> Iterator[None]:
+    """Truncate the newest exchange of the current turn, to a sixteenth of the room at the least."""
+    limit, least = draft.room // LARGE_PART, max(draft.room // LEAST_NEWEST, MIN_PART)
+    while limit > least:
+        limit = max(limit * 7 // 8, least)
+        for index in newest_exchange(draft):
+            draft.reshape(index, reasons.NEWEST_EXCHANGE, limit=limit)
         yield
 
 
@@ -470,11 +513,7 @@ def drop_untruncatable(draft: Draft) -> Iterator[None]:
 
 def drop_steering_prompts(draft: Draft) -> Iterator[None]:
     """Drop prompts of the current turn between the first and the last one."""
-    prompted = [
-        group
-        for group in draft.outline.active.groups[1:]
-        if any(is_prompt(draft.history, index) for index in range(group.start, group.stop))
-    ]
+    prompted = [group for group in draft.outline.active.groups[1:] if has_prompt(draft.history, group)]
     for group in prompted[:-1]:
         draft.drop(range(group.start, group.stop), reasons.EARLIER_PROMPT)
         yield
@@ -511,23 +550,17 @@ def relieve_system_text(draft: Draft, limits: Limits, overhead: int) -> Limits:
     return limits.with_fixed(limits.fixed - saved)
 
 
-MILD_STEPS: tuple[Step, ...] = (
-    drop_older_turns,
-    stub_tool_exchanges,
-    shrink_summary,
-    drop_recent_turns,
-    stub_active_exchanges,
-    drop_active_groups,
-)
-"""Steps that drop or abridge finished messages; the only ones taken while a request is within its budget."""
-
 EARLIER_STEPS: tuple[Step, ...] = (drop_older_turns, stub_tool_exchanges, shrink_summary, drop_recent_turns)
-"""Mild steps that leave the current turn alone."""
+"""Steps that drop or abridge messages of earlier turns. Only they and those on finished exchanges of the current turn
+are taken while a request is within its budget."""
 
 CUT_ORDER: tuple[Step, ...] = (
     truncate_large_parts,
-    *MILD_STEPS,
+    *EARLIER_STEPS,
+    stub_active_exchanges,
     drop_summary,
+    truncate_newest_exchange,
+    drop_active_groups,
     release_pins,
     truncate_harder,
     drop_untruncatable,
@@ -535,6 +568,21 @@ CUT_ORDER: tuple[Step, ...] = (
     truncate_prompts,
     truncate_system_text,
 )
+
+
+def cut_current_turn(draft: Draft, low: int, high: int) -> Draft:
+    """Cut finished exchanges of the current turn: to `low` if stubs suffice, else half way from there to `high`.
+
+    Stubs are dropped only if they leave less than that and are many. An agent that no longer sees that it has read
+    something reads it again.
+    """
+    half_way, must = (low + high) // 2, draft.untouchable + draft.summary
+    for target in (low, max(half_way, must + draft.room // STUBS)):
+        trial = draft.copy()
+        if reduce(trial, target, steps=(stub_active_exchanges,)):
+            return trial
+    reduce(trial, max(half_way, must + draft.room // STUBS // 2), steps=(drop_active_groups,))
+    return trial
 
 
 def reduce(draft: Draft, target: int, *, steps: Sequence[Step] = CUT_ORDER) -> bool:

@@ -17,7 +17,17 @@ from context_compiler.messages.history import History, Reader, superseded_parts
 from context_compiler.messages.items import Item, Kind
 from context_compiler.messages.rules import Found, Rule, find_rules, rules_in_force
 from context_compiler.messages.shapes import Shape
-from context_compiler.messages.turns import OUTPUT, Outline, Pairing, outline, prompt_at, turn_index, turn_starts
+from context_compiler.messages.turns import (
+    OUTPUT,
+    Group,
+    Outline,
+    Pairing,
+    has_prompt,
+    outline,
+    prompt_at,
+    turn_index,
+    turn_starts,
+)
 from context_compiler.recall.question import Pending, pending_question
 from context_compiler.settings import Amount, amount_tokens
 from context_compiler.template import Template
@@ -97,24 +107,6 @@ class Limits:
         """Limits with the same budget and other fixed tokens, for a request whose fixed tokens would fill it alone."""
         return replace(self, fixed=fixed, high=self.budget, low=_half_way(fixed, self.budget))
 
-    def with_protected(self, prompt: int, turns: int = 0) -> Limits:
-        """Limits with higher thresholds if messages that must not be cut take much of the room.
-
-        Args:
-            prompt: Tokens of the current prompt.
-            turns: Tokens of the turns before it that the caller wants kept.
-        """
-        taken = min(turns, self.room // 2)
-        if prompt > self.used // LARGE:
-            taken += min(prompt, int(PROMPT * self.room))
-        if not taken:
-            return self
-        most = self.budget - self.room // 20
-        high = max(self.high, min(most, self.high + taken))
-        notes = min(self.max_notes, self.room // NOTED)
-        low = self.low - (self.max_notes - notes)
-        return replace(self, high=high, low=max(low, min(low + taken, most - self.room // 8)), max_notes=notes)
-
     def max_extra_cut(self, prompt: int, turns: int) -> int:
         """Maximum of `extra_cut` so that the turns that the caller wants kept fit beside the prompt and the note.
 
@@ -188,6 +180,29 @@ def trigger_of(trigger: Amount | None, threshold: Amount | None, fidelity: Fidel
     return trigger if trigger is not None else 1.0 if threshold == 0 else threshold
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Floor:
+    """Tokens that no threshold may remove, and the size of the exchanges that the thresholds follow."""
+
+    prompt: int = 0
+    """Prompts of the current turn."""
+    kept: int = 0
+    """Pinned messages, and standing instructions of the user."""
+    turns: int = 0
+    """Earlier turns that the caller wants kept."""
+    newest: int = 0
+    """Results of the newest exchange."""
+    exchange: int = 0
+    """Usual size of an exchange."""
+
+    def lasting(self, room: int) -> int:
+        """Tokens of `room` that stay throughout the turn."""
+        return min(self.prompt, int(PROMPT * room)) + min(self.turns, room // 2) + self.kept
+
+
+NO_FLOOR = Floor()
+
+
 def limits(
     *,
     budget: int,
@@ -196,55 +211,59 @@ def limits(
     ratio: float = 1.0,
     tight: float = 1.0,
     tool_work: bool = False,
+    floor: Floor = NO_FLOOR,
 ) -> Limits:
     """Compute budget and thresholds in exact tokens.
 
     Args:
         budget: Budget of the whole request, in the model's tokens.
-        trigger: High threshold, in the model's tokens or as a fraction of the budget; None chooses by the room.
+        trigger: High threshold, in the model's tokens or as a fraction of the budget; None chooses by the exchanges.
         fixed: Tokens that no view can leave out.
         ratio: The model's tokens for each of ours.
         tight: Fraction of the budget to use; below 1 after a provider refused a request.
-        tool_work: The session is tool work.
+        tool_work: The session is tool work, whose view needs no room for quotes.
+        floor: What no threshold may remove.
     """
     wanted = amount_tokens(trigger, of=budget)
     budget = max(1, int(budget * tight / ratio))
     room = max(0, budget - fixed)
+    if not room:
+        return Limits(budget=budget, fixed=fixed, high=budget, low=fixed, ratio=ratio, tight=tight)
+    least = min(budget, fixed + floor.lasting(room))
+    notes = 0 if tool_work or wanted is not None else _max_notes(room, budget - least)
+    base = least + notes
+    newest = min(budget, base + floor.newest)
     if wanted is None:
-        high, low, notes = next(shares for least, shares in THRESHOLDS[tool_work] if room >= least)
-        return Limits(
-            budget=budget,
-            fixed=fixed,
-            high=min(fixed + int(high * room), budget) if room else budget,
-            low=fixed + int(low * room),
-            ratio=ratio,
-            tight=tight,
-            max_notes=int(notes * room),
-        )
-    high = min(max(int(wanted / ratio), fixed + min(room // 2, MIN_TRIGGER)), budget)
-    return Limits(budget=budget, fixed=fixed, high=high, low=_half_way(fixed, high), ratio=ratio, tight=tight)
+        share = min(1.0, HIGH + notes / room + STEEP * floor.exchange / max(1, budget - base))
+        high = max(newest + int(share * (budget - newest)), newest + room // FREE)
+        low = base + int(LOW * share * (budget - base))
+    else:
+        high = max(int(wanted / ratio), newest + min((budget - newest) // 2, MIN_TRIGGER))
+        low = _half_way(base, min(high, budget))
+    high = min(high, budget)
+    low = min(max(low, newest), high)
+    return Limits(budget=budget, fixed=fixed, high=high, low=low, ratio=ratio, tight=tight, max_notes=notes)
 
 
-THRESHOLDS = {
-    False: (
-        (7_000, (0.7, 0.4, 0.25)),
-        (3_500, (0.9, 0.55, 0.45)),
-        (1_500, (0.4, 0.2, 0.0)),
-        (0, (0.3, 0.15, 0.0)),
-    ),
-    True: (
-        (40_000, (0.4, 0.2, 0.0)),
-        (24_000, (0.43, 0.21, 0.0)),
-        (2_000, (0.5, 0.25, 0.0)),
-        (0, (1.0, 0.47, 0.0)),
-    ),
-}
-"""Thresholds of a chat (False) and of tool work (True), by minimum room in tokens, the largest first: high threshold,
-low threshold, and maximum of note and quotes, as fractions of the room. They were chosen by the evidence that views
-contained, and by their cost, in conversations and tool sessions that were replayed turn by turn."""
+HIGH, STEEP = 0.4, 4
+"""High threshold as a fraction of what is free beside the floor: the first, plus the second times the size of an
+exchange as such a fraction, at most 1. So a view that is cut back has room for several exchanges until the next cut.
+The share of note and quotes is added, because every cut writes them again."""
 
-LOWEST_HIGH = min(high for kinds in THRESHOLDS.values() for _, (high, _, _) in kinds)
-"""Fraction of the room up to which no view is cut back in any kind of session."""
+FREE = 4
+"""Divisor of the room: minimum distance of the high threshold from the floor."""
+
+LOW = 0.4
+"""Low threshold as a fraction of the high one."""
+
+MIN_NOTES = 1_800
+"""Minimum room for note and quotes of a chat; if it is over half of the room, they get only what is free."""
+
+
+def _max_notes(room: int, free: int) -> int:
+    """Maximum size of note and quotes of a chat."""
+    most = max(room // NOTED, MIN_NOTES)
+    return min(most, free // 2) if 2 * most <= room else 0
 
 
 def _half_way(fixed: int, high: int) -> int:
@@ -296,10 +315,24 @@ class Policy:
     former: str
     """The same hash as databases of schema 3 store it."""
 
-    def limits(self, fixed: int, *, ratio: float = 1.0, tight: float = 1.0, tool_work: bool = False) -> Limits:
+    def limits(
+        self,
+        fixed: int,
+        *,
+        ratio: float = 1.0,
+        tight: float = 1.0,
+        tool_work: bool = False,
+        floor: Floor = NO_FLOOR,
+    ) -> Limits:
         """Budget and thresholds of a request with `fixed` tokens that no view can leave out."""
         return limits(
-            budget=self.budget, trigger=self.trigger, fixed=fixed, ratio=ratio, tight=tight, tool_work=tool_work
+            budget=self.budget,
+            trigger=self.trigger,
+            fixed=fixed,
+            ratio=ratio,
+            tight=tight,
+            tool_work=tool_work,
+            floor=floor,
         )
 
 
@@ -400,6 +433,32 @@ class Plan:
         """Exact tokens of the newest prompt; 0 if there is none."""
         at = prompt_at(self.history)
         return self.history.readings[at].tokens if at is not None else 0
+
+    @cached_property
+    def floor(self) -> Floor:
+        """Tokens that no threshold may remove, without what the user steers."""
+        groups = self.outline.active.groups
+        prompts = [group for group in groups if has_prompt(self.history, group)]
+        newest = 0 if groups[-1] in prompts else self._tokens(groups[-1])
+        prompt = sum(map(self._tokens, prompts))
+        return Floor(prompt=prompt, turns=self.recent_tokens, newest=newest, exchange=self._exchange)
+
+    @property
+    def _exchange(self) -> int:
+        """Usual size of an exchange in the newest messages that the budget would hold, each weighted by its size.
+
+        The weights keep it large while a few large results fill the view, however many small ones follow.
+        """
+        total = squares = 0
+        for group in (group for turn in reversed(self.outline.turns) for group in reversed(turn.groups)):
+            size = min(self._tokens(group), self.policy.budget // 2)
+            if total + size > self.policy.budget:
+                break
+            total, squares = total + size, squares + size * size
+        return squares // max(1, total)
+
+    def _tokens(self, group: Group) -> int:
+        return self.history.sums[group.stop] - self.history.sums[group.start]
 
     @cached_property
     def recent_tokens(self) -> int:

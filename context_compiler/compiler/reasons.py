@@ -35,14 +35,13 @@ class Reason:
     step: StepInfo
     earlier: str = ""
     """Text that earlier versions recorded; empty if it is the same."""
-    shown: str = ""
-    """Text for display if that on the record misleads; else empty."""
 
 
-# Steps 4 and 8 are missing: they shrink and drop the summary, which is not a message.
+# Steps 4 and 7 are missing: they shrink and drop the summary, which is not a message.
 _OLDER = StepInfo(2, "drop older turns", DROPS)
-_ACTIVE = StepInfo(7, "drop tool exchanges of this turn", DROPS)
-_TRUNCATION = StepInfo(10, "truncate what is left, harder each time", SHORTENS)
+_RECENT = StepInfo(5, "drop recent turns", DROPS)
+_ACTIVE = StepInfo(9, "drop tool exchanges of this turn", DROPS)
+_TRUNCATION = StepInfo(11, "truncate what is left, harder each time", SHORTENS)
 _LAST_RESORT = "last resort: only the last exchange is sent"
 
 OVERSIZED_PROMPT = Reason(
@@ -63,32 +62,32 @@ STUB = Reason(
     StepInfo(3, "shorten tool exchanges of earlier turns", SHORTENS),
     earlier="tool exchange as a skeleton",
 )
-# A compile cuts to the low threshold, not to the budget.
-RECENT_TURN = Reason(
-    "recent turn, over budget", StepInfo(5, "drop recent turns", DROPS), shown="recent turn, no room left"
-)
+RECENT_TURN = Reason("recent turn, over budget", _RECENT)
+RECENT_TURN_AHEAD = Reason("recent turn, over the threshold", _RECENT)
 ACTIVE_STUB = Reason(
     "tool exchange of this turn as a stub",
     StepInfo(6, "shorten tool exchanges of this turn", SHORTENS),
     earlier="tool exchange of this turn as a skeleton",
 )
-ACTIVE_EXCHANGE = Reason(
-    "tool exchange of this turn, over budget", _ACTIVE, shown="tool exchange of this turn, no room left"
+NEWEST_EXCHANGE = Reason(
+    "newest tool exchange, over budget", StepInfo(8, "truncate the newest tool exchange", SHORTENS)
 )
+ACTIVE_EXCHANGE = Reason("tool exchange of this turn, over budget", _ACTIVE)
+ACTIVE_EXCHANGE_AHEAD = Reason("tool exchange of this turn, over the threshold", _ACTIVE)
 ACTIVE_EXCHANGE_ORDERED = Reason("tool exchange of this turn, by order", _ACTIVE)
-PIN_WAITS = Reason("pinned, over budget", StepInfo(9, "drop pinned messages", DROPS))
+PIN_WAITS = Reason("pinned, over budget", StepInfo(10, "drop pinned messages", DROPS))
 TRUNCATION = Reason("clamped to fit", _TRUNCATION)
 NOT_TRUNCATABLE = Reason(
-    "cannot be shortened, over budget", StepInfo(11, "drop what truncation cannot shorten", SHORTENS)
+    "cannot be shortened, over budget", StepInfo(12, "drop what truncation cannot shorten", SHORTENS)
 )
 EARLIER_PROMPT = Reason(
-    "earlier prompt of this turn, over budget", StepInfo(12, "drop earlier prompts of this turn", DROPS)
+    "earlier prompt of this turn, over budget", StepInfo(13, "drop earlier prompts of this turn", DROPS)
 )
 SMALL_PROMPT = Reason(
     "a prompt below a quarter of the room, over budget",
-    StepInfo(13, "shorten prompts to less than a quarter of the room", SHORTENS),
+    StepInfo(14, "shorten prompts to less than a quarter of the room", SHORTENS),
 )
-SYSTEM_TEXT = Reason("system text, over budget", StepInfo(14, "shorten the system text of others", SHORTENS))
+SYSTEM_TEXT = Reason("system text, over budget", StepInfo(15, "shorten the system text of others", SHORTENS))
 TURNS_ORDERED = Reason("summarised from here on", StepInfo(0, "summarise from a turn on, by hand", DROPS))
 BROKEN = Reason(
     "broken: a call without its answer, or an answer without its call",
@@ -105,7 +104,8 @@ RULE_LOST = Reason(
 
 REASONS = (
     *(OVERSIZED_PROMPT, OVERSIZED_SYSTEM_TEXT, LARGE_PART, EARLIER_TURN, BEFORE_LAST_TURN, BEFORE_LAST_TURNS, STUB),
-    *(RECENT_TURN, ACTIVE_STUB, ACTIVE_EXCHANGE, ACTIVE_EXCHANGE_ORDERED, PIN_WAITS, TRUNCATION, NOT_TRUNCATABLE),
+    *(RECENT_TURN, RECENT_TURN_AHEAD, ACTIVE_STUB, ACTIVE_EXCHANGE, ACTIVE_EXCHANGE_AHEAD, ACTIVE_EXCHANGE_ORDERED),
+    *(NEWEST_EXCHANGE, PIN_WAITS, TRUNCATION, NOT_TRUNCATABLE),
     *(EARLIER_PROMPT, SMALL_PROMPT, SYSTEM_TEXT, TURNS_ORDERED, BROKEN, LAST_RESORT, LAST_RESORT_TRUNCATION),
     *(AFTER_LAST_REQUEST, RULE_LOST),
 )
@@ -129,12 +129,6 @@ def reason_of(text: str) -> Reason | None:
     """Reason of a cut by its text, also by the text of an earlier version; None for any other text."""
     plain = re.sub(r"\d+", "{turns}", text)
     return next((one for one in REASONS if plain in (one.text, one.earlier)), None) if text else None
-
-
-def reason_text(text: str) -> str:
-    """Display text for a recorded reason."""
-    found = reason_of(text)
-    return found.shown if found and found.shown else text
 
 
 def kept_form(text: str) -> str:

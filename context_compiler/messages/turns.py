@@ -223,6 +223,11 @@ def is_prompt(history: History, index: int) -> bool:
     return own.has_prompt and not (own.beside_results and continues_run(history, index))
 
 
+def has_prompt(history: History, group: Group) -> bool:
+    """True if a group contains a user's prompt."""
+    return any(is_prompt(history, index) for index in range(group.start, group.stop))
+
+
 def continues_run(history: History, index: int) -> bool:
     """True if a message is of the same run as the one before it; False if either run is unknown."""
     own = history.readings[index].run_id

@@ -17,7 +17,7 @@ from context_compiler.cache import Memo
 from context_compiler.compiler.advance import Advance
 from context_compiler.compiler.compile_row import Where
 from context_compiler.compiler.cycle import RAW, Blocks, Cycle, begins
-from context_compiler.compiler.policy import LOWEST_HIGH, Limits, Plan
+from context_compiler.compiler.policy import HIGH, NO_FLOOR, Floor, Limits, Plan
 from context_compiler.compiler.rules import SHARE, RuleNote, rules_cost
 from context_compiler.compiler.steering import NONE, Pin, Steering
 from context_compiler.compiler.summary import SummaryRequest, SummaryResponse
@@ -441,17 +441,25 @@ class RequestContext(Plan):
 
     def _thresholds(self, cycle: Cycle | None) -> Limits:
         ratio = self.run.ratios.of(self.request.family)
-        ratio = max(ratio, cycle.ratio) if cycle is not None else ratio
-        tool_work = cycle.tool_work if cycle is not None else self._is_tool_work()
-        with_fixed = partial(self.policy.limits, ratio=ratio, tight=self.run.tight, tool_work=tool_work)
+        live = self.host is not None and (cycle is not None or self._has_grown())
+        with_fixed = partial(
+            self.policy.limits,
+            ratio=max(ratio, cycle.ratio) if cycle is not None else ratio,
+            tight=self.run.tight,
+            tool_work=cycle.tool_work if cycle is not None else live and self.tool_work,
+            floor=self._floor() if live else NO_FLOOR,
+        )
         fixed = self.request.fixed + self.carried
         limits = with_fixed(fixed)
-        if self.rules:
-            rules = min(rules_cost([rule.text for rule in self.rules], self.counter), limits.room // SHARE)
-            limits = replace(with_fixed(fixed + rules), rules=rules)
-        if self.host is None:
+        if not self.rules:
             return limits
-        return limits.with_protected(self.prompt_tokens, self.recent_tokens)
+        rules = min(rules_cost([rule.text for rule in self.rules], self.counter), limits.room // SHARE)
+        return replace(with_fixed(fixed + rules), rules=rules)
+
+    def _floor(self) -> Floor:
+        """Tokens that no threshold may remove, with pins."""
+        pins = self.pinned(self.policy.budget)
+        return replace(self.floor, kept=sum(self.history.readings[index].tokens for index in pins))
 
     @property
     def is_paused(self) -> bool:
@@ -465,11 +473,10 @@ class RequestContext(Plan):
             return False
         return self.history.tokens - self.history.sums[ids.index(held) + 1] <= limits.high - limits.low
 
-    def _is_tool_work(self) -> bool:
-        """True if a session without a cycle is tool work; computed only if a threshold depends on it."""
+    def _has_grown(self) -> bool:
+        """True if the history is so long that the thresholds matter; they need an outline."""
         room = (self.policy.budget - self.request.fixed) / self.run.ratios.of(self.request.family)
-        grown = self.history.tokens > LOWEST_HIGH * room
-        return self.policy.trigger is None and self.host is not None and grown and self.tool_work
+        return self.history.tokens > HIGH * room
 
     def affords(self, wanted: SummaryRequest, host: Host) -> bool:
         """True if the run's usage limits allow both a compile and the request itself."""

@@ -12,7 +12,6 @@ from urllib.parse import urlencode
 
 from jinja2 import ChoiceLoader, Environment, FileSystemLoader, FunctionLoader, StrictUndefined, select_autoescape
 
-from context_compiler.compiler.reasons import reason_text
 from context_compiler.messages.display import FORMS, asset
 from context_compiler.messages.printable import number, safe, safe_line, share, timestamp
 from context_compiler.web.api import STATUSES
@@ -67,7 +66,7 @@ def environment() -> Environment:
         lstrip_blocks=True,
     )
     filters: dict[str, Any] = {"number": number, "percent": share, "when": timestamp, "line": safe_line, "plain": safe}
-    filters |= {"reason": reason_text, "pretty": pretty}
+    filters |= {"pretty": pretty}
     made.filters.update(filters)
     named: dict[str, Any] = {
         "forms": FORMS,

@@ -14,7 +14,7 @@ from pydantic_ai.messages import (
 )
 
 from context_compiler.compiler import cut_order
-from context_compiler.compiler.cut_order import CUT_ORDER, MILD_STEPS, MIN_PART, reduce
+from context_compiler.compiler.cut_order import CUT_ORDER, MIN_PART, cut_current_turn, reduce
 from context_compiler.compiler.reasons import EARLIER_TURN, reason_of
 from context_compiler.messages.items import MESSAGE_OVERHEAD, Kind
 from context_compiler.messages.shapes import WHOLE, Shape, apply_shape
@@ -188,6 +188,37 @@ def test_system_text_is_cut_last_wherever_it_is() -> None:
     assert {drop.reason for drop in on.drops} == {"system text, over budget"}
 
 
+def test_the_newest_exchange_is_truncated_bit_by_bit_to_a_sixteenth_of_the_room() -> None:
+    on = bench([user("a"), *exchange(1, content=LONG), *exchange(2, content=LONG)], room=1_600)
+    assert set(climb(on, cut_order.truncate_newest_exchange)) == {"newest tool exchange, over budget"}
+    assert on.shapes[2] == WHOLE and on.shapes[4] == Shape(limit=100)
+    checked(on)
+
+
+# --- finished exchanges of the current turn, ahead of the budget
+
+
+def test_finished_exchanges_become_stubs_down_to_the_low_threshold() -> None:
+    on = bench([user("a"), *(message for at in range(4) for message in exchange(at, content=LONG))], room=10_000)
+    cut = cut_current_turn(on, on.total - 1, on.total)
+    assert [at for at, shape in enumerate(cut.shapes) if shape and shape.skeleton] == [2]
+    assert gone(cut) == [] and on.drops == ()
+
+
+def test_stubs_stay_where_the_low_threshold_cannot_be_met() -> None:
+    on = bench([user("a"), *(message for at in range(4) for message in exchange(at, content=LONG))], room=10_000)
+    cut = cut_current_turn(on, 0, 0)
+    assert gone(cut) == []
+    assert [at for at, shape in enumerate(cut.shapes) if shape and shape.skeleton] == [2, 4, 6]
+
+
+def test_the_oldest_of_very_many_stubs_go() -> None:
+    on = bench([user("a"), *(message for at in range(40) for message in exchange(at, content=LONG))], room=2_000)
+    cut = cut_current_turn(on, 0, 0)
+    assert gone(cut) == list(range(1, gone(cut)[-1] + 1))
+    assert 2_000 // 16 - 100 < cut.total - cut.untouchable <= 2_000 // 16
+
+
 # --- the whole cut order
 
 
@@ -199,8 +230,9 @@ def test_the_steps_come_in_their_order() -> None:
         "shrink_summary",
         "drop_recent_turns",
         "stub_active_exchanges",
-        "drop_active_groups",
         "drop_summary",
+        "truncate_newest_exchange",
+        "drop_active_groups",
         "release_pins",
         "truncate_harder",
         "drop_untruncatable",
@@ -208,7 +240,6 @@ def test_the_steps_come_in_their_order() -> None:
         "truncate_prompts",
         "truncate_system_text",
     ]
-    assert MILD_STEPS == CUT_ORDER[1:7]
 
 
 @pytest.mark.parametrize("step", CUT_ORDER, ids=lambda step: step.__name__)

@@ -9,7 +9,7 @@ import pytest
 
 from context_compiler import compile_view
 from context_compiler.compiler import reasons
-from context_compiler.compiler.reasons import REASONS, Reason, reason_of, reason_text
+from context_compiler.compiler.reasons import REASONS, Reason, reason_of
 from tests.support.builders import assistant, exchange, prose, user
 
 
@@ -24,7 +24,7 @@ def test_a_reason_is_found_by_its_text() -> None:
         ("older than the last 12 turns", 2, "drops"),
         ("tool exchange as a skeleton", 3, "shortens"),
         ("tool exchange of this turn as a skeleton", 6, "shortens"),
-        ("clamped to fit, last resort: only the last exchange is sent", 10, "shortens"),
+        ("clamped to fit, last resort: only the last exchange is sent", 11, "shortens"),
     ],
 )
 def test_a_step_is_read_from_a_text_on_the_record(text: str, number: int, effect: str) -> None:
@@ -34,11 +34,6 @@ def test_a_step_is_read_from_a_text_on_the_record(text: str, number: int, effect
 
 def test_a_text_that_no_step_wrote_has_no_step() -> None:
     assert [reason_of(text) for text in ("", "no room", "the last 2 turns", "older than")] == [None] * 4
-
-
-def test_a_misleading_reason_is_shown_in_other_words() -> None:
-    assert reason_text("recent turn, over budget") == "recent turn, no room left"
-    assert reason_text("pinned, over budget") == "pinned, over budget" and reason_text("no room") == "no room"
 
 
 async def test_a_written_view_shows_what_became_of_each_message(tmp_path: Path) -> None:
