@@ -23,9 +23,7 @@ def load_deep(bodies: Sequence[bytes]) -> list[ModelMessage]:
     documents = [json.loads(body) for body in bodies]
     deep = [_take_deep_values(document) for document in documents]
     messages = ModelMessagesTypeAdapter.validate_json(json.dumps(documents))
-    return [
-        _with_values(message, values) if values else message for message, values in zip(messages, deep, strict=True)
-    ]
+    return [_with_values(message, values) for message, values in zip(messages, deep, strict=True)]
 
 
 def _take_deep_values(document: Any) -> dict[int, dict[str, Any]]:
