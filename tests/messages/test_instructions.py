@@ -4,15 +4,9 @@ import sys
 
 import pytest
 from hypothesis import given
-from pydantic_ai.messages import ModelMessage, TextContent
 
-from context_compiler.messages.fences import one_line
-from context_compiler.messages.history import Reader
-from context_compiler.messages.items import MARK
-from context_compiler.messages.prompts import sentence_ends
 from context_compiler.messages.instructions import instruction_sentences
-from context_compiler.tokens import TokenCounter
-from tests.support.histories import answer, assistant, call, histories, user
+from context_compiler.messages.prompts import sentence_ends
 from tests.support.texts import texts
 
 BINDING = """\
