@@ -17,7 +17,7 @@ from context_compiler.messages.fences import QUOTED_TITLE, fence, neutralize
 from context_compiler.messages.items import MESSAGE_OVERHEAD, Item
 from context_compiler.messages.prompts import asking_part
 from context_compiler.messages.shapes import WHOLE, truncate
-from context_compiler.recall import Question, changes_of, index_of, pending_question, rank
+from context_compiler.recall import Question, Ranking, changes_of, index_of, pending_question
 from context_compiler.recall.changes import corrections, mark_changes
 from context_compiler.recall.outline import phases
 from context_compiler.recall.passages import Passage, passages, write_quotation
@@ -60,24 +60,19 @@ class _Sources:
     @classmethod
     def of(cls, selection: Selection, loose: Sequence[int], recall: bool) -> _Sources:
         """Split the messages at `loose` into candidates; rank them for the pending question if `recall`."""
-        found = passages(selection.history, selection.draft.outline, loose, selection.counter) if loose else ()
+        history, outline, counter = selection.history, selection.draft.outline, selection.counter
+        question = _pending_question(selection) if recall else None
+        ranking = Ranking(index_of(history), question, max(loose) + 1) if loose and question else None
+        bears = None if ranking is None or selection.lasting else ranking.weight  # a live view has a block for that
+        found = passages(history, outline, loose, counter, bears)
         shown = {item.text.strip() for item in _whole_items(selection)}
         candidates = [one for one in found if one.text.strip() not in shown]
-        question = _pending_question(selection) if recall else None
         ranks: Sequence[float] = []
         newer: Mapping[tuple[int, int], tuple[int, int]] = {}
         if candidates:
-            history, index = selection.history, index_of(selection.history)
-            scores = rank(index, question, candidates) if question else [0.0] * len(candidates)
-            ranked, newer = mark_changes(
-                changes_of(selection.history),
-                history,
-                len(history),
-                selection.draft.outline,
-                [*zip(candidates, scores, strict=True)],
-                lambda _: (),
-                selection.counter,
-            )
+            scores = ranking.passages(candidates) if ranking else [0.0] * len(candidates)
+            scored, changes = [*zip(candidates, scores, strict=True)], changes_of(history)
+            ranked, newer = mark_changes(changes, history, len(history), outline, scored, lambda _: (), counter)
             candidates, ranks = [one for one, _ in ranked], [score for _, score in ranked] if question else []
         return cls(
             candidates=candidates,

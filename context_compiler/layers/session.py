@@ -15,7 +15,7 @@ from typing import Any, cast
 from weakref import WeakValueDictionary
 
 from context_compiler.cache import Memo
-from context_compiler.errors import LayersError, SettingsError, StoreError
+from context_compiler.errors import ContextCompilerError, LayersError, SettingsError, StoreError
 from context_compiler.layers.context import Need, build_context, layer_prompt
 from context_compiler.layers.conversation import ConversationContext, conversation_of, from_json, to_json
 from context_compiler.layers.models import as_mapping
@@ -120,7 +120,8 @@ class Layers:
         """Return the next turn of a session, for `async with`; it waits for the previous turn and is stored at its end.
 
         A turn that ends with an exception is stored as blocked. A cancelled turn is not stored. If the store fails,
-        the turn is kept in memory and stored later: with the next turn or read of the session, or by `close`.
+        the turn is kept in memory and stored later: with the next turn or read of the session, or by `close`. If the
+        store cannot be read, the turn begins from what this object knows of the session.
 
         Raises:
             LayersError: The session id is empty or not a string.
@@ -160,6 +161,25 @@ class Layers:
             self._cache.keep(session_id, known)
         return initial_state(known.conversation, known.registry.copy(), user_message), stored.version
 
+    async def begin_or_report(self, session_id: str, user_message: str) -> tuple[TurnState, int, bool]:
+        """Return the same as `begin`, and whether the store was read; if it was not, what was known before is used.
+
+        Raises:
+            LayersError: The stored state is invalid.
+        """
+        begun = await try_await(self.begin(session_id, user_message))
+        if begun.value is not None:
+            return *begun.value, True
+        error = begun.error or StoreError("the layers cannot be read")
+        if isinstance(error, ContextCompilerError) and not isinstance(error, StoreError):
+            raise error
+        await self.report(f"session {session_id!r}: its layers cannot be read; the turn begins without them", error)
+        known = self._cache.get(session_id)
+        if known is None:
+            return initial_state(conversation_of(None), SessionIdRegistry(), user_message), 0, False
+        state = initial_state(known.conversation, known.registry.copy(), user_message)
+        return state, known.stored.version, False
+
     async def _read_pages(self, session_id: str, known: LayerPages | None) -> LayerPages | None:
         """Return the newest state of a session, in pages if the store supports them; None if it has none."""
         if (found := await self._retry_unsaved(session_id)) is not None:
@@ -182,12 +202,18 @@ class Layers:
         return (None, 0) if found is None else found
 
     async def save(
-        self, session_id: str, conversation: ConversationContext, registry: SessionIdRegistry, after: int
+        self,
+        session_id: str,
+        conversation: ConversationContext,
+        registry: SessionIdRegistry,
+        after: int,
+        *,
+        strict: bool = True,
     ) -> None:
         """Store the state of a session that follows version `after`; if the store fails, keep it to try again later.
 
         Raises:
-            StoreError: Another process has stored a turn of the session since.
+            StoreError: Another process has stored a turn of the session since; unless `strict`, that is reported.
         """
         rest, pages = registry.stored()
         kept = from_json(to_json({**conversation, "id_registry": {}}))
@@ -197,7 +223,7 @@ class Layers:
             stored = LayerPages(state=stored.joined(), version=after, pages={})
         kept["id_registry"] = StoredEntities(registry)
         self._cache.keep(session_id, _CachedState(stored=stored, conversation=kept, registry=registry))
-        await self._save(session_id, stored, strict=True)
+        await self._save(session_id, stored, strict=strict)
 
     async def _store(self, session_id: str, state: LayerPages) -> int:
         """Store a state and return its version.
@@ -368,13 +394,14 @@ class Turn:
         self.is_open = False
         self._lock: asyncio.Lock | None = None
         self._version = 0
+        self._was_read = True
 
     async def __aenter__(self) -> Turn:
         """Wait for the previous turn, and begin from the stored state.
 
         Raises:
-            LayersError: This task is already in a turn of the session and would wait for itself.
-            StoreError: The stored state cannot be read.
+            LayersError: This task is already in a turn of the session and would wait for itself, or the stored state is
+                invalid.
         """
         if any(one.is_open and one.place == self.place for one in _ACTIVE_TURNS.get()):
             raise LayersError(
@@ -386,7 +413,7 @@ class Turn:
         self._lock = lock
         try:
             message = self.state.get("user_message", "")
-            self.state, self._version = await self.layers.begin(self.session_id, message)
+            self.state, self._version, self._was_read = await self.layers.begin_or_report(self.session_id, message)
             self.layers.open_turn(self)
             self.is_open = True
             _ACTIVE_TURNS.set((*(one for one in _ACTIVE_TURNS.get() if one.is_open), self))
@@ -410,7 +437,7 @@ class Turn:
             if error is None or isinstance(error, Exception):
                 state, layers = cast("Mapping[str, Any]", self.state), self.layers
                 stored, registry = await end_turn(state, ask=layers.ask, timeout=layers.timeout)
-                await layers.save(self.session_id, stored, registry, self._version)
+                await layers.save(self.session_id, stored, registry, self._version, strict=self._was_read)
         finally:
             self.is_open = False
             self.layers.close_turn(self)

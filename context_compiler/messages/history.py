@@ -12,6 +12,7 @@ import re
 import weakref
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import suppress
 from copy import copy
 from dataclasses import dataclass, fields, is_dataclass, replace
 from datetime import UTC, datetime, timedelta
@@ -37,6 +38,7 @@ from context_compiler.ids import (
     objects_of,
     view_message_id,
 )
+from context_compiler.messages.deep import load_deep
 from context_compiler.messages.items import Item, Kind, read_items, separate_parts, type_label
 from context_compiler.tokens import TokenCounter, as_counter
 
@@ -553,8 +555,10 @@ def load_messages(bodies: Sequence[bytes]) -> list[ModelMessage]:
         StoreError: The JSON is damaged.
     """
     try:
-        return ModelMessagesTypeAdapter.validate_json(b"[" + b",".join(bodies) + b"]")
-    except ValueError as error:
+        with suppress(ValueError):
+            return ModelMessagesTypeAdapter.validate_json(b"[" + b",".join(bodies) + b"]")
+        return load_deep(bodies)
+    except (ValueError, RecursionError) as error:
         raise StoreError("a recorded message cannot be read; verify the record") from error
 
 

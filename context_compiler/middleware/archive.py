@@ -21,6 +21,7 @@ from context_compiler.errors import StoreError
 from context_compiler.messages.history import PROMPT, History, Reader, load_messages
 from context_compiler.middleware.arguments import Arguments
 from context_compiler.middleware.others import other_mentions
+from context_compiler.middleware.request import named_scope
 from context_compiler.middleware.state import Result
 from context_compiler.middleware.store_access import StoreAccess
 from context_compiler.recall.others import Mention
@@ -237,7 +238,8 @@ class Archive:
             former: Finds the name under which older files store cycles of a configuration.
         """
         work = partial(self._start, session_id=session_id, ids=ids, config=config, former=former)
-        return (await self.access.read(work) if self.keeps_content else None) or await work(None)
+        may_be_known = len(ids) > 1 or named_scope(session_id)  # a first prompt under an id of the host is new
+        return (await self.access.read(work) if self.keeps_content and may_be_known else None) or await work(None)
 
     async def _start(
         self, store: Store | None, session_id: str, ids: Sequence[str], config: str, former: FormerName

@@ -279,8 +279,8 @@ class Middleware:
     async def _off_loop(
         self, run: Run, request: Request, host: Host, work: Callable[..., Coroutine[Any, Any, Result]]
     ) -> Result:
-        """Run `work` with the host; off the event loop if the request is long."""
-        if not is_long(request.messages, run.raw):
+        """Run `work` with the host; off the event loop if the request is long, or cannot be measured."""
+        if attempt(lambda: is_long(request.messages, run.raw)).value is False:
             return await work(host=host)
         return await off_loop(lambda there: work(host=there), host)
 

@@ -31,6 +31,7 @@ from context_compiler.middleware.arguments import SHIPPED, Arguments
 from context_compiler.middleware.request import Host, Request, is_long
 from context_compiler.record.database import Moment
 from context_compiler.record.values import Compile, Drop
+from context_compiler.resilience import attempt
 from context_compiler.settings import Settings
 from context_compiler.tokens import Ratios, TokenCounter, as_counter
 
@@ -542,7 +543,8 @@ async def read_history(reader: Reader, run: Run, messages: Sequence[ModelMessage
     """Read the history of a run, in a thread if that takes long; the run keeps it."""
     news = messages[max(0, len(run.raw) - 2) :] if run.raw is not None else messages
     read = partial(reader.read, messages, last=run.raw)
-    history = await asyncio.to_thread(read) if len(news) > MANY or is_long(reader.unread(news)) else read()
+    short = len(news) <= MANY and attempt(lambda: is_long(reader.unread(news))).value is False
+    history = read() if short else await asyncio.to_thread(read)
     run.keep_history(history)
     return history
 

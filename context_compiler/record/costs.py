@@ -13,7 +13,7 @@ from typing import cast
 
 from context_compiler.messages.printable import safe_line
 from context_compiler.record.values import Compile, Record
-from context_compiler.tokens.prices import cost_of, dollars, price_of
+from context_compiler.tokens.prices import cost_of, dollars, highest_price
 
 PRICE = "price"
 """Key in a record's ledger; its value contains the model, the provider and the cached tokens."""
@@ -38,7 +38,7 @@ def request_cost(record: Record) -> RequestCost:
     given = record.ledger.get(PRICE)
     facts = cast("dict[str, object]", given) if isinstance(given, dict) else dict[str, object]()
     model, provider = str(facts.get("model") or ""), facts.get("provider")
-    price = price_of(model, provider if isinstance(provider, str) else None)
+    price = highest_price(model, provider if isinstance(provider, str) else None)
     cached, cached_raw = (_tokens(facts.get(name)) for name in ("cached", "cached_raw"))
     sent = everything = None
     if price is not None:

@@ -232,10 +232,13 @@ def highest_price(model: str, provider: str | None = None) -> Price | None:
 
 
 def cost_of(model: str, usage: Mapping[str, int], provider: str | None = None) -> Decimal | None:
-    """Cost of a usage in US dollars: as reported by the host, else by the model's price; None if that is unknown."""
+    """Cost of a usage in US dollars: as reported by the host, else by the model's price; None if that is unknown.
+
+    For a `FallbackModel` it is the most that the usage may cost, because any of its models may have answered.
+    """
     if NANO_USD in usage:
         return Decimal(usage[NANO_USD]) / NANO
-    price = price_of(model, provider)
+    price = highest_price(model, provider)
     if price is None:
         return None
     return price.cost(

@@ -181,9 +181,11 @@ async def test_pages_edited_in_the_file_are_detected(tmp_path: Path, change: str
     assert any("layer" in defect for defect in await store.verify())
     with pytest.raises(StoreError, match="verify the record"):
         await store.layers("s")
-    with pytest.raises(StoreError, match="verify the record"):
-        async with Layers(store).turn("s"):
-            pass
+    errors: list[Exception] = []
+    async with Layers(store, on_error=errors.append).turn("s") as turn:
+        assert turn.number == 1, "nothing is known of the session"
+    assert "verify the record" in str(errors[0])
+    assert any("layer" in defect for defect in await store.verify()), "nothing was replaced"
     await store.close()
 
 

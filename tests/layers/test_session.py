@@ -199,3 +199,33 @@ async def test_curation_takes_effect_at_once_and_is_remembered(store: Store) -> 
         assert turn.context("think")["curation"].demoted == ["recipe_1"]
     stored = await layers.conversation("s")
     assert stored["understand_decision_log"] == [{"turn": 2, "ref": "recipe_1", "action": "demote", "reason": ""}]
+
+
+async def test_a_turn_whose_store_cannot_be_opened_is_held_and_stored_later(tmp_path: Path) -> None:
+    errors: list[Exception] = []
+    path = tmp_path / "context.db"
+    path.mkdir()
+    layers = Layers(path, on_error=errors.append)
+    assert [await one_turn(layers, "s", text) for text in ("a", "b")] == [1, 2]
+    assert errors and all(isinstance(error, StoreError) for error in errors)
+    path.rmdir()
+    assert await one_turn(layers, "s", "c") == 3
+    stored = await Layers(path).conversation("s")
+    assert [turn["user"] for turn in stored["recent_turns"]] == ["a", "b", "c"]
+
+
+async def test_a_turn_that_could_not_read_its_session_never_replaces_it(tmp_path: Path) -> None:
+    errors: list[Exception] = []
+    path, aside = tmp_path / "context.db", tmp_path / "aside.db"
+    for text in ("a", "b"):
+        await one_turn(Layers(path), "s", text)
+    path.rename(aside)
+    path.mkdir()
+    layers = Layers(path, on_error=errors.append)
+    async with layers.turn("s", "c") as turn:
+        turn.answered("done c")
+        path.rmdir()
+        aside.rename(path)
+    assert errors
+    stored = await Layers(path).conversation("s")
+    assert [turn["user"] for turn in stored["recent_turns"]] == ["a", "b"]

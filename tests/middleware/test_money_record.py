@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from pydantic_ai import Agent
 from pydantic_ai.messages import ModelMessage
+from pydantic_ai.models.fallback import FallbackModel
 
 from context_compiler import ContextCompiler, Record
 from context_compiler.record.costs import add_costs, compile_cost, request_cost
@@ -109,3 +110,15 @@ async def test_a_compile_costs_the_tokens_reported_by_its_provider(
         if (cost := compile_cost(next(one.compile for one in records if one.summary_id == number)))
     )
     assert any(line.endswith(" for the compile") and " sent, $" in line for line in caplog.messages)
+
+
+async def test_a_fallback_model_costs_at_most_as_much_as_its_dearest_model() -> None:
+    models = [Talker("ok", model_name=name).model for name in (MODEL, "gpt-5")]
+    compiler = ContextCompiler(model="none", store=None, system=None)
+    await Agent(FallbackModel(*models), capabilities=[compiler]).run(prose(1, 300))
+    (record,) = await compiler.views()
+    prices = [price.cost(record.tokens_sent) for name in (MODEL, "gpt-5") if (price := price_of(name)) is not None]
+    assert len(prices) == 2 and request_cost(record).sent == max(prices)
+    unpriced = FallbackModel(models[0], Talker("ok", model_name="my own").model)
+    await Agent(unpriced, capabilities=[compiler]).run("hello")
+    assert request_cost((await compiler.views())[0]).sent is None

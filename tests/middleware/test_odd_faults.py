@@ -31,7 +31,7 @@ from context_compiler.resilience import last_exchange
 from context_compiler.tokens import as_counter
 from tests.middleware.faulty import BUDGET, Faulty
 from tests.support.agents import Notes, Talker, compiler, run
-from tests.support.histories import answer, assert_pairs_whole, call, long_history, prose, user
+from tests.support.histories import answer, assert_pairs_whole, assistant, call, long_history, prose, user
 from tests.support.parts import FuturePart
 
 HALF = "half \ud800"
@@ -298,6 +298,50 @@ async def test_the_log_names_the_failure_without_any_message_text(caplog: pytest
     await faulty.ask("my password is hunter2")
     logged = "\n".join(record.getMessage() for record in caplog.records if "context_compiler" in record.name)
     assert "CompileError" in logged and "hunter2" not in logged and "Question 1" not in logged
+
+
+def nested_result(depth: int) -> object:
+    found: object = "leaf"
+    for level in range(depth):
+        found = [found] if level % 2 else {"inner": found}
+    return found
+
+
+@pytest.mark.parametrize("depth", [195, 196, 199, 200, 225, 251])
+async def test_a_result_nested_deeper_than_pydantic_reads_is_sent_recorded_and_read_back(
+    depth: int, tmp_path: Path
+) -> None:
+    def nested() -> object:
+        return nested_result(depth)
+
+    talker, errors = Talker([[("nested", {})], "done", "sure"]), list[Exception]()
+    ours = compiler(budget=8_000, store=tmp_path / "context.db", on_error=errors.append)
+    agent = Agent(talker.model, tools=[nested], capabilities=[ours])
+    done = await run(agent, "Look.", conversation_id="c")
+    await run(agent, "And now?", message_history=done.messages, conversation_id="c")
+    assert not errors and ours.last_view is not None and ours.last_view.status == "raw"
+    (kept,) = [part for one in await ours.transcript("c") for part in one.parts if part.part_kind == "tool-return"]
+    assert kept.content == nested_result(depth)
+
+
+class Exhausting(dict[str, str]):
+    """A result that takes more memory than there is once somebody looks into it."""
+
+    tired = False
+
+    def values(self) -> Any:
+        if self.tired:
+            raise MemoryError
+        return super().values()
+
+
+async def test_memory_that_runs_out_while_a_request_is_measured_stops_no_run(tmp_path: Path) -> None:
+    content = Exhausting(found="a vase")
+    history = [user("Look."), assistant(call("look", "c1")), user(answer("c1", content)), assistant("There it is.")]
+    talker, errors = Talker("sure"), list[Exception]()
+    ours = compiler(budget=8_000, store=tmp_path / "context.db", on_error=errors.append)
+    content.tired = True
+    assert (await run(Agent(talker.model, capabilities=[ours]), "And now?", message_history=history)).output == "sure"
 
 
 @pytest.mark.parametrize("depth", [300, 900])

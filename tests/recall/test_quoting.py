@@ -6,8 +6,10 @@ import json
 import re
 from datetime import timedelta
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic_ai import Agent
 from pydantic_ai.messages import (
     BinaryContent,
     FilePart,
@@ -21,12 +23,14 @@ from pydantic_ai.messages import (
     UserPromptPart,
 )
 
+from context_compiler import compile_view
 from context_compiler.messages.history import Reader
 from context_compiler.messages.importers import parse_transcripts
 from context_compiler.messages.items import MARK
 from context_compiler.messages.turns import outline, pair
 from context_compiler.recall.passages import PIECES, passages, write_quotation
 from tests.recall.asking import COUNTER, MAY, all_of, asked, replied
+from tests.support.agents import Talker, compiler, run
 from tests.support.histories import answer, assistant, call, user
 from tests.support.texts import texts
 
@@ -212,3 +216,22 @@ def test_the_pieces_of_a_text_are_the_text(text: str) -> None:
     assert all(0 < len(passage.text) <= 480 for passage in found)
     if "[" not in text and "\n" * 400 not in text and " " * 400 not in text:
         assert "".join(passage.text for passage in found) == text.strip()
+
+
+@pytest.mark.parametrize("budget", [2_000, 4_000])
+@pytest.mark.parametrize("template", ["extractive", "chat_compiler"])
+async def test_a_one_shot_view_quotes_from_inside_a_result_as_a_live_agent_does(template: str, budget: int) -> None:
+    history: list[ModelMessage] = []
+    for number in range(30):
+        lines = [f"10:{at // 60:02}:{at % 60:02} service-{at % 37} took {at * 31 % 977} ms" for at in range(300)]
+        if number == 4:
+            lines[150] = "10:02:30 service-kiln stopped: the certificate of vault omega expired on 2026-04-17"
+        history += [user(f"Look at log {number}."), assistant(call("read_log", f"c{number}", number=number))]
+        history += [user(answer(f"c{number}", "\n".join(lines), tool="read_log")), assistant("There are some delays.")]
+    prompt = "When did the certificate of vault omega expire?"
+    view = await compile_view([*history, user(prompt)], template, budget)
+    talker = Talker("fine")
+    await run(Agent(talker.model, capabilities=[compiler(budget=budget)]), prompt, message_history=history)
+    for messages in (view.messages, talker.last.messages):
+        assert "vault omega expired on 2026-04-17" in str(messages)
+    assert view.tokens <= budget

@@ -1,0 +1,58 @@
+"""Messages whose values are nested more deeply than Pydantic reads from JSON: 200 levels, though it writes 251."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, cast
+
+from pydantic_ai.messages import ModelMessage, ModelMessagesTypeAdapter
+
+SHALLOW = 100
+"""Levels up to which Pydantic reads a value of a part itself."""
+
+
+def load_deep(bodies: Sequence[bytes]) -> list[ModelMessage]:
+    """Parse messages; deep values of parts become plain lists and objects.
+
+    Raises:
+        ValueError: A body is no message.
+        RecursionError: A value is nested too deeply for Python, too.
+    """
+    documents = [json.loads(body) for body in bodies]
+    deep = [_take_deep_values(document) for document in documents]
+    messages = ModelMessagesTypeAdapter.validate_json(json.dumps(documents))
+    return [_with_values(message, values) for message, values in zip(messages, deep, strict=True)]
+
+
+def _take_deep_values(document: Any) -> dict[int, dict[str, Any]]:
+    """Remove the deep values from the parts of a message, and return them by position and name."""
+    parts: list[Any] = document.get("parts") or [] if isinstance(document, dict) else []
+    found: dict[int, dict[str, Any]] = {}
+    for position, part in enumerate(parts):
+        deep = {name: value for name, value in part.items() if _is_deep(value)} if isinstance(part, dict) else {}
+        if deep:
+            found[position] = deep
+            part |= {name: "" if name == "content" else None for name in deep}
+    return found
+
+
+def _is_deep(value: object) -> bool:
+    level: list[object] = [value]
+    for _ in range(SHALLOW):
+        inner: list[object] = []
+        for one in level:
+            if isinstance(one, dict):
+                inner += cast(dict[str, object], one).values()
+            elif isinstance(one, list):
+                inner += cast(list[object], one)
+        if not inner:
+            return False
+        level = inner
+    return True
+
+
+def _with_values(message: ModelMessage, values: dict[int, dict[str, Any]]) -> ModelMessage:
+    parts: list[Any] = [replace(part, **values.get(position, {})) for position, part in enumerate(message.parts)]
+    return replace(message, parts=parts)
