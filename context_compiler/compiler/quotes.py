@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from context_compiler.compiler.cut_order import ELLIPSIS, Selection
 from context_compiler.compiler.identifiers import identifiers_and_quotes
+from context_compiler.compiler.rules import fitting_rules, unlisted
 from context_compiler.compiler.summary import TITLES, fit_sections, gather_sections, template_facts
 from context_compiler.compiler.view import Quote, note_text
 from context_compiler.messages.fences import QUOTED_TITLE, fence, neutralize
@@ -61,7 +62,9 @@ class _Sources:
     def of(cls, selection: Selection, loose: Sequence[int], recall: bool) -> _Sources:
         """Split the messages at `loose` into candidates; rank them for the pending question if `recall`."""
         found = passages(selection.history, selection.draft.outline, loose, selection.counter) if loose else ()
-        shown = {item.text.strip() for item in _whole_items(selection)}
+        missing = unlisted(selection.rules, selection.draft.shapes, "")
+        listed = fitting_rules(missing, selection.limits.rules, selection.counter)
+        shown = {item.text.strip() for item in _whole_items(selection)}.union(rule.text.strip() for rule in listed)
         candidates = [one for one in found if one.text.strip() not in shown]
         question = _pending_question(selection) if recall else None
         ranks: Sequence[float] = []
