@@ -78,7 +78,7 @@ def among_chatter(old: str, new: str, *, gap: int = 0, after: int = 20) -> list[
 
 
 @pytest.mark.parametrize(("old", "new", "before", "now"), CHANGED)
-async def test_a_replaced_value_never_stands_alone_in_a_view(old: str, new: str, before: str, now: str) -> None:
+async def test_a_view_shows_a_replaced_value_only_beside_the_new_one(old: str, new: str, before: str, now: str) -> None:
     for gap in (0, 4):
         for budget in range(150, 420, 30):
             history = [*said(*among_chatter(old, new, gap=gap)), user("Please go on.")]
@@ -89,7 +89,7 @@ async def test_a_replaced_value_never_stands_alone_in_a_view(old: str, new: str,
 
 
 @pytest.mark.parametrize(("old", "new", "before", "now"), CHANGED[::3])
-async def test_a_replaced_value_never_stands_alone_in_the_requests_of_an_agent(
+async def test_an_agent_is_sent_a_replaced_value_only_beside_the_new_one(
     old: str, new: str, before: str, now: str
 ) -> None:
     talker = Talker("Noted.")
@@ -113,7 +113,7 @@ def test_a_statement_about_something_else_replaces_nothing(one: str, other: str)
     assert changes_in(one, *CHATTER, other) == []
 
 
-def test_a_value_that_is_said_again_counts_once_more() -> None:
+def test_a_repeated_value_is_current_again() -> None:
     first, second = "The opening night is May 3.", "The opening night is May 17."
     assert changes_in(first, second, first) == [(second, first)]
 
@@ -162,7 +162,7 @@ async def test_a_summary_with_a_replaced_value_is_corrected_in_the_view_and_when
     assert "KX-4471" in talker.last.text
 
 
-async def test_what_was_said_often_is_quoted_once_and_after_what_was_said_once() -> None:
+async def test_frequent_messages_are_quoted_once_and_after_rare_ones() -> None:
     history = said(*[CHATTER[number % 2] for number in range(40)])
     history[10:10] = said("The spare fuse is in the third locker.")
     view = await compile_view([*history, user("Please go on.")], budget=160, system=None)
