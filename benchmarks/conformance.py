@@ -61,6 +61,8 @@ class OneView:
     """`compile_view` as a compactor of the kit."""
 
     name = "context-compiler"
+    step = 100
+    """Part of the tokens by which a view that does not fit gets smaller."""
 
     def compact(self, turns: Sequence[Any], round_num: int = 1, budget_chars: int | None = None) -> CompactedContext:
         """Compile a view of a transcript; the result of an earlier round fits already, and stays."""
@@ -69,7 +71,7 @@ class OneView:
             history, tokens = history_of(turns), budget_chars // LEAST
             text = asyncio.run(self.compiled(history, tokens))
             while len(text) > budget_chars:
-                tokens -= 1 + tokens // 100
+                tokens -= 1 + tokens // self.step
                 text = asyncio.run(self.compiled(history, tokens))
         return CompactedContext(text=text, compactor_name=self.name, round_num=round_num)
 
@@ -83,6 +85,7 @@ class LastRequest(OneView):
     """The last request of an agent that lived through the transcript."""
 
     name = "context-compiler, live"
+    step = 10
 
     async def compiled(self, history: list[ModelMessage], tokens: int) -> str:
         """Text of the request, with a prompt for each user turn."""
@@ -132,7 +135,7 @@ def table(result: dict[str, Any]) -> str:
             f"{100 * survival:.0f} / {100 * updates['resolved'] / updates['n']:.0f} (rank {entry['rank']}{over})"
         )
     lines = [
-        " | ".join(["| survive / resolved, %", *(f"at {100 * one:.0f} %" for one in budgets)]) + " |",
+        " | ".join(["| survive / updates resolved, %", *(f"at {100 * one:.0f} %" for one in budgets)]) + " |",
         "|---|" + "---|" * len(budgets),
     ]
     for name in sorted(names, key=lambda name: -order[name]):

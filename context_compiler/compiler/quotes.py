@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from context_compiler.compiler.cut_order import ELLIPSIS, Selection
 from context_compiler.compiler.identifiers import identifiers_and_quotes
+from context_compiler.compiler.rules import fitting_rules, unlisted
 from context_compiler.compiler.summary import TITLES, fit_sections, gather_sections, template_facts
 from context_compiler.compiler.view import Quote, note_text
 from context_compiler.messages.fences import QUOTED_TITLE, fence, neutralize
@@ -64,8 +65,10 @@ class _Sources:
         question = _pending_question(selection) if recall else None
         ranking = Ranking(index_of(history), question, max(loose) + 1) if loose and question else None
         bears = None if ranking is None or selection.lasting else ranking.weight  # a live view has a block for that
-        found = passages(history, outline, loose, counter, bears)
-        shown = {item.text.strip() for item in _whole_items(selection)}
+        found = passages(history, outline, loose, counter, bears) if loose else ()
+        missing = unlisted(selection.rules, selection.draft.shapes, "")
+        listed = fitting_rules(missing, selection.limits.rules, counter)
+        shown = {item.text.strip() for item in _whole_items(selection)}.union(rule.text.strip() for rule in listed)
         candidates = [one for one in found if one.text.strip() not in shown]
         ranks: Sequence[float] = []
         newer: Mapping[tuple[int, int], tuple[int, int]] = {}

@@ -113,12 +113,12 @@ _SCALES = frozenset(terms("ms second minute hour day week month year percent peo
 """Units that too many quantities have in common to identify one."""
 _GENERAL = frozenset(
     terms(
-        "help want need trying like make sure get use using used work working meet new now update change also still"
-        " really time day week month year number thing way good best create add effectively further recent recently"
-        " kinda actually ensure considering any ever project problem plan schedule improve increase reduce reach"
-        " optimize worried wondering thinking understand current currently set app code after before around about"
-        " implement issue extend move reschedule adjust average total already complete achieve given manage decrease drop grow grown raise lower bump"
-        " revise reached expand noticed measured around averaging"
+        "help want need trying like make sure get use using used work working meet new now update change also"
+        " still really time day week month year number thing way good best create add effectively further recent"
+        " recently kinda actually ensure considering any ever project problem plan schedule improve increase"
+        " reduce reach optimize worried wondering thinking understand current currently set app code after before"
+        " around about implement issue extend move reschedule adjust average total already complete achieve given"
+        " manage decrease drop grow grown raise lower bump revise reached expand noticed measured around averaging"
     )
 )
 

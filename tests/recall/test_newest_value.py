@@ -1,0 +1,170 @@
+"""Of two statements of the same with other values, the newest stands; the earlier one only beside it, marked."""
+
+from __future__ import annotations
+
+from itertools import cycle, islice
+
+import pytest
+from pydantic_ai import Agent
+from pydantic_ai.messages import ModelMessage
+
+from context_compiler import compile_view
+from context_compiler.messages.history import Reader
+from context_compiler.messages.turns import outline, pair
+from context_compiler.recall import changes_of
+from context_compiler.recall.outline import phases
+from context_compiler.tokens import TokenCounter
+from tests.recall.test_tools import used
+from tests.support.agents import Notes, Talker, compiler, run
+from tests.support.histories import assistant, user
+from tests.support.views import own_texts
+
+CHATTER = [
+    "The curtains in the foyer look fine to me.",
+    "Let us leave the piano where it is.",
+    "The lift was slow again this morning.",
+    "I put the programme leaflets into the drawer.",
+    "Two of the old posters came loose.",
+    "We can varnish that bench another day.",
+    "The talk with the neighbours went well.",
+    "Nobody has looked at the smoke alarms yet.",
+]
+
+RESTATED = [
+    ("The lighting contract costs {} in total.", "$4,100", "$5,250"),
+    ("The opening night is {}.", "2028-01-14", "2028-02-11"),
+    ("The dress rehearsal is on {} in the main hall.", "May 3", "May 17"),
+    ("The doors open at {}.", "18:30", "19:15"),
+    ("The ticket service listens on port {}.", "9102", "9244"),
+    ("The stage manager is {}, talk to her about the keys.", "Ilse Brandt", "Tessa Vega"),
+    ("The account of the society is {}.", "KX-4471", "QT-9038"),
+    ("The orchestra has {}.", "31 players", "27 players"),
+]
+REVISED = [
+    ("The lighting budget is $4,100.", "The lighting budget was raised to $5,250.", "$4,100", "$5,250"),
+    ("The opening night is May 3.", "The opening night has moved to May 17.", "May 3", "May 17"),
+    ("The stage manager is Ilse Brandt.", "The stage manager is now Tessa Vega.", "Ilse Brandt", "Tessa Vega"),
+    ("We use Kafka for the ticket events.", "We no longer use Kafka.", "We use Kafka", "no longer use Kafka"),
+    (
+        "The nightly import runs on the blue server.",
+        "The nightly import does not run on the blue server.",
+        "import runs",
+        "does not run",
+    ),
+]
+CHANGED = [*((text.format(old), text.format(new), old, new) for text, old, new in RESTATED), *REVISED]
+
+NOT_CHANGED = [
+    ("The matinee price is $12.", "The evening price is $19."),
+    ("Order A1024 is on the shelf by the door.", "Order A1025 is on the shelf by the window."),
+    ("I paid $50 for the taxi to the airport.", "I paid $70 for the taxi to the airport."),
+    ("Is the opening night on May 3?", "Is the opening night on May 17?"),
+    ("The opening night was May 17 last year.", "The opening night was May 3 the year before."),
+    ("The stage manager is Ilse Brandt.", "The stage manager is Brandt."),
+    ("The opening night is 2028-05-17.", "The opening night is May 17."),
+    ("I like the red curtain best.", "I do not like the green carpet."),
+    ("I'm trying to use Redis for the queue.", "I'm trying to use Postgres for the queue."),
+    ("If the hall is booked, the fee is $40.", "If the hall is free, the fee is $15."),
+]
+
+
+def said(*texts: str) -> list[ModelMessage]:
+    return [message for text in texts for message in (user(text), assistant("Noted."))]
+
+
+def among_chatter(old: str, new: str, *, gap: int = 0, after: int = 20) -> list[str]:
+    chatter = cycle(CHATTER)
+    return [*islice(chatter, 7), old, *islice(chatter, gap), new, *islice(chatter, after)]
+
+
+@pytest.mark.parametrize(("old", "new", "before", "now"), CHANGED)
+async def test_a_view_shows_a_replaced_value_only_beside_the_new_one(old: str, new: str, before: str, now: str) -> None:
+    for gap in (0, 4):
+        for budget in range(150, 420, 30):
+            history = [*said(*among_chatter(old, new, gap=gap)), user("Please go on.")]
+            view = await compile_view(history, budget=budget, system=None)
+            shown = "\n".join(own_texts(view))
+            assert now in shown, (gap, budget)
+            assert before not in shown or "changed at turn" in shown or shown.count(old) == 1 == shown.count(new)
+
+
+@pytest.mark.parametrize(("old", "new", "before", "now"), CHANGED[::3])
+async def test_an_agent_is_sent_a_replaced_value_only_beside_the_new_one(
+    old: str, new: str, before: str, now: str
+) -> None:
+    talker = Talker("Noted.")
+    agent = Agent(talker.model, capabilities=[compiler(budget=1_500)])
+    history: list[ModelMessage] = []
+    for text in among_chatter(old, new, after=30):
+        prompt = text if text in (old, new) else f"{text} {' '.join(CHATTER[:4])}"
+        history = (await run(agent, prompt, message_history=history, conversation_id="c")).messages
+    later = talker.sent[8:]
+    assert all(now in sent.text for sent in later if before in sent.text)
+    assert sum(now in sent.text for sent in later) >= 25
+
+
+def changes_in(*texts: str) -> list[tuple[str, str]]:
+    history = Reader(TokenCounter()).read(said(*texts))
+    return [(one.sentence, one.later) for own in changes_of(history).later.values() for one in own]
+
+
+@pytest.mark.parametrize(("one", "other"), NOT_CHANGED)
+def test_a_statement_about_something_else_replaces_nothing(one: str, other: str) -> None:
+    assert changes_in(one, *CHATTER, other) == []
+
+
+def test_a_repeated_value_is_current_again() -> None:
+    first, second = "The opening night is May 3.", "The opening night is May 17."
+    assert changes_in(first, second, first) == [(second, first)]
+
+
+def test_a_value_that_changes_twice_leads_to_the_last() -> None:
+    texts = [f"The opening night is May {day}." for day in (3, 17, 24)]
+    history = Reader(TokenCounter()).read(said(*texts))
+    assert [one.later for one in changes_of(history).of(0, texts[0])] == [texts[2]]
+
+
+def test_an_assistant_does_not_correct_the_user() -> None:
+    history = Reader(TokenCounter()).read(
+        [user("The opening night is May 3."), assistant("The opening night is May 17."), user("Hm.")]
+    )
+    assert not changes_of(history).later
+
+
+def test_the_outline_leaves_out_what_was_replaced() -> None:
+    counter = TokenCounter()
+    texts = [f"{text} Number {number}." for number in range(4) for text in CHATTER]
+    texts[0], texts[9] = "The orchestra has 31 players.", "The orchestra has 27 players."
+    history = Reader(counter).read(said(*texts))
+    text = phases(history, outline(history, pair(history)), range(len(history)), 400, counter, changes_of(history))
+    assert "[turn" in text and "31 players" not in text
+
+
+async def test_a_search_by_the_agent_returns_the_newest_value_with_the_old_one() -> None:
+    old, new = "The account of the society is KX-4471.", "The account of the society is QT-9038."
+    found = await used("recall_search", {"query": "account of the society"}, said(*among_chatter(old, new)))
+    assert "changed at turn 9] The account of the society is KX-4471" in found and new in found
+
+
+async def test_a_summary_with_a_replaced_value_is_corrected_in_the_view_and_when_it_is_fed_back() -> None:
+    old, new = "The account of the society is KX-4471.", "The account of the society is QT-9038."
+    notes = Notes("- The account of the society is KX-4471.\n- The piano stays.")
+    talker = Talker("Noted.")
+    agent = Agent(talker.model, capabilities=[compiler(notes, budget=2_000)])
+    history = said(*(f"{text} {' '.join(CHATTER)}" for text in among_chatter(old, new, after=12)))
+    for number in range(30):
+        prompt = f"{CHATTER[number % 8]} {' '.join(CHATTER)}"
+        history = (await run(agent, prompt, message_history=history, conversation_id="c")).messages
+    assert notes.asked >= 2
+    assert f"KX-4471. [changed later: {new}]" in notes.prompts[0]
+    assert f"- changed later: {new}" in notes.prompts[-1]
+    assert all("QT-9038" in sent.text for sent in talker.sent if "KX-4471" in sent.text)
+    assert "KX-4471" in talker.last.text
+
+
+async def test_frequent_messages_are_quoted_once_and_after_rare_ones() -> None:
+    history = said(*[CHATTER[number % 2] for number in range(40)])
+    history[10:10] = said("The spare fuse is in the third locker.")
+    view = await compile_view([*history, user("Please go on.")], budget=160, system=None)
+    text = "\n".join(own_texts(view))
+    assert "third locker" in text and text.count(CHATTER[0]) <= 1
