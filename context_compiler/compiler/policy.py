@@ -347,8 +347,13 @@ class Plan:
         declared = tuple(map(Rule, dict.fromkeys(self.declared)))
         if not self.policy.detects_rules or self.found_rules.between_people:
             return declared
-        names = {one.name for one in declared}
-        return (*declared, *(one for one in rules_in_force(self.found_rules.rules) if one.name not in names))
+        names, dismissed = {one.name for one in declared}, self.steering.dismissed
+        found = (
+            rule
+            for rule in self.found_rules.rules
+            if rule.name not in names and not any(one.covers(rule, self.history) for one in dismissed)
+        )
+        return (*declared, *rules_in_force(found))
 
     def pinned(self, room: int | None = None) -> frozenset[int]:
         """Positions of pinned messages that fit in their share of `room`; None for all pinned messages."""

@@ -8,14 +8,16 @@ prompt of its turn, and stays there until the next cycle. All of them together m
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from context_compiler.compiler.cycle import Cycle
+from context_compiler.compiler.steering import Steering
 from context_compiler.messages.fences import RULES_TITLE, fence, neutralize
 from context_compiler.messages.history import History
 from context_compiler.messages.items import MESSAGE_OVERHEAD, Kind
 from context_compiler.messages.rules import Rule
 from context_compiler.messages.shapes import Shape
+from context_compiler.recall.passages import Passage
 from context_compiler.tokens import TokenCounter
 
 SHARE = 4
@@ -82,6 +84,20 @@ def _is_whole(shapes: Sequence[Shape | None], position: int) -> bool:
     return shape is not None and not shape.bare and shape.limit is None and shape.prompt is None
 
 
+def without_rules(candidates: Iterable[Passage], rules: Sequence[str]) -> list[Passage]:
+    """Passages without the rules that a view lists, because a view says nothing twice."""
+    found: list[Passage] = []
+    for passage in candidates:
+        text = passage.text
+        for rule in rules:
+            text = text.replace(rule, "…")
+        if text == passage.text:
+            found.append(passage)
+        elif any(map(str.isalnum, text)):
+            found.append(replace(passage, text=text))
+    return found
+
+
 def absent_rules(rules: Sequence[Rule], sent: History) -> list[Rule]:
     """Rules that a view does not contain word for word in what users said or this package wrote."""
     if not rules:
@@ -97,9 +113,15 @@ def absent_rules(rules: Sequence[Rule], sent: History) -> list[Rule]:
     return lost
 
 
-def valid_notes(notes: Sequence[RuleNote], history: History, cycle: Cycle) -> tuple[RuleNote, ...]:
-    """Notes whose messages this history contains after those on which its cycle decides."""
-    return tuple(one for one in notes if cycle.decided <= one.at < len(history) and history.ids[one.at] == one.tip)
+def valid_notes(notes: Sequence[RuleNote], history: History, cycle: Cycle, steering: Steering) -> tuple[RuleNote, ...]:
+    """Notes whose messages this history contains after those on which its cycle decides, without dismissed rules."""
+    return tuple(
+        one
+        for one in notes
+        if cycle.decided <= one.at < len(history)
+        and history.ids[one.at] == one.tip
+        and not any(map(steering.dismisses, one.rules))
+    )
 
 
 def listed_rules(cycle: Cycle, notes: Sequence[RuleNote]) -> list[str]:

@@ -15,7 +15,7 @@ from context_compiler.cache import Memo
 from context_compiler.ids import text_hash
 from context_compiler.messages.fences import one_line
 from context_compiler.messages.history import History, Reading
-from context_compiler.messages.instructions import FILLER, ORDERS, UNSPACED, is_instruction, plain_sentence
+from context_compiler.messages.instructions import FILLER, LISTED, ORDERS, UNSPACED, is_instruction, plain_sentence
 from context_compiler.messages.items import Kind
 from context_compiler.messages.prompts import PARAGRAPH, sentence_ends
 
@@ -123,7 +123,7 @@ def _own_sentences(prompt: str) -> Iterator[str]:
             fenced ^= (sentence.count("```") + sentence.count("~~~")) % 2 == 1
             continue
         within = any(first <= begin and end <= last + 2 for first, last in quoted)
-        shown = one_line(sentence, 2 * MAX_RULE)
+        shown = LISTED.sub("", one_line(sentence, 2 * MAX_RULE))
         if shown.endswith((":", "：")) and "\n" in sentence and not _GIVES.search(shown.lower()):
             return
         if not (fenced or within) and 3 < len(shown) <= MAX_RULE:
@@ -167,7 +167,12 @@ class Rule:
     @property
     def name(self) -> str:
         """The rule without case and punctuation, under which repetitions are recognized."""
-        return "".join(filter(str.isalnum, self.text.casefold()))
+        return rule_name(self.text)
+
+
+def rule_name(text: str) -> str:
+    """A rule without case and punctuation."""
+    return "".join(filter(str.isalnum, text.casefold()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -284,8 +289,8 @@ def contradicts(newer: str, older: str) -> bool:
     both -= start
     end = next((at for at in range(both) if words[-1 - at] != others[-1 - at]), both)
     values = (words[start : len(words) - end], others[start : len(others) - end])
-    if start < 2 or forbids[0] != forbids[1] or not all(0 < len(value) <= MAX_VALUE for value in values):
+    if not start or forbids[0] != forbids[1] or not all(0 < len(value) <= MAX_VALUE for value in values):
         return False
     if all(value[0][:1].isdigit() for value in values):
         return not forbids[0] or not _LIMITS.isdisjoint(words[:start])
-    return not forbids[0] and words[start - 1] in _RELATIONS
+    return start > 1 and not forbids[0] and words[start - 1] in _RELATIONS
