@@ -97,6 +97,11 @@ class Limits:
         """Limits with the same budget and other fixed tokens, for a request whose fixed tokens would fill it alone."""
         return replace(self, fixed=fixed, high=self.budget, low=_half_way(fixed, self.budget))
 
+    def with_rules(self, tokens: int) -> Limits:
+        """Limits with room for the rules of the conversation below both thresholds."""
+        high = min(self.high + tokens, self.budget)
+        return replace(self, fixed=self.fixed + tokens, high=high, low=min(self.low + tokens, high), rules=tokens)
+
     def with_protected(self, prompt: int, turns: int = 0) -> Limits:
         """Limits with higher thresholds if messages that must not be cut take much of the room.
 

@@ -60,17 +60,26 @@ def rules_text(rules: Sequence[str], revoked: Sequence[str] = ()) -> str:
 
 
 def rules_cost(rules: Sequence[str], counter: TokenCounter) -> int:
-    """Tokens of listed rules as a part of a view; 0 for none."""
-    return counter.text(rules_text(rules)) + MESSAGE_OVERHEAD + 1 if rules else 0
+    """Tokens of listed rules as a part of a view, at most; 0 for none."""
+    return _frame(counter) + sum(_line(text, counter) for text in rules) if rules else 0
+
+
+def _frame(counter: TokenCounter) -> int:
+    return counter.text(fence(RULES_TITLE, "")) + MESSAGE_OVERHEAD + 1
+
+
+def _line(text: str, counter: TokenCounter) -> int:
+    return counter.text(f"- {neutralize(text)}\n")
 
 
 def fitting_rules(rules: Sequence[Rule], room: int, counter: TokenCounter) -> tuple[Rule, ...]:
     """Newest rules that fit in `room` tokens, in order. Those that the application declares count as the newest."""
-    kept: list[Rule] = []
+    kept, left = set[Rule](), room - _frame(counter)
     for rule in sorted(rules, key=lambda one: (one.position < 0, one.position), reverse=True):
-        chosen = [one for one in rules if one in kept or one is rule]
-        if rules_cost([one.text for one in chosen], counter) <= room:
-            kept.append(rule)
+        cost = _line(rule.text, counter)
+        if cost <= left:
+            kept.add(rule)
+            left -= cost
     return tuple(one for one in rules if one in kept)
 
 

@@ -26,7 +26,8 @@ MAX_RULE = 400
 """Maximum characters of a rule in a prompt; a longer sentence is taken for data."""
 
 OWN_WORDS = 1_200
-"""Characters of a prompt above which only its first and last paragraph are taken for the user's own words."""
+"""Characters of a prompt above which only its beginning and its end, half of them each and no more than a paragraph,
+are taken for the user's own words."""
 
 _LASTING = re.compile(
     rf"^{FILLER}(?:when|before|while|after) (?!trying|booking)[a-z]+ing\b"
@@ -131,12 +132,17 @@ def _own_sentences(prompt: str) -> Iterator[str]:
 
 
 def _own_part(prompt: str) -> str:
-    """First and last paragraph of a prompt that is too long to be its author's own words, else the whole prompt."""
+    """Beginning of the first and end of the last paragraph of a prompt that is too long to be its author's own words.
+
+    A shorter prompt is returned whole.
+    """
     text = prompt.strip()
     if len(text) <= OWN_WORDS:
         return text
-    first, last = text.partition(PARAGRAPH)[0], text.rpartition(PARAGRAPH)[2]
-    return PARAGRAPH.join(part for part in (first, last) if len(part) <= OWN_WORDS)
+    first, last, half = text.partition(PARAGRAPH)[0], text.rpartition(PARAGRAPH)[2], OWN_WORDS // 2
+    stop = max((end for end in (*sentence_ends(first), len(first)) if end <= half), default=0)
+    start = min((end for end in (0, *sentence_ends(last)) if end >= len(last) - half), default=len(last))
+    return f"{first[:stop]}{PARAGRAPH}{last[start:]}"
 
 
 def is_rule(sentence: str) -> bool:

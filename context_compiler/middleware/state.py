@@ -431,6 +431,11 @@ class RequestContext(Plan):
         """Rules in the history, continued from those of the previous request if possible."""
         return find_rules(self.history, self.compiler.rules)
 
+    @cached_property
+    def _rules_cost(self) -> int:
+        """Exact tokens of all rules in force as a view lists them."""
+        return rules_cost([rule.text for rule in self.rules], self.counter)
+
     def limits(self, cycle: Cycle | None = None) -> Limits:
         """Budget and thresholds, by the ratio that the cycle froze, or by the learned ratio if that is larger.
 
@@ -443,12 +448,11 @@ class RequestContext(Plan):
         ratio = self.run.ratios.of(self.request.family)
         ratio = max(ratio, cycle.ratio) if cycle is not None else ratio
         tool_work = cycle.tool_work if cycle is not None else self._is_tool_work()
-        with_fixed = partial(self.policy.limits, ratio=ratio, tight=self.run.tight, tool_work=tool_work)
-        fixed = self.request.fixed + self.carried
-        limits = with_fixed(fixed)
+        limits = self.policy.limits(
+            self.request.fixed + self.carried, ratio=ratio, tight=self.run.tight, tool_work=tool_work
+        )
         if self.rules:
-            rules = min(rules_cost([rule.text for rule in self.rules], self.counter), limits.room // SHARE)
-            limits = replace(with_fixed(fixed + rules), rules=rules)
+            limits = limits.with_rules(min(self._rules_cost, limits.room // SHARE))
         if self.host is None:
             return limits
         return limits.with_protected(self.prompt_tokens, self.recent_tokens)
