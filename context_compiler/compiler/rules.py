@@ -15,7 +15,7 @@ from context_compiler.compiler.steering import Steering
 from context_compiler.messages.fences import RULES_TITLE, fence, neutralize
 from context_compiler.messages.history import History
 from context_compiler.messages.items import MESSAGE_OVERHEAD, Kind
-from context_compiler.messages.rules import Rule
+from context_compiler.messages.rules import Rule, contradicts
 from context_compiler.messages.shapes import Shape
 from context_compiler.recall.passages import Passage
 from context_compiler.tokens import TokenCounter
@@ -25,6 +25,12 @@ SHARE = 4
 
 RULE_WHY = "a rule"
 """Reason of a quote that lists a rule."""
+
+LISTED, IN_MESSAGE, NO_ROOM, DISMISSED = "listed", "in its message", "no room left", "not in force"
+"""States of a rule in a request."""
+
+STATES = 200
+"""Maximum number of rules whose states are recorded, the newest."""
 
 REVOKED = "No longer a rule:"
 """Line before rules that the application has withdrawn."""
@@ -120,6 +126,23 @@ def absent_rules(rules: Sequence[Rule], sent: History) -> list[Rule]:
         plain = " ".join(shown.split())
         lost = [one for one in lost if " ".join(one.text.split()) not in plain]
     return lost
+
+
+def rule_states(
+    rules: Sequence[Rule], found: Sequence[Rule], listed: Sequence[str], lost: Sequence[Rule]
+) -> list[dict[str, str]]:
+    """What became of each rule in a request, without its text: of those in force, then of those that were replaced."""
+    states: list[dict[str, str]] = []
+    for rule in rules[-STATES:]:
+        state = NO_ROOM if rule in lost else LISTED if rule.text in listed else IN_MESSAGE
+        states.append({"rule": rule_origin(rule), "state": state})
+    standing = {rule.name for rule in rules}
+    for rule in found[-STATES:]:
+        if rule.name not in standing:
+            newer = next((one for one in rules if contradicts(one.text, rule.text)), None)
+            state = f"replaced by the {rule_origin(newer)}" if newer is not None else DISMISSED
+            states.append({"rule": rule_origin(rule), "state": state})
+    return states
 
 
 def valid_notes(notes: Sequence[RuleNote], history: History, cycle: Cycle, steering: Steering) -> tuple[RuleNote, ...]:

@@ -34,6 +34,7 @@ from context_compiler.compiler.rules import (
     fitting_rules,
     listed_rules,
     rule_origin,
+    rule_states,
     rules_cost,
     valid_notes,
 )
@@ -505,7 +506,7 @@ def assemble_view(
             budget=ceil(limits.budget * limits.ratio - 1e-6),  # the limit was rounded down to whole o200k tokens
             status="mended" if status == "raw" and context.base else status,
             summary=summary_of(frozen),
-            ledger=_ledger(context, frozen, sent, blocks, notes, lines, kept),
+            ledger=_ledger(context, frozen, sent, blocks, notes, lines, kept, lost),
             drops=drops,
             kept=kept,
             quoted=(*layers.sections, *(done.quoted if done else ()), *(block_quotes(blocks) if blocks else ())),
@@ -587,8 +588,12 @@ def _ledger(
     notes: tuple[RuleNote, ...],
     lines: Sequence[Mapping[str, object]],
     kept: Sequence[tuple[int, str]],
+    lost: Sequence[Rule],
 ) -> dict[str, Any]:
-    return token_breakdown(_sections(context, cycle, sent, blocks, notes), lines, kept)
+    """The token breakdown of a view, with the state of each rule."""
+    found = token_breakdown(_sections(context, cycle, sent, blocks, notes), lines, kept)
+    states = rule_states(context.rules, context.found_rules.rules, listed_rules(cycle, notes), lost)
+    return {**found, "rules": states} if states else found
 
 
 def _drops(context: RequestContext, cycle: Cycle, done: Advance | None, lost: tuple[Drop, ...]) -> ListedDrops:

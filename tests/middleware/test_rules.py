@@ -162,8 +162,11 @@ async def test_the_newest_of_two_contradicting_rules_is_listed_alone() -> None:
     await talk.say("Always answer in French.")
     await talk.small_talk(8)
     await talk.say("Answer in English from now on.")
-    text = await talk.small_talk(12)
-    assert "Answer in English from now on." in text and "answer in French" not in text
+    rules = (await talk.small_talk(12)).partition("BEGIN RULES")[2].partition("END RULES")[0]
+    assert "Answer in English from now on." in rules and "answer in French" not in rules
+    assert {"rule": "rule of message 0", "state": "replaced by the rule of message 18"} in talk.views[-1].ledger[
+        "rules"
+    ]
 
 
 async def test_a_tool_cannot_give_a_rule() -> None:
@@ -207,7 +210,7 @@ async def test_rules_survive_a_restart(tmp_path: Path) -> None:
     later = Talk(store=SQLiteStore(tmp_path / "a.db"), rules=["Be kind."])
     later.messages = talk.messages
     text = await later.small_talk(1)
-    assert later.views[-1].status == "cycle" and missing(text, (*GIVEN, "Be kind.")) == []
+    assert later.views[-1].status != "raw" and missing(text, (*GIVEN, "Be kind.")) == []
     await later.ours.aclose()
 
 
