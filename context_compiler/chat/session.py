@@ -40,6 +40,7 @@ from context_compiler.errors import SettingsError, StoreError
 from context_compiler.messages.failures import ReflectionPolicy
 from context_compiler.messages.fences import one_line
 from context_compiler.messages.history import History
+from context_compiler.messages.rules import Rule
 from context_compiler.middleware.capability import ContextCompiler
 from context_compiler.middleware.manual import CompileResult
 from context_compiler.middleware.recall_tools import Recall
@@ -406,6 +407,15 @@ class ChatSession:
         """The pinned messages."""
         await self.open()
         return await self.compiler().pins(self.session)
+
+    async def rules(self) -> tuple[Rule, ...]:
+        """The rules that every request contains."""
+        await self.open()
+        return await self.compiler().standing_rules(self.session)
+
+    async def dismiss(self, rule: str) -> Rule:
+        """Dismiss a rule; see `ContextCompiler.dismiss_rule`."""
+        return await (await self._idle_compiler()).dismiss_rule(self.session, rule)
 
     async def _idle_compiler(self) -> ContextCompiler:
         """Load the conversation and return its compiler.

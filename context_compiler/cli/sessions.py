@@ -34,7 +34,7 @@ from context_compiler.cli.options import (
 )
 from context_compiler.cli.screen import Column, Screen, print_error, print_list, print_note, print_result
 from context_compiler.cli.show import excerpt, print_messages, read_history
-from context_compiler.cli.steering import print_outcome, print_pins
+from context_compiler.cli.steering import print_outcome, print_pins, print_rules
 from context_compiler.cli.text import json_text, number, one_line, plural, sent_share, timestamp
 from context_compiler.cli.views import view_table
 from context_compiler.errors import StoreError
@@ -218,6 +218,29 @@ def pins(session: SessionId, db: Db = DB, owner: Owner = None, json: Json = Fals
         Screen().raw(json_text({"db": str(db), "session": session, "pins": [one.to_data() for one in found]}))
     else:
         print_pins(Screen(), found)
+
+
+@app.command("rules", epilog=example("sessions rules demo"))
+def rules(session: SessionId, db: Db = DB, owner: Owner = None, json: Json = False) -> None:
+    """List the rules of the user that every request of a conversation contains."""
+    found = asyncio.run(_steer(db, owner, session, lambda compiler, name: compiler.standing_rules(name), writing=False))
+    if json:
+        Screen().raw(json_text({"db": str(db), "session": session, "rules": [asdict(one) for one in found]}))
+    else:
+        print_rules(Screen(), found)
+
+
+@app.command("dismiss", epilog=example("sessions dismiss demo 'never deploy'"))
+def dismiss(
+    session: SessionId,
+    rule: Annotated[str, typer.Argument(help="Words of the rule.")],
+    db: Db = DB,
+    owner: Owner = None,
+    json: Json = False,
+) -> None:
+    """Dismiss a rule of the user: requests no longer list it, unless the user gives it again."""
+    one = asyncio.run(_steer(db, owner, session, lambda compiler, name: compiler.dismiss_rule(name, rule)))
+    print_result(asdict(one), f"no longer a rule: {one_line(one.text)}", json=json)
 
 
 async def _steer(

@@ -8,6 +8,7 @@ from context_compiler.cli.screen import Column, Screen
 from context_compiler.cli.text import number, one_line, plural
 from context_compiler.compiler.cycle import spans
 from context_compiler.compiler.steering import Pin
+from context_compiler.messages.rules import Rule
 from context_compiler.middleware.manual import TOKENS, CompileResult
 from context_compiler.record.values import Drop, positions_of
 from context_compiler.tokens.prices import dollars
@@ -19,6 +20,8 @@ PINS = (
     Column("begins", elastic=True),
 )
 
+RULES = (Column("from"), Column("rule"))
+NO_RULES = "no rule was found"
 NO_PINS = "nothing is pinned"
 
 PLACES = 6
@@ -78,6 +81,15 @@ def _places(drops: Sequence[Drop]) -> list[str]:
     positions = sorted({index for drop in drops for index in positions_of(drop.what)})
     runs = [f"messages {a}-{b - 1}" if b - a > 1 else f"message {a}" for a, b in spans(positions)]
     return [*runs, *dict.fromkeys(drop.what for drop in drops if not positions_of(drop.what))]
+
+
+def print_rules(screen: Screen, rules: Sequence[Rule]) -> None:
+    """Print the rules of a conversation."""
+    if not rules:
+        screen.line(NO_RULES)
+        return
+    origins = ("rules=" if rule.position < 0 else f"m{rule.position}" for rule in rules)
+    screen.table(RULES, [(origin, one_line(rule.text)) for origin, rule in zip(origins, rules, strict=True)])
 
 
 def print_pins(screen: Screen, pins: Sequence[Pin]) -> None:

@@ -79,6 +79,7 @@ TOOLS = (
     Column("description", style="dim", elastic=True),
 )
 KEPT = (Column("why", style="green"), Column("messages", right=True))
+RULES = (Column("rule"), Column("state", style="green"))
 LEFT_OUT = (
     Column("why", style="yellow", elastic=True),
     Column("how many", right=True),
@@ -287,6 +288,10 @@ def _print_ledger(screen: Screen, record: Record, *, every: bool) -> None:
     if kept:
         screen.heading("Kept")
         screen.table(KEPT, kept.items())
+    rules = cast("list[Mapping[str, Any]]", record.ledger.get("rules") or [])
+    if rules:
+        screen.heading("Rules")
+        screen.table(RULES, [(one.get("rule", ""), one.get("state", "")) for one in rules])
     dropped = record.ledger.get("dropped")
     lines = cast("list[Mapping[str, Any]]", dropped) if isinstance(dropped, list) else []
     if lines:

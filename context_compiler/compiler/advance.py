@@ -30,7 +30,6 @@ from context_compiler.compiler.identifiers import identifier_room
 from context_compiler.compiler.policy import Limits, Plan
 from context_compiler.compiler.quotes import cost, written_for
 from context_compiler.compiler.reasons import ACTIVE_EXCHANGE_ORDERED, BROKEN, PIN_WAITS, TURNS_ORDERED
-from context_compiler.compiler.rules import RULE_WHY, fitting_rules, rule_origin, unlisted
 from context_compiler.compiler.steering import Order
 from context_compiler.compiler.summary import (
     SummaryRequest,
@@ -41,6 +40,7 @@ from context_compiler.compiler.summary import (
 )
 from context_compiler.compiler.view import Quote, summary_of
 from context_compiler.fidelity import Fidelity
+from context_compiler.messages.rules import rule_name
 from context_compiler.messages.shapes import WHOLE, Shape
 from context_compiler.messages.turns import is_prompt
 from context_compiler.record.values import Compile
@@ -170,11 +170,14 @@ def _keep_pins(draft: Draft, plan: Plan) -> None:
         draft.put(index, plan.base.get(index, WHOLE))
 
 
-def with_pins(cycle: Cycle, plan: Plan, room: int) -> Cycle:
-    """Restore messages in a cycle that were pinned after it left them out or shortened them; the prefix changes once.
+def with_steering(cycle: Cycle, plan: Plan, room: int) -> Cycle:
+    """Restore pinned messages that a cycle leaves out or shortens, and drop dismissed rules; the prefix changes once.
 
     A pin that found no room waits for the next turn. Otherwise every request of this turn would be cut again.
     """
+    listed = {rule.name for rule in plan.rules}
+    rules = tuple(text for text in cycle.rules if rule_name(text) in listed or not plan.steering.dismisses(text))
+    cycle = cycle if rules == cycle.rules else replace(cycle, rules=rules)
     kept, why = dict(cycle.kept), cycle.why if cycle.turn == plan.turn else ()
     waiting = {index for start, stop, reason in why if reason == PIN_WAITS.text for index in range(start, stop)}
     for index in plan.pinned(room) - waiting:
@@ -305,8 +308,6 @@ def freeze(
     covered = spans(selection.out) if summary else (old.covered if old else ())
     text = written_for(selection, kept_summary, positions(covered))
     shapes, decided = selection.draft.shapes, decided_by(selection)
-    missing = unlisted(selection.rules, shapes, text.note) if decided else []
-    rules = fitting_rules(missing, selection.limits.rules, selection.counter)
     cycle = Cycle(
         decided=decided,
         tip=selection.history.ids[decided - 1] if decided else "",
@@ -325,9 +326,9 @@ def freeze(
         config=selection.policy.config,
         lead=selection.order.start if selection.order is not None else 0,
         why=_reasons(selection.draft, old.why if old else ()),
-        rules=tuple(rule.text for rule in rules),
+        rules=text.rules if decided else (),
     )
-    return cycle, (*(Quote(what=rule_origin(rule), why=RULE_WHY, text=rule.text) for rule in rules), *text.quoted)
+    return cycle, text.quoted
 
 
 def decided_by(selection: Selection) -> int:

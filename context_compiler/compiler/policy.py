@@ -107,6 +107,11 @@ class Limits:
         """Limits with the same budget and other fixed tokens, for a request whose fixed tokens would fill it alone."""
         return replace(self, fixed=fixed, high=self.budget, low=_half_way(fixed, self.budget))
 
+    def with_rules(self, tokens: int) -> Limits:
+        """Limits with room for the rules of the conversation below both thresholds."""
+        high = min(self.high + tokens, self.budget)
+        return replace(self, fixed=self.fixed + tokens, high=high, low=min(self.low + tokens, high), rules=tokens)
+
     def max_extra_cut(self, prompt: int, turns: int) -> int:
         """Maximum of `extra_cut` so that the turns that the caller wants kept fit beside the prompt and the note.
 
@@ -380,8 +385,13 @@ class Plan:
         declared = tuple(map(Rule, dict.fromkeys(self.declared)))
         if not self.policy.detects_rules or self.found_rules.between_people:
             return declared
-        names = {one.name for one in declared}
-        return (*declared, *(one for one in rules_in_force(self.found_rules.rules) if one.name not in names))
+        names, dismissed = {one.name for one in declared}, self.steering.dismissed
+        found = (
+            rule
+            for rule in self.found_rules.rules
+            if rule.name not in names and not any(one.covers(rule, self.history) for one in dismissed)
+        )
+        return (*declared, *rules_in_force(found))
 
     def pinned(self, room: int | None = None) -> frozenset[int]:
         """Positions of pinned messages that fit in their share of `room`; None for all pinned messages."""

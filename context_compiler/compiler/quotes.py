@@ -7,11 +7,11 @@ that one of them does not need goes to the next.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from context_compiler.compiler.cut_order import ELLIPSIS, Selection
 from context_compiler.compiler.identifiers import identifiers_and_quotes
-from context_compiler.compiler.rules import fitting_rules, unlisted
+from context_compiler.compiler.rules import RULE_WHY, fitting_rules, rule_origin, unlisted, without_rules
 from context_compiler.compiler.summary import TITLES, fit_sections, gather_sections, template_facts
 from context_compiler.compiler.view import Quote, note_text
 from context_compiler.messages.fences import QUOTED_TITLE, fence, neutralize
@@ -59,17 +59,15 @@ class _Sources:
     """Place of the passage that revises a candidate, by place of the candidate."""
 
     @classmethod
-    def of(cls, selection: Selection, loose: Sequence[int], recall: bool) -> _Sources:
+    def of(cls, selection: Selection, loose: Sequence[int], rules: Sequence[str], recall: bool) -> _Sources:
         """Split the messages at `loose` into candidates; rank them for the pending question if `recall`."""
         history, outline, counter = selection.history, selection.draft.outline, selection.counter
         question = _pending_question(selection) if recall else None
         ranking = Ranking(index_of(history), question, max(loose) + 1) if loose and question else None
         bears = None if ranking is None or selection.lasting else ranking.weight  # a live view has a block for that
         found = passages(history, outline, loose, counter, bears) if loose else ()
-        missing = unlisted(selection.rules, selection.draft.shapes, "")
-        listed = fitting_rules(missing, selection.limits.rules, counter)
-        shown = {item.text.strip() for item in _whole_items(selection)}.union(rule.text.strip() for rule in listed)
-        candidates = [one for one in found if one.text.strip() not in shown]
+        shown = {item.text.strip() for item in _whole_items(selection)}
+        candidates = without_rules((one for one in found if one.text.strip() not in shown), rules)
         ranks: Sequence[float] = []
         newer: Mapping[tuple[int, int], tuple[int, int]] = {}
         if candidates:
@@ -102,7 +100,14 @@ def _pending_question(selection: Selection) -> Question:
 
 
 def write_quotes(
-    selection: Selection, loose: Sequence[int], room: int, *, note: str, lost: bool, recall: bool
+    selection: Selection,
+    loose: Sequence[int],
+    room: int,
+    *,
+    note: str,
+    rules: Sequence[str],
+    lost: bool,
+    recall: bool,
 ) -> tuple[str, tuple[Quote, ...]]:
     """Write the verbatim part in at most `room` tokens; returns its text and its quotes, empty if nothing fits.
 
@@ -111,12 +116,13 @@ def write_quotes(
         loose: Positions of left-out messages that may be quoted.
         room: Maximum number of tokens.
         note: Note that precedes it.
+        rules: Rules that the view lists, which are not quoted as well.
         lost: A model has written a summary, and identifiers that it lost are listed.
         recall: Passages that answer the pending question come first.
     """
     counter = selection.counter
     inner = room - cost(fence(QUOTED_TITLE, "x"), counter)
-    sources = _Sources.of(selection, loose if inner > MIN_QUOTES else (), recall)
+    sources = _Sources.of(selection, loose if inner > MIN_QUOTES else (), rules, recall)
     while inner > MIN_QUOTES:
         body, held = _verbatim(selection, sources, inner, note, lost)
         if not body:
@@ -194,6 +200,8 @@ class Written:
     channel: str = "user"
     own: bool = False
     """True if the note is the body of a template that asks no model."""
+    rules: tuple[str, ...] = ()
+    """Rules that the view lists."""
     quoted: tuple[Quote, ...] = ()
     """Contents of the verbatim part, with reasons."""
 
@@ -207,7 +215,7 @@ def written_for(selection: Selection, summary: str, covered: set[int]) -> Writte
         covered: Positions that the summary covers; a one-shot view quotes only the others.
     """
     if not selection.reserve or not (selection.out or selection.abridged):
-        return Written()
+        return _with_rules(Written(), selection)
     counter, policy = selection.counter, selection.policy
     cap = min(selection.limits.cap(policy.fidelity), selection.reserve)
     note = _note(summary, selection, cap) if selection.out else ""
@@ -219,12 +227,24 @@ def written_for(selection: Selection, summary: str, covered: set[int]) -> Writte
     if selection.lasting and not selection.limits.max_notes:
         left = min(left, LASTING + selection.limits.room // PART)
         left = min(left, selection.limits.room // BRIEFLY) if selection.brief else left
+    written = _with_rules(Written(note=note), selection)
     own_body = policy.template.compiler == "none" and not summary
     said = set[int]() if selection.lasting else covered
     loose = [] if own_body else [index for index in selection.out if index not in said]
     recall = bool(selection.focus) or (bool(policy.recall) and (selection.brief or not selection.lasting))
-    quotes, quoted = write_quotes(selection, loose, left, note=note, lost=bool(summary), recall=recall)
-    return Written(note=note, quotes=quotes, channel=policy.inject if summary else "user", own=own_body, quoted=quoted)
+    quotes, quoted = write_quotes(
+        selection, loose, left, note=note, rules=written.rules, lost=bool(summary), recall=recall
+    )
+    channel = policy.inject if summary else "user"
+    return replace(written, quotes=quotes, channel=channel, own=own_body, quoted=(*written.quoted, *quoted))
+
+
+def _with_rules(written: Written, selection: Selection) -> Written:
+    """Add the rules that neither the kept messages nor the note contain, as far as they fit."""
+    missing = unlisted(selection.rules, selection.draft.shapes, written.note)
+    rules = fitting_rules(missing, selection.limits.rules, selection.counter)
+    quoted = tuple(Quote(what=rule_origin(rule), why=RULE_WHY, text=rule.text) for rule in rules)
+    return replace(written, rules=tuple(rule.text for rule in rules), quoted=quoted)
 
 
 def _room_for_quotes(selection: Selection) -> int:

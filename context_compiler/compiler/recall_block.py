@@ -23,6 +23,7 @@ from context_compiler.compiler.block_sizes import (
 )
 from context_compiler.compiler.cycle import Block
 from context_compiler.compiler.policy import Plan
+from context_compiler.compiler.rules import without_rules
 from context_compiler.messages.fences import RECALLED_TITLE, fence
 from context_compiler.messages.items import MESSAGE_OVERHEAD, Kind
 from context_compiler.messages.prompts import asking_part, asking_share, is_short
@@ -232,7 +233,7 @@ class _Search:
     def _quotable(self, positions: Sequence[int]) -> list[Passage]:
         """Passages of messages that the view does not contain; a former copy of the prompt is none either."""
         found = passages(self._history, self._plan.outline, positions, self._counter, self._ranking.weight)
-        new = new_passages(found, self.prompt, self._shown)
+        new = new_passages(without_rules(found, self._cycle.rules), self.prompt, self._shown)
         return [one for one in new if one.text.strip() in self._within] if self._within else new
 
     def _left_out(self, at: int) -> Sequence[Passage]:

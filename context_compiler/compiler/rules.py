@@ -8,14 +8,16 @@ prompt of its turn, and stays there until the next cycle. All of them together m
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from context_compiler.compiler.cycle import Cycle
+from context_compiler.compiler.steering import Steering
 from context_compiler.messages.fences import RULES_TITLE, fence, neutralize
 from context_compiler.messages.history import History
 from context_compiler.messages.items import MESSAGE_OVERHEAD, Kind
-from context_compiler.messages.rules import Rule
+from context_compiler.messages.rules import Rule, contradicts
 from context_compiler.messages.shapes import Shape
+from context_compiler.recall.passages import Passage
 from context_compiler.tokens import TokenCounter
 
 SHARE = 4
@@ -23,6 +25,12 @@ SHARE = 4
 
 RULE_WHY = "a rule"
 """Reason of a quote that lists a rule."""
+
+LISTED, IN_MESSAGE, NO_ROOM, DISMISSED = "listed", "in its message", "no room left", "not in force"
+"""States of a rule in a request."""
+
+STATES = 200
+"""Maximum number of rules whose states are recorded, the newest."""
 
 REVOKED = "No longer a rule:"
 """Line before rules that the application has withdrawn."""
@@ -58,17 +66,26 @@ def rules_text(rules: Sequence[str], revoked: Sequence[str] = ()) -> str:
 
 
 def rules_cost(rules: Sequence[str], counter: TokenCounter) -> int:
-    """Tokens of listed rules as a part of a view; 0 for none."""
-    return counter.text(rules_text(rules)) + MESSAGE_OVERHEAD + 1 if rules else 0
+    """Tokens of listed rules as a part of a view, at most; 0 for none."""
+    return _frame(counter) + sum(_line(text, counter) for text in rules) if rules else 0
+
+
+def _frame(counter: TokenCounter) -> int:
+    return counter.text(fence(RULES_TITLE, "")) + MESSAGE_OVERHEAD + 1
+
+
+def _line(text: str, counter: TokenCounter) -> int:
+    return counter.text(f"- {neutralize(text)}\n")
 
 
 def fitting_rules(rules: Sequence[Rule], room: int, counter: TokenCounter) -> tuple[Rule, ...]:
     """Newest rules that fit in `room` tokens, in order. Those that the application declares count as the newest."""
-    kept: list[Rule] = []
+    kept, left = set[Rule](), room - _frame(counter)
     for rule in sorted(rules, key=lambda one: (one.position < 0, one.position), reverse=True):
-        chosen = [one for one in rules if one in kept or one is rule]
-        if rules_cost([one.text for one in chosen], counter) <= room:
-            kept.append(rule)
+        cost = _line(rule.text, counter)
+        if cost <= left:
+            kept.add(rule)
+            left -= cost
     return tuple(one for one in rules if one in kept)
 
 
@@ -80,6 +97,20 @@ def unlisted(rules: Iterable[Rule], shapes: Sequence[Shape | None], note: str) -
 def _is_whole(shapes: Sequence[Shape | None], position: int) -> bool:
     shape = shapes[position] if position >= 0 else None
     return shape is not None and not shape.bare and shape.limit is None and shape.prompt is None
+
+
+def without_rules(candidates: Iterable[Passage], rules: Sequence[str]) -> list[Passage]:
+    """Passages without the rules that a view lists, because a view says nothing twice."""
+    found: list[Passage] = []
+    for passage in candidates:
+        text = passage.text
+        for rule in rules:
+            text = text.replace(rule, "…")
+        if text == passage.text:
+            found.append(passage)
+        elif any(map(str.isalnum, text)):
+            found.append(replace(passage, text=text))
+    return found
 
 
 def absent_rules(rules: Sequence[Rule], sent: History) -> list[Rule]:
@@ -97,9 +128,32 @@ def absent_rules(rules: Sequence[Rule], sent: History) -> list[Rule]:
     return lost
 
 
-def valid_notes(notes: Sequence[RuleNote], history: History, cycle: Cycle) -> tuple[RuleNote, ...]:
-    """Notes whose messages this history contains after those on which its cycle decides."""
-    return tuple(one for one in notes if cycle.decided <= one.at < len(history) and history.ids[one.at] == one.tip)
+def rule_states(
+    rules: Sequence[Rule], found: Sequence[Rule], listed: Sequence[str], lost: Sequence[Rule]
+) -> list[dict[str, str]]:
+    """What became of each rule in a request, without its text: of those in force, then of those that were replaced."""
+    states: list[dict[str, str]] = []
+    for rule in rules[-STATES:]:
+        state = NO_ROOM if rule in lost else LISTED if rule.text in listed else IN_MESSAGE
+        states.append({"rule": rule_origin(rule), "state": state})
+    standing = {rule.name for rule in rules}
+    for rule in found[-STATES:]:
+        if rule.name not in standing:
+            newer = next((one for one in rules if contradicts(one.text, rule.text)), None)
+            state = f"replaced by the {rule_origin(newer)}" if newer is not None else DISMISSED
+            states.append({"rule": rule_origin(rule), "state": state})
+    return states
+
+
+def valid_notes(notes: Sequence[RuleNote], history: History, cycle: Cycle, steering: Steering) -> tuple[RuleNote, ...]:
+    """Notes whose messages this history contains after those on which its cycle decides, without dismissed rules."""
+    return tuple(
+        one
+        for one in notes
+        if cycle.decided <= one.at < len(history)
+        and history.ids[one.at] == one.tip
+        and not any(map(steering.dismisses, one.rules))
+    )
 
 
 def listed_rules(cycle: Cycle, notes: Sequence[RuleNote]) -> list[str]:

@@ -1,4 +1,4 @@
-"""Steering by the user: pinned messages, and compiles or undos by hand, derived from the actions in the record.
+"""Steering by the user: pinned messages, dismissed rules, and manual compiles and undos, all from the recorded actions.
 
 Every compile and every undo by hand begins a *generation*. Cycles and summaries of earlier generations are not used
 again, so that an undone compile does not come back by itself.
@@ -14,8 +14,9 @@ from typing import Any
 
 from context_compiler.compiler.cycle import Cycle, well_typed
 from context_compiler.messages.history import History
+from context_compiler.messages.rules import Rule, rule_name
 from context_compiler.messages.turns import Outline
-from context_compiler.record.values import COMPILE, PIN, UNDO, UNPIN, Action, mapping_of
+from context_compiler.record.values import COMPILE, DISMISS, PIN, UNDO, UNPIN, Action, mapping_of
 from context_compiler.resilience import attempt
 
 PINS, HELD = 4, 2
@@ -62,6 +63,20 @@ class Pin:
         return pin if well_typed(pin) else None
 
 
+@dataclass(frozen=True, slots=True)
+class Dismissal:
+    """A rule that the user has dismissed; if it is given again, it stands again."""
+
+    name: str
+    """`Rule.name` of the rule."""
+    tip: str
+    """Chain id of the newest message that contained it."""
+
+    def covers(self, rule: Rule, history: History) -> bool:
+        """True if it dismisses this rule of a history."""
+        return self.name == rule.name and (self.tip not in history.ids or rule.position <= history.ids.index(self.tip))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Steering:
     """Steering of one conversation that applies to its next request."""
@@ -72,6 +87,12 @@ class Steering:
     """Chain id of the newest message at the last undo; empty if there was none, or a compile by hand after it."""
     pins: tuple[Pin, ...] = ()
     """Oldest first."""
+    dismissed: tuple[Dismissal, ...] = ()
+    """Rules that the user has dismissed."""
+
+    def dismisses(self, text: str) -> bool:
+        """True if a listed rule has been dismissed."""
+        return bool(self.dismissed) and rule_name(text) in {one.name for one in self.dismissed}
 
     def config(self, config: str) -> str:
         """Configuration under which cycles of this generation are stored."""
@@ -81,13 +102,15 @@ class Steering:
     def to_data(self) -> dict[str, Any]:
         """Convert to plain data."""
         pins = [pin.to_data() for pin in self.pins]
-        return {"generation": self.generation, "held": self.held, "pins": pins}
+        dismissed = [[one.name, one.tip] for one in self.dismissed]
+        return {"generation": self.generation, "held": self.held, "pins": pins, "dismissed": dismissed}
 
     @classmethod
     def from_data(cls, data: Mapping[str, Any]) -> Steering:
         """Build from plain data."""
         pins = tuple(Pin(**pin) for pin in data["pins"])
-        return cls(generation=data["generation"], held=data["held"], pins=pins)
+        dismissed = tuple(Dismissal(*one) for one in data["dismissed"])
+        return cls(generation=data["generation"], held=data["held"], pins=pins, dismissed=dismissed)
 
 
 NONE = Steering()
@@ -126,6 +149,11 @@ def steering_of(actions: Sequence[Action]) -> tuple[Steering, Cycle | None]:
         generation=len(steps),
         held=last.tip if last is not None and last.kind == UNDO else "",
         pins=tuple(pins.values()),
+        dismissed=tuple(
+            Dismissal(str(mapping_of(action.state).get("name")), action.tip)
+            for action in actions
+            if action.kind == DISMISS
+        ),
     )
     return steering, cycle_of(last) if last is not None else None
 

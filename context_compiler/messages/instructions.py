@@ -140,7 +140,7 @@ _POLITE = re.compile("|".join(POLITE))
 _QUOTED = re.compile(
     r"`[^`]{0,400}`|\"[^\"]{0,400}\"|“[^”]{0,400}”|«[^»]{0,400}»|「[^」]{0,400}」|(?<!\w)'[^']{0,400}'(?!\w)"
 )
-_LISTED = re.compile(r"^(?:[-*•·] +|\(?\d{1,3}[.)] +|\[[ x]\] +|#+ +){1,3}")
+LISTED = re.compile(r"^(?:[-*•·] +|\(?\d{1,3}[.)] +|\[[ x]\] +|#+ +){1,3}")
 _CODE = re.compile(r"[{}<>=;|\\\[\]$^~]")
 _PASTED = (">", "+ ", "@", "//", "/*", "$ ", "\u279c")
 
@@ -189,4 +189,4 @@ def is_instruction(sentence: str) -> bool:
 
 def plain_sentence(sentence: str) -> str:
     """A sentence in lower case, without list marks and emphasis, and with its quotations replaced by `_`."""
-    return _LISTED.sub("", _QUOTED.sub("_", sentence.replace("’", "'"))).strip(" *_").lower()
+    return LISTED.sub("", _QUOTED.sub("_", sentence.replace("’", "'"))).strip(" *_").lower()

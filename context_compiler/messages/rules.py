@@ -15,7 +15,7 @@ from context_compiler.cache import Memo
 from context_compiler.ids import text_hash
 from context_compiler.messages.fences import one_line
 from context_compiler.messages.history import History, Reading
-from context_compiler.messages.instructions import FILLER, ORDERS, UNSPACED, is_instruction, plain_sentence
+from context_compiler.messages.instructions import FILLER, LISTED, ORDERS, UNSPACED, is_instruction, plain_sentence
 from context_compiler.messages.items import Kind
 from context_compiler.messages.prompts import PARAGRAPH, sentence_ends
 
@@ -26,7 +26,8 @@ MAX_RULE = 400
 """Maximum characters of a rule in a prompt; a longer sentence is taken for data."""
 
 OWN_WORDS = 1_200
-"""Characters of a prompt above which only its first and last paragraph are taken for the user's own words."""
+"""Characters of a prompt above which only its beginning and its end, half of them each and no more than a paragraph,
+are taken for the user's own words."""
 
 _LASTING = re.compile(
     rf"^{FILLER}(?:when|before|while|after) (?!trying|booking)[a-z]+ing\b"
@@ -123,7 +124,7 @@ def _own_sentences(prompt: str) -> Iterator[str]:
             fenced ^= (sentence.count("```") + sentence.count("~~~")) % 2 == 1
             continue
         within = any(first <= begin and end <= last + 2 for first, last in quoted)
-        shown = one_line(sentence, 2 * MAX_RULE)
+        shown = LISTED.sub("", one_line(sentence, 2 * MAX_RULE))
         if shown.endswith((":", "：")) and "\n" in sentence and not _GIVES.search(shown.lower()):
             return
         if not (fenced or within) and 3 < len(shown) <= MAX_RULE:
@@ -131,12 +132,17 @@ def _own_sentences(prompt: str) -> Iterator[str]:
 
 
 def _own_part(prompt: str) -> str:
-    """First and last paragraph of a prompt that is too long to be its author's own words, else the whole prompt."""
+    """Beginning of the first and end of the last paragraph of a prompt that is too long to be its author's own words.
+
+    A shorter prompt is returned whole.
+    """
     text = prompt.strip()
     if len(text) <= OWN_WORDS:
         return text
-    first, last = text.partition(PARAGRAPH)[0], text.rpartition(PARAGRAPH)[2]
-    return PARAGRAPH.join(part for part in (first, last) if len(part) <= OWN_WORDS)
+    first, last, half = text.partition(PARAGRAPH)[0], text.rpartition(PARAGRAPH)[2], OWN_WORDS // 2
+    stop = max((end for end in (*sentence_ends(first), len(first)) if end <= half), default=0)
+    start = min((end for end in (0, *sentence_ends(last)) if end >= len(last) - half), default=len(last))
+    return f"{first[:stop]}{PARAGRAPH}{last[start:]}"
 
 
 def is_rule(sentence: str) -> bool:
@@ -167,7 +173,12 @@ class Rule:
     @property
     def name(self) -> str:
         """The rule without case and punctuation, under which repetitions are recognized."""
-        return "".join(filter(str.isalnum, self.text.casefold()))
+        return rule_name(self.text)
+
+
+def rule_name(text: str) -> str:
+    """A rule without case and punctuation."""
+    return "".join(filter(str.isalnum, text.casefold()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -284,8 +295,8 @@ def contradicts(newer: str, older: str) -> bool:
     both -= start
     end = next((at for at in range(both) if words[-1 - at] != others[-1 - at]), both)
     values = (words[start : len(words) - end], others[start : len(others) - end])
-    if start < 2 or forbids[0] != forbids[1] or not all(0 < len(value) <= MAX_VALUE for value in values):
+    if not start or forbids[0] != forbids[1] or not all(0 < len(value) <= MAX_VALUE for value in values):
         return False
     if all(value[0][:1].isdigit() for value in values):
         return not forbids[0] or not _LIMITS.isdisjoint(words[:start])
-    return not forbids[0] and words[start - 1] in _RELATIONS
+    return start > 1 and not forbids[0] and words[start - 1] in _RELATIONS

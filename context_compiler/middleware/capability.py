@@ -28,6 +28,7 @@ from context_compiler.compiler.steering import Pin
 from context_compiler.compiler.summary import SummaryRequest, SummaryResponse
 from context_compiler.compiler.view import View
 from context_compiler.errors import SettingsError
+from context_compiler.messages.rules import Rule
 from context_compiler.middleware.arguments import Arguments
 from context_compiler.middleware.compile_tool import GO_ON, compile_context
 from context_compiler.middleware.manual import CompileResult
@@ -292,6 +293,24 @@ class ContextCompiler(Arguments, AbstractCapability[Any]):
     async def pins(self, session: str, *, owner: str | None = None) -> tuple[Pin, ...]:
         """The pinned messages of a conversation, the oldest pin first."""
         return await self._middleware.steer(lambda manual: manual.pins(session), owner)
+
+    async def standing_rules(self, session: str, *, owner: str | None = None) -> tuple[Rule, ...]:
+        """The rules of a conversation: those of `rules=` that are texts, then those of the user, oldest first."""
+        return await self._middleware.steer(lambda manual: manual.rules(session), owner)
+
+    async def dismiss_rule(self, session: str, rule: str, *, owner: str | None = None) -> Rule:
+        """Dismiss a rule of the user, from the next run on; if the user gives it again, it stands again.
+
+        Args:
+            session: Label of the conversation.
+            rule: The rule, or words of it. If several contain the words, the newest is taken.
+            owner: Owner of the conversation, if the compiler's `owner=` is a function.
+
+        Raises:
+            SettingsError: No rule of the user contains the words.
+            StoreError: The record cannot be read or written.
+        """
+        return await self._middleware.steer(lambda manual: manual.dismiss(session, rule), owner)
 
     def get_toolset(self) -> FunctionToolset[Any] | None:
         """The toolset with `compile_context` if `compile_tool=True`, else None."""

@@ -32,6 +32,7 @@ from context_compiler.errors import CompileError, SettingsError
 from context_compiler.messages.display import role
 from context_compiler.messages.fences import one_line
 from context_compiler.messages.items import Kind
+from context_compiler.messages.rules import Rule
 from context_compiler.middleware.archive import Archive
 from context_compiler.middleware.next_request import (
     EXCERPT,
@@ -46,7 +47,7 @@ from context_compiler.middleware.request import Host, is_long
 from context_compiler.middleware.single_flight import SESSIONS, Summaries
 from context_compiler.middleware.spending import SummaryCall
 from context_compiler.middleware.state import CompilerState
-from context_compiler.record.values import COMPILE, PIN, UNDO, UNPIN, Action, Compile, Drop, now
+from context_compiler.record.values import COMPILE, DISMISS, PIN, UNDO, UNPIN, Action, Compile, Drop, now
 from context_compiler.resilience import Report, try_await
 from context_compiler.tokens import Ratios
 from context_compiler.tokens.prices import cost_of, dollars
@@ -342,6 +343,24 @@ class Manual:
     async def pins(self, session: str) -> tuple[Pin, ...]:
         """The pinned messages of a conversation, the oldest pin first."""
         return steering_of(await self._archive.actions(session))[0].pins
+
+    async def rules(self, session: str) -> tuple[Rule, ...]:
+        """The rules that are in force in a conversation; see `ContextCompiler.standing_rules`."""
+        return (await self._read(session, "none")).context.rules
+
+    async def dismiss(self, session: str, words: str) -> Rule:
+        """Dismiss a rule of the user; see `ContextCompiler.dismiss_rule`."""
+        found = await self._read(session, "none")
+        wanted = " ".join(words.split()).casefold()
+        users = [rule for rule in found.context.rules if rule.position >= 0]
+        rule = next((one for one in reversed(users) if wanted and wanted in one.text.casefold()), None)
+        if rule is None:
+            shown = one_line(words, EXCERPT)
+            raise SettingsError(f"rule={shown!r}: no rule of the user contains that; `rules` lists them")
+        state = json.dumps({"name": rule.name, "text": rule.text})
+        action = Action(kind=DISMISS, tip=found.raw.ids[rule.position], state=state, created_at=now())
+        await self._archive.save_action(session, action, found.began, after=found.number)
+        return rule
 
     async def _advance(self, found: NextRequest, kind: str, order: Order, ask: Ask) -> tuple[Advance, CompileResult]:
         """Advance as ordered; with a focus, everything that is left out is summarized again from the raw history."""

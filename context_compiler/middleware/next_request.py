@@ -10,7 +10,7 @@ from typing import Any, cast
 from pydantic_ai.messages import ModelMessage, ModelRequest, UserPromptPart
 from pydantic_ai.models import Model
 
-from context_compiler.compiler.advance import Advance, Ask, with_pins
+from context_compiler.compiler.advance import Advance, Ask, with_steering
 from context_compiler.compiler.cycle import Cycle, restore_late_calls, valid_cycle
 from context_compiler.compiler.steering import REFERENCE, CycleHistory, Order, steering_of
 from context_compiler.compiler.summary import SummaryRequest, SummaryResponse, latest_input
@@ -91,7 +91,7 @@ class NextRequest:
         if found is None:
             return None
         found = restore_late_calls(found, self.context.history, self.context.pairing, self.context.base)
-        return with_pins(found, self.context, self.context.limits(found).room)
+        return with_steering(found, self.context, self.context.limits(found).room)
 
     def calibrated(self, exact: int) -> int:
         """Exact tokens converted to the model's, without the placeholder prompt."""

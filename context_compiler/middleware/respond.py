@@ -12,7 +12,7 @@ from typing import Any
 
 from pydantic_ai.messages import ModelMessage
 
-from context_compiler.compiler.advance import Advance, Ask, advance, with_pins
+from context_compiler.compiler.advance import Advance, Ask, advance, with_steering
 from context_compiler.compiler.block_sizes import BlockSizes
 from context_compiler.compiler.compile_row import failed_row
 from context_compiler.compiler.cycle import (
@@ -28,11 +28,13 @@ from context_compiler.compiler.cycle import (
 from context_compiler.compiler.reasons import RULE_LOST
 from context_compiler.compiler.recall_block import find_first_block, lacks_room_for_block, shorten_block
 from context_compiler.compiler.rules import (
+    SHARE,
     RuleNote,
     absent_rules,
     fitting_rules,
     listed_rules,
     rule_origin,
+    rule_states,
     rules_cost,
     valid_notes,
 )
@@ -166,8 +168,8 @@ async def _current_cycle(context: RequestContext, host: Host) -> tuple[RequestCo
             found = replace(found, ratio=run.ratios.of(context.request.family))
     found = found and with_turn(found, context.turn, context.prompt_start)
     cycle = restore_late_calls(found, context.history, context.pairing, context.base) if found is not None else None
-    if cycle is not None and context.steering.pins:
-        cycle = with_pins(cycle, context, context.limits(cycle).room)
+    if cycle is not None and (context.steering.pins or context.steering.dismissed):
+        cycle = with_steering(cycle, context, context.limits(cycle).room)
     run.enter(cycle, mended=found)
     if cycle is not None and run.refused and run.tight < cycle.tight:
         cycle = replace(cycle, tight=run.tight)  # a provider's refusal applies to the rest of the cycle
@@ -484,7 +486,7 @@ def assemble_view(
     """
     request, history, layers, live = context.request, context.history, context.request.layers, context.host is not None
     frozen, limits = cycle or RAW, context.limits(cycle)
-    notes = valid_notes(context.run.notes, history, frozen)
+    notes = valid_notes(context.run.notes, history, frozen, context.steering)
     start, messages, sent = _write(context, cycle, blocks, notes, earlier)
     added, lost = _missing_rules(context, frozen, notes, sent)
     if added is not None:
@@ -504,7 +506,7 @@ def assemble_view(
             budget=ceil(limits.budget * limits.ratio - 1e-6),  # the limit was rounded down to whole o200k tokens
             status="mended" if status == "raw" and context.base else status,
             summary=summary_of(frozen),
-            ledger=_ledger(context, frozen, sent, blocks, notes, lines, kept),
+            ledger=_ledger(context, frozen, sent, blocks, notes, lines, kept, lost),
             drops=drops,
             kept=kept,
             quoted=(*layers.sections, *(done.quoted if done else ()), *(block_quotes(blocks) if blocks else ())),
@@ -559,7 +561,7 @@ def _missing_rules(
 ) -> tuple[RuleNote | None, tuple[Rule, ...]]:
     """A note with the rules that a view lacks and has room for, and the other rules that it lacks.
 
-    Together with the rules that the view lists already, they may take the room that is reserved for rules.
+    Together with the rules that the view lists already, they may take the share of the room that is for rules.
     """
     history, counter, limits = context.history, context.counter, context.limits(cycle)
     listed = listed_rules(cycle, notes)
@@ -568,7 +570,8 @@ def _missing_rules(
     missing = absent_rules(context.rules, sent)
     if not (missing or revoked) or not history.ids:
         return None, ()
-    room = min(limits.rules - rules_cost(listed, counter), limits.budget - context.request.overhead - sent.tokens)
+    share = (limits.room + limits.rules) // SHARE - rules_cost([text for text in listed if text in users], counter)
+    room = min(share, limits.budget - context.request.overhead - sent.tokens)
     added = fitting_rules(missing, room, counter)
     lost = tuple(rule for rule in missing if rule not in added)
     if not (added or revoked):
@@ -585,8 +588,12 @@ def _ledger(
     notes: tuple[RuleNote, ...],
     lines: Sequence[Mapping[str, object]],
     kept: Sequence[tuple[int, str]],
+    lost: Sequence[Rule],
 ) -> dict[str, Any]:
-    return token_breakdown(_sections(context, cycle, sent, blocks, notes), lines, kept)
+    """The token breakdown of a view, with the state of each rule."""
+    found = token_breakdown(_sections(context, cycle, sent, blocks, notes), lines, kept)
+    states = rule_states(context.rules, context.found_rules.rules, listed_rules(cycle, notes), lost)
+    return {**found, "rules": states} if states else found
 
 
 def _drops(context: RequestContext, cycle: Cycle, done: Advance | None, lost: tuple[Drop, ...]) -> ListedDrops:

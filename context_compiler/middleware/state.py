@@ -432,6 +432,11 @@ class RequestContext(Plan):
         """Rules in the history, continued from those of the previous request if possible."""
         return find_rules(self.history, self.compiler.rules)
 
+    @cached_property
+    def _rules_cost(self) -> int:
+        """Exact tokens of all rules in force as a view lists them."""
+        return rules_cost([rule.text for rule in self.rules], self.counter)
+
     def limits(self, cycle: Cycle | None = None) -> Limits:
         """Budget and thresholds, by the ratio that the cycle froze, or by the learned ratio if that is larger.
 
@@ -443,19 +448,14 @@ class RequestContext(Plan):
     def _thresholds(self, cycle: Cycle | None) -> Limits:
         ratio = self.run.ratios.of(self.request.family)
         live = self.host is not None and (cycle is not None or self._has_grown())
-        with_fixed = partial(
-            self.policy.limits,
+        limits = self.policy.limits(
+            self.request.fixed + self.carried,
             ratio=max(ratio, cycle.ratio) if cycle is not None else ratio,
             tight=self.run.tight,
             tool_work=cycle.tool_work if cycle is not None else live and self.tool_work,
             floor=self._floor() if live else NO_FLOOR,
         )
-        fixed = self.request.fixed + self.carried
-        limits = with_fixed(fixed)
-        if not self.rules:
-            return limits
-        rules = min(rules_cost([rule.text for rule in self.rules], self.counter), limits.room // SHARE)
-        return replace(with_fixed(fixed + rules), rules=rules)
+        return limits.with_rules(min(self._rules_cost, limits.room // SHARE)) if self.rules else limits
 
     def _floor(self) -> Floor:
         """Tokens that no threshold may remove, with pins."""

@@ -163,7 +163,7 @@ class PagedLayers(Protocol):
 
 @runtime_checkable
 class Steered(Protocol):
-    """Optional methods for manual actions of users: compile, undo, pin and unpin. Other stores save no actions."""
+    """Optional methods for manual actions of users, such as compile, undo and pin. Other stores save no actions."""
 
     async def actions(self, session_id: str, vault_name: str = "") -> list[Action]:
         """Manual actions on a conversation, oldest first."""

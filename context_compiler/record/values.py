@@ -57,16 +57,16 @@ def positions_of(what: str) -> range:
     return range(int(found[1]), int(found[2] or found[1]) + 1) if found else range(0)
 
 
-COMPILE, UNDO, PIN, UNPIN = "compile", "undo", "pin", "unpin"
+COMPILE, UNDO, PIN, UNPIN, DISMISS = "compile", "undo", "pin", "unpin", "dismiss"
 """Kinds of actions."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Action:
-    """A manual action of a user on a conversation: compile, undo, pin or unpin. A row of `actions`."""
+    """A manual action of a user on a conversation: compile, undo, pin, unpin or dismiss. A row of `actions`."""
 
     kind: str
-    """`COMPILE`, `UNDO`, `PIN` or `UNPIN`."""
+    """`COMPILE`, `UNDO`, `PIN`, `UNPIN` or `DISMISS`."""
     tip: str
     """Chain id: the last message that a compile decides on, the newest one at an undo, or the pinned one."""
     state: str

@@ -28,6 +28,7 @@ from context_compiler.compiler.steering import Pin
 from context_compiler.compiler.view import View
 from context_compiler.errors import ContextCompilerError, SettingsError
 from context_compiler.messages.printable import safe
+from context_compiler.messages.rules import Rule
 from context_compiler.middleware.manual import CompileResult
 from context_compiler.record.browse import SessionFilter
 from context_compiler.record.sessions import answers_by_turn
@@ -198,8 +199,8 @@ class Chat:
         found = await try_await(self.session.pins())
         self._pinned = {pin.turn for pin in found.value or ()}
 
-    async def steer(self, way: str, body: Mapping[str, Any]) -> CompileResult | Pin:
-        """Compile now, undo a compile, pin or unpin, and notify the listeners.
+    async def steer(self, way: str, body: Mapping[str, Any]) -> CompileResult | Pin | Rule:
+        """Compile now, undo a compile, pin, unpin or dismiss a rule, and notify the listeners.
 
         Raises:
             Busy: An answer is still being written.
@@ -211,7 +212,7 @@ class Chat:
             raise BadRequest("this chat is still empty")
         result = await or_bad_request(STEERS[way](self.session, body))
         await self.refresh_pins()
-        if isinstance(result, Pin) or (result.done and result.kind != "preview"):
+        if not isinstance(result, CompileResult) or (result.done and result.kind != "preview"):
             self._broadcast("turns", {"turns": len(visible_turns(self.session.messages))})
         return result
 
@@ -438,7 +439,7 @@ class ChatPages:
         return JSONResponse({"stopped": chat.stop()})
 
     async def steer(self, request: Request, way: str) -> Response:
-        """Compile now, undo a compile, pin or unpin."""
+        """Compile now, undo a compile, pin, unpin or dismiss a rule."""
         chat = await self.chats.get(_name(request))
         return answer_json(await chat.steer(way, await json_body(request)))
 

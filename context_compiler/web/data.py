@@ -190,6 +190,8 @@ class RequestPage(RequestHeader):
     """Messages with the most tokens; empty for a very long view."""
     instructions: str
     instructions_tokens: int
+    rules: tuple[tuple[str, str], ...]
+    """Rules of the conversation, as `(origin, state in this request)`."""
     tools: tuple[ShownTool, ...] | None
     """Tools and output schemas sent with the messages; None if they are not on the record."""
     steerable: bool
@@ -341,6 +343,10 @@ class Inspector(Tracer):
         return RequestPage(
             **header_of(db, row),
             nulls=record.status.partition(";")[2].strip(),
+            rules=tuple(
+                (str(one.get("rule")), str(one.get("state")))
+                for one in cast("list[Mapping[str, object]]", record.ledger.get("rules") or [])
+            ),
             bar=tuple(bars(cast("Mapping[str, int]", record.ledger.get("tokens", {})), row.budget or 0)),
             messages=tuple(self._show_view(db, sent, places)),
             pages=pages,

@@ -1,4 +1,4 @@
-"""Steering of conversations from the browser: compile now, preview, undo, and pins. All other pages are read-only.
+"""Steering of conversations from the browser: compiles, undo, pins and rules. All other pages are read-only.
 
 A write needs the token and the same site like any request, and a JSON body, which an HTML form cannot send.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import datetime
 from functools import partial
 from typing import Any, cast
@@ -25,6 +25,7 @@ from context_compiler.messages.fences import one_line
 from context_compiler.messages.history import load_messages, reader_of
 from context_compiler.messages.items import Kind
 from context_compiler.messages.printable import safe
+from context_compiler.messages.rules import Rule
 from context_compiler.middleware.capability import ContextCompiler
 from context_compiler.middleware.manual import CompileResult
 from context_compiler.record.browse import SessionRow
@@ -62,12 +63,21 @@ class PinRow:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RuleRow:
+    """A rule of the user, which every request contains."""
+
+    message: int
+    """Position of its message in the raw history, from 0."""
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ActionRow:
     """An action of a user on the views of the session."""
 
     number: int
     kind: str
-    """compile, undo, pin or unpin."""
+    """compile, undo, pin, unpin or dismiss."""
     text: str
     """Focus of a compile, or the beginning of a pinned message."""
     before: int | None
@@ -116,6 +126,7 @@ class SteeringPage:
 
     session: SessionRow
     pins: tuple[PinRow, ...]
+    rules: tuple[RuleRow, ...]
     actions: tuple[ActionRow, ...]
     """Newest first."""
     prompts: tuple[PromptRow, ...]
@@ -148,8 +159,15 @@ def pin_row(pin: Pin) -> PinRow:
     return PinRow(tip=pin.tip, turn=pin.turn, role=pin.role, text=safe(pin.text), tokens=pin.tokens)
 
 
-def answer_json(result: CompileResult | Pin) -> Response:
-    """Build the JSON response for a result or a pin."""
+def rule_row(rule: Rule) -> RuleRow:
+    """Convert a rule to the form that the page and the API show."""
+    return RuleRow(message=rule.position, text=safe(rule.text))
+
+
+def answer_json(result: CompileResult | Pin | Rule) -> Response:
+    """Build the JSON response for a result, a pin or a rule."""
+    if isinstance(result, Rule):
+        return JSONResponse(asdict(rule_row(result)))
     if isinstance(result, Pin):
         row = pin_row(result)
         return JSONResponse({name: getattr(row, name) for name in PinRow.__dataclass_fields__})
@@ -173,6 +191,7 @@ async def load_steering(
     actions = await store.actions(info.session_id, info.vault_name)
     pins = await compiler.pins(info.session_id)
     rows = _prompts(load_messages(await store.transcript(info.session_id, info.vault_name)), pins)
+    rules = await compiler.standing_rules(info.session_id) if rows else ()
     pages = Pages(page=page, size=ROWS, total=len(rows))
     found = None
     if rows and preview:
@@ -180,6 +199,7 @@ async def load_steering(
     return SteeringPage(
         session=info,
         pins=tuple(map(pin_row, pins)),
+        rules=tuple(map(rule_row, rules)),
         actions=tuple(_action_row(one) for one in reversed(actions[-STEPS:])),
         prompts=tuple(rows[pages.offset : pages.offset + ROWS]),
         pages=pages,
@@ -282,11 +302,14 @@ class _Recorded:
     async def unpin(self, message: int | str) -> Pin:
         return await self.compiler.unpin(self.session, message)
 
+    async def dismiss(self, rule: str) -> Rule:
+        return await self.compiler.dismiss_rule(self.session, rule)
+
 
 Steered = ChatSession | _Recorded
 """A conversation that can be steered."""
 
-Steer = Callable[[Steered, Mapping[str, Any]], Awaitable["CompileResult | Pin"]]
+Steer = Callable[[Steered, Mapping[str, Any]], Awaitable["CompileResult | Pin | Rule"]]
 
 
 async def _compact(steered: Steered, body: Mapping[str, Any]) -> CompileResult:
@@ -299,6 +322,7 @@ STEERS: dict[str, Steer] = {
     "undo": lambda steered, body: steered.undo(),
     "pin": lambda steered, body: steered.pin(body_field(body, "message", "")),
     "unpin": lambda steered, body: steered.unpin(body_field(body, "message", "")),
+    "dismiss": lambda steered, body: steered.dismiss(body_field(body, "rule", "")),
 }
 """Steering operations by the last part of their address."""
 
@@ -345,6 +369,7 @@ _FOCUS = {"type": "string", "maxLength": 2_000, "description": "Subject that the
 _START = {"type": "string", "description": "Summarize from this turn on, such as `turn 4`; earlier turns stay."}
 _MODEL = {"type": "string", "description": "Model that writes the summary, or none.", "default": "none"}
 _MESSAGE = {"type": "string", "description": "`turn 3`, `m12`, or words of the message; also the tip of a pin."}
+_RULE = {"type": "string", "description": "The rule, or words of it."}
 _PREVIEW = {"type": "boolean", "description": "Change nothing, and call no model."}
 
 BODIES: dict[str, tuple[str, dict[str, Any]]] = {
@@ -352,6 +377,7 @@ BODIES: dict[str, tuple[str, dict[str, Any]]] = {
     "undo": ("Return to the view before the last compile.", {}),
     "pin": ("Keep a message in every view, word for word.", {"message": _MESSAGE}),
     "unpin": ("Unpin a message.", {"message": _MESSAGE}),
+    "dismiss": ("Dismiss a rule of the user.", {"rule": _RULE}),
 }
 """Summary of each steering operation, and the fields of its body."""
 

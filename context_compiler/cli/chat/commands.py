@@ -14,7 +14,7 @@ from context_compiler.chat.session import ChatSession
 from context_compiler.cli.chat.prompt import HELP, Leave
 from context_compiler.cli.screen import Column, Screen
 from context_compiler.cli.show import print_explanation, print_messages, read_history
-from context_compiler.cli.steering import print_outcome, print_pins
+from context_compiler.cli.steering import print_outcome, print_pins, print_rules
 from context_compiler.cli.text import first_word, number, one_line, plural, sent_share, share
 from context_compiler.compiler.view import View
 from context_compiler.errors import SettingsError, StoreError, TemplateError
@@ -59,6 +59,8 @@ class Commands:
             "undo": self._undo,
             "pin": self._pin,
             "unpin": self._unpin,
+            "rules": self._rules,
+            "dismiss": self._dismiss,
             "pins": self._pins,
             "stats": self._stats,
             "quit": self._quit,
@@ -202,6 +204,16 @@ class Commands:
 
     async def _pins(self, rest: str) -> None:
         print_pins(self._screen, await self._chat.pins())
+
+    async def _rules(self, rest: str) -> None:
+        print_rules(self._screen, await self._chat.rules())
+
+    async def _dismiss(self, rest: str) -> None:
+        if not rest:
+            self._screen.line("/dismiss WORDS: /rules lists the rules")
+            return
+        rule = await self._chat.dismiss(rest)
+        self._screen.line(f"no longer a rule, from the next request on: {one_line(rule.text)}")
 
     async def _stats(self, rest: str) -> None:
         chat, spent = self._chat, self._chat.usage

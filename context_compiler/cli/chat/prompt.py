@@ -49,6 +49,8 @@ HELP = {
     "pin": "TURN or WORDS: keep that message in every view, word for word",
     "unpin": "TURN or WORDS: stop pinning that message",
     "pins": "list the pinned messages",
+    "rules": "list the rules that every request contains",
+    "dismiss": "WORDS: dismiss the rule that contains them",
     "stats": "show turns, tokens and where everything is stored",
     "quit": "leave; the conversation is stored",
 }

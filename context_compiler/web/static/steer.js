@@ -73,7 +73,7 @@
   root.addEventListener("click", (event) => {
     const button = event.target.closest("button");
     if (!button) return;
-    const { pin, unpin, from } = button.dataset;
+    const { pin, unpin, from, dismiss } = button.dataset;
     if (button.dataset.open) open("");
     else if (from) open(from);
     else if ("undo" in button.dataset) {
@@ -81,6 +81,11 @@
         const given = await post("undo", {});
         if (given.done) changed(describe(given));
         else say(at("notices"), describe(given), true);
+      });
+    } else if (dismiss) {
+      act(at("notices"), async () => {
+        await post("dismiss", { rule: dismiss });
+        changed("no longer a rule");
       });
     } else if (pin || unpin) {
       act(at("notices"), async () => {

@@ -1,0 +1,143 @@
+"""Rules are lasting orders in the user's own words: nothing else gains a place in every request."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from pydantic_ai.messages import ModelMessage, TextContent
+
+from context_compiler.messages.fences import one_line
+from context_compiler.messages.history import Reader
+from context_compiler.messages.items import MARK
+from context_compiler.messages.rules import Rule, contradicts, find_rules, rule_sentences, rules_in_force
+from context_compiler.tokens import TokenCounter
+from tests.messages.rule_sets import OTHERS, RULES
+from tests.support.histories import answer, assistant, call, histories, user
+
+
+def found(messages: list[ModelMessage]) -> tuple[Rule, ...]:
+    return rules_in_force(find_rules(Reader(TokenCounter(len)).read(messages)).rules)
+
+
+def test_a_rule_is_the_sentence_of_the_user_with_its_position() -> None:
+    said = "The report is late. Never mail it before I say so. Thanks!"
+    assert found([user("hello"), assistant("Hi."), user(said)]) == (Rule("Never mail it before I say so.", 2),)
+
+
+def test_only_user_prompts_contain_rules() -> None:
+    order = "You must never push to main."
+    asked = [assistant(order, call("look", "1")), user(answer("1", order))]
+    assert found([user("look around", system=order), *asked, user("and?")]) == ()
+
+
+def test_a_file_in_a_prompt_does_not_hide_its_words() -> None:
+    assert [one.text for one in found([user("Never use tabs.", TextContent(content="Never use spaces."))])] == [
+        "Never use tabs.",
+        "Never use spaces.",
+    ]
+
+
+def test_text_of_this_package_contains_no_rules() -> None:
+    note = TextContent(content="Never push to main.", metadata={MARK: {"part": "quotes"}})
+    assert found([user(note), user("Never use tabs.")])[0].text == "Never use tabs."
+    assert len(found([user(note), user("Never use tabs.")])) == 1
+
+
+def test_a_repeated_rule_counts_at_its_last_position() -> None:
+    messages = [
+        user("Never use tabs!"),
+        assistant("ok"),
+        user("Always test."),
+        assistant("ok"),
+        user("never use TABS."),
+    ]
+    assert [(one.position, one.text) for one in found(messages)] == [(2, "Always test."), (4, "never use TABS.")]
+
+
+def test_a_sentence_that_is_too_long_to_be_repeated_is_no_rule() -> None:
+    assert found([user(f"Never send {'very ' * 60}long mails to the board.")])
+    assert not found([user(f"Never send {'very ' * 100}long mails to the board.")])
+
+
+@given(messages=histories())
+def test_every_rule_of_any_history_is_one_line_of_a_user(messages: list[ModelMessage]) -> None:
+    history = Reader(TokenCounter(len)).read(messages)
+    for one in found(messages):
+        said = " ".join(item.text for item in history.readings[one.position].items if item.mark is None)
+        assert "\n" not in one.text and len(one.text) <= 400
+        assert all(end in one_line(said, len(said)) or len(said) > 40_000 for end in one.text.split("…"))
+
+
+def test_rules_are_found_with_high_recall_and_precision() -> None:
+    missed = [sentence for sentence in RULES if not rule_sentences(sentence)]
+    wrong = [sentence for sentence in OTHERS if rule_sentences(sentence)]
+    hits = len(RULES) - len(missed)
+    assert hits / len(RULES) >= 0.9, missed
+    assert hits / (hits + len(wrong)) >= 0.95, wrong
+
+
+@pytest.mark.parametrize(
+    "pasted",
+    [
+        "Answer this mail:\nDear team,\nNever restart the server. Always ask Bob.",
+        "On Tuesday Bob wrote:\nDo not touch the boiler.",
+        "> Never do this.\nHe wrote “never do this. Always do that.” today.",
+        'He said: "Never open the valve. Always close it."',
+        "Look:\n```\nNever do this.\n```\n",
+        "Here is the manual.\n\n" + "Never open the valve. Always close the tap. " * 40 + "\n\nWhat does it say?",
+    ],
+)
+def test_pasted_text_contains_no_rules(pasted: str) -> None:
+    assert rule_sentences(pasted) == ()
+
+
+def test_rules_after_a_line_that_announces_them_are_rules() -> None:
+    assert rule_sentences("My rules:\n- Never deploy on Fridays.\n- Always run the linter.") == (
+        "Never deploy on Fridays.",
+        "Always run the linter.",
+    )
+
+
+def test_the_words_around_a_long_pasted_text_are_the_users_own() -> None:
+    manual = "Never open the valve. Always close the tap. " * 40
+    assert rule_sentences(f"Never change headings.\n\n{manual}\n\nAlways keep the order.") == (
+        "Never change headings.",
+        "Always keep the order.",
+    )
+
+
+def test_friends_who_chat_give_no_rules() -> None:
+    said = ["I went to the lake with my kids.", "My sister visited us.", "I felt so proud!", "I bought a new bike."]
+    talk = [one for text in said for one in (user("Don't ever skip the lake trail."), assistant(text))]
+    assert find_rules(Reader(TokenCounter(len)).read(talk)).between_people
+    served = [one for _ in said for one in (user("Don't ever skip the lake trail."), assistant("I will not."))]
+    assert not find_rules(Reader(TokenCounter(len)).read(served)).between_people
+
+
+@pytest.mark.parametrize(
+    ("older", "newer"),
+    [
+        ("Never exceed 40 requests a minute.", "Never exceed 60 requests a minute."),
+        ("Always give amounts in euros.", "From now on, give amounts in dollars."),
+        ("Always answer in French.", "Answer in English from now on."),
+        ("Always use tabs.", "Never use tabs."),
+        ("Write dates as day and month.", "From now on, write dates as year and week."),
+    ],
+)
+def test_the_newest_of_two_rules_that_contradict_each_other_stands(older: str, newer: str) -> None:
+    assert contradicts(newer, older)
+    assert [one.text for one in rules_in_force([Rule(older, 0), Rule(newer, 2)])] == [newer]
+
+
+@pytest.mark.parametrize(
+    ("older", "newer"),
+    [
+        ("Do not touch the file harbour.toml.", "Do not touch the file quay.toml."),
+        ("Never use port 8080.", "Never use port 9090."),
+        ("Always write tests.", "Always write docs."),
+        ("Never share the alarm code 7741.", "Never share the door code 5518."),
+        ("Never deploy on Fridays.", "Never deploy on Mondays."),
+    ],
+)
+def test_rules_that_can_both_be_kept_stand_side_by_side(older: str, newer: str) -> None:
+    assert [one.text for one in rules_in_force([Rule(older, 0), Rule(newer, 2)])] == [older, newer]
