@@ -36,7 +36,7 @@ class Reason:
     earlier: str = ""
     """Text that earlier versions recorded; empty if it is the same."""
     shown: str = ""
-    """Text for display if that on the record misleads; else empty."""
+    """Text for display if that on the record misleads, also with `{turns}`; else empty."""
 
 
 # Steps 4 and 8 are missing: they shrink and drop the summary, which is not a message.
@@ -56,8 +56,10 @@ LARGE_PART = Reason(
     "a part above a quarter of the budget", StepInfo(1, "shorten parts above a quarter of the room", SHORTENS)
 )
 EARLIER_TURN = Reason("an earlier turn", _OLDER)
-BEFORE_LAST_TURN = Reason("older than the last turn", _OLDER)
-BEFORE_LAST_TURNS = Reason("older than the last {turns} turns", _OLDER)
+BEFORE_LAST_TURN = Reason("older than the last turn", _OLDER, shown="older than what was then the last turn")
+BEFORE_LAST_TURNS = Reason(
+    "older than the last {turns} turns", _OLDER, shown="older than what were then the last {turns} turns"
+)
 STUB = Reason(
     "tool exchange as a stub",
     StepInfo(3, "shorten tool exchanges of earlier turns", SHORTENS),
@@ -65,7 +67,9 @@ STUB = Reason(
 )
 # A compile cuts to the low threshold, not to the budget.
 RECENT_TURN = Reason(
-    "recent turn, over budget", StepInfo(5, "drop recent turns", DROPS), shown="recent turn, no room left"
+    "recent turn, over budget",
+    StepInfo(5, "drop recent turns", DROPS),
+    shown="recent turn, beyond the size to which a compile cuts",
 )
 ACTIVE_STUB = Reason(
     "tool exchange of this turn as a stub",
@@ -73,7 +77,9 @@ ACTIVE_STUB = Reason(
     earlier="tool exchange of this turn as a skeleton",
 )
 ACTIVE_EXCHANGE = Reason(
-    "tool exchange of this turn, over budget", _ACTIVE, shown="tool exchange of this turn, no room left"
+    "tool exchange of this turn, over budget",
+    _ACTIVE,
+    shown="tool exchange of this turn, beyond the size to which a compile cuts",
 )
 ACTIVE_EXCHANGE_ORDERED = Reason("tool exchange of this turn, by order", _ACTIVE)
 PIN_WAITS = Reason("pinned, over budget", StepInfo(9, "drop pinned messages", DROPS))
@@ -131,7 +137,8 @@ def reason_of(text: str) -> Reason | None:
 def reason_text(text: str) -> str:
     """Display text for a recorded reason."""
     found = reason_of(text)
-    return found.shown if found and found.shown else text
+    number = next(iter(re.findall(r"\d+", text)), "")
+    return found.shown.replace("{turns}", number) if found and found.shown else text
 
 
 def kept_form(text: str) -> str:
