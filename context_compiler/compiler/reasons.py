@@ -55,8 +55,8 @@ LARGE_PART = Reason(
     "a part above a quarter of the budget", StepInfo(1, "shorten parts above a quarter of the room", SHORTENS)
 )
 EARLIER_TURN = Reason("an earlier turn", _OLDER)
-BEFORE_LAST_TURN = Reason("older than the last turn", _OLDER)
-BEFORE_LAST_TURNS = Reason("older than the last {turns} turns", _OLDER)
+BEFORE_LAST_TURN = Reason("older than what was then the last turn", _OLDER)
+BEFORE_LAST_TURNS = Reason("older than what were then the last {turns} turns", _OLDER)
 STUB = Reason(
     "tool exchange as a stub",
     StepInfo(3, "shorten tool exchanges of earlier turns", SHORTENS),

@@ -117,7 +117,7 @@ def test_a_view_is_shown_with_its_exact_messages_and_its_origin(recorded: Comman
     said = recorded("views", "show", 2).out
     for told in ("template hash", made["record"]["compile"]["template_hash"], "summary:medium", "budget", "2,000"):
         assert told in said
-    assert "older than the last" in said and "Context summary (compiled):" in said
+    assert "older than what was then the last turn" in said and "Context summary (compiled):" in said
 
 
 def test_the_raw_history_of_a_view_is_the_history_at_its_request(recorded: Command) -> None:

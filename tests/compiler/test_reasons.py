@@ -21,7 +21,7 @@ def test_a_reason_is_found_by_its_text() -> None:
 @pytest.mark.parametrize(
     ("text", "number", "effect"),
     [
-        ("older than the last 12 turns", 2, "drops"),
+        ("older than what were then the last 12 turns", 2, "drops"),
         ("tool exchange as a skeleton", 3, "shortens"),
         ("tool exchange of this turn as a skeleton", 6, "shortens"),
         ("clamped to fit, last resort: only the last exchange is sent", 11, "shortens"),
