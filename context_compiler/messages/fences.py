@@ -17,7 +17,7 @@ SUMMARY_PREFIX = "Context summary (compiled):"
 
 QUOTED_TITLE = "QUOTED FROM EARLIER TURNS"
 """Title of the fence around what a view quotes from messages that it leaves out."""
-RECALLED_TITLE = "RECALLED FROM EARLIER TURNS"
+RECALLED_TITLE = "RECALLED"
 """Title of the fence around a recall block."""
 OTHERS_TITLE = "FROM OTHER CONVERSATIONS"
 """Title of the fence around passages of the owner's other conversations."""

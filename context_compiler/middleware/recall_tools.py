@@ -139,7 +139,7 @@ class Recall(AbstractCapability[Any]):
         chosen = await self._best(*await self._read(ctx), query)
         if not chosen:
             return "Nothing was found. Try the words, names or ids that were used at the time."
-        return fence(FOUND, write_quotation(chosen))
+        return fence(FOUND, write_quotation(chosen, numbered=True))
 
     async def recall_read(self, ctx: RunContext[Any], ref: str, start: int = 0) -> str:
         """Read a turn or message of this conversation word for word, also when it is no longer shown.
@@ -182,10 +182,8 @@ class Recall(AbstractCapability[Any]):
         counter = self._reader.counter
         candidates = passages(history, turns, range(stop) if self._likeness else best, counter)
         relevant = Relevance(index, question)
-        ranked = [
-            score if relevant.of(passage.text) else 0.0
-            for score, passage in zip(ranking.passages(candidates), candidates, strict=True)
-        ]
+        ranked = ranking.passages(candidates) if any(relevant.of(one.text) for one in candidates) else []
+        ranked = ranked or [0.0] * len(candidates)
         if self._likeness is not None:
             ranked = await self._likeness.fused(query, candidates, ranked)
         marked, newer = mark_changes(
@@ -198,7 +196,7 @@ class Recall(AbstractCapability[Any]):
             counter,
         )
         marked.sort(key=lambda pair: pair[0].place)
-        quotation = Quotation([one for one, _ in marked], self.tokens - FRAME)
+        quotation = Quotation([one for one, _ in marked], self.tokens - FRAME, numbered=True)
         places = {one.place: at for at, (one, _) in enumerate(marked)}
         after = {places[old]: places[new] for old, new in newer.items()}
         for place in sorted(range(len(marked)), key=lambda place: -marked[place][1]):

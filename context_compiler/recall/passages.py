@@ -1,8 +1,8 @@
 """Passages: short verbatim pieces of past messages, and the labelled lines in which they are quoted.
 
-Each line has a label with turn, date and speaker. To save tokens, a label omits whatever equals the line before: pieces
-of one text share a label, lines of one turn its number, lines of one day its date. The cost of a passage therefore
-depends on its neighbours; `Quotation` keeps the exact total.
+The first line has a label with turn, date and speaker. To save tokens, a later line has one only if the day or the
+speaker changes, and names its turn only if the caller wants numbers. The cost of a passage therefore depends on its
+neighbours; `Quotation` keeps the exact total.
 
 A tool call and its outcome are one line, at the position of the call. If there is a question, pieces of the tool's
 result (rows of JSON, lines of text) are passages too.
@@ -85,7 +85,7 @@ class Passage:
     year: int
     """Tokens of the year in the date; saved if the line before has the same year."""
     number: int
-    """Tokens of the turn number; saved if the line before has the same turn and date."""
+    """Tokens of the turn number; saved in lines that do not name it."""
     first: bool
     """True if it begins its part."""
     tool: str = ""
@@ -100,15 +100,25 @@ class Passage:
         """Key of the passage within its history: `(position, order)`."""
         return self.position, self.order
 
-    def cost_after(self, before: Passage | None) -> int:
+    def cost_after(self, before: Passage | None, *, numbered: bool = False) -> int:
         """Tokens of the passage directly after the line `before`; None if it is the first line."""
         if before is None:
             return self.tokens
         if self.continues(before):
             return self.tokens - self.label
-        if before.date == self.date:
-            return self.tokens - self.opening - self.day - (self.number if before.turn == self.turn else 0)
-        return self.tokens - self.opening - (self.year if before.date[:4] == self.date[:4] else 0)
+        number = 0 if numbered and before.turn != self.turn else self.number
+        if before.date != self.date:
+            year = self.year if before.date[:4] == self.date[:4] else 0
+            return self.tokens - self.opening - (0 if numbered else self.number) - year
+        if number and before.who == self.who:
+            return self.tokens - self.label
+        return self.tokens - self.opening - self.day - number
+
+    @property
+    def who(self) -> str:
+        """Speaker as a label names it: with the tool, and the turn of a change."""
+        who = f"{self.speaker} {self.tool}" if self.tool else self.speaker
+        return who if self.changed < 0 else f"{who}, changed at turn {self.changed + 1}"
 
     def continues(self, before: Passage) -> bool:
         """True if this is the next piece of the same text, so that both share a line."""
@@ -426,11 +436,12 @@ def _in_year(date: str) -> str:
 _MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
 
 
-def write_quotation(chosen: Sequence[Passage]) -> str:
+def write_quotation(chosen: Sequence[Passage], *, numbered: bool = False) -> str:
     """Write passages as labelled lines. The result is untrusted data, so the caller must fence it.
 
-    The first line is `[turn 12 · 2024-05-15 · user] text`. Later labels omit what did not change: `[14 user] text` on
-    the same day, `[20 May 28 user] text` on another day of the same year.
+    The first line is `[turn 12 · 2024-05-15 · user] text`. Later lines of the same day and speaker begin with a space.
+    Others have a label: `[assistant] text` on the same day, `[May 28 user] text` on another day of the same year. If
+    `numbered`, every line of another turn has one, with its number: `[14 user] text`, `[20 May 28 user] text`.
     """
     lines: list[str] = []
     before: Passage | None = None
@@ -438,28 +449,30 @@ def write_quotation(chosen: Sequence[Passage]) -> str:
         if before is not None and passage.continues(before):
             lines[-1] += passage.text
         else:
-            lines.append(f"[{_label(passage, before)}] {passage.text}")
+            lines.append(f"{_label(passage, before, numbered)} {passage.text}")
         before = passage
     return "\n".join(line.rstrip() for line in lines)
 
 
-def _label(passage: Passage, before: Passage | None) -> str:
-    who = f"{passage.speaker} {passage.tool}" if passage.tool else passage.speaker
-    if passage.changed >= 0:
-        who += f", changed at turn {passage.changed + 1}"
+def _label(passage: Passage, before: Passage | None, numbered: bool) -> str:
+    """Label of a line; empty if the line before has the same."""
+    who = passage.who
     if before is None:
-        return f"turn {passage.turn + 1}{f' · {passage.date}' if passage.date else ''} · {who}"
+        return f"[turn {passage.turn + 1}{f' · {passage.date}' if passage.date else ''} · {who}]"
+    number = f"{passage.turn + 1} " if numbered else ""
     if before.date != passage.date:
         known = passage.date and before.date[:4] == passage.date[:4]
-        return f"{passage.turn + 1} {_in_year(passage.date) if known else passage.date or UNDATED} {who}"
-    return who if before.turn == passage.turn else f"{passage.turn + 1} {who}"
+        return f"[{number}{_in_year(passage.date) if known else passage.date or UNDATED} {who}]"
+    number = number if before.turn != passage.turn else ""
+    return f"[{number}{who}]" if number or before.who != who else ""
 
 
 class Quotation:
     """Collects passages up to a number of tokens; the total is exact for any combination of neighbours."""
 
-    def __init__(self, candidates: Sequence[Passage], room: int) -> None:
+    def __init__(self, candidates: Sequence[Passage], room: int, *, numbered: bool = False) -> None:
         """Start with none taken, and `room` tokens left; `candidates` are in order of the conversation."""
+        self._numbered = numbered
         self.candidates = candidates
         self._taken: list[int] = []
         self.left = room
@@ -481,10 +494,11 @@ class Quotation:
     def _cost(self, index: int, at: int) -> int:
         """Tokens that a candidate adds as the `at`-th of those taken, including the change in the line after it."""
         passage, before = self.candidates[index], self.candidates[self._taken[at - 1]] if at else None
-        cost = passage.cost_after(before)
+        cost = passage.cost_after(before, numbered=self._numbered)
         if at < len(self._taken):
             after = self.candidates[self._taken[at]]
-            cost += after.cost_after(passage) - after.cost_after(before)
+            cost += after.cost_after(passage, numbered=self._numbered)
+            cost -= after.cost_after(before, numbered=self._numbered)
         return cost
 
     def has(self, index: int) -> bool:

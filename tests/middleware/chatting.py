@@ -16,7 +16,7 @@ from tests.support.agents import Notes, Sent, Talker, compiler, run, unstamped
 from tests.support.histories import prose
 
 BUDGET = 3_000
-RECALLED = "BEGIN RECALLED FROM EARLIER TURNS"
+RECALLED = "BEGIN RECALLED"
 NO_LIMIT = UsageLimits(request_limit=None)
 
 

@@ -66,7 +66,8 @@ async def recalled(prompt: str, *, answer: int, room: int) -> list[int]:
     agent = Agent(talker.model, capabilities=[compiler(budget=2_000, recall=room)])
     history = (await run(agent, "Hello.", message_history=renovation(answer), conversation_id="c")).messages
     await run(agent, prompt, message_history=history, conversation_id="c")
-    return [int(turn) for turn in re.findall(r"(?m)^\[(?:turn )?(\d+)", block_of(talker.last.messages, prompt))]
+    block = block_of(talker.last.messages, prompt)
+    return [turn for turn in range(160) if words(turn, 8) in block]
 
 
 async def test_the_words_that_request_a_summary_are_not_its_topic() -> None:

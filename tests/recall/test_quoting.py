@@ -35,17 +35,29 @@ from tests.support.histories import answer, assistant, call, user
 from tests.support.texts import texts
 
 
-def test_a_line_names_speaker_day_and_turn() -> None:
+def test_a_line_names_day_and_speaker_where_they_change() -> None:
     june, next_year = MAY + timedelta(days=20), MAY + timedelta(days=365)
     said = [asked("Hello."), replied("Hi."), asked("What is new?"), asked("And now?", june), replied("Nothing.", june)]
     said += [asked("A year on.", next_year)]
     assert write_quotation(all_of(said)).splitlines() == [
         "[turn 1 · 2024-05-15 · user] Hello.",
         "[assistant] Hi.",
+        "[user] What is new?",
+        "[Jun 4 user] And now?",
+        "[assistant] Nothing.",
+        "[2025-05-15 user] A year on.",
+    ]
+    assert write_quotation(all_of([*said[:1], *said[2:3]])).splitlines()[1] == " What is new?"
+
+
+def test_numbered_lines_name_their_turns() -> None:
+    june = MAY + timedelta(days=20)
+    said = [asked("Hello."), replied("Hi."), asked("What is new?"), asked("And now?", june)]
+    assert write_quotation(all_of(said), numbered=True).splitlines() == [
+        "[turn 1 · 2024-05-15 · user] Hello.",
+        "[assistant] Hi.",
         "[2 user] What is new?",
         "[3 Jun 4 user] And now?",
-        "[assistant] Nothing.",
-        "[4 2025-05-15 user] A year on.",
     ]
 
 
@@ -58,7 +70,7 @@ def test_messages_before_the_first_prompt_are_turn_0() -> None:
 def test_an_unknown_day_is_marked_as_undated_where_it_matters() -> None:
     undated = ModelRequest(parts=[UserPromptPart(content="Hello?", timestamp=None)], timestamp=None)  # pyright: ignore[reportArgumentType]
     assert write_quotation(all_of([undated])) == "[turn 1 · user] Hello?"
-    assert write_quotation(all_of([asked("Hello."), undated])).splitlines()[1] == "[2 undated user] Hello?"
+    assert write_quotation(all_of([asked("Hello."), undated])).splitlines()[1] == "[undated user] Hello?"
 
 
 def test_a_transcript_without_dates_is_quoted_without_them() -> None:
@@ -73,7 +85,7 @@ def test_a_call_and_its_result_are_one_line_of_the_tool() -> None:
     lines = write_quotation(all_of([user("look"), asked_twice, answers])).splitlines()[2:]
     assert lines == [
         "[tool] read(path=src/a.py) → no such file: src/a.py",
-        "[tool] read(path=src/b.py) → def b(): ... (+1 lines)",
+        " read(path=src/b.py) → def b(): ... (+1 lines)",
     ]
 
 
@@ -114,7 +126,7 @@ def test_rows_of_a_result_are_quoted_where_they_weigh_something() -> None:
     assert weighing(looked_up(json.dumps({"id": "R7", "flights": rows})), '"F5"', "R7")[1:] == [
         "[tool] find(id=R7)",
         '[tool find] {"id": "R7",',
-        f"[tool find] {json.dumps(rows[5])},",
+        f" {json.dumps(rows[5])},",
     ]
 
 
@@ -199,14 +211,14 @@ def test_pieces_of_one_text_share_a_label_and_keep_their_words() -> None:
 
 def test_a_gap_between_two_pieces_is_marked() -> None:
     found = all_of([asked("\n".join(f"{number} " + "word " * 80 for number in range(3)))])
-    assert [line[:10] for line in write_quotation([found[0], found[2]]).splitlines()] == ["[turn 1 · ", "[user] 2 w"]
+    assert [line[:10] for line in write_quotation([found[0], found[2]]).splitlines()] == ["[turn 1 · ", " 2 word wo"]
 
 
 def test_two_parts_of_one_message_never_run_together() -> None:
     said = ModelResponse(parts=[TextPart(content="One."), TextPart(content="Two.")], timestamp=MAY)
     assert write_quotation(all_of([said])).splitlines() == [
         "[turn 0 · 2024-05-15 · assistant] One.",
-        "[assistant] Two.",
+        " Two.",
     ]
 
 

@@ -171,7 +171,7 @@ class Commands:
         if not found:
             self._screen.line(f"nothing was said about {one_line(rest, 60)}")
             return
-        self._screen.indented(write_quotation(found))
+        self._screen.indented(write_quotation(found, numbered=True))
 
     async def _compact(self, rest: str) -> None:
         found = _COMPACT.fullmatch(rest)
