@@ -16,7 +16,7 @@ from context_compiler.cli.screen import Column, Piece, Screen, styled_text
 from context_compiler.cli.text import number, one_line, safe, share
 from context_compiler.compiler.reasons import reason_text
 from context_compiler.compiler.view import Place, View, message_origins
-from context_compiler.messages.display import SECTIONS, has_recall, role
+from context_compiler.messages.display import SECTIONS, added_texts, role
 from context_compiler.messages.history import History, Reader, Reading
 from context_compiler.messages.items import Item, Kind
 from context_compiler.record.values import Drop
@@ -173,9 +173,10 @@ def print_messages(screen: Screen, history: History, places: Sequence[Place] = (
         if place is not None:
             origin = f"message {place.raw}, " if place.raw is not None else ""
             title.append((f" · {origin}{place.why}", "dim"))
-        if place is None and has_recall(one):
-            title.append((" · with its recall block", "dim"))
-        whole = who == "notes" or has_recall(one)
+        added = added_texts(one)
+        if place is None and added:
+            title.append((f" · with {added}", "dim"))
+        whole = who == "notes" or bool(added)
         screen.block(title, body(one), style=STYLES[who], lines=0 if whole else lines)
 
 

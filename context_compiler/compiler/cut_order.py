@@ -113,6 +113,9 @@ LEFT_OUT = "[Earlier messages of this conversation are left out.]"
 BETWEEN = "[Messages in between are left out.]"
 """Line between two responses that would otherwise follow each other, which some providers reject."""
 
+ELLIPSIS = "[…]"
+"""Line of the assistant between two prompts that would otherwise follow each other, which some models reject."""
+
 
 def ref(index: int) -> str:
     """Reference by which an agent can read a message of its history."""
@@ -165,6 +168,7 @@ class Draft:
         self._needless = superseded_parts(history)
         self._leads = _may_lead(history, outline) | _after_dropped(self.shapes)
         self._lead = counter.text(LEFT_OUT) + MESSAGE_OVERHEAD
+        self._line = counter.text(ELLIPSIS) + MESSAGE_OVERHEAD
         self._held: set[int] = set()
         self.pins = frozenset[int]()
         """Pinned messages: they stay unchanged until little else is left."""
@@ -189,7 +193,7 @@ class Draft:
             return 0
         cost = price(self.history.messages[index], self.history.readings[index], shape, self.counter)
         led = index in self._leads or (index in self.pins and not self.history.readings[index].request)
-        return cost + self._lead if cost and led else cost
+        return cost + (self._lead if led else self._line if index in self.pins else 0) if cost else 0
 
     @property
     def drops(self) -> tuple[Drop, ...]:

@@ -15,7 +15,7 @@ from pydantic_ai.messages import ModelMessage
 
 from context_compiler.compiler.reasons import CARRIED_FOR_HOST, CURRENT_TURN, KEPT_TURN, WRITTEN, StepInfo
 from context_compiler.messages.display import CARRIED, SHORTENED
-from context_compiler.messages.items import mark_of, user_content
+from context_compiler.messages.items import mark_of, separate_parts, user_content
 from context_compiler.record.values import Drop, positions_of
 
 
@@ -103,19 +103,21 @@ def gaps(aligned: Sequence[int | None], length: int) -> dict[int, range]:
 
 def is_written(message: ModelMessage) -> bool:
     """True if a message was written for a view, apart from system text."""
-    marks = [(_is_ours(part), part.part_kind) for part in message.parts]
+    if message.kind == "response":
+        return mark_of(message) is not None
+    marks = [(_is_ours(part), part.part_kind) for part in separate_parts(message)]
     return any(ours for ours, _ in marks) and all(ours or kind == "system-prompt" for ours, kind in marks)
 
 
 def has_block(message: ModelMessage) -> bool:
     """True if we wrote some but not all parts of a message."""
-    marks = [_is_ours(part) for part in message.parts]
+    marks = [_is_ours(part) for part in separate_parts(message)]
     return any(marks) and not all(marks)
 
 
 def says_as_much(sent: ModelMessage, raw: ModelMessage) -> bool:
     """True if the parts of a message other than ours equal those of the raw message."""
-    theirs = [part for part in sent.parts if not _is_ours(part)]
+    theirs = [part for part in separate_parts(sent) if not _is_ours(part)]
     return [_content(part) for part in theirs] == [_content(part) for part in raw.parts]
 
 
@@ -136,7 +138,7 @@ def same_origin(sent: ModelMessage, raw: ModelMessage) -> bool:
     """True if `sent` may be a smaller form of `raw`, with the same kind, timestamps and call ids."""
     if sent.kind != raw.kind:
         return False
-    features = {_features(part) for part in sent.parts if not _is_ours(part)}
+    features = {_features(part) for part in separate_parts(sent) if not _is_ours(part)}
     if sent.kind == "response" and sent.timestamp != getattr(raw, "timestamp", None):
         return False
     return bool(features) and features <= {

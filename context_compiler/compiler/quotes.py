@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from context_compiler.compiler.cut_order import Selection
+from context_compiler.compiler.cut_order import ELLIPSIS, Selection
 from context_compiler.compiler.identifiers import identifiers_and_quotes
 from context_compiler.compiler.summary import TITLES, fit_sections, gather_sections, template_facts
 from context_compiler.compiler.view import Quote, note_text
@@ -234,11 +234,18 @@ def _room_for_quotes(selection: Selection) -> int:
 
     The extra tokens must leave room for the recall block, because quotes are not chosen for the prompt.
     """
-    limits, left = selection.limits, selection.target - selection.kept
+    limits, left = selection.limits, selection.target - selection.kept - _line_cost(selection)
     if not selection.lasting or not limits.max_notes:
         return left
     free = max(0, limits.budget - limits.low - limits.block_reserve)
     return min(limits.max_notes, left + min(free, (limits.high - limits.low) // 2))
+
+
+def _line_cost(selection: Selection) -> int:
+    """Tokens of the line that stands between note or quotes and the current prompt if no earlier message is kept."""
+    draft = selection.draft
+    joined = any(draft.here(index) is not None for index in draft.before_active())
+    return 0 if joined else cost(ELLIPSIS, selection.counter)
 
 
 def _note(summary: str, selection: Selection, cap: int) -> str:

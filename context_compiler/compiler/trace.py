@@ -36,6 +36,7 @@ from context_compiler.messages.display import (
     SUMMARY,
     TOLD,
     VERBATIM,
+    is_note,
 )
 from context_compiler.messages.history import Reader, Reading, load_messages, reader_of
 from context_compiler.messages.items import plain_text
@@ -246,6 +247,7 @@ class Tracer:
         )
         between = gaps(origin, len(raw))
         messages, readings = self.read_nodes(db, [view[at] for at in open_places])
+        noted = any(is_note(item) for reading in readings for item in reading.items)
         taken = {place for place in origin if place is not None}
         for at, message, reading in zip(open_places, messages, readings, strict=True):
             if is_written(message):
@@ -264,7 +266,7 @@ class Tracer:
             form=tuple(form),
             active=self._active(db, raw),
             causes=why,
-            covered=tuple(_covered(record.compile)) if SUMMARY in form else (),
+            covered=tuple(_covered(record.compile)) if noted else (),
         )
 
     def _origin(
@@ -370,7 +372,7 @@ def reason_here(sent: Sent, at: int) -> str:
     if place is None:
         return "in another form"
     if form == RECALLED:
-        return f"{why_here(VERBATIM, place, sent.active, '')}, with what was recalled for it"
+        return f"{why_here(VERBATIM, place, sent.active, '')}, with text added to it"
     return why_here(form, place, sent.active, cause.reason if cause else "")
 
 

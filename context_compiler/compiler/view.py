@@ -2,13 +2,18 @@
 
 Order of a view: system text and host parts of messages that are left out, one note with the summary, one fenced part
 with all quotes, then the kept messages, the current turn last.
+
+Users and assistant take turns, because the chat templates of some models reject two messages of one side in a row. So
+note and quotes are texts of the first kept prompt's message, and a recall block is one of its own prompt's. The current
+prompt never contains them; if no earlier prompt is kept, a line of the assistant stands in between.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from itertools import islice
 from operator import itemgetter
 from pathlib import Path
 from typing import Any, cast
@@ -21,10 +26,12 @@ from pydantic_ai.messages import (
     ModelResponse,
     SystemPromptPart,
     TextContent,
+    TextPart,
+    UserContent,
     UserPromptPart,
 )
 
-from context_compiler.compiler.cut_order import BETWEEN, LEFT_OUT, drop_of
+from context_compiler.compiler.cut_order import BETWEEN, ELLIPSIS, LEFT_OUT, drop_of
 from context_compiler.compiler.cycle import Blocks, Cycle
 from context_compiler.compiler.policy import Plan
 from context_compiler.compiler.reasons import (
@@ -49,10 +56,10 @@ from context_compiler.messages.display import (
     SUMMARY,
     Bar,
     ShownMessage,
+    added_texts,
     bars,
     document,
     fragment,
-    has_recall,
     role,
     show_parts,
     time_of,
@@ -154,56 +161,66 @@ def note_text(text: str, preface: str) -> str:
     return f"{SUMMARY_PREFIX}\n{preface.strip()}\n\n{text.strip()}" if text.strip() else ""
 
 
-def head(cycle: Cycle, *, stamp: datetime, mark: Mapping[str, Any]) -> ModelRequest | None:
-    """Request that contains the note, the rules and the quotes of a cycle; None if it has none of them."""
-    parts: list[Any] = []
-    if cycle.note:
-        parts.append(_note(cycle.note, cycle.channel, stamp, mark))
-    if cycle.rules:
-        parts.append(_user(rules_text(cycle.rules), stamp, mark))
-    if cycle.quotes:
-        parts.append(_user(cycle.quotes, stamp, mark))
-    return ModelRequest(parts=parts) if parts else None
+def head(
+    cycle: Cycle, *, stamp: datetime, mark: Mapping[str, Any], cache_point: bool = False
+) -> tuple[ModelRequest, ...]:
+    """Requests that contain the note, the rules and the quotes of a cycle; a note that is no user text has its own.
+
+    With `cache_point`, a cache breakpoint ends the texts on the user channel.
+    """
+    note, rules = cycle.note if cycle.channel == "user" else "", rules_text(cycle.rules) if cycle.rules else ""
+    texts = [text for text in (note, rules, cycle.quotes) if text]
+    end = [CachePoint()] if cache_point else []
+    quoted = (ModelRequest(parts=[_user(texts, stamp, mark, *end)]),) if texts else ()
+    if cycle.note and cycle.channel != "user":
+        return ModelRequest(parts=[_note(cycle.note, cycle.channel, stamp, mark)]), *quoted
+    return quoted
 
 
-def _user(text: str, stamp: datetime, mark: Mapping[str, Any]) -> UserPromptPart:
-    return UserPromptPart(content=[TextContent(content=text, metadata={MARK: dict(mark)})], timestamp=stamp)
+def _user(texts: Sequence[str], stamp: datetime, mark: Mapping[str, Any], *end: CachePoint) -> UserPromptPart:
+    return UserPromptPart(content=[*_pieces(texts, mark), *end], timestamp=stamp)
+
+
+def _pieces(texts: Iterable[str], mark: Mapping[str, Any]) -> list[TextContent]:
+    return [TextContent(content=text, metadata={MARK: dict(mark)}) for text in texts]
 
 
 def _note(text: str, channel: str, stamp: datetime, mark: Mapping[str, Any]) -> Any:
     if channel == "system":
         return SystemPromptPart(content=text, timestamp=stamp, metadata={MARK: dict(mark)})
-    if channel == "compaction":
-        return CompactionPart(content=text, metadata={MARK: dict(mark)})
-    return _user(text, stamp, mark)
+    return CompactionPart(content=text, metadata={MARK: dict(mark)})
 
 
-def with_recalled(message: ModelRequest, *texts: str) -> ModelRequest:
-    """Copy a request with our texts inserted directly before its prompt; they get the timestamp of the request."""
-    place = next((at for at, part in enumerate(message.parts) if part.part_kind == "user-prompt"), len(message.parts))
-    ours = [_user(text, stamp_of(message), {"v": 1}) for text in texts]
-    return replace(message, parts=[*message.parts[:place], *ours, *message.parts[place:]])
+def with_texts(message: ModelRequest, *texts: str) -> ModelRequest:
+    """Copy a request with our texts directly before its prompt, as parts of the same user message."""
+    return _with_pieces(message, _pieces(texts, {"v": 1}))
 
 
-def with_cache_point(messages: list[ModelMessage]) -> list[ModelMessage]:
-    """Copy messages with a cache breakpoint at the end of our notes, if these are on the user channel."""
-    for index, message in enumerate(messages):
-        last = message.parts[-1] if message.parts else None
-        if isinstance(message, ModelRequest) and isinstance(last, UserPromptPart):
-            pieces = list(user_content(last.content))
-            if pieces and mark_of(pieces[-1]) is not None:
-                pointed = replace(last, content=[*pieces, CachePoint()])
-                return [
-                    *messages[:index],
-                    replace(message, parts=[*message.parts[:-1], pointed]),
-                    *messages[index + 1 :],
-                ]
-    return messages
+def _with_pieces(message: ModelRequest, pieces: Sequence[UserContent]) -> ModelRequest:
+    """Copy a request with pieces of content before its prompt, or at its end if it has none."""
+    parts = list(message.parts)
+    for at, part in enumerate(parts):
+        if isinstance(part, UserPromptPart):
+            parts[at] = replace(part, content=[*pieces, *_content(part)])
+            return replace(message, parts=parts)
+    return replace(message, parts=[*parts, UserPromptPart(content=list(pieces), timestamp=stamp_of(message))])
 
 
-def marked_request(text: str, mark: Mapping[str, Any]) -> ModelRequest:
-    """Request that contains only our text, with a mark."""
-    return ModelRequest(parts=[_user(text, _DAY_ONE, mark)])
+def _content(part: UserPromptPart) -> Sequence[UserContent]:
+    return [part.content] if isinstance(part.content, str) else part.content
+
+
+def with_opening_text(messages: Sequence[ModelMessage], text: str, mark: Mapping[str, Any]) -> list[ModelMessage]:
+    """Copy messages with our text at their beginning: in the first message if that has a prompt, else before it."""
+    first = messages[0] if messages else None
+    if isinstance(first, ModelRequest) and any(part.part_kind == "user-prompt" for part in first.parts):
+        return [_with_pieces(first, _pieces([text], mark)), *messages[1:]]
+    return [marked_request([text], mark), *messages]
+
+
+def marked_request(texts: Sequence[str], mark: Mapping[str, Any]) -> ModelRequest:
+    """Request that contains only our texts, with a mark."""
+    return ModelRequest(parts=[_user(texts, _DAY_ONE, mark)])
 
 
 def find_mark(message: ModelMessage) -> dict[str, Any] | None:
@@ -246,11 +263,24 @@ def assemble(history: History, cycle: Cycle, base: Mapping[int, Shape], reader: 
         base: Shapes of broken messages.
         reader: Reads messages and counts tokens.
     """
-    return [*opening(history, cycle, reader), *messages_since(history, cycle.decided, base, reader)]
+    first, start = opening(history, cycle, base, reader)
+    return [*first, *messages_since(history, start, base, reader)]
 
 
-def opening(history: History, cycle: Cycle, reader: Reader, inserted: Inserted = NOTHING) -> list[ModelMessage]:
-    """Build the part of a view that a cycle fixed: host parts, note, quotes, and kept messages."""
+def opening(
+    history: History,
+    cycle: Cycle,
+    base: Mapping[int, Shape],
+    reader: Reader,
+    inserted: Inserted = NOTHING,
+    *,
+    cache_point: bool = False,
+) -> tuple[list[ModelMessage], int]:
+    """Build the part of a view that a cycle fixed: host parts, note, rules, quotes, and kept messages.
+
+    Returns:
+        The messages, and the raw position at which the rest begins: after a prompt that contains note and quotes.
+    """
     before: list[Placed] = []
     kept: list[Placed] = []
     led = 0
@@ -260,37 +290,84 @@ def opening(history: History, cycle: Cycle, reader: Reader, inserted: Inserted =
         if isinstance(message, ModelRequest) and index < prompt:
             message = replace(message, instructions=None)
         if isinstance(message, ModelRequest) and index in inserted and not shape.bare:
-            message = with_recalled(message, *inserted[index])
+            message = with_texts(message, *inserted[index])
         if message is not None:
             (before if shape.bare else kept).append((index, message))
         led = len(kept) if index < cycle.lead else led
-    stamp = stamp_of(history.messages[cycle.decided - 1]) if cycle.decided else _DAY_ONE
+    stop = cycle.decided
+    later = [*islice(_messages_at(history, range(stop, len(history)), base, reader, inserted), 1)]
+    stamp = stamp_of(history.messages[stop - 1]) if stop else _DAY_ONE
     mark = {"v": 1, "tip": cycle.tip}
-    first = head(cycle, stamp=stamp, mark=mark)
-    line = ModelRequest(parts=[_user(LEFT_OUT, stamp, mark)])
+    notes = head(cycle, stamp=stamp, mark=mark, cache_point=cache_point)
+    line = head(replace(cycle, note="", rules=(), quotes=LEFT_OUT), stamp=stamp, mark=mark, cache_point=cache_point)
     if any(isinstance(message, ModelResponse) for _, message in before):
-        before.insert(0, (OURS, line))
-    elif first is None and _begins_with_response(
-        [*map(itemgetter(1), kept), *history.messages[cycle.decided : cycle.decided + 1]]
-    ):
-        first = line
-    notes = [(OURS, first)] if first else []
-    return _spaced([*before, *kept[:led], *notes, *kept[led:]], history, cycle.decided)
+        before = [*((OURS, one) for one in line), *before]
+    elif not notes and _begins_with_response([*map(itemgetter(1), kept), *map(itemgetter(1), later)]):
+        notes = line
+    placed = [*before, *kept[:led], *((OURS, one) for one in notes), *kept[led:]]
+    messages, start = _in_turns(placed, later, _newest_prompt(cycle, history))
+    return messages, start or stop
 
 
-def _spaced(placed: Sequence[Placed], history: History, stop: int) -> list[ModelMessage]:
-    """Insert a line between two responses if messages between them were left out, up to position `stop`.
+def _newest_prompt(cycle: Cycle, history: History) -> int:
+    """Position of the prompt that was the current one when a cycle began; of the newest one if that is unknown."""
+    if cycle.at >= 0:
+        return cycle.at
+    asked = (at for at in range(len(history) - 1, -1, -1) if history.readings[at].has_prompt)
+    return next(asked, len(history))
 
-    Some providers reject two assistant messages in a row.
+
+def _in_turns(placed: Sequence[Placed], later: Sequence[Placed], newest: int) -> tuple[list[ModelMessage], int]:
+    """Let the sides take turns where messages are left out: join our texts with prompts, or put a line in between.
+
+    Args:
+        placed: Messages in order.
+        later: The message that follows them, if there is one.
+        newest: Position from which on prompts are not joined with our texts.
+
+    Returns:
+        The messages, and the position of the first one that they do not contain; 0 if there is no later one.
     """
     messages: list[ModelMessage] = []
-    before = OURS
-    for at, message in [*placed, *enumerate(history.messages[stop : stop + 1], stop)]:
-        if at != before + 1 and _begins_with_response(messages[-1:]) and _begins_with_response([message]):
-            messages.append(ModelRequest(parts=[_user(BETWEEN, stamp_of(message), {"v": 1})]))
+    before, side = OURS, ""
+    for at, message in [*placed, *later]:
+        gap = at != before + 1
+        if gap and _begins_with_response(messages[-1:]) and _begins_with_response([message]):
+            messages.append(ModelRequest(parts=[_user([BETWEEN], stamp_of(message), {"v": 1})]))
+        elif gap and side == "user" == _side(message):
+            texts = messages[-1].parts[0] if before == OURS else None
+            if OURS < at < newest and isinstance(message, ModelRequest) and isinstance(texts, UserPromptPart):
+                message = _with_pieces(message, _content(texts))
+                messages.pop()
+            else:
+                messages.append(_assistant_line(stamp_of(message)))
         messages.append(message)
-        before = at
-    return messages[:-1] if stop < len(history) else messages
+        before, side = at, _side(message) or side
+    if not later:
+        return messages, 0
+    position, following = later[0]
+    return (messages[:-1], position) if messages[-1] is following else (messages, position + 1)
+
+
+def join_notes(messages: Sequence[ModelMessage], reader: Reader) -> list[ModelMessage]:
+    """Join requests of ours with the prompts that follow them, except the newest prompt; a line precedes that."""
+    readings = list(map(reader.one, messages))
+    newest = max((at for at, reading in enumerate(readings) if reading.has_prompt), default=len(messages))
+    ours = [bool(reading.items) and all(item.mark is not None for item in reading.items) for reading in readings]
+    placed = [(OURS if ours[at] else at, message) for at, message in enumerate(messages)]
+    return _in_turns(placed, (), newest)[0]
+
+
+def _side(message: ModelMessage) -> str:
+    """The side that a message takes the turn of: user, assistant, or none for tool exchanges and system text."""
+    kinds = {part.part_kind for part in message.parts}
+    if isinstance(message, ModelResponse):
+        return "" if "tool-call" in kinds else "assistant"
+    return "user" if kinds & {"user-prompt", "compaction"} else ""
+
+
+def _assistant_line(stamp: datetime) -> ModelResponse:
+    return ModelResponse(parts=[TextPart(ELLIPSIS)], timestamp=stamp, metadata={MARK: {"v": 1}})
 
 
 def _begins_with_response(messages: Sequence[ModelMessage]) -> bool:
@@ -304,18 +381,19 @@ def messages_since(
     """Build the part of a view from a position on: whole messages without broken parts, and our texts before them."""
     if not inserted and not any(index >= start for index in base):
         return list(history.messages[start:])
-    placed: list[Placed] = []
-    for index in range(start, len(history)):
+    return _in_turns([*_messages_at(history, range(start, len(history)), base, reader, inserted)], (), start)[0]
+
+
+def _messages_at(
+    history: History, positions: Iterable[int], base: Mapping[int, Shape], reader: Reader, inserted: Inserted
+) -> Iterator[Placed]:
+    for index in positions:
         shape = base.get(index, WHOLE)
         message = apply_shape(history.messages[index], history.readings[index], shape, reader.counter)
         if isinstance(message, ModelRequest) and index in inserted:
-            message = with_recalled(message, *inserted[index])
+            message = with_texts(message, *inserted[index])
         if message is not None:
-            placed.append((index, message))
-    messages = _spaced(placed, history, len(history))
-    if not start and _begins_with_response(messages):
-        messages.insert(0, ModelRequest(parts=[_user(LEFT_OUT, _DAY_ONE, {"v": 1, "tip": ""})]))
-    return messages
+            yield index, message
 
 
 def check_view(sent: History, raw: History) -> None:
@@ -475,12 +553,13 @@ def message_origins(view: View, raw: History | None, sent: History) -> list[Plac
             found.append(Place(index=index, raw=None, form=SUMMARY, why=WRITTEN))
         else:
             position, why = next(queue)
+            added = added_texts(sent.readings[index])
             found.append(
                 Place(
                     index=index,
                     raw=position,
                     form=kept_form(why),
-                    why=f"{why}, with its recall block" if has_recall(sent.readings[index]) else why,
+                    why=f"{why}, with {added}" if added else why,
                 )
             )
     return found

@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from pydantic_ai.messages import ModelMessage, ModelRequest
 
-from context_compiler.compiler.view import Quote, with_recalled
+from context_compiler.compiler.view import Quote, with_texts
 from context_compiler.errors import LayersError
 from context_compiler.layers.conversation import (
     Depth,
@@ -406,7 +406,7 @@ def insert_block(messages: Sequence[ModelMessage], block: LayerBlock) -> list[Mo
     for index in (asking or requests)[-1:]:
         message = messages[index]
         if isinstance(message, ModelRequest):
-            found[index] = with_recalled(message, block.text)
+            found[index] = with_texts(message, block.text)
     return found
 
 

@@ -19,7 +19,14 @@ from pydantic_ai.messages import ModelMessage, ModelRequest, SystemPromptPart
 
 from context_compiler.compiler.advance import freeze, select
 from context_compiler.compiler.policy import Plan
-from context_compiler.compiler.view import assemble, marked_request, note_text, stamp_of, without_folded_instructions
+from context_compiler.compiler.view import (
+    assemble,
+    join_notes,
+    marked_request,
+    note_text,
+    stamp_of,
+    without_folded_instructions,
+)
 from context_compiler.errors import ContextMemoryError
 from context_compiler.manager.memory import Saved
 from context_compiler.manager.results import SCORED, GroundedContext, Match, Memory, Score
@@ -243,7 +250,7 @@ def _json_default(value: object) -> str:
 GROUNDING_TITLE = "Relevant context from memory:"
 SUMMARY_TITLE = "Summary of earlier conversation:"
 MARK = {"v": 1}
-STAMP = stamp_of(marked_request("", MARK))
+STAMP = stamp_of(marked_request([], MARK))
 """Fixed timestamp of generated messages, so that the same session gives the same bytes."""
 
 SUMMARY_MEMORIES, MEMORY_WIDTH = 3, 100
@@ -256,16 +263,15 @@ def opening_messages(session: Session) -> list[ModelMessage]:
     own = [SystemPromptPart(content=session.system_prompt, timestamp=STAMP)] if session.system_prompt.strip() else []
     if own or session.system:
         found.append(ModelRequest(parts=[*own, *session.system]))
+    texts: list[str] = []
     if session.grounding:
         listed = "\n".join(f"- {match.memory.text.strip()}" for match in session.grounding)
-        found.append(marked_request(f"{GROUNDING_TITLE}\n{fence('memory', listed)}", MARK))
+        texts.append(f"{GROUNDING_TITLE}\n{fence('memory', listed)}")
     if session.summary:
-        found.append(
-            marked_request(note_text(f"{SUMMARY_TITLE}\n{neutralize(session.summary)}", prompt_text("preface")), MARK)
-        )
+        texts.append(note_text(f"{SUMMARY_TITLE}\n{neutralize(session.summary)}", prompt_text("preface")))
     if session.index:
-        found.append(marked_request(fence(QUOTED_TITLE, session.index), MARK))
-    return found
+        texts.append(fence(QUOTED_TITLE, session.index))
+    return [*found, marked_request(texts, MARK)] if texts else found
 
 
 def context_messages(session: Session, leaving_out: frozenset[int] = frozenset()) -> list[ModelMessage]:
@@ -301,7 +307,7 @@ class ContextLimit:
     def messages(self, session: Session) -> list[ModelMessage]:
         """Return the messages of the session, cut to the limit."""
         if uncut_tokens(session, self._reader) <= self._most:
-            return without_folded_instructions(context_messages(session), self._reader)
+            return self._in_turns(context_messages(session))
         return list(self._cut(session)[0])
 
     def tokens(self, session: Session) -> int:
@@ -315,7 +321,10 @@ class ContextLimit:
         The result contains no instructions in turns without an answer, because the host would send them again with
         the next prompt.
         """
-        return without_folded_instructions(self._fit(session, messages), self._reader)
+        return self._in_turns(self._fit(session, messages))
+
+    def _in_turns(self, messages: Sequence[ModelMessage]) -> list[ModelMessage]:
+        return join_notes(without_folded_instructions(messages, self._reader), self._reader)
 
     def _fit(self, session: Session, messages: list[ModelMessage]) -> list[ModelMessage]:
         history = self._reader.read(messages)

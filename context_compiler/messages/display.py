@@ -128,21 +128,31 @@ class Bar:
     """In per mille of the bar."""
 
 
+_ADDED = tuple(f"=== BEGIN {title} " for title in (RECALLED_TITLE, OTHERS_TITLE, LAYERS_TITLE))
+
+
 def role(one: Reading) -> str:
     """Role of a message: system, user, assistant or tool; `notes` if this package wrote all of it."""
-    if not one.request:
-        return "assistant"
     kinds = {str(item.kind) for item in one.items if item.mark is None}
     if one.items and not kinds:
         return "notes"
+    if not one.request:
+        return "assistant"
     if "return" in kinds:
         return "tool"
     return "user" if kinds & {"user", "feedback"} else "system"
 
 
-def has_recall(one: Reading) -> bool:
-    """True for a message of the conversation to which this package added a recall block."""
-    return role(one) != "notes" and any(item.mark is not None for item in one.items)
+def added_texts(one: Reading) -> str:
+    """Names of the texts that this package added to a message of the conversation; empty for none."""
+    ours = [item for item in one.items if item.mark is not None] if role(one) != "notes" else []
+    noted = [is_note(item) for item in ours]
+    return " and ".join([*(["the notes"] if any(noted) else ()), *(["its recall block"] if not all(noted) else ())])
+
+
+def is_note(item: Item) -> bool:
+    """True for a text that replaces left-out messages; False for one that was added to a prompt."""
+    return item.mark is not None and not item.text.startswith(_ADDED)
 
 
 def time_of(message: ModelMessage) -> str:

@@ -37,7 +37,7 @@ from context_compiler.ids import (
     objects_of,
     view_message_id,
 )
-from context_compiler.messages.items import Item, Kind, read_items, type_label
+from context_compiler.messages.items import Item, Kind, read_items, separate_parts, type_label
 from context_compiler.tokens import TokenCounter, as_counter
 
 __all__ = ["PROMPT", "History", "Reader", "Reading", "day", "load_messages", "message_body", "reader_of", "searchable"]
@@ -424,7 +424,7 @@ def _read_message(message: ModelMessage, body: bytes, counter: TokenCounter) -> 
 def _all_returned(message: ModelMessage, items: Sequence[Item]) -> bool:
     """True if tools returned all user parts: each was made directly after the newest result."""
     made, said = (
-        [_time_of(part) for part, item in zip(message.parts, items, strict=True) if item.kind is kind]
+        [_time_of(part) for part, item in zip(separate_parts(message), items, strict=True) if item.kind is kind]
         for kind in (Kind.RETURN, Kind.USER)
     )
     newest = max(filter(None, made), default=None)

@@ -106,8 +106,35 @@ CONTROL_KINDS = {
 
 
 def read_items(message: ModelMessage, counter: TokenCounter) -> tuple[Item, ...]:
-    """Read every part of a message into an item, in order."""
-    return tuple(read_part(part, counter) for part in message.parts)
+    """Read every part of a message, as `separate_parts` returns them, into an item, in order."""
+    items = tuple(read_part(part, counter) for part in separate_parts(message))
+    mark = mark_of(message) if message.kind == "response" else None
+    return items if mark is None else tuple(replace(item, mark=mark) for item in items)
+
+
+def separate_parts(message: ModelMessage) -> Sequence[Any]:
+    """Parts of a message, each text of ours that is joined with a prompt as a part of its own."""
+    if not any(map(_is_joined, message.parts)):
+        return message.parts
+    return [piece for part in message.parts for piece in (_separate(part) if _is_joined(part) else (part,))]
+
+
+def _is_joined(part: Any) -> bool:
+    """True if a user part contains a text of ours, and anything else."""
+    if part.part_kind != "user-prompt" or isinstance(part.content, str):
+        return False
+    pieces = user_content(part.content)
+    return len(pieces) > 1 and any(mark_of(piece) is not None for piece in pieces)
+
+
+def _separate(part: Any) -> Iterator[Any]:
+    pieces = list(user_content(part.content))
+    while pieces and mark_of(pieces[0]) is not None:
+        stop = 2 if getattr(pieces[1] if len(pieces) > 1 else None, "kind", None) == "cache-point" else 1
+        yield replace(part, content=pieces[:stop])
+        pieces = pieces[stop:]
+    if pieces:
+        yield replace(part, content=pieces[0] if len(pieces) == 1 and isinstance(pieces[0], str) else pieces)
 
 
 def read_part(part: Any, counter: TokenCounter) -> Item:

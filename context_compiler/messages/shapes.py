@@ -26,6 +26,7 @@ from context_compiler.messages.items import (
     plain_text,
     read_items,
     read_part,
+    separate_parts,
     user_content,
 )
 from context_compiler.messages.tool_lines import call_line, outcome_line
@@ -77,12 +78,13 @@ def apply_shape(message: ModelMessage, reading: Reading, shape: Shape, counter: 
         return message
     oversized = _oversized_native_ids(reading.items, shape)
     truncator = Truncator(counter, shape.ref)
+    before = separate_parts(message)
     shaped = [
         None if position in shape.skip else _shape_part(part, item, shape, oversized, truncator)
-        for position, (part, item) in enumerate(zip(message.parts, reading.items, strict=True))
+        for position, (part, item) in enumerate(zip(before, reading.items, strict=True))
     ]
     if any(item.kind is Kind.THINKING for item in reading.items):
-        shaped = _with_consistent_thinking(message.parts, reading.items, shaped)
+        shaped = _with_consistent_thinking(before, reading.items, shaped)
     parts = [part for part in shaped if part is not None]
     return replace(message, parts=parts) if parts else None
 

@@ -19,7 +19,7 @@ from pydantic_ai.settings import ModelSettings
 
 from context_compiler.cache import Memo
 from context_compiler.compiler.summary import SummaryRequest, SummaryResponse
-from context_compiler.compiler.view import LEFT_OUT, View, find_mark, marked_request
+from context_compiler.compiler.view import LEFT_OUT, View, find_mark, with_opening_text
 from context_compiler.messages.history import load_messages
 from context_compiler.messages.items import MARK, mark_of, user_content
 from context_compiler.middleware.arguments import Arguments
@@ -190,7 +190,7 @@ def tag_view(view: Sequence[ModelMessage], tip: str) -> list[ModelMessage]:
     """Mark our part of a view with the chain id of its raw history and the position at which the view ends."""
     own = next((index for index, message in enumerate(view) if find_mark(message) is not None), None)
     if own is None:
-        view, own = [marked_request(LEFT_OUT, {"v": 1}), *view], 0
+        view, own = with_opening_text(view, LEFT_OUT, {"v": 1}), 0
     answers = [index for index, message in enumerate(view) if isinstance(message, ModelResponse)]
     tail = sum(len(message.parts) for message in view[answers[-1] + 1 if answers else 0 :])
     mark = {"v": 1, "tip": tip, "responses": len(answers), "tail": tail}
@@ -205,9 +205,13 @@ def _replace_mark(message: ModelMessage, mark: dict[str, Any]) -> ModelMessage:
         if mark_of(part) is not None:
             part = replace(part, metadata={MARK: mark})  # pyright: ignore[reportCallIssue]
         elif any(mark_of(piece) is not None for piece in user_content(pieces)):
-            part = replace(part, content=[replace(piece, metadata={MARK: mark}) for piece in pieces])  # pyright: ignore[reportCallIssue]
+            part = replace(part, content=[_with_mark(piece, mark) for piece in pieces])  # pyright: ignore[reportCallIssue]
         parts.append(part)
     return replace(message, parts=parts)
+
+
+def _with_mark(piece: Any, mark: dict[str, Any]) -> Any:
+    return piece if mark_of(piece) is None else replace(piece, metadata={MARK: mark})
 
 
 def messages_after(messages: Sequence[ModelMessage], responses: int, tail: int) -> list[ModelMessage]:

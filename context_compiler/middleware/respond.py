@@ -49,14 +49,13 @@ from context_compiler.compiler.view import (
     check_view,
     cycle_drops,
     find_mark,
-    marked_request,
     messages_since,
     opening,
     sections_of,
     summary_of,
     token_breakdown,
     why_kept,
-    with_cache_point,
+    with_opening_text,
     without_folded_instructions,
 )
 from context_compiler.errors import CompileError
@@ -541,7 +540,7 @@ def _write(
         return None, list(request.messages), context.history
     frozen, inserted = cycle or RAW, _inserted(blocks, notes)
     start = _opening(context, frozen, inserted, earlier)
-    messages = _messages(context, frozen, inserted, start[2])
+    messages = _messages(context, inserted, start)
     messages = insert_block(messages, layers) if layers.text else messages
     return start, messages, context.reader.read(messages, last=earlier.sent if earlier else context.run.view)
 
@@ -624,26 +623,27 @@ def _sections(
 
 def _opening(context: RequestContext, cycle: Cycle, inserted: Inserted, earlier: Result | None) -> Opening:
     """The frozen messages of a cycle; reused if the cycle differs in nothing but the row of its compile."""
-    known = (earlier and earlier.opening) or context.run.opening
-    within = {at: texts for at, texts in inserted.items() if at < cycle.decided}
-    if known is not None and known[1] == within and cycle.decided < len(context.history):
-        if known[0] is cycle or replace(known[0], summary_id=cycle.summary_id) == cycle:
-            return cycle, within, known[2]
-    messages = opening(context.history, cycle, context.reader, within)
-    return cycle, within, with_cache_point(messages) if context.request.cache_point else messages
+    known, stop, history = (earlier and earlier.opening) or context.run.opening, cycle.decided, context.history
+    within = {at: texts for at, texts in inserted.items() if at <= stop}
+    following = (history.messages[stop], context.base.get(stop)) if stop < len(history) else None
+    if known is not None and known.inserted == within and following is not None and known.following == following:
+        if known.cycle is cycle or replace(known.cycle, summary_id=cycle.summary_id) == cycle:
+            return known
+    point = context.request.cache_point
+    messages, start = opening(history, cycle, context.base, context.reader, within, cache_point=point)
+    return Opening(cycle=cycle, inserted=within, following=following, messages=messages, start=start)
 
 
-def _messages(
-    context: RequestContext, cycle: Cycle, inserted: Inserted, first: list[ModelMessage]
-) -> list[ModelMessage]:
+def _messages(context: RequestContext, inserted: Inserted, first: Opening) -> list[ModelMessage]:
     """The messages of a view: the frozen ones of its cycle and everything since."""
-    history = context.history
-    later = messages_since(history, cycle.decided, context.base, context.reader, inserted)
-    messages = without_folded_instructions([*first, *later], context.reader)
+    later = {at: texts for at, texts in inserted.items() if at >= first.start}
+    since = messages_since(context.history, first.start, context.base, context.reader, later)
+    messages = without_folded_instructions([*first.messages, *since], context.reader)
     if context.host is None:
         return messages
-    unmarked = context.request.marked and not any(map(find_mark, first))
-    return [marked_request(LEFT_OUT, {"v": 1}), *messages] if unmarked or begins_with_assistant(messages) else messages
+    unmarked = context.request.marked and not any(map(find_mark, first.messages))
+    lacks = unmarked or begins_with_assistant(messages)
+    return with_opening_text(messages, LEFT_OUT, {"v": 1}) if lacks else messages
 
 
 def rendered_cost(context: RequestContext, messages: list[ModelMessage], sent: History) -> int:

@@ -25,6 +25,7 @@ from context_compiler.compiler.view import Inserted, View, sections_of, token_br
 from context_compiler.layers.context import LayerBlock
 from context_compiler.messages.history import History, Reader, reader_of
 from context_compiler.messages.rules import Found, Rule, find_rules
+from context_compiler.messages.shapes import Shape
 from context_compiler.messages.turns import Outline, Pairing, outline, pair, turn_index
 from context_compiler.middleware.arguments import SHIPPED, Arguments
 from context_compiler.middleware.request import Host, Request, is_long
@@ -51,8 +52,19 @@ ListedDrops = tuple[tuple[Drop, ...], Sequence[Mapping[str, object]]]
 Named = tuple[str, str, tuple[Pin, ...]]
 """Tip and configuration of a cycle, and the pins of its conversation."""
 
-Opening = tuple[Cycle, Inserted, list[ModelMessage]]
-"""A cycle, our texts before prompts within its frozen messages, and those messages, which are built once."""
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Opening:
+    """The frozen messages of a cycle, cached so that they are built once."""
+
+    cycle: Cycle
+    inserted: Inserted
+    """Our texts before prompts within them."""
+    following: tuple[ModelMessage, Shape | None] | None
+    """The next raw message, and its shape if it is broken; None if there is none."""
+    messages: list[ModelMessage]
+    start: int
+    """Raw position from which on messages are not among them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -22,7 +22,7 @@ from typing import Any
 from context_compiler.cache import Memo
 from context_compiler.messages.fences import TERMINAL, one_line
 from context_compiler.messages.history import History, day
-from context_compiler.messages.items import Item, Kind, parse_arguments, plain_text
+from context_compiler.messages.items import Item, Kind, parse_arguments, plain_text, separate_parts
 from context_compiler.messages.prompts import sentence_ends
 from context_compiler.messages.tool_lines import PARSED, call_line, outcome_line
 from context_compiler.messages.turns import OUTPUT, Outline, calls_of_results
@@ -200,7 +200,7 @@ def _of_message(
     """Quotable passages of one message."""
     message, order = history.messages[position], 0
     found: list[Passage] = []
-    for at, (part, item) in enumerate(zip(message.parts, history.readings[position].items, strict=True)):
+    for at, (part, item) in enumerate(zip(separate_parts(message), history.readings[position].items, strict=True)):
         exchange, date = exchanges.get((position, at)), _day(part, message)
         pieces = result_pieces(exchange.result) if exchange is not None and bears is not None else ()
         heaviest = _heaviest(pieces, bears) if bears is not None else []

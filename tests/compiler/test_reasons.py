@@ -47,4 +47,4 @@ async def test_a_written_view_shows_what_became_of_each_message(tmp_path: Path) 
         [user("Begin.", system="Be kind."), assistant("Yes."), user("Look.", run_id="r"), *run], budget=250
     )
     forms = re.findall(r'<article class="cc-message cc-(\w+)"', view.to_html(tmp_path / "view.html").read_text())
-    assert forms == ["carried", "summary", "verbatim", "verbatim", "shortened", "verbatim", "verbatim"]
+    assert forms == ["carried", "summary", "summary", "verbatim", "verbatim", "shortened", "verbatim", "verbatim"]

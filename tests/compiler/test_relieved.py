@@ -20,6 +20,7 @@ from pydantic_ai.models.function import AgentInfo, FunctionModel
 
 from context_compiler import TokenCounter, View, compile_view
 from context_compiler.messages.history import Reader
+from context_compiler.messages.items import separate_parts
 from tests.middleware.chatting import without_blocks
 from tests.support.agents import Talker, compiler, run
 
@@ -60,7 +61,7 @@ async def test_a_live_agent_keeps_the_same_cut_from_turn_to_turn() -> None:
     first, second = (without_blocks(sent.messages) for sent in talker.sent)
     assert second[: len(first)] == first
     assert all(sent.tokens <= 1_000 for sent in talker.sent)
-    last = [part for sent in talker.sent for part in sent.messages[-1].parts]
+    last = [part for sent in talker.sent for part in separate_parts(sent.messages[-1])]
     said = [part.content for part in last if isinstance(part, UserPromptPart)]
     assert {ASKED, "Thank you, then please keep it."} <= set(map(str, said))
 

@@ -13,6 +13,7 @@ import pytest
 
 from context_compiler import Record, View
 from context_compiler.layers.conversation import ConversationContext
+from context_compiler.messages.items import separate_parts
 from examples.recipe_assistant import WALK, RecipeAssistant, Script, block_of
 
 pytestmark = pytest.mark.slow  # whichever is first walks for all
@@ -153,7 +154,7 @@ def test_every_request_is_within_its_budget_and_on_the_record(walk: Walked) -> N
 
 def test_each_message_follows_the_layers_of_its_node(walk: Walked) -> None:
     for view in walk.views:
-        pieces = [str(getattr(part, "content", "")) for message in view.messages for part in message.parts]
+        pieces = [str(part) for message in view.messages for part in separate_parts(message)]
         assert "CONTEXT LAYERS" in pieces[0] and "CONTEXT LAYERS" not in pieces[1]
 
 

@@ -11,6 +11,7 @@ from pydantic_ai.messages import ModelMessage
 from pydantic_ai.usage import UsageLimits
 
 from context_compiler import View
+from context_compiler.messages.items import separate_parts
 from tests.support.agents import Notes, Sent, Talker, compiler, run, unstamped
 from tests.support.histories import prose
 
@@ -84,6 +85,6 @@ def extends(earlier: Sent, later: Sent) -> bool:
 def without_blocks(messages: Sequence[ModelMessage]) -> list[ModelMessage]:
     """Messages without what was recalled."""
     return [
-        replace(message, parts=[part for part in message.parts if RECALLED not in str(part)])  # pyright: ignore[reportArgumentType]
+        replace(message, parts=[part for part in separate_parts(message) if RECALLED not in str(part)])  # pyright: ignore[reportArgumentType]
         for message in messages
     ]

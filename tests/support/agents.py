@@ -28,7 +28,7 @@ from pydantic_ai.usage import RequestUsage
 
 from context_compiler import ContextCompiler
 from context_compiler.tokens import TokenCounter
-from tests.support.builders import snapshot, texts_of
+from tests.support.builders import apart, snapshot, texts_of
 
 Step = str | Sequence[tuple[str, dict[str, Any]]] | ModelResponse | Exception
 Script = Step | Sequence[Step] | Callable[[list[ModelMessage], AgentInfo], Step]
@@ -43,6 +43,7 @@ class Sent:
     """One request as the model received it."""
 
     messages: list[ModelMessage]
+    """With each text of the compiler's as a part of its own."""
     instructions: str
     tools: str
     snapshot: str
@@ -105,7 +106,7 @@ class Talker:
             for tool in (*info.function_tools, *info.output_tools)
         ]
         said = Sent(
-            messages=list(messages),
+            messages=[apart(message) for message in messages],
             instructions=info.instructions or "",
             tools=json.dumps(tools) if tools else "",
             snapshot=snapshot(messages),

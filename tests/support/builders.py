@@ -27,6 +27,7 @@ from pydantic_ai.messages import (
     UserPromptPart,
 )
 
+from context_compiler.messages.items import separate_parts
 from context_compiler.tokens import TokenCounter
 
 WHEN = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
@@ -193,6 +194,12 @@ def _deep(value: Any) -> Any:
 
 _counter = TokenCounter()
 _SAID = ("content", "args", "tool_name", "transcript", "instructions", "tools_added", "loaded", "settings")
+
+
+def apart(message: ModelMessage) -> ModelMessage:
+    """The message with each text of the compiler's as a part of its own."""
+    parts = separate_parts(message)
+    return message if parts is message.parts else dataclasses.replace(message, parts=list(parts))  # pyright: ignore[reportArgumentType]
 
 
 def tokens_of(messages: Iterable[ModelMessage]) -> int:

@@ -97,6 +97,20 @@ class OpenAIServer(LoopbackServer):
         }
 
 
+class TemplateServer(OpenAIServer):
+    """A local server, whose chat template lets user and assistant take turns, as those of Mistral and Gemma do."""
+
+    def validate(self, body: Body) -> None:
+        super().validate(body)
+        turns = [
+            one["role"]
+            for one in body["messages"]
+            if one["role"] in ("user", "assistant") and not one.get("tool_calls")
+        ]
+        if any(role != ("user", "assistant")[at % 2] for at, role in enumerate(turns)):
+            raise _refusal("Conversation roles must alternate user/assistant/user/assistant/...")
+
+
 def _envelope(body: Body, kind: str) -> Body:
     return {"id": fresh_id("chatcmpl"), "object": kind, "created": 1_700_000_000, "model": body["model"]}
 
