@@ -16,6 +16,7 @@ from context_compiler.manager import ContextManager, VolatileMemory
 from context_compiler.messages.history import Reader
 from context_compiler.tokens import as_counter
 from tests.manager.fakes import Fragile, Scribe, managed, said, talk
+from tests.support.builders import texts_of
 
 
 @pytest.mark.parametrize("text", ["", "   ", "\n\t", None, 5])
@@ -86,7 +87,8 @@ async def test_the_parts_of_the_context_have_a_fixed_order() -> None:
     await talk(manager, 3)
     await manager.summarize()
     await manager.process_turn("What is the harbour called?")
-    system, grounding, summary, *turns = said(manager.get_context_messages())
+    texts = [text for message in manager.get_context_messages() for part in message.parts for text in texts_of(part)]
+    system, grounding, summary, *turns = texts
     assert system == "You are a clerk."
     assert "Relevant context from memory:" in grounding and "Sund" in grounding
     assert "Context summary (compiled):" in summary and "Summary of earlier conversation:" in summary
