@@ -164,12 +164,12 @@ def note_text(text: str, preface: str) -> str:
 def head(
     cycle: Cycle, *, stamp: datetime, mark: Mapping[str, Any], cache_point: bool = False
 ) -> tuple[ModelRequest, ...]:
-    """Requests that contain note, rules and quotes of a cycle; a note that is no user's text has one of its own.
+    """Requests that contain the note, the rules and the quotes of a cycle; a note that is no user text has its own.
 
     With `cache_point`, a cache breakpoint ends the texts on the user channel.
     """
-    note = cycle.note if cycle.channel == "user" else ""
-    texts = [text for text in (note, rules_text(cycle.rules), cycle.quotes) if text]
+    note, rules = cycle.note if cycle.channel == "user" else "", rules_text(cycle.rules) if cycle.rules else ""
+    texts = [text for text in (note, rules, cycle.quotes) if text]
     end = [CachePoint()] if cache_point else []
     quoted = (ModelRequest(parts=[_user(texts, stamp, mark, *end)]),) if texts else ()
     if cycle.note and cycle.channel != "user":

@@ -78,13 +78,13 @@ def apply_shape(message: ModelMessage, reading: Reading, shape: Shape, counter: 
         return message
     oversized = _oversized_native_ids(reading.items, shape)
     truncator = Truncator(counter, shape.ref)
-    own = separate_parts(message)
+    before = separate_parts(message)
     shaped = [
         None if position in shape.skip else _shape_part(part, item, shape, oversized, truncator)
-        for position, (part, item) in enumerate(zip(own, reading.items, strict=True))
+        for position, (part, item) in enumerate(zip(before, reading.items, strict=True))
     ]
     if any(item.kind is Kind.THINKING for item in reading.items):
-        shaped = _with_consistent_thinking(own, reading.items, shaped)
+        shaped = _with_consistent_thinking(before, reading.items, shaped)
     parts = [part for part in shaped if part is not None]
     return replace(message, parts=parts) if parts else None
 

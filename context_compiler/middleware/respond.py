@@ -643,10 +643,9 @@ def _opening(context: RequestContext, cycle: Cycle, inserted: Inserted, earlier:
 
 def _messages(context: RequestContext, inserted: Inserted, first: Opening) -> list[ModelMessage]:
     """The messages of a view: the frozen ones of its cycle and everything since."""
-    history = context.history
-    texts = {at: own for at, own in inserted.items() if at >= first.start}
-    later = messages_since(history, first.start, context.base, context.reader, texts)
-    messages = without_folded_instructions([*first.messages, *later], context.reader)
+    later = {at: texts for at, texts in inserted.items() if at >= first.start}
+    since = messages_since(context.history, first.start, context.base, context.reader, later)
+    messages = without_folded_instructions([*first.messages, *since], context.reader)
     if context.host is None:
         return messages
     unmarked = context.request.marked and not any(map(find_mark, first.messages))

@@ -60,7 +60,7 @@ class Opening:
 
     cycle: Cycle
     inserted: Inserted
-    """Our texts before prompts within them, by raw position."""
+    """Our texts before prompts within them."""
     following: tuple[ModelMessage, Shape | None] | None
     """The next raw message, and its shape if it is broken; None if there is none."""
     messages: list[ModelMessage]

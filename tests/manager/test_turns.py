@@ -14,6 +14,7 @@ from pydantic_ai.messages import SystemPromptPart
 from context_compiler.errors import ContextMemoryError, SettingsError
 from context_compiler.manager import ContextManager, VolatileMemory
 from context_compiler.messages.history import Reader
+from context_compiler.messages.items import separate_parts
 from context_compiler.tokens import as_counter
 from tests.manager.fakes import Fragile, Scribe, managed, said, talk
 from tests.support.builders import texts_of
@@ -87,7 +88,12 @@ async def test_the_parts_of_the_context_have_a_fixed_order() -> None:
     await talk(manager, 3)
     await manager.summarize()
     await manager.process_turn("What is the harbour called?")
-    texts = [text for message in manager.get_context_messages() for part in message.parts for text in texts_of(part)]
+    texts = [
+        text
+        for message in manager.get_context_messages()
+        for part in separate_parts(message)
+        for text in texts_of(part)
+    ]
     system, grounding, summary, *turns = texts
     assert system == "You are a clerk."
     assert "Relevant context from memory:" in grounding and "Sund" in grounding

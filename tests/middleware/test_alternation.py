@@ -56,7 +56,7 @@ async def test_a_conversation_goes_on_past_its_cuts(server: TemplateServer, note
 
 
 async def test_only_the_current_prompt_is_kept(server: TemplateServer) -> None:
-    ours = compiler(budget=900, recent_turns=0)
+    ours = compiler(budget=2_500, recent_turns=0, recall=0)
     await live(Agent(server.model(), capabilities=[ours]))
     assert any("QUOTED FROM EARLIER TURNS" in str(body) for body in server.requests)
     assert not any("QUOTED FROM EARLIER TURNS" in text for texts in said(server) for text in texts)
