@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -22,7 +23,7 @@ from pydantic_ai.messages import (
 from pydantic_ai.models.function import AgentInfo, FunctionModel
 
 from benchmarks.campaign.case import Case, complete
-from benchmarks.campaign.drawn import EVALUATED, Drawn
+from benchmarks.campaign.drawn import EVALUATED, LOCKER, Drawn
 from benchmarks.campaign.strict import (
     HALVES,
     READER,
@@ -61,6 +62,8 @@ CHOICES: dict[str, Sequence[Any]] = {
     "recall_across": (0.1, 0.3, 400),
     "compile_spend_limit": ("$0.001", "$5"),
 }
+LOCKERS = re.compile(LOCKER.format(r"(\w+)", r"(\d{4})"))
+"""Statements that are made again with other values, with their subject and value."""
 PRICED = "claude-sonnet-4-5"
 """Model with a known price, to express a token budget as money."""
 FOCUS = ("", "the staging database", "who owns what", "x" * 1_999)
@@ -493,6 +496,7 @@ class Conversation:
                 most = self.budget  # a refusal lowers the limit for the rest of a cycle and of a run
             ratio = max(ratio, _ratio(view)) if view.status.startswith("cycle") else _ratio(view)
             self._check_view(at, strict, sent, view, prompt, most, least / ratio - sent.overhead)
+            self._check_values(at, sent)
             refused = sent.refused
             if refused:
                 most = least = min(most, 0.7 * sent.tokens * _ratio(view))
@@ -537,6 +541,26 @@ class Conversation:
         known = self.hostile or (self._writer.failed and "CompileError" in (view.error or ""))
         case.check(not view.status.startswith("fallback") or known, "unexpected fallbacks", lambda: f"{at}{view.error}")
         case.check(EVALUATED not in str(sent.messages), "templates run on what was said", at)
+
+    def _check_values(self, at: str, sent: Sent) -> None:
+        """Check that what the package adds shows a replaced value only if the newest is in the request too."""
+        raw = {text for message in self.history for part in message.parts for text in _texts(part)}
+        added = "\n".join(
+            text for message in sent.messages for part in message.parts for text in _texts(part) if text not in raw
+        )
+        said = [
+            pair
+            for message in self.history
+            for part in message.parts
+            if isinstance(part, UserPromptPart)
+            for text in _texts(part)
+            for pair in LOCKERS.findall(text)
+        ]
+        newest, shown = dict(said), str(sent.messages)
+        for name, code in set(LOCKERS.findall(added)):
+            new = newest.get(name, code)
+            self.case.count("statements shown that were made again", code != new)
+            self.case.check(new in shown, "replaced values that stand alone", f"{at}{name}: {code}, not {new}")
 
     async def _check_row(self, at: str, strict: StrictModel, sent: Sent, view: View) -> None:
         case, record = self.case, view.record
@@ -664,3 +688,10 @@ def converse(case: Case, *, hostile: float = 0.02, counted: bool = False) -> Non
 
     case.count("conversations")
     complete(go())
+
+
+def _texts(part: Any) -> list[str]:
+    """Texts of a part."""
+    content = getattr(part, "content", "")
+    pieces = content if isinstance(content, list) else [content]
+    return [text for piece in pieces if isinstance(text := getattr(piece, "content", piece), str)]

@@ -27,6 +27,8 @@ WORDS = (
 ).split()
 NAMES = "heron lantern copper violin saddle orchard granite feather candle marble thicket canyon ribbon harbour".split()
 OTHERS = ("naïve café", "数据库连接失败", "база данных", "قاعدة البيانات", "🙂🚀", "e\u0301te\u0301", "日本語のログ")
+LOCKER = "The locker of {} has the code KX-{}."
+"""A statement that later prompts make again with another value."""
 PIXEL = bytes.fromhex(
     "89504e470d0a1a0a0000000d4948445200000001000000010802000000907753de0000000c49444154789c63606060000000040001f61738550000000049454e44ae426082"
 )
@@ -107,6 +109,8 @@ class Drawn:
         marker = f"Q{self._prompts}-{self.random.randrange(10**6)}"
         ask = self.random.choice(("What about", "Where is", "Please mend", "And", "Who owns"))
         text = f"{marker} {ask} {self.fact()}? {self.text() if self.sometimes(0.6) else ''}".rstrip()
+        if self.sometimes(0.2):
+            text = f"{text}\n{LOCKER.format(self.random.choice(NAMES[:3]), self.random.randrange(1_000, 10_000))}"
         if self.sometimes(0.02):
             text = f"{text}\n{self.long()}"
         if self.sometimes(0.06):
