@@ -234,8 +234,11 @@ class Middleware:
                     named = bool(request.scope) or _carry_id(request.messages[:-1], request.session_id)
                     reader = self.state.reader
                     run.join(await windows.before(request.session_id, window, reader, named=named))
-                if run.earlier and request.run_id:
-                    JOINED.keep(request.run_id, run.earlier)
+            elif request.scope and not request.marked:
+                windows = self.archive.scoped(request.owner).windows
+                run.join(await windows.whole(request.session_id, self.state.reader))
+            if run.earlier and request.run_id:
+                JOINED.keep(request.run_id, run.earlier)
         if run.earlier:
             request = replace(request, messages=[*run.earlier, *request.messages], joined=len(run.earlier))
         if run.earlier or not read:
