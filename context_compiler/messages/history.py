@@ -63,10 +63,10 @@ CLOSE = 16
 """The search for a history to continue stops at one that leaves at most this many messages to read."""
 
 
-RETURNED_WITHIN = timedelta(seconds=1)
-"""The host makes the user parts of what tools returned directly after their results. A prompt that was added to a run
-while its tools worked may be in the same message, but it is older than the newest result. If tools of one response end
-at different times, text that one of them returned may be older, too; it is then taken for a prompt."""
+RETURNED_WITHIN, AT_ONCE = timedelta(seconds=1), timedelta(milliseconds=5)
+"""The host makes the user parts of what a tool returned directly after its result. A prompt that was added to a run
+while its tools worked may be in the same message, but it is older than the newest result. After an earlier result, only
+a part that was made at once belongs to it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -424,15 +424,14 @@ def _read_message(message: ModelMessage, body: bytes, counter: TokenCounter) -> 
 
 
 def _all_returned(message: ModelMessage, items: Sequence[Item]) -> bool:
-    """True if tools returned all user parts: each was made directly after the newest result."""
-    made, said = (
-        [_time_of(part) for part, item in zip(separate_parts(message), items, strict=True) if item.kind is kind]
-        for kind in (Kind.RETURN, Kind.USER)
-    )
-    newest = max(filter(None, made), default=None)
-    if newest is None:
+    """True if tools returned all user parts: each was made directly after a result."""
+    pairs = [*zip(separate_parts(message), items, strict=True)]
+    made, said = ([_time_of(part) for part, item in pairs if item.kind is kind] for kind in (Kind.RETURN, Kind.USER))
+    limits = dict.fromkeys(filter(None, made), AT_ONCE)
+    if not limits:
         return False
-    return all(when is not None and timedelta() <= when - newest <= RETURNED_WITHIN for when in said)
+    limits[max(limits)] = RETURNED_WITHIN
+    return all(when and any(timedelta() <= when - one <= limit for one, limit in limits.items()) for when in said)
 
 
 def _time_of(part: object) -> datetime | None:

@@ -391,6 +391,11 @@ class Windows:
             start = None if known is None else _window_start(known, window)
         return known.messages[: start or 0] if known is not None else ()
 
+    async def whole(self, session_id: str, reader: Reader) -> Sequence[ModelMessage]:
+        """All messages of a conversation in the host's store, of which the application loaded none (`limit=0`)."""
+        known = await self._stored(session_id, reader, seen=False) if self._access.keeps_content else None
+        return known.messages if known is not None else ()
+
     async def _is_stale(self, since: Moment) -> bool:
         """True if content has been deleted since then, or may have been."""
         return since.age > FRESH_S or bool(await self._access.attempt_read(partial(self._has_removals, since)))

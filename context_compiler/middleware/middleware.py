@@ -234,8 +234,11 @@ class Middleware:
                     named = bool(request.scope) or _carry_id(request.messages[:-1], request.session_id)
                     reader = self.state.reader
                     run.join(await windows.before(request.session_id, window, reader, named=named))
-                if run.earlier and request.run_id:
-                    JOINED.keep(request.run_id, run.earlier)
+            elif request.scope and not request.marked:
+                windows = self.archive.scoped(request.owner).windows
+                run.join(await windows.whole(request.session_id, self.state.reader))
+            if run.earlier and request.run_id:
+                JOINED.keep(request.run_id, run.earlier)
         if run.earlier:
             request = replace(request, messages=[*run.earlier, *request.messages], joined=len(run.earlier))
         if run.earlier or not read:
@@ -257,7 +260,7 @@ class Middleware:
             self._settle(run, request, result)
             if result.fault is not None:
                 await self.report(result.fault)
-            if request.layers.text and _crowds_out_layers(result):
+            if request.layers.text and _crowds_out_layers(request, result):
                 run.attach(drop_block(request.layers, "the prompt or the smallest possible request needs their room"))
                 request = replace(request, layers=run.layers or NO_LAYERS)
                 less = partial(advance_again, self.state, run, request, result=result)
@@ -583,9 +586,13 @@ def _carry_id(messages: Sequence[ModelMessage], session: str) -> bool:
     return any(getattr(message, "conversation_id", None) == session for message in messages)
 
 
-def _crowds_out_layers(result: Result) -> bool:
-    """True if a view is over its budget or shortens the newest prompt, so that its layers must be dropped."""
+def _crowds_out_layers(request: Request, result: Result) -> bool:
+    """True if a view is over its budget or shortens the newest prompt, so that its layers must be dropped.
+
+    Files of the prompt that are larger than the whole room are left out in any case.
+    """
     at, kept = prompt_at(result.raw), dict(result.cycle.kept) if result.cycle else {}
     shape = kept.get(at) if at is not None else None
-    cut = at is not None and shape is not None and shortens_prompt(result.raw.readings[at], shape)
-    return cut or result.view.status == "floor_over_budget"
+    if at is None or shape is None or not shortens_prompt(result.raw.readings[at], shape):
+        return result.view.status == "floor_over_budget"
+    return sum(item.media for item in result.raw.readings[at].items) <= result.limit - request.overhead

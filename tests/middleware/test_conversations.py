@@ -332,7 +332,7 @@ async def test_a_fork_has_its_own_past_in_a_window(tmp_path: Path) -> None:
 async def test_a_repeated_window_is_the_end_of_the_conversation(tmp_path: Path) -> None:
     store = RecordConversationStore(tmp_path / "context.db")
     await begin(store, "first", "ok", *["again", "ok"] * 6)
-    for limit in (1, 2, 5, 8):
+    for limit in (0, 1, 2, 5, 8):
         talker = Talker()
         window = await store.load("c", limit=limit)
         agent = Agent(talker.model, capabilities=[compiler(store=tmp_path / "context.db", budget=8_000)])

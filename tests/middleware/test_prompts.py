@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -153,3 +154,27 @@ async def test_text_that_a_tool_returns_beside_its_result_does_not_replace_the_q
     await run(agent, ASK, message_history=history, conversation_id="c")
     assert "compiled" in [view.status for view in views[began + 1 :]]
     assert all(CODE in sent.text for sent in talker.sent[-5:])
+
+
+@pytest.mark.parametrize("budget", [2_500, 4_000])
+async def test_text_that_parallel_tools_of_different_duration_return_asks_nothing(budget: int) -> None:
+    async def slow(ctx: RunContext[Any]) -> Any:
+        await asyncio.sleep(0.05)
+        return ToolReturn(prose(1, 60), content=OTHER)
+
+    async def fast(ctx: RunContext[Any]) -> Any:
+        return ToolReturn(prose(2, 60), content=f"What about the page, the one with {words(7, 3)}?")
+
+    def script(messages: list[ModelMessage], info: Any) -> Any:
+        has_results = any(part.part_kind == "tool-return" for part in messages[-1].parts)
+        return prose(len(messages), 80) if has_results else [("slow", {}), ("fast", {})]
+
+    talker, views = Talker(script), list[View]()
+    agent = Agent(talker.model, tools=[slow, fast], capabilities=[compiler(budget=budget, on_view=views.append)])
+    history = past(40)
+    for number in range(3):
+        prompt = f"Look at both, please. {prose(number, 20)}"
+        history = (await run(agent, prompt, message_history=history, conversation_id="c")).messages
+        *_, last = talker.last.messages
+        assert "RECALLED" not in str(last), "a block belongs before the prompt, not between results and their text"
+    assert [view.record.turn_index for view in views if view.record] == [40, 40, 41, 41, 42, 42]

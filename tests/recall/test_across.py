@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pydantic_ai import Agent
+from pydantic_ai import Agent, BinaryContent
 from pydantic_ai.messages import ModelMessage
 
 from context_compiler import ContextCompiler, MemoryStore, Recall, SQLiteStore, View
@@ -32,7 +32,7 @@ def tenant(ctx: Any) -> str:
 
 
 async def say(
-    path: Any, prompt: str, session: str, owner: str = "ann", history: Any = None, **given: Any
+    path: Any, prompt: Any, session: str, owner: str = "ann", history: Any = None, **given: Any
 ) -> tuple[Talker, ContextCompiler]:
     talker = Talker()
     one = compiler(store=path, owner=tenant, **{"budget": 8_000, **given})
@@ -232,3 +232,10 @@ def test_wrong_arguments_of_the_tool_are_refused(given: dict[str, Any]) -> None:
 def test_a_wrong_share_is_refused(share: Any) -> None:
     with pytest.raises(SettingsError, match="recall_across="):
         ContextCompiler(recall_across=share, store=None)
+
+
+async def test_other_conversations_are_quoted_beside_a_file_that_is_larger_than_the_room(path: Path) -> None:
+    file = BinaryContent(b"%PDF " + b"page after page of figures " * 4_000, media_type="text/plain")
+    talker, given = await say(path, [QUESTION, file], "today", budget=1_500, recall_across=0.1)
+    assert "ZX-4711" in talker.last.text and QUESTION in talker.last.text
+    assert talker.last.tokens <= 1_500 and given.last_view is not None and given.last_view.status == "compiled"
