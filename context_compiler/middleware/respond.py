@@ -25,19 +25,8 @@ from context_compiler.compiler.cycle import (
     valid_cycle,
     with_turn,
 )
-from context_compiler.compiler.reasons import RULE_LOST
 from context_compiler.compiler.recall_block import find_first_block, lacks_room_for_block, shorten_block
-from context_compiler.compiler.rules import (
-    SHARE,
-    RuleNote,
-    absent_rules,
-    fitting_rules,
-    listed_rules,
-    rule_origin,
-    rule_states,
-    rules_cost,
-    valid_notes,
-)
+from context_compiler.compiler.rules import RuleNote, listed_rules, rule_states, valid_notes
 from context_compiler.compiler.steering import Steering
 from context_compiler.compiler.summary import SummaryRequest, SummaryResponse
 from context_compiler.compiler.view import (
@@ -66,6 +55,7 @@ from context_compiler.messages.history import History, common_prefix
 from context_compiler.messages.rules import Rule
 from context_compiler.middleware.background import discard, finish, limits_for_questions, pending, start
 from context_compiler.middleware.request import Host, Request
+from context_compiler.middleware.rule_check import inserted_texts, lost_drops, missing_rules
 from context_compiler.middleware.state import (
     CompilerState,
     ListedDrops,
@@ -488,16 +478,14 @@ def assemble_view(
     frozen, limits = cycle or RAW, context.limits(cycle)
     notes = valid_notes(context.run.notes, history, frozen, context.steering)
     start, messages, sent = _write(context, cycle, blocks, notes, earlier)
-    added, lost = _missing_rules(context, frozen, notes, sent)
-    if added is not None:
-        notes = (*notes, added)
+    added, lost = missing_rules(context, frozen, notes, sent)
+    if added:
+        notes = (*notes, *added)
         start, messages, sent = _write(context, cycle, blocks, notes, earlier)
     untouched = start is None
-    if live and not untouched:
+    if live and start:
         check_view(sent, history)
-    drops, lines = _drops(
-        context, frozen, done, tuple(Drop(what=rule_origin(rule), reason=RULE_LOST.text) for rule in lost)
-    )
+    drops, lines = _drops(context, frozen, done, lost_drops(lost))
     kept = () if live and untouched else why_kept(frozen, context)
     return Result(
         view=View(
@@ -540,44 +528,11 @@ def _write(
     touched = cycle or context.base or layers.text or notes or (live and begins_with_assistant(request.messages))
     if not touched:
         return None, list(request.messages), context.history
-    frozen, inserted = cycle or RAW, _inserted(blocks, notes)
+    frozen, inserted = cycle or RAW, inserted_texts(blocks, notes)
     start = _opening(context, frozen, inserted, earlier)
     messages = _messages(context, inserted, start)
     messages = insert_block(messages, layers) if layers.text else messages
     return start, messages, context.reader.read(messages, last=earlier.sent if earlier else context.run.view)
-
-
-def _inserted(blocks: Blocks | None, notes: tuple[RuleNote, ...]) -> dict[int, tuple[str, ...]]:
-    """Our texts directly before prompts, by position: rules first, then the recall block."""
-    texts = blocks.texts() if blocks else {}
-    found: dict[int, tuple[str, ...]] = {}
-    for note in notes:
-        found[note.at] = (*found.get(note.at, ()), note.text)
-    return found | {at: (*found.get(at, ()), text) for at, text in texts.items()}
-
-
-def _missing_rules(
-    context: RequestContext, cycle: Cycle, notes: tuple[RuleNote, ...], sent: History
-) -> tuple[RuleNote | None, tuple[Rule, ...]]:
-    """A note with the rules that a view lacks and has room for, and the other rules that it lacks.
-
-    Together with the rules that the view lists already, they may take the share of the room that is for rules.
-    """
-    history, counter, limits = context.history, context.counter, context.limits(cycle)
-    listed = listed_rules(cycle, notes)
-    users = {rule.text for rule in (*context.rules, *context.found_rules.rules)}
-    revoked = tuple(text for text in listed if text not in users)  # the application has withdrawn them
-    missing = absent_rules(context.rules, sent)
-    if not (missing or revoked) or not history.ids:
-        return None, ()
-    share = (limits.room + limits.rules) // SHARE - rules_cost([text for text in listed if text in users], counter)
-    room = min(share, limits.budget - context.request.overhead - sent.tokens)
-    added = fitting_rules(missing, room, counter)
-    lost = tuple(rule for rule in missing if rule not in added)
-    if not (added or revoked):
-        return None, lost
-    at = len(history) - 1
-    return RuleNote(at=at, tip=history.ids[at], rules=tuple(rule.text for rule in added), revoked=revoked), lost
 
 
 def _ledger(
