@@ -5,10 +5,8 @@ Only recall fails open here, because a view works without it; `middleware` handl
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import ceil
-from typing import Any
 
 from pydantic_ai.messages import ModelMessage
 
@@ -25,19 +23,8 @@ from context_compiler.compiler.cycle import (
     valid_cycle,
     with_turn,
 )
-from context_compiler.compiler.reasons import RULE_LOST
 from context_compiler.compiler.recall_block import find_first_block, lacks_room_for_block, shorten_block
-from context_compiler.compiler.rules import (
-    SHARE,
-    RuleNote,
-    absent_rules,
-    fitting_rules,
-    listed_rules,
-    rule_origin,
-    rule_states,
-    rules_cost,
-    valid_notes,
-)
+from context_compiler.compiler.rules import RuleNote, valid_notes
 from context_compiler.compiler.steering import Steering
 from context_compiler.compiler.summary import SummaryRequest, SummaryResponse
 from context_compiler.compiler.view import (
@@ -46,36 +33,31 @@ from context_compiler.compiler.view import (
     View,
     begins_with_assistant,
     block_quotes,
-    broken_drops,
-    by_reason,
     check_view,
-    cycle_drops,
     find_mark,
     messages_since,
     opening,
-    sections_of,
     summary_of,
-    token_breakdown,
     why_kept,
     with_opening_text,
     without_folded_instructions,
 )
 from context_compiler.errors import CompileError
-from context_compiler.layers.context import insert_block, with_layer_tokens
+from context_compiler.layers.context import insert_block
 from context_compiler.messages.history import History, common_prefix
-from context_compiler.messages.rules import Rule
 from context_compiler.middleware.background import discard, finish, limits_for_questions, pending, start
+from context_compiler.middleware.breakdown import drops_of, ledger_of
 from context_compiler.middleware.request import Host, Request
+from context_compiler.middleware.rule_check import inserted_texts, lost_drops, missing_rules
 from context_compiler.middleware.state import (
     CompilerState,
-    ListedDrops,
     Opening,
     RequestContext,
     Result,
     Run,
     read_request,
 )
-from context_compiler.record.values import Compile, Drop
+from context_compiler.record.values import Compile
 from context_compiler.resilience import attempt
 
 JOURNALLED = 2_000
@@ -488,17 +470,14 @@ def assemble_view(
     frozen, limits = cycle or RAW, context.limits(cycle)
     notes = valid_notes(context.run.notes, history, frozen, context.steering)
     start, messages, sent = _write(context, cycle, blocks, notes, earlier)
-    added, lost = _missing_rules(context, frozen, notes, sent)
-    if added is not None:
-        notes = (*notes, added)
+    added, lost = missing_rules(context, frozen, notes, sent)
+    if added:
+        notes = (*notes, *added)
         start, messages, sent = _write(context, cycle, blocks, notes, earlier)
-    untouched = start is None
-    if live and not untouched:
+    if live and start:
         check_view(sent, history)
-    drops, lines = _drops(
-        context, frozen, done, tuple(Drop(what=rule_origin(rule), reason=RULE_LOST.text) for rule in lost)
-    )
-    kept = () if live and untouched else why_kept(frozen, context)
+    drops, lines = drops_of(context, frozen, done, lost_drops(lost))
+    kept = () if live and start is None else why_kept(frozen, context)
     return Result(
         view=View(
             messages=messages,
@@ -506,7 +485,7 @@ def assemble_view(
             budget=ceil(limits.budget * limits.ratio - 1e-6),  # the limit was rounded down to whole o200k tokens
             status="mended" if status == "raw" and context.base else status,
             summary=summary_of(frozen),
-            ledger=_ledger(context, frozen, sent, blocks, notes, lines, kept, lost),
+            ledger=ledger_of(context, frozen, sent, blocks, notes, lines, kept, lost),
             drops=drops,
             kept=kept,
             quoted=(*layers.sections, *(done.quoted if done else ()), *(block_quotes(blocks) if blocks else ())),
@@ -516,7 +495,7 @@ def assemble_view(
         cycle=cycle,
         next_cycle=cycle,
         turn=context.turn,
-        cost=request.overhead + sent.tokens if untouched else rendered_cost(context, messages, sent),
+        cost=request.overhead + sent.tokens if start is None else rendered_cost(context, messages, sent),
         limit=limits.budget,
         ratio=limits.ratio,
         row=done.row if done else None,
@@ -540,92 +519,11 @@ def _write(
     touched = cycle or context.base or layers.text or notes or (live and begins_with_assistant(request.messages))
     if not touched:
         return None, list(request.messages), context.history
-    frozen, inserted = cycle or RAW, _inserted(blocks, notes)
+    frozen, inserted = cycle or RAW, inserted_texts(blocks, notes)
     start = _opening(context, frozen, inserted, earlier)
     messages = _messages(context, inserted, start)
     messages = insert_block(messages, layers) if layers.text else messages
     return start, messages, context.reader.read(messages, last=earlier.sent if earlier else context.run.view)
-
-
-def _inserted(blocks: Blocks | None, notes: tuple[RuleNote, ...]) -> dict[int, tuple[str, ...]]:
-    """Our texts directly before prompts, by position: rules first, then the recall block."""
-    texts = blocks.texts() if blocks else {}
-    found: dict[int, tuple[str, ...]] = {}
-    for note in notes:
-        found[note.at] = (*found.get(note.at, ()), note.text)
-    return found | {at: (*found.get(at, ()), text) for at, text in texts.items()}
-
-
-def _missing_rules(
-    context: RequestContext, cycle: Cycle, notes: tuple[RuleNote, ...], sent: History
-) -> tuple[RuleNote | None, tuple[Rule, ...]]:
-    """A note with the rules that a view lacks and has room for, and the other rules that it lacks.
-
-    Together with the rules that the view lists already, they may take the share of the room that is for rules.
-    """
-    history, counter, limits = context.history, context.counter, context.limits(cycle)
-    listed = listed_rules(cycle, notes)
-    users = {rule.text for rule in (*context.rules, *context.found_rules.rules)}
-    revoked = tuple(text for text in listed if text not in users)  # the application has withdrawn them
-    missing = absent_rules(context.rules, sent)
-    if not (missing or revoked) or not history.ids:
-        return None, ()
-    share = (limits.room + limits.rules) // SHARE - rules_cost([text for text in listed if text in users], counter)
-    room = min(share, limits.budget - context.request.overhead - sent.tokens)
-    added = fitting_rules(missing, room, counter)
-    lost = tuple(rule for rule in missing if rule not in added)
-    if not (added or revoked):
-        return None, lost
-    at = len(history) - 1
-    return RuleNote(at=at, tip=history.ids[at], rules=tuple(rule.text for rule in added), revoked=revoked), lost
-
-
-def _ledger(
-    context: RequestContext,
-    cycle: Cycle,
-    sent: History,
-    blocks: Blocks | None,
-    notes: tuple[RuleNote, ...],
-    lines: Sequence[Mapping[str, object]],
-    kept: Sequence[tuple[int, str]],
-    lost: Sequence[Rule],
-) -> dict[str, Any]:
-    """The token breakdown of a view, with the state of each rule."""
-    found = token_breakdown(_sections(context, cycle, sent, blocks, notes), lines, kept)
-    states = rule_states(context.rules, context.found_rules.rules, listed_rules(cycle, notes), lost)
-    return {**found, "rules": states} if states else found
-
-
-def _drops(context: RequestContext, cycle: Cycle, done: Advance | None, lost: tuple[Drop, ...]) -> ListedDrops:
-    """Everything that a view leaves out: as drops, and as rows by reason."""
-    request = context.request
-    if context.host is None and done is not None:
-        drops = (*request.layers.drops, *done.selection.draft.drops, *request.dropped, *lost)
-        return drops, by_reason(drops)
-    drops, lines = _cycle_drops(context, cycle) if cycle.decided else ((), ())
-    others = (*request.layers.drops, *broken_drops(cycle.decided, context), *request.dropped, *lost)
-    return ((*drops, *others), by_reason((*drops, *others))) if others else (drops, lines)
-
-
-def _cycle_drops(context: RequestContext, cycle: Cycle) -> ListedDrops:
-    """Drops of a cycle; cached, because all requests of a cycle leave out the same messages unless a pin changes."""
-    name = cycle.tip, cycle.config, context.steering.pins
-    known = context.compiler.drops.get(name)
-    if known is None or replace(known[0], summary_id=cycle.summary_id) != cycle:
-        drops = cycle_drops(cycle, context)
-        known = cycle, (drops, by_reason(drops))
-        context.compiler.drops.keep(name, known)
-    return known[1]
-
-
-def _sections(
-    context: RequestContext, cycle: Cycle, sent: History, blocks: Blocks | None, notes: tuple[RuleNote, ...]
-) -> dict[str, int]:
-    """Exact tokens of a request by section."""
-    texts, layers = blocks.texts().values() if blocks else (), context.request.layers
-    sections = sections_of(cycle, sent, context.counter, texts, [note.text for note in notes])
-    sections = with_layer_tokens(sections, layers) if layers.text else sections
-    return sections if context.host is None else {"instructions and schemas": context.request.overhead, **sections}
 
 
 def _opening(context: RequestContext, cycle: Cycle, inserted: Inserted, earlier: Result | None) -> Opening:

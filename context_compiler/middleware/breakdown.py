@@ -1,0 +1,65 @@
+"""The breakdown of a view: its tokens by section, the state of its rules, and everything that it leaves out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from context_compiler.compiler.advance import Advance
+from context_compiler.compiler.cycle import Blocks, Cycle
+from context_compiler.compiler.rules import RuleNote, listed_rules, rule_states
+from context_compiler.compiler.view import broken_drops, by_reason, cycle_drops, sections_of, token_breakdown
+from context_compiler.layers.context import with_layer_tokens
+from context_compiler.messages.history import History
+from context_compiler.messages.rules import Rule
+from context_compiler.middleware.state import ListedDrops, RequestContext
+from context_compiler.record.values import Drop
+
+
+def ledger_of(
+    context: RequestContext,
+    cycle: Cycle,
+    sent: History,
+    blocks: Blocks | None,
+    notes: tuple[RuleNote, ...],
+    lines: Sequence[Mapping[str, object]],
+    kept: Sequence[tuple[int, str]],
+    lost: Sequence[Rule],
+) -> dict[str, Any]:
+    """The token breakdown of a view, with the state of each rule."""
+    found = token_breakdown(_sections(context, cycle, sent, blocks, notes), lines, kept)
+    states = rule_states(context.rules, context.found_rules.rules, listed_rules(cycle, notes), lost)
+    return {**found, "rules": states} if states else found
+
+
+def drops_of(context: RequestContext, cycle: Cycle, done: Advance | None, lost: tuple[Drop, ...]) -> ListedDrops:
+    """Everything that a view leaves out: as drops, and as rows by reason."""
+    request = context.request
+    if context.host is None and done is not None:
+        drops = (*request.layers.drops, *done.selection.draft.drops, *request.dropped, *lost)
+        return drops, by_reason(drops)
+    drops, lines = _cycle_drops(context, cycle) if cycle.decided else ((), ())
+    others = (*request.layers.drops, *broken_drops(cycle.decided, context), *request.dropped, *lost)
+    return ((*drops, *others), by_reason((*drops, *others))) if others else (drops, lines)
+
+
+def _cycle_drops(context: RequestContext, cycle: Cycle) -> ListedDrops:
+    """Drops of a cycle; cached, because all requests of a cycle leave out the same messages unless a pin changes."""
+    name = cycle.tip, cycle.config, context.steering.pins
+    known = context.compiler.drops.get(name)
+    if known is None or replace(known[0], summary_id=cycle.summary_id) != cycle:
+        drops = cycle_drops(cycle, context)
+        known = cycle, (drops, by_reason(drops))
+        context.compiler.drops.keep(name, known)
+    return known[1]
+
+
+def _sections(
+    context: RequestContext, cycle: Cycle, sent: History, blocks: Blocks | None, notes: tuple[RuleNote, ...]
+) -> dict[str, int]:
+    """Exact tokens of a request by section."""
+    texts, layers = blocks.texts().values() if blocks else (), context.request.layers
+    sections = sections_of(cycle, sent, context.counter, texts, [note.text for note in notes])
+    sections = with_layer_tokens(sections, layers) if layers.text else sections
+    return sections if context.host is None else {"instructions and schemas": context.request.overhead, **sections}

@@ -1,0 +1,60 @@
+"""The check of a view before it is sent: does it contain every rule, and if not, is there room to add it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from context_compiler.compiler.cycle import Blocks, Cycle
+from context_compiler.compiler.reasons import RULE_LOST
+from context_compiler.compiler.rules import (
+    SHARE,
+    RuleNote,
+    absent_rules,
+    fitting_rules,
+    listed_rules,
+    rule_origin,
+    rules_cost,
+)
+from context_compiler.messages.history import History
+from context_compiler.messages.rules import Rule
+from context_compiler.middleware.state import RequestContext
+from context_compiler.record.values import Drop
+
+
+def inserted_texts(blocks: Blocks | None, notes: tuple[RuleNote, ...]) -> dict[int, tuple[str, ...]]:
+    """Our texts directly before prompts, by position: rules first, then the recall block."""
+    texts = blocks.texts() if blocks else {}
+    found: dict[int, tuple[str, ...]] = {}
+    for note in notes:
+        found[note.at] = (*found.get(note.at, ()), note.text)
+    return found | {at: (*found.get(at, ()), text) for at, text in texts.items()}
+
+
+def missing_rules(
+    context: RequestContext, cycle: Cycle, notes: tuple[RuleNote, ...], sent: History
+) -> tuple[tuple[RuleNote, ...], tuple[Rule, ...]]:
+    """At most one note with the rules that a view lacks and has room for, and the other rules that it lacks.
+
+    Together with the rules that the view lists already, they may take the share of the room that is for rules.
+    """
+    history, counter, limits = context.history, context.counter, context.limits(cycle)
+    listed = listed_rules(cycle, notes)
+    users = {rule.text for rule in (*context.rules, *context.found_rules.rules)}
+    revoked = tuple(text for text in listed if text not in users)  # the application has withdrawn them
+    missing = absent_rules(context.rules, sent)
+    if not (missing or revoked) or not history.ids:
+        return (), ()
+    share = (limits.room + limits.rules) // SHARE - rules_cost([text for text in listed if text in users], counter)
+    room = min(share, limits.budget - context.request.overhead - sent.tokens)
+    added = fitting_rules(missing, room, counter)
+    lost = tuple(rule for rule in missing if rule not in added)
+    if not (added or revoked):
+        return (), lost
+    at = len(history) - 1
+    note = RuleNote(at=at, tip=history.ids[at], rules=tuple(rule.text for rule in added), revoked=revoked)
+    return (note,), lost
+
+
+def lost_drops(rules: Sequence[Rule]) -> tuple[Drop, ...]:
+    """Drops of rules for which a view has no room."""
+    return tuple(Drop(what=rule_origin(rule), reason=RULE_LOST.text) for rule in rules)
