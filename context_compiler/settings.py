@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any, Literal, Self, TypeAlias
 
 from context_compiler.errors import SettingsError
+from context_compiler.text_files import read_text
 
 Count: TypeAlias = int | Literal["all"]
 """A whole number from 0, or "all"."""
@@ -232,7 +233,7 @@ class Config:
     @classmethod
     def _parse(cls, path: Path) -> Self:
         try:
-            document: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
+            document: dict[str, Any] = tomllib.loads(read_text(path))
         except OSError as error:
             raise SettingsError(f"{path}: cannot be read: {error.strerror}") from None
         except ValueError as error:

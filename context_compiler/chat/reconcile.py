@@ -19,6 +19,7 @@ from pydantic_ai.messages import (
 
 from context_compiler.chat.transcript import TranscriptTurn
 from context_compiler.messages.items import is_media, placeholder
+from context_compiler.text_files import unify_lines
 
 TEXT_BREAK = "\n\n"
 """Separator between two texts of one answer in a transcript."""
@@ -52,7 +53,7 @@ def visible_turns(messages: Sequence[ModelMessage]) -> list[TranscriptTurn]:
             prompts = [part for part in message.parts if isinstance(part, UserPromptPart)]
             turns += [TranscriptTurn(user=_prompt_text(part), when=part.timestamp) for part in prompts]
             continue
-        texts = [part.content for part in message.parts if isinstance(part, TextPart) and part.content]
+        texts = [unify_lines(part.content) for part in message.parts if isinstance(part, TextPart) and part.content]
         if turns and texts:
             before = turns[-1].assistant
             answer = TEXT_BREAK.join([*([before] if before else []), *texts])
@@ -70,8 +71,8 @@ def last_turn(messages: Sequence[ModelMessage]) -> Sequence[ModelMessage]:
 
 def _prompt_text(part: UserPromptPart) -> str:
     if isinstance(part.content, str):
-        return part.content
-    return "\n".join(_content_text(content) for content in part.content)
+        return unify_lines(part.content)
+    return unify_lines("\n".join(_content_text(content) for content in part.content))
 
 
 def _content_text(content: object) -> str:

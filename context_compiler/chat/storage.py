@@ -19,6 +19,7 @@ from context_compiler.chat.transcript import Transcript
 from context_compiler.messages.history import History, load_messages, reader_of
 from context_compiler.record.store import Store, open_store
 from context_compiler.resilience import Breaker, try_await
+from context_compiler.text_files import unify_lines
 from context_compiler.tokens import as_counter
 
 Notice = Callable[[str], None]
@@ -112,6 +113,7 @@ class SessionStorage:
         self.messages = list(messages)
         last = visible_turns(last_turn(self.messages))
         answer = last[-1].assistant or "" if last else ""
+        shown = unify_lines(shown)
         if answer.startswith(shown) and len(answer) > len(shown):
             self.transcript.write_answer(answer[len(shown) :])
         self.transcript.end_turn()
@@ -147,6 +149,10 @@ class SessionStorage:
         self._report("record", outcome.error, "the transcript is used instead")
         found = await asyncio.to_thread(self._reconcile, outcome.value or [], self.messages, writing)
         self.messages = found.messages
+        if self.transcript.foreign:
+            self._notice(
+                f"{self.transcript.path}: is no transcript: none of its lines is **User:**; turns are added at its end"
+            )
         if found.conflict:
             self._notice(
                 f"{self.transcript.path}: turn {found.conflict} differs from the record; the record is used,"

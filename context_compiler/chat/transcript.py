@@ -32,8 +32,11 @@ from filelock import FileLock, Timeout
 
 from context_compiler.errors import SettingsError
 from context_compiler.paths import OWNER, make_private, owner_folder, vault_of
+from context_compiler.text_files import decode_text, encoding_of, unify_lines
 
 USER, ASSISTANT = "**User:**", "**Assistant:**"
+
+HEADING = "# Chat Session:"
 
 BLOCK_END = "\n\n"
 
@@ -84,6 +87,8 @@ class Transcript:
         self.session = session
         self.path = Path(folder) / f"{safe_id(session)}.md"
         self.fault: str | None = None
+        self.foreign = False
+        """True if the file, as last read, has text but neither a turn nor the title of a transcript."""
         self._private = private
         # A separate file, because on Windows nobody can read a file that is locked.
         self._lock = FileLock(self.path.with_name(f".{self.path.name}.lock"), mode=0o600, thread_local=False)
@@ -91,6 +96,8 @@ class Transcript:
         self._pending = b""
         self._line = ""
         self._answering = False
+        self._after_return = False
+        self._encoding = "utf-8"
 
     @asynccontextmanager
     async def hold(self, on_wait: Callable[[], None]) -> AsyncGenerator[None]:
@@ -141,6 +148,7 @@ class Transcript:
                 make_private(self.path.parent.parent)
             self.path.parent.mkdir(parents=True, exist_ok=True)
             self._file = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT | getattr(os, "O_BINARY", 0), 0o600)
+            self._encoding = encoding_of(os.read(self._file, 4))  # a tool may have saved the file as UTF-16
         except OSError as error:
             self.fault = f"{self.path}: {error.strerror or error}"
         return self._file
@@ -160,9 +168,10 @@ class Transcript:
             known: Turns known from the record. If the file has the same number of turns, only its last one is parsed.
         """
         try:
-            text = self.path.read_bytes().decode("utf-8", "replace")
+            text = decode_text(self.path.read_bytes(), "replace")
         except OSError:
             return []
+        self.foreign = bool(text.strip()) and TURN_START not in text and not text.startswith(HEADING)
         if known and text.count(TURN_START) == len(known):
             return [*known[:-1], *parse(text[text.rfind(TURN_START) :])]
         return parse(text)
@@ -175,15 +184,14 @@ class Transcript:
         try:
             size = os.fstat(file).st_size
             os.lseek(file, max(0, size - TAIL), os.SEEK_SET)
-            tail = os.read(file, TAIL)
+            tail = unify_lines(os.read(file, TAIL).decode(self._encoding, "replace"))
         except OSError as error:
             self.fault = f"{self.path}: {error.strerror or error}"
             return
         if not size:
             self._write(title(self.session) + BLOCK_END)
-        elif not tail.endswith(BLOCK_END.encode()):
-            last = tail.rpartition(b"\n")[2].decode("utf-8", "replace")
-            self._write(escape_suffix(last) + BLOCK_END)
+        elif not tail.endswith(BLOCK_END):
+            self._write(escape_suffix(tail.rpartition("\n")[2]) + BLOCK_END)
 
     def begin_turn(self, prompt: str, when: datetime) -> None:
         """Write the time and the prompt of a new turn."""
@@ -197,7 +205,10 @@ class Transcript:
         """Write a piece of the answer."""
         begin = "" if self._answering else f"{ASSISTANT}{BLOCK_END}"
         self._answering = True
-        lines = piece.split("\n")
+        if self._after_return and piece.startswith("\n"):  # the end of the last piece was the first half of a line end
+            piece = piece[1:]
+        self._after_return = piece.endswith("\r")
+        lines = unify_lines(piece).split("\n")
         for at, part in enumerate(lines):
             self._line = _marker_prefix(self._line + part)
             if at < len(lines) - 1:
@@ -209,7 +220,7 @@ class Transcript:
         """End the answer, complete or not, and flush the file to disk."""
         if self._answering:
             self._write(escape_suffix(self._line) + BLOCK_END)
-        self._answering, self._line = False, ""
+        self._answering, self._line, self._after_return = False, "", False
         if self._file is not None and not self._pending:
             try:
                 os.fsync(self._file)
@@ -231,8 +242,8 @@ class Transcript:
             self.end_turn()
 
     def _write(self, text: str) -> None:
-        self._pending += text.encode("utf-8", "replace")
         file = self._file if self._file is not None else self._open()
+        self._pending += text.encode(self._encoding, "replace")
         if file is None:
             return
         try:
@@ -304,7 +315,7 @@ def safe_id(session: str) -> str:
 def title(session: str) -> str:
     """Format the first line of a transcript."""
     name = "".join(char if char.isprintable() else " " for char in session)
-    return f"# Chat Session: {' '.join(name.split())}"
+    return f"{HEADING} {' '.join(name.split())}"
 
 
 def time_line(when: datetime) -> str:
@@ -313,8 +324,8 @@ def time_line(when: datetime) -> str:
 
 
 def escape(text: str) -> str:
-    """Append a backslash to each line that looks like a marker."""
-    return _LIKE_A_MARKER.sub(lambda found: f"{found[0]}\\", text)
+    """Append a backslash to each line that looks like a marker, and end each line with a line feed."""
+    return _LIKE_A_MARKER.sub(lambda found: f"{found[0]}\\", unify_lines(text))
 
 
 def escape_suffix(line: str) -> str:

@@ -20,6 +20,7 @@ from context_compiler.errors import TemplateError
 from context_compiler.fidelity import Fidelity
 from context_compiler.record.values import Compile
 from context_compiler.template import Template, TemplateLibrary, template_errors
+from context_compiler.text_files import read_text
 
 app = group("List, show and check templates.", shown="templates list")
 
@@ -167,7 +168,7 @@ def _wrong(error: TemplateError, name: str, path: str) -> TemplateCheck:
     found = (error,)
     if error.path and error.line:
         with suppress(OSError, UnicodeDecodeError):
-            text = Path(error.path).read_bytes().decode()
+            text = read_text(Path(error.path))
             found = template_errors(text, name=error.name, path=error.path) or found  # an error of a rendering
     return TemplateCheck(name=name, path=path, error=str(found[0]), errors=tuple(map(str, found)))
 
@@ -218,7 +219,7 @@ def load_template(path: str) -> Template:
     """
     name = Path(path).stem
     try:
-        return Template.parse(Path(path).read_bytes().decode(), name=name, path=path)
+        return Template.parse(read_text(Path(path)), name=name, path=path)
     except UnicodeDecodeError:
         raise TemplateError("the template is not UTF-8 text; save it as UTF-8", name=name, path=path) from None
     except OSError as error:

@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from context_compiler.pipeline.conditions import Condition, ConditionError, parse_condition
     from context_compiler.pipeline.config import Backoff, RunConfig
     from context_compiler.pipeline.dbos_runs import DBOSRuns
-    from context_compiler.pipeline.dot import parse_dot, to_dot
+    from context_compiler.pipeline.dot import parse_dot
+    from context_compiler.pipeline.dot_text import to_dot
     from context_compiler.pipeline.draw import to_svg
     from context_compiler.pipeline.engine import Engine
     from context_compiler.pipeline.graph import Diagnostic, Edge, Graph, Node, Pipeline, Severity
@@ -124,7 +125,8 @@ _HOMES = {
     "pipeline.conditions": ("Condition", "ConditionError", "parse_condition"),
     "pipeline.config": ("Backoff", "RunConfig"),
     "pipeline.dbos_runs": ("DBOSRuns",),
-    "pipeline.dot": ("parse_dot", "to_dot"),
+    "pipeline.dot": ("parse_dot",),
+    "pipeline.dot_text": ("to_dot",),
     "pipeline.draw": ("to_svg",),
     "pipeline.engine": ("Engine",),
     "pipeline.graph": ("Diagnostic", "Edge", "Graph", "Node", "Pipeline", "Severity"),

@@ -5,7 +5,8 @@ An error prevents a run, a warning marks a probable mistake, and an info marks s
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+import os
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from functools import lru_cache, partial
 from typing import TypeAlias
@@ -77,12 +78,36 @@ def exit_no_outgoing(graph: Graph) -> Iterator[Diagnostic]:
 
 
 def edge_target_exists(graph: Graph) -> Iterator[Diagnostic]:
-    """Report edges whose source or target is not declared."""
+    """Report stages that only edges name, and edges of a graph built in Python whose ends do not exist."""
+    declared = [name for name, node in graph.nodes.items() if not node.implied]
+    seen: set[str] = set()
     for edge in graph.edges:
         for name in dict.fromkeys((edge.source, edge.target)):
-            if name not in graph.nodes:
-                fix = f'declare it: {name} [prompt="..."]'
+            node = graph.nodes.get(name)
+            if node is None:
+                fix = "declare it"
                 yield diagnostic(edge, "edge_target_exists", ERROR, f"there is no stage {name!r}", fix)
+            elif node.implied and name not in seen:
+                seen.add(name)
+                near = _near_name(name, declared) if len(seen) <= MAX_SUGGESTIONS else ""
+                fix = f"did you mean {near}?" if near else "declare it to give it a prompt other than its name"
+                message = f"no statement declares the stage {name!r}"
+                yield diagnostic(edge, "edge_target_exists", WARNING if near else INFO, message, fix)
+
+
+def _near_name(name: str, declared: Sequence[str]) -> str:
+    return next((one for one in declared if _one_letter_away(name, one)), "")
+
+
+def _one_letter_away(name: str, other: str) -> bool:
+    """True if one letter added, left out, replaced or swapped with the next makes one name the other."""
+    name, other = name.lower(), other.lower()
+    start = len(os.path.commonprefix((name, other)))
+    end = len(os.path.commonprefix((name[start:][::-1], other[start:][::-1])))
+    rest, wanted = name[start : len(name) - end], other[start : len(other) - end]
+    if (rest + wanted).isdigit() or min(len(name), len(other)) < 3:  # step1 and step2, a and b are different stages
+        return False
+    return max(len(rest), len(wanted)) <= 1 or (len(rest) == 2 and rest == wanted[::-1])
 
 
 def reachability(graph: Graph) -> Iterator[Diagnostic]:
@@ -349,7 +374,7 @@ def goal_gate_has_retry(graph: Graph) -> Iterator[Diagnostic]:
 def prompt_on_llm_nodes(graph: Graph) -> Iterator[Diagnostic]:
     """Report agent stages with neither prompt nor label."""
     for node in graph.with_ends().nodes.values():
-        if node.handler == DEFAULT_HANDLER and not node.prompt and node.raw("label") is None:
+        if node.handler == DEFAULT_HANDLER and not node.implied and not node.prompt and node.raw("label") is None:
             message = "an agent stage with neither prompt nor label"
             yield diagnostic(node, "prompt_on_llm_nodes", WARNING, message, "give it a prompt")
 

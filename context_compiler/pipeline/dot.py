@@ -10,7 +10,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from decimal import Decimal
 from functools import cache
 from pathlib import Path
 from typing import TypeAlias, cast
@@ -20,8 +19,9 @@ from lark.exceptions import UnexpectedInput
 from lark.lark import PostLex
 
 from context_compiler.errors import GraphError
-from context_compiler.pipeline.attributes import Value
-from context_compiler.pipeline.graph import Diagnostic, Edge, Graph, Node, Severity, Subgraph
+from context_compiler.pipeline.attributes import NODE_SPELLINGS, Value
+from context_compiler.pipeline.graph import DEFAULT_HANDLER, HANDLERS, Diagnostic, Edge, Graph, Node, Severity, Subgraph
+from context_compiler.text_files import decode_text, unify_lines
 
 LARGEST = 16_000_000
 """Maximum length of a source, in characters."""
@@ -318,7 +318,7 @@ def parse_dot(text: str, path: str | None = None) -> Graph:
     Raises:
         GraphError: the text is not a graph. The message has the place and the reason; `snippet` shows the line.
     """
-    source = text.removeprefix("\ufeff").replace("\r\n", "\n")
+    source = unify_lines(text.removeprefix("\ufeff"))
     try:
         graph = _Reader(text=source).graph(parse_statements(source))
     except DotSyntaxError as error:
@@ -347,7 +347,7 @@ def read_source(path: Path, largest: int = LARGEST) -> str:
     """
     with path.open("rb") as file:
         data = file.read(4 * largest + 1)
-    return data.decode(errors="strict" if len(data) <= 4 * largest else "replace")
+    return decode_text(data, "strict" if len(data) <= 4 * largest else "replace")
 
 
 def source_position(text: str, at: int) -> tuple[int, int, str]:
@@ -370,6 +370,8 @@ class _Draft:
     """Its first declaration."""
     inside: list[int] = field(default_factory=list[int])
     """Indices of the subgraphs that declare it."""
+    implied: bool = False
+    """True if only an edge names it."""
 
 
 @dataclass(slots=True)
@@ -390,6 +392,7 @@ class _Reader:
     def __init__(self, *, text: str) -> None:
         self._lenient = Leniencies(text)
         self._drafts: dict[str, _Draft] = {}
+        self._mentions: dict[str, tuple[_Draft, _Scope]] = {}
         self._edges: list[Edge] = []
         self._scopes: list[tuple[str, int | None, _Scope]] = []
 
@@ -403,6 +406,7 @@ class _Reader:
             self._lenient.add("anonymous_graph", 0)
         outer = _Scope(attrs={}, nodes={}, edges={})
         self._walk(tree, outer)
+        self._add_implied()
         subgraphs = tuple(
             Subgraph(name=title, attrs=scope.attrs, nodes=tuple(dict.fromkeys(scope.members)), parent=parent)
             for title, parent, scope in self._scopes
@@ -412,6 +416,7 @@ class _Reader:
                 name=name,
                 attrs=draft.attrs,
                 derived=subgraph_classes(subgraphs, draft.inside),
+                implied=draft.implied,
                 line=draft.at.line,
                 column=draft.at.column,
             )
@@ -458,22 +463,33 @@ class _Reader:
         name, attrs = identifier(token, self._lenient), self._read_attributes(children[1:])
         draft = self._drafts.get(name)
         if draft is None:
-            self._drafts[name] = draft = _Draft(attrs={**scope.nodes, **attrs}, at=token)
+            self._drafts[name] = draft = _Draft(attrs=_override(scope.nodes, attrs), at=token)
         else:
-            draft.attrs.update(attrs)
-        scope.members.append(name)
-        if scope.place is not None and scope.place not in draft.inside:
-            draft.inside.append(scope.place)
+            draft.attrs = {**_without_spellings(draft.attrs, attrs), **attrs}
+        _include(draft, name, scope)
+
+    def _add_implied(self) -> None:
+        """Add the stages that only edges name, each with the defaults of the place that names it first."""
+        for name, (draft, scope) in self._mentions.items():
+            if name not in self._drafts:
+                self._drafts[name] = draft
+                _include(draft, name, scope)
 
     def _add_edges(self, children: _Children, scope: _Scope) -> None:
         first = _token(children[0])
         hops = [_token(one) for one in children[1:] if _token(one).type == "HOP"]
         attrs = {**scope.edges, **self._read_attributes(children[1 + len(hops) :])}
         source = identifier(first, self._lenient)
+        self._mention(source, first, scope)
         for one in hops:
             target, at = hop_target(one, self._lenient), first if one is hops[0] else one
+            self._mention(target, one, scope)
             self._edges.append(Edge(source=source, target=target, attrs=attrs, line=at.line, column=at.column))
             source = target
+
+    def _mention(self, name: str, at: Token, scope: _Scope) -> None:
+        if name not in self._drafts and name not in self._mentions:
+            self._mentions[name] = _Draft(attrs=dict(scope.nodes), at=at, implied=True), scope
 
     def _read_attributes(self, blocks: _Children) -> dict[str, Value]:
         attrs: dict[str, Value] = {}
@@ -485,6 +501,29 @@ class _Reader:
             if at == 1:
                 self._lenient.add("several_blocks", token.start_pos or 0)
         return attrs
+
+
+def _include(draft: _Draft, name: str, scope: _Scope) -> None:
+    """Make a stage a member of the graph or subgraph that a scope belongs to."""
+    scope.members.append(name)
+    if scope.place is not None and scope.place not in draft.inside:
+        draft.inside.append(scope.place)
+
+
+def _override(defaults: Mapping[str, Value], attrs: Mapping[str, Value]) -> dict[str, Value]:
+    """Attributes of a stage; a shape of its own that selects a handler wins over an inherited `codergen`."""
+    node = Node(name="", attrs=_without_spellings(defaults, attrs))
+    shape = attrs.get("shape")
+    if node.type == DEFAULT_HANDLER and isinstance(shape, str) and shape in HANDLERS:
+        node = Node(name="", attrs=_without_spellings(node.attrs, ("type",)))
+    return {**node.attrs, **attrs}
+
+
+def _without_spellings(attrs: Mapping[str, Value], names: Iterable[str]) -> dict[str, Value]:
+    """Attributes without those that are set anew under any of their spellings."""
+    groups = [(standard, *others) for standard, others in NODE_SPELLINGS.items()]
+    replaced = {one for group in groups if not set(group).isdisjoint(names) for one in group}
+    return {name: value for name, value in attrs.items() if name not in replaced}
 
 
 _Children: TypeAlias = Sequence[Token | Tree[Token]]
@@ -514,72 +553,3 @@ def subgraph_classes(subgraphs: Sequence[Subgraph], inside: Sequence[int]) -> tu
 
 
 _NOT_IN_CLASS = re.compile(r"[^a-z0-9-]")
-
-
-_BARE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-_KEY = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(?:\.[A-Za-z_][A-Za-z0-9_]*)*")
-_WORDS = frozenset({"digraph", "graph", "node", "edge", "subgraph", "strict"})
-_QUOTING = str.maketrans({"\\": "\\\\", '"': '\\"', "\n": "\\n", "\t": "\\t"})
-
-
-def to_dot(graph: Graph) -> str:
-    """Serialize a graph to DOT, so that `parse_dot(to_dot(graph)) == graph`.
-
-    Settings come first, then stages, subgraphs with their members, and edges. Defaults are part of the attributes of
-    each stage and edge. Classes from subgraphs are not written, because parsing derives them again.
-    """
-    lines = [f"digraph {_format_name(graph.name)} {{" if graph.name else "digraph {"]
-    lines += [f"  {_format_key(key)}={_format_value(value)}" for key, value in graph.attrs.items()]
-    lines += [f"  {_format_name(node.name)}{_format_block(node.attrs)}" for node in graph.nodes.values()]
-    lines += _subgraph_lines(graph)
-    for edge in graph.edges:
-        lines.append(f"  {_format_name(edge.source)} -> {_format_name(edge.target)}{_format_block(edge.attrs)}")
-    return "\n".join([*lines, "}", ""])
-
-
-def _subgraph_lines(graph: Graph) -> Iterable[str]:
-    """Yield the lines of nested subgraphs, in order, with a stack instead of recursion."""
-    inner: dict[int | None, list[int]] = {}
-    for place, one in enumerate(graph.subgraphs):
-        inner.setdefault(one.parent, []).append(place)
-    waiting: list[tuple[int | None, int]] = [(place, 1) for place in reversed(inner.get(None, ()))]
-    while waiting:
-        place, depth = waiting.pop()
-        indent = "  " * depth
-        if place is None:
-            yield f"{indent}}}"
-            continue
-        one = graph.subgraphs[place]
-        yield f"{indent}subgraph {_format_name(one.name)} {{" if one.name else f"{indent}subgraph {{"
-        yield from (f"{indent}  {_format_key(key)}={_format_value(value)}" for key, value in one.attrs.items())
-        yield from (f"{indent}  {_format_name(name)}" for name in one.nodes)
-        waiting.append((None, depth))
-        waiting += [(child, depth + 1) for child in reversed(inner.get(place, ()))]
-
-
-def _format_block(attrs: Mapping[str, Value]) -> str:
-    inner = ", ".join(f"{_format_key(key)}={_format_value(value)}" for key, value in attrs.items())
-    return f" [{inner}]" if inner else ""
-
-
-def _format_name(name: str) -> str:
-    return name if _BARE.fullmatch(name) and name not in _WORDS else _quote(name)
-
-
-def _format_key(key: str) -> str:
-    return key if _KEY.fullmatch(key) and key not in _WORDS else _quote(key)
-
-
-def _format_value(value: Value) -> str:
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, int):
-        return str(value)
-    if isinstance(value, float):
-        number = format(Decimal(repr(value)), "f")
-        return number if "." in number else f"{number}.0"
-    return _quote(value)
-
-
-def _quote(text: str) -> str:
-    return f'"{text.translate(_QUOTING)}"'

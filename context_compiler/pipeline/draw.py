@@ -46,7 +46,7 @@ def to_svg(graph: Graph, *, graphviz: str | None = "dot") -> str:
     """Draw a graph as an SVG document.
 
     Args:
-        graph: The graph. A stage that is named by an edge but not declared gets a dashed outline.
+        graph: The graph. A stage that no statement declares gets a dashed outline.
         graphviz: The Graphviz program. If it is None or not installed, the layout is computed in Python.
 
     Raises:

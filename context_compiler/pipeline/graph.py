@@ -89,6 +89,8 @@ class Node(Attributed):
     line: int | None = field(default=None, compare=False)
     """Line of the first declaration, from 1."""
     column: int | None = field(default=None, compare=False)
+    implied: bool = field(default=False, compare=False)
+    """True if no statement declares the stage, only an edge names it."""
     prompt_line: int | None = field(default=None, compare=False)
     """First line of the prompt, from 1, if the prompt has its own lines as in a workflow file."""
 
@@ -267,7 +269,7 @@ class Graph(Attributed):
 
     name: str = ""
     nodes: Mapping[str, Node] = field(default_factory=dict[str, Node], hash=False)
-    """Declared stages by name, in the order of the source; stages that only an edge names are not included."""
+    """Stages by name: the declared ones in the order of the source, then those that only an edge names."""
     edges: tuple[Edge, ...] = ()
     subgraphs: tuple[Subgraph, ...] = ()
     diagnostics: tuple[Diagnostic, ...] = field(default=(), compare=False)

@@ -24,7 +24,8 @@ from context_compiler.paths import check_place, is_address, make_private
 from context_compiler.pipeline.check import validate_or_raise
 from context_compiler.pipeline.checkpoint import CheckpointFolder
 from context_compiler.pipeline.config import RequestMeter, RunConfig, advance_plainly
-from context_compiler.pipeline.dot import load_dot, parse_dot, to_dot
+from context_compiler.pipeline.dot import load_dot, parse_dot
+from context_compiler.pipeline.dot_text import to_dot
 from context_compiler.pipeline.engine import Engine, EngineIO
 from context_compiler.pipeline.graph import Graph
 from context_compiler.pipeline.handlers import build_handlers

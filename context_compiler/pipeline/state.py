@@ -24,7 +24,7 @@ from context_compiler.errors import PipelineError
 from context_compiler.ids import text_hash
 from context_compiler.pipeline.attributes import as_text
 from context_compiler.pipeline.conditions import STATUSES
-from context_compiler.pipeline.dot import to_dot
+from context_compiler.pipeline.dot_text import to_dot
 from context_compiler.pipeline.graph import Graph
 
 STATUS_KEYS = ("outcome", "status")

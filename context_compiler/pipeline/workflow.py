@@ -21,6 +21,7 @@ from context_compiler.pipeline.attributes import Value
 from context_compiler.pipeline.dot import read_source
 from context_compiler.pipeline.graph import AGENTS, Diagnostic, Edge, Graph, Node, Severity
 from context_compiler.template.front_matter import Entry, FrontMatterError, split_front_matter
+from context_compiler.text_files import unify_lines
 
 SUFFIXES = (".md", ".markdown")
 LARGEST = 1_000_000
@@ -108,7 +109,7 @@ def _normalise(text: str) -> str:
         raise FrontMatterError(
             "it contains a NUL character; is it a text file?", text.count("\n", 0, text.index("\0")) + 1
         )
-    return text.removeprefix("\ufeff").replace("\r\n", "\n").replace("\r", "\n")
+    return unify_lines(text.removeprefix("\ufeff"))
 
 
 def _read_front_matter(entries: Mapping[str, Entry]) -> tuple[dict[str, str], list[Diagnostic]]:

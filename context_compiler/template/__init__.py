@@ -20,7 +20,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from functools import cache, lru_cache
-from hashlib import sha256
 from pathlib import Path
 from typing import Literal, Self, TypeAlias
 
@@ -40,6 +39,7 @@ from context_compiler.template.front_matter import (
     split_front_matter,
 )
 from context_compiler.template.sandbox import RenderError, body_errors, compile_body, run_program
+from context_compiler.text_files import decode_text, unify_lines
 
 log = logging.getLogger(__name__)
 
@@ -170,7 +170,7 @@ def _normalize(text: str) -> str:
         )
     if not text.strip("\ufeff \t\r\n"):
         raise FrontMatterError("the template is empty", 1)
-    return text.removeprefix("\ufeff").replace("\r\n", "\n").replace("\r", "\n")
+    return unify_lines(text.removeprefix("\ufeff"))
 
 
 @lru_cache(maxsize=1024)
@@ -356,10 +356,10 @@ class TemplateLibrary:
             known, stamp = _LOADED.get(key), _stamp(file)
             if known is not None and known[0] is not None and known[0] == stamp:
                 return known[1]
-            data = root.read(file)
+            text = decode_text(root.read(file))
             template = known[1] if known is not None else None
-            if template is None or template.sha256 != sha256(data).hexdigest():
-                template = Template.parse(data.decode(), name=root.name(file), source=root.source, path=key[2])
+            if template is None or template.sha256 != text_hash(text):
+                template = Template.parse(text, name=root.name(file), source=root.source, path=key[2])
             _LOADED.keep(key, (stamp, template))
         except UnicodeDecodeError as error:
             line = error.object.count(b"\n", 0, error.start) + 1

@@ -265,9 +265,18 @@ async def test_any_prompt_is_kept_word_for_word(name: str, endless: bool, room: 
     said = text.replace("\udcff\ud800", "\ufffd\ufffd")
     assert texts(again.messages)[0] == said
     told = again.storage.transcript.read()
-    assert [turn.user for turn in told] == [said, "And now?"]
-    assert told[0].assistant is not None and said[:100].split(" ")[0] in told[0].assistant
+    assert [turn.user for turn in told] == [said.replace("\r", "\n"), "And now?"]
+    assert told[0].assistant is not None and told[0].user[:100].split(" ")[0] in told[0].assistant
     assert not room.notices
+
+
+async def test_a_transcript_without_a_turn_is_reported(room: Room) -> None:
+    chat = room.chat(Model())
+    chat.storage.transcript.path.parent.mkdir(parents=True, exist_ok=True)
+    chat.storage.transcript.path.write_text("Shopping: milk\n")
+    await chat.say("Hello.")
+    await chat.close()
+    assert any("is no transcript" in notice for notice in room.notices)
 
 
 def test_the_folder_of_a_chat_is_readable_by_its_owner_alone(tmp_path: Path) -> None:

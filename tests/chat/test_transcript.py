@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from context_compiler.chat.transcript import Transcript, TranscriptTurn, safe_id
 from context_compiler.errors import SettingsError
+from context_compiler.text_files import unify_lines
 
 NOON = datetime(2026, 11, 21, 12, tzinfo=UTC)
 
@@ -56,17 +57,33 @@ def test_a_transcript_reads_like_a_conversation(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", HOSTILE, ids=range(len(HOSTILE)))
-def test_a_message_that_looks_like_a_mark_is_read_back_unchanged(text: str, tmp_path: Path) -> None:
+def test_a_message_that_looks_like_a_mark_is_read_back_except_for_its_line_ends(text: str, tmp_path: Path) -> None:
     turns = told(tmp_path, [(text, [text]), ("and", list(text)), (text, [])])
+    text = unify_lines(text)
     assert [(turn.user, turn.assistant) for turn in turns] == [(text, text), ("and", text), (text, None)]
     assert turns[0].when == NOON
 
 
 @given(st.lists(st.tuples(texts, st.lists(texts, max_size=4)), max_size=4))
-def test_any_message_is_read_back_unchanged(turns: list[tuple[str, list[str]]]) -> None:
+def test_any_message_is_read_back_except_for_its_line_ends(turns: list[tuple[str, list[str]]]) -> None:
     with TemporaryDirectory() as folder:
         back = told(Path(folder), turns)
-    assert [(turn.user, turn.assistant or "") for turn in back] == [(user, "".join(pieces)) for user, pieces in turns]
+    written = [(unify_lines(user), unify_lines("".join(pieces))) for user, pieces in turns]
+    assert [(turn.user, turn.assistant or "") for turn in back] == written
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16"])
+def test_a_transcript_that_a_tool_of_windows_saved_goes_on_in_its_encoding(encoding: str, tmp_path: Path) -> None:
+    told(tmp_path, [("Which port?", ["8081."]), ("And ß?", ["é"])])
+    path = tmp_path / "talk.md"
+    path.write_bytes(path.read_text("utf-8").replace("\n", "\r\n").encode(encoding))
+    transcript = Transcript(tmp_path, "talk")
+    assert [(turn.user, turn.assistant) for turn in transcript.read()] == [("Which port?", "8081."), ("And ß?", "é")]
+    transcript.repair()
+    transcript.append([TranscriptTurn(user="And now?", assistant="8082 ☃")], NOON)
+    transcript.close()
+    assert [turn.assistant for turn in transcript.read()] == ["8081.", "é", "8082 ☃"]
+    assert path.read_bytes().decode(encoding).count("**User:**") == 3
 
 
 @pytest.mark.parametrize(

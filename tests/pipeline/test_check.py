@@ -43,8 +43,9 @@ CASES = [
     ("terminal_node", "ERROR", SOUND.replace("done", "over").replace(" [shape=Msquare]", "[label=x]"), ""),
     ("terminal_node", "ERROR", with_("over [shape=Msquare]; run -> over"), "over"),
     ("reachability", "ERROR", with_("lost [prompt=x]; lost -> run"), "lost"),
-    ("edge_target_exists", "ERROR", with_("run -> nowhere"), "run -> nowhere"),
-    ("edge_target_exists", "ERROR", with_("nobody -> run"), "nobody -> run"),
+    ("edge_target_exists", "INFO", with_("run -> nowhere -> done"), "run -> nowhere"),
+    ("edge_target_exists", "WARNING", with_("run -> plann -> done"), "run -> plann"),
+    ("edge_target_exists", "WARNING", with_("run -> paln -> done"), "run -> paln"),
     ("dead_end", "WARNING", with_("plan -> end_here; end_here [prompt=x]"), "end_here"),
     ("exit_reachable", "WARNING", with_("plan -> a -> b -> c; a [prompt=x]; b [prompt=x]; c [prompt=x]"), "a"),
     ("cycle_without_exit", "WARNING", with_("plan -> a -> b -> a; a [prompt=x]; b [prompt=x]"), "a"),
@@ -242,13 +243,13 @@ def test_a_custom_rule_is_applied_too() -> None:
 
 
 def test_errors_come_first_and_prevent_a_run() -> None:
-    graph = parse_dot(with_("lost [promt=x]; run -> nowhere"), "plan.dot")
+    graph = parse_dot(with_("lost [promt=x]; run -> nowhere -> start"), "plan.dot")
     severities = [one.severity for one in validate(graph)]
     assert severities == sorted(severities, key=list(Severity).index)
     with pytest.raises(GraphError) as caught:
         validate_or_raise(graph)
     assert caught.value.line == 9 and str(caught.value).startswith("plan.dot:9:")
-    assert "edge_target_exists" in str(caught.value) and "(and 1 more)" in str(caught.value)
+    assert "reachability" in str(caught.value) and "(and 1 more)" in str(caught.value)
     assert caught.value.diagnostics == validate(graph)
 
 

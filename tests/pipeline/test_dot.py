@@ -125,8 +125,28 @@ def test_declaring_a_stage_again_merges_its_attributes() -> None:
     assert graph.nodes["a"].classes == ("s",)
 
 
-def test_a_stage_that_only_an_edge_names_is_not_declared() -> None:
-    assert list(parse_dot("digraph g { a -> b; a }").nodes) == ["a"]
+def test_a_stage_that_only_an_edge_names_exists_with_the_defaults_of_that_place() -> None:
+    graph = parse_dot("digraph g { node [max_retries=2]; subgraph s { label=Work; a -> b -> c } c [max_retries=1]; a }")
+    assert {name: node.max_retries for name, node in graph.nodes.items()} == {"c": 1, "a": 2, "b": 2}
+    assert [(node.implied, node.classes) for node in graph.nodes.values()] == [
+        (False, ()),
+        (False, ()),
+        (True, ("work",)),
+    ]
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        'x [node_type="codergen", type="tool"]',
+        'node [type="codergen"]; x [type="tool"]',
+        'node [type="codergen"]; x [node_type="tool"]',
+        'node [node_type="codergen"]; x [shape=parallelogram]',
+        'x [type="codergen"]; x [node_type="tool"]',
+    ],
+)
+def test_a_tool_type_or_shape_of_a_stage_wins_over_codergen(source: str) -> None:
+    assert parse_dot(f"digraph g {{ {source} }}").nodes["x"].handler == "tool"
 
 
 def test_keys_may_contain_dots_and_unknown_ones_are_kept() -> None:

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from context_compiler.errors import PipelineError
-from context_compiler.pipeline import Graph, parse_dot, to_svg
+from context_compiler.pipeline import Edge, Graph, Node, parse_dot, to_svg
 from context_compiler.pipeline.layout import Layout, compute_layout
 from tests.pipeline.test_fidelity import EXAMPLE
 
@@ -73,6 +73,8 @@ ALLOWED = {"svg", "title", "style", "defs", "marker", "path", "rect", "text", "g
 def test_an_empty_graph_and_a_stage_that_only_an_edge_names_can_be_drawn() -> None:
     assert "pipeline" in texts(drawn(parse_dot("digraph { }")))
     shown = texts(drawn(parse_dot("digraph g { a -> b; a }")))
+    assert shown[-2:] == ["b", "codergen"]
+    shown = texts(drawn(Graph(name="g", nodes={"a": Node(name="a")}, edges=(Edge(source="a", target="b"),))))
     assert "not declared" in shown
 
 

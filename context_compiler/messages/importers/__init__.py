@@ -114,7 +114,7 @@ def parse_transcripts(data: bytes, *, file: str, format: str | None = None) -> l
     if format == TEXT or (format is None and plain_text.looks_like_text(text)):
         draft = Draft(file=file)
         plain_text.read(draft, text)
-        return [draft.transcript(name=stem, format=TEXT)]
+        return _with_messages([draft.transcript(name=stem, format=TEXT)], file)
     value = load(text, file=file)
     found = conversations(value, _is_message, trusted=format is not None)
     if not found:
@@ -124,6 +124,10 @@ def parse_transcripts(data: bytes, *, file: str, format: str | None = None) -> l
         _read(one, file=file, name=name, label=name if len(found) > 1 else "", format=format)
         for one, name in zip(found, found_names, strict=True)
     ]
+    return _with_messages(read, file)
+
+
+def _with_messages(read: list[Transcript], file: str) -> list[Transcript]:
     if not any(transcript.messages for transcript in read):
         raise TranscriptError("contains no messages; name a file with at least one", file=file)
     return read

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from codecs import BOM_UTF16_BE, BOM_UTF16_LE
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
@@ -12,6 +11,7 @@ from math import isinf
 
 from context_compiler.errors import TranscriptError
 from context_compiler.messages.importers.draft import Json, mapping, sequence
+from context_compiler.text_files import decode_text
 
 
 class _NotFinite(ValueError):
@@ -62,16 +62,15 @@ def load(text: str, *, file: str) -> object:
 
 
 def decode(data: bytes, *, file: str) -> str:
-    """Decode the content of a file as UTF-8.
+    """Decode the content of a file.
 
     Raises:
-        TranscriptError: The file is empty or not UTF-8.
+        TranscriptError: The file is empty or not text.
     """
     try:
-        text = data.decode("utf-8-sig")
+        text = decode_text(data)
     except UnicodeDecodeError as error:
-        wide = data.startswith((BOM_UTF16_LE, BOM_UTF16_BE))
-        found = "it looks like UTF-16" if wide else f"byte {error.start} is not UTF-8"
+        found = f"byte {error.start} is not {error.encoding.upper()}"
         raise TranscriptError(f"is not UTF-8 text ({found}); save it as UTF-8", file=file) from None
     if not text.strip():
         raise TranscriptError("is empty; name a file that contains a transcript", file=file)
@@ -207,17 +206,29 @@ def _find_in_elements(listed: Sequence[object], is_message: Callable[[Json], boo
 
 
 def conversation_names(found: Sequence[Conversation], stem: str) -> list[str]:
-    """Name each conversation: the stem of the file, followed by an id or index if there are several."""
-    if len(found) == 1:
-        return [stem]
+    """Name each conversation: by its title if it is a tree of nodes, else the stem of the file.
+
+    An id or index follows the title if several conversations share it, and the stem if there are several conversations.
+    """
+    titles = [
+        _name_from(conversation.head.get("title") if NODES in conversation.head else None) for conversation in found
+    ]
+    return [
+        title if titles.count(title) == 1 and title else f"{title or stem}#{id}" if len(found) > 1 else stem
+        for title, id in zip(titles, _ids(found), strict=True)
+    ]
+
+
+def _ids(found: Sequence[Conversation]) -> list[str]:
+    """Different ids of all conversations: from the first key of `NAMES` that gives them, else their indexes."""
     for key in NAMES:
         ids = [_name_from(conversation.head.get(key)) for conversation in found]
         if all(ids) and len(set(ids)) == len(ids):
-            return [f"{stem}#{id}" for id in ids]
-    return [f"{stem}#{index}" for index in range(len(found))]
+            return ids
+    return [str(index) for index in range(len(found))]
 
 
 def _name_from(value: object) -> str:
     """Text of an id that can be part of a name; empty if it cannot."""
-    name = str(value) if isinstance(value, str | int) and not isinstance(value, bool) else ""
+    name = " ".join(str(value).split()) if isinstance(value, str | int) and not isinstance(value, bool) else ""
     return name if len(name) <= 80 and name.isprintable() else ""

@@ -59,7 +59,7 @@ def read(draft: Draft, prose: str) -> None:
     own = prose.lstrip().startswith(_OWN)
     role, lines, fence, when = None, list[str](), "", None
     found = False
-    for line in prose.splitlines():
+    for line in prose.split("\n"):
         stamp = _TIME.match(line.strip()) if own and len(line) < MAX_SPEAKER_LINE else None
         speaker = None if fence else _speaker(line)
         if stamp is not None:

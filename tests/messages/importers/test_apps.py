@@ -81,9 +81,9 @@ def test_chatgpt_reads_the_branch_to_the_current_node():
     assert parts(one.messages, "user-prompt")[0].timestamp.timestamp() == 1700000000.5
 
 
-def test_an_export_with_several_chats_names_them_by_their_ids():
+def test_chats_with_the_same_title_are_told_apart_by_their_ids():
     found = read_all([CHATGPT, {**CHATGPT, "conversation_id": "c2"}])
-    assert [(one.name, one.format) for one in found] == [("sample#c1", "chatgpt"), ("sample#c2", "chatgpt")]
+    assert [(one.name, one.format) for one in found] == [("Trip#c1", "chatgpt"), ("Trip#c2", "chatgpt")]
 
 
 CLAUDE = {
@@ -446,3 +446,12 @@ def test_a_transcript_of_our_own_chat_reads_back():
 
 def test_text_without_a_speaker_is_refused_with_an_example():
     assert "begin each message with a line such as **User:**" in str(refused(b"Hello", format="text"))
+
+
+def test_chatgpt_conversations_are_named_by_their_titles_and_by_ids_where_these_repeat() -> None:
+    export = [
+        {**CHATGPT, "title": title, "conversation_id": f"c{at}"} for at, title in enumerate(["Trip", "New", "New", ""])
+    ]
+    found = parse_transcripts(json.dumps(export).encode(), file="conversations.json")
+    assert [one.name for one in found] == ["Trip", "New#c1", "New#c2", "conversations#c3"]
+    assert parse_transcripts(json.dumps(CHATGPT).encode(), file="conversations.json")[0].name == "Trip"
