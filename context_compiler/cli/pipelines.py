@@ -16,6 +16,7 @@ from context_compiler import pipeline
 from context_compiler.cli.options import (
     SYSTEM,
     Json,
+    Owner,
     System,
     Vault,
     Yes,
@@ -308,9 +309,9 @@ def resume(
 
 
 @app.command("runs", epilog=example("pipeline runs"))
-def list_runs(runs: Runs = RUNS, json: Json = False) -> None:
+def list_runs(runs: Runs = RUNS, owner: Owner = None, json: Json = False) -> None:
     """List runs, newest first."""
-    found = asyncio.run(_load_runs(runs))
+    found = [one for one in asyncio.run(_load_runs(runs)) if owner is None or one.owner == owner]
     rows = [
         (one.run_id, one.status, one.completed, one.current_node or "", one.started_at[:19], _about(one))
         for one in found
@@ -365,7 +366,7 @@ def prune(
 @app.command("show", epilog=example("pipeline show login-1a2b3c4d"))
 def show(run: RunId, runs: Runs = RUNS, json: Json = False) -> None:
     """Show the state of a run: stages, outcomes and context values."""
-    state, events = asyncio.run(_load_run(run, runs))
+    state, events, status = asyncio.run(load_run(run, runs))
     screen = Screen()
     if json:
         screen.raw(
@@ -375,7 +376,7 @@ def show(run: RunId, runs: Runs = RUNS, json: Json = False) -> None:
     lineage = state.lineage
     facts = (
         ("run", state.run_id),
-        ("status", state.status or "running or stopped"),
+        ("status", status),
         ("reason", state.failure_reason),
         ("last stage", state.current_node),
         ("next stage", state.next_node),
@@ -385,7 +386,11 @@ def show(run: RunId, runs: Runs = RUNS, json: Json = False) -> None:
     screen.facts(facts)
     screen.line()
     screen.table(STAGES, [_stage_row(state, name) for name in dict.fromkeys(state.completed)])
-    kept = [(key, one_line(str(value), 200)) for key, value in state.context.items() if not key.startswith("internal.")]
+    kept = [
+        (key, one_line(value if isinstance(value, str) else json_text(value, indent=None), 200))
+        for key, value in state.context.items()
+        if not key.startswith("internal.")
+    ]
     screen.heading("context")
     screen.facts(kept)
 
@@ -427,19 +432,32 @@ def _unknown_run(run: str, runs: str, names: Sequence[str]) -> PipelineError:
     return PipelineError(f"{place_name(runs)}: no run {one_line(run, 60)!r}{known}")
 
 
-async def _load_run(run: str, runs: str) -> tuple[pipeline.RunState, list[pipeline.Event]]:
+async def load_run(run: str, runs: str) -> tuple[pipeline.RunState, list[pipeline.Event], str]:
+    """Load a run by its id or folder: its state, its events and its status in one word.
+
+    Raises:
+        PipelineError: there is no such run.
+    """
     folder = Path(run)
     if (folder / "checkpoint.json").is_file():
         state = pipeline.read_checkpoint(folder)
         if state is not None:
-            return state, await pipeline.in_folder(folder).events(state.lineage.root_run_id)
+            return await _with_events(state, pipeline.in_folder(folder))
     if not has_runs(runs):
         raise _no_runs(runs)
     async with open_runs(runs) as store:
         state = await store.load(run)
         if state is None:
             raise _unknown_run(run, runs, [info.run_id for info in await store.runs()])
-        return state, await store.events(run)
+        return await _with_events(state, store)
+
+
+async def _with_events(
+    state: pipeline.RunState, store: pipeline.RunStore
+) -> tuple[pipeline.RunState, list[pipeline.Event], str]:
+    name = state.lineage.root_run_id
+    statuses = {info.run_id: info.status for info in await store.runs()}
+    return state, await store.events(name), statuses.get(name, state.status or "stopped")
 
 
 add_queue_commands(app)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Collection, Iterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, Callable, Collection, Generator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, fields, replace
 from functools import partial, wraps
 from inspect import Parameter, Signature, signature
@@ -17,7 +17,7 @@ import typer
 
 from context_compiler import pipeline
 from context_compiler.cli.inputs import chat_model, check_stage_model
-from context_compiler.cli.options import DB, PLACE, SYSTEM, Json, System, Vault, check_run_name, print_look
+from context_compiler.cli.options import DB, PLACE, SYSTEM, AsOwner, Json, System, Vault, check_run_name, print_look
 from context_compiler.cli.progress import RunProgress
 from context_compiler.cli.screen import Screen, print_note
 from context_compiler.cli.text import json_text, one_line
@@ -27,6 +27,7 @@ from context_compiler.pipeline.handlers.agent import stage_model
 from context_compiler.pipeline.stores import OnEvent
 from context_compiler.pipeline.workflow import DIRECTIVES as KNOWN
 from context_compiler.pipeline.workflow import apply_directives, read_directives
+from context_compiler.resilience import attempt
 from context_compiler.template import TemplateLibrary
 from context_compiler.tokens.prices import Money
 
@@ -82,6 +83,7 @@ class RunOptions:
     db: Db = DB
     vault: Vault = None
     system: System = SYSTEM
+    owner: AsOwner = None
     max_duration: MaxDuration = None
     max_requests: MaxRequests = None
     max_cost: MaxCost = None
@@ -137,7 +139,7 @@ def run_graph(
     progress = RunProgress(Screen(), events=options.events, silent=options.json)
     config = run_config(options, runs, progress.on_event)
     arguments: dict[str, Any] = {"run_id": name, "context": parse_values(values or []), **_agents(graph, options)}
-    with progress.display():
+    with _interruptible(name, options, runs), progress.display():
         result = asyncio.run(pipeline.run_pipeline(graph, config, **arguments))
     _print_result(result, options, f"{name}{'' if runs == RUNS else f' --runs {quote(runs)}'}")
 
@@ -157,9 +159,29 @@ def resume_run(
     if not options.simulate:  # as a rule, because a run that has ended needs no models
         config = replace(config, rules=(*config.rules, partial(_models_usable, options.model)))
         arguments |= {"agents": own_model} if options.model is None else {}
-    with progress.display():
+    with _interruptible(run, options, runs), progress.display():
         result = asyncio.run(pipeline.resume_pipeline(run, config, **arguments))
     _print_result(result, options, f"{run}{'' if runs in (None, RUNS) else f' --runs {quote(runs)}'}")
+
+
+@contextmanager
+def _interruptible(run: str, options: RunOptions, runs: str | None) -> Generator[None]:
+    """Print the document of a run that Ctrl-C stops, if one is wanted, before the command ends."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        if options.json or options.events:
+            state = attempt(lambda: asyncio.run(_load_state(run, runs))).value
+            facts: dict[str, Any] = {"run_id": run, "status": "stopped", "reason": "interrupted"}
+            _print_document(facts, state, options)
+        raise
+
+
+async def _load_state(run: str, runs: str | None) -> pipeline.RunState | None:
+    if runs is None:
+        return pipeline.read_checkpoint(Path(run))
+    async with open_runs(runs) as store:
+        return await store.load(run)
 
 
 @asynccontextmanager
@@ -182,7 +204,7 @@ def run_config(options: RunOptions, runs: str | None, on_event: OnEvent | None =
         runs=runs,
         logs_root=options.logs,
         store=options.db,
-        compiler={"vault": options.vault, "system": options.system},
+        compiler={"vault": options.vault, "system": options.system, "owner": options.owner},
         rules=(partial(template_known, TemplateLibrary(vault=options.vault, system=options.system)),),
         on_event=on_event,
         max_duration=_parse_duration(options.max_duration),
@@ -292,16 +314,8 @@ def _print_result(result: pipeline.RunState, options: RunOptions, resume: str) -
         "status": status,
         "reason": result.failure_reason,
     }
-    if options.events:
-        screen.raw(json_text({"kind": "result", **facts}, indent=None))
-    elif options.json:
-        facts |= {
-            "attempt": result.lineage.attempt,
-            "completed": list(result.completed),
-            "outcomes": {name: outcome.document() for name, outcome in result.outcomes.items()},
-            "context": {key: value for key, value in result.context.items() if not key.startswith("internal.")},
-        }
-        screen.raw(json_text(facts))
+    if options.json or options.events:
+        _print_document(facts, result, options)
     else:
         why = f": {result.failure_reason}" if result.failure_reason else ""
         if not result.ended:
@@ -312,3 +326,18 @@ def _print_result(result: pipeline.RunState, options: RunOptions, resume: str) -
         print_look(screen, options.db)
     if not result.ok:
         raise typer.Exit(1)
+
+
+def _print_document(facts: dict[str, Any], state: pipeline.RunState | None, options: RunOptions) -> None:
+    """Print the result of a run as JSON: one line after its events, else with the state of the run."""
+    if options.events:
+        Screen().raw(json_text({"kind": "result", **facts}, indent=None))
+        return
+    if state is not None:
+        facts |= {
+            "attempt": state.lineage.attempt,
+            "completed": list(state.completed),
+            "outcomes": {name: outcome.document() for name, outcome in state.outcomes.items()},
+            "context": {key: value for key, value in state.context.items() if not key.startswith("internal.")},
+        }
+    Screen().raw(json_text(facts))

@@ -50,7 +50,7 @@ OPEN = (
     Column("about", elastic=True),
 )
 STYLES = {"success": "bold green", "fail": "bold red", "put back": "yellow", "waiting": "yellow"}
-SUBMITTED = ("model", "simulate", "auto_approve", "lenient", "max_duration", "max_requests", "max_cost")
+SUBMITTED = ("model", "owner", "simulate", "auto_approve", "lenient", "max_duration", "max_requests", "max_cost")
 """Options that are stored with a submitted run."""
 
 RunName = Annotated[str, typer.Argument(metavar="RUN", callback=check_run_name, help="Id of a submitted run.")]

@@ -100,11 +100,11 @@ def resume(
 def show(file: File, runs: Runs = RUNS, json: Json = False) -> None:
     """Show the steps of a file as they will run, and its last run."""
     graph = load_workflow(file)
-    state = asyncio.run(_load_state(graph, runs))
+    state, status = asyncio.run(_load_state(graph, runs))
     steps = [_step_document(node, state) for node in _final_steps(graph)]
     screen = Screen()
     if json:
-        run = {"id": state.lineage.root_run_id, "status": state.status, "next": state.next_node} if state else None
+        run = {"id": state.lineage.root_run_id, "status": status, "next": state.next_node} if state else None
         facts = {"name": graph.label, "goal": graph.goal, "description": graph.text("comment")}
         screen.raw(json_text({"workflow": {**facts, "steps": steps}, "run": run}))
         return
@@ -114,7 +114,7 @@ def show(file: File, runs: Runs = RUNS, json: Json = False) -> None:
         ("goal", graph.goal),
         ("fidelity", graph.default_fidelity or "compact"),
         ("last run", state.lineage.root_run_id if state else "none"),
-        ("status", (state.status or "running or stopped") if state else None),
+        ("status", status),
         ("reason", state.failure_reason if state else None),
     )
     screen.facts(facts)
@@ -167,10 +167,11 @@ def _remedy(older: pipeline.RunInfo | None) -> str:
     return f"the file was changed after run {run!r} began; `pipeline resume {run}` continues that run with the old text"
 
 
-async def _load_state(graph: pipeline.Graph, runs: str) -> pipeline.RunState | None:
+async def _load_state(graph: pipeline.Graph, runs: str) -> tuple[pipeline.RunState | None, str | None]:
+    """State and status of the newest run of a graph; None if it has none."""
     try:
         last = await _latest_run(graph, runs, lambda found: True)
     except PipelineError:
-        return None
+        return None, None
     async with open_runs(runs) as store:
-        return await store.load(last.run_id)
+        return await store.load(last.run_id), last.status

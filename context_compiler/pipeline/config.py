@@ -21,7 +21,7 @@ from context_compiler.pipeline.check import Rule
 from context_compiler.pipeline.graph import Graph, Node
 from context_compiler.pipeline.interviewers import AutoApprove, Interviewer
 from context_compiler.pipeline.stores import OnEvent
-from context_compiler.record.store import Store
+from context_compiler.record.store import Store, Tenants
 from context_compiler.tokens.prices import Money, cost_of, dollars
 
 Sleep = Callable[[float], Awaitable[None]]
@@ -203,7 +203,7 @@ class RunConfig:
     Requests of branches and child pipelines count, and so do failed requests.
     """
     max_cost: Money | None = None
-    """Maximum cost of those requests, such as `Money(0.50)`; requests in flight when it is reached still finish.
+    """Maximum cost of those requests and their compiles, such as `Money(0.50)`; requests in flight when it is reached still finish.
 
     Requests to models without a known price do not count; a warning and the last event name these models.
     """
@@ -240,6 +240,14 @@ class RunConfig:
             raise SettingsError(f"max_cost={self.max_cost!r}: give Money(0.50), or None for no limit")
         if self.resume_threads not in ("degrade", "restore"):
             raise SettingsError(f"resume_threads={self.resume_threads!r}: give 'degrade' or 'restore'")
+
+    @property
+    def owner(self) -> str:
+        """Owner of the run: that of its compiler or of its record; empty if there is none, or a function names it."""
+        given = (self.compiler or {}).get("owner")
+        if given is None and isinstance(self.store, Tenants):
+            given = self.store.owner
+        return given if isinstance(given, str) else ""
 
     @property
     def simulated(self) -> bool:

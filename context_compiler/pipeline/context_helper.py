@@ -25,7 +25,7 @@ from context_compiler.middleware.middleware import Middleware
 from context_compiler.middleware.request import Host, Request
 from context_compiler.middleware.spending import SummaryCall
 from context_compiler.middleware.state import Run
-from context_compiler.pipeline.config import RunConfig
+from context_compiler.pipeline.config import RequestMeter, RunConfig
 from context_compiler.pipeline.stage import Stage
 from context_compiler.resilience import attempt, try_await
 from context_compiler.tokens import model_family
@@ -91,6 +91,8 @@ class OutputCompiler:
         messages = list(exchanges(stage)) if template else []
         if not messages:
             return ""
+        if stage.requests.reached:
+            return ""
         done = await try_await(self._view(template, stage, messages, model))
         view = done.value
         if view is None:
@@ -99,7 +101,9 @@ class OutputCompiler:
                 "%s: @context-helper %s failed, the stage runs as written: %s", stage.node.name, template, reason
             )
         text = view_text(view) if view is not None and view.status in USED else ""
-        await stage.emit("context_compiled", template=template, **_event_data(view, done.error))
+        spent = _spent(view)
+        stage.requests.add(spent)
+        await stage.emit("context_compiled", template=template, **_event_data(view, done.error), **spent)
         return text
 
     async def _view(
@@ -146,6 +150,14 @@ class OutputCompiler:
             own = attempt(lambda: found.templates(None).find(template).fidelity).value or Fidelity.SUMMARY_MEDIUM
             found = replace(found, fidelity=own)
         return found
+
+
+def _spent(view: View | None) -> dict[str, Any]:
+    """Cost of the compile of a view, as an event reports it."""
+    compile, meter = view.record.compile if view is not None and view.record is not None else None, RequestMeter()
+    if compile is not None and compile.usage:
+        meter.charge(compile.model_alias, compile.usage)
+    return meter.report()
 
 
 def _event_data(view: View | None, error: Exception | None) -> dict[str, Any]:

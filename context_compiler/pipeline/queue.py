@@ -120,7 +120,7 @@ class RunQueue:
             run_id: Id of the run; None generates one.
             context: Initial values of the context.
             options: JSON values from which a worker configures the run.
-            config: Handlers, transforms and rules for checking the graph, the same as the workers use.
+            config: Handlers, transforms and rules for checking the graph, the same as the workers use; and the owner.
             held: Leave the run to another scheduler, so that no worker takes it.
 
         Raises:
@@ -128,11 +128,12 @@ class RunQueue:
             PipelineError: the run already exists or could not be saved.
         """
         graph = load_graph(pipeline)
-        prepared = prepare(graph, config or RunConfig())
+        config = config or RunConfig()
+        prepared = prepare(graph, config)
         name = run_id or f"{graph.name or 'run'}-{uuid4().hex[:8]}"
         body = json.dumps(dict(options or {}))
         async with self.runs.own(name):
-            await begin_run(graph, prepared, self.runs, name, context or {})
+            await begin_run(graph, prepared, self.runs, name, context or {}, config.owner)
             await self._transact(name, Statement(_SUBMIT, (name, body, "held" if held else "queued")))
         return name
 

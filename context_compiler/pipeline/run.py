@@ -80,7 +80,7 @@ async def run_pipeline(pipeline: Graph | str | Path, config: RunConfig | None = 
     store = open_runs(config)
     try:
         async with store.own(run_id) as lost:
-            state = await begin_run(graph, prepared, store, run_id, config.context)
+            state = await begin_run(graph, prepared, store, run_id, config.context, config.owner)
             return await while_owned(lost, execute(prepared, config, store, state))
     finally:
         if store is not config.runs:
@@ -88,11 +88,11 @@ async def run_pipeline(pipeline: Graph | str | Path, config: RunConfig | None = 
 
 
 async def begin_run(
-    graph: Graph, prepared: Graph, store: RunStore, run_id: str, context: Mapping[str, Any]
+    graph: Graph, prepared: Graph, store: RunStore, run_id: str, context: Mapping[str, Any], owner: str = ""
 ) -> RunState:
     """Create and save a run that the caller owns, and return its state before the first stage."""
     state = initial_state(prepared, graph_hashes(graph), run_id, context)
-    await store.begin(run_info(graph, state), graph_texts(graph, state))
+    await store.begin(run_info(graph, state, owner), graph_texts(graph, state))
     await store.save(state)
     return state
 
@@ -275,7 +275,7 @@ class ActiveRun:
             known = await store.load(run_id)
             state = known or initial_state(prepared, names, run_id, {})
             if known is None:
-                info = replace(run_info(graph, state), parent=self.state.lineage.root_run_id)
+                info = replace(run_info(graph, state, config.owner), parent=self.state.lineage.root_run_id)
                 await store.begin(info, graph_texts(graph, state))
                 await store.save(state)
             elif known.graph.snapshot != names.snapshot:
@@ -318,12 +318,14 @@ async def _acquire_child(store: RunStore, run_id: str, owned: AsyncExitStack) ->
 
 
 def _request_facts(events: Sequence[Event]) -> Iterator[Mapping[str, Any]]:
-    """Data of events that count requests, each request once: `agent_answered` repeats earlier `model_requested`s."""
+    """Data of events that count requests or cost, each once: `agent_answered` repeats earlier `model_requested`s."""
     counted: set[tuple[str, str, str | None]] = set()
     for event in events:
         place = (event.run_id, event.branch, event.node)
         if event.kind == "model_requested":
             counted.add(place)
+            yield event.data
+        elif event.kind == "context_compiled":
             yield event.data
         elif event.kind == "agent_answered":
             if place not in counted:  # a run of an old version
@@ -481,7 +483,7 @@ def run_folder(config: RunConfig, store: RunStore, run_id: str) -> Path | None:
     return store.folder(run_id) if isinstance(store, FileRuns) else None
 
 
-def run_info(graph: Graph, state: RunState) -> RunInfo:
+def run_info(graph: Graph, state: RunState, owner: str) -> RunInfo:
     """Build the metadata of a new run."""
     now = datetime.now(UTC).isoformat(timespec="milliseconds")
     return RunInfo(
@@ -496,6 +498,7 @@ def run_info(graph: Graph, state: RunState) -> RunInfo:
         snapshot=state.graph.snapshot,
         source_size=state.graph.source_size,
         snapshot_size=state.graph.snapshot_size,
+        owner=owner,
     )
 
 

@@ -109,11 +109,13 @@ class Sources:
     facts: FactSearch
     timelines: Timelines
     comparisons: Comparisons
-    runs: str | None
-    """Store of pipeline runs; None shows no runs."""
+    runs: str
+    """Store of pipeline runs."""
+    owner: str | None
+    """Owner whose runs are shown; None shows those of all owners."""
 
     @classmethod
-    def of(cls, inspector: Inspector, runs: str | None) -> Sources:
+    def of(cls, inspector: Inspector, runs: str, owner: str | None) -> Sources:
         """Create all readers for one inspector and a store of runs."""
         return cls(
             inspector=inspector,
@@ -121,6 +123,7 @@ class Sources:
             timelines=Timelines(inspector),
             comparisons=Comparisons(inspector),
             runs=runs,
+            owner=owner,
         )
 
 
@@ -431,7 +434,7 @@ RESOURCES: tuple[Resource, ...] = (
         name="pipelines",
         about="Runs of pipelines, newest first.",
         result=RunsPage,
-        load=lambda sources, given: load_runs(sources.runs, given["page"]),
+        load=lambda sources, given: load_runs(sources.runs, given["page"], owner=sources.owner),
         parameters=(PAGE,),
     ),
     Resource(
@@ -439,7 +442,7 @@ RESOURCES: tuple[Resource, ...] = (
         name="pipeline",
         about="One run and its path through the graph, with fidelity and thread of each hop.",
         result=RunPage,
-        load=lambda sources, given: load_run(sources.runs, given["run"]),
+        load=lambda sources, given: load_run(sources.runs, given["run"], owner=sources.owner),
         parameters=(Parameter(name="run", about="Id of the run.", default=""),),
     ),
     Resource(

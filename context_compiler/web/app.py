@@ -173,12 +173,11 @@ def create_app(
         token: Token that every request must have; None requires none.
         runs: Store of pipeline runs: a file, a folder or an address; never created here.
         chats: Chats of the chat page; None disables the page.
-        owner: Owner whose sessions are shown; None shows the sessions of all owners, and pipeline runs, which have no
-            owner.
+        owner: Owner whose sessions and pipeline runs are shown; None shows those of all owners.
     """
     store = open_place(db, read_only=True).scoped(owner)
     inspector = Inspector(store, vault=vault_of(vault, owner), system=None if system is None else Path(system))
-    sources = Sources.of(inspector, str(runs) if owner is None else None)
+    sources = Sources.of(inspector, str(runs), owner)
     app = Starlette(
         routes=_routes(inspector, sources, chats),
         middleware=[Middleware(Guard, access=Access(hosts=LOOPBACK | frozenset(hosts), token=token))],
@@ -272,7 +271,7 @@ def _live(inspector: Inspector) -> Endpoint:
 
 def _drawing(sources: Sources) -> Endpoint:
     async def answer(request: Request) -> Response:
-        drawn = await load_drawing(sources.runs, request.query_params.get("run", ""))
+        drawn = await load_drawing(sources.runs, request.query_params.get("run", ""), owner=sources.owner)
         return Response(drawn, media_type="image/svg+xml", headers={"content-security-policy": DRAWING_POLICY})
 
     return answer

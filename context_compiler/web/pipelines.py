@@ -60,18 +60,13 @@ class RunPage:
     hops: tuple[Hop, ...]
 
 
-NO_RUNS = "runs are not shown, because they have no owner and this server shows the sessions of one owner"
-
-
 @asynccontextmanager
-async def _open_store(place: str | None) -> AsyncGenerator[RunStore]:
+async def _open_store(place: str) -> AsyncGenerator[RunStore]:
     """Open the store of runs; it is not created if it does not exist.
 
     Raises:
         NotFound: There is no store.
     """
-    if place is None:
-        raise NotFound(NO_RUNS)
     if not has_runs(place):
         raise NotFound(
             f"{place_name(place)}: no pipeline has been run yet; `context-compiler pipeline run FILE` runs one"
@@ -83,39 +78,39 @@ async def _open_store(place: str | None) -> AsyncGenerator[RunStore]:
         await store.close()
 
 
-async def load_runs(place: str | None, page: int) -> RunsPage:
-    """Load one page of runs; empty if none was ever started."""
+async def load_runs(place: str, page: int, *, owner: str | None) -> RunsPage:
+    """Load one page of the runs of an owner, or of all for None; empty if none was ever started."""
     found: Sequence[RunInfo] = ()
-    if place is not None and has_runs(place):
+    if has_runs(place):
         async with _open_store(place) as store:
-            found = await store.runs()
+            found = [one for one in await store.runs() if owner in (None, one.owner)]
     pages = Pages(page=page, size=PAGE, total=len(found))
-    shown = NO_RUNS if place is None else place_name(place)
-    return RunsPage(runs=tuple(found[pages.offset : pages.offset + PAGE]), pages=pages, place=shown)
+    return RunsPage(runs=tuple(found[pages.offset : pages.offset + PAGE]), pages=pages, place=place_name(place))
 
 
-async def load_run(place: str | None, name: str) -> RunPage:
+async def load_run(place: str, name: str, *, owner: str | None) -> RunPage:
     """Load a run by its id."""
     async with _open_store(place) as store:
-        info = await _find(store, place, name)
+        info = await _find(store, place, name, owner)
         hops = hops_of(await store.events(name), ended=info.status not in ("running", "waiting"))
         return RunPage(run=info, hops=tuple(hops))
 
 
-async def load_drawing(place: str | None, name: str) -> str:
+async def load_drawing(place: str, name: str, *, owner: str | None) -> str:
     """Draw the graph of a run as SVG."""
     async with _open_store(place) as store:
-        info = await _find(store, place, name)
+        info = await _find(store, place, name, owner)
         text = await store.content(info.snapshot)
     if text is None:
         raise NotFound(f"the graph of run {name[:80]!r} is not stored")
     return to_svg(parse_dot(text), graphviz=None)
 
 
-async def _find(store: RunStore, place: str | None, name: str) -> RunInfo:
-    info = next((one for one in await store.runs() if one.run_id == name), None)
+async def _find(store: RunStore, place: str, name: str, owner: str | None) -> RunInfo:
+    known = [one for one in await store.runs() if owner in (None, one.owner)]
+    info = next((one for one in known if one.run_id == name), None)
     if info is None:
-        raise NotFound(f"{place_name(place or '')}: no run {name[:80]!r}")
+        raise NotFound(f"{place_name(place)}: no run {name[:80]!r}")
     return info
 
 

@@ -215,3 +215,39 @@ def test_graphs_and_handlers_are_printed_as_json(cc: Command) -> None:
     assert {"from": "start", "to": "plan", "attributes": {}} in parsed["edges"]
     found = {one["type"]: one for one in cc("pipeline", "handlers").json["handlers"]}
     assert found["tool"]["shape"] == "parallelogram" and found["tool"]["retries_failures"]
+
+
+WAITING = """digraph g {
+  start [shape=Mdiamond]; done [shape=Msquare]
+  first [prompt="First"]; stop [shape=parallelogram, tool_command="kill -INT $PPID; sleep 60"]
+  start -> first -> stop -> done
+}"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="signals are of POSIX")
+@pytest.mark.parametrize("form", ["--json", "--events"])
+def test_a_run_that_ctrl_c_stops_prints_its_document_and_is_stopped(form: str, cc: Command, tmp_path: Path) -> None:
+    (tmp_path / "waiting.dot").write_text(WAITING)
+    command = [sys.executable, "-m", "context_compiler", "pipeline", "run", "waiting.dot", "--simulate", "--id", "w"]
+    done = subprocess.run(
+        [*command, form], cwd=tmp_path, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(ROOT)}
+    )
+    assert done.returncode == 130 and "interrupted" in done.stderr
+    document = json.loads(done.stdout if form == "--json" else done.stdout.splitlines()[-1])
+    assert (document["run_id"], document["status"], document["reason"]) == ("w", "stopped", "interrupted")
+    if form == "--json":
+        assert document["completed"] == ["start", "first"]
+    shown = cc("pipeline", "show", "w")
+    assert any(line.split() == ["status", "stopped"] for line in shown.out.splitlines())
+
+
+def test_context_values_are_shown_as_json_and_not_as_python(cc: Command, tmp_path: Path) -> None:
+    (tmp_path / "tool.dot").write_text(
+        "digraph g { start [shape=Mdiamond]; done [shape=Msquare]; fan [shape=component]; a; b;"
+        " join [shape=tripleoctagon]; start -> fan; fan -> a -> join; fan -> b -> join; join -> done }"
+    )
+    assert cc("pipeline", "run", "tool.dot", "--simulate", "--id", "t", "--owner", "ann").code == 0
+    shown = cc("pipeline", "show", "t").out
+    assert '": "' in shown and "{'" not in shown
+    runs = [cc("pipeline", "runs", "--owner", owner, "--json").json["runs"] for owner in ("ann", "bob")]
+    assert [len(some) for some in runs] == [1, 0]

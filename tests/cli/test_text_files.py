@@ -29,7 +29,7 @@ COMMANDS = {
     "chat.jsonl": ("import", "chat.jsonl", "--db", "record.db", "--json"),
     "plan.dot": ("pipeline", "parse", "plan.dot"),
     "flow.md": ("workflow", "show", "flow.md"),
-    "mine.md": ("templates", "show", "./mine.md"),
+    "mine.md": ("templates", "check", "./mine.md", "--json"),
 }
 
 

@@ -184,7 +184,7 @@ def test_a_killed_run_is_resumed_by_the_next_process(cc: Command, steps: Path) -
                 run.kill()
                 break
     assert run.wait() == -signal.SIGKILL
-    assert cc("workflow", "show", steps, "--json").json["run"]["status"] == ""
+    assert cc("workflow", "show", steps, "--json").json["run"]["status"] == "stopped"
     done = cc("workflow", "resume", steps, "--simulate")
     assert done.code == 0, done.err
     name = cc("workflow", "show", steps, "--json").json["run"]["id"]

@@ -157,7 +157,6 @@ async def work(store: SQLRuns) -> dict[str, tuple[str, str]]:
     [
         ("cells", "body", "run = 'bad' AND section = 'head'", "fail", "character 2 is not UTF-8"),
         ("runs", "info", "run = 'bad'", "damaged", "character 2 is not UTF-8"),
-        ("events", "body", "run = 'bad'", "fail", "character 2 is not UTF-8"),
         ("queue", "options", "run = 'bad'", "fail", "its options are damaged"),
     ],
 )
@@ -168,9 +167,6 @@ async def test_a_submitted_run_with_damaged_bytes_fails_once_and_the_others_go_o
     queue = RunQueue(store)
     for name in ("bad", "good"):
         await queue.submit(ONE_STAGE, run_id=name)
-    if table == "events":
-        row = ("bad", 1, '{"kind": "run_initialized"}')
-        await store.database.transact(Statement("INSERT INTO events VALUES (?, ?, ?)", row))
     await break_bytes(store, table, column, where)
     assert {one.run_id for one in await queue.open()} == {"bad", "good"} and len(await store.runs()) == 2
     changes = await work(store)
@@ -229,3 +225,13 @@ async def test_a_damaged_file_is_not_called_intact(tmp_path: Path) -> None:
     with pytest.raises(PipelineError, match="restore a backup") as caught:
         await SQLiteRuns(path).runs()
     assert "intact" not in str(caught.value)
+
+
+async def test_a_damaged_event_hides_no_other_and_a_run_goes_on(tmp_path: Path) -> None:
+    store = SQLiteRuns(tmp_path / "runs.db")
+    await run_pipeline(ONE_STAGE, RunConfig(simulate=True, runs=store), run_id="r")
+    events = await store.events("r")
+    await break_bytes(store, "events", "body", "run = 'r' AND sequence = 2")
+    assert await store.events("r") == [event for event in events if event.sequence != 2]
+    assert (await resume_pipeline("r", RunConfig(simulate=True, runs=store))).status == "success"
+    await store.close()

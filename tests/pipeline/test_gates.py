@@ -276,3 +276,24 @@ async def test_a_model_without_a_price_is_named_and_never_free(caplog: pytest.Lo
     assert [record.getMessage() for record in caplog.records] == [
         "max_cost=$0.0100: no price is known for nobody-knows-it, so it is not counted"
     ]
+
+
+@pytest.mark.parametrize("where", ["the stage's compiler", "a context helper"])
+async def test_the_compiles_of_a_run_count_towards_its_cost_limit(where: str, tmp_path: Path) -> None:
+    def answer(messages: list[ModelMessage], info: AgentInfo) -> ModelResponse:
+        return ModelResponse(parts=[TextPart("word " * 2_000)], model_name="gpt-5-mini")
+
+    compiler: dict[str, Any] = {"model": priced("gpt-5-mini"), "budget": 4_000, "every_turn": True}
+    options: dict[str, Any] = {"model": FunctionModel(answer, model_name="gpt-5-mini"), "compiler": compiler}
+    events = list[Event]()
+    thread = "fidelity=full thread_id=t" if where == "the stage's compiler" else 'context_helper="chat_compiler"'
+    text = graph(
+        f"a [prompt=a {thread}]; b [prompt=b {thread}]; c [prompt=c {thread}]; d [prompt=d {thread}]; start->a->b->c->d->done"
+    )
+    options |= {"max_cost": Money(0.25), "runs": FileRuns(tmp_path), "on_event": events.append}
+    result = await run_pipeline(text, run_id="r", **options)
+    assert "the run cost $0.3" in result.failure_reason and "its limit is $0.2500 (max_cost)" in result.failure_reason
+    again = await resume_pipeline("r", runs=FileRuns(tmp_path), model=options["model"], max_cost=Money(0.25))
+    assert not again.ok
+    reported = sum(one.data.get("cost", 0) for one in events if one.kind in ("model_requested", "context_compiled"))
+    assert 0.3 <= reported < 0.33

@@ -9,8 +9,10 @@ import pytest
 from starlette.testclient import TestClient
 
 from context_compiler.errors import SettingsError
+from context_compiler.pipeline import RunConfig, run_pipeline
 from context_compiler.record.store import SQLiteStore
 from context_compiler.web.app import create_app
+from tests.pipeline.playing import graph
 from tests.record.entries import Talk, compiled, request
 
 
@@ -51,10 +53,16 @@ def test_without_an_owner_every_owner_is_shown(db: Path) -> None:
     assert all(owner in client.get("/sessions").text for owner in ("ann", "bob"))
 
 
-def test_runs_are_not_shown_to_one_owner(db: Path) -> None:
-    client = TestClient(create_app(db, system=None, runs=db.parent, owner="ann"), base_url="http://localhost")
-    assert client.get("/api/pipelines").json()["runs"] == []
-    assert client.get("/api/pipeline?run=x").status_code == 404
+def test_an_owner_is_shown_only_their_own_runs(db: Path, tmp_path: Path) -> None:
+    for owner in ("ann", "bob"):
+        config = RunConfig(simulate=True, runs=tmp_path / "runs.db", compiler={"owner": owner})
+        asyncio.run(run_pipeline(graph("a [prompt=a]; start->a->done"), config, run_id=f"run of {owner}"))
+    app = create_app(db, system=None, runs=tmp_path / "runs.db", owner="ann")
+    client = TestClient(app, base_url="http://localhost")
+    assert [one["run_id"] for one in client.get("/api/pipelines").json()["runs"]] == ["run of ann"]
+    for path in ("/api/pipeline?run=run of {}", "/pipeline.svg?run=run of {}"):
+        assert client.get(path.format("ann")).status_code == 200, path
+        assert client.get(path.format("bob")).status_code == 404, path
 
 
 def test_an_owner_is_shown_the_templates_of_their_vault(db: Path, tmp_path: Path) -> None:

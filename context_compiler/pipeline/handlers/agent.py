@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast
@@ -25,6 +26,7 @@ from pydantic_ai.tools import ToolDefinition
 from pydantic_ai.usage import RunUsage
 from pydantic_core import to_jsonable_python
 
+from context_compiler.compiler.view import View
 from context_compiler.messages.printable import safe_line
 from context_compiler.middleware.capability import ContextCompiler
 from context_compiler.pipeline.config import RequestMeter, RunConfig
@@ -61,6 +63,7 @@ class AgentHandler:
     def __init__(self, config: RunConfig) -> None:
         self._config = config
         given: dict[str, Any] = {"store": config.store, **(config.compiler or {})}
+        given["on_view"] = _charge_and_pass_on(given.get("on_view"))
         self._compiler = None if config.compiler is None else ContextCompiler(**given)
         self._outputs = OutputCompiler(config)
 
@@ -82,6 +85,7 @@ class AgentHandler:
         meter = CostMeter(run=stage.requests, emit=stage.emit)
         capabilities = [one for one in (meter, hooks_of(stage), self._compiler) if one is not None]
         usage = RunUsage()
+        charged = _METER.set(meter)
         try:
             result = await agent.run(
                 prompt,
@@ -94,6 +98,7 @@ class AgentHandler:
                 usage=usage,
             )
         finally:
+            _METER.reset(charged)
             meter.catch_up(usage)
             await try_await(meter.record())  # so that its error does not hide an error of the agent
         used, messages = result.usage, result.new_messages()
@@ -218,7 +223,7 @@ class CostMeter(AbstractCapability[Any]):
     async def record(self) -> None:
         """Emit an event about the latest requests, so that a process that continues the run counts them too."""
         new, self._new = self._new, RequestMeter()
-        if new.used:
+        if new.used or new.cost or new.unpriced:
             await self.emit("model_requested", requests=new.used, **new.report())
 
     async def before_model_request(
@@ -247,17 +252,35 @@ class CostMeter(AbstractCapability[Any]):
         self, ctx: RunContext[Any], *, request_context: ModelRequestContext, response: ModelResponse
     ) -> ModelResponse:
         """Add the cost of a request. Under a cost limit, warn once about each model without a known price."""
-        usage, model = response.usage, response.model_name or ""
         names = ("input_tokens", "cache_read_tokens", "cache_write_tokens", "output_tokens")
-        known = {name: getattr(usage, name) for name in names}
+        known = {name: getattr(response.usage, name) for name in names}
+        self.charge(response.model_name or "", known, response.provider_name)
+        await self.record()
+        return response
+
+    def charge(self, model: str, usage: Mapping[str, int], provider: str | None = None) -> None:
+        """Add the cost of a request or of a compile."""
         if self.run.max_cost is not None and model not in self.run.unpriced:
-            if cost_of(model, known, response.provider_name) is None:
+            if cost_of(model, usage, provider) is None:
                 name = safe_line(model)
                 log.warning("max_cost=%s: no price is known for %s, so it is not counted", self.run.max_cost, name)
         for meter in (self._new, self.stage, self.run):
-            meter.charge(model, known, response.provider_name)
-        await self.record()
-        return response
+            meter.charge(model, usage, provider)
+
+
+_METER: ContextVar[CostMeter | None] = ContextVar("meter of the stage", default=None)
+
+
+def _charge_and_pass_on(on_view: Callable[[View], Any] | None) -> Callable[[View], Any]:
+    """Callback that adds the cost of a view's compile to the stage that sends the view; `on_view` is called next."""
+
+    def charge(view: View) -> Any:
+        meter, compile = _METER.get(), view.record.compile if view.record is not None else None
+        if meter is not None and compile is not None and compile.usage:
+            meter.charge(compile.model_alias, compile.usage)
+        return on_view(view) if on_view is not None else None
+
+    return charge
 
 
 @dataclass

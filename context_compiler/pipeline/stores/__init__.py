@@ -52,6 +52,8 @@ class RunInfo:
     snapshot_size: int | None = None
     parent: str | None = None
     """The run that started this one as a child."""
+    owner: str = ""
+    """Owner of the run and of the requests that its stages record."""
 
 
 Lost: TypeAlias = "asyncio.Future[str] | None"

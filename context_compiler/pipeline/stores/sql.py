@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any, Protocol, TypeVar
 
 from context_compiler.errors import CheckpointError, PipelineError
@@ -31,6 +32,7 @@ from context_compiler.pipeline.stores import (
     parse_info,
     update_info,
 )
+from context_compiler.resilience import attempt
 
 T = TypeVar("T")
 
@@ -217,10 +219,11 @@ class SQLRuns(ABC):
         return parse_checkpoint(found, where=where)
 
     async def events(self, run_id: str, after: int = 0) -> list[Event]:
-        """Events in order."""
+        """Events in order; a damaged one is left out."""
         query = "SELECT body FROM events WHERE run = ? AND sequence > ? ORDER BY sequence"
         (rows,) = await self.database.transact(Statement(query, (run_id, after)))
-        return [self._parse(parse_event, body) for (body,) in rows]
+        parsed = (attempt(partial(self._parse, parse_event, body)).value for (body,) in rows)
+        return [event for event in parsed if event is not None]
 
     async def runs(self) -> list[RunInfo]:
         """Metadata of all runs, newest first."""
