@@ -40,7 +40,7 @@ HOST = "127.0.0.1"
 GRACE = 3
 """Seconds that open pages have to finish when the server stops."""
 
-INSTEAD = ", and start the server again; or start it with `context-compiler serve --model scripted`, which needs no key"
+INSTEAD = ", and start the server again; or start it with `context-compiler serve --chat --model scripted`, which needs no key"
 """End of the message of a chat whose model cannot be used."""
 
 NEEDS = ("starlette", "uvicorn")
@@ -74,11 +74,14 @@ def serve(
             help="Budget of an Endless chat: tokens per request, a share of the model's window, or '$0.02'.",
         ),
     ] = None,
+    chat: Annotated[
+        bool, typer.Option("--chat", help="Serve a chat too, which writes to the record; not with --owner.")
+    ] = False,
     open_: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
     runs: Runs = RUNS,
     json: Json = False,
 ) -> None:
-    """Serve the inspector of a record, and a chat, on this machine until Ctrl-C."""
+    """Serve the inspector of a record, and with --chat a chat, on this machine until Ctrl-C."""
     if missing := missing_for_serve():
         raise SettingsError(f"{' and '.join(missing)} not installed: {install_command('web')}")
     vault = vault_of(vault, owner)
@@ -94,11 +97,23 @@ def serve(
     if open_:
         webbrowser.open(url)
     amount = None if budget is None else parse_budget(budget)
-    chats = None if owner else _chats(model, db=db, system=system, vault=vault, budget=amount)
+    if chat and owner:
+        raise SettingsError("--chat: a chat has no owner; leave out --owner")
+    chats = _chats(model, db=db, system=system, vault=vault, budget=amount)
     names = () if _is_loopback(host) else (host, socket.gethostname(), *_own_addresses())
     create_app = import_module("context_compiler.web.app").create_app
     _run(
-        create_app(db, system=system, vault=vault, hosts=names, token=token, runs=runs, chats=chats, owner=owner),
+        create_app(
+            db,
+            system=system,
+            vault=vault,
+            hosts=names,
+            token=token,
+            runs=runs,
+            chats=chats if chat else None,
+            model=None if owner else chats.model,
+            owner=owner,
+        ),
         listener,
     )
 

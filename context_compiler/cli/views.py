@@ -6,13 +6,11 @@ import asyncio
 import json as json_
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import replace
 from typing import Annotated, Any, cast
 
 import typer
-from pydantic_ai.messages import ModelMessage
 
-from context_compiler.cli.compile import ViewRequest, compile_messages
+from context_compiler.cli.compile import ViewRequest
 from context_compiler.cli.diff import Comparison, compare, comparison_document, print_comparison, print_diff, unified
 from context_compiler.cli.facts import load_why, print_why
 from context_compiler.cli.inputs import check_model
@@ -48,12 +46,12 @@ from context_compiler.cli.text import first_word, json_text, number, plural, sen
 from context_compiler.compiler.view import View
 from context_compiler.errors import SettingsError
 from context_compiler.messages.history import History, load_messages, message_body
-from context_compiler.middleware.capability import ContextCompiler
-from context_compiler.middleware.replay import LiveSession
+from context_compiler.middleware.again import compile_again, fixed_tokens
 from context_compiler.middleware.request import tool_tokens
 from context_compiler.paths import vault_of
 from context_compiler.record.costs import compile_cost, request_cost
 from context_compiler.record.values import Record, Tool
+from context_compiler.settings import Amount
 from context_compiler.tokens import TokenCounter
 from context_compiler.tokens.prices import NANO_USD, dollars
 
@@ -438,27 +436,28 @@ async def _replay(
         request = replay_request(old)
         writing = open_record(db, old.owner, writing=True)
         store = await stack.enter_async_context(writing) if record else None
-        replayed = await (_as_an_agent(raw, request, given) if given else compile_messages(store, raw, request))
+        replayed = await compile_again(
+            raw,
+            request.template,
+            cast("Amount", request.budget),
+            fixed=fixed_tokens(old),
+            fidelity=request.fidelity,
+            model=request.model,
+            session=request.session,
+            store=store,
+            arguments=given,
+        )
     names = (f"view {number}", f"template {request.template.name}")
     return old, request, replayed, compare(read_history(sent), read_history(replayed.messages), names=names)
 
 
-async def _as_an_agent(raw: Sequence[ModelMessage], request: ViewRequest, given: Mapping[str, Any]) -> View:
-    """Make the view of an agent that continues with a history: cut to the thresholds, with a recall block."""
-    views: list[View] = []
-    options: dict[str, Any] = {"budget": request.budget, "fidelity": request.fidelity, "model": request.model}
-    places: dict[str, Any] = {"store": None, "system": None}
-    compiler = ContextCompiler(request.template, on_view=views.append, **options, **places, **given)
-    await LiveSession([compiler]).request(raw)
-    view = views[-1]
-    return replace(view, record=view.record and replace(view.record, id=None))  # its number is of a record in memory
-
-
 def _document(old: Record, replayed: View, compared: Comparison, summaries: tuple[str, ...]) -> dict[str, object]:
+    fixed = fixed_tokens(old)
+    tokens, budget = replayed.tokens + fixed, replayed.budget + fixed
     return {
         "view": old.id,
-        "before": {"tokens": compared.tokens[0], "budget": old.budget, "status": old.status},
-        "after": {"tokens": replayed.tokens, "budget": replayed.budget, "status": replayed.status},
+        "before": {"tokens": compared.tokens[0] + fixed, "budget": old.budget, "status": old.status},
+        "after": {"tokens": tokens, "budget": budget, "status": replayed.status},
         "comparison": comparison_document(compared),
         "summary_diff": summaries,
         "messages": [json_.loads(message_body(message)) for message in replayed.messages],
@@ -468,7 +467,8 @@ def _document(old: Record, replayed: View, compared: Comparison, summaries: tupl
 
 
 def _print(screen: Screen, old: Record, replayed: View, compared: Comparison) -> None:
-    before, after = compared.tokens
+    fixed = fixed_tokens(old)
+    before, after = (tokens + fixed for tokens in compared.tokens)
     old_template = old.compile.template_name if old.compile else "none"
     new_template = replayed.record.compile.template_name if replayed.record and replayed.record.compile else "none"
     kept = f"{plural(compared.common_messages, 'message')}, {number(compared.common_tokens)} tokens"
@@ -477,7 +477,7 @@ def _print(screen: Screen, old: Record, replayed: View, compared: Comparison) ->
             ("template", f"{old_template} → {new_template}"),
             ("status", f"{first_word(old.status)} → {replayed.status}"),
             ("tokens", f"{number(before)} → {number(after)} ({after - before:+,}), raw {number(old.tokens_raw)}"),
-            ("budget", f"{'none' if old.budget is None else number(old.budget)} → {number(replayed.budget)}"),
+            ("budget", f"{'none' if old.budget is None else number(old.budget)} → {number(replayed.budget + fixed)}"),
             ("shared", f"{kept} from the beginning ({share(compared.common_tokens, after) or '0%'})"),
         ]
     )

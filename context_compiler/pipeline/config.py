@@ -203,7 +203,9 @@ class RunConfig:
     Requests of branches and child pipelines count, and so do failed requests.
     """
     max_cost: Money | None = None
-    """Maximum cost of those requests and their compiles, such as `Money(0.50)`; requests in flight when it is reached still finish.
+    """Maximum cost of those requests and of compiles, such as `Money(0.50)`.
+
+    Requests in flight when it is reached still finish.
 
     Requests to models without a known price do not count; a warning and the last event name these models.
     """

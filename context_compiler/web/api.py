@@ -14,7 +14,8 @@ from context_compiler import __version__
 from context_compiler.compiler.facts import FactPage, FactSearch
 from context_compiler.fidelity import Fidelity
 from context_compiler.record.browse import SessionFilter
-from context_compiler.web.compare import Comparisons, DiffPage, ReplayPage
+from context_compiler.resilience import attempt
+from context_compiler.web.compare import Comparisons, DiffPage, ReplayPage, Wanted
 from context_compiler.web.compiles import CompilePage, load_compile
 from context_compiler.web.data import (
     VERDICTS,
@@ -199,14 +200,24 @@ async def _diff(sources: Sources, given: Values) -> DiffPage:
 
 
 async def _replay(sources: Sources, given: Values) -> ReplayPage:
-    return await sources.comparisons.replay(
-        given["number"],
+    wanted = Wanted(
         template=given["template"],
         budget=given["budget"] or None,
         fidelity=given["fidelity"],
+        recall=_recall_size(given["recall"]),
         trigger=given["trigger"] or None,
-        page=given["page"],
     )
+    return await sources.comparisons.replay(given["number"], wanted, page=given["page"])
+
+
+def _recall_size(text: str) -> float | None:
+    """Parse a share from 0 to 1, or whole tokens; None if the text is empty."""
+    if not text:
+        return None
+    size = attempt(lambda: float(text)).value
+    if size is None or not 0 <= size <= LARGEST or (size > 1 and size != int(size)):
+        raise BadRequest(f"recall={text[:40]!r}: give a share from 0 (nothing) to 1, or whole tokens")
+    return size if size <= 1 else int(size)
 
 
 async def _template_rows(sources: Sources, given: Values) -> tuple[TemplateRow, ...]:
@@ -355,10 +366,10 @@ RESOURCES: tuple[Resource, ...] = (
         load=_replay,
         parameters=(
             _number("Number of the request."),
-            Parameter(name="template", about="Template; empty for the one of the request.", default=""),
+            Parameter(name="template", about="Template; empty as it was.", default=""),
             Parameter(
                 name="budget",
-                about="Tokens; 0 for the budget of the request.",
+                about="Tokens; 0 as it was.",
                 number=True,
                 least=0,
                 default=0,
@@ -366,13 +377,19 @@ RESOURCES: tuple[Resource, ...] = (
             ),
             Parameter(
                 name="fidelity",
-                about="Fidelity; empty for the template's.",
+                about="Fidelity; empty as it was.",
                 default="",
                 choices=("", *map(str, Fidelity)),
             ),
             Parameter(
+                name="recall",
+                about="Size of recall blocks: a share from 0 to 1, or tokens; empty as it was.",
+                default="",
+                pattern=r"^(|[01](\.0)?|0?\.[0-9]{1,9}|[0-9]{1,9})$",
+            ),
+            Parameter(
                 name="trigger",
-                about="Tokens up to which the raw history is sent; 0 for none.",
+                about="Tokens up to which the raw history is sent; 0 as it was.",
                 number=True,
                 least=0,
                 default=0,

@@ -11,6 +11,7 @@ from pathlib import Path
 from threading import Thread
 from urllib.parse import parse_qs, urlsplit
 
+from pydantic_ai.models import Model
 from starlette.applications import Starlette
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
@@ -27,7 +28,7 @@ from context_compiler.paths import vault_of
 from context_compiler.record.store import open_place
 from context_compiler.resilience import attempt
 from context_compiler.web.api import RESOURCES, Resource, Sources, openapi, to_json
-from context_compiler.web.chat import CHAT_PATHS, Busy, ChatPages, Chats
+from context_compiler.web.chat import CHAT_PATHS, Busy, ChatPages, Chats, NotAChat
 from context_compiler.web.data import BadRequest, Inspector
 from context_compiler.web.export import FORMS
 from context_compiler.web.live import live_events
@@ -160,6 +161,7 @@ def create_app(
     token: str | None = None,
     runs: str | Path = "system/runs.db",
     chats: Chats | None = None,
+    model: Callable[[str], Model] | None = None,
     owner: str | None = None,
 ) -> Starlette:
     """Create the application for one record.
@@ -173,13 +175,14 @@ def create_app(
         token: Token that every request must have; None requires none.
         runs: Store of pipeline runs: a file, a folder or an address; never created here.
         chats: Chats of the chat page; None disables the page.
+        model: Function from a name to the model that writes a summary by hand; None uses that of the chats.
         owner: Owner whose sessions and pipeline runs are shown; None shows those of all owners.
     """
     store = open_place(db, read_only=True).scoped(owner)
     inspector = Inspector(store, vault=vault_of(vault, owner), system=None if system is None else Path(system))
     sources = Sources.of(inspector, str(runs), owner)
     app = Starlette(
-        routes=_routes(inspector, sources, chats),
+        routes=_routes(inspector, sources, chats, model or (chats.model if chats is not None else None)),
         middleware=[Middleware(Guard, access=Access(hosts=LOOPBACK | frozenset(hosts), token=token))],
         exception_handlers={
             ContextCompilerError: _error_response,
@@ -192,10 +195,12 @@ def create_app(
     return app
 
 
-def _routes(inspector: Inspector, sources: Sources, chats: Chats | None) -> list[Route]:
+def _routes(
+    inspector: Inspector, sources: Sources, chats: Chats | None, model: Callable[[str], Model] | None
+) -> list[Route]:
     """Return all routes, in the order in which an address is compared with them."""
     return [
-        *SteeringPages(inspector, chats.model if chats is not None else None).routes(),
+        *SteeringPages(inspector, model).routes(),
         *(ChatPages(chats, inspector).routes() if chats is not None else [Route("/chat", _no_chat)]),
         Route("/", _home),
         *(Route(one.route, _page(one, sources), name=one.name) for one in RESOURCES if one.has_page),
@@ -287,7 +292,7 @@ async def _openapi(request: Request) -> Response:
 
 
 async def _no_chat(request: Request) -> Response:
-    raise HTTPException(404, "this server has no chat; `context-compiler serve` starts one with a chat")
+    raise HTTPException(404, "this server only shows a record; `context-compiler serve --chat` starts one with a chat")
 
 
 @asynccontextmanager
@@ -327,5 +332,5 @@ async def _error_response(request: Request, error: Exception) -> Response:
 
 
 def _status(error: Exception) -> int:
-    known = ((NotFound, 404), (Busy, 409), (TemplateError, 404), (BadRequest, 400), (StoreError, 503))
+    known = ((NotFound, 404), (Busy, 409), (NotAChat, 409), (TemplateError, 404), (BadRequest, 400), (StoreError, 503))
     return next((status for kind, status in known if isinstance(error, kind)), 422)

@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache, partial
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -27,12 +28,14 @@ from context_compiler.chat.session import ChatSession, Reply
 from context_compiler.compiler.steering import Pin
 from context_compiler.compiler.view import View
 from context_compiler.errors import ContextCompilerError, SettingsError
+from context_compiler.messages.history import load_messages, reader_of
 from context_compiler.messages.printable import safe
 from context_compiler.middleware.manual import CompileResult
 from context_compiler.record.browse import SessionFilter
 from context_compiler.record.sessions import answers_by_turn
-from context_compiler.record.store import SQLStore
+from context_compiler.record.store import SQLStore, open_store
 from context_compiler.resilience import attempt, try_await
+from context_compiler.tokens import as_counter
 from context_compiler.tokens.prices import Budget
 from context_compiler.web.data import BadRequest, Inspector
 from context_compiler.web.pages import render
@@ -55,6 +58,10 @@ LOOK = 1.0
 
 HEARTBEAT = 15
 """Number of checks without an event after which a comment is sent to keep the connection open."""
+
+
+class NotAChat(ContextCompilerError):
+    """Error for a session that another program has recorded, which only a copy can continue."""
 
 
 class Busy(ContextCompilerError):
@@ -120,6 +127,14 @@ class Chat:
         """Load the stored conversation and the request number of each turn."""
         await self.session.open()
         await self._load_requests()
+
+    async def is_of_another_program(self) -> bool:
+        """True if the session is recorded, but has no transcript, which every chat has."""
+        storage = self.session.storage
+        if await asyncio.to_thread(storage.transcript.path.exists):
+            return False
+        found = await try_await(storage.store.sessions())
+        return any(info.session_id == self.name and info.raw_tip is not None for info in found.value or ())
 
     async def _load_requests(self) -> None:
         """Load the request number of each turn, including turns of other processes."""
@@ -324,13 +339,45 @@ class Chats:
         return model
 
     async def get(self, name: str) -> Chat:
-        """Return the chat of a name; it is opened first if necessary."""
+        """Return the chat of a name; it is opened first if necessary.
+
+        Raises:
+            NotAChat: Another program has recorded a session of this name.
+        """
         async with self._opening:
             if name not in self._open:
                 chat = Chat(name, self._agent_of, self.defaults)
+                if await chat.is_of_another_program():
+                    await chat.session.close()
+                    raise NotAChat(f"session {name!r} is of another program; continue it as a new chat")
                 await chat.open()
                 self._open[name] = chat
             return self._open[name]
+
+    async def copy(self, name: str) -> str:
+        """Begin a new chat with the history of a recorded session, and return its name.
+
+        Raises:
+            BadRequest: There is no such session, or its history is not recorded.
+        """
+        store = open_store(self.defaults.db)
+        try:
+            known = {info.session_id: info for info in await store.sessions()}
+            tip = known[name].raw_tip if name in known else None
+            if tip is None:
+                raise BadRequest(f"session: no history of {name!r} is recorded")
+            copies = (f"{name[: MAX_NAME - 12]} (copy{f' {number}' if number else ''})" for number in count())
+            copy = next(one for one in copies if one not in known)
+            messages = await asyncio.to_thread(load_messages, await store.chain(tip))
+            history = await asyncio.to_thread(reader_of(as_counter(None)).read, messages)
+            vault = self.defaults.vault
+            await store.archive(copy, "" if vault is None else vault.resolve().name, history.chain)
+        finally:
+            await store.close()
+        chat = Chat(copy, self._agent_of, self.defaults)
+        await chat.open()  # writes the transcript
+        self._open[copy] = chat
+        return copy
 
     async def close(self) -> None:
         """Close all chats."""
@@ -380,7 +427,11 @@ class ChatPages:
         """Show the page of a chat with its newest turns."""
         name = _name(request)
         known = await try_await(self.inspector.sessions(SessionFilter()))
-        chat = await self.chats.get(name)
+        try:
+            chat = await self.chats.get(name)
+        except NotAChat as error:
+            page = render("chat_copy.html", here="chat", db=str(self.chats.defaults.db), session=name, why=str(error))
+            return HTMLResponse(page, 409)
         await chat.refresh_pins()
         turns, earlier = chat.turns()
         return HTMLResponse(
@@ -406,6 +457,11 @@ class ChatPages:
             raise BadRequest("before: give a whole number")
         found, earlier = chat.turns(int(before) if before else None)
         return HTMLResponse(render("chat_turns.html", turns=found, earlier=earlier))
+
+    async def copy(self, request: Request) -> Response:
+        """Begin a new chat with the history of a session of another program."""
+        await json_body(request)
+        return JSONResponse({"session": await self.chats.copy(_name(request))}, 201)
 
     async def state(self, request: Request) -> Response:
         """Return the state of a chat."""
@@ -524,6 +580,15 @@ ENDPOINTS = (
         answer=ChatPages.events,
         responses={"200": "Events.", "400": "A parameter is invalid."},
         media="text/event-stream",
+    ),
+    Endpoint(
+        method="post",
+        path="/api/chat/copy",
+        name="copy",
+        about="Begin a new chat with the history of a recorded session.",
+        answer=ChatPages.copy,
+        responses={"201": "The name of the new chat.", "400": "There is no such session."},
+        body={"type": "object"},
     ),
     Endpoint(
         method="post",

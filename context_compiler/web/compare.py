@@ -18,10 +18,11 @@ from context_compiler.fidelity import Fidelity
 from context_compiler.ids import blob_id
 from context_compiler.messages.display import Bar, ShownMessage, bars
 from context_compiler.messages.history import Reader, message_body, reader_of
-from context_compiler.middleware.one_shot import compile_view
+from context_compiler.middleware.again import FIXED, compile_again, fixed_tokens
 from context_compiler.record import browse
 from context_compiler.record.browse import RequestRow
 from context_compiler.record.database import Database
+from context_compiler.record.values import Record
 from context_compiler.template import Template
 from context_compiler.tokens import as_counter
 from context_compiler.web.data import PAGE, Inspector, Pages, RequestHeader, header_of
@@ -72,18 +73,42 @@ class DiffPage(RequestHeader):
     choice: str
 
 
+BUDGET = 2_000
+"""Budget in tokens if neither the record nor the caller gives one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """Settings of a replay; what is not set is as it was."""
+
+    template: str = ""
+    budget: int | None = None
+    fidelity: str = ""
+    recall: float | None = None
+    trigger: int | None = None
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """The settings that only an agent has."""
+        given = {"recall": self.recall, "trigger": self.trigger}
+        return {name: value for name, value in given.items() if value is not None}
+
+    def changes(self, row: RequestRow) -> bool:
+        """True if a setting differs from those of a request."""
+        pairs = (self.template, row.template), (self.budget, row.budget), (self.fidelity, row.fidelity)
+        return bool(self.arguments) or any(wish and wish != was for wish, was in pairs)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplayPage(RequestHeader):
     """A request compared with the same request under other settings; nothing is sent or recorded."""
 
-    template: str
-    budget: int
-    fidelity: str
-    trigger: int | None
+    wanted: Wanted
+    changed: bool
+    """False if no setting differs from those of the request, so that the request is shown as it was sent."""
     templates: tuple[str, ...]
     fidelities: tuple[str, ...]
     status: str
-    """Status of the replay; empty if no setting was chosen yet."""
     tokens: int
     messages: int
     bar: tuple[Bar, ...]
@@ -161,40 +186,33 @@ class Comparisons:
         found = [show_message(history, place, longest=SHOWN) for place in message_origins(view, history, history)]
         return [replace(one, index=index, why="", raw=None) for one, index in zip(found, at, strict=True)]
 
-    async def replay(
-        self, number: int, *, template: str, budget: int | None, fidelity: str, trigger: int | None, page: int = 1
-    ) -> ReplayPage:
-        """Compile the raw history of a request with other settings; an empty setting keeps that of the request.
+    async def replay(self, number: int, wanted: Wanted, *, page: int = 1) -> ReplayPage:
+        """Compile the raw history of a request with other settings; without any, show the request as it was sent.
 
         Raises:
             SettingsError: A setting is invalid.
         """
-        header, sent, raw, bar = await self.inspector.read(partial(self._recorded, number=number))
+        header, sent, raw, record = await self.inspector.read(partial(self._recorded, number=number))
         row: RequestRow = header["request"]
-        chosen = template or row.template or "extractive"
-        size = budget or row.budget or 2_000
-        asked = bool(template or budget or fidelity or trigger)
+        sections = dict(cast("Mapping[str, int]", record.ledger.get("tokens") or {}))
+        asked = wanted.changes(row)
         if asked and row.raw_tip is None:
             raise SettingsError(f"request {number} was recorded without its raw history, so it cannot be replayed")
-        fixed = bar.get("instructions and schemas", 0)
-        room = max(1, size - fixed)
-        if trigger is not None and row.tokens_raw <= trigger:
-            room = max(room, 10 * row.tokens_raw)
-        view = await self._compile(chosen, raw, room, fidelity) if asked else None
-        rows, pages = self._beside(sent, view, page)
+        fixed = fixed_tokens(record)
+        view = await self._compile(wanted, raw, row, fixed) if asked else None
+        rows, pages = self._beside(sent, sent if view is None else view.messages, page)
+        bar = sections if view is None else {FIXED: fixed, **view.ledger["tokens"]}
         return ReplayPage(
             **header,
-            template=chosen,
-            budget=size,
-            fidelity=fidelity or row.fidelity or "",
-            trigger=trigger,
+            wanted=wanted,
+            changed=asked,
             templates=tuple(one.name for one in self.inspector.template_library.list() if not one.shadowed),
             fidelities=tuple(Fidelity),
-            status="" if view is None else view.status,
-            tokens=0 if view is None else view.tokens + fixed,
-            messages=0 if view is None else len(view.messages),
-            bar=() if view is None else tuple(bars({"instructions and schemas": fixed, **view.ledger["tokens"]}, size)),
-            bar_before=tuple(bars(bar, row.budget or 0)),
+            status=row.status.split(";")[0] if view is None else view.status,
+            tokens=row.tokens_sent if view is None else view.tokens + fixed,
+            messages=len(sent) if view is None else len(view.messages),
+            bar=tuple(bars(bar, wanted.budget or row.budget or BUDGET)),
+            bar_before=tuple(bars(sections, row.budget or 0)),
             rows=rows,
             pages=pages,
             note=_note(view, row),
@@ -202,28 +220,38 @@ class Comparisons:
 
     def _recorded(
         self, db: Database, number: int
-    ) -> tuple[dict[str, Any], list[ModelMessage], list[ModelMessage], dict[str, int]]:
+    ) -> tuple[dict[str, Any], list[ModelMessage], list[ModelMessage], Record]:
         row, record = request_of(db, number)
         sent, raw = (self._read(db, self.inspector.chain(db, tip, row.session)) for tip in (row.view_tip, row.raw_tip))
-        sections = dict(cast("Mapping[str, int]", record.ledger.get("tokens") or {}))
-        return header_of(db, row), sent, raw, sections
+        return header_of(db, row), sent, raw, record
 
-    async def _compile(self, template: str, raw: list[ModelMessage], budget: int, fidelity: str) -> View:
-        found: Template = self.inspector.template_library.find(template)
-        wanted = Fidelity.parse(fidelity, where="fidelity") if fidelity else None
-        work = partial(compile_view, raw, found, budget, fidelity=wanted, model="none", system=None, session="replay")
+    async def _compile(self, wanted: Wanted, raw: list[ModelMessage], row: RequestRow, fixed: int) -> View:
+        template: Template = self.inspector.template_library.find(wanted.template or row.template or "extractive")
+        fidelity = wanted.fidelity or ("" if wanted.template else row.fidelity or "")
+        if not wanted.fidelity and fidelity == template.fidelity:  # the template's own, which limits only the summary
+            fidelity = ""
+        work = partial(
+            compile_again,
+            raw,
+            template,
+            wanted.budget or row.budget or BUDGET,
+            fixed=fixed,
+            fidelity=Fidelity.parse(fidelity, where="fidelity") if fidelity else None,
+            session="replay",
+            arguments=wanted.arguments,
+        )
         return await asyncio.to_thread(lambda: asyncio.run(work()))
 
-    def _beside(self, sent: list[ModelMessage], view: View | None, page: int) -> tuple[tuple[DiffRow, ...], Pages]:
-        if view is None:
-            return (), Pages(page=1, size=PAGE, total=0)
-        left, right = ([blob_id(message_body(one)) for one in messages] for messages in (sent, view.messages))
+    def _beside(
+        self, sent: Sequence[ModelMessage], view: Sequence[ModelMessage], page: int
+    ) -> tuple[tuple[DiffRow, ...], Pages]:
+        left, right = ([blob_id(message_body(one)) for one in messages] for messages in (sent, view))
         pairs = match_messages(left, right)
         equal = [a is not None and b is not None and left[a] == right[b] for a, b in pairs]
         entries = list(fold_entries(pairs, equal, 0))
         pages = Pages(page=page, size=PAGE, total=len(entries))
         shown = entries[pages.offset : pages.offset + PAGE]
-        rows = self._rows(shown, lambda at: [sent[one] for one in at], lambda at: [view.messages[one] for one in at])
+        rows = self._rows(shown, lambda at: [sent[one] for one in at], lambda at: [view[one] for one in at])
         return tuple(rows), pages
 
 
@@ -315,7 +343,7 @@ def _texts(one: ShownMessage) -> Iterator[str]:
 
 def _note(view: View | None, row: RequestRow) -> str:
     if view is None:
-        return ""
+        return "Nothing is changed, so this is what was sent."
     if row.model not in (None, "none"):
         return f"No model is called here: where {row.model} wrote a summary, the replay quotes instead."
     return "No model is called here."

@@ -16,7 +16,7 @@ from tests.cli.terminal import terminal
 
 
 def test_ctrl_c_ends_the_server_without_a_message(tmp_path: Path) -> None:
-    with terminal(tmp_path, "serve", "--db", "context.db", "--model", "scripted") as screen:
+    with terminal(tmp_path, "serve", "--chat", "--db", "context.db", "--model", "scripted") as screen:
         address = screen.wait_for("/\n").strip()
         with urlopen(f"{address}chat", timeout=60) as page:  # it waits until the pages are served
             assert page.status == 200
@@ -28,11 +28,13 @@ def test_ctrl_c_ends_the_server_without_a_message(tmp_path: Path) -> None:
 def test_a_chat_without_a_key_says_what_to_type(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("ANTHROPIC_API_KEY", "CONTEXT_COMPILER_CHAT_MODEL"):
         monkeypatch.delenv(name, raising=False)
-    with terminal(tmp_path, "serve", "--db", "context.db", "--model", "anthropic:claude-sonnet-5-5") as screen:
+    with terminal(
+        tmp_path, "serve", "--chat", "--db", "context.db", "--model", "anthropic:claude-sonnet-5-5"
+    ) as screen:
         address = screen.wait_for("/\n").strip()
         with pytest.raises(HTTPError) as refused, urlopen(f"{address}chat", timeout=60):
             pass
         page = refused.value.read().decode()
         screen.interrupt()
     assert "set the environment variable ANTHROPIC_API_KEY, and start the server again; or start it with" in page
-    assert "`context-compiler serve --model scripted`, which needs no key" in page
+    assert "`context-compiler serve --chat --model scripted`, which needs no key" in page

@@ -17,6 +17,7 @@ from starlette.testclient import TestClient
 from context_compiler.chat.demo_model import ScriptedModel
 from context_compiler.chat.session import ChatSession
 from context_compiler.chat.transcript import Transcript
+from context_compiler.middleware.capability import ContextCompiler
 from context_compiler.record.store import SQLiteStore
 from context_compiler.web.app import create_app
 from tests.chat.test_faults import Full
@@ -299,3 +300,31 @@ async def test_a_tab_links_to_the_requests_of_a_terminal(tmp_path: Path) -> None
             await tab.until("turns")
             assert 'href="/requests/1"' in await tab.page()
     await terminal.close()
+
+
+async def test_a_session_of_another_program_is_continued_as_a_copy_and_never_written_to(tmp_path: Path) -> None:
+    recorded = Agent(
+        ScriptedModel(delay=0), capabilities=[ContextCompiler(store=tmp_path / "context.db", budget=2_000)]
+    )
+    await recorded.run("My number is ZX-4711.", conversation_id="theirs")
+    store = SQLiteStore(tmp_path / "context.db")
+    before = await store.transcript("theirs")
+    with TestClient(chat_app(tmp_path), base_url="http://localhost") as client:
+        page = client.get("/chat?session=theirs")
+        assert page.status_code == 409 and "Continue as a new chat" in page.text
+        assert client.post("/api/chat?session=theirs", json={"text": "Hi"}).status_code == 409
+        assert client.post("/api/chat/copy?session=nobody", json={}).status_code == 400
+        made = client.post("/api/chat/copy?session=theirs", json={})
+        assert (made.status_code, made.json()["session"]) == (201, "theirs (copy)")
+        assert "ZX-4711" in client.get("/chat?session=theirs (copy)").text
+        assert client.post("/api/chat?session=theirs (copy)", json={"text": "Go on."}).status_code == 202
+    assert await store.transcript("theirs") == before
+    assert {info.session_id for info in await store.sessions()} == {"theirs", "theirs (copy)"}
+    await store.close()
+
+
+def test_a_server_without_a_chat_only_shows_the_record_and_steers(tmp_path: Path) -> None:
+    with TestClient(create_app(tmp_path / "context.db", system=None), base_url="http://localhost") as client:
+        page = client.get("/chat")
+        assert page.status_code == 404 and "serve --chat" in page.text
+        assert client.post("/api/chat", json={"text": "Hi"}).status_code == 404

@@ -10,7 +10,9 @@ from pathlib import Path
 import pytest
 from pydantic_ai.messages import ModelMessagesTypeAdapter
 from starlette.testclient import TestClient
+from typer.testing import CliRunner
 
+from context_compiler.cli.root import app
 from context_compiler.record.store import SQLiteStore
 from tests.web.conftest import number_of, requests_of
 
@@ -75,12 +77,34 @@ def test_a_replay_keeps_to_its_budget_and_sends_nothing(client: TestClient) -> N
     found = client.get(f"/api/requests/{number}/replay", params=asked).json()
     assert found["status"] == "compiled" and 0 < found["tokens"] <= 900
     assert "Nothing was sent" in client.get(f"/requests/{number}/replay", params=asked).text
-    whole = client.get(f"/api/requests/{number}/replay", params={"trigger": 100_000}).json()
+    whole = client.get(f"/api/requests/{number}/replay", params={"trigger": 100_000, "budget": 100_000}).json()
     assert whole["status"] == "raw" and whole["messages"] == found["request"]["messages_raw"]
 
 
+def test_a_replay_without_a_change_is_what_was_sent(client: TestClient) -> None:
+    row = requests_of(client, "long")[-1]
+    empty = dict.fromkeys(("template", "budget", "fidelity", "recall", "trigger"), "")
+    for asked in ({}, empty, {"budget": row["budget"]}):
+        found = client.get(f"/api/requests/{row['id']}/replay", params=asked).json()
+        sent = row["tokens_sent"], row["messages_sent"]
+        assert (found["changed"], found["tokens"], found["messages"]) == (False, *sent)
+    page = client.get(f"/requests/{row['id']}/replay").text
+    assert f'placeholder="as it was ({row["budget"]:,})"' in page
+    assert '<select name="fidelity"><option value="">as it was' in page and "<option selected" not in page
+
+
+def test_a_replay_with_other_settings_is_that_of_the_command_line(client: TestClient, db: Path) -> None:
+    row = requests_of(client, "long")[-1]
+    for name, value in (("budget", 2 * row["budget"]), ("recall", "0"), ("trigger", 900)):
+        found = client.get(f"/api/requests/{row['id']}/replay", params={name: value}).json()
+        command = ["views", "replay", str(row["id"]), f"--{name}", str(value), "--db", str(db), "--json"]
+        said = json.loads(CliRunner().invoke(app, command).stdout)
+        assert (found["tokens"], found["status"]) == (said["after"]["tokens"], said["after"]["status"])
+
+
 @pytest.mark.parametrize(
-    ("asked", "status"), [({"template": "nothing"}, 404), ({"fidelity": "x"}, 400), ({"budget": "-1"}, 400)]
+    ("asked", "status"),
+    [({"template": "nothing"}, 404), ({"fidelity": "x"}, 400), ({"budget": "-1"}, 400), ({"recall": "much"}, 400)],
 )
 def test_an_invalid_setting_of_a_replay_is_refused(client: TestClient, asked: dict[str, str], status: int) -> None:
     assert client.get(f"/requests/{requests_of(client, 'long')[-1]['id']}/replay", params=asked).status_code == status

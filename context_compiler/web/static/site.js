@@ -53,7 +53,15 @@
     const act = keys[event.key] || (tab && (() => tab.click()));
     if (act) { event.preventDefault(); act(); }
   });
+  async function copy(button) {
+    const address = `/api/chat/copy?session=${encodeURIComponent(button.dataset.copy)}`;
+    const answer = await fetch(address, { method: "POST", headers: { "content-type": "application/json" }, body: "{}" });
+    const found = await answer.json();
+    if (answer.ok) location.href = `/chat?session=${encodeURIComponent(found.session)}`;
+    else document.getElementById("why").textContent = found.error;
+  }
   document.addEventListener("DOMContentLoaded", () => {
+    for (const button of document.querySelectorAll("[data-copy]")) button.addEventListener("click", () => copy(button));
     for (const link of document.querySelectorAll(".messages a.raw")) link.setAttribute("aria-expanded", "false");
     document.addEventListener("click", (event) => {
       const link = event.target.closest(".messages a.raw");
