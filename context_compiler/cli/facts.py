@@ -14,7 +14,7 @@ from context_compiler.cli.text import first_word, number, one_line, plural
 from context_compiler.compiler.facts import FactPage, FactSearch, Stretch
 from context_compiler.compiler.origins import Fate
 from context_compiler.compiler.steering import REFERENCE
-from context_compiler.compiler.trace import Echo, Tracer, fate_of, request_of, verdict_of
+from context_compiler.compiler.trace import Cut, Echo, Tracer, cuts_of, fate_of, remedy_of, request_of, verdict_of
 from context_compiler.errors import SettingsError, StoreError
 from context_compiler.messages.display import ABSENT, FORMS, IDENTIFIER, PARTIAL, VERBATIM, role
 from context_compiler.messages.history import History, Reading, load_messages
@@ -66,6 +66,8 @@ class Why:
     messages: tuple[MessageFate, ...]
     forms: tuple[str, ...] | None
     """Forms in which the request contains the given words; None if the message was not named by words."""
+    cuts: tuple[Cut, ...]
+    remedy: str
 
 
 async def load_why(db: Place, owner: str | None, view: int, message: str | None) -> Why:
@@ -82,11 +84,13 @@ async def load_why(db: Place, owner: str | None, view: int, message: str | None)
         wanted = _find_messages(raw, message)
         tracer = Tracer(store.scoped(record.owner))
         found = await tracer.read(partial(_find_fates, tracer=tracer, view=view, raw=raw, wanted=wanted))
+        cuts = await tracer.read(partial(cuts_of, fates=[one.fate for one in found]))
+        row, _ = await tracer.read(partial(request_of, number=view))
         forms = None
         if message is not None and not REFERENCE.fullmatch(message.strip()):
             page = await _fact_page(store.scoped(record.owner), record.session_id, record.vault_name, message)
             forms = next((one.forms for one in page.stretches if one.first <= view <= one.last), ())
-    return Why(record=record, messages=tuple(found), forms=forms)
+    return Why(record=record, messages=tuple(found), forms=forms, cuts=cuts, remedy=remedy_of(row))
 
 
 def _find_messages(raw: History, message: str | None) -> Sequence[int]:
@@ -178,6 +182,13 @@ def print_why(screen: Screen, why: Why) -> None:
         for one in why.messages
     ]
     screen.table(FATES, rows)
+    steps = {one.fate.step.number: one.fate.step.name for one in why.messages if one.fate.step and one.fate.step.number}
+    if steps:
+        screen.line(
+            f"steps of the cut order: {'; '.join(f'{number} {name}' for number, name in sorted(steps.items()))}"
+        )
+    for line in (*map(str, why.cuts), *([why.remedy] if why.cuts else [])):
+        screen.line(line)
 
 
 def _form_text(one: MessageFate) -> str:
@@ -198,7 +209,7 @@ def _form_names(forms: Sequence[str] | dict[str, None]) -> str:
 
 def _reasons(fate: Fate, view: int | None) -> Iterator[str]:
     if fate.step is not None and fate.step.number:
-        yield f"step {fate.step.number} of the cut order, {fate.step.name}"
+        yield f"step {fate.step.number}"
     if fate.reason:
         yield fate.reason
     elif fate.form != VERBATIM:

@@ -40,7 +40,10 @@ HOST = "127.0.0.1"
 GRACE = 3
 """Seconds that open pages have to finish when the server stops."""
 
-INSTEAD = ", and start the server again; or start it with `context-compiler serve --chat --model scripted`, which needs no key"
+INSTEAD = (
+    ", and start the server again; or start it with `context-compiler serve --chat --model scripted`,"
+    " which needs no key"
+)
 """End of the message of a chat whose model cannot be used."""
 
 NEEDS = ("starlette", "uvicorn")

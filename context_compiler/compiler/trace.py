@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar, cast
 
@@ -323,6 +323,45 @@ def session_of(db: Database, number: int) -> SessionRow:
     if found is None:
         raise NotFound(f"no session {number} on this record")
     return found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cut:
+    """A request that decided what its later requests leave out, with its numbers."""
+
+    request: int
+    turn: int
+    """From 1."""
+    raw: int
+    """Tokens of the whole history."""
+    sent: int
+    """Tokens of what was sent."""
+    budget: int | None
+
+    def __str__(self) -> str:
+        """The rule in one sentence."""
+        begins = f"Request {self.request} (turn {self.turn}) had {self.raw:,} tokens"
+        if self.budget is None:
+            return f"{begins} and was cut to {self.sent:,}."
+        room = " so that requests after it fit without a further cut" if self.sent < self.budget else ""
+        return f"{begins} for a budget of {self.budget:,} and was cut to {self.sent:,}{room}."
+
+
+def cuts_of(db: Database, fates: Iterable[Fate]) -> tuple[Cut, ...]:
+    """The requests that decided the fates of messages, in order, each once."""
+    rows = (request_of(db, number)[0] for number in sorted({fate.request for fate in fates if fate.request}))
+    return tuple(
+        Cut(request=row.id, turn=row.turn_index + 1, raw=row.tokens_raw, sent=row.tokens_sent, budget=row.budget)
+        for row in rows
+    )
+
+
+def remedy_of(row: RequestRow) -> str:
+    """How a message that a request left out could have been in it."""
+    return (
+        f"A budget above {row.tokens_raw:,} would have sent the whole history. A pinned message is in every request,"
+        " and with recall, passages come back when a prompt asks for them."
+    )
 
 
 def request_of(db: Database, number: int) -> tuple[RequestRow, Record]:

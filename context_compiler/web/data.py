@@ -15,12 +15,15 @@ from pydantic_ai.messages import ModelMessage, ModelRequest
 from context_compiler.compiler.origins import Fate
 from context_compiler.compiler.steering import Pin, steering_of
 from context_compiler.compiler.trace import (
+    Cut,
     Echo,
     NotFound,
     Sent,
     Tracer,
+    cuts_of,
     fate_of,
     reason_here,
+    remedy_of,
     request_of,
     session_of,
     verdict_of,
@@ -229,6 +232,10 @@ class WhyPage(RequestHeader):
     searched: bool
     """True if the request was searched for words of all dropped messages, not only of those on this page."""
     messages: tuple[RawMessage, ...]
+    cuts: tuple[Cut, ...]
+    """The requests that left out or shortened messages of this page."""
+    remedy: str
+    """How the messages that are left out could have been in the request."""
     pages: Pages
     only: str
     steerable: bool
@@ -437,6 +444,8 @@ class Inspector(Tracer):
             strip="".join(one[0] for one in verdicts),
             searched=searched,
             messages=tuple(shown),
+            cuts=cuts_of(db, (one.fate for one in shown)),
+            remedy=remedy_of(row),
             pages=pages,
             only=only,
             steerable=self._is_steerable(db, row),

@@ -117,3 +117,19 @@ def test_a_pipe_gets_a_note_that_a_chat_is_resumed(chatted: Command) -> None:
     assert "resumed main: 9 turns" in again.err and "'Thanks.'" in again.err and "--session NAME" in again.err
     assert "resumed" not in again.out
     assert "resumed" not in chatted("chat", "--model", "scripted:0", "--session", "new", input="And now?\n").err
+
+
+def test_why_names_the_rule_once_with_its_numbers_and_the_remedy(chatted: Command) -> None:
+    rows = chatted("views", "list", "--json").json["views"]
+    view = next(one for one in rows if one["status"].startswith("compiled"))
+    shown = chatted("views", "why", view["id"], terminal=90).plain
+    said = " ".join(shown.split())
+    numbers = (
+        f"had {view['tokens_raw']:,} tokens for a budget of {view['budget']:,} and was cut to {view['tokens_sent']:,}"
+    )
+    assert said.count(numbers) == 1
+    assert said.count(f"A budget above {view['tokens_raw']:,} would have sent the whole history") == 1
+    assert said.count("drop older turns") + said.count("drop recent turns") <= 2
+    assert max(map(len, shown.splitlines())) <= 90
+    again = chatted("views", "replay", view["id"], "--budget", view["tokens_raw"] + 1, "--json").json
+    assert again["after"]["status"] == "raw"
