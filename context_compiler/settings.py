@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any, Literal, Self, TypeAlias
 
 from context_compiler.errors import SettingsError
-from context_compiler.text_files import read_text
+from context_compiler.paths import read_text
 
 Count: TypeAlias = int | Literal["all"]
 """A whole number from 0, or "all"."""

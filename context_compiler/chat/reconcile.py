@@ -19,7 +19,7 @@ from pydantic_ai.messages import (
 
 from context_compiler.chat.transcript import TranscriptTurn
 from context_compiler.messages.items import is_media, placeholder
-from context_compiler.text_files import unify_lines
+from context_compiler.paths import unify_lines
 
 TEXT_BREAK = "\n\n"
 """Separator between two texts of one answer in a transcript."""

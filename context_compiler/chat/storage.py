@@ -17,6 +17,7 @@ from pydantic_ai.messages import ModelMessage, ModelRequest
 from context_compiler.chat.reconcile import Reconciled, last_turn, reconcile, visible_turns
 from context_compiler.chat.transcript import Transcript
 from context_compiler.messages.history import History, load_messages, reader_of
+from context_compiler.paths import unify_lines
 from context_compiler.record.store import Store, open_store
 from context_compiler.resilience import Breaker, try_await
 from context_compiler.text_files import unify_lines

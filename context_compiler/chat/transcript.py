@@ -31,8 +31,7 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from context_compiler.errors import SettingsError
-from context_compiler.paths import OWNER, make_private, owner_folder, vault_of
-from context_compiler.text_files import decode_text, encoding_of, unify_lines
+from context_compiler.paths import OWNER, decode_text, encoding_of, make_private, owner_folder, unify_lines, vault_of
 
 USER, ASSISTANT = "**User:**", "**Assistant:**"
 

@@ -18,6 +18,7 @@ from context_compiler.cli.screen import Column, Screen, print_list, print_note
 from context_compiler.cli.text import json_text, plural, safe
 from context_compiler.errors import TemplateError
 from context_compiler.fidelity import Fidelity
+from context_compiler.paths import read_text
 from context_compiler.record.values import Compile
 from context_compiler.template import Template, TemplateLibrary, template_errors
 from context_compiler.text_files import read_text

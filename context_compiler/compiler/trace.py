@@ -357,7 +357,7 @@ def cuts_of(db: Database, fates: Iterable[Fate]) -> tuple[Cut, ...]:
 
 
 def remedy_of(row: RequestRow) -> str:
-    """How a message that a request left out could have been in it."""
+    """Settings and actions that would have put a message that a request left out into it."""
     return (
         f"A budget above {row.tokens_raw:,} would have sent the whole history. A pinned message is in every request,"
         " and with recall, passages come back when a prompt asks for them."

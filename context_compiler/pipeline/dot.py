@@ -19,9 +19,9 @@ from lark.exceptions import UnexpectedInput
 from lark.lark import PostLex
 
 from context_compiler.errors import GraphError
+from context_compiler.paths import decode_text, unify_lines
 from context_compiler.pipeline.attributes import NODE_SPELLINGS, Value
 from context_compiler.pipeline.graph import DEFAULT_HANDLER, HANDLERS, Diagnostic, Edge, Graph, Node, Severity, Subgraph
-from context_compiler.text_files import decode_text, unify_lines
 
 LARGEST = 16_000_000
 """Maximum length of a source, in characters."""

@@ -17,6 +17,7 @@ from typing import Literal
 
 from context_compiler.errors import FidelityError, GraphError
 from context_compiler.fidelity import Fidelity
+from context_compiler.paths import unify_lines
 from context_compiler.pipeline.attributes import Value
 from context_compiler.pipeline.dot import read_source
 from context_compiler.pipeline.graph import AGENTS, Diagnostic, Edge, Graph, Node, Severity

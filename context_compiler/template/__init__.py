@@ -27,7 +27,7 @@ from context_compiler.cache import Memo
 from context_compiler.errors import SettingsError, TemplateError
 from context_compiler.fidelity import Fidelity
 from context_compiler.ids import text_hash
-from context_compiler.paths import OWNER, make_private, vault_of
+from context_compiler.paths import OWNER, decode_text, make_private, unify_lines, vault_of
 from context_compiler.settings import Amount, Count
 from context_compiler.template.front_matter import (
     Compiler,

@@ -237,7 +237,7 @@ class WhyPage(RequestHeader):
     cuts: tuple[Cut, ...]
     """The requests that left out or shortened messages of this page."""
     remedy: str
-    """How the messages that are left out could have been in the request."""
+    """Settings and actions that would have put the messages that are left out into the request."""
     pages: Pages
     only: str
     steerable: bool

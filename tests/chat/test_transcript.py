@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from context_compiler.chat.transcript import Transcript, TranscriptTurn, safe_id
 from context_compiler.errors import SettingsError
-from context_compiler.text_files import unify_lines
+from context_compiler.paths import unify_lines
 
 NOON = datetime(2026, 11, 21, 12, tzinfo=UTC)
 

@@ -119,7 +119,7 @@ def test_a_pipe_gets_a_note_that_a_chat_is_resumed(chatted: Command) -> None:
     assert "resumed" not in chatted("chat", "--model", "scripted:0", "--session", "new", input="And now?\n").err
 
 
-def test_why_names_the_rule_once_with_its_numbers_and_the_remedy(chatted: Command) -> None:
+def test_the_rule_that_decided_is_named_once_with_its_numbers_and_the_remedy(chatted: Command) -> None:
     rows = chatted("views", "list", "--json").json["views"]
     view = next(one for one in rows if one["status"].startswith("compiled"))
     shown = chatted("views", "why", view["id"], terminal=90).plain

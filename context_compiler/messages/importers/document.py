@@ -11,7 +11,7 @@ from math import isinf
 
 from context_compiler.errors import TranscriptError
 from context_compiler.messages.importers.draft import Json, mapping, sequence
-from context_compiler.text_files import decode_text
+from context_compiler.paths import decode_text
 
 
 class _NotFinite(ValueError):

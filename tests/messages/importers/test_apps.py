@@ -81,7 +81,7 @@ def test_chatgpt_reads_the_branch_to_the_current_node():
     assert parts(one.messages, "user-prompt")[0].timestamp.timestamp() == 1700000000.5
 
 
-def test_chats_with_the_same_title_are_told_apart_by_their_ids():
+def test_chats_with_the_same_title_have_their_ids_in_their_names():
     found = read_all([CHATGPT, {**CHATGPT, "conversation_id": "c2"}])
     assert [(one.name, one.format) for one in found] == [("Trip#c1", "chatgpt"), ("Trip#c2", "chatgpt")]
 
