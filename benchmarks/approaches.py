@@ -61,6 +61,8 @@ HOMES = {
     "head-tail": "baselines",
     "random": "baselines",
     "oracle": "baselines",
+    "bm25": "baselines",
+    "bm25-3": "baselines",
     "host": "host",
     "harness-window": "harness",
     "harness-window-quarter": "harness",
@@ -76,6 +78,8 @@ HOMES = {
 """Approaches in the order of the tables, each with its module in `benchmarks.peers`."""
 
 ONLY = {
+    "bm25": {"sets"},
+    "bm25-3": {"sets"},
     "ours-live": {"lived", "sessions", "compiles", "answers"},
     "ours-live-full": {"sessions"},
     "ours-live-bland": {"lived"},

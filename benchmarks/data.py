@@ -17,7 +17,7 @@ from typing import Any
 from pydantic_ai.messages import ModelMessage, ModelRequest, ModelResponse, TextPart, ToolCallPart, ToolReturnPart
 from pydantic_ai.messages import UserPromptPart as Prompt
 
-from benchmarks import facts, recall, references
+from benchmarks import facts, labelled, recall, references
 from benchmarks.recall import Conversation, Question
 
 FILES = {
@@ -27,6 +27,7 @@ FILES = {
     "swe": "swe_agent/*.traj",
     "tau": "tau_bench/airline.json",
     "pi": "pi_sessions/large-session.jsonl",
+    **labelled.FILES,
 }
 """Glob pattern of the files of every set."""
 
@@ -37,6 +38,17 @@ ASKED = {
     "beam-500k": (8_000,),
 }
 """Sets with questions, and their budgets."""
+LABELLED = {
+    "locomo": (1_000, 4_000),
+    "beam-100k": (4_000, 16_000),
+    "tau": (1_000,),
+    "pi": (16_000,),
+    "qmsum": (1_000, 2_000, 4_000),
+    "realmem": (1_000, 8_000),
+    "preferences": (1_000, 8_000),
+    "cues": (1_000, 8_000),
+}
+"""Sets whose questions name their evidence, and the budgets of one view."""
 LIVED = {"pi": (16_000, 32_000, 64_000), "swe": (4_000,), "tau": (1_000,)}
 """Sets of sessions, and their budgets."""
 
@@ -74,6 +86,11 @@ class Data:
         return self._there(FAST_ASKED if self.fast else ASKED) or {GENERATED: (500, 1_000)}
 
     @property
+    def labelled(self) -> dict[str, tuple[int, ...]]:
+        """Available labelled sets, and their budgets."""
+        return self._there(LABELLED) or {GENERATED: (500, 1_000)}
+
+    @property
     def lived(self) -> dict[str, tuple[int, ...]]:
         """Available sets of sessions, and their budgets."""
         return self._there(FAST_LIVED if self.fast else LIVED) or {GENERATED: (1_000,)}
@@ -88,6 +105,7 @@ class Data:
 
     def files(self, name: str) -> list[Path]:
         """Return the files of a set, sorted."""
+        name = labelled.HIDING.get(name, name)
         return sorted(self.folder.glob(FILES[name])) if self.folder is not None and name in FILES else []
 
     def fingerprint(self, name: str) -> str:
@@ -106,7 +124,9 @@ class Data:
             if (asked := f"{name} facts") not in self._loaded:
                 self._loaded[asked] = facts.conversations(self.sessions(name), name)
             return self._loaded[asked]
-        found = self._loaded.setdefault(name, recall.load(name, self.folder))
+        if name not in self._loaded:
+            self._loaded[name] = (recall if name in recall.SETS else labelled).load(name, self.folder)
+        found = self._loaded[name]
         every = 20 if self.fast else self.every
         chosen = found[:2] if self.fast else found[: self.most]
         return [replace(one, questions=_drawn(one, every)) for one in chosen]

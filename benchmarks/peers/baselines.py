@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from pydantic_ai.messages import ModelMessage
@@ -10,6 +11,9 @@ from pydantic_ai.messages import ModelMessage
 from benchmarks.approaches import Approach
 from context_compiler.messages.history import Reader
 from context_compiler.middleware.replay import PlainSession, View, everything, newest
+from context_compiler.recall.bm25 import damping_of, idf, saturation
+from context_compiler.recall.passages import text_pieces
+from context_compiler.recall.terms import passage_terms, terms
 from context_compiler.tokens import TokenCounter
 
 SEED = 7
@@ -68,6 +72,51 @@ def oracle(evidence: Sequence[str]) -> View:
     return view
 
 
+NEIGHBOURS = 3
+"""Messages on either side of one that count with it."""
+
+
+def by_words(*, around: bool) -> View:
+    """Build a view of the messages with the best BM25 for the last one; with `around`, also of their neighbourhoods.
+
+    The three scores, of the message, of its neighbourhood and of its best passage, count as fractions of the best.
+    """
+
+    async def view(messages: list[ModelMessage], budget: int) -> Sequence[ModelMessage]:
+        asked, said = set(terms(text(messages[-1]))), [text(message) for message in messages[:-1]]
+        own = [passage_terms(one) for one in said]
+        near = [sum(own[max(0, at - NEIGHBOURS) : at + NEIGHBOURS + 1], Counter[str]()) for at in range(len(own))]
+        pieces = [(at, passage_terms(piece)) for at, one in enumerate(said) for piece in text_pieces(one)]
+        best = [0.0] * len(said)
+        for (at, _), score in zip(pieces, bm25(asked, [piece for _, piece in pieces]), strict=True):
+            best[at] = max(best[at], score)
+        scores = bm25(asked, own)
+        if around:
+            rows = zip(scores, bm25(asked, near), best, strict=True)
+            scores = [one + two + 0.6 * three for one, two, three in rows]
+        order = sorted(range(len(scores)), key=scores.__getitem__, reverse=True)
+        return chosen(messages, (at for at in order if scores[at] > 0), budget)
+
+    return view
+
+
+def bm25(asked: Iterable[str], documents: Sequence[Counter[str]]) -> list[float]:
+    """Compute the BM25 of every document for some terms, as a fraction of the best."""
+    sizes = [document.total() for document in documents]
+    average = sum(sizes) / (len(sizes) or 1) or 1.0
+    spread = {term: sum(term in document for document in documents) for term in asked}
+    scores = [
+        sum(
+            idf(len(documents), spread[term]) * saturation(document[term], damping_of(size / average))
+            for term in sorted(spread)
+            if term in document
+        )
+        for document, size in zip(documents, sizes, strict=True)
+    ]
+    best = max(scores, default=0.0) or 1.0
+    return [score / best for score in scores]
+
+
 def plain(name: str, title: str, setup: str, view: View) -> Approach:
     return Approach(
         name=name,
@@ -84,6 +133,13 @@ APPROACHES = (
     plain("tail", "the newest that fit", "a strict window: cuts anywhere, moves with every request", tail),
     plain("head-tail", "head and tail", "a fifth of the budget for the beginning, the rest for the end", head_and_tail),
     plain("random", "random messages", f"messages that fit, in a random order with seed {SEED}", at_random),
+    plain("bm25", "BM25", "whole messages by BM25, stemmed", by_words(around=False)),
+    plain(
+        "bm25-3",
+        "BM25+3",
+        "the same of seven messages around it and of its passages, too",
+        by_words(around=True),
+    ),
     Approach(
         name="oracle",
         title="oracle (knows the evidence)",

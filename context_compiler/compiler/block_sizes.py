@@ -56,9 +56,9 @@ gets a block of at most that part of the room."""
 MIN_ASIDE_TOKENS, MAX_ASIDE_PART = 1_000, 4
 """In a room from `TIGHT_ROOM`, such a block may have at least this size, but at most that part of the room."""
 
-LONG_TURNS_PART, MIN_LONG_TURNS_TOKENS = 8, 160
+LONG_TURNS_PART, MIN_LONG_TURNS_TOKENS, MAX_LONG_TURNS_TOKENS = 8, 160, 2_000
 """Maximum size of a block in tool work with long turns, where every request of the turn pays for the block again; at
-most `FILL_TOKENS`, and at least the second, so that a usual passage fits."""
+most the third, and at least the second, so that a usual passage fits."""
 
 TURNS = 5
 """Number of newest turns from which the growth of a turn is estimated."""
@@ -70,10 +70,6 @@ a turn grows beyond the reserve, its block is shortened."""
 
 LARGE_TURN_PART = 8
 """Maximum reserve because of a single large turn, if most turns grow less."""
-
-FILL_TOKENS = 2_000
-"""Size up to which the block of a question is filled with passages that contain none of its terms, best first. In a
-larger block such a passage must score higher than an answering one to replace it."""
 
 EARLIER_SHARE = 0.35
 """Maximum fraction of the room for blocks of earlier turns; with more, all of them are dropped."""
@@ -173,7 +169,7 @@ class BlockSizes:
         if self._is_large:
             return most
         if self.plan.tool_work and self.cycle.long_turns:
-            most = min(most, max(room // LONG_TURNS_PART, MIN_LONG_TURNS_TOKENS), FILL_TOKENS)
+            most = min(most, max(room // LONG_TURNS_PART, MIN_LONG_TURNS_TOKENS), MAX_LONG_TURNS_TOKENS)
         if not self.asks_past(prompt):
             unasked = int(UNASKED_SHARE * (recall * room if isinstance(recall, float) else recall))
             return 0 if self.plan.tool_calls else min(most, unasked)

@@ -17,7 +17,6 @@ from context_compiler.compiler.block_sizes import (
     ASIDE_PART,
     ASKING_SHARE,
     FEW_PASSAGES_TOKENS,
-    FILL_TOKENS,
     TIGHT_ROOM,
     BlockSizes,
 )
@@ -31,7 +30,6 @@ from context_compiler.messages.shapes import apply_shape
 from context_compiler.recall import Index, Question, Ranking, Relevance, index_of, question_text
 from context_compiler.recall.changes import mark_changes
 from context_compiler.recall.passages import Passage, answer_text, new_passages, passages, write_quotation
-from context_compiler.recall.ranking import BESIDE, CLOSE, merit
 from context_compiler.recall.selection import choose, spread
 from context_compiler.tokens import TokenCounter
 
@@ -50,10 +48,9 @@ ABOUT, TERMS = 0.3, 2
 """A passage contains the subject of such a statement if it has at least this fraction of it (by idf) and this number of
 its terms."""
 
-WIDE, DEEP, MIN_WIDE = 4, 2, 250
+WIDE, DEEP = 4, 2
 """Candidates for a block, in tokens as multiples of its room: messages that are split into passages, and passages from
-which the block is selected. More candidates find little more and cost time. The third is the least room, in tokens, for
-which messages are taken if there is a `fill`: fewer could all be from tools."""
+which the block is selected. More candidates find little more and cost time."""
 
 FLOOR, TIGHT_FLOOR, PASSING_FLOOR = 0.15, 0.3, 0.4
 """In tool work, and in a room below `TIGHT_ROOM` once a tool was called, the best passage must contain at least this
@@ -62,9 +59,6 @@ question in such a room, and one for a question asked in passing."""
 
 TELLING = 0.5
 """If that best passage is from a tool, minimum fraction of its coverage that any other passage must have."""
-
-STEP = 128
-"""Number of messages, best first, that are split into passages at a time."""
 
 COMPARED = 256
 """Number of best passages whose coverage of the whole question is computed."""
@@ -107,7 +101,7 @@ def find_first_block(sizes: BlockSizes, at: int, most: int, room: int, said: Seq
     """
     search = _Search(sizes, at, said)
     if sizes.asks_past(search.prompt):
-        return search.find(min(most, room), fill=FILL_TOKENS)
+        return search.find(min(most, room))
     bearing = min(sizes.recall // BEARING, sizes.limits.room // ASIDE_PART)
     if most and bearing >= 2 * MIN_BLOCK and is_short(search.prompt, sizes.plan.counter):
         return search.find(min(bearing, room), small=most)
@@ -116,7 +110,7 @@ def find_first_block(sizes: BlockSizes, at: int, most: int, room: int, said: Seq
 
 def shorten_block(sizes: BlockSizes, block: Block, room: int) -> Block:
     """Shorten a block to its best passages within `room` tokens."""
-    text = _Search(sizes, block.at, within=block.text).find(room, fill=room)
+    text = _Search(sizes, block.at, within=block.text).find(room)
     return replace(block, text=text, cuts=block.cuts + 1)
 
 
@@ -138,38 +132,42 @@ class _Search:
         pending, own = sizes.plan.question, self._history.readings[at]
         self.prompt = pending.text if pending is not None and pending.at == at else question_text(own)
 
-    def find(self, room: int, *, fill: int = 0, small: int | None = None) -> str:
+    def find(self, room: int, *, small: int | None = None) -> str:
         """Find past text for the prompt, as a fenced block of at most `room` tokens; empty for none.
 
         1. Rank the messages that the view leaves out or shortens, and take the best, up to `WIDE` times the room.
-        2. Split them into passages, best message first, up to `DEEP` times the room; skip texts that the view contains.
-           For a question about a sequence or the whole conversation, take passages from all parts of it instead.
-        3. Rank the passages. In tool work, and in a room below `TIGHT_ROOM` once a tool was called, give up if the best
-           one contains too little of the question.
+        2. Split them into passages; skip texts that the view contains. For a question about a sequence or the whole
+           conversation, take passages from all parts of it instead.
+        3. Rank the passages, and end where the answer ends: at the score `Ranking.end`. In
+           tool work, and in a room below `TIGHT_ROOM` once a tool was called, give up if the best one contains too
+           little of the question.
         4. Mark passages that later messages revise, select passages for the room (see `recall.selection`), and write
            them.
 
         Args:
             room: Maximum size in tokens.
-            fill: Size in tokens up to which passages that do not answer may fill the block, best first; 0 for none.
             small: Maximum size in tokens if no passage contains the subject of the prompt; None for no such limit.
         """
         if room < MIN_BLOCK or not self._occurs(self._question):
             return ""
-        best = self._ranking.best(self._cycle.decided, self._whole, beside=fill > 0)
+        best = self._ranking.best(self._whole)
         about = Counter[int]() if small is None else self._subject_messages(best)
         if small is not None:
             room = min(room, max(small, MIN_BLOCK * bool(about) + about.total()))
-        candidates, wide = self._candidates(best, room, fill)
-        ranked = _rank(candidates, self._ranking.passages(candidates), about.keys())
-        answering: Sequence[tuple[Passage, float]] = [pair for pair in ranked if pair[1] > 0]
+        candidates, wide = self._candidates(best, room)
+        pool = _rank(candidates, self._ranking.passages(candidates), self._ranking.end, about.keys())
         if self._has_floor:
-            answering, fill = self._above_floor(answering, fill)
-        if not answering or room < MIN_BLOCK:
+            pool = self._above_floor(pool)
+        if not pool or room < MIN_BLOCK:
             return ""
-        pool, room = _with_fill(answering, ranked, room, fill, wide=wide)
         pool, newer = mark_changes(
-            self._index.changes, self._history, self._at, self._plan.outline, pool, self._left_out, self._counter
+            self._index.changes,
+            self._history,
+            self._at,
+            self._plan.outline,
+            spread(pool, lambda pair: pair[0].turn) if wide else pool,
+            self._left_out,
+            self._counter,
         )
         return _write(pool, room, self._counter, wide=wide, newer=newer)
 
@@ -254,49 +252,13 @@ class _Search:
                 found[one.position] += one.tokens
         return found
 
-    def _candidates(self, best: list[int], room: int, fill: int) -> tuple[list[Passage], bool]:
+    def _candidates(self, best: list[int], room: int) -> tuple[list[Passage], bool]:
         """Passages to select from, in order of the conversation, and True if they are spread over all of it."""
-        wide = self._question.wide
         self._index.changes.extend(self._history)
-        near = _first_within(self._plan, best, WIDE * (max(room, MIN_WIDE) if fill else room))
-        found = self._quotable(near) if wide else self._split_best(near, room, fill)
-        if wide and room * len(found) >= MENTIONS * sum(one.tokens for one in found):
+        found = self._quotable(_first_within(self._plan, best, WIDE * room))
+        if self._question.wide and room * len(found) >= MENTIONS * sum(one.tokens for one in found):
             return self._quotable(_first_within(self._plan, spread(best, int), WIDE * room)), True
         return found, False
-
-    def _split_best(self, positions: Sequence[int], room: int, fill: int) -> list[Passage]:
-        """Split messages into candidates for a block of `room` tokens, best message first.
-
-        It stops early, because a passage scores like its message: only the best `CLOSE` passages score somewhat more,
-        and pieces of tool results less. Once all messages that answer are split, no more are needed than `_with_fill`
-        has room for. Later messages that revise a candidate are split too. Messages that do not answer are split only
-        if there is a `fill`.
-
-        Returns:
-            The passages, in order of the conversation.
-        """
-        answers = set(self._ranking.answering(positions))
-        ordered = sorted(positions if fill else answers)
-        merits = dict(zip(ordered, map(merit, self._ranking.scores(ordered)), strict=True))
-        ordered.sort(key=merits.__getitem__, reverse=True)
-        last = max((number for number, at in enumerate(ordered) if at in answers), default=len(ordered))
-        found: list[Passage] = []
-        stop = 0
-        while stop < len(ordered):
-            start, stop = stop, min(stop + STEP, len(ordered))
-            while last >= stop < len(ordered) and merits[ordered[stop]] == merits[ordered[stop - 1]]:
-                stop += 1
-            found += self._quotable(ordered[start:stop])
-            sizes = [one.tokens for one in found if not one.tool]
-            least, enough = CLOSE, max(DEEP * room, fill)
-            if stop > last:
-                answering = sum([one.tokens for one in found if one.position in answers])
-                least, enough = 0, DEEP * min(room, max(fill, answering))
-            if len(sizes) >= least and sum(sizes) > enough:
-                later = self._index.changes.changing(ordered[:stop])
-                found += self._quotable([at for at in ordered[stop:] if at in later])
-                break
-        return sorted(found, key=lambda one: one.position)
 
     @property
     def _has_floor(self) -> bool:
@@ -304,39 +266,35 @@ class _Search:
         tight = self._plan.tool_calls and self._sizes.limits.room < TIGHT_ROOM
         return bool((self._plan.tool_work or tight) and not self._within)
 
-    def _above_floor(
-        self, answering: Sequence[tuple[Passage, float]], fill: int
-    ) -> tuple[Sequence[tuple[Passage, float]], int]:
-        """The answering passages if the best one contains enough of the question, and the fill that is left then."""
+    def _above_floor(self, ranked: Sequence[tuple[Passage, float]]) -> Sequence[tuple[Passage, float]]:
+        """The ranked passages if the best one contains enough of the question, else none."""
         in_passing = asking_share(asking_part(self.prompt, self._counter)) < ASKING_SHARE
         direct = TIGHT_FLOOR if self._sizes.limits.room < TIGHT_ROOM else FLOOR
         relevance = Relevance(self._index, self._question, floor=0)
-        found, of_tools = _relevant_in_tool_work(answering, relevance, PASSING_FLOOR if in_passing else direct)
-        return found, 0 if of_tools or in_passing else fill
+        return _relevant_in_tool_work(ranked, relevance, PASSING_FLOOR if in_passing else direct)
 
 
-def _rank(candidates: Sequence[Passage], scores: Sequence[float], first: Set[int]) -> list[tuple[Passage, float]]:
-    """Sort passages best first, with those of the messages `first` before all others.
+def _rank(
+    candidates: Sequence[Passage], scores: Sequence[float], end: float, first: Set[int]
+) -> Sequence[tuple[Passage, float]]:
+    """Sort the passages that score at least `end` best first, with those of the messages `first` before all others.
 
     Repeated pieces of tool results are dropped.
     """
-    raised = [score + BESIDE * (one.position in first) for one, score in zip(candidates, scores, strict=True)]
-    ranked = sorted(range(len(raised)), key=[*map(merit, raised)].__getitem__, reverse=True)
-    pairs, texts = [(candidates[at], raised[at]) for at in ranked], set[str]()
+    texts = set[str]()
+    pairs = [(one, score) for one, score in zip(candidates, scores, strict=True) if score >= end]
+    pairs.sort(key=lambda pair: (pair[0].position in first, pair[1]), reverse=True)
     return [pair for pair in pairs if not pair[0].tool or not (pair[0].text in texts or texts.add(pair[0].text))]
 
 
 def _relevant_in_tool_work(
     ranked: Sequence[tuple[Passage, float]], relevance: Relevance, floor: float
-) -> tuple[Sequence[tuple[Passage, float]], bool]:
+) -> Sequence[tuple[Passage, float]]:
     """Filter passages for tool work by coverage, the fraction of the question that they contain.
 
     There are none if the best coverage is below `floor`. If the best passage is from a tool, only passages with at
     least half of its coverage are left. The coverage of a passage from a message with a tool exchange is the mean of
     two values: that of the passage alone, and that of the passage together with the exchange.
-
-    Returns:
-        The passages, best first, and True if the best coverage is that of a tool's passage.
     """
     compared = ranked[:COMPARED]
     held = [relevance.held(one.text) for one, _ in compared]
@@ -351,29 +309,10 @@ def _relevant_in_tool_work(
     best = max(shares, default=0.0)
     of_tools = any(share == best and one.speaker == "tool" for (one, _), share in zip(compared, shares, strict=True))
     if best < floor:
-        return (), False
+        return ()
     if not of_tools:
-        return ranked, False
-    return [pair for pair, share in zip(compared, shares, strict=True) if share >= best * TELLING], True
-
-
-def _with_fill(
-    answering: Sequence[tuple[Passage, float]],
-    ranked: Sequence[tuple[Passage, float]],
-    room: int,
-    fill: int,
-    *,
-    wide: bool,
-) -> tuple[Sequence[tuple[Passage, float]], int]:
-    """Passages to select from, best first, and the room for them.
-
-    With a `fill`, these are all passages, and the room is limited to `fill` tokens or to the size of the answering
-    passages, whichever is larger. Without one, or if a wide question has enough answers, these are the answering ones.
-    """
-    enough = sum(one.tokens for one, _ in answering)
-    if fill and not (wide and enough >= fill):
-        answering, room = ranked, min(room, max(fill, enough))
-    return spread(answering, lambda pair: pair[0].turn) if wide else answering, room
+        return ranked
+    return [pair for pair, share in zip(compared, shares, strict=True) if share >= best * TELLING]
 
 
 def _write(

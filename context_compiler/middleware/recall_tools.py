@@ -178,7 +178,7 @@ class Recall(AbstractCapability[Any]):
         stop = turns.active.start if turns.turns else 0
         index, question = index_of(history), Question.of(query)
         ranking = Ranking(index, question, stop)
-        best = ranking.best(MAX_MESSAGES)
+        best = ranking.best()[:MAX_MESSAGES]
         counter = self._reader.counter
         candidates = passages(history, turns, range(stop) if self._likeness else best, counter)
         relevant = Relevance(index, question)

@@ -13,7 +13,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from functools import cached_property
 from heapq import nlargest
-from itertools import accumulate, compress
+from itertools import accumulate
+from math import inf
 from typing import NamedTuple
 
 from context_compiler.recall.bm25 import GIANT, K1, B, damping_of, idf, saturation
@@ -28,8 +29,8 @@ NEAR, STRETCH = 3, 8
 SOON = 10
 """Days after a named date within which its closeness falls from 1 to 0."""
 
-BESIDE = 100.0
-"""Score subtracted from messages that do not answer. All of them end up below 0 and keep their order."""
+END = 0.5
+"""Minimum score of a passage that belongs to the answer, as a fraction of the best's."""
 
 MAX_TERMS = 48
 """Maximum number of terms of a question that are looked up, the rarest first."""
@@ -215,24 +216,15 @@ OWN_WORDS = 0.4
 
 
 def rank(index: Index, question: Question, candidates: Sequence[Passage]) -> list[float]:
-    """Score of each candidate for the question; above 0 if it answers, higher is better.
+    """Score of each candidate for the question, from 0; higher is better. All are 0 if none is near its words or days.
 
     Messages after the last candidate, such as the question itself, are ignored.
     """
     return Ranking(index, question, 1 + max((one.position for one in candidates), default=-1)).passages(candidates)
 
 
-def merit(score: float) -> float:
-    """Score by which answering and other passages are ranked together, so that a good neighbour beats a weak answer."""
-    return score if score > 0 else score + BESIDE
-
-
 class Ranking:
-    """Scores of the messages before a position for one question; the cost grows with the occurrences of its terms.
-
-    A message answers if it or its neighbourhood contains a term of the question, or if it is of a month or a date that
-    the question names. `BESIDE` is subtracted from the score of every other message.
-    """
+    """Scores of the messages before a position for one question; the cost grows with the occurrences of its terms."""
 
     def __init__(self, index: Index, question: Question, stop: int, question_at: int | None = None) -> None:
         """Score every message before position `stop`; `question_at` is the position of the question."""
@@ -244,33 +236,29 @@ class Ranking:
             values, weight = feature.value(asked), feature.weight
             if values:
                 self._raw = [score + weight * value for score, value in zip(self._raw, values, strict=False)]
-        self._answers: Sequence[float] = asked.around
-        if any(asked.days):
-            named = zip(asked.around, index.sessions, strict=False)
-            self._answers = [close or asked.days[day] for close, day in named]
-        """Truthy for each message that answers, by position."""
+        self._found = bool(any(asked.words) or any(asked.days))
+        """True if a message contains a term of the question, or is of a day that it names."""
 
-    def best(self, count: int, without: Set[int] = frozenset(), *, beside: bool = False) -> list[int]:
-        """Positions of the best messages, best first.
+    @property
+    def end(self) -> float:
+        """Score at which the answer ends, wherever the best passage is, also if a view shows it already."""
+        return END * (max(self._raw) + OWN_WORDS) if self._found else inf
 
-        Args:
-            count: Maximum number of positions.
-            without: Positions to leave out.
-            beside: Include messages that do not answer, ranked by their raw scores.
-        """
-        every = range(len(self._raw))
-        found = [at for at in (every if beside else self.answering(every)) if at not in without]
-        return nlargest(count, found, key=self._raw.__getitem__)
+    def best(self, without: Set[int] = frozenset()) -> list[int]:
+        """Positions of the messages that may belong to the answer, best first; `without` has those to leave out."""
+        least = self.end - OWN_WORDS
+        found = [at for at, score in enumerate(self._raw) if score >= least and at not in without]
+        return sorted(found, key=self._raw.__getitem__, reverse=True)
 
     def passages(self, candidates: Sequence[Passage]) -> list[float]:
-        """Score of each passage; above 0 if it answers.
+        """Score of each passage, from 0.
 
         It is the score of its message; the best `CLOSE` also get `OWN_WORDS` x their BM25, as a fraction of the best.
         """
-        if not any(self._answers):
+        if not self._found:
             return [0.0] * len(candidates)
-        found = self.scores([one.position for one in candidates])
-        best = nlargest(CLOSE, [at for at, score in enumerate(found) if score > 0], key=found.__getitem__)
+        found = [self._raw[one.position] for one in candidates]
+        best = nlargest(CLOSE, range(len(found)), key=found.__getitem__)
         own = _of_best([self._bm25_of(candidates[at].text) for at in best])
         for at, value in zip(best, own, strict=True):
             found[at] += OWN_WORDS * value
@@ -286,12 +274,3 @@ class Ranking:
         """Sum of the idf of the question's terms that a text may contain, found by prefix without splitting it."""
         plain = fold(text)
         return sum(self._wanted[term] for term in sorted({term for start, term in self._beginnings if start in plain}))
-
-    def answering(self, positions: Sequence[int]) -> list[int]:
-        """Filter positions for messages that answer."""
-        return [*compress(positions, map(self._answers.__getitem__, positions))]
-
-    def scores(self, positions: Iterable[int]) -> list[float]:
-        """Scores of the messages at some positions; above 0 if a message answers, else below."""
-        raw, answers = self._raw, self._answers
-        return [raw[at] if answers[at] else raw[at] - BESIDE for at in positions]

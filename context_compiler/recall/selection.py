@@ -33,7 +33,7 @@ from typing import NamedTuple, TypeVar
 
 from context_compiler.messages.instructions import instruction_sentences
 from context_compiler.recall.passages import Passage, Quotation
-from context_compiler.recall.ranking import merit
+from context_compiler.recall.ranking import END
 from context_compiler.recall.terms import words
 
 T = TypeVar("T")
@@ -119,7 +119,7 @@ def choose(
     answers = max(ranks, default=0.0) > 0
     worth = worths(quotation.candidates, parts, asked=answers)
     prices = _prices(quotation.candidates, parts)
-    keys = [-merit(ranks[index]) for index in order] if answers else []
+    keys = [-ranks[index] for index in order] if answers else []
     places = {one.place: at for at, one in enumerate(quotation.candidates)} if newer else {}
     after = {places[old]: places[newer[old]] for old in places.keys() & newer.keys()}
     if wide and answers:
@@ -177,7 +177,7 @@ def take_beside(quotation: Quotation, at: int, after: Mapping[int, int]) -> bool
 def _take_mentions(quotation: Quotation, ranks: Sequence[float], after: Mapping[int, int]) -> None:
     """Take answers spread over the conversation, except those that repeat what is taken already."""
     ordered = quotation.candidates
-    answering = [at for at, rank in enumerate(ranks) if rank > 0]
+    answering = [at for at, rank in enumerate(ranks) if rank >= END * max(ranks)]
     answering.sort(key=lambda at: FURTHER * ordered[at].order - ranks[at])
     taken: set[tuple[str, str]] = set()
     for at in spread(answering, lambda at: ordered[at].turn):

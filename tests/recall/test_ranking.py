@@ -15,6 +15,7 @@ from context_compiler.messages.history import Reader
 from context_compiler.messages.turns import outline, pair
 from context_compiler.recall import Index, Question, index_of, rank
 from context_compiler.recall.passages import Passage, passages
+from context_compiler.recall.ranking import END
 from context_compiler.recall.terms import beginnings, fold, terms
 from context_compiler.tokens import TokenCounter
 from tests.support.histories import answer, assistant, call, histories, user
@@ -195,7 +196,7 @@ def test_a_named_month_matches_messages_of_that_month() -> None:
 def test_neighbours_of_a_match_are_ranked_and_distant_messages_are_not() -> None:
     talk = [*filler(10), user("Which violin should it be?"), assistant("The Cremona one."), *filler(10, 1)]
     scores = {passage.position: score for score, passage in ranked(talk, "violin")}
-    assert scores[20] > 0 and scores[21] > 0 and scores[22] > 0 and scores[0] < 0 and scores[40] < 0
+    assert min(scores[20], scores[21], scores[22]) > max(scores[0], scores[40])
 
 
 @pytest.mark.parametrize(
@@ -209,8 +210,9 @@ def test_messages_after_the_candidates_are_ignored() -> None:
     talk = [*filler(5), user("The boat is in Malmö."), assistant("Good."), *filler(5)]
     index, candidates = all_of(talk)
     asked = READER.read([*talk, user("Where is the boat? The boat!")])
-    assert rank(index_of(asked), Question.of("Where is the boat? The boat!"), candidates)[-1] < 0
-    assert rank(index, Question.of("Where is the boat? The boat!"), candidates)[10] > 0
+    scores = rank(index_of(asked), Question.of("Where is the boat? The boat!"), candidates)
+    alone = rank(index, Question.of("Where is the boat? The boat!"), candidates)
+    assert max(scores) == scores[10] and scores == pytest.approx(alone, abs=0.01)
 
 
 def test_a_repeated_question_finds_its_earlier_turn() -> None:
@@ -262,7 +264,7 @@ def test_a_ranking_is_the_same_every_time_and_however_the_index_grew(data: st.Da
     grown.extend(READER.read(messages))
     scores = rank(index, question, candidates)
     assert scores == rank(grown, question, candidates)
-    assert len(scores) == len(candidates) and all(-100 <= score < 1_000 for score in scores)
+    assert len(scores) == len(candidates) and all(0 <= score < 7 for score in scores)
 
 
 def test_one_turn_is_found_among_6_000_messages() -> None:
@@ -301,6 +303,5 @@ def test_a_reply_next_to_a_match_may_answer_even_if_a_tool_was_called_in_between
     for number, (prompt, reply) in enumerate(turns):
         looked = [assistant(call("look", f"c{number}")), user(answer(f"c{number}", "Nothing to report."))]
         messages += [said(prompt), *(looked if tools else []), replied(reply)]
-    found = [(one.text, score > 0) for score, one in ranked(messages, "What did I take away from Becoming Light?")]
-    assert ("So it says that patience pays.", True) in found
-    assert ("There was rain all day.", False) in found
+    found = {one.text: score for score, one in ranked(messages, "What did I take away from Becoming Light?")}
+    assert found["So it says that patience pays."] > END * max(found.values())
