@@ -54,6 +54,9 @@ SHOWN = 40
 BACKLOG = 1_000
 """Maximum events that a page can be behind; a page that is further behind reloads the chat."""
 
+MAX_OPEN = 8
+"""Maximum open chats that no page listens to and that do not answer; others are closed, and open again when asked for."""
+
 LOOK = 1.0
 """Seconds between checks whether the server shuts down, or a terminal has added turns."""
 
@@ -148,6 +151,11 @@ class Chat:
     def answering(self) -> bool:
         """True while an answer is being written."""
         return self._answer is not None
+
+    @property
+    def is_idle(self) -> bool:
+        """True if no page listens, and no answer is being written."""
+        return not self.answering and not self._listeners
 
     def say(self, text: str, *, endless: bool, template: str, model: str) -> None:
         """Begin to answer a prompt.
@@ -346,6 +354,7 @@ class Chats:
             NotAChat: Another program has recorded a session of this name.
         """
         async with self._opening:
+            await self._close_idle(name)
             if name not in self._open:
                 chat = Chat(name, self._agent_of, self.defaults)
                 if await chat.is_of_another_program():
@@ -353,7 +362,15 @@ class Chats:
                     raise NotAChat(f"session {name!r} is of another program; continue it as a new chat")
                 await chat.open()
                 self._open[name] = chat
-            return self._open[name]
+            self._open[name] = chat = self._open.pop(name)  # the most recently used is last
+            return chat
+
+    async def _close_idle(self, name: str) -> None:
+        """Make room for a chat: close the least recently used ones that nobody listens to and that do not answer."""
+        idle = [chat for chat in self._open.values() if chat.name != name and chat.is_idle]
+        for chat in idle[: max(0, len(self._open) + (name not in self._open) - MAX_OPEN)]:
+            del self._open[chat.name]
+            await try_await(chat.close())
 
     async def copy(self, name: str) -> str:
         """Begin a new chat with the history of a recorded session, and return its name.
