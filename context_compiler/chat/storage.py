@@ -20,7 +20,6 @@ from context_compiler.messages.history import History, load_messages, reader_of
 from context_compiler.paths import unify_lines
 from context_compiler.record.store import Store, open_store
 from context_compiler.resilience import Breaker, try_await
-from context_compiler.text_files import unify_lines
 from context_compiler.tokens import as_counter
 
 Notice = Callable[[str], None]

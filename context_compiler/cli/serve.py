@@ -128,7 +128,7 @@ def missing_for_serve() -> list[str]:
 
 def _chats(model: str, **settings: Any) -> Any:
     """Build the chats, with the models that the command line knows, including `scripted`."""
-    web = import_module("context_compiler.web.chat")
+    web = import_module("context_compiler.web.chats")
     inputs = import_module("context_compiler.cli.inputs")
     os.environ.setdefault("PYDANTIC_AI_NO_BANNER", "1")
 

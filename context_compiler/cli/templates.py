@@ -21,7 +21,6 @@ from context_compiler.fidelity import Fidelity
 from context_compiler.paths import read_text
 from context_compiler.record.values import Compile
 from context_compiler.template import Template, TemplateLibrary, template_errors
-from context_compiler.text_files import read_text
 
 app = group("List, show and check templates.", shown="templates list")
 

@@ -23,7 +23,7 @@ from context_compiler.middleware.arguments import Arguments
 from context_compiler.middleware.others import other_mentions
 from context_compiler.middleware.request import named_scope
 from context_compiler.middleware.state import Result
-from context_compiler.middleware.store_access import StoreAccess
+from context_compiler.middleware.store_access import StoreAccess, limited
 from context_compiler.recall.others import Mention
 from context_compiler.record import rows
 from context_compiler.record.database import Moment
@@ -61,6 +61,9 @@ STEPS = 32
 
 RECALLED = "+recalled"
 """Suffix of the configuration under which recall blocks are saved."""
+
+LATE_AGE_S = 1.0
+"""Seconds after which a request that is recorded is marked as recorded late."""
 
 FormerName = Callable[[str], str | None]
 """Function that returns the name of a configuration in older files; None if it had none."""
@@ -124,6 +127,10 @@ class Archive:
         """Execute the delayed writes, or report why they must wait."""
         await self.access.catch_up()
 
+    async def finish(self) -> None:
+        """Wait for what goes on behind the answers of this event loop."""
+        await self.access.finish()
+
     async def close(self) -> None:
         """Close the store if this archive opened it; the next use opens it again."""
         await self.access.close()
@@ -135,7 +142,10 @@ class Archive:
         if self._arguments.record == "off":
             return with_null_reasons(record, {"summary_id": "record is off"})
         write = partial(self._save, record, result, cycle, blocks, tools)
+        paused = self.access.is_paused
         kept = await self.access.write(record.session_id, write)
+        if paused:
+            await self.access.report_pause()
         return with_null_reasons(record, {"summary_id": "not stored, or stored later"}) if kept is None else kept
 
     async def _save(
@@ -148,6 +158,8 @@ class Archive:
         tried: Moment | None,
     ) -> Record:
         store = self.access.store_for(tried)
+        if tried is not None and tried.age > LATE_AGE_S:
+            record = replace(record, status=f"{record.status}; recorded late")
         view = result.sent.view_chain
         entry = Entry(record=record, raw=result.raw.chain, view=view, compile=result.row, tools=tools)
         if self._arguments.record == "metadata":
@@ -239,12 +251,19 @@ class Archive:
         """
         work = partial(self._start, session_id=session_id, ids=ids, config=config, former=former)
         may_be_known = len(ids) > 1 or named_scope(session_id)  # a first prompt under an id of the host is new
-        return (await self.access.read(work) if self.keeps_content and may_be_known else None) or await work(None)
+        if not self.keeps_content or not may_be_known:
+            return await work(None)
+        if self._actions.get((self.owner, session_id)) is not None:
+            return await self.access.read(work) or await work(None)
+        with limited(None):  # what a user pinned or undid is not known yet, and must not be dropped
+            return await self.access.read(work) or await work(None)
 
     async def _start(
         self, store: Store | None, session_id: str, ids: Sequence[str], config: str, former: FormerName
     ) -> Start:
         """Find the starting point of a run in memory, and if there is a store, in the store."""
+        if store is not None:
+            await self.access.see_removals(store)
         actions, steering, chosen = await self._known_actions(store, session_id), None, None
         if actions or MARK in config:
             steering, chosen = steering_of(actions)
@@ -282,7 +301,9 @@ class Archive:
     async def _known_actions(self, store: Store | None, session_id: str) -> list[Action]:
         """User actions on a conversation, oldest first: those on the record, else those of this process."""
         if isinstance(store, Steered):
-            return await store.actions(session_id, self._arguments.place)
+            found = await store.actions(session_id, self._arguments.place)
+            self._actions.keep((self.owner, session_id), tuple(found))
+            return found
         return list(self._actions.get((self.owner, session_id)) or ())
 
     async def link_compile(self, cycle: Cycle, session_id: str) -> Cycle:
@@ -294,8 +315,17 @@ class Archive:
     async def actions(self, session_id: str) -> list[Action]:
         """User actions on a conversation, oldest first: those on the record, else those of this process."""
         work = partial(self._known_actions, session_id=session_id)
-        found = await self.access.read(work) if self.keeps_content else None
+
+        async def read(store: Store) -> list[Action]:
+            await self.access.see_removals(store)
+            return await work(store)
+
+        found = await self.access.read(read) if self.keeps_content else None
         return await work(None) if found is None else found
+
+    def moment(self) -> Moment:
+        """This moment, with the newest removal that is known to come before it."""
+        return self.access.moment()
 
     async def save_action(
         self, session_id: str, action: Action, began: Moment, *, after: int, row: Compile | None = None

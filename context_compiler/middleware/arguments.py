@@ -104,6 +104,7 @@ ALLOWED: dict[str, tuple[Callable[[object], bool], str]] = {
     "probe": (lambda value: isinstance(value, bool), "True or False"),
     "reflections": (_none_or_type(ReflectionPolicy), "a ReflectionPolicy"),
     "timeout": (_is_seconds, "seconds above 0"),
+    "record_timeout": (lambda value: value is None or _is_seconds(value), "seconds above 0, or None"),
     "on_view": (lambda value: value is None or callable(value), "a function"),
     "on_error": (lambda value: value is None or callable(value), "a function"),
     "layers": (lambda value: value is None or isinstance(value, Layers) or callable(value), "a Layers or a function"),
@@ -161,6 +162,7 @@ class Arguments:
     redact: Redact | None = None
     dry_run: bool = False
     timeout: float = 60.0
+    record_timeout: float | None = 1.0
     on_view: Callable[[View], Any] | None = None
     on_error: Callable[[Exception], Any] | None = None
     layers: LayerSource | None = None

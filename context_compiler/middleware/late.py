@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import sqlite3
 from collections import Counter, deque
-from collections.abc import Awaitable, Callable, Hashable
+from collections.abc import Awaitable, Callable, Hashable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from threading import Lock
 from typing import Any
@@ -13,44 +14,65 @@ from weakref import WeakSet
 
 from context_compiler.errors import StoreError
 from context_compiler.record.database import Moment
-from context_compiler.record.rows import Removed
+from context_compiler.record.rows import BrokenReference, Removed
 from context_compiler.resilience import Report, try_await
 
-LATE, LATE_S = 100, 300.0
+LATE, LATE_S = 10_000, 900.0
 """Maximum number of delayed writes, and seconds after which one is abandoned."""
 
-PASSING = frozenset(
+ATTEMPTS = 5
+"""Failures of one write that is abandoned if another write, tried directly after it, succeeds."""
+
+BUSY = frozenset(
     (
         *(sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_PROTOCOL),
         *(sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CANTOPEN),
     )
 )
-"""SQLite errors that are temporary: a lock, a full disk, a file that cannot be opened."""
+"""SQLite errors of the whole record: a lock, a full disk, a file that cannot be opened."""
 
-PASSING_STATES = ("08", "40", "53", "55P03", "57")
-"""Prefixes of temporary PostgreSQL SQLSTATEs: connection, conflict, resources, lock, server shutdown."""
+OWN = frozenset((sqlite3.SQLITE_CONSTRAINT, sqlite3.SQLITE_MISMATCH, sqlite3.SQLITE_TOOBIG))
+"""SQLite errors of a single write."""
+
+BUSY_STATES, OWN_STATES = ("08", "25006", "40", "53", "55P03", "57"), ("22", "23", "54")
+"""Prefixes of SQLSTATEs: of the whole database (connection, standby, conflict, resources, lock, shutdown), and of a
+single write (data, integrity, size)."""
 
 REMOVED = "something was deleted from the record since, which may include their content"
-TOO_MANY, TOO_LATE = f"more than {LATE} are waiting", f"they waited for more than {LATE_S / 60:.0f} minutes"
+TOO_MANY, TOO_LATE = f"more than {LATE:,} are waiting", f"they waited for more than {LATE_S / 60:.0f} minutes"
 
 Write = Callable[[Moment | None], Awaitable[Any]]
 """A repeatable write of an owner; its argument is the time of the first attempt, or None at the first attempt."""
 
 
-def is_passing(error: Exception) -> bool:
-    """True if a store error is temporary, such as a lock, a full disk or an unreachable database."""
-    cause = error.__cause__ if isinstance(error, StoreError) else None
+def is_permanent(error: Exception) -> bool:
+    """True if a write failed because of its own content, so that a repetition would fail too."""
+    cause = (error.__cause__ or error) if isinstance(error, StoreError) else error
     code, state = getattr(cause, "sqlite_errorcode", None), getattr(cause, "sqlstate", None)
     if code is not None:
-        return code & 0xFF in PASSING
-    return isinstance(cause, OSError) or str(state or "").startswith(PASSING_STATES)
+        return code & 0xFF in OWN
+    if state is not None:
+        return str(state).startswith(OWN_STATES)
+    own = ValueError | TypeError | ArithmeticError | LookupError
+    return isinstance(error, Removed | BrokenReference) or isinstance(cause, own)
 
 
-@dataclass(frozen=True, slots=True)
+def is_of_all(error: Exception) -> bool:
+    """True if an error certainly concerns the whole record, such as a lock, a full disk or an unreachable database."""
+    cause = error.__cause__ if isinstance(error, StoreError) else error
+    code, state = getattr(cause, "sqlite_errorcode", None), getattr(cause, "sqlstate", None)
+    if code is not None:
+        return code & 0xFF in BUSY
+    return isinstance(cause, OSError) or str(state or "").startswith(BUSY_STATES)
+
+
+@dataclass(slots=True, eq=False)
 class _DelayedWrite:
     conversation: Hashable
     tried: Moment
     work: Write
+    failures: int = 1
+    is_abandoned: bool = False
 
 
 class LateWrites:
@@ -59,8 +81,8 @@ class LateWrites:
     def __init__(self, report: Report) -> None:
         """Start with an empty queue."""
         self._report = report
-        self.is_unavailable = False
-        """True while the last failure of the record was temporary."""
+        self.lost = 0
+        """Number of abandoned writes that are not yet counted on the record."""
         self.forget()
         _ALL.add(self)
 
@@ -79,44 +101,71 @@ class LateWrites:
             self.waiting.append(_DelayedWrite(conversation, tried, work))
             lost = len(self.waiting) - LATE
             for _ in range(lost):
-                del self.waiting[1 if self._executing.locked() else 0]  # the first write is being executed
+                self.waiting.popleft().is_abandoned = True
         await self._abandon({TOO_MANY: max(0, lost)})
 
     async def catch_up(self, conversation: Hashable = None) -> bool:
-        """Execute all delayed writes.
+        """Execute the writes in the queue, in order.
 
         Returns:
             False if another task is already doing so and a write of this conversation is in the queue.
 
         Raises:
-            StoreError: A write failed again for a temporary reason, and stays in the queue.
+            StoreError: The record failed again; the writes stay in the queue.
         """
         if not self._executing.acquire(blocking=False):
             return all(one.conversation != conversation for one in tuple(self.waiting))
         lost = Counter[str]()
         try:
-            while self.waiting:
-                await self._execute(self.waiting[0], lost)
-                with self._editing:
-                    self.waiting.popleft()
+            while (waiting := tuple(self.waiting)) and await self._execute(waiting, lost):
+                pass
         finally:
             self._executing.release()
             await self._abandon(lost)
         return True
 
-    async def _execute(self, one: _DelayedWrite, lost: Counter[str]) -> None:
-        if one.tried.age > LATE_S:
-            lost[TOO_LATE] += 1
-            return
-        error = (await try_await(one.work(one.tried))).error
-        if error is not None and is_passing(error):
-            raise error
-        if error is not None:
-            lost[REMOVED if isinstance(error, Removed) else str(error)] += 1
+    async def _execute(self, waiting: Sequence[_DelayedWrite], lost: Counter[str]) -> bool:
+        """Execute writes in order, and return True if all of them are done with.
+
+        Raises:
+            Exception: The record failed, or two writes in a row did for an unknown reason, or the last one did.
+        """
+        failing = 0
+        failed: tuple[_DelayedWrite, Exception] | None = None
+        for write in waiting:
+            error = None
+            if write.is_abandoned:
+                continue
+            if write.tried.age > LATE_S:
+                lost[TOO_LATE] += 1
+            elif (error := (await try_await(write.work(write.tried))).error) is None:
+                if failed is not None and failed[0].failures >= ATTEMPTS:
+                    self._remove(failed[0])
+                    lost[str(failed[1])] += 1
+                    failing -= 1
+                failed = None
+            elif is_permanent(error):
+                lost[REMOVED if isinstance(error, Removed) else str(error)] += 1
+            else:
+                write.failures += 1
+                if failed is not None or is_of_all(error):
+                    raise error
+                failed = write, error
+                failing += 1
+                continue
+            self._remove(write)
+        if failed is not None:
+            raise failed[1]
+        return not failing
+
+    def _remove(self, write: _DelayedWrite) -> None:
+        with self._editing, suppress(ValueError):  # it may have been abandoned, because the queue was full
+            self.waiting.remove(write)
 
     async def _abandon(self, lost: Counter[str] | dict[str, int]) -> None:
         for why, count in lost.items():
             if count:
+                self.lost += count
                 writes = "1 write that waited" if count == 1 else f"{count} writes that waited"
                 await self._report(StoreError(f"{writes} for the record will not be made: {why}"))
 

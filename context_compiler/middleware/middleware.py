@@ -57,9 +57,9 @@ from context_compiler.middleware.respond import advance_again, respond
 from context_compiler.middleware.single_flight import SESSIONS, Summaries
 from context_compiler.middleware.spending import SummaryCall
 from context_compiler.middleware.state import CompilerState, Result, Run, read_history
+from context_compiler.middleware.store_access import limited
 from context_compiler.recall.question import pending_question
 from context_compiler.record.costs import PRICE
-from context_compiler.record.database import Moment
 from context_compiler.record.store import Tenants
 from context_compiler.record.values import Record, check_owner, now, with_null_reasons
 from context_compiler.resilience import attempt, call_within, try_await
@@ -140,6 +140,10 @@ class Middleware:
 
     async def view(self, run: Run, request: Request, host: Host) -> View:
         """Make and record the view of a request. Raises nothing but cancellation."""
+        with limited(self.arguments.record_timeout):
+            return await self._view(run, request, host)
+
+    async def _view(self, run: Run, request: Request, host: Host) -> View:
         started = time.perf_counter()
         run.set_failed_compile(None)
         await self._prepare()
@@ -187,7 +191,8 @@ class Middleware:
         """Record a request that is sent unchanged, once the task `after` is done; an error is reported."""
         if after is not None:
             await asyncio.wait({after})
-        outcome = await try_await(self._record_unchanged(run, request))
+        with limited(self.arguments.record_timeout):
+            outcome = await try_await(self._record_unchanged(run, request))
         if outcome.error is not None:
             await self.report(outcome.error)
 
@@ -426,6 +431,7 @@ class Middleware:
         await self.state.pending.end()
         await self._summaries.wait_until_withdrawn()
         await self._record_unused()
+        await self.archive.finish()
         await self.archive.catch_up()
         await self.rest()
 
@@ -438,7 +444,8 @@ class Middleware:
 
     async def begin(self, owner: str | None, session: str, ids: list[str], config: str) -> dict[str, Any]:
         """Starting state of a run, as plain data: where it starts from, and the learned ratios."""
-        start = await self.archive.scoped(owner).start(session, ids, config, self.state.former.get)
+        with limited(self.arguments.record_timeout):
+            start = await self.archive.scoped(owner).start(session, ids, config, self.state.former.get)
         return {
             "cycle": start.cycle.to_json() if start.cycle else None,
             "blocks": start.blocks.to_json() if start.blocks else None,
@@ -470,8 +477,10 @@ class Middleware:
         history = (await try_await(read_history(self.state.reader, run, [*(run.earlier or ()), *messages]))).value
         await self._record_unused()
         if history is not None and messages:
-            archive, since = self.archive.scoped(await self.owner_of(ctx)), Moment()
-            await archive.save_raw(session_of(ctx), history)
+            archive = self.archive.scoped(await self.owner_of(ctx))
+            since = archive.moment()
+            with limited(self.arguments.record_timeout):
+                await archive.save_raw(session_of(ctx), history)
             archive.windows.remember(session_of(ctx), history, since)
 
     async def views(self, session: str | None, owner: str | None) -> list[Record]:
@@ -523,7 +532,8 @@ class Middleware:
             return
         limit, name = self.arguments.timeout, "on_error" if callback is self.arguments.on_error else "on_view"
         late = ContextCompilerError(f"{name} took longer than {limit:g} s (timeout)")
-        outcome = await try_await(call_within(limit, callback, what, late))
+        with limited(None):
+            outcome = await try_await(call_within(limit, callback, what, late))
         if outcome.error is None:
             return
         if name == "on_view":

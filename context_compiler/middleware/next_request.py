@@ -190,7 +190,7 @@ async def read_next_request(
     Raises:
         StoreError: The record has no such conversation, or cannot be read.
     """
-    began, actions = Moment(), await archive.actions(session)
+    actions, began = await archive.actions(session), archive.moment()
     messages = _without_open_prompt(await archive.history(session))
     if not messages:
         raise StoreError(f"session {session!r}: nothing of it is on the record")

@@ -6,8 +6,12 @@ locked file or a full disk is repeated before the next write (`late`).
 
 from __future__ import annotations
 
+import asyncio
 import os
-from collections.abc import Awaitable, Callable, Coroutine, Hashable
+import time
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Hashable
+from contextlib import contextmanager
+from contextvars import ContextVar
 from copy import copy
 from functools import partial
 from pathlib import Path
@@ -15,7 +19,8 @@ from typing import Any, TypeVar, cast
 
 from context_compiler.errors import StoreError
 from context_compiler.middleware.arguments import Arguments
-from context_compiler.middleware.late import LateWrites, Write, is_passing
+from context_compiler.middleware.late import LateWrites, Write, is_permanent
+from context_compiler.record import rows
 from context_compiler.record.database import Moment
 from context_compiler.record.files import BUSY_TIMEOUT_MS
 from context_compiler.record.rows import Removed
@@ -25,6 +30,20 @@ from context_compiler.resilience import Breaker, Report, await_within, try_await
 T = TypeVar("T")
 
 PACKAGE = f"{__name__.partition('.')[0]}."
+
+
+_LEFT: ContextVar[list[float] | None] = ContextVar("record_timeout", default=None)
+"""Seconds that the record may still take of the current request; None outside of requests, and without a limit."""
+
+
+@contextmanager
+def limited(seconds: float | None) -> Generator[None]:
+    """Limit the time that all operations within may take together; what comes later goes on behind the answer."""
+    token = _LEFT.set(None if seconds is None else [seconds])
+    try:
+        yield
+    finally:
+        _LEFT.reset(token)
 
 
 class StoreAccess:
@@ -39,6 +58,12 @@ class StoreAccess:
         self._opened: list[Store] = []
         """The store once it is open, else empty; shared with the access of other owners."""
         self._breaker = Breaker()
+        self._failure = [""]
+        """Text of the last failure; shared with the access of other owners."""
+        self._running = set[asyncio.Task[Any]]()
+        """Operations that requests did not wait for; shared with the access of other owners."""
+        self._removals = list[int]()
+        """Number of removals that the record last named; shared with the access of other owners."""
         self._reported = set[str]()
         """Errors that reads have met, and that their request reports once: until the next write or success."""
         self._late = LateWrites(report) if arguments.store is not None else None
@@ -133,11 +158,11 @@ class StoreAccess:
     async def write(self, session_id: str, work: Write) -> Any:
         """Execute a write after the delayed ones, and return its result; None if it failed or was delayed."""
         late = self._late
-        if not self._breaker.open:
-            write = partial(work, None) if late is None else partial(self._write_in_order, late, session_id, work)
-            return await self.attempt_write(write)
-        if late is not None and late.is_unavailable:
-            await try_await(self._delay(late, session_id, Moment(), work))
+        if late is None:
+            return await self.attempt_write(partial(work, None))
+        if not self._breaker.open and not self.is_waiting:
+            return await self.attempt_write(partial(self._write_in_order, late, session_id, work))
+        await self._delay(late, session_id, self.moment(), work)
         return None
 
     async def attempt_write(self, work: Callable[[], Awaitable[T]]) -> T | None:
@@ -145,21 +170,70 @@ class StoreAccess:
         return await self._attempt(work, writes=True)
 
     async def _write_in_order(self, late: LateWrites, session_id: str, work: Write) -> Any:
-        tried = Moment()
-        try:
-            if not late.waiting or await late.catch_up((self.owner, session_id)):
-                return await work(None)
-        except StoreError as error:
-            if is_passing(error):
+        """Execute a write, or if others wait, put it behind them and execute them all.
+
+        Raises:
+            Exception: The write failed, and was delayed unless its own content is at fault.
+        """
+        tried = self.moment()
+        if not late.waiting:
+            try:
+                outcome = await try_await(work(None))
+            except asyncio.CancelledError:  # it may have been made, and making it twice changes nothing
                 await self._delay(late, session_id, tried, work)
-            raise
-        await self._delay(late, session_id, tried, work)
-        return None
+                raise
+            if outcome.error is None:
+                return outcome.value
+            if not is_permanent(outcome.error):
+                await self._delay(late, session_id, tried, work)
+            raise outcome.error
+        results: list[Any] = []
+
+        async def collect(at: Moment | None) -> None:
+            results.append(await work(at))
+
+        await self._delay(late, session_id, tried, collect)
+        await late.catch_up()
+        return results[0] if results else None
 
     async def _delay(self, late: LateWrites, session_id: str, tried: Moment, work: Write) -> None:
         """Delay a write, if its store can later tell whether content was deleted in the meantime."""
-        if self.owner is not None and self._opened and isinstance(self._opened[0], SQLStore):
+        if self.owner is None:
+            return
+        store = (await try_await(self._opened_store())).value
+        if isinstance(store, SQLStore):
             await late.delay((self.owner, session_id), tried, work)
+        else:
+            late.lost += 1
+
+    async def _opened_store(self) -> Store:
+        return self.store
+
+    async def report_pause(self) -> None:
+        """Report that a request is not recorded, because the record is not used for a while."""
+        waiting = 0 if self._late is None else len(self._late)
+        then = f"{waiting} writes wait for it" if waiting else "it will not be recorded"
+        await self._report(StoreError(f"{self._failure[0]}; the record is not used for a while, {then}"))
+
+    @property
+    def is_paused(self) -> bool:
+        """True while the record is not used, because it has failed several times."""
+        return self._breaker.open and self.owner is not None
+
+    def moment(self) -> Moment:
+        """This moment, with the newest removal that is known to come before it."""
+        return Moment(removals=self._removals[0] if self._removals else None)
+
+    async def see_removals(self, store: Store) -> None:
+        """Read how many removals the record has seen, so that later ones can be told from earlier ones."""
+        sql = self.as_sql(store) if self.is_shared else None
+        if sql is not None:
+            self._removals[:] = [await sql.perform(rows.removals)]
+
+    @property
+    def is_waiting(self) -> bool:
+        """True while an operation runs that a request did not wait for: others do not wait either."""
+        return any(not task.done() and not task.get_loop().is_closed() for task in self._running)
 
     async def catch_up(self) -> None:
         """Execute the delayed writes, or report why they must wait."""
@@ -175,18 +249,71 @@ class StoreAccess:
         """Result of a store operation; None if it failed, if the breaker is open, or if the owner is unknown."""
         if self._breaker.open or self.owner is None:
             return None
+        left = _LEFT.get()
+        if left is None or not self.is_shared:
+            return await self._settle(work, writes)
+        return None if self.is_waiting else await self._within(left, self._settle(work, writes))
+
+    async def _within(self, left: list[float], work: Coroutine[Any, Any, T]) -> T | None:
+        """Result of work in the seconds left of a request; None if it takes longer, and goes on behind the answer."""
+        began, task = time.monotonic(), asyncio.get_running_loop().create_task(work)
+        try:
+            await asyncio.wait({task}, timeout=left[0])
+        finally:
+            left[0] = max(0.0, left[0] - (time.monotonic() - began))
+            if not task.done():
+                self._running.add(task)
+                task.add_done_callback(self._end)
+        if task.done():
+            return task.result()
+        limit = f"the record did not answer within {self.arguments.record_timeout:g} s (record_timeout)"
+        await self._report_once(
+            StoreError(f"{limit}; what a request could not wait for is done behind its answer"), False
+        )
+        return None
+
+    def _end(self, task: asyncio.Task[Any]) -> None:
+        """Forget an operation that has ended, and execute the writes that were delayed meanwhile."""
+        self._running.discard(task)
+        loop = task.get_loop()
+        if not task.cancelled() and task.exception() is None and not self._breaker.failures and not loop.is_closed():
+            if self._late is not None and self._late.waiting:
+                behind = loop.create_task(self.catch_up())
+                self._running.add(behind)
+                behind.add_done_callback(self._running.discard)
+
+    async def _settle(self, work: Callable[[], Awaitable[T]], writes: bool) -> T | None:
+        """Result of a store operation; None if it failed, which counts and is reported."""
         outcome = await try_await(self._within_limit(work))
         if outcome.error is None:
             self._reported.clear()
+            if writes and self._late is not None:
+                await self._count_lost(self._late)
             if writes:  # a full disk or a locked file can still be read, so only writes count
                 self._breaker.succeeded()
             return outcome.value
-        if not isinstance(outcome.error, Removed):
-            if self._late is not None:
-                self._late.is_unavailable = is_passing(outcome.error)
+        if isinstance(outcome.error, Removed):
+            self._removals.clear()
+        else:
             self._breaker.failed()
+            self._failure[:] = [f"{outcome.error}"]
         await self._report_once(outcome.error, writes)
         return None
+
+    async def _count_lost(self, late: LateWrites) -> None:
+        """Add the number of abandoned writes to the record, and report it, once the record works again."""
+        if not self._removals:
+            await try_await(self.see_removals(self.store))
+        if not late.lost:
+            return
+        count, late.lost = late.lost, 0
+        store = self.as_sql(self.store)
+        if store is not None:
+            counted = await try_await(store.perform(partial(rows.add_lost, count=count)))
+            if counted.error is not None:
+                late.lost += count
+                return
+        await self._report(StoreError(f"the record works again; {count} writes were lost meanwhile"))
 
     async def _report_once(self, error: Exception, writes: bool) -> None:
         """Report an error, unless reads of the same request have met it: every request ends with a write."""
@@ -215,6 +342,12 @@ class StoreAccess:
         limit = self.arguments.timeout
         late = StoreError(f"{type(self.arguments.store).__name__} did not answer within {limit:g} s (timeout)")
         return await await_within(limit, work(), late)
+
+    async def finish(self) -> None:
+        """Wait for the operations of this event loop that requests did not wait for."""
+        loop = asyncio.get_running_loop()
+        while running := [task for task in self._running if task.get_loop() is loop]:
+            await asyncio.wait(running)
 
     async def close(self) -> None:
         """Close the store if it was opened here; the next use opens it again."""

@@ -22,7 +22,6 @@ from context_compiler.pipeline.attributes import Value
 from context_compiler.pipeline.dot import read_source
 from context_compiler.pipeline.graph import AGENTS, Diagnostic, Edge, Graph, Node, Severity
 from context_compiler.template.front_matter import Entry, FrontMatterError, split_front_matter
-from context_compiler.text_files import unify_lines
 
 SUFFIXES = (".md", ".markdown")
 LARGEST = 1_000_000

@@ -20,6 +20,8 @@ PAGE = 500
 class Moment:
     """A moment by two clocks: a monotonic one, which may stop during sleep, and the wall clock, which may be reset."""
 
+    removals: int | None = None
+    """Number of removals that the record had seen by then; None if it is unknown, and the clocks must decide."""
     steady: float = field(default_factory=time.monotonic)
     wall: float = field(default_factory=time.time)
 

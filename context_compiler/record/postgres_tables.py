@@ -240,7 +240,9 @@ RECORD_LAYER_PAGES = (
     )""",
 )
 
-RECORD_REMOVALS = ("CREATE TABLE {schema}.removals (id BIGINT PRIMARY KEY, at DOUBLE PRECISION NOT NULL)",)
+RECORD_COUNTERS = (
+    f"CREATE TABLE {{schema}}.counters (name {NAME} PRIMARY KEY, number BIGINT NOT NULL, at DOUBLE PRECISION NOT NULL)",
+)
 
 RECORD_CLAIMS = (
     f"CREATE TABLE {{schema}}.claims (name {NAME} PRIMARY KEY, holder TEXT NOT NULL, until DOUBLE PRECISION NOT NULL)",
@@ -279,7 +281,7 @@ TABLES = (
         "entries",
         "toolsets",
         "under_way",
-        "removals",
+        "counters",
         "claims",
         "messages_fts",
         "memories_fts",
@@ -321,7 +323,7 @@ RECORD = Component(
         RECORD_LAYER_PAGES,
         (*ONLY_WORDS, "DROP FUNCTION {schema}.save_request", SAVE),
         ("DROP FUNCTION {schema}.save_request", SAVE),
-        RECORD_REMOVALS,
+        RECORD_COUNTERS,
         ("DROP FUNCTION {schema}.save_request", SAVE),
         RECORD_CLAIMS,
     ),

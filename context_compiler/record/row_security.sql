@@ -23,7 +23,7 @@ BEGIN
         EXECUTE format('REVOKE ALL ON ALL SEQUENCES IN SCHEMA {schema} FROM %I', role);
         EXECUTE format('GRANT USAGE ON SCHEMA {schema} TO %I', role);
         EXECUTE format('GRANT SELECT ON {schema}.components TO %I', role);
-        EXECUTE format('GRANT SELECT, INSERT, UPDATE ON {schema}.removals TO %I', role);
+        EXECUTE format('GRANT SELECT, INSERT, UPDATE ON {schema}.counters TO %I', role);
     END IF;
     FOR one IN SELECT * FROM (VALUES
         ('sessions', own),

@@ -140,21 +140,57 @@ def writer_of(db: Database) -> str:
     return owner
 
 
+REMOVED, LOST = "removals", "lost"
+"""Names of counters."""
+
+
+def _count(db: Database, name: str, count: int) -> None:
+    query = (
+        "INSERT INTO counters (name, number, at) VALUES (?, ?, ?) ON CONFLICT (name) DO UPDATE SET"
+        " number = counters.number + excluded.number, at = excluded.at"
+    )
+    db.execute(query, (name, count, db.clock()))
+
+
 def note_removal(db: Database) -> None:
-    """Record the time of a removal, but nothing about the data that was removed."""
-    query = "INSERT INTO removals (id, at) VALUES (1, ?) ON CONFLICT (id) DO UPDATE SET at = excluded.at"
-    db.execute(query, (db.clock(),))
+    """Count a removal, and record its time, but nothing about the data that was removed."""
+    _count(db, REMOVED, 1)
+
+
+def add_lost(db: Database, count: int) -> None:
+    """Add to the number of writes that were lost because the record could not be written."""
+    with db.transaction():
+        _count(db, LOST, count)
+
+
+def _counter(db: Database, name: str) -> tuple[int, float]:
+    """Return a counter with the time of its last change; (0, 0.0) if there was none."""
+    found = db.execute("SELECT number, at FROM counters WHERE name = ?", (name,)).fetchone()
+    return (0, 0.0) if found is None else (found["number"], found["at"])
+
+
+def removals(db: Database) -> int:
+    """Return the number of removals from the record."""
+    return _counter(db, REMOVED)[0]
+
+
+def lost(db: Database) -> int:
+    """Return the number of writes that were lost because the record could not be written."""
+    return _counter(db, LOST)[0]
 
 
 def removed_since(db: Database) -> bool:
     """True if anything was removed from the record since this write was first attempted.
 
-    The ages of the removal and the write are compared, because the clocks of the database and this machine may differ.
+    Removals are numbered by the record. Only a write whose process had never read that number is judged by ages: of the
+    removal and of the write, because the clocks of the database and this machine may differ.
     """
     if db.tried is None:
         return False
-    found = db.execute("SELECT at FROM removals").fetchone()
-    return found is not None and db.clock() - found["at"] <= db.tried.age
+    number, at = _counter(db, REMOVED)
+    if db.tried.removals is not None:
+        return number > db.tried.removals
+    return number > 0 and db.clock() - at <= db.tried.age
 
 
 def refuse_removed(db: Database) -> None:

@@ -375,13 +375,14 @@ def create_layer_pages(db: sqlite3.Connection) -> None:
     )
 
 
-def create_removals(db: sqlite3.Connection) -> None:
-    """Create the table with the time of the last removal."""
+def create_counters(db: sqlite3.Connection) -> None:
+    """Create the table of counters: of removals, and of lost writes."""
     db.execute(
-        """CREATE TABLE removals (           -- one row; no part of a copy
-        id INTEGER PRIMARY KEY,
-        at REAL NOT NULL                    -- seconds since 1970
-    )"""
+        """CREATE TABLE counters (           -- no part of a copy
+        name TEXT PRIMARY KEY,
+        number INTEGER NOT NULL,
+        at REAL NOT NULL                    -- last change, in seconds since 1970
+    ) WITHOUT ROWID"""
     )
 
 
@@ -415,7 +416,7 @@ MIGRATIONS: tuple[Callable[[sqlite3.Connection], None], ...] = (
     create_actions,
     create_tools,
     create_layer_pages,
-    create_removals,
+    create_counters,
     create_numbers,
     create_claims,
 )

@@ -39,7 +39,6 @@ from context_compiler.template.front_matter import (
     split_front_matter,
 )
 from context_compiler.template.sandbox import RenderError, body_errors, compile_body, run_program
-from context_compiler.text_files import decode_text, unify_lines
 
 log = logging.getLogger(__name__)
 

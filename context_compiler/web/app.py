@@ -28,8 +28,8 @@ from context_compiler.paths import vault_of
 from context_compiler.record.store import open_place
 from context_compiler.resilience import attempt
 from context_compiler.web.api import RESOURCES, Resource, Sources, openapi, to_json
-from context_compiler.web.chat import Busy, Chats, NotAChat
-from context_compiler.web.chat_pages import CHAT_PATHS, ChatPages
+from context_compiler.web.chat import CHAT_PATHS, ChatPages
+from context_compiler.web.chats import Busy, Chats, NotAChat
 from context_compiler.web.data import BadRequest, Inspector
 from context_compiler.web.export import FORMS
 from context_compiler.web.live import live_events

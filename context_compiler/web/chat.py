@@ -1,397 +1,238 @@
-"""The chat page: conversations run in the server, so that all tabs see the same answer, and can be closed.
+"""The chat page and its API.
 
-Each answer is written in its own task. Every open page of a chat gets its pieces as server-sent events, and a page that
-is opened later gets the answer so far. A prompt is refused while an answer is being written, and stays in its field.
+A prompt is refused while an answer is being written, and stays in its field.
 """
 
 from __future__ import annotations
 
-import asyncio
-import json
-from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import suppress
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from functools import cache, partial
-from itertools import count
-from pathlib import Path
+from functools import partial
 from typing import Any
 
-from markdown_it import MarkdownIt
-from pydantic_ai import Agent
-from pydantic_ai.models import Model
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
 
-from context_compiler.chat.reconcile import visible_turns
-from context_compiler.chat.session import ChatSession, Reply
-from context_compiler.compiler.steering import Pin
-from context_compiler.compiler.view import View
-from context_compiler.errors import ContextCompilerError, SettingsError
-from context_compiler.messages.history import load_messages, reader_of
 from context_compiler.messages.printable import safe
-from context_compiler.messages.rules import Rule
-from context_compiler.middleware.manual import CompileResult
-from context_compiler.record.sessions import answers_by_turn
-from context_compiler.record.store import SQLStore, open_store
-from context_compiler.resilience import attempt, try_await
-from context_compiler.tokens import as_counter
-from context_compiler.tokens.prices import Budget
-from context_compiler.web.data import BadRequest
-from context_compiler.web.steering import STEERS, or_bad_request
-
-MAX_NAME = 200
-"""Maximum characters of a chat's name."""
+from context_compiler.record.browse import SessionFilter
+from context_compiler.resilience import try_await
+from context_compiler.web.chats import MAX_NAME, Chats, NotAChat
+from context_compiler.web.data import BadRequest, Inspector
+from context_compiler.web.pages import render
+from context_compiler.web.steering import STEERS, answer_json, body_field, json_body, operations
 
 MAX_PROMPT = 400_000
 """Maximum characters of one prompt."""
 
-SHOWN = 40
-"""Turns on the page at first, and turns added at each request for earlier ones."""
 
-BACKLOG = 1_000
-"""Maximum events that a page can be behind; a page that is further behind reloads the chat."""
-
-LOOK = 1.0
-"""Seconds between checks whether the server shuts down, or a terminal has added turns."""
-
-HEARTBEAT = 15
-"""Number of checks without an event after which a comment is sent to keep the connection open."""
+def _name(request: Request) -> str:
+    name = request.query_params.get("session", "main")
+    if not 0 < len(name) <= MAX_NAME or not name.strip() or name != safe(name):
+        raise BadRequest(f"session: give a name of 1 to {MAX_NAME} printable characters")
+    return name
 
 
-class NotAChat(ContextCompilerError):
-    """Error for a session that another program has recorded, which only a copy can continue."""
+class ChatPages:
+    """Endpoints of the chat page and of its API."""
 
+    def __init__(self, chats: Chats, inspector: Inspector) -> None:
+        self.chats, self.inspector = chats, inspector
 
-class Busy(ContextCompilerError):
-    """Error for a prompt or action while an answer of the chat is still being written."""
+    def routes(self) -> list[Route]:
+        """Return the routes of all endpoints."""
+        return [
+            Route("/chat", self.page),
+            Route("/chat/turns", self.turns),
+            *(Route(one.path, partial(one.answer, self), methods=[one.method.upper()]) for one in ENDPOINTS),
+            *(Route(f"/api/chat/{way}", partial(self.steer, way=way), methods=["POST"]) for way in STEERS),
+        ]
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ShownTurn:
-    """One turn on the page."""
-
-    number: int
-    """From 1."""
-    user: str
-    answer: str
-    """HTML of the answer, safe to show; empty if there was none."""
-    request: int | None
-    """Number of the turn's last request on the record."""
-    pinned: bool = False
-    """True if the prompt is pinned, so that it stays in every view."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ChatDefaults:
-    """Initial settings of all chats of a server."""
-
-    model: str
-    template: str = "chat_compiler"
-    endless: bool = True
-    budget: Budget | None = None
-    writer: Model | str | None = None
-    """Model that writes summaries; None uses the model that answers."""
-    db: Path | str
-    system: Path
-    vault: Path | None = None
-
-
-class Chat:
-    """One conversation and the pages that listen to it."""
-
-    def __init__(self, name: str, agent_of: Callable[[str], Agent[Any, Any]], defaults: ChatDefaults) -> None:
-        self.name, self.model = name, defaults.model
-        self._agent_of = agent_of
-        self._listeners: set[asyncio.Queue[tuple[str, Any]]] = set()
-        self._answer: asyncio.Task[None] | None = None
-        self._prompt = self._shown = ""
-        self._requests: dict[int, int] = {}
-        self._pinned: set[int] = set()
-        self.view: View | None = None
-        self.session = ChatSession(
-            agent_of(defaults.model),
-            name,
-            endless=defaults.endless,
-            template=defaults.template,
-            model=defaults.writer,
-            store=defaults.db,
-            vault=defaults.vault,
-            system=defaults.system,
-            budget=defaults.budget,
-            notice=lambda text: self._broadcast("notice", {"text": safe(text)}),
+    async def page(self, request: Request) -> Response:
+        """Show the page of a chat with its newest turns."""
+        name = _name(request)
+        known = await try_await(self.inspector.sessions(SessionFilter()))
+        try:
+            chat = await self.chats.get(name)
+        except NotAChat as error:
+            page = render("chat_copy.html", here="chat", db=str(self.chats.defaults.db), session=name, why=str(error))
+            return HTMLResponse(page, 409)
+        await chat.refresh_pins()
+        turns, earlier = chat.turns()
+        return HTMLResponse(
+            render(
+                "chat.html",
+                here="chat",
+                db=str(self.chats.defaults.db),
+                session=name,
+                turns=turns,
+                earlier=earlier,
+                model=chat.model,
+                template=chat.session.template,
+                endless=chat.session.endless,
+                known=[one.session_id for one in known.value.sessions] if known.value else [],
+            )
         )
 
-    async def open(self) -> None:
-        """Load the stored conversation and the request number of each turn."""
-        await self.session.open()
-        await self._load_requests()
+    async def turns(self, request: Request) -> Response:
+        """Render some turns as a fragment of the page."""
+        chat = await self.chats.get(_name(request))
+        before = request.query_params.get("before", "")
+        if before and not (before.isascii() and before.isdigit() and len(before) < 10):
+            raise BadRequest("before: give a whole number")
+        found, earlier = chat.turns(int(before) if before else None)
+        return HTMLResponse(render("chat_turns.html", turns=found, earlier=earlier))
 
-    async def is_of_another_program(self) -> bool:
-        """True if the session is recorded, but has no transcript, which every chat has."""
-        storage = self.session.storage
-        if await asyncio.to_thread(storage.transcript.path.exists):
-            return False
-        found = await try_await(storage.store.sessions())
-        return any(info.session_id == self.name and info.raw_tip is not None for info in found.value or ())
+    async def copy(self, request: Request) -> Response:
+        """Begin a new chat with the history of a session of another program."""
+        await json_body(request)
+        return JSONResponse({"session": await self.chats.copy(_name(request))}, 201)
 
-    async def _load_requests(self) -> None:
-        """Load the request number of each turn, including turns of other processes."""
-        store, place = self.session.storage.store, self.session.vault_name
-        if isinstance(store, SQLStore):
-            found = await try_await(store.perform(partial(answers_by_turn, session_id=self.name, vault_name=place)))
-            self._requests = {**self._requests, **(found.value or {})}
+    async def state(self, request: Request) -> Response:
+        """Return the state of a chat."""
+        chat = await self.chats.get(_name(request))
+        return JSONResponse({"session": chat.name, "model": chat.model, **chat.state()})
 
-    @property
-    def answering(self) -> bool:
-        """True while an answer is being written."""
-        return self._answer is not None
+    async def events(self, request: Request) -> Response:
+        """Stream the events of a chat from now on."""
+        chat = await self.chats.get(_name(request))
+        return StreamingResponse(chat.events(request.app.state.is_ending), media_type="text/event-stream")
 
-    def say(self, text: str, *, endless: bool, template: str, model: str) -> None:
-        """Begin to answer a prompt.
+    async def say(self, request: Request) -> Response:
+        """Begin to answer the prompt in the request."""
+        chat = await self.chats.get(_name(request))
+        body = await json_body(request)
+        text = body_field(body, "text", "")
+        if not text.strip() or len(text) > MAX_PROMPT:
+            raise BadRequest(f"text: give a prompt of at most {MAX_PROMPT} characters")
+        chat.say(
+            text,
+            endless=body_field(body, "endless", chat.session.endless),
+            template=body_field(body, "template", chat.session.template),
+            model=body_field(body, "model", chat.model),
+        )
+        return JSONResponse({"session": chat.name}, 202)
 
-        Raises:
-            Busy: An answer is still being written.
-            SettingsError: The template or the model cannot be used.
-        """
-        if self._answer is not None:
-            raise Busy("an answer is still being written: wait for it, or stop it")
-        if model != self.model:
-            self.session.agent, self.model = self._agent_of(model), model
-        before, self.session.template = self.session.template, template
-        chosen = attempt(self.session.compiler)
-        if chosen.error is not None:
-            self.session.template = before
-            raise chosen.error
-        self.session.endless = endless
-        self._prompt, self._shown = text, ""
-        self._broadcast("prompt", {"text": text})
-        self._answer = asyncio.create_task(self._run(text))
+    async def stop(self, request: Request) -> Response:
+        """Stop the answer that is being written."""
+        chat = await self.chats.get(_name(request))
+        return JSONResponse({"stopped": chat.stop()})
 
-    async def _run(self, text: str) -> None:
-        try:
-            outcome = await try_await(self.session.say(text, on_text=self._add))
-            reply = outcome.value if outcome.value is not None else self.session.last
-            self._link(reply)
-            why = safe(str(outcome.error) or type(outcome.error).__name__) if outcome.error is not None else ""
-            self._broadcast("done", {**self._figures(reply), "error": why[:500]})
-        except asyncio.CancelledError:
-            self._broadcast("done", {"error": ""})
-            self._broadcast("notice", {"text": "stopped while waiting: nothing was sent"})
-            raise
-        finally:
-            self._answer = None
+    async def steer(self, request: Request, way: str) -> Response:
+        """Compile now, undo a compile, pin, unpin or dismiss a rule."""
+        chat = await self.chats.get(_name(request))
+        return answer_json(await chat.steer(way, await json_body(request)))
 
-    def _add(self, piece: str) -> None:
-        self._shown += piece
-        self._broadcast("piece", {"text": piece})
 
-    def _link(self, reply: Reply | None) -> None:
-        view = reply.view if reply is not None else None
-        if view is not None and view.record is not None and view.record.id is not None:
-            self.view = view
-            self._requests[len(visible_turns(self.session.messages)) - 1] = view.record.id
+_SESSION: dict[str, Any] = {
+    "name": "session",
+    "in": "query",
+    "description": "Name of the chat.",
+    "schema": {"type": "string", "minLength": 1, "maxLength": MAX_NAME, "default": "main"},
+}
 
-    def _figures(self, reply: Reply | None) -> dict[str, Any]:
-        if reply is None:
-            return {}
-        record = reply.view.record if reply.view is not None else None
-        return {
-            "stopped": reply.stopped,
-            "raw": reply.raw,
-            "sent": reply.sent,
-            "cached": reply.cached,
-            "seconds": round(reply.seconds, 2),
-            "budget": record.budget if record is not None else None,
-            "request": record.id if record is not None else None,
-            "status": record.status.split(";")[0] if record is not None else "",
+
+_PROMPT: dict[str, Any] = {
+    "type": "object",
+    "required": ["text"],
+    "properties": {
+        "text": {"type": "string", "minLength": 1, "maxLength": MAX_PROMPT},
+        "endless": {"type": "boolean", "description": "Send a view instead of the whole history."},
+        "template": {"type": "string", "description": "Template of the views."},
+        "model": {"type": "string", "description": "Model that answers."},
+    },
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Endpoint:
+    """An endpoint of the chat API; its route and its part of the OpenAPI document are built from this."""
+
+    method: str
+    path: str
+    name: str
+    about: str
+    answer: Callable[[ChatPages, Request], Awaitable[Response]]
+    responses: Mapping[str, str]
+    """Descriptions by status code."""
+    body: Mapping[str, Any] | None = None
+    """Schema of the request's JSON body."""
+    media: str = "application/json"
+
+    def operation(self) -> dict[str, Any]:
+        """Return its OpenAPI operation."""
+        found: dict[str, Any] = {
+            "operationId": self.name,
+            "summary": self.about,
+            "parameters": [_SESSION],
+            "responses": {
+                code: {"description": why, "content": {self.media: {}}} for code, why in self.responses.items()
+            },
         }
-
-    async def refresh_pins(self) -> None:
-        """Load which turns are pinned, including pins of other processes."""
-        found = await try_await(self.session.pins())
-        self._pinned = {pin.turn for pin in found.value or ()}
-
-    async def steer(self, way: str, body: Mapping[str, Any]) -> CompileResult | Pin | Rule:
-        """Compile now, undo a compile, pin, unpin or dismiss a rule, and notify the listeners.
-
-        Raises:
-            Busy: An answer is still being written.
-            BadRequest: A field is invalid, or the chat is empty.
-        """
-        if self._answer is not None:
-            raise Busy("an answer is still being written: wait for it, or stop it")
-        if not self.session.messages:
-            raise BadRequest("this chat is still empty")
-        result = await or_bad_request(STEERS[way](self.session, body))
-        await self.refresh_pins()
-        if not isinstance(result, CompileResult) or (result.done and result.kind != "preview"):
-            self._broadcast("turns", {"turns": len(visible_turns(self.session.messages))})
-        return result
-
-    def stop(self) -> bool:
-        """Stop the answer that is being written, and keep what was shown; False if there is none."""
-        if self._answer is None:
-            return False
-        if not self.session.stop():
-            self._answer.cancel()
-        return True
-
-    def turns(self, before: int | None = None) -> tuple[list[ShownTurn], int]:
-        """Return the newest turns before a position, oldest first, and the number of turns before these."""
-        found = visible_turns(self.session.messages)
-        end = len(found) if before is None else min(before, len(found))
-        start = max(0, end - SHOWN)
-        shown = [
-            ShownTurn(
-                number=at + 1,
-                user=safe(turn.user),
-                answer=markdown(turn.assistant or ""),
-                request=self._requests.get(at),
-                pinned=at + 1 in self._pinned,
-            )
-            for at, turn in enumerate(found[start:end], start)
-        ]
-        return shown, start
-
-    def state(self) -> dict[str, Any]:
-        """Return the state of the chat for a page that begins to listen."""
-        pending = {"prompt": self._prompt, "text": self._shown} if self.answering else None
-        return {
-            "turns": len(visible_turns(self.session.messages)),
-            "pending": pending,
-            **self._figures(self.session.last),
-        }
-
-    async def events(self, is_ending: Callable[[], bool]) -> AsyncIterator[str]:
-        """Send the events of this chat from now on, as server-sent events, until the server ends."""
-        queue: asyncio.Queue[tuple[str, Any]] = asyncio.Queue(BACKLOG)
-        self._listeners.add(queue)
-        quiet = 0
-        try:
-            yield _event("state", self.state())
-            while not is_ending():
-                try:
-                    name, value = await asyncio.wait_for(queue.get(), LOOK)
-                except TimeoutError:
-                    quiet += 1
-                    if not self.answering:
-                        await self._refresh()
-                    if quiet % HEARTBEAT == 0:
-                        yield ": still here\n\n"
-                    continue
-                yield _event(name, value)
-                if name == "state":
-                    return
-        finally:
-            self._listeners.discard(queue)
-
-    async def _refresh(self) -> None:
-        """Load turns that another process has added, and notify the listeners."""
-        before = len(self.session.messages)
-        await try_await(self.session.storage.refresh())
-        if len(self.session.messages) != before:
-            await self._load_requests()
-            self._broadcast("turns", {"turns": len(visible_turns(self.session.messages))})
-
-    def _broadcast(self, name: str, value: Mapping[str, Any]) -> None:
-        for queue in self._listeners:
-            if queue.full():
-                while not queue.empty():
-                    queue.get_nowait()
-                queue.put_nowait(("state", self.state()))
-            else:
-                queue.put_nowait((name, value))
-
-    async def close(self) -> None:
-        """Stop the answer that is being written, keep it, and close the chat."""
-        if self._answer is not None:
-            self.stop()
-            with suppress(asyncio.CancelledError):
-                await asyncio.wait({self._answer}, timeout=5)
-        await self.session.close()
+        if self.body is not None:
+            found["requestBody"] = {"required": True, "content": {"application/json": {"schema": self.body}}}
+        return found
 
 
-class Chats:
-    """Open chats of this server, by name.
-
-    Args:
-        agent_of: Function from the name of a model to its agent; raises `SettingsError` if the model cannot be used.
-        defaults: Initial settings of all chats.
-    """
-
-    def __init__(self, agent_of: Callable[[str], Agent[Any, Any]], defaults: ChatDefaults) -> None:
-        self.defaults = defaults
-        self._agent_of = agent_of
-        self._open: dict[str, Chat] = {}
-        self._opening = asyncio.Lock()
-
-    def model(self, name: str) -> Model:
-        """Return the model of a name.
-
-        Raises:
-            SettingsError: The model cannot be used.
-        """
-        model = self._agent_of(name).model
-        if not isinstance(model, Model):
-            raise SettingsError(f"model={name!r}: there is no such model")
-        return model
-
-    async def get(self, name: str) -> Chat:
-        """Return the chat of a name; it is opened first if necessary.
-
-        Raises:
-            NotAChat: Another program has recorded a session of this name.
-        """
-        async with self._opening:
-            if name not in self._open:
-                chat = Chat(name, self._agent_of, self.defaults)
-                if await chat.is_of_another_program():
-                    await chat.session.close()
-                    raise NotAChat(f"session {name!r} is of another program; continue it as a new chat")
-                await chat.open()
-                self._open[name] = chat
-            return self._open[name]
-
-    async def copy(self, name: str) -> str:
-        """Begin a new chat with the history of a recorded session, and return its name.
-
-        Raises:
-            BadRequest: There is no such session, or its history is not recorded.
-        """
-        store = open_store(self.defaults.db)
-        try:
-            known = {info.session_id: info for info in await store.sessions()}
-            tip = known[name].raw_tip if name in known else None
-            if tip is None:
-                raise BadRequest(f"session: no history of {name!r} is recorded")
-            copies = (f"{name[: MAX_NAME - 12]} (copy{f' {number}' if number else ''})" for number in count())
-            copy = next(one for one in copies if one not in known)
-            messages = await asyncio.to_thread(load_messages, await store.chain(tip))
-            history = await asyncio.to_thread(reader_of(as_counter(None)).read, messages)
-            vault = self.defaults.vault
-            await store.archive(copy, "" if vault is None else vault.resolve().name, history.chain)
-        finally:
-            await store.close()
-        chat = Chat(copy, self._agent_of, self.defaults)
-        await chat.open()  # writes the transcript
-        self._open[copy] = chat
-        return copy
-
-    async def close(self) -> None:
-        """Close all chats."""
-        for chat in self._open.values():
-            await try_await(chat.close())
-        self._open.clear()
+ENDPOINTS = (
+    Endpoint(
+        method="get",
+        path="/api/chat",
+        name="chat",
+        about="State of a chat.",
+        answer=ChatPages.state,
+        responses={"200": "The state.", "400": "A parameter is invalid."},
+    ),
+    Endpoint(
+        method="post",
+        path="/api/chat",
+        name="say",
+        about="Begin to answer a prompt.",
+        answer=ChatPages.say,
+        responses={
+            "202": "The answer is sent as events.",
+            "400": "A field is invalid.",
+            "409": "An answer is still being written.",
+            "422": "The template or the model cannot be used.",
+        },
+        body=_PROMPT,
+    ),
+    Endpoint(
+        method="get",
+        path="/api/chat/events",
+        name="listen",
+        about="Events of a chat.",
+        answer=ChatPages.events,
+        responses={"200": "Events.", "400": "A parameter is invalid."},
+        media="text/event-stream",
+    ),
+    Endpoint(
+        method="post",
+        path="/api/chat/copy",
+        name="copy",
+        about="Begin a new chat with the history of a recorded session.",
+        answer=ChatPages.copy,
+        responses={"201": "The name of the new chat.", "400": "There is no such session."},
+        body={"type": "object"},
+    ),
+    Endpoint(
+        method="post",
+        path="/api/chat/stop",
+        name="stop",
+        about="Stop the answer that is being written, and keep it.",
+        answer=ChatPages.stop,
+        responses={"200": "True if there was one."},
+    ),
+)
+"""Endpoints of the chat API, except those that steer a chat."""
 
 
-def _event(name: str, value: Mapping[str, Any]) -> str:
-    return f"event: {name}\ndata: {json.dumps(value)}\n\n"
+def _chat_paths() -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for one in ENDPOINTS:
+        found.setdefault(one.path, {})[one.method] = one.operation()
+    return found | operations("/api/chat", _SESSION, busy=True)
 
 
-@cache
-def _parser() -> MarkdownIt:
-    """Create a Markdown parser without HTML, and without images, because they would be loaded from other servers."""
-    return MarkdownIt("commonmark", {"html": False}).enable("table").disable("image")
-
-
-def markdown(text: str) -> str:
-    """Render Markdown as safe HTML: without HTML tags from the text, images, or links that run code."""
-    return str(_parser().render(safe(text)))
+CHAT_PATHS = _chat_paths()
+"""OpenAPI paths of the chat endpoints."""

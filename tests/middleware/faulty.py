@@ -44,7 +44,7 @@ class Faulty:
         self.errors: list[Exception] = []
         self.views: list[View] = []
         self.talker = Talker(script)
-        given = {"budget": BUDGET, "on_error": self.errors.append, "on_view": self.views.append}
+        given = {"budget": BUDGET, "on_error": self.errors.append, "on_view": self.views.append, "record_timeout": None}
         self.ours = compiler(notes, **{**given, **wanted})
         self.agent = Agent(self.talker.model, tools=[look], capabilities=[self.ours])
         self.history = long_history(40)

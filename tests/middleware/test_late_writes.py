@@ -7,6 +7,7 @@ import os
 import sqlite3
 import subprocess
 import sys
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from context_compiler import Record, SQLiteStore
 from context_compiler.errors import StoreError
 from context_compiler.messages.history import load_messages
 from context_compiler.middleware import archive, late
+from context_compiler.record import rows
 from context_compiler.record.schema import APPLICATION_ID
 from context_compiler.record.values import Entry
 from tests.middleware.faulty import Faulty, locked
@@ -166,8 +168,9 @@ async def test_a_write_that_fails_for_its_own_reasons_blocks_no_other(
     await faulty.ask(conversation_id="wrong")
     assert not given_up(faulty)
     monkeypatch.setattr(Refusing, "code", sqlite3.SQLITE_ERROR)  # such as "no such table"
-    await faulty.ask(conversation_id="right")
-    assert len(await store.views("right")) == 1 and await store.views("wrong") == []
+    for _ in range(late.ATTEMPTS):
+        await faulty.ask(conversation_id="right")
+    assert len(await store.views("right")) == late.ATTEMPTS and await store.views("wrong") == []
     (told,) = given_up(faulty)
     assert told.startswith("1 write that waited") and "cannot be done" in told and await store.verify() == ()
 
@@ -346,5 +349,116 @@ async def test_delayed_requests_of_a_conversation_stay_in_order_with_any_writer(
     await faulty.ours.aclose()
     newer, older = [str(load_messages(await store.chain(str(one.raw_tip)))[-1]) for one in await store.views("talk")]
     assert "second" in newer and "first" in older
-    assert len(await store.transcript("talk")) == len(faulty.done.messages) and store.entered == ["talk", "talk"]
+    assert len(await store.transcript("talk")) == len(faulty.done.messages) and store.entered == [
+        "talk",
+        "other",
+        "talk",
+    ]
     assert len(await store.views("other")) == 1 and await store.verify() == ()
+
+
+class Dropping(SQLiteStore):
+    """A store whose writes fail with an error that nobody has named, while `fails`."""
+
+    fails = True
+
+    async def save(self, entry: Entry) -> Record:
+        if Dropping.fails:
+            raise RuntimeError("can't start new thread")
+        return await super().save(entry)
+
+    async def archive(self, *args: Any, **given: Any) -> None:
+        if Dropping.fails:
+            raise RuntimeError("can't start new thread")
+        await super().archive(*args, **given)
+
+
+async def test_requests_that_met_an_unknown_error_are_all_recorded_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Dropping, "fails", True)
+    store = Dropping(tmp_path / "context.db")
+    faulty = Faulty(Notes(), store=store)
+    for _ in range(5):
+        await faulty.ask(conversation_id="talk")
+    assert len(faulty.errors) >= 5 and "is not used for a while" in str(faulty.errors[-1])
+    monkeypatch.setattr(Dropping, "fails", False)
+    await faulty.ours.aclose()
+    assert len(await store.views("talk")) == 5 and not given_up(faulty) and await store.verify() == ()
+    await store.close()
+
+
+async def test_lost_writes_are_counted_on_the_record_once_it_works_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = SQLiteStore(tmp_path / "context.db")
+    faulty = Faulty(Notes(), store=store)
+    await store.verify()
+    monkeypatch.setattr(late, "LATE_S", -1.0)
+    release = locked(store.path)
+    await faulty.ask(conversation_id="talk")
+    release()
+    await faulty.ask(conversation_id="talk")
+    await faulty.ask(conversation_id="talk")
+    count = await store.perform(rows.lost)
+    assert count == 2 == sum(int(one.split()[0]) for one in given_up(faulty))
+    assert sum("2 writes were lost" in str(error) for error in faulty.errors) == 1
+    await store.close()
+
+
+async def test_a_request_waits_for_the_record_no_longer_than_its_limit_and_is_recorded_behind_its_answer(
+    tmp_path: Path,
+) -> None:
+    store = SQLiteStore(tmp_path / "context.db", busy_timeout_ms=60_000)
+    faulty = Faulty(Notes(), store=store, record_timeout=0.05)
+    await faulty.ask("first", conversation_id="talk")
+    await faulty.ours.pin("talk", "turn 1")
+    release = locked(store.path)
+    await asyncio.wait_for(faulty.ask("second", conversation_id="talk"), 30)
+    await asyncio.wait_for(faulty.ask("third", conversation_id="talk"), 30)
+    view = faulty.ours.last_view
+    assert view is not None and view.record is not None and view.record.id is None
+    assert "(record_timeout)" in str(faulty.errors[0])
+    await asyncio.to_thread(release)
+    await faulty.ours.aclose()
+    assert len(await store.views("talk")) == 3 and not given_up(faulty) and await store.verify() == ()
+    await store.close()
+
+
+async def test_a_late_load_drops_no_pin(tmp_path: Path) -> None:
+    class Frozen(SQLiteStore):
+        gate = asyncio.Event()
+
+        async def perform_together(self, reads: Any) -> Any:
+            await Frozen.gate.wait()
+            return await super().perform_together(reads)
+
+    Frozen.gate.set()
+    store = Frozen(tmp_path / "context.db")
+    faulty = Faulty(Notes(), store=store, record_timeout=0.05)
+    await faulty.ask("first", conversation_id="talk")
+    await faulty.ours.pin("talk", "turn 3")
+    pinned = (await faulty.ours.pins("talk"))[0].text
+    await faulty.ask("second", conversation_id="talk")
+    Frozen.gate.clear()
+    await asyncio.wait_for(faulty.ask("third", conversation_id="talk"), 30)
+    assert pinned[:40] in faulty.talker.last.text
+    Frozen.gate.set()
+    await faulty.ours.aclose()
+    await store.close()
+
+
+async def test_a_deletion_under_a_fast_clock_refuses_no_later_pin(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = place.open(PATIENT_S)
+    faulty = Faulty(Notes(), store=store)
+    for session in ("talk", "old"):
+        await faulty.ask("first", conversation_id=session)
+    with monkeypatch.context() as fast:
+        real = time.time
+        fast.setattr(time, "time", lambda: real() + 86_400)
+        await store.delete("old")
+    await faulty.ours.pin("talk", "turn 2")
+    assert len(await faulty.ours.pins("talk")) == 1
+    await store.close()

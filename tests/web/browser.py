@@ -18,7 +18,7 @@ from pydantic_ai import Agent
 from context_compiler.chat.demo_model import ScriptedModel
 from context_compiler.errors import SettingsError
 from context_compiler.web.app import create_app
-from context_compiler.web.chat import ChatDefaults, Chats
+from context_compiler.web.chats import ChatDefaults, Chats
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 
