@@ -87,8 +87,8 @@ def select(
     1. Start from the shapes of the previous cycle, with everything since whole. Pinned messages come back.
     2. Truncate prompts that are too large, and reserve tokens for summary and quotes.
     3. Drop what a user's order or the template's number of recent turns says.
-    4. Raise the target to what stays in any case. Take the steps of the cut order on finished messages until it is met,
-       after truncating large parts if the request exceeds the budget. A small previous turn is spared.
+    4. Raise the target to what stays in any case. Cut finished messages until it is met, after truncating large parts
+       if the request exceeds the budget. The previous turn is spared if it is small enough.
     5. If the request still exceeds the budget, take the whole cut order, sparing nothing.
 
     Args:

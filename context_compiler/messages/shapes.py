@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, cast
 
 from pydantic_ai.messages import ModelMessage, TextPart, ToolReturnPart, UserPromptPart
 
@@ -34,6 +34,9 @@ from context_compiler.tokens import TokenCounter
 
 STUB_LIMITS = {Kind.CALL: 64, Kind.RETURN: 48, Kind.TEXT: 60}
 """Maximum tokens of a part in a stub, by kind; longer parts are shortened."""
+
+INPUT_OVERHEAD, LEAST_INPUT = 8, 8
+"""Tokens of the field in which a validation error repeats its input; minimum tokens that are worth keeping of it."""
 
 STUB_ARGUMENTS = 96
 """Maximum tokens of the shortened arguments of a call in a stub."""
@@ -204,7 +207,39 @@ def _truncate_piece(piece: Any, left: int, truncator: Truncator) -> tuple[Any, i
 
 
 def _write_answer(part: Any, item: Item, limit: int, truncator: Truncator) -> Any:
-    return _with_text(part, truncator.truncate(item.text, max(1, limit - truncator.text(item.tool or ""))))
+    errors = _shorten_errors(part.content, limit - truncator.text(item.tool or ""), truncator)
+    return (
+        replace(part, content=errors)
+        if errors
+        else _with_text(part, truncator.truncate(item.text, max(1, limit - truncator.text(item.tool or ""))))
+    )
+
+
+def _write_feedback(part: Any, item: Item, limit: int, truncator: Truncator) -> Any:
+    errors = _shorten_errors(part.content, limit, truncator)
+    return replace(part, content=errors) if errors else _write_text(part, item, limit, truncator)
+
+
+def _shorten_errors(content: object, limit: int, truncator: Truncator) -> list[dict[str, object]]:
+    """Shorten the inputs that validation errors repeat; every place and message stays.
+
+    Empty if the content is no list of validation errors, or if these do not fit without their inputs.
+    """
+    if not isinstance(content, list) or not content:
+        return []
+    errors = cast(list[object], content)
+    if not all(isinstance(error, dict) and "loc" in error and "msg" in error for error in errors):
+        return []
+    details = cast(list[dict[str, object]], errors)
+    bare = [{key: value for key, value in error.items() if key not in ("input", "ctx")} for error in details]
+    width = (limit - truncator.text(plain_text(bare))) // len(bare) - INPUT_OVERHEAD
+    while width >= LEAST_INPUT:
+        inputs = [{"input": _shorten_value(error.get("input"), width, truncator)} for error in details]
+        shorter = [{**error, **given} for error, given in zip(bare, inputs, strict=True)]
+        if truncator.text(plain_text(shorter)) <= limit:
+            return shorter
+        width //= 2
+    return bare if truncator.text(plain_text(bare)) <= limit else []
 
 
 def _write_call(part: Any, item: Item, limit: int, truncator: Truncator) -> Any:
@@ -251,7 +286,7 @@ _WRITERS: dict[Kind, Callable[[Any, Item, int, Truncator], Any]] = {
     Kind.TEXT: _write_text,
     Kind.USER: _write_user,
     Kind.RETURN: _write_answer,
-    Kind.FEEDBACK: _write_text,
+    Kind.FEEDBACK: _write_feedback,
     Kind.CALL: _write_call,
     Kind.MEDIA: _write_file,
     Kind.COMPACTION: _write_summary,
