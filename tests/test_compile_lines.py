@@ -42,6 +42,7 @@ def test_a_huge_line_is_split_without_loss_in_one_pass() -> None:
         return len(text)
 
     told = chunks([line], 16_000, TokenCounter(count))
-    assert "".join(told) == line
-    assert max(map(len, told)) <= 16_000
+    (shown,) = told
+    assert shown.startswith(line[:1_000]) and shown.endswith(line[-1_000:]) and "left out here" in shown
+    assert len(shown) <= 4_000
     assert sum(read) <= 10 * len(line)

@@ -292,7 +292,7 @@ def _start_shapes(plan: Plan, previous: Cycle | None) -> list[Shape | None]:
 
 
 def freeze(
-    selection: Selection, *, summary: str, row: int | None, turn: int, asked: bool
+    selection: Selection, *, summary: str, row: int | None, turn: int, asked: bool, compiled: int | None = None
 ) -> tuple[Cycle, tuple[Quote, ...]]:
     """Write note and quotes and fix the view until the next advance; returns the cycle and its quotes with reasons.
 
@@ -302,10 +302,13 @@ def freeze(
         row: Row of that compile in the record; None if it is not stored yet.
         turn: Ordinal of the current user turn.
         asked: A model was asked in this turn, with or without success.
+        compiled: Number of messages of the span that the summary covers; None for all.
     """
     old = selection.previous
     kept_summary = summary or (old.summary if old else "")
-    covered = spans(selection.out) if summary else (old.covered if old else ())
+    waiting = set(selection.span[compiled:]) if compiled is not None else set[int]()
+    fresh = spans(index for index in selection.out if index not in waiting)
+    covered = fresh if summary else (old.covered if old else ())
     text = written_for(selection, kept_summary, positions(covered))
     shapes, decided = selection.draft.shapes, decided_by(selection)
     cycle = Cycle(
@@ -401,6 +404,7 @@ async def advance(
         freeze,
         summary=summary,
         row=reply.answer.row if reply.answer else None,
+        compiled=reply.compiled,
         turn=where.turn_index,
         asked=reply.request is not None or ask is None,
     )
@@ -426,6 +430,14 @@ class _Reply:
     request: SummaryRequest | None = None
     answer: SummaryResponse | None = None
 
+    @property
+    def compiled(self) -> int | None:
+        """Number of messages of the span that the answer covers; None if there is no answer."""
+        if self.request is None or self.answer is None:
+            return None
+        done = len(self.request.covers) if self.answer.done is None else self.answer.done
+        return self.request.covers[done - 1] if done else 0
+
 
 async def _ask_model(done: Selection, turn: int, ask: Ask | None) -> _Reply:
     error = reason_for_no_model(done, turn) or ("asked in this turn already" if ask is None else None)
@@ -433,8 +445,8 @@ async def _ask_model(done: Selection, turn: int, ask: Ask | None) -> _Reply:
         return _Reply(status="deterministic", error=error)
     given = summary_request(done)
     answer = await ask(given)
-    error = answer.refused or refusal(done, answer.text)
-    return _Reply(status="refused" if error else "ok", error=error, request=given, answer=answer)
+    error = answer.refused or (None if answer.done else answer.fault) or refusal(done, answer.text)
+    return _Reply(status="refused" if error else "ok", error=error or answer.fault, request=given, answer=answer)
 
 
 def _row(where: Where, done: Selection, reply: _Reply, cycle: Cycle) -> Compile | None:
@@ -448,6 +460,7 @@ def _row(where: Where, done: Selection, reply: _Reply, cycle: Cycle) -> Compile 
         answer=reply.answer,
         status=reply.status,
         error=reply.error,
+        compiled=reply.compiled,
         summary=summary_of(cycle),
         quotes=cycle.quotes,
         budget_used=done.counter.text(cycle.note) + done.counter.text(cycle.quotes),

@@ -39,8 +39,13 @@ def compile_row(
     summary: str,
     quotes: str,
     budget_used: int,
+    compiled: int | None,
 ) -> Compile:
-    """Build the row of one compile; `request` is None if no model was asked."""
+    """Build the row of one compile; `request` is None if no model was asked.
+
+    `compiled` is the number of messages of the span that the answer covers.
+    """
+    whole = compiled is None or compiled == len(selection.span)
     parsed = json_object(answer.text) if answer else None
     lost = (
         lost_specifics(selection.history, selection.draft.outline, selection.span)
@@ -51,12 +56,12 @@ def compile_row(
         where,
         selection.policy,
         covered_tip=selection.history.exact[selection.out[-1]] if selection.out else "",
-        cache_key=request.key if request and status == "ok" else None,
+        cache_key=request.key if request and status == "ok" and whole else None,
         compiled_prompt=_prompts(request) if request else None,
         raw_output=answer.text if answer else None,
         summary=summary or quotes or None,
         summary_json=parsed,
-        input_payload=_payload(selection, request) | _specifics(lost, summary, quotes),
+        input_payload=_payload(selection, request, compiled) | _specifics(lost, summary, quotes),
         sections_included=request.included if request else (("quotes",) if quotes else ()),
         sections_dropped=request.dropped if request else (),
         budget_used=budget_used,
@@ -124,13 +129,15 @@ def _prompts(request: SummaryRequest) -> str:
     return "\n\n".join(request.prompts).replace("\x00", "")
 
 
-def _payload(selection: Selection, request: SummaryRequest | None) -> dict[str, object]:
+def _payload(selection: Selection, request: SummaryRequest | None, compiled: int | None) -> dict[str, object]:
     """Input of a compile by reference: positions of messages, and the tip of the chain to which they refer."""
     payload: dict[str, object] = {
         "raw_tip": selection.history.chain.tip,
         "left_out": [list(span) for span in spans(selection.out)],
-        "compiled": [list(span) for span in spans(selection.span)],
+        "compiled": [list(span) for span in spans(selection.span[:compiled])],
     }
+    if later := spans(selection.span[compiled:] if compiled is not None else ()):
+        payload["left_to_the_next"] = [list(span) for span in later]
     return payload | ({"missing": list(request.missing), "prompts": len(request.prompts)} if request else {})
 
 

@@ -9,21 +9,16 @@ run's request limit.
 from __future__ import annotations
 
 import re
-import time
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
-from typing import Any, TypeVar
+from typing import TypeVar
 
-from pydantic_ai import Agent
-from pydantic_ai.exceptions import AgentRunError, UserError
-from pydantic_ai.models import KnownModelName, Model
-from pydantic_ai.usage import RunUsage
+from pydantic_ai.models import Model
 
 from context_compiler.compiler.cut_order import Selection
 from context_compiler.compiler.cycle import spans
-from context_compiler.errors import CompileError
 from context_compiler.messages.failures import reflection_section
 from context_compiler.messages.fences import fence, neutralize
 from context_compiler.messages.history import History
@@ -33,10 +28,8 @@ from context_compiler.messages.tool_lines import call_line, outcome_line
 from context_compiler.recall import changes_of
 from context_compiler.recall.changes import corrections, with_changes
 from context_compiler.record.values import Drop
-from context_compiler.resilience import attempt, await_within, try_await
 from context_compiler.template import SectionRule, Template, prompt_text
 from context_compiler.tokens import TokenCounter
-from context_compiler.tokens.prices import NANO, NANO_USD
 
 SLOT = "\x00previous summary\x00"
 """Placeholder for the answer to the previous prompt. No conversation contains it, because fences remove control
@@ -68,6 +61,8 @@ class SummaryRequest:
     key: str
     """Cache key of the compile."""
     prompts: tuple[str, ...]
+    covers: tuple[int, ...]
+    """Number of messages of the span that the first prompts cover, for each prompt."""
     cap: int
     """Maximum size of the summary in tokens."""
     included: tuple[str, ...]
@@ -147,12 +142,21 @@ BUDGETS: Mapping[str, int] = {
 LASTING = ("constraints", "latest_input")
 """Sections that are shortened but never dropped."""
 
+LATER = "beyond one compile: left to the next one, and quoted until then"
+"""Reason why messages are not in the prompts of a compile."""
+
 OVER, NO_ROOM = "over its section budget", "the prompt was over its room"
 """Reasons why a section was shortened or left out."""
 
 GIANT = 16
-"""Characters for each token of room from which a line is cut before it is counted. Counting the whole rest of a huge
-tool result after every cut would take minutes."""
+"""Characters for each token of room from which a line is cut before it is counted, because counting takes long."""
+
+MAX_LINE = 4_000
+"""Maximum tokens of one text in a prompt; head and tail of a longer one are shown, and the rest may be quoted."""
+
+MAX_PROMPTS, MAX_READ, MIN_READ = 4, 4, 16_000
+"""Maximum prompts of one compile, and maximum tokens of turns in them: a multiple of the budget, or `MIN_READ` if that is
+less. Messages beyond that are left to the next compile, and quoted until then."""
 
 T = TypeVar("T")
 
@@ -196,9 +200,15 @@ def _is_list_line(line: str) -> bool:
 def turn_lines(history: History, positions: Sequence[int], results: int | None) -> Iterator[str]:
     """Write messages as `User: …`, `Assistant: …` and `[tool] …` lines; replaced sentences with what replaces them.
 
-    Thinking and system text are left out, notes of an earlier view are labelled as such, and media become placeholders.
-    Only the last `results` tool results are whole (None for all); older ones are reduced to their outcome.
+    Thinking and system text are left out, notes of an earlier view are labelled as such, and media and encoded data
+    become placeholders. Only the last `results` tool results are shown (None for all); older ones are reduced to their
+    outcome.
     """
+    return (line for _, line in _placed_lines(history, positions, results))
+
+
+def _placed_lines(history: History, positions: Sequence[int], results: int | None) -> Iterator[tuple[int, str]]:
+    """The same lines, each with the position of its message."""
     answers = [
         (index, at)
         for index in positions
@@ -210,11 +220,16 @@ def turn_lines(history: History, positions: Sequence[int], results: int | None) 
         for at, item in enumerate(history.readings[index].items):
             line = _line(item, (index, at) in whole)
             if line:
-                yield with_changes(changes, index, line)
+                yield index, with_changes(changes, index, line)
+
+
+_ENCODED = re.compile(r"(?:data:[\w/+.;=-]{1,80},)?[A-Za-z0-9+/_-]{400,}={0,2}")
+"""Base64 and the like, which says nothing to a model."""
 
 
 def _line(item: Item, whole: bool) -> str:
-    text = _SPEAKING.sub(r"\1> ", item.text)
+    text = _ENCODED.sub(lambda run: f"[{max(1, len(run[0]) // 1024)} kB of encoded data]", item.text)
+    text = _SPEAKING.sub(r"\1> ", text)
     if item.mark is not None:
         return f"Earlier notes: {text}"
     if item.kind in (Kind.USER, Kind.FEEDBACK):
@@ -228,33 +243,38 @@ def _line(item: Item, whole: bool) -> str:
     return ""
 
 
-def chunks(text_lines: Iterable[str], room: int, counter: TokenCounter) -> list[str]:
-    """Join lines to texts of at most `room` tokens each; a longer line is split, and nothing is lost."""
-    done: list[str] = []
+def shorten(line: str, limit: int, counter: TokenCounter) -> str:
+    """Head and tail of a line of more than `limit` tokens, however long it is."""
+    if len(line) <= limit * GIANT:
+        return truncate(line, limit, counter)
+    gap = f"\n[… {len(line):,} characters in full, the middle is left out here …]\n"
+    room, half = max(8, limit - 24), limit * GIANT // 2
+    return counter.head(line[:half], room * 2 // 3) + gap + counter.tail(line[-half:], room - room * 2 // 3)
+
+
+def chunks(lines: Iterable[str], room: int, counter: TokenCounter) -> list[str]:
+    """Join lines to texts of at most `room` tokens each; of a longer line, head and tail are kept."""
+    return [text for text, _ in _placed_chunks(((0, line) for line in lines), room, counter)]
+
+
+def _placed_chunks(lines: Iterable[tuple[int, str]], room: int, counter: TokenCounter) -> list[tuple[str, int]]:
+    """The same texts, each with the position of the first message that it does not contain whole."""
+    done: list[tuple[str, int]] = []
     current: list[str] = []
-    used = 0
-    for line in text_lines:
-        for piece in _pieces(line, room, counter):
-            cost = counter.text(piece) + 1
-            if current and used + cost > room:
-                done.append("\n".join(current))
-                current, used = [], 0
-            current.append(piece)
-            used += cost
-    return [*done, "\n".join(current)] if current else done
-
-
-def _pieces(line: str, room: int, counter: TokenCounter) -> Iterator[str]:
-    while len(line) > room * GIANT or counter.text(line) >= room:
-        piece = counter.head(line, room - 1) or line[:1]
-        yield piece
-        line = line[len(piece) :]
-    if line:
-        yield line
+    used, last = 0, -1
+    for position, line in lines:
+        piece = shorten(line, min(room, MAX_LINE), counter)
+        cost = counter.text(piece) + 1
+        if current and used + cost > room:
+            done.append(("\n".join(current), position if position != last else last))
+            current, used = [], 0
+        current.append(piece)
+        used, last = used + cost, position
+    return [*done, ("\n".join(current), last + 1)] if current else done
 
 
 def tool_results(history: History, positions: Sequence[int], results: int | None) -> str:
-    """Last `results` tool results of these messages, whole; None for all."""
+    """Last `results` tool results of these messages; None for all."""
     found = [item for index in positions for item in history.readings[index].items if item.kind is Kind.RETURN]
     return "\n".join(_line(item, True) for item in _last(found, results))
 
@@ -383,7 +403,16 @@ def reason_for_no_model(selection: Selection, turn: int) -> str | None:
     cost = sum(selection.history.readings[index].tokens for index in selection.span)
     if cost < max(selection.limits.room // 10, cap):
         return f"only {cost} tokens are new"
+    asked = cost + sum(
+        map(selection.counter.text, (prompt_text("instructions"), prompt_text("task"), policy.template.body))
+    )
+    if GAIN * (cost - cap) < asked:
+        return f"a model would read {asked} tokens to save {cost - cap}"
     return None
+
+
+GAIN = 3
+"""A compile reads at most this many tokens for each one that it saves from every later request."""
 
 
 def summary_request(selection: Selection) -> SummaryRequest:
@@ -391,21 +420,21 @@ def summary_request(selection: Selection) -> SummaryRequest:
     policy = selection.policy
     cap = min(selection.limits.cap(policy.fidelity), selection.reserve)
     given = gather_sections(selection, selection.span, policy.template.wants() | set(ALWAYS))
-    room, rules = max(policy.prompt_room, selection.limits.budget), policy.template.sections
-    spoken = turn_lines(selection.history, selection.span, policy.recent_tool_results)
-    newer, older = fit_turns(spoken, rules=rules, counter=selection.counter)
-    previous = selection.previous.summary if selection.previous else ""
+    counter = selection.counter
+    room, rules = policy.prompt_room, policy.template.sections
+    turns, covers, older = _turns(selection, rules, room // 2)
+    previous = counter.head(selection.previous.summary, cap) if selection.previous else ""
     previous = "\n\n".join(filter(None, (previous, corrections(changes_of(selection.history), previous))))
     earlier = {"previous_summary": previous}
-    notes, shorter = fit_sections(earlier, rules=rules, room=None, counter=selection.counter)
-    values, dropped = fit_sections(given, rules=rules, room=room // 4, counter=selection.counter)
-    turns = chunks(newer, room // 2, selection.counter)
+    notes, shorter = fit_sections(earlier, rules=rules, room=None, counter=counter)
+    values, dropped = fit_sections(given, rules=rules, room=room // 4, counter=counter)
     prompts = compose_prompts(policy.template, values, turns, previous=notes["previous_summary"], cap=cap)
     filled = {**values, **notes, "recent_turns": "".join(turns)}
     had = {**filled, **given}
     return SummaryRequest(
         key=_key(selection, cap),
         prompts=prompts,
+        covers=covers,
         cap=cap,
         included=tuple(name for name in TITLES if filled.get(name, "").strip()),
         missing=tuple(
@@ -413,6 +442,68 @@ def summary_request(selection: Selection) -> SummaryRequest:
         ),
         dropped=(*older, *shorter, *dropped),
     )
+
+
+def _turns(
+    selection: Selection, rules: Mapping[str, SectionRule], room: int
+) -> tuple[list[str], tuple[int, ...], tuple[Drop, ...]]:
+    """Texts of the turns, one for each prompt, the number of messages covered after each, and the drops."""
+    counter, span, policy = selection.counter, selection.span, selection.policy
+    placed = [
+        (position, shorten(line, _line_limit(line, rules, policy.recent_tool_results), counter))
+        for position, line in _placed_lines(selection.history, span, policy.recent_tool_results)
+    ]
+    newer, older = fit_turns([line for _, line in placed], rules=rules, counter=counter)
+    positions = [position for position, _ in placed[len(placed) - len(newer) :]]
+    most, read = max(MIN_READ, MAX_READ * selection.limits.budget), 0
+    found = _placed_chunks(zip(positions, newer, strict=True), min(room, most), counter)
+    kept = 0
+    for text, _ in found[:MAX_PROMPTS]:
+        read += counter.text(text)
+        kept += read <= most or not kept
+    covers = [bisect_left(span, stop) for _, stop in found[:kept]]
+    if kept == len(found):
+        return [text for text, _ in found], (*covers[:-1], len(span)), older
+    gone = sum(selection.history.readings[index].tokens for index in span[covers[-1] :])
+    later = Drop(what=f"messages {span[covers[-1]]}-{span[-1]}", reason=LATER, tokens=gone)
+    return [text for text, _ in found[:kept]], tuple(covers), (*older, later)
+
+
+def _line_limit(line: str, rules: Mapping[str, SectionRule], results: int | None) -> int:
+    """Maximum tokens of a line: for a tool result its share of what the section for results may have."""
+    section = _limit("tool_results", rules) or MAX_LINE
+    return section // max(1, results or 1) if line.startswith("[tool] ") else MAX_LINE
+
+
+_TURNS = re.compile(r"(=== BEGIN RECENT CONVERSATION ===\n)(.*)(\n=== END RECENT CONVERSATION ===)", re.DOTALL)
+_PREVIOUS = re.compile(r"(=== BEGIN PREVIOUS SUMMARY ===\n)(.*)(\n=== END PREVIOUS SUMMARY ===)", re.DOTALL)
+_GIVEN = re.compile(rf"=== BEGIN ({'|'.join(TITLES.values())}) ===\n(.*?)\n=== END \1 ===", re.DOTALL)
+
+MIN_HALVED = 400
+"""Minimum characters of turns in a prompt that is halved."""
+
+
+def halves(prompt: str) -> tuple[str, str] | None:
+    """Two prompts with half of the turns each; the second has a slot for the answer to the first. None if too short."""
+    found = _TURNS.search(prompt)
+    if found is None or len(found[2]) < MIN_HALVED:
+        return None
+    middle = found[2].rfind("\n", 0, len(found[2]) // 2 + 1)
+    middle = middle if middle > 0 else len(found[2]) // 2
+
+    def with_turns(text: str) -> str:
+        return f"{prompt[: found.end(1)]}{text.strip()}{prompt[found.start(3) :]}"
+
+    first, second = with_turns(found[2][:middle]), with_turns(found[2][middle:])
+    slot = _block(TITLES["previous_summary"], SLOT)
+    if _PREVIOUS.search(second):
+        return first, _PREVIOUS.sub(lambda _: slot, second, count=1)
+    return first, f"{second[: found.start()]}{slot}\n\n{second[found.start() :]}"
+
+
+def material_of(prompt: str) -> tuple[str, str]:
+    """What a prompt gives as material, and the rest, which is ours."""
+    return "\n".join(found[2] for found in _GIVEN.finditer(prompt)), _GIVEN.sub("", prompt)
 
 
 def _key(selection: Selection, cap: int) -> str:
@@ -443,10 +534,6 @@ def refusal(selection: Selection, text: str) -> str | None:
     return f"its {size} tokens are not fewer than the {cost} that it would replace" if size >= cost else None
 
 
-OUTPUT: Any = [str, type(None)]
-"""Output types of the agent: text or nothing. The caller refuses an empty answer."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SummaryResponse:
     """Text of a summary with its usage, as plain data that can be journalled and replayed."""
@@ -460,6 +547,10 @@ class SummaryResponse:
     """Reason why no model was asked after all; None if one was."""
     row: int | None = None
     """Row of a stored compile whose answer this is; None if a model was asked."""
+    done: int | None = None
+    """Number of prompts that the text answers; None for all."""
+    fault: str | None = None
+    """Reason why the answer to the next prompt, or to the first, is not used; None if there is no such answer."""
     failure: dict[str, str] | None = None
     """Fields of a `CompileError`, so that a failure can be journalled and replayed too; None for none."""
 
@@ -467,58 +558,3 @@ class SummaryResponse:
 def model_alias(model: Model | str) -> str:
     """Name of a model as the record stores it."""
     return model if isinstance(model, str) else model.model_name
-
-
-async def ask(
-    prompts: Sequence[str], model: Model | KnownModelName | str, *, timeout: float, instructions: str = "instructions"
-) -> SummaryResponse:
-    """Ask a model for a summary, prompt after prompt, each with the answer to the one before.
-
-    Args:
-        prompts: Prompts in order; each but the first has a slot for the previous answer.
-        model: A model or its name.
-        timeout: Seconds for all prompts together.
-        instructions: Name of the shipped text that is used as the agent's instructions.
-
-    Raises:
-        CompileError: The model failed, its provider's package is not installed, or it took too long. An empty answer is
-            not an error here.
-    """
-    started = time.perf_counter()
-    spent = RunUsage()
-    name, late = model_alias(model), TimeoutError(f"no answer within {timeout:g} s")
-    made = attempt(lambda: _agent(model, prompt_text(instructions)))
-    if made.value is None:
-        raise CompileError(str(made.error), model=name, phase="setup") from made.error
-    outcome = await try_await(await_within(timeout, _answer(prompts, made.value, spent), late))
-    error = outcome.error
-    if error is late:
-        raise CompileError(str(late), model=name, phase="timeout", **_bill(spent))
-    if error is not None:
-        readable = isinstance(error, (AgentRunError, UserError, ImportError))
-        reason = str(error) if readable else f"{type(error).__name__}: {error}"
-        raise CompileError(reason, model=name, phase="call", **_bill(spent)) from error
-    return SummaryResponse(text=outcome.value or "", latency_ms=(time.perf_counter() - started) * 1000, **_bill(spent))
-
-
-def _agent(model: Model | str, instructions: str) -> Agent[None, str]:
-    return Agent(model, instructions=instructions, name="context_compiler", output_type=OUTPUT, retries=0)
-
-
-async def _answer(prompts: Sequence[str], agent: Agent[None, str], spent: RunUsage) -> str:
-    text = ""
-    for number, prompt in enumerate(prompts):
-        result = await agent.run(fill_slot(prompt, text) if number else prompt)
-        text = (result.output or "").strip()
-        spent.incr(result.usage)
-    return text
-
-
-def _bill(spent: RunUsage) -> dict[str, Any]:
-    """Usage and cost of the answers so far, as plain data."""
-    usage = {name: getattr(spent, name) for name in ("input_tokens", "output_tokens", "requests")}
-    cached = {name: getattr(spent, name) for name in ("cache_read_tokens", "cache_write_tokens")}
-    usage |= {name: tokens for name, tokens in cached.items() if tokens}
-    if spent.cost is not None:
-        usage[NANO_USD] = round(spent.cost * NANO)
-    return {"usage": usage, "cost": None if spent.cost is None else str(spent.cost)}

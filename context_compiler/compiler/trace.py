@@ -441,7 +441,8 @@ def _covered(made: Compile | None) -> Iterator[Span]:
         return
     gone, fresh = (_spans(payload.get(name)) for name in ("left_out", "compiled"))
     if made.raw_output is not None and made.status.partition(";")[0] == "ok":
-        yield from gone
+        later = positions(_spans(payload.get("left_to_the_next")))
+        yield from spans(at for at in sorted(positions(gone)) if at not in later)
         return
     not_yet = positions(fresh)
     yield from spans(at for at in sorted(positions(gone)) if at not in not_yet)

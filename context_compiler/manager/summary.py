@@ -19,7 +19,6 @@ from pydantic_ai.models import Model
 from context_compiler.compiler.specifics import Specific, TextSet, lost_specifics, survival
 from context_compiler.compiler.summary import (
     SummaryResponse,
-    ask,
     chunks,
     compose_prompts,
     fill_slot,
@@ -31,6 +30,7 @@ from context_compiler.fidelity import CAPS, Fidelity
 from context_compiler.messages.history import History, Reader
 from context_compiler.messages.turns import outline, pair
 from context_compiler.middleware.arguments import check_model_name
+from context_compiler.middleware.writer import ask
 from context_compiler.recall.passages import passages, write_quotation
 from context_compiler.recall.selection import choose
 from context_compiler.record.values import Compile, now, with_null_reasons

@@ -6,14 +6,14 @@ import pickle
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import KW_ONLY, Field, dataclass, fields
 from decimal import Decimal
-from functools import partial
+from functools import cache, partial
 from hashlib import blake2b
 from pathlib import Path
 from reprlib import Repr
 from typing import Any, Literal, Self, cast
 
 from pydantic_ai import RunContext
-from pydantic_ai.models import Model, parse_model_id
+from pydantic_ai.models import Model, infer_model, parse_model_id
 from pydantic_ai.providers import infer_provider_class
 
 from context_compiler.compiler.policy import PROMPT_ROOM, Policy, trigger_of, whole_budget
@@ -392,6 +392,7 @@ class Arguments:
         budget, _ = self.whole_budget(**room, model=model, provider=provider, cache=cache)
         usable = smaller(window, learnt)
         alias = model if self.model is None else model_alias(self.model)
+        asked = usable if self.model is None or alias == model else window_of(self.model)
         resolved = fidelity or template.fidelity or Fidelity.SUMMARY_MEDIUM
         recall = self.recall if self.recall > 1 else float(self.recall)
         written = (template.name, template.source, str(resolved), turns, self.tool_history, self.inject)
@@ -411,13 +412,27 @@ class Arguments:
             model=alias,
             every_turn=self.every_turn,
             recall=recall,
-            prompt_room=int(usable * 0.6) if usable else PROMPT_ROOM,
+            prompt_room=int(asked * 0.6) if asked else PROMPT_ROOM,
             scope=scope,
             detects_rules=self.detect_rules,
             refs=refs,
             config=_hash((*written, recall, alias, family, scope, refs, window)),
             former=_hash((*written, FORMER_RECALL if recall == RECALL else recall, alias, family, scope, refs)),
         )
+
+
+@cache
+def _named_window(name: str) -> int | None:
+    model = attempt(lambda: infer_model(name)).value
+    return None if model is None else window_of(model)
+
+
+def window_of(model: Model | str) -> int | None:
+    """Context window of a model in tokens; None if it is unknown."""
+    if isinstance(model, str):
+        return None if model == "none" else _named_window(model)
+    window: object = getattr(model, "context_window", None)
+    return window if isinstance(window, int) and window > 0 else None
 
 
 def _template_hint(value: object) -> str:

@@ -13,7 +13,7 @@ from pydantic_ai.models import Model
 
 from context_compiler.compiler.advance import Advance, advance
 from context_compiler.compiler.reasons import AFTER_LAST_REQUEST
-from context_compiler.compiler.summary import SummaryRequest, SummaryResponse, ask, model_alias
+from context_compiler.compiler.summary import SummaryRequest, SummaryResponse, model_alias
 from context_compiler.compiler.view import View
 from context_compiler.errors import BudgetError, SettingsError
 from context_compiler.fidelity import Fidelity
@@ -34,6 +34,7 @@ from context_compiler.middleware.middleware import record_of
 from context_compiler.middleware.request import Request
 from context_compiler.middleware.respond import assemble_view
 from context_compiler.middleware.state import CompilerState, RequestContext, Result, Run, read_request
+from context_compiler.middleware.writer import ask
 from context_compiler.record.store import Store, open_store
 from context_compiler.record.values import Drop, Entry, Record
 from context_compiler.settings import Count, Settings
@@ -122,7 +123,7 @@ async def compile_view(
         context = replace(context, request=replace(context.request, layers=block))
 
     async def answer(given: SummaryRequest) -> SummaryResponse:
-        return await ask(given.prompts, model or "none", timeout=timeout)
+        return await ask(given.prompts, model or "none", timeout=timeout, cap=given.cap, counter=context.counter)
 
     done: Advance | None = None
     result = assemble_view(context, None, "raw")

@@ -28,6 +28,7 @@ from context_compiler.middleware.windows import WINDOWS, Served
 from context_compiler.record.values import NATIVE, Drop, Tool
 from context_compiler.resilience import attempt
 from context_compiler.tokens import TokenCounter, model_family
+from context_compiler.tokens.prices import highest_price
 
 HOST_IDS = 7
 """UUID version of the ids that the host makes up for unnamed conversations."""
@@ -160,7 +161,7 @@ class Host(Protocol):
         """
         return response
 
-    def affords(self, given: int, answered: int) -> bool:
+    def affords(self, given: int, answered: int, model: str = "") -> bool:
         """True if a compile with `given` input and `answered` output tokens is within the run's usage limits."""
         return True
 
@@ -199,11 +200,15 @@ class RunHost(Host):
         """
         return charge_run(self._ctx, response)
 
-    def affords(self, given: int, answered: int) -> bool:
+    def affords(self, given: int, answered: int, model: str = "") -> bool:
         """True if a compile takes at most half of the remaining usage limits: the request itself needs the rest."""
         allowed, used = self._ctx.usage_limits, self._ctx.usage
         if allowed is None:
             return True
+        price = highest_price(model) if allowed.cost_limit is not None else None
+        if price is not None and allowed.cost_limit is not None:
+            if 2 * price.cost(given, output=answered) > allowed.cost_limit - (used.cost or 0):
+                return False
         takes = (
             (allowed.input_tokens_limit, used.input_tokens, given),
             (allowed.output_tokens_limit, used.output_tokens, answered),

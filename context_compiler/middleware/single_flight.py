@@ -24,11 +24,12 @@ from uuid import uuid4
 from weakref import WeakSet
 
 from context_compiler.cache import Memo
-from context_compiler.compiler.summary import SummaryResponse, ask, model_alias
+from context_compiler.compiler.summary import SummaryResponse, model_alias
 from context_compiler.errors import CompileError
 from context_compiler.middleware.arguments import Arguments
-from context_compiler.middleware.spending import Spending, SummaryCall
+from context_compiler.middleware.spending import Place, Spending, SummaryCall
 from context_compiler.middleware.store_access import StoreAccess
+from context_compiler.middleware.writer import ask
 from context_compiler.record.sessions import claim_compile, renew_claim
 from context_compiler.resilience import Breaker, Report, try_await
 from context_compiler.tokens import TokenCounter
@@ -48,6 +49,12 @@ STEP_S, RECORDING_S = 0.2, 10.0
 
 CLAIM_S = 6.0
 """Seconds until the claim of a dead process expires; a live process renews it three times in that period."""
+
+BAD = 2
+"""Bad summaries of one conversation in a row after which its model is not asked for a while."""
+
+SESSIONS_KEPT = 1_000
+"""Maximum number of conversations whose bad summaries are counted."""
 
 WAIT = 0.5
 """Fraction of the time limit spent waiting for another process; the rest is for our own call."""
@@ -165,7 +172,7 @@ def _is_shareable(task: asyncio.Task[SummaryResponse]) -> bool:
     """True if the task has a response that others may share."""
     if not task.done() or task.cancelled() or task.exception() is not None:
         return False
-    return task.result().failure is None and bool(task.result().text)
+    return task.result().failure is None and task.result().fault is None and bool(task.result().text)
 
 
 async def _end(task: asyncio.Task[Any]) -> None:
@@ -248,6 +255,8 @@ class Summaries:
         """
         self._arguments, limit = arguments, arguments.spend_limit()
         self._spending = None if limit is None else Spending(limit.amount, counter, report)
+        self._counter, self._report = counter, report
+        self._faults: Memo[Place, Breaker] = Memo(SESSIONS_KEPT)
         self._breaker, self._rest = Breaker(), rest
         self._remembered: Memo[str, SummaryResponse] = Memo(ANSWERS)
         self._announcements: dict[asyncio.Task[None], asyncio.Future[Any]] = {}
@@ -394,17 +403,40 @@ class Summaries:
                 await answers.renew(key, name, RECORDING_S if useful else 0.0)
 
     async def _call_model(self, call: SummaryCall, timeout: float) -> SummaryResponse:
-        alias = model_alias(call.writer)
-        if self._breaker.open:
-            return _failure(CompileError("it failed too often and is paused", model=alias, phase="call"), alias)
-        outcome = await try_await(ask(call.prompts, call.writer, timeout=timeout))
+        alias, faults = model_alias(call.writer), self._faults.get_or_make(call.place, lambda: Breaker(limit=BAD))
+        if self._breaker.open or faults.open:
+            why = "it failed too often" if self._breaker.open else "its summaries of this conversation are unusable"
+            return SummaryResponse(text="", refused=f"{alias} is not asked for a while: {why}")
+        given = ask(call.prompts, call.writer, timeout=timeout, cap=call.cap, counter=self._counter)
+        outcome = await try_await(given)
         if outcome.value is None:
-            self._breaker.failed()
-            return _failure(outcome.error, alias)
+            return await self._count_failure(_failure(outcome.error, alias), alias)
+        answer = outcome.value
+        if answer.fault is not None and not answer.done:
+            await self._count_fault(faults, alias, answer.fault)
+            return answer
         self._breaker.succeeded()
-        if outcome.value.text:
-            self._answers(call).remember(call.key, outcome.value)
-        return outcome.value
+        faults.succeeded()
+        if answer.text and answer.fault is None:
+            self._answers(call).remember(call.key, answer)
+        return answer
+
+    async def _count_failure(self, failed: SummaryResponse, alias: str) -> SummaryResponse:
+        """Count a failed call. If it took too long, quotes take the place of the summary, and no view fails."""
+        self._breaker.failed()
+        failure = failed.failure or {}
+        if failure.get("phase") != "timeout":
+            return failed
+        await self._report(CompileError(**failure, usage=failed.usage, cost=failed.cost))
+        return replace(failed, failure=None, fault=failure["message"], done=0)
+
+    async def _count_fault(self, faults: Breaker, alias: str, fault: str) -> None:
+        """Count a bad answer; report once that the model is not asked for a while."""
+        faults.failed()
+        self._breaker.failed()
+        if faults.failures == BAD:
+            advice = f'summaries of {alias} are unusable ({fault}): passages are quoted; model="none" asks no model'
+            await self._report(CompileError(advice, model=alias, phase="answer"))
 
 
 def _settle(spending: Spending, call: SummaryCall, held: Decimal, task: asyncio.Task[SummaryResponse]) -> None:

@@ -17,6 +17,7 @@ from context_compiler.compiler.summary import SummaryResponse, model_alias
 from context_compiler.errors import BudgetError
 from context_compiler.messages.printable import safe_line
 from context_compiler.middleware.archive import Archive
+from context_compiler.middleware.writer import answer_room
 from context_compiler.record.costs import compile_cost
 from context_compiler.resilience import Report
 from context_compiler.tokens import Ratios, TokenCounter, model_family
@@ -81,7 +82,8 @@ class Spending:
             return Decimal(0), f"{unpriced}, so its compiles cannot be held to a limit of {dollars(self._limit)}"
         ratio = Ratios().of(model_family(None, alias))
         given = (round(self._counter.text(prompt) * ratio) for prompt in call.prompts)
-        most = sum((price.cost(tokens + cap, output=cap) for tokens in given), Decimal(0))
+        answer = answer_room(cap, call.writer)
+        most = sum((price.cost(tokens + cap, output=answer) for tokens in given), Decimal(0))
         spent = await self.spent(call.archive, call.session)
         if spent + most > self._limit:
             why = f"the compiles of this session have cost {dollars(spent)}, and one more might pass the limit"

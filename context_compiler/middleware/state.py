@@ -29,6 +29,7 @@ from context_compiler.messages.shapes import Shape
 from context_compiler.messages.turns import Outline, Pairing, outline, pair, turn_index
 from context_compiler.middleware.arguments import SHIPPED, Arguments
 from context_compiler.middleware.request import Host, Request, is_long
+from context_compiler.middleware.writer import answer_room
 from context_compiler.record.database import Moment
 from context_compiler.record.values import Compile, Drop
 from context_compiler.resilience import attempt
@@ -482,7 +483,9 @@ class RequestContext(Plan):
     def affords(self, wanted: SummaryRequest, host: Host) -> bool:
         """True if the run's usage limits allow both a compile and the request itself."""
         given = sum(map(self.counter.text, wanted.prompts)) + wanted.cap * (len(wanted.prompts) - 1)
-        return host.affords(given + self.request.overhead, wanted.cap * len(wanted.prompts))
+        writer = self.compiler.arguments.model or self.policy.model
+        answers = answer_room(wanted.cap, writer) * len(wanted.prompts)
+        return host.affords(given + self.request.overhead, answers, self.policy.model)
 
     @property
     def conversation(self) -> Conversation:

@@ -27,7 +27,6 @@ FAILURES: dict[str, Callable[[], Notes]] = {
     "an error of the model": lambda: Notes(UnexpectedModelBehavior("no")),
     "an error of the provider": lambda: Notes(ModelHTTPError(500, "notes", body="down")),
     "any other error": lambda: Notes(ValueError("bug")),
-    "a timeout": lambda: Notes(seconds=30),
     "a cancellation of its own": lambda: Notes(asyncio.CancelledError()),  # pyright: ignore
 }
 
@@ -35,7 +34,7 @@ FAILURES: dict[str, Callable[[], Notes]] = {
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("case", FAILURES)
 async def test_a_failing_compiler_fails_no_run(case: str, way: str) -> None:
-    faulty = Faulty(FAILURES[case](), timeout=0.05)
+    faulty = Faulty(FAILURES[case]())
     done = await WAYS[way](faulty.agent, "and now?", message_history=faulty.history)
     assert done.output == "done"
     assert faulty.kinds == ["CompileError"] and faulty.statuses == ["fallback"]
@@ -44,6 +43,18 @@ async def test_a_failing_compiler_fails_no_run(case: str, way: str) -> None:
     record = (await faulty.ours.views())[0]
     assert record.error is not None and "sent: a view without a model" in record.error
     assert record.compile is not None and record.compile.status.startswith("failed") and record.compile.compiled_prompt
+    assert not await leftovers()
+
+
+@pytest.mark.parametrize("way", WAYS)
+async def test_quotes_take_the_place_of_a_summary_that_takes_too_long(way: str) -> None:
+    faulty = Faulty(Notes(seconds=30), timeout=0.05)
+    done = await WAYS[way](faulty.agent, "and now?", message_history=faulty.history)
+    assert done.output == "done"
+    assert faulty.kinds == ["CompileError"] and faulty.statuses == ["compiled"]
+    record = (await faulty.ours.views())[0]
+    assert record.error is None and record.compile is not None
+    assert record.compile.status.startswith("refused") and "no answer within 0.05 s" in (record.compile.error or "")
     assert not await leftovers()
 
 
@@ -131,8 +142,10 @@ async def test_a_compiler_that_keeps_failing_is_paused() -> None:
             message_history=[user(f"beginning {number}"), ModelResponse(parts=[TextPart("yes")]), *faulty.history]
         )
     assert notes.asked == 3
-    assert faulty.kinds == ["CompileError"] * 6
-    assert "it failed too often and is paused" in str(faulty.errors[-1])
+    assert faulty.kinds == ["CompileError"] * 3, "none while it is paused"
+    assert faulty.statuses == ["fallback"] * 3 + ["compiled"] * 3
+    row = (await faulty.ours.views())[0].compile
+    assert row is not None and "it failed too often" in (row.error or "")
 
 
 @pytest.mark.parametrize("when", [0.02, 0.1])
