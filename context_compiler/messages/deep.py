@@ -28,11 +28,11 @@ def load_deep(bodies: Sequence[bytes]) -> list[ModelMessage]:
 
 def _take_deep_values(document: Any) -> dict[int, dict[str, Any]]:
     """Remove the deep values from the parts of a message, and return them by position and name."""
-    parts: list[Any] = document.get("parts") or [] if isinstance(document, dict) else []
     found: dict[int, dict[str, Any]] = {}
+    message = cast(dict[str, Any], document) if isinstance(document, dict) else {}
+    parts: list[dict[str, Any]] = [part for part in message.get("parts") or () if isinstance(part, dict)]
     for position, part in enumerate(parts):
-        deep = {name: value for name, value in part.items() if _is_deep(value)} if isinstance(part, dict) else {}
-        if deep:
+        if deep := {name: value for name, value in part.items() if _is_deep(value)}:
             found[position] = deep
             part |= {name: "" if name == "content" else None for name in deep}
     return found
