@@ -70,8 +70,9 @@ def _months(name: str, sessions: Sequence[Mapping[str, Any]]) -> Conversation:
     places: dict[str, int] = {}
     for session in sessions:
         when = datetime.strptime(session["current_time"][:10], "%Y-%m-%d").replace(tzinfo=UTC)
-        turns, start = session["dialogue_turns"], len(messages)
-        for turn, reply in zip(turns, [*turns[1:], {}], strict=True):
+        turns: list[dict[str, Any]] = session["dialogue_turns"]
+        start, nothing = len(messages), dict[str, Any]()
+        for turn, reply in zip(turns, [*turns[1:], nothing], strict=True):
             if turn.get("is_query"):
                 used = [sources.get((one["session_uuid"], one["content"])) for one in reply.get("memory_used") or ()]
                 evidence = tuple(dict.fromkeys(one for one in used if one and places.get(one, start) < start))

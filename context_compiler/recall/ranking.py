@@ -175,6 +175,22 @@ def _of_best(values: Sequence[float]) -> list[float]:
     return [value / best for value in values]
 
 
+def _words(asked: Asked) -> Iterable[float]:
+    return _of_best(asked.words)
+
+
+def _around(asked: Asked) -> Iterable[float]:
+    return _of_best(asked.around)
+
+
+def _stretch(asked: Asked) -> Iterable[float]:
+    return _of_best(asked.stretch)
+
+
+def _brevity(asked: Asked) -> Iterable[float]:
+    return [1 - excess / MAX_EXCESS for excess in asked.index.excess]
+
+
 def _speaker(asked: Asked) -> Iterable[float]:
     """1 for messages of the speaker whom the question is about; a half for the user's if it says nothing of either."""
     subject, half = asked.subject, not asked.people
@@ -199,14 +215,14 @@ def _sought(asked: Asked) -> Iterable[float]:
 
 
 FEATURES = (
-    Feature("words", lambda asked: _of_best(asked.words), 1.0),
-    Feature("around", lambda asked: _of_best(asked.around), 0.8),
-    Feature("stretch", lambda asked: _of_best(asked.stretch), 0.6),
+    Feature("words", _words, 1.0),
+    Feature("around", _around, 0.8),
+    Feature("stretch", _stretch, 0.6),
     Feature("speaker", _speaker, 0.6),
     Feature("when", _when, 0.6),
     Feature("taste", _taste, 0.8),
     Feature("sought", _sought, 0.4),
-    Feature("brevity", lambda asked: [1 - excess / MAX_EXCESS for excess in asked.index.excess], 1.0),
+    Feature("brevity", _brevity, 1.0),
 )
 """Features of a message: BM25 of it, of its neighbourhood and of its stretch of the conversation, each as a fraction of
 the best; the speaker, the day, and the kind of message that the question asks for; few words."""
