@@ -268,15 +268,31 @@ LARGE = 1_000_000
 """Bytes above which a body is compressed at the fastest level."""
 
 
+LARGEST = 256_000_000
+"""Bytes of the largest body that is compressed, so that no row can unpack to more."""
+
+
 def pack(body: bytes) -> bytes | str:
     """Return a body as stored: text, or compressed bytes if they are a tenth smaller or the body is not UTF-8."""
-    small = zlib.compress(body, 1 if len(body) > LARGE else -1) if len(body) > 100 else body
+    is_small = 100 < len(body) <= LARGEST
+    small = zlib.compress(body, 1 if len(body) > LARGE else -1) if is_small else body
     if len(small) < 0.9 * len(body):
         return small
     try:
         return body.decode()
     except UnicodeDecodeError:
-        return zlib.compress(body)
+        return zlib.compress(body) if len(body) <= LARGEST else PLAIN + body
+
+
+def _decompress(stored: bytes) -> bytes:
+    """Decompress a body, but no more than `LARGEST` bytes."""
+    stream = zlib.decompressobj()
+    body = stream.decompress(stored, LARGEST)
+    if stream.unconsumed_tail:
+        raise ValueError(f"the body unpacks to more than {LARGEST:,} bytes")
+    if not stream.eof:
+        raise ValueError("the body is cut short")
+    return body
 
 
 def unpack(stored: object) -> bytes:
@@ -286,7 +302,7 @@ def unpack(stored: object) -> bytes:
             raise ValueError("the body is not valid UTF-8")
         return stored.encode()
     if isinstance(stored, bytes):
-        return stored[1:] if stored.startswith(PLAIN) else zlib.decompress(stored)
+        return stored[1:] if stored.startswith(PLAIN) else _decompress(stored)
     raise ValueError(f"a body is stored as {stored!r}")
 
 
