@@ -2,7 +2,7 @@
 
 A session belongs to an owner, and so does every row that refers to it. Messages, contents and memories are named by a
 hash of their content. An owner's names start with a prefix of their own, so that no two owners share a row. The owner
-``""`` has no prefix; it owns everything that belongs to no other owner, such as all rows of earlier versions.
+``""`` has no prefix; it owns everything that belongs to no other owner.
 """
 
 from __future__ import annotations
@@ -64,9 +64,7 @@ SCORE = (
     *("rolled_back", "trouble", "created_at"),
 )
 TEXTS = ("compiled_prompt", "raw_output", "summary", "input_payload")
-"""Text columns of a compile; files of schema 1 to 3 store them in `contents`, and their hashes here."""
-NOT_RECORDED = "instructions, outcomes: not recorded before schema 4"
-"""Note in the status of a request of schema 1 to 3, whose messages may be those of one that differed only in these."""
+"""Text columns of a compile."""
 SUMMARY = (
     *("session", "turn_index", "run_id", "covered_tip", "cache_key"),
     *("template_name", "template_source", "template_path", "template_hash", "fidelity", "model_alias"),
