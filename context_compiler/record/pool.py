@@ -117,7 +117,7 @@ Work = Callable[[Connection], Awaitable[T]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Component:
-    """A group of tables; whoever changes one raises its version.
+    """A group of tables, with a version that each change of them raises.
 
     Its statements are SQL texts and SQL files. In them, `{schema}` is replaced by the name of the schema, and `{lock}`
     by the number of the record's advisory lock.

@@ -3,7 +3,7 @@
 `PRAGMA user_version` is the version of the tables; `PRAGMA application_id` marks a file as a record. A `_tip` column
 contains the id of a node, except in `cycles`, where it is a chain id. A `seal` is a checksum of the other columns of a
 row; rows that are named by their content have none. `verify` compares the SQL text of each table with that of a new
-file, comments included. Whoever changes a table raises `VERSION`: a file of another version is refused.
+file, comments included. Each change of a table raises `VERSION`: a file of another version is refused.
 """
 
 from __future__ import annotations
