@@ -34,7 +34,7 @@ from context_compiler.cli.text import json_text, one_line, plural, suggestions
 from context_compiler.errors import SettingsError, StoreError
 from context_compiler.paths import OWNER, vault_of, write_ahead_log
 from context_compiler.record.copying import CopyResult, copy_record
-from context_compiler.record.maintenance import checked_to_the_end, inexact_requests
+from context_compiler.record.maintenance import checked_to_the_end
 from context_compiler.record.values import OwnerInfo
 
 app = group("Maintain the record.")
@@ -55,12 +55,9 @@ INCOMPLETE = (
 @app.command(epilog=example("verify --db system/context.db"))
 def verify(db: Db = DB, json: Json = False) -> None:
     """Verify that the record is intact, as it was written; exit code 1 if it is not."""
-    defects, inexact = asyncio.run(_verify(db))
-    earlier = f"{plural(inexact, 'request')} of an earlier version"
-    notes = [f"{earlier}: instructions and outcomes of tools were not recorded"] if inexact else []
+    defects = asyncio.run(_verify(db))
     complete = checked_to_the_end(defects)
-    if not complete:
-        notes.append(INCOMPLETE.split(". ")[0])
+    notes = [] if complete else [INCOMPLETE.split(". ")[0]]
     screen = Screen()
     if json:
         screen.raw(json_text({"db": str(db), "sound": not defects, "defects": defects, "notes": notes}))
@@ -71,22 +68,14 @@ def verify(db: Db = DB, json: Json = False) -> None:
         for defect in defects:
             screen.line(f"  {defect}")
         screen.line((f"All checks ran to the end. {ADVICE}" if complete else INCOMPLETE, "dim"))
-    for note in () if json else notes[: 1 if inexact else 0]:
-        screen.line(f"  {note}")
     if defects:
         raise typer.Exit(1)
 
 
-async def _verify(db: Place) -> tuple[tuple[str, ...], int]:
+async def _verify(db: Place) -> tuple[str, ...]:
     with progress_bar(f"verifying {db}"):
         async with open_record(db) as store:
-            defects = await store.verify()
-            try:
-                return defects, await store.perform(inexact_requests)
-            except StoreError:
-                if not defects:
-                    raise
-                return defects, 0
+            return await store.verify()
 
 
 @app.command(epilog=example("prune --older-than 30d --keep-last 10"))

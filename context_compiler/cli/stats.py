@@ -13,7 +13,7 @@ import typer
 from context_compiler.cli.options import DB, Db, Json, Owner, Place, example, find_session, group, open_record
 from context_compiler.cli.screen import Column, Screen
 from context_compiler.cli.text import first_word, json_text, number, plural, share
-from context_compiler.record import queries, sessions
+from context_compiler.record import queries, rows, sessions
 from context_compiler.record.costs import Costs, add_costs
 from context_compiler.record.rows import Row
 from context_compiler.record.values import Compile, Record, SessionInfo
@@ -144,14 +144,14 @@ def stats(
     json: Json = False,
 ) -> None:
     """Show tokens saved, the tokens of recall blocks, fallbacks and latencies."""
-    totals, total = asyncio.run(_load_totals(db, owner, session))
+    totals, total, lost = asyncio.run(_load_totals(db, owner, session))
     screen = Screen()
     if json:
-        screen.raw(json_text({"db": str(db), "sessions": totals, "total": total}))
+        screen.raw(json_text({"db": str(db), "sessions": totals, "total": total, "lost": lost}))
         return
-    rows = [*map(_row, totals), _row(total)]
-    filled = [at for at in range(len(COLUMNS)) if any(row[at] != "" for row in rows)]
-    screen.table([COLUMNS[at] for at in filled], [[row[at] for at in filled] for row in rows])
+    table = [*map(_row, totals), _row(total)]
+    filled = [at for at in range(len(COLUMNS)) if any(row[at] != "" for row in table)]
+    screen.table([COLUMNS[at] for at in filled], [[row[at] for at in filled] for row in table])
     compiles = f"{plural(total.compiles, 'compile')} on the record, {number(total.by_model)} by a model"
     screen.line((f"compiled: as in `views list`; {compiles}", "dim"))
     screen.line((f"cost of input: {total.costs.text}", "dim"))
@@ -160,19 +160,22 @@ def stats(
         screen.line(
             (f"recall blocks: {blocks}, {share(total.tokens_recall, total.tokens_sent)} of what was sent", "dim")
         )
+    if lost:
+        screen.line((f"{plural(lost, 'write')} lost, because the record could not be written in time", "yellow"))
     if total.imported:
         counted = "is" if total.imported == 1 else "are"
         what = plural(total.imported, "imported conversation")
         screen.line((f"{what} {counted} not counted: nothing was sent", "dim"))
 
 
-async def _load_totals(db: Place, owner: str | None, session: str | None) -> tuple[list[Totals], Totals]:
+async def _load_totals(db: Place, owner: str | None, session: str | None) -> tuple[list[Totals], Totals, int]:
     async with open_record(db, owner) as store:
         infos: list[SessionInfo] = await (find_session(store, session) if session else store.sessions())
         name = infos[0].session_id if session else None
         records = await store.views(name)
         found = await store.perform(partial(sessions.scores, name=name))
         unsent = await store.perform(partial(queries.unsent_summaries, session_id=name))
+        lost = await store.perform(rows.lost)
     scores: dict[str, list[Row]] = {}
     for row in found:
         scores.setdefault(row["session_id"], []).append(row)
@@ -187,7 +190,7 @@ async def _load_totals(db: Place, owner: str | None, session: str | None) -> tup
         add_up(name, some, compiles[name], scores.get(name, ()), spent.get(name, ()))
         for name, some in by_session.items()
     ]
-    return totals, add_up(None, records, sum(compiles.values()), unsent=unsent)
+    return totals, add_up(None, records, sum(compiles.values()), unsent=unsent), lost
 
 
 def _row(one: Totals) -> Sequence[object]:

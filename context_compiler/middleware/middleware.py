@@ -477,8 +477,7 @@ class Middleware:
         history = (await try_await(read_history(self.state.reader, run, [*(run.earlier or ()), *messages]))).value
         await self._record_unused()
         if history is not None and messages:
-            archive = self.archive.scoped(await self.owner_of(ctx))
-            since = archive.moment()
+            since = (archive := self.archive.scoped(await self.owner_of(ctx))).moment()
             with limited(self.arguments.record_timeout):
                 await archive.save_raw(session_of(ctx), history)
             archive.windows.remember(session_of(ctx), history, since)

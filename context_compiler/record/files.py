@@ -24,7 +24,7 @@ from context_compiler.errors import StoreError
 from context_compiler.paths import OpenDatabase, file_identity, make_private, write_ahead_log
 from context_compiler.record.background import Background, current, retrieve_error, submit
 from context_compiler.record.rows import BrokenReference
-from context_compiler.record.schema import MIGRATIONS, migrate, version_of
+from context_compiler.record.schema import create, version_of
 from context_compiler.record.sqlite import SQLiteDatabase, decode_leniently
 
 T = TypeVar("T")
@@ -187,18 +187,15 @@ class File:
 
 
 def open_file(path: Path, *, read_only: bool, busy_timeout_ms: int) -> FileDatabase:
-    """Open a record; unless `read_only`, create it or apply missing migrations first."""
+    """Open a record; unless `read_only`, create it first if there is none."""
     if path.is_dir():
         raise StoreError("is a folder; give the path of a file in it")
     with ExitStack() as undo:
         db = _reader(path) if read_only else _writer(path)
         undo.callback(db.close)
         db.execute(f"PRAGMA busy_timeout = {busy_timeout_ms:d}")
-        if read_only and 0 < version_of(db) < len(MIGRATIONS):
-            db = _upgraded_copy(db)
-            undo.callback(db.close)
-        elif read_only and version_of(db) == 0:
-            raise StoreError("it contains no record of the current version; open it once for writing")
+        if version_of(db) == 0 and read_only:
+            raise StoreError("it contains no record yet; open it once for writing")
         db.row_factory = sqlite3.Row
         if read_only:
             db.text_factory = decode_leniently  # a damaged text then spoils only the values that contain it
@@ -206,17 +203,6 @@ def open_file(path: Path, *, read_only: bool, busy_timeout_ms: int) -> FileDatab
             _prepare(db)
         undo.pop_all()
         return db
-
-
-def _upgraded_copy(db: FileDatabase) -> FileDatabase:
-    """Return a migrated temporary copy of a file of an earlier version, so that the file itself is not changed."""
-    copy = sqlite3.connect("", isolation_level=None, factory=FileDatabase)
-    with db:
-        db.backup(copy)
-    db.close()
-    migrate(copy)
-    copy.execute("PRAGMA query_only = ON")
-    return copy
 
 
 def _reader(path: Path) -> FileDatabase:
@@ -248,7 +234,7 @@ def _prepare(db: sqlite3.Connection) -> None:
                 db.execute("PRAGMA auto_vacuum = INCREMENTAL")
             db.execute("PRAGMA journal_mode = WAL")
             db.execute("PRAGMA synchronous = NORMAL")
-            migrate(db)
+            create(db)
         except sqlite3.OperationalError as error:
             # If two processes create a file at the same time, SQLite may refuse both without waiting for the timeout.
             if error.sqlite_errorcode != sqlite3.SQLITE_BUSY or time.monotonic() > patience:

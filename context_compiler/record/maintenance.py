@@ -524,12 +524,6 @@ CHECKS: tuple[Callable[[Database], Iterator[str]], ...] = (
 )
 
 
-def inexact_requests(db: Database) -> int:
-    """Number of requests by earlier versions, whose instructions and outcomes were not recorded."""
-    query = "SELECT count(*) FROM views WHERE instr(status, ?) > 0"
-    return int(db.execute(query, (rows.NOT_RECORDED,)).fetchone()[0])
-
-
 def verify(db: Database) -> tuple[str, ...]:
     """Run all checks on one snapshot of the record; return the defects, none if it is sound."""
     with db.lenient():

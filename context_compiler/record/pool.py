@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -117,20 +117,20 @@ Work = Callable[[Connection], Awaitable[T]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Component:
-    """A group of tables, defined by its migrations, which are append only.
+    """A group of tables, with a version that each change of them raises.
 
-    A migration is a sequence of SQL texts and SQL files. In them, `{schema}` is replaced by the name of the schema, and
-    `{lock}` by the number of the record's advisory lock.
+    Its statements are SQL texts and SQL files. In them, `{schema}` is replaced by the name of the schema, and `{lock}`
+    by the number of the record's advisory lock.
     """
 
     name: str
-    migrations: Sequence[Sequence[str | Path]]
+    version: int
+    statements: Sequence[str | Path]
 
-    def scripts(self, schema: str, version: int = 0) -> Iterator[str]:
-        """Yield one script for each migration after `version`."""
-        for step in self.migrations[version:]:
-            text = ";".join(one if isinstance(one, str) else one.read_text(encoding="utf-8") for one in step)
-            yield text.replace("{schema}", schema).replace("{lock}", str(APPLICATION_ID))
+    def script(self, schema: str) -> str:
+        """Return the script that creates the tables."""
+        text = ";".join(one if isinstance(one, str) else one.read_text(encoding="utf-8") for one in self.statements)
+        return text.replace("{schema}", schema).replace("{lock}", str(APPLICATION_ID))
 
 
 class Postgres:
@@ -369,16 +369,15 @@ def explain(error: Exception, place: str) -> StoreError:
 async def migrate(
     connection: Connection, component: Component, *, schema: str = SCHEMA, read_only: bool = False
 ) -> None:
-    """Apply the migrations that the database lacks, under a lock, so that several processes may do so at once.
+    """Create the tables if the database lacks them, under a lock, so that several processes may do so at once.
 
     Raises:
-        StoreError: The tables were written by a newer version, or they are missing or older and `read_only` is set.
+        StoreError: The tables were written by another version, or they are missing and `read_only` is set.
     """
-    newest = len(component.migrations)
     version = await _version(connection, component, schema)
-    if version < newest and read_only:
-        raise StoreError("it contains no record of the current version; open it once for writing")
-    if version < newest:
+    if version == 0 and read_only:
+        raise StoreError("it contains no record yet; open it once for writing")
+    if version == 0:
         async with connection.transaction():
             await connection.execute("SELECT pg_advisory_xact_lock($1)", APPLICATION_ID)
             if await connection.fetchval("SELECT to_regnamespace($1)", schema) is None:
@@ -387,18 +386,15 @@ async def migrate(
                 f"CREATE TABLE IF NOT EXISTS {schema}.components (name TEXT PRIMARY KEY, version BIGINT NOT NULL)"
             )
             version = await _version(connection, component, schema)
-            for script in component.scripts(schema, version):
-                await connection.execute(script)
-            await connection.execute(
-                f"INSERT INTO {schema}.components VALUES ($1, $2)"
-                " ON CONFLICT (name) DO UPDATE SET version = greatest(components.version, excluded.version)",
-                component.name,
-                newest,
-            )
-    if version > newest:
+            if version == 0:
+                await connection.execute(component.script(schema))
+                query = f"INSERT INTO {schema}.components VALUES ($1, $2)"
+                await connection.execute(query, component.name, component.version)
+                return
+    if version != component.version:
         raise StoreError(
-            f"the {component.name} was written by a newer version (schema {version}, this one knows {newest});"
-            " upgrade context-compiler, or give it another database"
+            f"the {component.name} was written by another version of context-compiler (schema {version}, this one knows"
+            f" {component.version}); give it another database or schema to begin a new one"
         )
 
 

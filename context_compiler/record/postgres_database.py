@@ -386,8 +386,7 @@ class PostgresDatabase:
         found = self._definitions(self.schema)
         try:
             with self._run_transaction("BEGIN"):
-                for script in RECORD.scripts("pg_temp"):
-                    self.run(script, returns_rows=False)
+                self.run(RECORD.script("pg_temp"), returns_rows=False)
                 expected = self._definitions("pg_temp")
                 self.run("ROLLBACK", returns_rows=False)
         except (asyncpg.ReadOnlySQLTransactionError, asyncpg.InsufficientPrivilegeError):

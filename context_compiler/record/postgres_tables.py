@@ -9,6 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from context_compiler.record.pool import Component
+from context_compiler.record.schema import VERSION
 
 NAME = 'TEXT COLLATE "C"'
 
@@ -254,18 +255,10 @@ ONLY_WORDS = (
 )
 """Leaves texts that are not indexed yet out of the index of words."""
 
-_FIRST = (
-    "sessions",
-    "context_summaries",
-    "views",
-    "scores",
-    "cycles",
-    "layers",
-    "live_memories",
-    "conversations",
-    "actions",
+NUMBERED = (
+    *("sessions", "context_summaries", "views", "scores", "cycles", "layers", "live_memories"),
+    *("conversations", "actions", "toolsets"),
 )
-NUMBERED = (*_FIRST, "toolsets")
 """Tables with row numbers. A number is drawn before its row is written, because the seal covers it."""
 
 TABLES = (
@@ -314,17 +307,16 @@ SAVE = Path(__file__).with_name("save_request.sql")
 
 RECORD = Component(
     name="record",
-    migrations=(
-        (*CREATE, *(f"CREATE SEQUENCE {{schema}}.{table}_numbers" for table in _FIRST)),
-        (*RECORD_TOOLS, "CREATE SEQUENCE {schema}.toolsets_numbers"),
-        (SAVE,),
-        ("DROP FUNCTION {schema}.save_request", SAVE),  # replace its earlier version, here and below
-        (*WAITING, "DROP FUNCTION {schema}.save_request", SAVE),
-        RECORD_LAYER_PAGES,
-        (*ONLY_WORDS, "DROP FUNCTION {schema}.save_request", SAVE),
-        ("DROP FUNCTION {schema}.save_request", SAVE),
-        RECORD_COUNTERS,
-        ("DROP FUNCTION {schema}.save_request", SAVE),
-        RECORD_CLAIMS,
+    version=VERSION,
+    statements=(
+        *CREATE,
+        *RECORD_TOOLS,
+        *WAITING,
+        *ONLY_WORDS,
+        *RECORD_LAYER_PAGES,
+        *RECORD_COUNTERS,
+        *RECORD_CLAIMS,
+        *(f"CREATE SEQUENCE {{schema}}.{table}_numbers" for table in NUMBERED),
+        SAVE,
     ),
 )

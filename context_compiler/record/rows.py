@@ -2,7 +2,7 @@
 
 A session belongs to an owner, and so does every row that refers to it. Messages, contents and memories are named by a
 hash of their content. An owner's names start with a prefix of their own, so that no two owners share a row. The owner
-``""`` has no prefix; it owns everything that belongs to no other owner, such as all rows of earlier versions.
+``""`` has no prefix; it owns everything that belongs to no other owner.
 """
 
 from __future__ import annotations
@@ -64,9 +64,7 @@ SCORE = (
     *("rolled_back", "trouble", "created_at"),
 )
 TEXTS = ("compiled_prompt", "raw_output", "summary", "input_payload")
-"""Text columns of a compile; files of schema 1 to 3 store them in `contents`, and their hashes here."""
-NOT_RECORDED = "instructions, outcomes: not recorded before schema 4"
-"""Note in the status of a request of schema 1 to 3, whose messages may be those of one that differed only in these."""
+"""Text columns of a compile."""
 SUMMARY = (
     *("session", "turn_index", "run_id", "covered_tip", "cache_key"),
     *("template_name", "template_source", "template_path", "template_hash", "fidelity", "model_alias"),
@@ -268,15 +266,31 @@ LARGE = 1_000_000
 """Bytes above which a body is compressed at the fastest level."""
 
 
+LARGEST = 256_000_000
+"""Bytes of the largest body that is compressed, so that no row can unpack to more."""
+
+
 def pack(body: bytes) -> bytes | str:
     """Return a body as stored: text, or compressed bytes if they are a tenth smaller or the body is not UTF-8."""
-    small = zlib.compress(body, 1 if len(body) > LARGE else -1) if len(body) > 100 else body
+    is_small = 100 < len(body) <= LARGEST
+    small = zlib.compress(body, 1 if len(body) > LARGE else -1) if is_small else body
     if len(small) < 0.9 * len(body):
         return small
     try:
         return body.decode()
     except UnicodeDecodeError:
-        return zlib.compress(body)
+        return zlib.compress(body) if len(body) <= LARGEST else PLAIN + body
+
+
+def _decompress(stored: bytes) -> bytes:
+    """Decompress a body, but no more than `LARGEST` bytes."""
+    stream = zlib.decompressobj()
+    body = stream.decompress(stored, LARGEST)
+    if stream.unconsumed_tail:
+        raise ValueError(f"the body unpacks to more than {LARGEST:,} bytes")
+    if not stream.eof:
+        raise ValueError("the body is cut short")
+    return body
 
 
 def unpack(stored: object) -> bytes:
@@ -286,7 +300,7 @@ def unpack(stored: object) -> bytes:
             raise ValueError("the body is not valid UTF-8")
         return stored.encode()
     if isinstance(stored, bytes):
-        return stored[1:] if stored.startswith(PLAIN) else zlib.decompress(stored)
+        return stored[1:] if stored.startswith(PLAIN) else _decompress(stored)
     raise ValueError(f"a body is stored as {stored!r}")
 
 

@@ -13,7 +13,7 @@ from typing import Any
 from context_compiler.errors import StoreError
 from context_compiler.record import rows
 from context_compiler.record.database import Moment
-from context_compiler.record.schema import migrate
+from context_compiler.record.schema import create
 
 log = logging.getLogger("context_compiler.store")
 
@@ -183,7 +183,7 @@ class SQLiteDatabase(sqlite3.Connection):
         """Check that the tables are defined exactly as in a new file."""
         query = "SELECT name, sql FROM sqlite_master WHERE name NOT LIKE '%!_fts!_%' ESCAPE '!'"
         with closing(sqlite3.connect(":memory:", isolation_level=None)) as new:
-            migrate(new)
+            create(new)
             expected = dict(new.execute(query).fetchall())
         found = {row["name"]: row["sql"] for row in self.execute(query)}
         for name in sorted(expected.keys() | found.keys()):
@@ -224,8 +224,8 @@ def open_memory() -> SQLiteDatabase:
 
 @cache
 def _empty_record() -> bytes:
-    """Return the bytes of an empty record; copying them takes a twentieth of the time of running all migrations."""
+    """Return the bytes of an empty record; copying them takes a twentieth of the time of creating its tables."""
     with closing(sqlite3.connect(":memory:", isolation_level=None)) as db:
         db.execute("PRAGMA auto_vacuum = INCREMENTAL")
-        migrate(db)
+        create(db)
         return db.serialize()

@@ -6,15 +6,19 @@ import logging
 import os
 import sqlite3
 import stat
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic_ai import Agent
+from pydantic_ai.models.test import TestModel
 
 from context_compiler.errors import StoreError
-from context_compiler.record.schema import MIGRATIONS, migrate, version_of
+from context_compiler.record.schema import VERSION, create, version_of
 from context_compiler.record.store import MemoryStore, SQLiteStore, open_store
 from tests.record.entries import Talk, ask, cycle, request, talk
+from tests.support.agents import compiler, run
 
 TABLES = {
     "contents": ["hash", "body"],
@@ -57,7 +61,7 @@ async def test_a_folder_that_was_there_is_left_as_it_is(tmp_path: Path):
 async def test_the_file_uses_write_ahead_logging_and_has_the_documented_tables(file: SQLiteStore):
     await file.sessions()
     assert ask(file.path, "PRAGMA journal_mode") == [("wal",)]
-    assert ask(file.path, "PRAGMA user_version") == [(len(MIGRATIONS),)]
+    assert ask(file.path, "PRAGMA user_version") == [(VERSION,)]
     for table, columns in TABLES.items():
         assert [row[1] for row in ask(file.path, f"PRAGMA table_info({table})")] == columns
 
@@ -135,15 +139,15 @@ async def test_an_empty_file_becomes_a_record(tmp_path: Path):
     store = SQLiteStore(tmp_path / "context.db")
     await store.save(request(talk(1)))
     await store.close()
-    assert ask(store.path, "PRAGMA user_version") == [(len(MIGRATIONS),)]
+    assert ask(store.path, "PRAGMA user_version") == [(VERSION,)]
 
 
-async def test_migrating_again_changes_nothing(file: SQLiteStore):
+async def test_creating_the_tables_again_changes_nothing(file: SQLiteStore):
     await file.save(request(talk(1)))
     await file.close()
     db = sqlite3.connect(file.path, isolation_level=None)
     before = list(db.iterdump())
-    migrate(db)
+    create(db)
     assert list(db.iterdump()) == before
     db.close()
 
@@ -155,14 +159,14 @@ def test_a_file_that_another_process_is_creating_is_not_refused_as_foreign(tmp_p
         def execute(self, sql: str, *arguments: Any) -> sqlite3.Cursor:
             answer = super().execute(sql, *arguments)
             if "application_id" in sql:
-                migrate(other)
+                create(other)
             return answer
 
     other = sqlite3.connect(tmp_path / "context.db", isolation_level=None)
     other.execute("PRAGMA journal_mode = WAL")
     db = sqlite3.connect(tmp_path / "context.db", isolation_level=None, factory=Interrupted)
     assert version_of(db) == 0
-    assert version_of(db) == len(MIGRATIONS)
+    assert version_of(db) == VERSION
     db.close()
     other.close()
 
@@ -171,7 +175,7 @@ async def test_a_newer_schema_is_refused(file: SQLiteStore):
     await file.sessions()
     await file.close()
     ask(file.path, "PRAGMA user_version = 99")
-    with pytest.raises(StoreError, match="newer version .schema 99.*upgrade context-compiler"):
+    with pytest.raises(StoreError, match="another version of context-compiler .schema 99"):
         await file.save(request(talk(1)))
 
 
@@ -203,3 +207,19 @@ def test_a_store_can_be_opened_from_each_kind_of_argument(tmp_path: Path):
         assert opened.path == tmp_path / "x.db"
     with pytest.raises(StoreError, match="MemoryStore"):
         open_store(":memory:")
+
+
+async def test_an_older_record_is_refused_with_its_path_and_a_remedy_and_the_run_goes_on(tmp_path: Path) -> None:
+    store = SQLiteStore(tmp_path / "context.db")
+    await store.save(request(talk(1)))
+    await store.close()
+    with closing(sqlite3.connect(store.path)) as db:
+        db.execute(f"PRAGMA user_version = {VERSION - 1}")
+    for read_only in (False, True):
+        with pytest.raises(StoreError, match=r"context\.db: .* written by another version .* move it away"):
+            await SQLiteStore(store.path, read_only=read_only).sessions()
+    errors: list[Exception] = []
+    ours = compiler(budget=2_000, store=store.path, on_error=errors.append)
+    done = await run(Agent(TestModel(), capabilities=[ours]), "hello")
+    assert done.output and "move it away" in str(errors[0])
+    await ours.aclose()

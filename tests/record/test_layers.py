@@ -6,14 +6,11 @@ import asyncio
 import json
 import sqlite3
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import pytest
 
 from context_compiler.errors import StoreError
-from context_compiler.record.schema import MIGRATIONS, create_memories
-from context_compiler.record.store import SQLiteStore, SQLStore, Store, open_place
+from context_compiler.record.store import SQLiteStore, SQLStore, Store
 from context_compiler.record.values import LayerPages, page_name
 from tests.record.entries import request, talk
 
@@ -148,37 +145,3 @@ async def test_a_state_edited_in_the_file_is_detected(file: SQLiteStore) -> None
         db.execute("UPDATE layers SET state = 'other'")
     db.close()
     assert any("layers" in defect for defect in await file.verify())
-
-
-async def test_an_earlier_file_gets_the_table(tmp_path: Path) -> None:
-    store = SQLiteStore(tmp_path / "old.db")
-    with sqlite3.connect(store.path, isolation_level=None) as db:
-        for step in MIGRATIONS[: MIGRATIONS.index(create_memories) + 1]:
-            step(db)
-        db.execute(f"PRAGMA user_version = {MIGRATIONS.index(create_memories) + 1}")
-    db.close()
-    assert await store.save_layers("s", "", "one", after=0) == 1
-    await store.save(request(talk(2), session_id="s"))
-    assert await store.verify() == () and len(await store.views("s")) == 1
-    await store.close()
-
-
-@pytest.mark.slow
-async def test_an_earlier_database_gets_the_table_of_pages(postgres_url: str) -> None:
-    pool = pytest.importorskip("context_compiler.record.pool", exc_type=ImportError)
-    tables = pytest.importorskip("context_compiler.record.postgres_tables", exc_type=ImportError)
-    steps = tables.RECORD.migrations
-    before = pool.Component(name="record", migrations=steps[: steps.index(tables.RECORD_LAYER_PAGES)])
-
-    async def missing(connection: Any) -> bool:
-        return await connection.fetchval("SELECT to_regclass('context_compiler.layer_pages') IS NULL")
-
-    database = pool.Postgres(postgres_url, patience_s=300)
-    assert await database.run(missing, needs=before)
-    await database.close()
-    store = open_place(postgres_url)
-    await store.save_layers("s", "", "one", after=0)
-    assert await store.layer_pages("s") == LayerPages(state="one", version=1, pages={})
-    await save(store, *PAGES, after=1)
-    assert await names(store) == PAGES.keys() and await store.verify() == ()
-    await store.close()

@@ -6,7 +6,6 @@ import re
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -343,33 +342,6 @@ async def test_a_row_that_the_database_numbered_is_sealed(pool: WatchedPool, rec
     with pytest.raises(StoreError, match="changed since"):
         await copy_record(store, MemoryStore(), lambda table: None)
     assert any(f"{change.split()[0]} " in one and "changed since" in one for one in await store.verify())
-
-
-async def test_a_record_of_the_previous_version_is_migrated_and_usable(
-    postgres_url: str, monkeypatch: pytest.MonkeyPatch
-):
-    connection = await asyncpg.connect(postgres_url)
-    last = max(at for at, step in enumerate(RECORD.migrations) if any(isinstance(one, Path) for one in step))
-    former = replace(RECORD, migrations=RECORD.migrations[:last])
-    await pool_module.migrate(connection, former)
-    function = next(RECORD.scripts("context_compiler", len(former.migrations)))
-    without = function.replace("    IF new_view IS NULL THEN\n        RETURN 0;\n    END IF;\n", "")
-    assert without != function
-    await connection.execute(without)
-    await connection.close()
-    with monkeypatch.context() as patched:
-        patched.setattr(postgres_module, "RECORD", former)
-        store = PostgresStore(postgres_url)
-        for turn in (1, 2):
-            await store.save(usual(turn))
-        await store.close()
-    store = PostgresStore(postgres_url)
-    await store.archive("s", "", talk(3))
-    await store.save(usual(3))
-    assert [one.turn_index for one in await store.views("s")] == [2, 1, 0]
-    assert await store.transcript("s") == talk(3).bodies
-    assert await store.verify() == ()
-    await store.close()
 
 
 async def test_a_changed_database_function_is_detected(postgres: Cluster, postgres_url: str):

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import sqlite3
+import zlib
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import pytest
 
 from context_compiler.errors import StoreError
-from context_compiler.record.store import MemoryStore, SQLiteStore
+from context_compiler.record import rows
+from context_compiler.record.store import MemoryStore, SQLiteStore, open_place
+from tests.record import entries
 from tests.record.entries import compiled, request, talk
 
 
@@ -151,3 +155,27 @@ async def dump(store: SQLiteStore) -> str:
         return repr([row async for row in store.export()])
     except StoreError as error:
         return str(error)
+
+
+@pytest.mark.parametrize("database", ["sqlite", "postgres"])
+async def test_a_body_that_unpacks_to_gigabytes_is_named_and_can_be_removed(
+    database: str, tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rows, "LARGEST", 1_000_000)
+    place = tmp_path / "context.db" if database == "sqlite" else request.getfixturevalue("postgres_url")
+    store: Any = open_place(place)
+    said = talk(1)
+    await store.save(entries.request(said))
+    bomb = zlib.compress(bytes(50_000_000))
+
+    def replace_bodies(db: Any) -> None:
+        with db.transaction():
+            db.execute("UPDATE contents SET body = ?", (bomb,))
+
+    await store.perform(replace_bodies)
+    assert any("unpacks to more than 1,000,000 bytes" in defect for defect in await store.verify())
+    with pytest.raises(StoreError, match="unpacks to more than"):
+        await store.chain(said.tip)
+    assert await store.delete((await store.sessions())[0].session_id) == 1
+    assert await store.verify() == ()
+    await store.close()

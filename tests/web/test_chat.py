@@ -328,3 +328,15 @@ def test_a_server_without_a_chat_only_shows_the_record_and_steers(tmp_path: Path
         page = client.get("/chat")
         assert page.status_code == 404 and "serve --chat" in page.text
         assert client.post("/api/chat", json={"text": "Hi"}).status_code == 404
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="open files are counted by the system")
+def test_chats_that_nobody_uses_are_closed_and_open_again(tmp_path: Path) -> None:
+    with TestClient(chat_app(tmp_path), base_url="http://localhost") as client:
+        assert client.post("/api/chat?session=chat0", json={"text": "My number is ZX-4711."}).status_code == 202
+        opened: list[int] = []
+        for number in range(30):
+            assert client.get(f"/chat?session=chat{number}").status_code == 200
+            opened.append(len(list(Path("/proc/self/fd").iterdir())))
+        assert opened[-1] <= opened[9] + 3
+        assert "ZX-4711" in client.get("/chat?session=chat0").text

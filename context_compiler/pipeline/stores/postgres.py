@@ -108,9 +108,8 @@ def translate(text: str, schema: str) -> str:
 
 TABLES = Component(
     name="runs",
-    migrations=[
-        [translate(one, "{schema}") for one in statements_of(SCHEMA)] + [translate(_LEASES, "{schema}")],
-    ],
+    version=1,
+    statements=[*(translate(one, "{schema}") for one in statements_of(SCHEMA)), translate(_LEASES, "{schema}")],
 )
 
 
