@@ -22,6 +22,7 @@ from context_compiler.errors import BudgetError, CompileError, ContextCompilerEr
 from context_compiler.paths import warn_of_namesake
 from context_compiler.settings import Config
 
+WHOLE = "give a whole number, such as 3"
 NEGATIVE, INVALID, INTERRUPTED, PIPE_CLOSED = 1, 2, 130, 141
 """Exit codes: negative answer; wrong usage or input; Ctrl-C; closed pipe."""
 
@@ -134,6 +135,7 @@ def _print_usage_error(error: Any) -> int:
     context = getattr(error, "ctx", None)
     path = context.command_path if context is not None else "context-compiler"
     message = error.format_message().strip().rstrip(".").replace("Value error, ", "")  # pydantic's prefix
+    message = message.replace("Input should be a valid integer, unable to parse string as an integer", WHOLE)
     print_error(f"{message[:1].lower()}{message[1:]}; see `{path} --help`")
     return INVALID
 

@@ -10,6 +10,7 @@ import webbrowser
 from contextlib import suppress
 from importlib import import_module
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -29,7 +30,7 @@ from context_compiler.cli.options import (
     with_origin,
 )
 from context_compiler.cli.runs import RUNS, Runs
-from context_compiler.cli.screen import Screen
+from context_compiler.cli.screen import Screen, print_note
 from context_compiler.cli.text import json_text
 from context_compiler.errors import SettingsError
 from context_compiler.paths import install_command, vault_of
@@ -87,6 +88,8 @@ def serve(
     """Serve the inspector of a record, and with --chat a chat, on this machine until Ctrl-C."""
     if missing := missing_for_serve():
         raise SettingsError(f"{' and '.join(missing)} not installed: {install_command('web')}")
+    if isinstance(db, Path) and not db.exists():
+        print_note(f"{db}: there is no record here; the pages stay empty until something is recorded in it")
     vault = vault_of(vault, owner)
     listener = _listen(host, port)
     token = None if _is_loopback(host) else secrets.token_urlsafe(24)

@@ -65,3 +65,11 @@ def test_a_text_file_of_speakers_who_say_nothing_is_refused(cc: Command, tmp_pat
     (tmp_path / "empty.md").write_text("**User:**\n\n**Assistant:**\n\n")
     said = cc("import", str(tmp_path / "empty.md"), "--db", str(tmp_path / "record.db"))
     assert said.code != 0 and "contains no messages" in said.err
+
+
+def test_errors_of_first_attempts_name_the_remedy(cc: Command, tmp_path: Path) -> None:
+    (tmp_path / "chat.jsonl").write_text(FILES["chat.jsonl"])
+    said = cc("import", str(tmp_path / "chat.jsonl"), "--from", "chatgpt")
+    assert said.code == 2 and "it looks like openai: leave --from (format=...) out" in said.err
+    said = cc("views", "show", "abc")
+    assert said.code == 2 and "give a whole number, such as 3" in said.err

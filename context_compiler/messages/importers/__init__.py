@@ -124,6 +124,10 @@ def parse_transcripts(data: bytes, *, file: str, format: str | None = None) -> l
         _read(one, file=file, name=name, label=name if len(found) > 1 else "", format=format)
         for one, name in zip(found, found_names, strict=True)
     ]
+    looks = _detect(found[0])
+    if format not in (None, looks) and not any(transcript.messages for transcript in read):
+        remedy = f"it looks like {looks}: leave --from (format=...) out"
+        raise TranscriptError(f"contains no messages in the format {format}; {remedy}", file=file)
     return _with_messages(read, file)
 
 
