@@ -88,7 +88,7 @@ def serve(
     """Serve the inspector of a record, and with --chat a chat, on this machine until Ctrl-C."""
     if missing := missing_for_serve():
         raise SettingsError(f"{' and '.join(missing)} not installed: {install_command('web')}")
-    if isinstance(db, Path) and not db.exists():
+    if not chat and isinstance(db, Path) and not db.exists():
         print_note(f"{db}: there is no record here; the pages stay empty until something is recorded in it")
     vault = vault_of(vault, owner)
     listener = _listen(host, port)
