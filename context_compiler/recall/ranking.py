@@ -111,33 +111,38 @@ class Asked:
     @cached_property
     def around(self) -> list[float]:
         """BM25 of each message together with `NEAR` messages on either side."""
-        places = [range(max(0, at - NEAR), min(self.stop, at + NEAR + 1)) for at in range(self.stop)]
-        return self._bm25_of_groups(places, places)
+        before = [0, *accumulate(self.index.sizes[: self.stop])]
+        first = [before[0]] * NEAR + before[:-1]
+        last = before[1 + NEAR :] + before[-1:] * NEAR
+        sizes = [stop - start for start, stop in zip(first, last[: self.stop], strict=False)]
+        return self._bm25_of_groups(sizes, 1, NEAR)
 
     @cached_property
     def stretch(self) -> list[float]:
         """BM25 of the three parts of `STRETCH` messages around each message."""
-        last = (self.stop - 1) // STRETCH
-        parts = [range(part * STRETCH, min(self.stop, (part + 1) * STRETCH)) for part in range(last + 1)]
-        groups = [range(parts[max(0, at - 1)].start, parts[min(last, at + 1)].stop) for at in range(last + 1)]
-        near = [range(max(0, at - 1), min(last, at + 1) + 1) for at in range(last + 1)]
-        found = self._bm25_of_groups(groups, [near[at // STRETCH] for at in range(self.stop)])
+        before = [0, *accumulate(self.index.sizes[: self.stop])]
+        starts = range(0, self.stop, STRETCH)
+        sizes = [before[min(self.stop, at + 2 * STRETCH)] - before[max(0, at - STRETCH)] for at in starts]
+        found = self._bm25_of_groups(sizes, STRETCH, 1)
         return [found[at // STRETCH] for at in range(self.stop)]
 
-    def _bm25_of_groups(self, groups: Sequence[range], holding: Sequence[range]) -> list[float]:
-        """BM25 of groups of messages, each taken as one document; `holding` has the groups that a message is in."""
-        before = [0, *accumulate(self.index.sizes[: self.stop])]
-        sizes = [before[group.stop] - before[group.start] for group in groups]
-        average, found = sum(sizes) / (len(groups) or 1) or 1.0, [0.0] * len(groups)
-        dampings = [damping_of(size / average) for size in sizes]
+    def _bm25_of_groups(self, sizes: Sequence[int], part: int, reach: int) -> list[float]:
+        """BM25 of groups of messages, each taken as one document: a part of `part` messages with `reach` on each side.
+
+        `sizes` has the terms of each group.
+        """
+        count, found = len(sizes), [0.0] * len(sizes)
+        average = sum(sizes) / (count or 1) or 1.0
+        base, slope, giant = K1 * (1 - B), K1 * B / average, GIANT * average
         for weight, pairs in self.postings:
             often: dict[int, int] = {}
             for at, times in pairs:
-                for group in holding[at]:
+                own = at // part
+                for group in range(own - reach if own > reach else 0, min(count, own + reach + 1)):
                     often[group] = often.get(group, 0) + times
             most = weight * (K1 + 1)
             for group, times in often.items():
-                found[group] += most * times / (times + dampings[group])
+                found[group] += most * times / (times + base + slope * min(sizes[group], giant))
         return found
 
     @cached_property
