@@ -121,14 +121,7 @@ def select(
     elif one_shot or policy.every_turn:
         deque(drop_older_turns(draft), maxlen=0)
     high = target if one_shot else limits.high - overhead
-    target = max(target, min(draft.untouchable + draft.summary, high))
-    spared = not one_shot and _keep_last_turn(draft, limits, target)
-    draft.ahead = not one_shot
-    reduce(draft, target, steps=(truncate_large_parts, *EARLIER_STEPS) if over else EARLIER_STEPS)
-    if not spared:
-        draft = cut_current_turn(draft, target, high)
-        target = max(target, min(draft.total, high))
-    draft.spared, draft.notes, draft.ahead = range(0), 0, False
+    draft, target = _cut_finished(draft, limits, target, high, over=over, live=not one_shot)
     fits = reduce(draft, limits.budget - overhead)
     out = tuple(index for index in range(len(history)) if draft.here(index) is None)
     return Selection(
@@ -146,6 +139,19 @@ def select(
         steering=plan.steering,
         order=order,
     )
+
+
+def _cut_finished(draft: Draft, limits: Limits, target: int, high: int, *, over: bool, live: bool) -> tuple[Draft, int]:
+    """Cut finished messages down to a target, raised to what stays in any case; return the draft and that target."""
+    target = max(target, min(draft.untouchable + draft.summary, high))
+    spared = live and _keep_last_turn(draft, limits, target)
+    draft.ahead = live
+    reduce(draft, target, steps=(truncate_large_parts, *EARLIER_STEPS) if over else EARLIER_STEPS)
+    if not spared:
+        draft = cut_current_turn(draft, target, high)
+        target = max(target, min(draft.total, high))
+    draft.spared, draft.notes, draft.ahead = range(0), 0, False
+    return draft, target
 
 
 def _not_covered(out: Sequence[int], previous: Cycle | None) -> tuple[int, ...]:

@@ -131,7 +131,7 @@ def absent_rules(rules: Sequence[Rule], sent: History) -> list[Rule]:
 def rule_states(
     rules: Sequence[Rule], found: Sequence[Rule], listed: Sequence[str], lost: Sequence[Rule]
 ) -> list[dict[str, str]]:
-    """What became of each rule in a request, without its text: of those in force, then of those that were replaced."""
+    """State of each rule in a request, without its text: those in force, then those that were replaced."""
     states: list[dict[str, str]] = []
     for rule in rules[-STATES:]:
         state = NO_ROOM if rule in lost else LISTED if rule.text in listed else IN_MESSAGE

@@ -54,7 +54,7 @@ def test_a_repeated_rule_counts_at_its_last_position() -> None:
     assert [(one.position, one.text) for one in found(messages)] == [(2, "Always test."), (4, "never use TABS.")]
 
 
-def test_a_sentence_that_is_too_long_to_be_repeated_is_no_rule() -> None:
+def test_a_sentence_too_long_to_repeat_gives_none() -> None:
     assert found([user(f"Never send {'very ' * 60}long mails to the board.")])
     assert not found([user(f"Never send {'very ' * 100}long mails to the board.")])
 
@@ -124,7 +124,7 @@ def test_friends_who_chat_give_no_rules() -> None:
         ("Write dates as day and month.", "From now on, write dates as year and week."),
     ],
 )
-def test_the_newest_of_two_rules_that_contradict_each_other_stands(older: str, newer: str) -> None:
+def test_the_newest_of_two_contradicting_rules_holds(older: str, newer: str) -> None:
     assert contradicts(newer, older)
     assert [one.text for one in rules_in_force([Rule(older, 0), Rule(newer, 2)])] == [newer]
 
