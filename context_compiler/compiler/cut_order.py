@@ -571,11 +571,8 @@ CUT_ORDER: tuple[Step, ...] = (
 
 
 def cut_current_turn(draft: Draft, low: int, high: int) -> Draft:
-    """Cut finished exchanges of the current turn: to `low` if stubs suffice, else half way from there to `high`.
-
-    Stubs are dropped only if they leave less than that and are many. An agent that no longer sees that it has read
-    something reads it again.
-    """
+    """Cut finished exchanges of the current turn: to `low` if stubs suffice, else half way from there to `high`."""
+    # stubs go only if they are many: an agent that no longer sees that it has read something reads it again
     half_way, must = (low + high) // 2, draft.untouchable + draft.summary
     for target in (low, max(half_way, must + draft.room // STUBS)):
         trial = draft.copy()

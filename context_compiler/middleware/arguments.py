@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from dataclasses import KW_ONLY, Field, dataclass, fields
 from decimal import Decimal
 from functools import cache, partial
@@ -35,8 +35,8 @@ from context_compiler.tokens import Count as CountText
 from context_compiler.tokens import TokenCounter
 from context_compiler.tokens.prices import Budget, Money, check_budget, highest_price
 
-DeclaredRule = str | Callable[[RunContext[Any]], str | None]
-"""A rule, or a function of the run that returns one or None."""
+DeclaredRule = str | Callable[[RunContext[Any]], str | Awaitable[str | None] | None]
+"""A rule, or a function of the run, plain or async, that returns one or None."""
 
 Owner = str | Callable[[RunContext[Any]], str] | None
 

@@ -39,7 +39,7 @@ from context_compiler.messages.prompts import asking_part, asks
 from context_compiler.messages.shapes import shortens_prompt
 from context_compiler.messages.turns import prompt_at
 from context_compiler.middleware.archive import Archive
-from context_compiler.middleware.arguments import Arguments, checked_rule
+from context_compiler.middleware.arguments import Arguments
 from context_compiler.middleware.background import unused_row
 from context_compiler.middleware.fallback import fallback, unreadable_parts
 from context_compiler.middleware.log_lines import log_compile, log_text, warn_of_fewer_turns
@@ -54,6 +54,7 @@ from context_compiler.middleware.provider_counts import ProviderCounts
 from context_compiler.middleware.refusals import Refusal
 from context_compiler.middleware.request import JOINED, Host, Request, is_durable, is_long, session_of
 from context_compiler.middleware.respond import advance_again, respond
+from context_compiler.middleware.rule_check import declared_rules
 from context_compiler.middleware.single_flight import SESSIONS, Summaries
 from context_compiler.middleware.spending import SummaryCall
 from context_compiler.middleware.state import CompilerState, Result, Run, read_history
@@ -173,19 +174,11 @@ class Middleware:
             )
 
     async def declared_rules(self, run: Run, ctx: RunContext[Any]) -> tuple[str, ...]:
-        """Rules that the application declares for a request; for a function that fails, its last answer in this run."""
-        found: list[str] = []
-        for number, rule in enumerate(self.arguments.rules):
-            if callable(rule):
-                outcome = attempt(lambda rule=rule: checked_rule(rule(ctx)))
-                if outcome.error is not None:
-                    await self.report_once(outcome.error)
-                else:
-                    run.declare(number, outcome.value or "")
-                found.append(run.declared.get(number, ""))
-            else:
-                found.append(rule)
-        return tuple(text.strip() for text in found if text.strip())
+        """Rules that the application declares for a request; the error of a function that fails is reported."""
+        texts, errors = await declared_rules(self.arguments.rules, run, ctx)
+        for error in errors:
+            await self.report_once(error)
+        return texts
 
     async def record_unchanged(self, run: Run, request: Request, *, after: asyncio.Task[None] | None) -> None:
         """Record a request that is sent unchanged, once the task `after` is done; an error is reported."""

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from inspect import isawaitable
+from typing import Any
+
+from pydantic_ai.tools import RunContext
 
 from context_compiler.compiler.cycle import Blocks, Cycle
 from context_compiler.compiler.reasons import RULE_LOST
@@ -17,8 +21,37 @@ from context_compiler.compiler.rules import (
 )
 from context_compiler.messages.history import History
 from context_compiler.messages.rules import Rule
-from context_compiler.middleware.state import RequestContext
+from context_compiler.middleware.arguments import DeclaredRule, checked_rule
+from context_compiler.middleware.state import RequestContext, Run
 from context_compiler.record.values import Drop
+from context_compiler.resilience import try_await
+
+
+async def declared_rules(
+    rules: Sequence[DeclaredRule], run: Run, ctx: RunContext[Any]
+) -> tuple[tuple[str, ...], list[Exception]]:
+    """Texts of the rules that an application declares, and the errors of functions that failed.
+
+    The last answer of a function that fails stays in force for its run.
+    """
+    found: list[str] = []
+    errors: list[Exception] = []
+    for number, rule in enumerate(rules):
+        if isinstance(rule, str):
+            found.append(rule)
+            continue
+        outcome = await try_await(_answer(rule, ctx))
+        if outcome.error is not None:
+            errors.append(outcome.error)
+        else:
+            run.declare(number, outcome.value or "")
+        found.append(run.declared.get(number, ""))
+    return tuple(text.strip() for text in found if text.strip()), errors
+
+
+async def _answer(rule: Callable[[RunContext[Any]], object], ctx: RunContext[Any]) -> str:
+    answer = rule(ctx)
+    return checked_rule(await answer if isawaitable(answer) else answer)
 
 
 def inserted_texts(blocks: Blocks | None, notes: tuple[RuleNote, ...]) -> dict[int, tuple[str, ...]]:
