@@ -38,7 +38,7 @@ async def lived(
     store: Any, notes: Priced, turns: range, history: list[ModelMessage], name: str = "talk", **wanted: Any
 ) -> tuple[list[ModelMessage], list[View], list[Exception]]:
     errors, views = list[Exception](), list[View]()
-    made: dict[str, Any] = {"store": store, "system": None, "budget": 1_500, "compile_spend_limit": Money("0.02")}
+    made: dict[str, Any] = {"store": store, "system": None, "budget": 1_500, "compile_spend_limit": Money("0.03")}
     told = {"model": notes.model, "on_error": errors.append, "on_view": views.append}
     agent = Agent(Talker("ok").model, capabilities=[ContextCompiler(**made | told | wanted)])
     for turn in turns:
@@ -59,12 +59,12 @@ async def test_no_model_is_called_once_the_limit_might_be_exceeded(
     notes = Priced()
     with caplog.at_level(logging.INFO, logger="context_compiler"):
         _, views, errors = await lived(tmp_path / "context.db", notes, range(9), [])
-    assert 2 <= notes.asked <= 3 and notes.asked * Decimal("0.006") <= Decimal("0.02")
+    assert 2 <= notes.asked <= 3 and notes.asked * Decimal("0.006") <= Decimal("0.03")
     found = compiles(views)
     assert found[: notes.asked] == ["ok"] * notes.asked and set(found[notes.asked :]) == {"refused"}
     assert [type(error) for error in errors] == [BudgetError] and "no model is asked" in str(errors[0])
     last = next(view.record.compile for view in reversed(views) if view.record and view.record.compile)
-    assert last.error is not None and "might pass the limit of $0.0200" in last.error and not last.usage
+    assert last.error is not None and "might pass the limit of $0.0300" in last.error and not last.usage
     assert any("no model asked: the compiles of this session have cost" in line for line in caplog.messages)
     assert all(view.record is not None and view.record.tokens_sent <= 1_500 for view in views)
 
@@ -83,7 +83,7 @@ async def test_spending_is_remembered_across_restarts_and_sessions(tmp_path: Pat
 async def test_a_deleted_session_has_no_spending(tmp_path: Path) -> None:
     notes, errors, store = Priced(), list[Exception](), SQLiteStore(tmp_path / "c.db")
     ours = ContextCompiler(
-        store=store, system=None, budget=1_500, compile_spend_limit="$0.02", model=notes.model, on_error=errors.append
+        store=store, system=None, budget=1_500, compile_spend_limit="$0.03", model=notes.model, on_error=errors.append
     )
     agent = Agent(Talker("ok").model, capabilities=[ours])
     asked: list[int] = []
@@ -124,7 +124,7 @@ async def by_hand(
 ) -> tuple[ContextCompiler, list[Exception]]:
     """A compiler of a new process, on the same record."""
     errors = list[Exception]()
-    made: dict[str, Any] = {"store": store, "system": None, "budget": 20_000, "compile_spend_limit": Money("0.03")}
+    made: dict[str, Any] = {"store": store, "system": None, "budget": 20_000, "compile_spend_limit": Money("0.045")}
     ours = ContextCompiler(**made | {"model": notes.model, "on_error": errors.append} | wanted)
     agent = Agent(Talker("ok").model, capabilities=[ours])
     for turn in range(6):
@@ -142,11 +142,11 @@ async def test_a_manual_compile_at_the_limit_falls_back_to_quotes_and_reports_it
     assert 2 <= asked <= 5
     focus = "the garden of the neighbour, and who waters it " * 10
     shown = await ours.preview("talk", focus)
-    assert "might pass the limit of $0.0300: no model would be asked" in shown.why
+    assert "might pass the limit of $0.0450: no model would be asked" in shown.why
     assert not shown.usage and shown.model == "none"
     done = await ours.compile_now("talk", focus)
     assert done.done and notes.asked == asked and done.model == "none" and not done.usage and done.summary
-    assert "might pass the limit of $0.0300: no model was asked" in done.why
+    assert "might pass the limit of $0.0450: no model was asked" in done.why
     assert [type(error) for error in errors] == [BudgetError]
     store = ours._middleware.archive.store  # pyright: ignore[reportPrivateUsage]
     newest = (await store.summaries("talk"))[0]
