@@ -140,7 +140,7 @@ class _Writer:
             prompt, whole = waiting[0]
             filled = fill_slot(prompt, text)
             left = timeout - (time.monotonic() - self._started)
-            late = TimeoutError(f"no answer within {timeout:g} s")
+            late = TimeoutError(f"no answer within {timeout:.3g} s")
             outcome = await try_await(await_within(max(left, 0), self._agent.run(filled), late))
             split = halves(prompt) if outcome.error is not None and is_overflow(outcome.error) else None
             if split is not None:

@@ -58,7 +58,7 @@ async def test_no_model_is_called_once_the_limit_might_be_exceeded(
 ) -> None:
     notes = Priced()
     with caplog.at_level(logging.INFO, logger="context_compiler"):
-        _, views, errors = await lived(tmp_path / "context.db", notes, range(9), [])
+        _, views, errors = await lived(tmp_path / "context.db", notes, range(14), [])
     assert 2 <= notes.asked <= 3 and notes.asked * Decimal("0.006") <= Decimal("0.03")
     found = compiles(views)
     assert found[: notes.asked] == ["ok"] * notes.asked and set(found[notes.asked :]) == {"refused"}
