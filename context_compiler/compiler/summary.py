@@ -502,7 +502,7 @@ def halves(prompt: str) -> tuple[str, str] | None:
 
 
 def material_of(prompt: str) -> tuple[str, str]:
-    """What a prompt gives as material, and the rest, which is ours."""
+    """The material of a prompt, and the rest of it, which is ours."""
     return "\n".join(found[2] for found in _GIVEN.finditer(prompt)), _GIVEN.sub("", prompt)
 
 
