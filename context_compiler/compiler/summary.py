@@ -155,7 +155,7 @@ MAX_LINE = 4_000
 """Maximum tokens of one text in a prompt; head and tail of a longer one are shown, and the rest may be quoted."""
 
 MAX_PROMPTS, MAX_READ, MIN_READ = 4, 4, 16_000
-"""Maximum prompts of one compile, and maximum tokens of turns in them: a multiple of the budget, but at least `MIN_READ`.
+"""Maximum prompts of a compile, and maximum tokens of turns in them: a multiple of the budget, but at least `MIN_READ`.
 Messages beyond that are left to the next compile, and quoted until then."""
 
 T = TypeVar("T")
