@@ -155,8 +155,8 @@ MAX_LINE = 4_000
 """Maximum tokens of one text in a prompt; head and tail of a longer one are shown, and the rest may be quoted."""
 
 MAX_PROMPTS, MAX_READ, MIN_READ = 4, 4, 16_000
-"""Maximum prompts of one compile, and maximum tokens of turns in them: a multiple of the budget, but at least
-`MIN_READ`. Messages beyond that are left to the next compile, and quoted until then."""
+"""Maximum prompts of a compile, and maximum tokens of turns in them: a multiple of the budget, but at least `MIN_READ`.
+Messages beyond that are left to the next compile, and quoted until then."""
 
 T = TypeVar("T")
 
@@ -502,7 +502,7 @@ def halves(prompt: str) -> tuple[str, str] | None:
 
 
 def material_of(prompt: str) -> tuple[str, str]:
-    """Material that a prompt gives, and the rest of it, which is ours."""
+    """The material of a prompt, and the rest of it, which is ours."""
     return "\n".join(found[2] for found in _GIVEN.finditer(prompt)), _GIVEN.sub("", prompt)
 
 

@@ -53,7 +53,7 @@ async def test_quotes_take_the_place_of_a_summary_that_takes_too_long(way: str) 
     assert faulty.kinds == ["CompileError"] and faulty.statuses == ["compiled"]
     record = (await faulty.ours.views())[0]
     assert record.error is None and record.compile is not None
-    assert record.compile.status.startswith("refused") and "no answer within 0.05 s" in (record.compile.error or "")
+    assert record.compile.status.startswith("refused") and "no answer within" in (record.compile.error or "")
     assert not await leftovers()
 
 

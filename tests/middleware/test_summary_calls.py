@@ -120,7 +120,7 @@ async def test_a_prompt_that_is_too_long_for_the_model_is_asked_in_halves() -> N
     assert "which gate opens first" in life.sent and not life.errors
 
 
-async def test_answers_in_time_are_kept_and_the_rest_comes_with_the_next_compile() -> None:
+async def test_answers_that_came_in_time_are_kept_and_the_rest_comes_with_the_next_compile() -> None:
     async def late() -> str:
         await asyncio.sleep(60)
         return SUMMARY
