@@ -53,6 +53,7 @@ NEEDS = ("starlette", "uvicorn")
 
 @app.command("serve", epilog=example("serve --db system/context.db --open"))
 def serve(
+    ctx: typer.Context,
     db: Db = DB,
     owner: Owner = None,
     vault: Vault = None,
@@ -79,7 +80,8 @@ def serve(
         ),
     ] = None,
     chat: Annotated[
-        bool, typer.Option("--chat", help="Serve a chat too, which writes to the record; not with --owner.")
+        bool,
+        typer.Option("--chat", help="Serve a chat too, as with --model; it writes to the record. Not with --owner."),
     ] = False,
     open_: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
     runs: Runs = RUNS,
@@ -90,6 +92,7 @@ def serve(
         raise SettingsError(f"{' and '.join(missing)} not installed: {install_command('web')}")
     if not chat and isinstance(db, Path) and not db.exists():
         print_note(f"{db}: there is no record here; the pages stay empty until something is recorded in it")
+    chat = chat or (not owner and getattr(ctx.get_parameter_source("model"), "name", "") == "COMMANDLINE")
     vault = vault_of(vault, owner)
     listener = _listen(host, port)
     token = None if _is_loopback(host) else secrets.token_urlsafe(24)
