@@ -281,6 +281,12 @@ def _subject_terms(text: str) -> frozenset[str]:
     return frozenset(one for one in found if one[0] != "=" and not one[0].isdigit() and len(one) > 1) - _GENERAL
 
 
+_SPEAKER = re.compile(r"[A-Z][\w.'’-]*(?: [\w.'’-]+){0,3} ?:\s+")
+"""Name of a speaker at the beginning of a message, as in minutes of a meeting."""
+
+MIN_LABELLED = 4
+"""Minimum number of messages that begin with a name until names are no subjects."""
+
 MIN_CLAIM = 3
 """Minimum number of terms of a sentence that the same terms with "not" contradict."""
 
@@ -321,7 +327,7 @@ class Changes:
 
     def __init__(self) -> None:
         """Start with no message read."""
-        self._read = 0
+        self._read = self._texts = self._labelled = 0
         self._messages_with: defaultdict[str, list[int]] = defaultdict(list)
         """Positions of the messages that contain a subject term, by term."""
         self._stated: defaultdict[frozenset[str], list[tuple[_Said, Statement]]] = defaultdict(list)
@@ -338,7 +344,7 @@ class Changes:
     def extend(self, history: History) -> None:
         """Read the messages that were not read yet."""
         for at in range(self._read, len(history)):
-            texts = [*_texts(history, at)]
+            texts = [(by_user, self._without_speaker(text)) for by_user, text in _texts(history, at)]
             for by_user, text in texts:
                 for sentence, revision in revisions(text):
                     self._compare(history, at, sentence, revision)
@@ -350,6 +356,14 @@ class Changes:
             for term in frozenset(terms(words)) - _GENERAL:
                 self._messages_with[term].append(at)
         self._read = len(history)
+
+    def _without_speaker(self, text: str) -> str:
+        """Text of a message without the name of its speaker, if most messages begin with one."""
+        label = _SPEAKER.match(text)
+        self._texts += 1
+        self._labelled += label is not None
+        named = self._labelled >= MIN_LABELLED and 2 * self._labelled >= self._texts
+        return text[label.end() :] if label and named else text
 
     def of(self, position: int, text: str, until: int = sys.maxsize) -> list[Change]:
         """Newest change of each sentence in a text of a message, up to the message at `until`."""
