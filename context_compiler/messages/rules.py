@@ -97,6 +97,8 @@ _PLAIN = re.compile(
     r"|i(?:'d| would)? (?:(?:don't|do not) want|want|need|like|rather|prefer) you\b)"
 )
 """Orders without a lasting word."""
+_REPLY = re.compile(r"^(?:yes|yeah|yep|no|ok|okay|sure|right|good|great|fine|perfect|agreed|exactly),")
+"""Beginnings of an answer, whose order is about what was asked."""
 _QUOTATION = re.compile(r"\"[^\"]{0,4000}\"|“[^”]{0,4000}”|«[^»]{0,4000}»|„[^“”]{0,4000}[“”]")
 
 
@@ -159,7 +161,7 @@ def is_rule(sentence: str) -> bool:
         return False
     if _LASTING.search(plain) or _MARKED.search(plain) or (_EACH.search(plain) and not _WEAK.search(plain)):
         return True
-    return bool(_PLAIN.search(plain)) and not (_WEAK.search(plain) or _AT_HAND.search(plain))
+    return bool(_PLAIN.search(plain)) and not any(kind.search(plain) for kind in (_WEAK, _AT_HAND, _REPLY))
 
 
 @dataclass(frozen=True, slots=True)
