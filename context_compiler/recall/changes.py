@@ -45,6 +45,9 @@ NEAR = 3
 COMPARED = 24
 """Maximum number of earlier messages compared with a revision: those that share most of its terms."""
 
+EXCHANGE = 2
+"""Maximum number of messages in which a value is taken back: those that named it last, an order and its reply."""
+
 Place = tuple[int, int]
 """Key of a passage: position of its message, and number within it."""
 
@@ -92,6 +95,8 @@ _NAMES = re.compile(
     r"|\b(?:[Ss]witched|[Mm]igrated|[Rr]enamed)\b[^.?!;,]{0,40}? from"
     r" [`\"“]?(?P<was>[A-Z][\w.+#-]*\w)[`\"”]? to [`\"“]?(?P<now>[A-Z][\w.+#-]*\w)(?! [A-Z])"
 )
+_AFTER_ALL = re.compile(r"\b[Nn]ot (?:(?:on|in|at|for) )?(?P<old>[A-Z]\w+|\d[\w:.]*\w),? after all\b")
+"""A value that is taken back; what was said of it last is replaced."""
 _NEVER = re.compile(
     r"(?i)\bI(?:['’]ve| have) never (?:actually |really |even |ever )?"
     r"(?P<verb>\w+) (?P<what>[^.?!,;]{4,160}?)(?=[.?!,;]|$| so | but | and I\b)"
@@ -160,6 +165,8 @@ class Revision:
     """Old value or name; empty if it is not given."""
     never: str = ""
     """Stem of the verb after "never"; empty for other revisions."""
+    taken_back: bool = False
+    """True if only what was said last of the old value is revised."""
 
 
 def revisions(text: str) -> Iterator[tuple[str, Revision]]:
@@ -185,6 +192,8 @@ def revisions(text: str) -> Iterator[tuple[str, Revision]]:
                 alone = sum(map(value.comparable, given)) == 1
                 if alone and not (value.aim and value.kind == "number") and lead.search(value.before):
                     yield sentence, Revision(new=value, about=value.about)
+        if (taken_back := _AFTER_ALL.search(sentence)) is not None:
+            yield sentence, Revision(old=taken_back["old"], about=frozenset(terms(taken_back["old"])), taken_back=True)
         if name is not None:
             new_name, old = name["new"] or name["now"], name["old"] or name["was"]
             yield sentence, Revision(old=old, about=_subject_terms(sentence) - _subject_terms(f"{old} {new_name}"))
@@ -200,7 +209,8 @@ def revises(revision: Revision, sentence: str) -> bool:
         )
     if revision.new is None:
         there = re.search(rf"(?<!\w){re.escape(revision.old)}(?!\w)", sentence)
-        return there is not None and not sentence.endswith("?") and len(revision.about & _subject_terms(sentence)) >= 2
+        shared = len(revision.about & frozenset(terms(sentence)))
+        return there is not None and not sentence.endswith("?") and shared >= min(2, len(revision.about))
     given, new = values(sentence), revision.new
     if any(new.comparable(one) and one.text == new.text for one in given):
         return False
@@ -442,11 +452,10 @@ class Changes:
         sharing = Counter(place for term in sorted(revision.about) for place in self._messages_with.get(term, ()))
         if revision.new is not None:
             sharing.update(place for term in sorted(revision.new.unit) for place in self._messages_with.get(term, ()))
-        for place in sorted(sharing, key=lambda place: (-sharing[place], -place))[:COMPARED]:
-            for _, text in _texts(history, place):
-                for one in sentences(text):
-                    if revises(revision, one):
-                        self.later[place].append(Change(one, at, sentence))
+        compared = EXCHANGE if revision.taken_back else COMPARED
+        for place in sorted(sharing, key=lambda place: (-sharing[place], -place))[:compared]:
+            earlier = [one for _, text in _texts(history, place) for one in sentences(text) if revises(revision, one)]
+            self.later[place] += [Change(one, at, sentence) for one in earlier]
 
 
 _ENDED = re.compile(

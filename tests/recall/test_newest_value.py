@@ -44,6 +44,12 @@ REVISED = [
     ("The lighting budget is $4,100.", "The lighting budget was raised to $5,250.", "$4,100", "$5,250"),
     ("The opening night is May 3.", "The opening night has moved to May 17.", "May 3", "May 17"),
     ("The stage manager is Ilse Brandt.", "The stage manager is now Tessa Vega.", "Ilse Brandt", "Tessa Vega"),
+    (
+        "Please plan the dress rehearsal for Thursday in the main hall.",
+        "Not Thursday after all, the hall is let. Make it Tuesday.",
+        "for Thursday",
+        "Make it Tuesday",
+    ),
     ("We use Kafka for the ticket events.", "We no longer use Kafka.", "We use Kafka", "no longer use Kafka"),
     (
         "The nightly import runs on the blue server.",
