@@ -16,7 +16,7 @@ from context_compiler.compiler.patterns import Sort
 from context_compiler.compiler.specifics import FIELD, LISTED, Mention, TextSet, mentions, readable_text, runs_command
 from context_compiler.messages.fences import one_line
 from context_compiler.messages.history import History
-from context_compiler.messages.items import Kind
+from context_compiler.messages.items import Item, Kind
 from context_compiler.messages.shapes import WHOLE, apply_shape
 from context_compiler.messages.tool_lines import call_line
 from context_compiler.messages.turns import Place, calls_of_results
@@ -255,6 +255,7 @@ class _Writer:
     def __init__(self, selection: Selection, words: int) -> None:
         self._history, self._words = selection.history, words
         self._calls = {result: call for result, call in calls_of_results(selection.history.readings) if call}
+        self._spans: dict[Mention, tuple[int, int]] = {}  # each is needed for every longer version of its line
 
     def key(self, mention: Mention) -> Place:
         """Key of the line for a mention: a call and its result share one, any other part has its own."""
@@ -268,7 +269,7 @@ class _Writer:
         item = self._history.readings[position].items[part]
         asked = [one for one in mentions if (one.position, one.part) == (position, part)]
         answers = [one for one in mentions if (one.position, one.part) != (position, part)]
-        text = _quote_around(readable_text(item), asked, self._words)
+        text = self._quote_around(item, asked)
         if item.kind is Kind.CALL:
             short = call_line(item.tool or "tool", item.text, width=CALL)
             named = TextSet(short)
@@ -277,24 +278,28 @@ class _Writer:
             text = f" → {text}"
         if answers:
             at, place = answers[0].position, answers[0].part
-            text += " → " + _quote_around(readable_text(self._history.readings[at].items[place]), answers, self._words)
+            text += " → " + self._quote_around(self._history.readings[at].items[place], answers)
         tool = one_line(item.tool or "tool", 40) if item.kind in (Kind.CALL, Kind.RETURN) else ""
         return _Line(mentions=mentions, label=f"[turn {first.turn + 1} · {first.speaker}] {tool}", text=text)
 
+    def _quote_around(self, item: Item, wanted: Iterable[Mention]) -> str:
+        """Quote mentions in order, with the text around each; pieces that are close together are joined."""
+        text, spans = readable_text(item), list[list[int]]()
+        data = text[:1] in ("{", "[")
+        for one in sorted(wanted, key=lambda mention: mention.specific.offset):
+            start, end = self._span(text, one)
+            if spans and start <= spans[-1][1] + 4:
+                spans[-1][1] = max(end, spans[-1][1])
+            else:
+                spans.append([start, end])
+        shown = (text[start:end] for start, end in spans)
+        return (", " if data else " … ").join(one_line(_SYNTAX.sub("", one) if data else one, 400) for one in shown)
 
-def _quote_around(text: str, wanted: Iterable[Mention], words: int) -> str:
-    """Quote mentions in order, with the text around each; pieces that are close together are joined."""
-    spans: list[list[int]] = []
-    data = text[:1] in ("{", "[")
-    for one in sorted(wanted, key=lambda mention: mention.specific.offset):
-        start, end = one.specific.offset, one.specific.offset + len(one.specific.verbatim)
-        start, end = _around(text, start, end, words)
-        if spans and start <= spans[-1][1] + 4:
-            spans[-1][1] = max(end, spans[-1][1])
-        else:
-            spans.append([start, end])
-    shown = (text[start:end] for start, end in spans)
-    return (", " if data else " … ").join(one_line(_SYNTAX.sub("", piece) if data else piece, 400) for piece in shown)
+    def _span(self, text: str, mention: Mention) -> tuple[int, int]:
+        if mention not in self._spans:
+            start = mention.specific.offset
+            self._spans[mention] = _around(text, start, start + len(mention.specific.verbatim), self._words)
+        return self._spans[mention]
 
 
 def _around(text: str, start: int, end: int, words: int) -> tuple[int, int]:
