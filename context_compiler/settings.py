@@ -173,6 +173,8 @@ KEYS = (
     "recall_across",
     "inject",
     "record",
+    "record_timeout",
+    "detect_rules",
     "owner",
     "compile_tool",
     "dry_run",

