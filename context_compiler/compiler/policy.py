@@ -250,7 +250,7 @@ def limits(
     return Limits(budget=budget, fixed=fixed, high=high, low=low, ratio=ratio, tight=tight, max_notes=notes)
 
 
-HIGH, STEEP = 0.37, 4
+HIGH, STEEP = 0.35, 4
 """High threshold as a fraction of what is free beside the floor: the first, plus the second times the size of an
 exchange as such a fraction, at most 1. So a view that is cut back has room for several exchanges until the next cut.
 The share of note and quotes is added, because every cut writes them again."""
