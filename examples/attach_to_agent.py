@@ -12,7 +12,7 @@ from pydantic_ai import Agent
 from pydantic_ai.messages import ModelMessage, ModelResponse, TextPart, ToolCallPart, UserPromptPart
 from pydantic_ai.models.function import AgentInfo, FunctionModel
 
-from context_compiler import ContextCompiler
+from context_compiler import ContextCompiler, View
 
 QUESTIONS = [
     "Never deploy on Fridays. What does the first log say?",
@@ -39,16 +39,21 @@ def read_log(path: str) -> str:
 
 def main() -> None:
     logging.basicConfig(level=logging.INFO, format="%(message)s")  # logs one line for each compile
-    compiler = ContextCompiler(budget=8_000, model=FunctionModel(write_notes, model_name="notes"), store=None)
+    views: list[View] = []
+    compiler = ContextCompiler(
+        budget=8_000, model=FunctionModel(write_notes, model_name="notes"), store=None, on_view=views.append
+    )
     agent = Agent(FunctionModel(chat), tools=[read_log], capabilities=[compiler])
 
     history: list[ModelMessage] = []
     for question in QUESTIONS:
         result = agent.run_sync(question, message_history=history)
         history = result.all_messages()
-        view = compiler.last_view
-        assert view is not None and view.record is not None
-        print(f"{len(history):3} messages, {view.record.tokens_raw:6,} → {view.record.tokens_sent:5,}  {view.status}")
+        record = views[-1].record
+        assert record is not None
+        statuses = ", ".join(view.status for view in views)  # one for each request of the turn
+        print(f"{len(history):3} messages, {record.tokens_raw:6,} → {record.tokens_sent:5,}  {statuses}")
+        views.clear()
 
 
 if __name__ == "__main__":
