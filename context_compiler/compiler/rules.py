@@ -67,7 +67,8 @@ def rules_text(rules: Sequence[str], revoked: Sequence[str] = ()) -> str:
 
 def rules_cost(rules: Sequence[str], counter: TokenCounter) -> int:
     """Tokens of listed rules as a part of a view, at most; 0 for none."""
-    return _frame(counter) + sum(_line(text, counter) for text in rules) if rules else 0
+    apart = _frame(counter) + sum(_line(text, counter) for text in rules)
+    return max(apart, counter.text(rules_text(rules)) + MESSAGE_OVERHEAD) if rules else 0
 
 
 def _frame(counter: TokenCounter) -> int:
@@ -80,13 +81,15 @@ def _line(text: str, counter: TokenCounter) -> int:
 
 def fitting_rules(rules: Sequence[Rule], room: int, counter: TokenCounter) -> tuple[Rule, ...]:
     """Newest rules that fit in `room` tokens, in order. Those that the application declares count as the newest."""
-    kept, left = set[Rule](), room - _frame(counter)
+    kept, left = list[Rule](), room - _frame(counter)
     for rule in sorted(rules, key=lambda one: (one.position < 0, one.position), reverse=True):
         cost = _line(rule.text, counter)
         if cost <= left:
-            kept.add(rule)
+            kept.append(rule)
             left -= cost
-    return tuple(one for one in rules if one in kept)
+    while rules_cost([one.text for one in kept], counter) > room:
+        kept.pop()
+    return tuple(one for one in rules if one in set(kept))
 
 
 def unlisted(rules: Iterable[Rule], shapes: Sequence[Shape | None], note: str) -> list[Rule]:

@@ -248,7 +248,7 @@ def shorten(line: str, limit: int, counter: TokenCounter) -> str:
     if len(line) <= limit * GIANT:
         return truncate(line, limit, counter)
     gap = f"\n[… {len(line):,} characters in full, the middle is left out here …]\n"
-    room, half = max(8, limit - 24), limit * GIANT // 2
+    room, half = max(8, limit - counter.text(gap)), limit * GIANT // 2
     return counter.head(line[:half], room * 2 // 3) + gap + counter.tail(line[-half:], room - room * 2 // 3)
 
 

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 from pydantic_ai import Agent
-from pydantic_ai.exceptions import ModelHTTPError
 from pydantic_ai.messages import ModelMessage, ModelResponse, TextPart
 from pydantic_ai.models.function import AgentInfo, FunctionModel
 
@@ -193,19 +192,12 @@ async def test_a_failing_model_leaves_the_step_as_written_and_is_recorded() -> N
 
 
 async def test_the_cost_of_a_failed_compile_is_recorded() -> None:
-    async def half(messages: list[ModelMessage], info: AgentInfo) -> ModelResponse:
-        made = heard.model.function(messages, info) if heard.model.function else None
-        assert isinstance(made, ModelResponse)
-        if "COMPILER TASK" in heard.prompts[-1] and playing.asked > 1:
-            raise ModelHTTPError(529, "busy")
-        return made
-
-    heard = Heard({"Find the facts.": FACTS * 400, "": NOTES})
-    playing = Playing(model=FunctionModel(half, model_name="half"))
-    playing.heard = heard
+    playing = Playing()
+    playing.heard.answers["Find the facts."] = [FACTS * 10]
+    playing.heard.answers[""] = ["again and again " * 200]
     assert (await playing.run(steps("@context-helper chat_compiler"))).ok
     made = (await playing.store.views("r/report/context-helper"))[0].compile
-    assert made is not None and made.status.startswith("failed") and made.usage["requests"] == 1
+    assert made is not None and made.status.startswith("refused") and made.usage["requests"] == 1
 
 
 async def test_an_unknown_model_fails_only_the_step_itself() -> None:
