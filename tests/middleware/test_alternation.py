@@ -50,7 +50,7 @@ async def test_a_conversation_goes_on_past_its_cuts(server: TemplateServer, note
     ours = compiler(notes, budget=1_500, inject=inject)
     await live(Agent(server.model(), capabilities=[ours]))
     assert any("QUOTED FROM EARLIER TURNS" in str(body) for body in server.requests)
-    assert any("RECALLED FROM EARLIER TURNS" in str(texts[0]) for texts in said(server)), "the block is in the prompt"
+    assert any("BEGIN RECALLED" in str(texts[0]) for texts in said(server)), "the block is in the prompt"
     assert not any("QUOTED FROM EARLIER TURNS" in text for texts in said(server) for text in texts)
     assert not any("Context summary" in text for texts in said(server) for text in texts)
 
@@ -87,7 +87,7 @@ async def test_a_processor_stores_views_that_can_be_sent_again(server: TemplateS
     assert await processor.transcript("gates") == [
         message
         for message in await processor.transcript("gates")
-        if "QUOTED FROM" not in str(message) and "RECALLED FROM" not in str(message)
+        if "QUOTED FROM" not in str(message) and "BEGIN RECALLED" not in str(message)
     ]
 
 
