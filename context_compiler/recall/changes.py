@@ -459,8 +459,8 @@ class Changes:
 
 
 _ENDED = re.compile(
-    r"(?i)\bno longer\b|(?:n['’]t|not|never)\b.*\bany ?more\b|\b(?:we|it|they)(?:['’]ve| have| has)? stopped\b"
-    r"|^(?:please )?stop\b"
+    r"(?i)\bno longer\b|(?:n['’]t|not|never)\b(?:(?!n['’]t\b|not\b|never\b).)*\bany ?more\b"
+    r"|\b(?:we|it|they)(?:['’]ve| have| has)? stopped\b|^(?:please )?stop\b"
 )
 """Words by which something ends."""
 
