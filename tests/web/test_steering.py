@@ -21,6 +21,16 @@ from tests.web.conftest import FACT, HOSTILE, number_of, requests_of
 from tests.web.test_chat import Tab
 
 
+QUESTIONS = (
+    "Maria asks about ticket 471: was her refund paid out?",
+    "Does the deploy of the gateway wait for a review?",
+    "Why has invoice 8812 two different totals?",
+    "Which queue holds the webhooks that failed on Monday?",
+    "Can Ines move the price table into another schema?",
+    "How large may an attachment of a customer be?",
+)
+
+
 def steer(client: TestClient, way: str, session: int, **body: Any) -> Any:
     answer = client.post(f"/api/sessions/{session}/{way}", json=body)
     return answer.json() if answer.status_code == 200 else (answer.status_code, answer.json()["error"])
@@ -145,8 +155,8 @@ async def test_every_tab_is_notified_when_a_chat_is_steered(tmp_path: Path) -> N
         async with Tab(address) as tab, httpx.AsyncClient(base_url=address, timeout=300) as client:
             empty = await client.post("/api/chat/compact", json={})
             assert empty.status_code == 400 and "still empty" in empty.json()["error"]
-            for number in range(1, 7):
-                await tab.say(f"Question {number} about ticket 47{number} of Maria?")
+            for number, question in enumerate(QUESTIONS, 1):
+                await tab.say(question)
                 await tab.until("done", number)
             assert 'data-pin="turn 2"' in await tab.page() and 'data-from="turn 2"' in await tab.page()
             assert (await client.post("/api/chat/pin", json={"message": "turn 2"})).json()["turn"] == 2

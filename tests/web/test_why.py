@@ -248,7 +248,7 @@ FORMS = {
     "system": {"told"},
     "compaction": {"told"},
     "tools": {"shortened", "identifier", "echo quoted", "echo identifier"},
-    "render": {"shortened", "echo instruction"},
+    "render": {"shortened", "echo rule"},
     "own-note": {"echo quoted", "echo recalled"},
 }
 """What must occur in the sessions of some settings, so that nothing is said because there was nothing to say."""
