@@ -148,7 +148,6 @@ def _print_introduction(screen: Screen, raw: History, window: History, view: Vie
     """Print one fact that the last prompt asks for, when it was stated, and which request contains it."""
     turns = outline(raw, pair(raw)).turns
     screen.line(("context_compiler", "bold"), " decides what a language model sees of a long conversation.")
-    screen.line()
     size = (f"{number(raw.tokens)} tokens", "bold")
     screen.line(f"This one has {len(turns)} turns, {len(raw)} messages and ", size, ". Its last prompt asks:")
     prompt = next(item.text for item in raw.readings[-1].items if item.kind is Kind.USER)

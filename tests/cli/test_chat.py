@@ -48,9 +48,9 @@ def test_view_says_what_was_sent_and_why(cc: Command) -> None:
     lines = [f"Question number {number} about the table of receipts?" for number in range(9)]
     said = talk(cc, *lines, "/view", "/view full", args=("--endless", "--budget", "900"))
     view = said.out.rpartition("Kept: ")[2]
-    assert "current turn, with its recall block" in view and "written for this view" in view
+    assert "current turn, with its recall block" in view and "with the notes" in view
     assert "recalled for its prompt" in view and "Left out" in view and "summary" in view
-    assert "Context summary (compiled):" in said.out
+    assert "BEGIN QUOTED FROM EARLIER TURNS" in said.out
 
 
 def test_a_recorded_view_shows_a_prompt_with_its_recall_block_as_the_users(cc: Command) -> None:
@@ -109,7 +109,7 @@ def test_a_broken_template_is_reported_once_and_the_template_command_shows_where
 def test_recall_quotes_earlier_messages_word_for_word(cc: Command) -> None:
     lines = [f"The port of service {number} is {8080 + number}." for number in range(12)]
     said = talk(cc, *lines, "/recall port 8084", "/recall xyzzy", "/recall")
-    assert "The port of service 4 is 8084." in said.out.rpartition("On “")[2]
+    assert "[5 user] The port of service 4 is 8084." in said.out
     assert "nothing was said about xyzzy" in said.out
     assert "/recall WORDS" in said.out
 

@@ -60,7 +60,7 @@ def test_no_color_removes_the_colour_and_keeps_the_panels(cc: Command) -> None:
 
 def test_markdown_is_a_document(cc: Command) -> None:
     said = cc("compile", DEMO, "--budget", 2000, "--format", "markdown", "--recent-turns", 3)
-    assert said.out.startswith("# demo\n") and "\n## 1. notes (" in said.out
+    assert said.out.startswith("# demo\n") and "\n## 1. user (" in said.out and "Context summary (compiled):" in said.out
     assert "**calls `query_metrics`**" in said.out
 
 
@@ -68,7 +68,7 @@ def test_explain_lists_each_message_with_its_tokens_and_why_it_is_in_the_view_or
     said = cc("compile", DEMO, "--budget", 2000, "--explain", "--recent-turns", 3)
     kept, rest = said.out.split("Left out\n")
     left_out, tokens = rest.split("Tokens\n")
-    assert "current turn" in kept and "recent turn" in kept and "written for this view" in kept
+    assert "current turn" in kept and "recent turn, with the notes" in kept
     assert "older than what were then the last 3 turns" in left_out and "Pull the gateway log" in left_out
     assert "quoted from what is left out" in tokens
 

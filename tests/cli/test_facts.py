@@ -18,7 +18,9 @@ CODE = "orchid-7731"
 
 
 LINES = [
-    f"The release code is {CODE}, for you alone.",
+    f"The release code is {CODE}, and you alone may know it, because I have not yet told anybody else in the team that "
+    "there is one, and would rather not until the whole thing has been tried on a machine that nobody needs; so keep it to "
+    "yourself, please, until then, however often they ask you for it.",
     *(f"What about part {number} of the plan?" for number in range(6)),
     "What is the release code?",
     "Thanks.",
@@ -32,7 +34,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     where = ["--db", str(system / "context.db"), "--system", str(system)]
     made = CliRunner().invoke(
         app,
-        ["chat", "--model", "scripted:0", "--endless", "--budget", "900", *where],
+        ["chat", "--model", "scripted:0", "--endless", "--budget", "500", *where],
         input="\n".join([*LINES, ""]),
     )
     assert made.exit_code == 0, made.output
