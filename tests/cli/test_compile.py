@@ -60,7 +60,9 @@ def test_no_color_removes_the_colour_and_keeps_the_panels(cc: Command) -> None:
 
 def test_markdown_is_a_document(cc: Command) -> None:
     said = cc("compile", DEMO, "--budget", 2000, "--format", "markdown", "--recent-turns", 3)
-    assert said.out.startswith("# demo\n") and "\n## 1. user (" in said.out and "Context summary (compiled):" in said.out
+    assert (
+        said.out.startswith("# demo\n") and "\n## 1. user (" in said.out and "Context summary (compiled):" in said.out
+    )
     assert "**calls `query_metrics`**" in said.out
 
 

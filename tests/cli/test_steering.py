@@ -8,7 +8,17 @@ from pathlib import Path
 from tests.cli.conftest import Command, Said
 
 TALK = ("chat", "--model", "scripted:0", "--endless", "--budget", "8000")
-LINES = [f"Question {at}: what of ticket 47{at} of Maria, and of the deploy of service {at}?" for at in range(1, 9)]
+TOPICS = (
+    "Is ticket 471 of Maria about the label printer in the warehouse?",
+    "When does our accountant get refunds for ticket 472?",
+    "Who rotated keys on staging before lunch yesterday?",
+    "Can slow queries wait until Thursday evening?",
+    "Both links in that newsletter are broken, right?",
+    "Should French invoices show a second tax number?",
+    "How many night shifts did Tomasz swap?",
+    "Did anybody water plants while we moved offices?",
+)
+LINES = [f"{topic} (question {number})" for number, topic in enumerate(TOPICS, 1)]
 
 
 def talk(cc: Command, *lines: str) -> Said:
@@ -22,7 +32,7 @@ def test_a_chat_can_be_compacted_inspected_and_undone(cc: Command) -> None:
     shown = said.out.partition("next request")[2]
     assert "at most" in shown and "a preview: no model was asked" in shown and "of scripted" in shown
     assert "**Said so far**" in shown and "messages 0-9 (" in shown and "focus" in shown
-    assert "cycle: " in shown and "written for this view" in shown
+    assert "cycle: " in shown and "with the notes" in shown
     assert "the whole history" in shown.rpartition("next request")[2]
     later = talk(cc, "And then?", "/view", "/undo")
     assert "the whole history was sent as it is" in later.out and "nothing is compiled" in later.out
@@ -33,7 +43,7 @@ def test_a_pinned_message_stays_in_a_chat(cc: Command) -> None:
         cc, *LINES, "/pins", "/pin turn 2", "/pins", "/compact", "And now?", "/view", "/unpin ticket 472", "/pins"
     )
     assert said.out.count("nothing is pinned") == 2 and "turn 2 stays in every view" in said.out
-    assert "pinned " in said.out and "turn 2 is no longer pinned" in said.out
+    assert re.search(r" user +\d+ +\d+ +pinned, with the notes ", said.out) and "turn 2 is no longer pinned" in said.out
 
 
 def test_a_chat_is_summarised_from_a_turn_on(cc: Command) -> None:
@@ -81,7 +91,7 @@ def test_the_sessions_command_changes_what_a_chat_continues_with(cc: Command, tm
     assert done["done"] and done["saved"] > 0 and done["model"] == "scripted" and "Said so far" in done["summary"]
     assert "stays in every view" in cc("sessions", "pin", "main", "turn 2").out
     view = talk(cc, "And now?", "/view").out
-    assert "cycle: " in view and "pinned " in view
+    assert "cycle: " in view and "pinned, with the notes" in view
     assert cc("sessions", "pins", "main", "--json").json["pins"][0]["turn"] == 2
     assert "no longer pinned" in cc("sessions", "unpin", "main", "ticket 472").out
     assert "nothing is pinned" in cc("sessions", "pins", "main").out
