@@ -271,7 +271,7 @@ def _fit_budget(context: RequestContext, cycle: Cycle, result: Result, done: Adv
     sizes = BlockSizes(context, context.limits(cycle), cycle)
     room = sizes.shortened(blocks.own, over, refused=refused)
     outcome = attempt(lambda: shorten_block(sizes, blocks.own, room) if room > 0 else None)
-    if outcome.value is None:
+    if outcome.value is None or not outcome.value.text:
         return None
     fewer = replace(blocks, own=outcome.value)
     result = assemble_view(context, cycle, result.view.status, done, blocks=fewer, earlier=result)

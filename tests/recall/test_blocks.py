@@ -201,7 +201,7 @@ async def test_a_chat_within_its_budget_is_not_cut_back_within_a_turn() -> None:
         compiler(budget=2_000), [f"{words(turn + 60, 12)}." for turn in range(turns)], talker, [look], past(80)
     )
     for first, second in zip(talker.sent[::2], talker.sent[1::2], strict=True):
-        assert snapshot(second.messages[: len(first.messages)]) == first.snapshot
+        assert snapshot(second.messages[: len(first.messages)]) == snapshot(first.messages)
     assert len({snapshot(sent.messages[:1]) for sent in talker.sent}) > 2
 
 
