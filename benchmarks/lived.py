@@ -32,7 +32,6 @@ from statistics import fmean
 from typing import Any
 
 from pydantic_ai.messages import (
-    CachePoint,
     ModelMessage,
     ModelRequest,
     ModelResponse,
@@ -172,20 +171,16 @@ def _ordinary(conversation: Conversation) -> tuple[list[Turn], list[int]]:
 def shown(messages: Sequence[ModelMessage], without: str = "") -> str:
     """Return the text of a request, without the pending question."""
     return "\n".join(
-        text for message in messages for part in message.parts if (text := _said(part)) and text != without
+        text for message in messages for part in message.parts for text in _said(part) if text and text != without
     )
 
 
-def _said(part: Any) -> str:
+def _said(part: Any) -> list[str]:
     if isinstance(part, ToolCallPart):
-        return "\n".join(map(str, part.args_as_dict().values()))
-    content = getattr(part, "content", None)
-    if isinstance(content, str):
-        return content
-    if isinstance(part, ToolReturnPart):
-        return json.dumps(content, ensure_ascii=False, default=str)
-    pieces = content if isinstance(content, list | tuple) else ()
-    return "\n".join(str(getattr(piece, "content", piece)) for piece in pieces if not isinstance(piece, CachePoint))
+        return ["\n".join(map(str, part.args_as_dict().values()))]
+    if isinstance(part, ToolReturnPart) and not isinstance(part.content, str):
+        return [json.dumps(part.content, ensure_ascii=False, default=str)]
+    return recall.texts_of(part)
 
 
 async def live(

@@ -24,7 +24,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from pydantic_ai.messages import ModelMessage, ModelRequest, ModelResponse, TextPart, UserPromptPart
+from pydantic_ai.messages import CachePoint, ModelMessage, ModelRequest, ModelResponse, TextPart, UserPromptPart
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
@@ -198,17 +198,16 @@ def compiled(messages: Sequence[ModelMessage], budget: int) -> Sequence[ModelMes
 
 
 def shown(messages: Iterable[ModelMessage]) -> str:
-    """Return the text of a view without its last prompt, which may share a request with earlier text."""
-    parts = [part for message in messages for part in message.parts]
-    return "\n".join(map(_text, parts[:-1]))
+    """Return the text of a view without its last prompt, which may share a part with earlier text."""
+    texts = [text for message in messages for part in message.parts for text in texts_of(part)]
+    return "\n".join(texts[:-1])
 
 
-def _text(part: Any) -> str:
+def texts_of(part: Any) -> list[str]:
+    """Texts of a part, one by one."""
     content = getattr(part, "content", None)
-    if isinstance(content, str):
-        return content
-    pieces = content if isinstance(content, list | tuple) else ()
-    return "\n".join(str(getattr(piece, "content", piece)) for piece in pieces)
+    pieces = content if isinstance(content, list | tuple) else () if content is None else (content,)
+    return [str(getattr(piece, "content", piece)) for piece in pieces if not isinstance(piece, CachePoint)]
 
 
 def grams(text: str) -> frozenset[tuple[str, ...]]:

@@ -33,7 +33,7 @@ TASK = "=== BEGIN COMPILER TASK ==="
 LINES, WORDS, WIDTH = 12, 14, 120
 """Maximum lines of a summary, and maximum words and characters of each line."""
 
-_SPEAKER_LINE = re.compile(r"^(User|Assistant): (.+)$", re.MULTILINE)
+_SPEAKER_LINE = re.compile(r"^(User|Assistant): (?:On “.*”:\n+)?(.+)$", re.MULTILINE)
 
 
 @cache
@@ -53,11 +53,11 @@ def answer_to(prompt: str) -> str:
 
 
 def _summary(prompt: str) -> str:
-    """Summarize the conversation in a compiler's prompt by listing its newest lines."""
+    """Summarize the conversation in a compiler's prompt by listing its newest lines, without what repeats a prompt."""
     lines = [
         f"- {who} said: {clip(' '.join(text.split()[:WORDS]), WIDTH)}" for who, text in _SPEAKER_LINE.findall(prompt)
     ]
-    return "\n".join(["**Said so far**", "", *lines[-LINES:]])
+    return "\n".join(["**Said so far**", "", *list(dict.fromkeys(lines))[-LINES:]])
 
 
 class ScriptedModel(Model):

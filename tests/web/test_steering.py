@@ -20,7 +20,6 @@ from tests.web.browser import chat_app, serving
 from tests.web.conftest import FACT, HOSTILE, number_of, requests_of
 from tests.web.test_chat import Tab
 
-
 QUESTIONS = (
     "Maria asks about ticket 471: was her refund paid out?",
     "Does the deploy of the gateway wait for a review?",
