@@ -32,7 +32,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     where = ["--db", str(system / "context.db"), "--system", str(system)]
     made = CliRunner().invoke(
         app,
-        ["chat", "--model", "scripted:0", "--endless", "--budget", "900", *where],
+        ["chat", "--model", "scripted:0", "--endless", "--budget", "450", *where],
         input="\n".join([*LINES, ""]),
     )
     assert made.exit_code == 0, made.output
