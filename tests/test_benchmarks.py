@@ -465,7 +465,7 @@ def benchmarked(out: Path, *more: str) -> str:
     return run.stdout
 
 
-WALKS = {"a raw request": 26, "a request with a summary": 50, "a pipeline of one stage": 52}
+WALKS = {"a raw request": 31, "a request with a summary": 58, "a pipeline of one stage": 57}
 
 
 @pytest.mark.parametrize(("name", "files"), WALKS.items())
