@@ -59,7 +59,7 @@ def alarms(spans: list[ReadableSpan]) -> Counter[str]:
 
 
 async def test_the_host_sees_a_compile_as_a_compaction() -> None:
-    views, spans, _ = await lived(9)
+    views, spans, _ = await lived(14)
     compiled = sum(view.status == "compiled" for view in views)
     found = alarms(spans)
     assert compiled >= 2 and found["compacted"] >= compiled and set(found) == {"compacted", "events"}

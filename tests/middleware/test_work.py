@@ -79,6 +79,6 @@ async def test_the_messages_left_out_by_a_cycle_are_computed_once_for_all_its_tu
     def again(*_: Any) -> None:
         raise AssertionError("worked out again")
 
-    monkeypatch.setattr("context_compiler.middleware.respond.cycle_drops", again)
+    monkeypatch.setattr("context_compiler.middleware.breakdown.cycle_drops", again)
     await agent.run("second", message_history=first.all_messages())
     assert compiler.last_view.drops == drops and compiler.last_view.status == "cycle"
