@@ -142,8 +142,8 @@ def test_a_damaged_value_spoils_no_list(db: Path, column: str) -> None:
     ("damage", "says"),
     [
         (lambda db: db.write_bytes(b"not a database at all" * 200), "not a record"),
-        (lambda db: db.write_bytes(b""), "no record of the current version"),
-        (lambda db: sqlite3.connect(db, isolation_level=None).execute("PRAGMA user_version = 999"), "newer version"),
+        (lambda db: db.write_bytes(b""), "XX"),
+        (lambda db: sqlite3.connect(db, isolation_level=None).execute("PRAGMA user_version = 999"), "another version of context-compiler"),
     ],
     ids=["damaged", "empty", "newer"],
 )
