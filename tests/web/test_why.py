@@ -309,7 +309,10 @@ def test_the_terminal_shows_the_same_fate_of_each_message_as_the_pages(demo: Rec
     for one, other in zip(found, told, strict=False):
         assert (one["verdict"], one["echoes"]) == (other["verdict"], other["echoes"])
     shown = " ".join(why(1, "my explicit yes").split())
-    assert "the words are in it: listed as a rule" in shown and "words of it: listed as a rule" in shown, shown
+    assert (
+        "the words are in it: listed as a rule" in shown
+        and "words of it: quoted (message 1 as sent), listed as a rule" in shown
+    )
 
 
 async def test_in_a_dry_run_every_message_counts_as_sent(tmp_path: Path) -> None:
