@@ -193,7 +193,7 @@ class RequestPage(RequestHeader):
     """Messages with the most tokens; empty for a very long view."""
     instructions: str
     instructions_tokens: int
-    rules: tuple[tuple[str, str], ...]
+    rules: tuple[tuple[str, ...], ...]
     """Rules of the conversation, as `(origin, state in this request)`."""
     tools: tuple[ShownTool, ...] | None
     """Tools and output schemas sent with the messages; None if they are not on the record."""

@@ -57,7 +57,8 @@ def test_a_request_shows_every_message_it_sent_and_why(client: TestClient) -> No
     assert found["pages"]["total"] == last["messages_sent"] == len(found["messages"])
     assert found["instructions"] == "Answer briefly."
     forms = [one["form"] for one in found["messages"]]
-    assert "summary" in forms and forms[-1] == "verbatim"
+    pieces = {piece["form"] for one in found["messages"] for part in one["parts"] for piece in part["segments"]}
+    assert "summary" in pieces and forms[-1] == "verbatim"
     assert found["messages"][-1]["why"].startswith("current turn")
     origins = [one["raw"] for one in found["messages"] if one["form"] != "summary"]
     assert None not in origins and origins == sorted(origins)
@@ -142,8 +143,11 @@ def test_a_damaged_value_spoils_no_list(db: Path, column: str) -> None:
     ("damage", "says"),
     [
         (lambda db: db.write_bytes(b"not a database at all" * 200), "not a record"),
-        (lambda db: db.write_bytes(b""), "no record of the current version"),
-        (lambda db: sqlite3.connect(db, isolation_level=None).execute("PRAGMA user_version = 999"), "newer version"),
+        (lambda db: db.write_bytes(b""), "it contains no record yet"),
+        (
+            lambda db: sqlite3.connect(db, isolation_level=None).execute("PRAGMA user_version = 999"),
+            "another version of context-compiler",
+        ),
     ],
     ids=["damaged", "empty", "newer"],
 )

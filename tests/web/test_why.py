@@ -291,7 +291,7 @@ def test_the_demo_keeps_the_rule_of_its_last_prompt_and_marks_it(demo: Recorded)
             words = {
                 form: words for form, words in ((echo["form"], " ".join(echo["words"])) for echo in first["echoes"])
             }
-            assert "my explicit yes" in words.get("quoted", "") + words.get("instruction", "")
+            assert "my explicit yes" in words["rule"]
             assert "production data is read-only" in words["carried"].casefold()
             page = client.get(f"/requests/{number}/why").text
             assert "never deploy anything without my explicit yes</mark>" in page
@@ -309,7 +309,10 @@ def test_the_terminal_shows_the_same_fate_of_each_message_as_the_pages(demo: Rec
     for one, other in zip(found, told, strict=False):
         assert (one["verdict"], one["echoes"]) == (other["verdict"], other["echoes"])
     shown = " ".join(why(1, "my explicit yes").split())
-    assert "the words are in it: quoted" in shown and "words of it: quoted (message 1 as sent)" in shown
+    assert (
+        "the words are in it: listed as a rule" in shown
+        and "words of it: quoted (message 1 as sent), listed as a rule" in shown
+    )
 
 
 async def test_in_a_dry_run_every_message_counts_as_sent(tmp_path: Path) -> None:
