@@ -87,7 +87,7 @@ def fitting_rules(rules: Sequence[Rule], room: int, counter: TokenCounter) -> tu
         if cost <= left:
             kept.append(rule)
             left -= cost
-    while rules_cost([one.text for one in kept], counter) > room:
+    while kept and rules_cost([one.text for one in kept], counter) > room:
         kept.pop()
     return tuple(one for one in rules if one in set(kept))
 
