@@ -51,7 +51,7 @@ def chatted(cc: Command, folder: Path, tmp_path: Path) -> Command:
 def test_a_fact_is_followed_through_all_requests(chatted: Command) -> None:
     found = chatted("sessions", "find", "main", CODE, "--json").json
     forms = [one["forms"] for one in found["stretches"]]
-    assert forms[0] == ["verbatim"] and "verbatim" not in forms[1] and "recalled" in sum(forms, [])
+    assert forms[0] == ["verbatim"] and "verbatim" not in forms[1] and any("recalled" in form for form in forms)
     left = found["stretches"][1]
     assert left["reason"] and left["step"]
     shown = chatted("sessions", "find", "main", CODE.upper())
