@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 from pathlib import Path
 from random import Random
-from string import ascii_lowercase
+from string import ascii_letters
 from typing import Any, cast
 
 import pytest
@@ -26,7 +26,7 @@ FIDELITIES = {"truncate": 0, "compact": 500, "summary:low": 600, "summary:medium
 async def test_a_fidelity_caps_summary_and_quotes(fidelity: str) -> None:
     cap = FIDELITIES[fidelity]
     random = Random(3)
-    words = ("".join(random.choices(ascii_lowercase, k=4)) for _ in range(4_000))
+    words = ("".join(random.choices(ascii_letters, k=3)) for _ in range(4_000))
     notes = TokenCounter().head(" ".join(words), cap * 3 // 2)
     chat = Chat(fidelity=fidelity, budget=14_000, notes=Notes(notes))
     await chat.turn(0, long_history(120, words=30))
