@@ -5,13 +5,15 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from pathlib import Path
+from random import Random
+from string import ascii_letters
 from typing import Any, cast
 
 import pytest
 from pydantic_ai import Agent
 from pydantic_ai.models.test import TestModel
 
-from context_compiler import ContextCompiler, compile_view
+from context_compiler import ContextCompiler, TokenCounter, compile_view
 from context_compiler.errors import SettingsError
 from tests.middleware.chatting import BUDGET, Chat, extends
 from tests.support.agents import Notes, Talker, run
@@ -22,10 +24,13 @@ FIDELITIES = {"truncate": 0, "compact": 500, "summary:low": 600, "summary:medium
 
 @pytest.mark.parametrize("fidelity", FIDELITIES)
 async def test_a_fidelity_caps_summary_and_quotes(fidelity: str) -> None:
-    chat = Chat(fidelity=fidelity, budget=14_000, notes=Notes(prose(3, 4_000)))
+    cap = FIDELITIES[fidelity]
+    random = Random(3)
+    words = ("".join(random.choices(ascii_letters, k=3)) for _ in range(4_000))
+    notes = TokenCounter().head(" ".join(words), cap * 3 // 2)
+    chat = Chat(fidelity=fidelity, budget=14_000, notes=Notes(notes))
     await chat.turn(0, long_history(120, words=30))
     tokens = chat.views[0].ledger["tokens"]
-    cap = FIDELITIES[fidelity]
     assert tokens["summary"] + tokens["quotes"] <= cap
     assert bool(chat.notes.asked) == bool(cap)
     assert tokens["summary"] > cap * 0.7 if cap else not chat.views[0].summary
