@@ -17,6 +17,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from context_compiler.errors import ContextMemoryError
 from context_compiler.manager import ContextManager, SQLiteMemory, VolatileMemory
 from tests.manager.fakes import Scribe, managed, said
+from tests.support.builders import apart, texts_of
 
 KEEP, INTERVAL = 2, 3
 WORDS = st.sampled_from(["heron", "harbour", "ferry", "anchor"])
@@ -137,7 +138,9 @@ class Sessions(RuleBasedStateMachine):
             return
         model = self.model
         assert said(self.manager.transcript()) == [text for turn in model.turns for text in turn]
-        sent = said(self.manager.get_context_messages())
+        sent = [
+            text for one in self.manager.get_context_messages() for part in apart(one).parts for text in texts_of(part)
+        ]
         verbatim = [text for turn in model.turns[model.covered :] for text in turn]
         assert sent[len(sent) - len(verbatim) :] == verbatim
         assert (model.summary in " ".join(sent)) if model.summary else len(sent) == len(verbatim)
