@@ -260,7 +260,7 @@ def _reserved_tokens(plan: Plan, limits: Limits) -> int:
         return limits.max_notes
     if plan.policy.fidelity_named or not cap:
         return cap
-    return cap + identifier_room(plan.history, limits.room)
+    return cap + identifier_room(plan.history, limits.used)
 
 
 def _start_draft(plan: Plan, limits: Limits, previous: Cycle | None, recent: int) -> Draft:
