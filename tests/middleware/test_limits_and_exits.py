@@ -26,7 +26,7 @@ ROOT = Path(__file__).parents[2]
         UsageLimits(request_limit=1),
         UsageLimits(total_tokens_limit=6_000),
         UsageLimits(input_tokens_limit=6_000),
-        UsageLimits(output_tokens_limit=30),
+        UsageLimits(output_tokens_limit=100),
     ],
     ids=["requests", "tokens", "input", "output"],
 )

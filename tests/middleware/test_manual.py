@@ -511,7 +511,7 @@ async def test_a_result_joined_with_an_earlier_one_of_the_same_calls_is_pinned(w
     assert look("a") in text and "And go on." in text and not whole(text, 0) and not talk.errors
 
 
-@pytest.mark.parametrize("words", [40, 60])
+@pytest.mark.parametrize("words", [60, 80])
 async def test_a_pinned_call_answered_next_to_a_prompt_can_be_dropped_without_the_prompt(
     tmp_path: Path, words: int
 ) -> None:
