@@ -194,6 +194,8 @@ class Manual:
             answers.append(answer)
             if answer.failure is not None:
                 raise CompileError(**answer.failure, usage=answer.usage, cost=answer.cost)
+            if answer.late:
+                raise CompileError(answer.fault or "", phase="timeout", usage=answer.usage, cost=answer.cost)
             return answer
 
         outcome = await try_await(self._advance(found, "compile", order, ask))

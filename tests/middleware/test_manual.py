@@ -74,7 +74,7 @@ def prompts(count: int, start: int = 0) -> list[str]:
 
 def whole(sent: str, number: int) -> bool:
     """Whether one of these prompts is in a request as it was said, not as a quote."""
-    return f'"content": "{prompts(1, number)[0]}"' in sent
+    return f'"{prompts(1, number)[0]}"' in sent
 
 
 async def talked(count: int = 8, **wanted: Any) -> Talk:
