@@ -127,6 +127,11 @@ class Archive:
         """Execute the delayed writes, or report why they must wait."""
         await self.access.catch_up()
 
+    async def settle(self) -> None:
+        """Wait for what goes on behind the answers, then execute the delayed writes, so that reads find them."""
+        await self.finish()
+        await self.catch_up()
+
     async def finish(self) -> None:
         """Wait for what goes on behind the answers of this event loop."""
         await self.access.finish()

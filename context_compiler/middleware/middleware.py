@@ -498,7 +498,7 @@ class Middleware:
         if owner is None and callable(self.arguments.owner):
             raise SettingsError("owner= is a function of the run: name the owner whose record this is about")
         archive = self.archive if owner is None else self.archive.scoped(check_owner(owner))
-        await archive.catch_up()
+        await archive.settle()
         return archive
 
     async def rest(self) -> None:

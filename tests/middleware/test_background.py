@@ -140,8 +140,8 @@ async def test_no_request_waits_and_the_first_that_uses_a_compile_is_recorded(
 
 
 async def test_a_call_answered_after_a_compile_began_is_sent_with_its_result() -> None:
-    chat = Chat(Gate())
-    await chat.until(lambda: chat.views and chat.views[-1].tokens > 900)
+    chat = Chat(Gate(), budget=8_000)
+    await chat.until(lambda: chat.views and chat.views[-1].tokens > 3_300)
     calls = [ToolCallPart("order", {}, tool_call_id=ident) for ident in ("now", "later")]
     chat.messages += [
         ModelRequest(parts=[UserPromptPart("Order them.")]),
