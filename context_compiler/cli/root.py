@@ -23,6 +23,9 @@ from context_compiler.paths import warn_of_namesake
 from context_compiler.settings import Config
 
 WHOLE = "give a whole number, such as 3"
+NO_INTEGER = ("Input should be a valid integer, unable to parse string as an integer", "is not a valid integer")
+"""Words of Typer's versions for a text that is no whole number."""
+
 NEGATIVE, INVALID, INTERRUPTED, PIPE_CLOSED = 1, 2, 130, 141
 """Exit codes: negative answer; wrong usage or input; Ctrl-C; closed pipe."""
 
@@ -135,7 +138,8 @@ def _print_usage_error(error: Any) -> int:
     context = getattr(error, "ctx", None)
     path = context.command_path if context is not None else "context-compiler"
     message = error.format_message().strip().rstrip(".").replace("Value error, ", "")  # pydantic's prefix
-    message = message.replace("Input should be a valid integer, unable to parse string as an integer", WHOLE)
+    for words in NO_INTEGER:
+        message = message.replace(words, WHOLE)
     print_error(f"{message[:1].lower()}{message[1:]}; see `{path} --help`")
     return INVALID
 

@@ -551,8 +551,8 @@ class SummaryResponse:
     """Number of prompts that the text answers; None for all."""
     fault: str | None = None
     """Reason why the answer to the next prompt, or to the first, is not used; None if there is no such answer."""
-    late: bool = False
-    """True if no prompt was answered in time."""
+    late: dict[str, str] | None = None
+    """Fields of a `CompileError` if no prompt was answered in time; None otherwise."""
     failure: dict[str, str] | None = None
     """Fields of a `CompileError`, so that a failure can be journalled and replayed too; None for none."""
 

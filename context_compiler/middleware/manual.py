@@ -192,10 +192,9 @@ class Manual:
             summaries = self._summaries.with_arguments(found.context.compiler.arguments)
             answer = await summaries.answer(self._summary_call(found, wanted))
             answers.append(answer)
-            if answer.failure is not None:
-                raise CompileError(**answer.failure, usage=answer.usage, cost=answer.cost)
-            if answer.late:
-                raise CompileError(answer.fault or "", phase="timeout", usage=answer.usage, cost=answer.cost)
+            failure = answer.failure or answer.late
+            if failure is not None:
+                raise CompileError(**failure, usage=answer.usage, cost=answer.cost)
             return answer
 
         outcome = await try_await(self._advance(found, "compile", order, ask))
