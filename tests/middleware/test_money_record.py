@@ -93,11 +93,11 @@ async def test_a_compile_costs_the_tokens_reported_by_its_provider(
         return "- **Goal**: to be brief." if "RECENT CONVERSATION" in str(body) else prose(len(str(body)), 60)
 
     with AnthropicServer(step) as server, caplog.at_level(logging.INFO, logger="context_compiler"):
-        compiler = ContextCompiler(budget=2_500, store=None, system=None)
+        compiler = ContextCompiler(budget=6_000, store=None, system=None)
         agent = Agent(server.model("claude-sonnet-4-6"), capabilities=[compiler])
         history = list[ModelMessage]()
         for turn in range(8):
-            history = (await agent.run(prose(turn, 90), message_history=history, conversation_id="talk")).all_messages()
+            history = (await agent.run(prose(turn, 600), message_history=history, conversation_id="talk")).all_messages()
     records = await compiler.views()
     made = next(record.compile for record in records if record.compile is not None)
     price = price_of("claude-sonnet-4-6")

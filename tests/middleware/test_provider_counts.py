@@ -121,7 +121,7 @@ async def test_a_budget_in_money_is_kept_by_the_count_of_the_provider() -> None:
 
 async def test_the_provider_counts_once_per_compile_and_not_in_between() -> None:
     with AnthropicServer(lambda body: prose(len(str(body)), 150), count=dear) as server:
-        seen, history = Seen(server, "claude-sonnet-4-6", budget=9_000), list[ModelMessage]()
+        seen, history = Seen(server, "claude-sonnet-4-6", budget=9_000, trigger=0.8), list[ModelMessage]()
         for turn in range(20):
             done = await seen.agent.run(f"Question {turn}: {prose(turn, 150)}", message_history=history)
             history = done.all_messages()
@@ -238,7 +238,7 @@ async def test_provider_counts_do_not_count_as_requests_or_tokens_of_limits() ->
 @pytest.mark.parametrize("fault", ["status", "hang", "drop"])
 async def test_a_provider_that_fails_to_count_is_reported_once_and_the_run_continues(fault: str) -> None:
     with AnthropicServer("done", count=dear) as server:
-        seen = Seen(server, "claude-sonnet-4-6", timeout=0.3)
+        seen = Seen(server, "claude-sonnet-4-6", timeout=0.3, trigger=1.0)
         {"status": lambda: server.fail(500), "hang": server.hang, "drop": server.drop}[fault]()
         history = (await seen.agent.run("and now?", message_history=long_history(60))).all_messages()
         await seen.agent.run("thanks", message_history=history)
