@@ -16,10 +16,11 @@ PIECE = 1_500
 """Characters of a piece."""
 
 REPEATED, GRAM = 0.15, 4
-"""Maximum fraction of groups of `GRAM` words that occurred before in a piece."""
+"""Maximum fraction of groups of `GRAM` words or numbers that occurred before in a piece."""
 
 COMPRESSED = 0.40
-"""Minimum size of a compressed piece, as a fraction of the piece. `SHORT` pieces say nothing about it."""
+"""Minimum size of a compressed piece, as a fraction of the piece. `SHORT` pieces say nothing about it, nor do lists with
+a new number in `GRAM` words, because equal words between different numbers compress well."""
 
 SHORT = 300
 
@@ -38,6 +39,7 @@ COPIED = 8
 _NOTHING = re.compile(r"\W*(none|null|nothing|n/?a|no (content|summary|notes)( provided)?|\.+)\W*", re.IGNORECASE)
 _FENCE = re.compile(r"=== (?:BEGIN|END) ([\w -]+) ===")
 _WORD = re.compile(r"[^\W\d_]+")
+_WORD_OR_NUMBER = re.compile(r"[^\W\d_]+|\d+(?:[.,:/-]\d+)*")
 _SCRIPT = re.compile(r"[\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]")
 
 
@@ -74,10 +76,12 @@ def _pieces(text: str) -> Iterator[str]:
 
 
 def _repeats(piece: str) -> bool:
-    words = _WORD.findall(piece.casefold()) if not _SCRIPT.search(piece) else list(_SCRIPT.findall(piece))
+    words = _WORD_OR_NUMBER.findall(piece.casefold()) if not _SCRIPT.search(piece) else list(_SCRIPT.findall(piece))
     grams = list(zip(*(words[at:] for at in range(GRAM)), strict=False))
     if len(grams) > GRAM and 1 - len(set(grams)) / len(grams) > REPEATED:
         return True
+    if GRAM * sum(word[0].isdigit() for word in set(words)) >= len(words) > 0:
+        return False
     raw = piece.encode(errors="replace")
     return len(raw) >= SHORT and len(zlib.compress(raw, 9)) < COMPRESSED * len(raw)
 

@@ -194,7 +194,11 @@ async def test_a_dry_run_is_not_retried() -> None:
 
 async def test_a_compile_that_is_too_long_for_its_own_model_is_a_failure_like_any_other() -> None:
     """The run's own model writes the notes: its refusal must not be taken for one of the request itself."""
-    with OpenAIServer("fine", window=5_000) as server:
+
+    def step(body: Any) -> Any:
+        return server.overflow(9_000, 5_000) if "EXTRACTION TEMPLATE" in str(body) else "fine"
+
+    with OpenAIServer(step) as server:
         talk = Overflowing(server, "gpt-4o", budget=4_000, model=None)
         done = await talk.ask("run", long_history(60))
         assert done.output == "fine"

@@ -97,7 +97,9 @@ async def test_a_compile_costs_the_tokens_reported_by_its_provider(
         agent = Agent(server.model("claude-sonnet-4-6"), capabilities=[compiler])
         history = list[ModelMessage]()
         for turn in range(8):
-            history = (await agent.run(prose(turn, 600), message_history=history, conversation_id="talk")).all_messages()
+            history = (
+                await agent.run(prose(turn, 600), message_history=history, conversation_id="talk")
+            ).all_messages()
     records = await compiler.views()
     made = next(record.compile for record in records if record.compile is not None)
     price = price_of("claude-sonnet-4-6")

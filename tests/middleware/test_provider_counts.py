@@ -217,14 +217,14 @@ async def test_a_fallback_view_is_limited_by_the_ratio_of_its_cycle() -> None:
 
     rate = 2.5
     with AnthropicServer("done", count=lambda text: int(rate * OURS.text(text))) as server:
-        seen = Seen(server, "claude-sonnet-4-6", budget=8_000, trigger=1.0, model=Notes(notes).model)
-        history = (await seen.agent.run("and now?", message_history=long_history(60))).all_messages()
+        seen = Seen(server, "claude-sonnet-4-6", budget=24_000, trigger=1.0, model=Notes(notes).model)
+        history = (await seen.agent.run("and now?", message_history=long_history(180))).all_messages()
         rate = 1.0
         for turn in range(12):
-            prompt = f"Question {turn}: {prose(turn, 60 if turn < 11 else 600)}"
+            prompt = f"Question {turn}: {prose(turn, 180 if turn < 11 else 1_800)}"
             history = (await seen.agent.run(prompt, message_history=history)).all_messages()
     assert [view.status for view in seen.views] == ["compiled", *["cycle"] * 11, "fallback"]
-    assert max(view.tokens_sent for view in seen.views) <= 8_000 and len(seen.errors) == 1
+    assert max(view.tokens_sent for view in seen.views) <= 24_000 and len(seen.errors) == 1
 
 
 async def test_provider_counts_do_not_count_as_requests_or_tokens_of_limits() -> None:

@@ -161,3 +161,32 @@ def test_a_summary_in_another_language_or_with_few_words_is_not_called_invented(
         )
         is None
     )
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        " ".join(f"Order {1_001 + number} shipped." for number in range(60)),
+        "\n".join(f"- src/file_{number}.py has {number * 37 % 211} lines." for number in range(60)),
+        "\n".join(
+            f"- On 2024-05-{day:02d} the reading was {day * 31 % 97}.{day % 10} degrees." for day in range(1, 29)
+        ),
+    ],
+)
+def test_a_list_that_differs_only_in_its_numbers_does_not_repeat_itself(text: str) -> None:
+    assert summary_fault(text, material=text, instructions="", previous="") is None
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Order 1001 shipped. Order 1002 shipped. " * 15,
+        "1 2 3 4 5 6 7 8 9 10 " * 30,
+        "\n".join(f"{number}. The user asked about the gate." for number in range(1, 40)),
+        " ".join(f"The {gate} is open." for gate in ("north", "south", "upper", "lower", "inner", "outer") * 8),
+        "10:10 " * 100,
+        "aaaa" * 200,
+    ],
+)
+def test_numbers_that_come_again_or_only_count_a_repeated_sentence_repeat_themselves(text: str) -> None:
+    assert summary_fault(text, material=text, instructions="", previous="") == "it repeats itself"
