@@ -19,8 +19,8 @@ REPEATED, GRAM = 0.15, 4
 """Maximum fraction of groups of `GRAM` words or numbers that occurred before in a piece."""
 
 COMPRESSED = 0.40
-"""Minimum size of a compressed piece, as a fraction of the piece. `SHORT` pieces say nothing about it, nor do lists with
-a new number in `GRAM` words, because equal words between different numbers compress well."""
+"""Minimum size of a compressed piece, as a fraction of the piece. `SHORT` pieces say nothing about it, nor do lists
+with a new number for every `GRAM` words, because equal words between different numbers compress well."""
 
 SHORT = 300
 
