@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 from pydantic_ai import Agent
-from pydantic_ai.exceptions import UsageLimitExceeded
+from pydantic_ai.exceptions import ModelHTTPError, UsageLimitExceeded
 from pydantic_ai.usage import UsageLimits
 
 from context_compiler import MemoryStore
 from tests.middleware.faulty import Faulty
 from tests.support.agents import Notes, Talker
-from tests.support.histories import exchange, user
+from tests.support.histories import exchange, long_history, user
 
 ROOT = Path(__file__).parents[2]
 
@@ -50,6 +50,22 @@ async def test_the_tokens_of_a_compile_count_and_its_requests_do_not() -> None:
     assert (result.usage.input_tokens, result.usage.output_tokens) == (50 + 100, 1 + 20)
     again = await agent.run("and again?", message_history=result.all_messages())
     assert (again.usage.input_tokens, again.usage.output_tokens) == (50, 1)
+
+
+async def test_a_prompt_that_was_paid_is_charged_even_if_the_next_one_of_its_compile_fails() -> None:
+    def said(number: int) -> str:
+        if number > 1:
+            raise ModelHTTPError(529, "notes")
+        return "- **Goal**: so far, so good."
+
+    faulty = Faulty(notes := Notes(said), budget=30_000)
+    agent = Agent(Talker("done", usage=50).model, capabilities=[faulty.ours])
+    result = await agent.run("and now?", message_history=long_history(200))
+    assert notes.asked == 2 and result.usage.requests == 1
+    assert (result.usage.input_tokens, result.usage.output_tokens) == (50 + 100, 1 + 20)
+    compile = (await faulty.ours.views())[0].compile
+    assert compile is not None and compile.status.startswith("ok")
+    assert compile.usage == {"input_tokens": 100, "output_tokens": 20, "requests": 1}
 
 
 async def test_a_limit_that_stops_a_run_without_the_compiler_also_stops_it_with_it() -> None:
