@@ -228,7 +228,7 @@ class _Piece:
 
 @dataclass(slots=True)
 class _Part:
-    """What a line quotes from one part: pieces in order, none longer than `PIECE`."""
+    """Quoted pieces of one part, in order, none longer than `PIECE`."""
 
     item: Item
     text: str = field(init=False)
@@ -290,7 +290,7 @@ class _Line:
     """Text before the pieces of the first part."""
     first: _Part
     short: str = ""
-    """Short form of a call, which stands for its pieces as long as it holds all identifiers in them."""
+    """Short form of a call, used if it contains all identifiers of the pieces."""
     brief: bool = True
     answer: _Part | None = None
     """Pieces of the result of a call."""

@@ -62,8 +62,7 @@ average idf of its words, fraction of sentences that are questions, frequency of
 UNASKED = {"past": 0.1, "new": 0.1, "number": 0.4, "reacts": -0.2}
 """Weights of further signs in such a conversation, used only without a question: past tense, words said for the first
 time, a number, a mere reaction. They predict later questions, but not relevance to a given one. In a chat with an
-assistant, the weight of a number is that of any value which the user gives, and a mere nod of the assistant is worth
-nothing."""
+assistant, the weight of a number is that of any value which the user gives."""
 BOTH = {"mass": 0.4, "times": 0.4, "slight": -1.5}
 """Weights of signs in every conversation: logarithm of the total idf, words for times, hardly any words."""
 
@@ -270,12 +269,12 @@ def worths(candidates: Sequence[Passage], parts: Sequence[Part], *, asked: bool 
         sign += wording.times
         if talk < 1 and message.speaker == "user":
             sign += (1 - talk) * (ASKED["user"] + (ASKED["standing"] if _gives_instruction(wording.texts) else 0))
-            sign += 0 if asked else (1 - talk) * UNASKED["number"] * _has_value(wording.texts)
+            gives = not asked and not wording.asks and _has_value(wording.texts)
+            sign += (1 - talk) * UNASKED["number"] * gives
         if talk > 0:
             sign += talk * _peer_signs(message, messages.get((part[0] - 1, -1)))
             sign += 0 if asked else talk * _unasked_signs(message, unsaid)
-        nods = not asked and message.speaker == "assistant" and wording.slight
-        found[part] = exp(sign) * (talk if nods else 1)  # an assistant that nods says nothing
+        found[part] = exp(sign)
     return [*map(found.__getitem__, parts)]
 
 

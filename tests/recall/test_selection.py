@@ -125,14 +125,6 @@ def test_a_value_of_the_user_comes_before_other_words_of_the_user() -> None:
     assert "Zq7Xv9Kp2Wj4" in write_quotation(choose(all_of(chat), 32))
 
 
-def test_a_nod_of_an_assistant_is_not_quoted() -> None:
-    told = ["My boat is called Marigold.", "The mooring costs 312 euros a year.", "The harbour master is Ines Okafor."]
-    chat = [message for text in told for message in (asked(text), replied("Noted."))]
-    long = [asked("Tell me about tides."), replied("Tides follow the moon and the sun. " * 20)]
-    written = write_quotation(choose(all_of([*chat, *long]), 60))
-    assert all(text in written for text in told) and "Noted" not in written
-
-
 def test_a_message_is_chosen_together_with_its_less_informative_half() -> None:
     def rich(number: int, size: int) -> str:
         return " ".join(f"Crate{at} of lot{at} holds pumps{at}." for at in range(number * 100, number * 100 + 50))[
