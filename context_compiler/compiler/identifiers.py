@@ -6,14 +6,15 @@ Past calls show which ones: a field whose values were used in calls will probabl
 from __future__ import annotations
 
 import re
+from bisect import bisect_left, bisect_right
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from math import log2
 
 from context_compiler.compiler.cut_order import Selection
 from context_compiler.compiler.patterns import Sort
-from context_compiler.compiler.specifics import FIELD, LISTED, Mention, TextSet, mentions, readable_text, runs_command
+from context_compiler.compiler.specifics import Mention, TextSet, field_before, mentions, readable_text, runs_command
 from context_compiler.messages.fences import one_line
 from context_compiler.messages.history import History
 from context_compiler.messages.items import Item, Kind
@@ -62,6 +63,12 @@ AND = "; "
 
 WIDTH = 48
 """Characters on each side of an identifier that are searched for words to quote."""
+
+PIECE = 400
+"""Maximum length in characters of a piece that is quoted around identifiers."""
+
+JOINED = 4
+"""Maximum number of characters between two pieces that become one."""
 
 _WORD = re.compile(r"\w[\w.-]*")
 _SYNTAX = re.compile(r'["{}\[\]]+')
@@ -183,15 +190,6 @@ def identifiers_and_quotes(
     return "\n\n".join(block for block in (listed, quotes) if block)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Line:
-    """One line of the list, with all identifiers of one call or message."""
-
-    mentions: tuple[Mention, ...] = ()
-    label: str = ""
-    text: str = ""
-
-
 def list_identifiers(
     selection: Selection, missing: Iterable[MissingIdentifier], shown: Sequence[str], limit: int
 ) -> str:
@@ -206,105 +204,181 @@ def list_identifiers(
     if limit < MIN_TOKENS:
         return ""
     holds = TextSet(*shown).holds
-    lines: dict[Place, _Line] = {}
-    labels: set[str] = set()
-    left = limit - 2
-    written = _Writer(selection, NEAR if limit < FULL_LIST else FAR)
-    missed = 0
+    listed = _List(selection, NEAR if limit < FULL_LIST else FAR)
+    left, missed = limit - 2, 0
     for one in (one for one in missing if not holds(one.homes[0].specific)):
         if missed > TRIES or left < 4:
             break
-        cost, key, line = min(
-            (_cost_and_line(home, lines, labels, written, selection.counter) for home in dict.fromkeys(one.homes)),
-            key=lambda found: found[0],
-        )
+        cost = listed.add(dict.fromkeys(one.homes), left)
         if cost > left:
             missed += 1
         elif cost:
-            lines[key], left, missed = line, left - cost, 0
-            labels.add(line.label)
-    return _join_lines(lines)
+            left, missed = left - cost, 0
+    return listed.text()
 
 
-def _cost_and_line(
-    home: Mention, lines: Mapping[Place, _Line], labels: set[str], written: _Writer, counter: TokenCounter
-) -> tuple[int, Place, _Line]:
-    """Tokens that quoting an identifier from `home` adds, with the line and its key; 0 if it is quoted already."""
-    key = written.key(home)
-    line = lines.get(key, _Line())
-    if line.mentions and TextSet(line.text).holds(home.specific):
-        return 0, key, line
-    longer = written.line((*line.mentions, home))
-    if line.text:
-        return counter.text(longer.text) - counter.text(line.text), key, longer
-    shares = longer.label in labels
-    return counter.text(f"{AND}{longer.text}" if shares else f"{longer.label}{longer.text}\n"), key, longer
+@dataclass(slots=True, kw_only=True)
+class _Piece:
+    """A span of one part that is quoted, and its tokens with a separator."""
+
+    start: int
+    end: int
+    tokens: int
 
 
-def _join_lines(lines: Mapping[Place, _Line]) -> str:
-    """Join all lines; those with the same label share it."""
-    found: dict[str, list[str]] = {}
-    for key in sorted(lines):
-        found.setdefault(lines[key].label, []).append(lines[key].text)
-    return "\n".join(label + AND.join(texts) for label, texts in found.items())
+@dataclass(slots=True)
+class _Part:
+    """Quoted pieces of one part, in order, none longer than `PIECE`."""
+
+    item: Item
+    text: str = field(init=False)
+    pieces: list[_Piece] = field(default_factory=list[_Piece])
+
+    def __post_init__(self) -> None:
+        self.text = readable_text(self.item)
+
+    @property
+    def data(self) -> bool:
+        """True if the text is JSON, whose syntax is not quoted."""
+        return self.text[:1] in ("{", "[")
+
+    def touched(self, start: int, end: int) -> slice:
+        """Pieces that a span joins because it touches them."""
+        first = bisect_left(self.pieces, start - JOINED, key=lambda piece: piece.end)
+        return slice(first, bisect_right(self.pieces, end + JOINED, key=lambda piece: piece.start))
+
+    def holds(self, mention: Mention) -> bool:
+        """True if the mention is in a piece."""
+        start = mention.specific.offset
+        end = start + len(mention.specific.verbatim)
+        return any(one.start <= start and end <= one.end for one in self.pieces[self.touched(start, end)])
+
+    def longer(self, mention: Mention, words: int, counter: TokenCounter) -> tuple[slice, _Piece]:
+        """Piece that quotes a mention too, and the pieces that it replaces."""
+        start = mention.specific.offset
+        end = start + len(mention.specific.verbatim)
+        wide = _around(self.text, start, end, words)
+        old = self.touched(*wide)
+        joined = self.pieces[old]
+        low, high = min([wide[0], *(one.start for one in joined)]), max([wide[1], *(one.end for one in joined)])
+        if joined and high - low > PIECE:  # the text between them is quoted already, so the bare identifier will do
+            at = bisect_left(self.pieces, start, key=lambda piece: piece.start)
+            low, high, old = start, end, slice(at, at)
+        return old, _Piece(start=low, end=high, tokens=counter.text(self.separator + self.shown(low, high)))
+
+    @property
+    def separator(self) -> str:
+        """Text between two pieces."""
+        return ", " if self.data else " … "
+
+    def shown(self, start: int, end: int) -> str:
+        """Text of a span on one line."""
+        text = self.text[start:end]
+        return one_line(_SYNTAX.sub("", text) if self.data else text, PIECE)
+
+    def quotation(self) -> str:
+        """Text of all pieces."""
+        return self.separator.join(self.shown(one.start, one.end) for one in self.pieces)
 
 
-class _Writer:
-    """Writes lines of the list; a result is written with its call."""
+@dataclass(slots=True, kw_only=True)
+class _Line:
+    """One line of the list, with all identifiers of one call or message."""
+
+    label: str
+    before: str
+    """Text before the pieces of the first part."""
+    first: _Part
+    short: str = ""
+    """Short form of a call, used if it contains all identifiers of the pieces."""
+    brief: bool = True
+    answer: _Part | None = None
+    """Pieces of the result of a call."""
+
+    @property
+    def text(self) -> str:
+        """Text after the label."""
+        quoted = self.first.quotation()
+        if self.first.item.kind is Kind.CALL:
+            quoted = self.short if self.brief else f"(… {quoted})"
+        return f"{self.before}{quoted}" + (f" → {self.answer.quotation()}" if self.answer else "")
+
+
+class _List:
+    """The lines of the list; a result is on the line of its call.
+
+    Every identifier is quoted and counted once, as a part of one short piece, so the time is linear in their number.
+    """
 
     def __init__(self, selection: Selection, words: int) -> None:
-        self._history, self._words = selection.history, words
+        self._history, self._counter, self._words = selection.history, selection.counter, words
         self._calls = {result: call for result, call in calls_of_results(selection.history.readings) if call}
-        self._spans: dict[Mention, tuple[int, int]] = {}  # each is needed for every longer version of its line
+        self._lines: dict[Place, _Line] = {}
+        self._labels: set[str] = set()
 
-    def key(self, mention: Mention) -> Place:
-        """Key of the line for a mention: a call and its result share one, any other part has its own."""
+    def add(self, homes: Iterable[Mention], left: int) -> int:
+        """Quote an identifier from the home that costs the fewest tokens; returns them.
+
+        The list stays as it is if they are more than `left`, or 0 because the identifier is quoted already.
+        """
+        cost, commit = min((self._cost(home) for home in homes), key=lambda found: found[0])
+        if 0 < cost <= left:
+            commit()
+        return cost
+
+    def _cost(self, mention: Mention) -> tuple[int, Callable[[], None]]:
+        """Tokens that quoting a mention adds, and the step that adds it."""
         own = mention.position, mention.part
-        return self._calls.get(own, own)
+        key = self._calls.get(own, own)
+        line = self._lines.get(key) or self._new_line(key, mention)
+        part = line.first if key == own else line.answer or _Part(self._item(own))
+        known, in_call = key in self._lines, key == own
+        brief = bool(line.short) and line.brief and (not in_call or TextSet(line.short).holds(mention.specific))
+        if known and (part.holds(mention) or (in_call and brief)):
+            return 0, lambda: None
+        old, piece = part.longer(mention, self._words, self._counter)
+        cost = piece.tokens - sum(one.tokens for one in part.pieces[old])
+        if in_call and line.brief and line.short:  # pieces cost something only instead of the short form
+            cost = 0 if brief else cost + sum(one.tokens for one in part.pieces) - self._counter.text(line.short)
+        if not known:
+            label = AND if line.label in self._labels else f"{line.label}\n"
+            cost += self._counter.text(f"{label}{line.before}{line.short}")
 
-    def line(self, mentions: tuple[Mention, ...]) -> _Line:
-        """Line that quotes mentions with the same key."""
-        first = mentions[0]
-        position, part = self.key(first)
-        item = self._history.readings[position].items[part]
-        asked = [one for one in mentions if (one.position, one.part) == (position, part)]
-        answers = [one for one in mentions if (one.position, one.part) != (position, part)]
-        text = self._quote_around(item, asked)
-        if item.kind is Kind.CALL:
-            short = call_line(item.tool or "tool", item.text, width=CALL)
-            named = TextSet(short)
-            text = short[short.find("(") :] if all(named.holds(one.specific) for one in asked) else f"(… {text})"
-        elif item.kind is Kind.RETURN:
-            text = f" → {text}"
-        if answers:
-            at, place = answers[0].position, answers[0].part
-            text += " → " + self._quote_around(self._history.readings[at].items[place], answers)
+        def commit() -> None:
+            part.pieces[old] = [piece]
+            line.brief = brief
+            if not in_call:
+                line.answer = part
+            self._lines[key] = line
+            self._labels.add(line.label)
+
+        return max(1, cost), commit
+
+    def _item(self, place: Place) -> Item:
+        return self._history.readings[place[0]].items[place[1]]
+
+    def _new_line(self, key: Place, mention: Mention) -> _Line:
+        item = self._item(key)
         tool = one_line(item.tool or "tool", 40) if item.kind in (Kind.CALL, Kind.RETURN) else ""
-        return _Line(mentions=mentions, label=f"[turn {first.turn + 1} · {first.speaker}] {tool}", text=text)
+        short = call_line(item.tool or "tool", item.text, width=CALL) if item.kind is Kind.CALL else ""
+        return _Line(
+            label=f"[turn {mention.turn + 1} · {mention.speaker}] {tool}",
+            before=" → " if item.kind is Kind.RETURN else "",
+            first=_Part(item),
+            short=short[short.find("(") :],
+        )
 
-    def _quote_around(self, item: Item, wanted: Iterable[Mention]) -> str:
-        """Quote mentions in order, with the text around each; pieces that are close together are joined."""
-        text, spans = readable_text(item), list[list[int]]()
-        data = text[:1] in ("{", "[")
-        for one in sorted(wanted, key=lambda mention: mention.specific.offset):
-            start, end = self._span(text, one)
-            if spans and start <= spans[-1][1] + 4:
-                spans[-1][1] = max(end, spans[-1][1])
-            else:
-                spans.append([start, end])
-        shown = (text[start:end] for start, end in spans)
-        return (", " if data else " … ").join(one_line(_SYNTAX.sub("", one) if data else one, 400) for one in shown)
-
-    def _span(self, text: str, mention: Mention) -> tuple[int, int]:
-        if mention not in self._spans:
-            start = mention.specific.offset
-            self._spans[mention] = _around(text, start, start + len(mention.specific.verbatim), self._words)
-        return self._spans[mention]
+    def text(self) -> str:
+        """Text of all lines; those with the same label share it."""
+        found: dict[str, list[str]] = {}
+        for key in sorted(self._lines):
+            found.setdefault(self._lines[key].label, []).append(self._lines[key].text)
+        return "\n".join(label + AND.join(texts) for label, texts in found.items())
 
 
 def _around(text: str, start: int, end: int, words: int) -> tuple[int, int]:
     """Span to quote for an identifier: from the name of its field, else with `words` words on each side."""
-    key = FIELD.search(text, max(0, start - LISTED), start)
+    key = field_before(text, start)
     if key:
         return key.start(), end
     before = list(_WORD.finditer(text, max(0, start - WIDTH), start))[-words:]

@@ -282,8 +282,16 @@ LISTED = 200
 
 def field_of(text: str, offset: int) -> str:
     """Name of the field whose value begins at `offset`; empty if there is none."""
-    named = FIELD.search(text, max(0, offset - LISTED), offset)
+    named = field_before(text, offset)
     return named[1] if named else ""
+
+
+def field_before(text: str, offset: int) -> re.Match[str] | None:
+    """Match of the field name before a value; None without a search if no sign that follows a name is near."""
+    start = max(0, offset - LISTED)
+    if text.find(":", start, offset) < 0 and text.find("=", start, offset) < 0:
+        return None
+    return FIELD.search(text, start, offset)
 
 
 def _shell_commands(item: Item) -> tuple[Specific, ...]:

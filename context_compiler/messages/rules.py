@@ -300,5 +300,5 @@ def contradicts(newer: str, older: str) -> bool:
     if not start or forbids[0] != forbids[1] or not all(0 < len(value) <= MAX_VALUE for value in values):
         return False
     if all(value[0][:1].isdigit() for value in values):
-        return not forbids[0] or not _LIMITS.isdisjoint(words[:start])
+        return not forbids[0] or "exceed" in words or not _LIMITS.isdisjoint(words[:start])
     return start > 1 and not forbids[0] and words[start - 1] in _RELATIONS

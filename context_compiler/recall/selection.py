@@ -61,7 +61,8 @@ TALK = {"answers": 0.7, "opens": 0.7, "names": 0.3, "rare": 0.4, "asks": -1.2, "
 average idf of its words, fraction of sentences that are questions, frequency of "you"."""
 UNASKED = {"past": 0.1, "new": 0.1, "number": 0.4, "reacts": -0.2}
 """Weights of further signs in such a conversation, used only without a question: past tense, words said for the first
-time, a number, a mere reaction. They predict later questions, but not relevance to a given one."""
+time, a number, a mere reaction. They predict later questions, but not relevance to a given one. In a chat with an
+assistant, the weight of a number is that of any value which the user gives."""
 BOTH = {"mass": 0.4, "times": 0.4, "slight": -1.5}
 """Weights of signs in every conversation: logarithm of the total idf, words for times, hardly any words."""
 
@@ -268,6 +269,8 @@ def worths(candidates: Sequence[Passage], parts: Sequence[Part], *, asked: bool 
         sign += wording.times
         if talk < 1 and message.speaker == "user":
             sign += (1 - talk) * (ASKED["user"] + (ASKED["standing"] if _gives_instruction(wording.texts) else 0))
+            gives = not asked and not wording.asks and _has_value(wording.texts)
+            sign += (1 - talk) * UNASKED["number"] * gives
         if talk > 0:
             sign += talk * _peer_signs(message, messages.get((part[0] - 1, -1)))
             sign += 0 if asked else talk * _unasked_signs(message, unsaid)
@@ -317,6 +320,13 @@ def _analyze(*texts: str) -> _Wording:
 def _gives_instruction(texts: Sequence[str]) -> bool:
     """True if a message gives a standing instruction."""
     return bool(instruction_sentences(" ".join(texts)))
+
+
+@lru_cache(maxsize=4_096)
+def _has_value(texts: Sequence[str]) -> bool:
+    """True if a message gives a value: a number, an identifier or a name."""
+    text = " ".join(texts)
+    return bool(_NUMBER.search(text) or _NAME.search(text))
 
 
 def _idf(pieces: Sequence[_Wording]) -> dict[str, float]:

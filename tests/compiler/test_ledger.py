@@ -118,6 +118,23 @@ async def test_a_ledger_stays_within_its_share() -> None:
     assert lines and COUNTER.text("\n".join(lines)) <= SHARE * 2_000
 
 
+async def test_a_list_of_eight_times_as_many_identifiers_takes_about_eight_times_the_work() -> None:
+    async def work(budget: int) -> int:
+        counted = 0
+
+        def count(text: str) -> int:
+            nonlocal counted
+            counted += len(text)
+            return COUNTER.text(text)
+
+        rows = "\n".join(f"line {line} value {line * 7919 % 1000}" for line in range(budget // 4))
+        looks = [message for number in range(6) for message in looked(number, f"f{number}", rows)]
+        await compile_view([user("go"), *looks], "extractive", budget, system=None, counter=TokenCounter(count))
+        return counted
+
+    assert await work(32_000) < 9 * await work(4_000)
+
+
 async def test_a_chat_without_tools_spends_next_to_nothing_on_it() -> None:
     chat = [
         message

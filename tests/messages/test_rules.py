@@ -118,6 +118,10 @@ def test_friends_who_chat_give_no_rules() -> None:
     ("older", "newer"),
     [
         ("Never exceed 40 requests a minute.", "Never exceed 60 requests a minute."),
+        (
+            "We may spend $390, and never exceed that unless I agree.",
+            "We may spend $878, and never exceed that unless I agree.",
+        ),
         ("Always give amounts in euros.", "From now on, give amounts in dollars."),
         ("Always answer in French.", "Answer in English from now on."),
         ("Always use tabs.", "Never use tabs."),

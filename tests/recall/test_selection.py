@@ -111,6 +111,20 @@ def test_a_standing_instruction_comes_before_other_words_of_the_user() -> None:
     assert chosen.text == "Never paint new cranes there."
 
 
+def test_a_value_of_the_user_comes_before_other_words_of_the_user() -> None:
+    plain = (
+        "harbour walls need fresh paint",
+        "gulls nest under wooden roofs",
+        "fishermen mend nets before breakfast",
+        "children skip flat stones here",
+        "winter storms move heavy sand",
+        "old sailors tell tall tales",
+    )
+    chat = [message for text in plain for message in (asked(text), replied(f"{text} " * 9))]
+    chat[6:6] = [asked("the code is Zq7Xv9Kp2Wj4"), replied("certainly yes " * 30)]
+    assert "Zq7Xv9Kp2Wj4" in write_quotation(choose(all_of(chat), 32))
+
+
 def test_a_message_is_chosen_together_with_its_less_informative_half() -> None:
     def rich(number: int, size: int) -> str:
         return " ".join(f"Crate{at} of lot{at} holds pumps{at}." for at in range(number * 100, number * 100 + 50))[
