@@ -132,6 +132,7 @@ def select(
         out=out,
         span=_not_covered(out, previous),
         rules=plan.rules,
+        retired_rules=plan.retired_rules,
         previous=previous,
         lasting=not one_shot,
         tool_work=plan.tool_work,

@@ -43,6 +43,7 @@ class Selection:
     span: tuple[int, ...]
     """Positions that are left out and not covered by the last summary of a model."""
     rules: tuple[Rule, ...]
+    retired_rules: tuple[str, ...]
     """Rules in force."""
     previous: Cycle | None
     lasting: bool

@@ -393,6 +393,14 @@ class Plan:
         )
         return (*declared, *rules_in_force(found))
 
+    @cached_property
+    def retired_rules(self) -> tuple[str, ...]:
+        """Texts of the user's rules that are no longer in force, because they were dismissed or replaced."""
+        if not self.policy.detects_rules or self.found_rules.between_people:
+            return ()
+        standing = {rule.name for rule in self.rules}
+        return tuple(rule.text for rule in self.found_rules.rules if rule.name not in standing)
+
     def pinned(self, room: int | None = None) -> frozenset[int]:
         """Positions of pinned messages that fit in their share of `room`; None for all pinned messages."""
         return pinned(self.steering, self.history, self.outline, room) if self.steering.pins else frozenset()

@@ -67,7 +67,8 @@ class _Sources:
         bears = None if ranking is None or selection.lasting else ranking.weight  # a live view has a block for that
         found = passages(history, outline, loose, counter, bears) if loose else ()
         shown = {item.text.strip() for item in _whole_items(selection)}
-        candidates = without_rules((one for one in found if one.text.strip() not in shown), rules)
+        unquoted = (*rules, *selection.retired_rules)
+        candidates = without_rules((one for one in found if one.text.strip() not in shown), unquoted)
         ranks: Sequence[float] = []
         newer: Mapping[tuple[int, int], tuple[int, int]] = {}
         if candidates:

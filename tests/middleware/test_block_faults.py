@@ -16,7 +16,6 @@ from pydantic_ai.capabilities import ProcessHistory
 from pydantic_ai.messages import ModelMessage, ModelMessagesTypeAdapter
 
 from context_compiler import ContextCompiler, View, build_compiling_history_processor
-from context_compiler.messages.history import message_body
 from context_compiler.tokens import TokenCounter
 from tests.recall.test_blocks import ASK, BUDGET, SECRET, TITLE, block_of, past, talked, text_of, words
 from tests.support.agents import Notes, Talker, compiler, run, unstamped
@@ -94,12 +93,12 @@ async def test_a_failing_ranking_beside_a_failing_summary_still_sends_the_last_g
     errors, views = list[Exception](), list[View]()
     ours = compiler(Notes(RuntimeError("down")), on_error=errors.append, on_view=views.append, **given)
     history: list[ModelMessage] = []
-    for number in range(27):
-        counter.broken = number > 20
+    for number in range(16):
+        counter.broken = number > 12
         prompt = ASK if number % 3 == 2 else words(number, 40)
         _, history = await talked(ours, [prompt], talker, history=history)
         assert talker.last.tokens <= 2_500 and prompt in talker.last.text
-    sent = [view.error.rpartition("; ")[2] for view in views[21:] if view.error]
+    sent = [view.error.rpartition("; ")[2] for view in views[13:] if view.error]
     assert set(sent) == {"sent: the last good view"}, sent
 
 
@@ -212,14 +211,14 @@ async def test_a_durable_run_that_is_replayed_sends_the_same_blocks(stored: bool
         assert unstamped(again) == unstamped(first)
 
 
-async def test_recorded_blocks_cost_less_than_half_of_the_new_messages(tmp_path: Path) -> None:
-    file = tmp_path / "record.db"
-    ours = compiler(budget=BUDGET, store=file)
+async def test_recorded_blocks_cost_less_than_twice_their_text(tmp_path: Path) -> None:
     prompts = [f"What was item {number} about, and what did it cost?" for number in range(5, 65)]
-    talker, history = await talked(ours, ["Hello.", *prompts])
-    bodies = {message_body(message) for sent in talker.sent for message in sent.messages}
-    bodies |= {message_body(message) for message in history}
-    blocks = [block_of(sent.messages, prompt) for sent, prompt in zip(talker.sent[1:], prompts, strict=True)]
-    assert all(blocks) and sum(map(len, blocks)) > sum(map(len, bodies)) / 4
-    written = sum(path.stat().st_size for path in tmp_path.iterdir())
-    assert written <= 1.5 * sum(map(len, bodies))
+    written, blocks = list[int](), list[str]()
+    for recall in (0, 0.5):
+        folder = tmp_path / str(recall)
+        ours = compiler(budget=BUDGET, store=folder / "record.db", recall=recall)
+        talker, _ = await talked(ours, ["Hello.", *prompts])
+        written.append(sum(path.stat().st_size for path in folder.iterdir()))
+        blocks = [block_of(sent.messages, prompt) for sent, prompt in zip(talker.sent[1:], prompts, strict=True)]
+    assert all(blocks)
+    assert written[1] - written[0] < 2 * sum(map(len, blocks))

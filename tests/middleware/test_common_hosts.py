@@ -235,7 +235,7 @@ async def test_structured_answers_do_not_count_as_tool_work(plain: Life) -> None
 @pytest.mark.parametrize("wanted", [{}, {"background": True}])
 async def test_structured_answers_keep_their_cycle_where_all_turns_before_are_left_out(wanted: dict[str, Any]) -> None:
     plain, life = Life(2_400, **wanted), typed(2_400, **wanted)
-    for number in range(20):
+    for number in range(28):
         for one in (plain, life):
             await one.turn(matter(number), whole)
     life.assert_few_compiles(plain)
@@ -490,7 +490,7 @@ async def test_the_recent_turns_that_the_caller_counts_stay_when_a_view_is_cut_b
 @pytest.mark.parametrize("settings", [{"trigger": 1.0}, {"trigger": 1.0, "recall": 0.15}, {"recent_turns": "all"}])
 async def test_a_question_in_a_full_view_finds_its_answer_with_any_settings(settings: dict[str, Any]) -> None:
     life = Life(2_000, **settings)
-    for number in range(46):
+    for number in range(60):
         await life.turn(ASK if number > 12 and number % 2 == 0 else matter(number), whole)
         assert life.talker.last.tokens <= 2_000
         if number > 12 and number % 2 == 0:

@@ -76,7 +76,7 @@ async def test_a_declared_rule_reaches_raw_requests_and_compiled_ones() -> None:
 
 
 async def test_unchanged_rules_change_no_byte_of_what_was_sent() -> None:
-    talk = Talk(rules=["Be kind."], budget=3_000)
+    talk = Talk(rules=["Be kind."], budget=3_000, recall=0)
     await talk.small_talk(24)
     for before, sent, view in zip(talk.talker.sent, talk.talker.sent[1:], talk.views[1:], strict=False):
         if view.status in ("raw", "cycle"):
