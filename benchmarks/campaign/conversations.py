@@ -76,6 +76,8 @@ FLOOR = 260
 """Tokens above the fixed costs with which a view is always possible."""
 LEAST_WINDOW = 512
 """Tokens below which no context window is believed."""
+SHARE_OF_WINDOW = 0.7
+"""Minimum share of a stated window that requests may fill."""
 LEAST_ROOM, PART_ROOM, LONG_ROOM = 40, 40, 130
 """Room in tokens below which even the shortest prompt may be cut, extra room for each part of the last message, and
 room below which a long prompt may lose all its words."""
@@ -140,8 +142,6 @@ class Turn:
     """Indexes of the requests that begin a run which answers deferred calls."""
     window: int = 0
     """Context window that the refusal of a request stated; 0 for none."""
-    refused: bool = False
-    """True if the provider refused a request as too long."""
     steered: bool = False
     """True if the last prompt differs from the first."""
 
@@ -185,6 +185,8 @@ class Conversation:
         self._pinned: dict[tuple[str, str], tuple[str, ...]] = {}
         self._dismissed: dict[str, list[tuple[str, str]]] = {}
         self._modes = 0
+        self._known_windows: dict[str, float] = {}
+        """Context windows that refusals have stated, by model."""
         self._tenants = self.drawn.sometimes(0.2)
         self._writer = Writer(self.drawn, self.random.choice(("good", "good", "raises", "empty", "long", "mixed")))
         if self.drawn.sometimes(0.01):
@@ -250,7 +252,7 @@ class Conversation:
         self._dismissed.setdefault(session, []).append((rule.text, tip))
         return rule
 
-    async def _check_rules(self, at: str, sent: Sent, view: View) -> None:
+    async def _check_rules(self, at: str, sent: Sent, view: View, room: float) -> None:
         """Check that the rules in force are in a request."""
         record = view.record
         if record is None or not record.raw_tip or view.status == "floor_over_budget":
@@ -260,8 +262,8 @@ class Conversation:
             raw = load_messages(await self.store.chain(record.raw_tip))
             rules = given_rules(raw, self._dismissed.get(self.session or "", ()))
         rules += [Given(rule if isinstance(rule, str) else rule(None)) for rule in self._rules]
-        room = self.budget * (0.4 if self.turn.refused else 1.0) / _ratio(view) - sent.overhead
-        check_rules(self.case, at, rules, sent.messages, view.drops, room=room, free=room - sent.tokens)
+        free = room + sent.overhead - sent.tokens
+        check_rules(self.case, at, rules, sent.messages, view.drops, room=room, free=free)
 
     async def _take_pin(self, name: str, found: Any) -> None:
         """Note the texts of a pinned message, which belongs to the newest request, not to the next one."""
@@ -450,7 +452,6 @@ class Conversation:
         for number, (sent, view) in enumerate(zip(strict.sent, self.turn.views, strict=False)):
             at = f"{self.describe()}request {number + 1}, {view.status}: "
             await self._check_pins(at, sent, view)
-            await self._check_rules(at, sent, view)
             self.case.check("KESTREL" not in str(sent.messages), "words of another owner that are sent", at)
         if result is not None:
             self._recorded.add(self.session or "")
@@ -465,7 +466,6 @@ class Conversation:
             nonlocal made
             made += 1
             if refuses and made == 1:
-                self.turn.refused = True
                 return self._overflow()
             if fails and made > steps:
                 return ModelHTTPError(500, "strict", body={"error": "down"})
@@ -547,20 +547,24 @@ class Conversation:
             "requests without a view",
             f"{self.describe()}{len(turn.sent)} sent, {len(turn.views)} views",
         )
-        most = least = float(self.budget)
+        known = self._known_windows.get(self.name, self.budget / SHARE_OF_WINDOW)
+        most, least = float(min(self.budget, known)), min(self.budget, SHARE_OF_WINDOW * known)
         ratio, refused = 1.0, False
         for number, (sent, view) in enumerate(zip(turn.sent, turn.views, strict=False)):
             at = f"{self.describe()}request {number + 1} of {len(turn.sent)}, {view.status}: "
             if (view.status == "compiled" and not refused) or number in turn.resumed:
-                most = self.budget  # a refusal lowers the limit for the rest of a cycle and of a run
+                most = min(self.budget, known)  # a refusal lowers the limit for the rest of a cycle and of a run
             ratio = max(ratio, _ratio(view)) if view.status.startswith("cycle") else _ratio(view)
             self._check_view(at, strict, sent, view, prompt, most, least / ratio - sent.overhead)
             self._check_values(at, sent)
+            await self._check_rules(at, sent, view, least / ratio - sent.overhead)
             refused = sent.refused
             if refused:
                 stated = turn.window if turn.window >= LEAST_WINDOW else 0
                 most = min(most, stated or 0.7 * sent.tokens * _ratio(view))
                 least = 0.4 * most if stated else most
+                if stated:
+                    known = self._known_windows[self.name] = stated
             await self._check_row(at, strict, sent, view)
         self._check_errors()
 
