@@ -149,14 +149,19 @@ def rule_states(
 
 
 def valid_notes(notes: Sequence[RuleNote], history: History, cycle: Cycle, steering: Steering) -> tuple[RuleNote, ...]:
-    """Notes whose messages this history contains after those on which its cycle decides, without dismissed rules."""
-    return tuple(
-        one
-        for one in notes
-        if cycle.decided <= one.at < len(history)
-        and history.ids[one.at] == one.tip
-        and not any(map(steering.dismisses, one.rules))
-    )
+    """Notes whose messages this history contains after those on which its cycle decides, without dismissed rules.
+
+    A note that is older than the cycle loses the rules that the cycle lists itself.
+    """
+    listed, found = set(cycle.rules), list[RuleNote]()
+    for note in notes:
+        there = cycle.decided <= note.at < len(history) and history.ids[note.at] == note.tip
+        if there and not any(map(steering.dismisses, note.rules)):
+            rules = tuple(text for text in note.rules if text not in listed)
+            revoked = tuple(text for text in note.revoked if text in listed)
+            listed = listed.union(rules).difference(revoked)
+            found += [replace(note, rules=rules, revoked=revoked)] if rules or revoked else []
+    return tuple(found)
 
 
 def listed_rules(cycle: Cycle, notes: Sequence[RuleNote]) -> list[str]:
