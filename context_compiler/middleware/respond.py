@@ -468,8 +468,7 @@ def assemble_view(
     """
     request, history, layers, live = context.request, context.history, context.request.layers, context.host is not None
     frozen, limits = cycle or RAW, context.limits(cycle)
-    # a cycle lists the rules that were in force when it began, so the notes of the cycle before it go
-    notes = () if done else valid_notes(context.run.notes, history, frozen, context.steering)
+    notes = valid_notes(context.run.notes, history, frozen, context.steering)
     start, messages, sent = _write(context, cycle, blocks, notes, earlier)
     added, lost = missing_rules(context, frozen, notes, sent)
     if added:
