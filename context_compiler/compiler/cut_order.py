@@ -43,8 +43,8 @@ class Selection:
     span: tuple[int, ...]
     """Positions that are left out and not covered by the last summary of a model."""
     rules: tuple[Rule, ...]
-    retired_rules: tuple[str, ...]
     """Rules in force."""
+    retired_rules: tuple[str, ...]  # dismissed or replaced, and therefore not quoted
     previous: Cycle | None
     lasting: bool
     """True for a live view, which serves later requests too; False for a one-shot view."""

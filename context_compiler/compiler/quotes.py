@@ -68,7 +68,7 @@ class _Sources:
         found = passages(history, outline, loose, counter, bears) if loose else ()
         shown = {item.text.strip() for item in _whole_items(selection)}
         unquoted = (*rules, *selection.retired_rules)
-        candidates = without_rules((one for one in found if one.text.strip() not in shown), unquoted)
+        candidates = without_rules((passage for passage in found if passage.text.strip() not in shown), unquoted)
         ranks: Sequence[float] = []
         newer: Mapping[tuple[int, int], tuple[int, int]] = {}
         if candidates:
