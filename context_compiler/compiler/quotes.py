@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from context_compiler.compiler.cut_order import ELLIPSIS, Selection
 from context_compiler.compiler.identifiers import identifiers_and_quotes
-from context_compiler.compiler.rules import RULE_WHY, fitting_rules, rule_origin, unlisted, without_rules
+from context_compiler.compiler.rules import RULE_WHY, STATES, fitting_rules, rule_origin, unlisted, without_rules
 from context_compiler.compiler.summary import TITLES, fit_sections, gather_sections, template_facts
 from context_compiler.compiler.view import Quote, note_text
 from context_compiler.messages.fences import QUOTED_TITLE, fence, neutralize
@@ -67,7 +67,7 @@ class _Sources:
         bears = None if ranking is None or selection.lasting else ranking.weight  # a live view has a block for that
         found = passages(history, outline, loose, counter, bears) if loose else ()
         shown = {item.text.strip() for item in _whole_items(selection)}
-        unquoted = (*rules, *selection.retired_rules)
+        unquoted = (*rules, *selection.retired_rules[-STATES:])
         candidates = without_rules((passage for passage in found if passage.text.strip() not in shown), unquoted)
         ranks: Sequence[float] = []
         newer: Mapping[tuple[int, int], tuple[int, int]] = {}
