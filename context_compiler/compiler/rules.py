@@ -30,7 +30,7 @@ LISTED, IN_MESSAGE, NO_ROOM, DISMISSED = "listed", "in its message", "no room le
 """States of a rule in a request."""
 
 STATES = 200
-"""Maximum number of rules, the newest, whose states are recorded, and of those no longer in force that are not quoted."""
+"""Maximum number of rules whose states are recorded, and of rules no longer in force that quotes leave out."""
 
 REVOKED = "No longer a rule:"
 """Line before rules that the application has withdrawn."""
