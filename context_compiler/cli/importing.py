@@ -24,11 +24,11 @@ from context_compiler.cli.options import (
 )
 from context_compiler.cli.screen import Column, Screen, progress_bar, step
 from context_compiler.cli.show import read_history
-from context_compiler.cli.stats import IMPORTED
 from context_compiler.cli.text import json_text, number, plural
 from context_compiler.messages.history import History
 from context_compiler.messages.importers import Transcript
 from context_compiler.messages.turns import outline, pair
+from context_compiler.record.totals import IMPORTED
 from context_compiler.record.values import Entry, Record, now
 
 app = group("Import a transcript.")
@@ -124,7 +124,7 @@ def import_record(history: History, session: str) -> Record:
         request_index=0,
         raw_tip=history.chain.tip,
         view_tip=history.chain.tip,
-        status=f"imported; {IMPORTED}; run_id, budget, request_hash: no run",
+        status=f"{IMPORTED}; nothing was sent; run_id, budget, request_hash: no run",
         error=None,
         budget=None,
         tokens_raw=history.tokens,

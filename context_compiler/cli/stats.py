@@ -3,26 +3,29 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Annotated, cast
+from itertools import chain
+from operator import attrgetter, itemgetter
+from typing import Annotated, TypeVar
 
 import typer
 
 from context_compiler.cli.options import DB, Db, Json, Owner, Place, example, find_session, group, open_record
 from context_compiler.cli.screen import Column, Screen
-from context_compiler.cli.text import first_word, json_text, number, plural, share
-from context_compiler.record import queries, rows, sessions
-from context_compiler.record.costs import Costs, add_costs
+from context_compiler.cli.text import json_text, number, plural, share
+from context_compiler.record import rows, sessions
+from context_compiler.record.costs import Costs, add_costs, sizes_of
 from context_compiler.record.rows import Row
-from context_compiler.record.values import Compile, Record, SessionInfo
+from context_compiler.record.totals import Sums, sums_of
+from context_compiler.record.values import SessionInfo
 from context_compiler.tokens.prices import dollars
 
-app = group("Statistics of all recorded requests.")
+T = TypeVar("T")
+Key = TypeVar("Key", bound=Hashable)
 
-IMPORTED = "nothing was sent"
-"""Note in the status of an imported conversation."""
+app = group("Statistics of all recorded requests.")
 
 COLUMNS = (
     Column("session", style="bold", names=True),
@@ -81,48 +84,42 @@ class Totals:
     """Costs of the requests' input, and of all compiles."""
 
 
-def percentile(values: Sequence[float], fraction: float) -> float | None:
-    """Nearest-rank percentile, such as 0.95; None without values."""
-    ranked = sorted(values)
+def percentile(ranked: Sequence[float], fraction: float) -> float | None:
+    """Nearest-rank percentile of sorted values, such as 0.95; None without values."""
     return ranked[max(0, -int(-fraction * len(ranked) // 1) - 1)] if ranked else None
 
 
-def recall_tokens(record: Record) -> int:
-    """Calibrated tokens of the recall blocks in a request."""
-    sections = cast("Mapping[str, int]", record.ledger.get("tokens", {}))
-    return round(sections.get("recall", 0) * record.ratio)
+def group_by(values: Iterable[T], key: Callable[[T], Key]) -> dict[Key, list[T]]:
+    """Group values by a key, in order of appearance."""
+    groups: dict[Key, list[T]] = {}
+    for value in values:
+        groups.setdefault(key(value), []).append(value)
+    return groups
 
 
-def add_up(
-    session: str | None,
-    records: Sequence[Record],
-    compiles: int,
-    scores: Sequence[Row] = (),
-    unsent: Sequence[Compile] = (),
-) -> Totals:
-    """Add up requests, and `unsent` compiles by a model that no request used."""
-    sent = [record for record in records if IMPORTED not in record.status]
-    statuses = [first_word(record.status) for record in sent]
-    latencies = {
-        record.summary_id: record.compile.latency_ms for record in sent if record.compile and record.compile.usage
-    }
-    blocks = [recall_tokens(record) for record in sent]
-    times, waits = [record.latency_ms for record in sent], [*latencies.values(), *(one.latency_ms for one in unsent)]
-    raw, out = sum(record.tokens_raw for record in sent), sum(record.tokens_sent for record in sent)
+def add_up(session: str | None, sums: Sums, compiles: int, scores: Sequence[Row] = ()) -> Totals:
+    """Add up the requests and compiles of some sessions."""
+
+    def total(column: str) -> int:
+        return sum(getattr(one, column) for one in sums.requests)
+
+    made = {one.id: one for one in sums.compiles}.values()
+    times = sorted(chain.from_iterable(sums.latencies.values()))
+    waits = sorted(one.latency_ms for one in made)
     return Totals(
         session=session,
-        requests=len(sent),
-        imported=len(records) - len(sent),
-        compiled=statuses.count("compiled"),
+        requests=total("requests"),
+        imported=total("imported"),
+        compiled=total("compiled"),
         compiles=compiles,
-        by_model=len(latencies) + len(unsent),
-        tokens_raw=raw,
-        tokens_sent=out,
-        tokens_saved=raw - out,
-        with_recall=sum(tokens > 0 for tokens in blocks),
-        tokens_recall=sum(blocks),
-        fallbacks=statuses.count("fallback"),
-        over_budget=statuses.count("floor_over_budget"),
+        by_model=len(made),
+        tokens_raw=total("tokens_raw"),
+        tokens_sent=total("tokens_sent"),
+        tokens_saved=total("tokens_raw") - total("tokens_sent"),
+        with_recall=total("with_recall"),
+        tokens_recall=total("tokens_recall"),
+        fallbacks=total("fallbacks"),
+        over_budget=total("over_budget"),
         scored=len(scores),
         quality=scores[-1]["quality"] if scores else None,
         quality_least=min((score["quality"] for score in scores), default=None),
@@ -132,8 +129,24 @@ def add_up(
         latency_p95_ms=percentile(times, 0.95),
         compile_p50_ms=percentile(waits, 0.5),
         compile_p95_ms=percentile(waits, 0.95),
-        costs=add_costs(sent, unsent),
+        costs=add_costs(sums.requests, made),
     )
+
+
+def _by_name(sums: Sums) -> dict[str, Sums]:
+    """Sums of the sessions of each name, which several vaults and owners may share."""
+    numbers = group_by(sums.names.items(), lambda one: one[1])
+    requests = group_by(sums.requests, lambda one: one.session)
+    compiles = group_by(sums.compiles, lambda one: one.session)
+    return {
+        name: Sums(
+            names=dict(named),
+            requests=[one for number, _ in named for one in requests.get(number, ())],
+            latencies={number: sums.latencies.get(number, ()) for number, _ in named},
+            compiles=[one for number, _ in named for one in compiles.get(number, ())],
+        )
+        for name, named in numbers.items()
+    }
 
 
 @app.command("stats", epilog=example("stats --db system/context.db"))
@@ -172,25 +185,14 @@ async def _load_totals(db: Place, owner: str | None, session: str | None) -> tup
     async with open_record(db, owner) as store:
         infos: list[SessionInfo] = await (find_session(store, session) if session else store.sessions())
         name = infos[0].session_id if session else None
-        records = await store.views(name)
+        sums = await store.perform(partial(sums_of, session_id=name, sizes_of=sizes_of))
         found = await store.perform(partial(sessions.scores, name=name))
-        unsent = await store.perform(partial(queries.unsent_summaries, session_id=name))
         lost = await store.perform(rows.lost)
-    scores: dict[str, list[Row]] = {}
-    for row in found:
-        scores.setdefault(row["session_id"], []).append(row)
-    by_session: dict[str, list[Record]] = {info.session_id: [] for info in infos}
-    for record in records:
-        by_session.setdefault(record.session_id, []).append(record)
-    compiles = {name: sum(info.compiles for info in infos if info.session_id == name) for name in by_session}
-    spent: dict[str, list[Compile]] = {}
-    for one in unsent:
-        spent.setdefault(one.session_id, []).append(one)
-    totals = [
-        add_up(name, some, compiles[name], scores.get(name, ()), spent.get(name, ()))
-        for name, some in by_session.items()
-    ]
-    return totals, add_up(None, records, sum(compiles.values()), unsent=unsent), lost
+    scores, of_name = group_by(found, itemgetter("session_id")), _by_name(sums)
+    by_name = group_by(infos, attrgetter("session_id"))
+    compiles = {name: sum(info.compiles for info in some) for name, some in by_name.items()}
+    totals = [add_up(name, of_name[name], compiles[name], scores.get(name, ())) for name in by_name if name in of_name]
+    return totals, add_up(None, sums, sum(compiles.values())), lost
 
 
 def _row(one: Totals) -> Sequence[object]:

@@ -40,7 +40,6 @@ from context_compiler.cli.options import (
 )
 from context_compiler.cli.screen import Column, Screen, print_list
 from context_compiler.cli.show import TOKEN_COLUMNS, print_messages, read_history, token_rows
-from context_compiler.cli.stats import IMPORTED
 from context_compiler.cli.templates import choose_template, parse_fidelity, recorded_fidelity, recorded_template
 from context_compiler.cli.text import first_word, json_text, number, plural, sent_share, share, timestamp
 from context_compiler.compiler.view import View
@@ -50,6 +49,7 @@ from context_compiler.middleware.again import compile_again, fixed_tokens
 from context_compiler.middleware.request import tool_tokens
 from context_compiler.paths import vault_of
 from context_compiler.record.costs import compile_cost, request_cost
+from context_compiler.record.totals import IMPORTED
 from context_compiler.record.values import Record, Tool
 from context_compiler.settings import Amount
 from context_compiler.tokens import TokenCounter
@@ -96,7 +96,7 @@ def view_table(found: Sequence[Record]) -> tuple[Sequence[Column], list[Sequence
 
 
 def _record_row(record: Record, *, vaults: bool) -> tuple[object, ...]:
-    compiled, sent = record.compile, IMPORTED not in record.status
+    compiled, sent = record.compile, not record.status.startswith(IMPORTED)
     return (
         record.id,
         record.session_id,
@@ -162,7 +162,7 @@ def show_(
         screen.raw(json_text({"view": record, "raw": raw, "messages": [json_.loads(body) for body in bodies]}))
         return
     print_facts(screen, record)
-    raw = raw or IMPORTED in record.status
+    raw = raw or record.status.startswith(IMPORTED)
     if not raw:
         _print_ledger(screen, record, every=every or not screen.rich)
     history = read_history(load_messages(bodies))
@@ -201,7 +201,7 @@ async def _load_view(db: Place, owner: str | None, number: int, *, raw: bool) ->
 def print_facts(screen: Screen, record: Record) -> None:
     """Print everything about a request except its messages."""
     compiled = record.compile
-    sent = "" if IMPORTED in record.status else f" → {number(record.tokens_sent)} sent"
+    sent = "" if record.status.startswith(IMPORTED) else f" → {number(record.tokens_sent)} sent"
     screen.line((f"view {record.id}", "bold"), f" of session {record.session_id}, turn {record.turn_index + 1}")
     facts = [
         ("when", f"{timestamp(record.created_at)} UTC"),
@@ -209,7 +209,7 @@ def print_facts(screen: Screen, record: Record) -> None:
         ("empty columns", _null_reasons(record.status)),
         ("error", record.error),
         ("tokens", f"{number(record.tokens_raw)} raw{sent}"),
-        ("cost of input", None if IMPORTED in record.status else _cost(record)),
+        ("cost of input", None if record.status.startswith(IMPORTED) else _cost(record)),
         ("budget", None if record.budget is None else number(record.budget)),
         ("owner", record.owner),
         ("run", None if record.run_id is None else f"{record.run_id}, request {record.request_index}"),

@@ -60,9 +60,8 @@ from context_compiler.middleware.spending import SummaryCall
 from context_compiler.middleware.state import CompilerState, Result, Run, read_history
 from context_compiler.middleware.store_access import limited
 from context_compiler.recall.question import pending_question
-from context_compiler.record.costs import PRICE
 from context_compiler.record.store import Tenants
-from context_compiler.record.values import Record, check_owner, now, with_null_reasons
+from context_compiler.record.values import PRICE, Record, check_owner, now, with_null_reasons
 from context_compiler.resilience import attempt, call_within, try_await
 from context_compiler.settings import Settings
 from context_compiler.tokens import PROVIDER, Ratios

@@ -141,8 +141,8 @@ def sessions_page(db: Database, wanted: SessionFilter, *, limit: int, offset: in
     with db.snapshot():
         (total,) = db.execute(f"SELECT count(*) FROM sessions s WHERE {where}", given).fetchone()
         found = db.execute(
-            "SELECT s.id FROM sessions s LEFT JOIN (SELECT session, max(id) AS newest FROM views GROUP BY session) n"
-            f" ON n.session = s.id WHERE {where} ORDER BY n.newest DESC NULLS LAST, s.id DESC LIMIT ? OFFSET ?",
+            "SELECT s.id, (SELECT max(v.id) FROM views v WHERE v.session = s.id) AS newest FROM sessions s"
+            f" WHERE {where} ORDER BY newest DESC NULLS LAST, s.id DESC LIMIT ? OFFSET ?",
             (*given, limit, offset),
         ).fetchall()
         order = [row["id"] for row in found]
@@ -208,15 +208,22 @@ def requests_page(
     db: Database, session: int | None, *, limit: int, offset: int = 0, status: str = ""
 ) -> tuple[list[RequestRow], int]:
     """A page of requests, newest first, and their total number; of all sessions if `session` is None."""
-    where = "(?1 IS NULL OR v.session = ?1) AND (?2 = '' OR v.status = ?2 OR v.status LIKE ?2 || ';%')"
+    conditions, given = ["1 = 1"], list[object]()
+    if session is not None:
+        conditions.append("v.session = ?")
+        given.append(session)
+    if status:
+        conditions.append("(v.status = ? OR v.status LIKE ? || ';%')")
+        given += [status, status]
+    if db.owner is not None:
+        conditions.append("v.session IN (SELECT s.id FROM sessions s WHERE s.owner = ?)")
+        given.append(db.owner)
+    where = " AND ".join(conditions)
     with db.snapshot():
-        every = f"SELECT count(*) FROM views v JOIN sessions s ON s.id = v.session WHERE {where} AND {OWNED.format(3)}"
-        (total,) = db.execute(every, (session, status, db.owner)).fetchone()
-        found = db.execute(
-            f"{_REQUESTS} WHERE {where} AND {OWNED.format(3)} ORDER BY v.id DESC LIMIT ?4 OFFSET ?5",
-            (session, status, db.owner, limit, offset),
-        )
-        return [_request(row) for row in found], total
+        (total,) = db.execute(f"SELECT count(*) FROM views v WHERE {where}", given).fetchone()
+        query = f"SELECT v.id FROM views v WHERE {where} ORDER BY v.id DESC LIMIT ? OFFSET ?"
+        page = [row[0] for row in db.execute(query, (*given, limit, offset))]
+        return requests_by_number(db, page), total
 
 
 def request_numbers(db: Database, session: int | None, after: int, limit: int) -> list[int]:

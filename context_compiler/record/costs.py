@@ -6,17 +6,14 @@ beginning that a request shares with the previous one. Requests of unknown model
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
-from typing import cast
 
 from context_compiler.messages.printable import safe_line
-from context_compiler.record.values import Compile, Record
+from context_compiler.record.totals import MadeCompile, RequestSums
+from context_compiler.record.values import Compile, Record, input_price
 from context_compiler.tokens.prices import cost_of, dollars, highest_price
-
-PRICE = "price"
-"""Key in a record's ledger; its value contains the model, the provider and the cached tokens."""
 
 NO_MODEL = "requests without a model's name"
 
@@ -35,16 +32,29 @@ class RequestCost:
 
 def request_cost(record: Record) -> RequestCost:
     """Compute the input cost of a recorded request."""
-    given = record.ledger.get(PRICE)
-    facts = cast("dict[str, object]", given) if isinstance(given, dict) else dict[str, object]()
-    model, provider = str(facts.get("model") or ""), facts.get("provider")
-    price = highest_price(model, provider if isinstance(provider, str) else None)
-    cached, cached_raw = (_tokens(facts.get(name)) for name in ("cached", "cached_raw"))
+    given = input_price(record)
+    price = highest_price(given.model, given.provider)
     sent = everything = None
     if price is not None:
-        sent = price.cost(record.tokens_sent, cached=min(cached, record.tokens_sent))
-        everything = price.cost(record.tokens_raw, cached=min(cached_raw, record.tokens_raw))
-    return RequestCost(model=model, sent=sent, everything=everything, cached=cached)
+        sent = price.cost(record.tokens_sent, cached=given.cached)
+        everything = price.cost(record.tokens_raw, cached=given.cached_raw)
+    return RequestCost(model=given.model, sent=sent, everything=everything, cached=given.cached)
+
+
+def _cost_of_sums(sums: RequestSums) -> RequestCost:
+    """Compute the input cost of requests that are priced alike."""
+    price = highest_price(sums.model, sums.provider)
+    sent = everything = None
+    if price is not None:
+        sent = price.at(sums.largest_sent).cost(sums.tokens_sent, cached=sums.cached)
+        everything = price.at(sums.largest_raw).cost(sums.tokens_raw, cached=sums.cached_raw)
+    return RequestCost(model=sums.model, sent=sent, everything=everything, cached=sums.cached)
+
+
+def sizes_of(model: str, provider: str | None) -> tuple[int, ...]:
+    """Sizes of a request, in tokens, above which other rates of a model apply."""
+    price = highest_price(model, provider)
+    return () if price is None else tuple(rates.above for rates in price.rates if rates.above)
 
 
 def compile_cost(compile: Compile | None) -> Decimal | None:
@@ -83,21 +93,17 @@ class Costs:
         return ", ".join(parts)
 
 
-def add_costs(records: Sequence[Record], unsent: Sequence[Compile] = ()) -> Costs:
-    """Add up the costs of requests and of compiles; a compile that several requests use counts once.
-
-    `unsent` are compiles that no request uses.
-    """
-    found = [request_cost(record) for record in records]
-    made = {record.summary_id: record.compile for record in records if record.compile and record.compile.usage}
-    compiles = [(one.model_alias, compile_cost(one)) for one in (*made.values(), *unsent)]
-    unknown = {one.model or NO_MODEL for one in found if one.sent is None}
+def add_costs(sums: Iterable[RequestSums], made: Iterable[MadeCompile]) -> Costs:
+    """Add up the costs of requests and of compiles, each of which counts once."""
+    found = [(one.requests, _cost_of_sums(one)) for one in sums if one.requests]
+    compiles = [(one.model, cost_of(one.model, one.usage)) for one in made]
+    unknown = {cost.model or NO_MODEL for _, cost in found if cost.sent is None}
     unknown |= {model for model, cost in compiles if cost is None}
     return Costs(
-        requests=len(found),
-        priced=sum(one.sent is not None for one in found),
-        sent=_total([one.sent for one in found]),
-        everything=_total([one.everything for one in found]),
+        requests=sum(count for count, _ in found),
+        priced=sum(count for count, cost in found if cost.sent is not None),
+        sent=_total([cost.sent for _, cost in found]),
+        everything=_total([cost.everything for _, cost in found]),
         compiles=_total([cost for _, cost in compiles]) if compiles else Decimal(0),
         unknown=tuple(sorted(unknown)),
     )
@@ -106,7 +112,3 @@ def add_costs(records: Sequence[Record], unsent: Sequence[Compile] = ()) -> Cost
 def _total(amounts: Sequence[Decimal | None]) -> Decimal | None:
     known = [amount for amount in amounts if amount is not None]
     return sum(known, Decimal(0)) if known or not amounts else None
-
-
-def _tokens(value: object) -> int:
-    return value if isinstance(value, int) and value > 0 else 0

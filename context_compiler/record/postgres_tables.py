@@ -67,7 +67,9 @@ CREATE = (
         created_at {NAME} NOT NULL,
         seal TEXT NOT NULL
     )""",
-    "CREATE INDEX summaries_of_session ON {schema}.context_summaries (session)",
+    """CREATE INDEX summaries_of_session ON {schema}.context_summaries (
+        session, template_name, model_alias, usage, latency_ms
+    )""",
     f"""CREATE TABLE {{schema}}.cycles (
         rowid BIGINT NOT NULL UNIQUE,
         session BIGINT NOT NULL REFERENCES {{schema}}.sessions(id),
@@ -98,13 +100,22 @@ CREATE = (
         request_hash TEXT,
         latency_ms DOUBLE PRECISION NOT NULL,
         created_at {NAME} NOT NULL,
+        model TEXT NOT NULL,            -- this and the next four repeat values of the ledger
+        provider TEXT,
+        cached BIGINT NOT NULL,
+        cached_raw BIGINT NOT NULL,
+        tokens_recall BIGINT NOT NULL,
         seal TEXT NOT NULL
     )""",
     """CREATE UNIQUE INDEX views_once ON {schema}.views (
         session, coalesce(run_id, ''), request_index, coalesce(raw_tip, ''), coalesce(view_tip, '')
     )""",
     "CREATE INDEX views_of_session ON {schema}.views (session, id)",
-    "CREATE INDEX views_of_summary ON {schema}.views (summary)",
+    "CREATE INDEX views_of_summary ON {schema}.views (summary, session)",
+    """CREATE INDEX views_summed ON {schema}.views (
+        session, model, provider, tokens_raw, tokens_sent, cached, cached_raw, tokens_recall, status, latency_ms,
+        created_at
+    )""",
     f"""CREATE TABLE {{schema}}.memories (
         id {NAME} PRIMARY KEY,
         parent {NAME},

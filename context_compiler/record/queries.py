@@ -123,16 +123,14 @@ def tools(db: Database, view_id: int) -> tuple[Tool, ...] | None:
 
 def views(db: Database, session_id: str | None, limit: int | None) -> list[Record]:
     """Requests with their compiles, newest first; a warning names each that cannot be read."""
+    where, newest = OWNED.format(2), "ORDER BY v.id DESC LIMIT ?1"
+    given: list[object] = [NO_LIMIT if limit is None else max(limit, 0), db.owner]
+    if session_id is not None:
+        given.append(rows.escape_surrogates(session_id))
+        named = f"SELECT s.id FROM sessions s WHERE s.session_id = ?3 AND {where}"
+        where = f"v.id IN (SELECT v.id FROM views v WHERE v.session IN ({named}) {newest})"
     with db.snapshot():
-        found = db.execute(
-            f"{VIEWS} WHERE (?1 IS NULL OR s.session_id = ?1) AND {OWNED.format(3)} ORDER BY v.id DESC LIMIT ?2",
-            (
-                None if session_id is None else rows.escape_surrogates(session_id),
-                NO_LIMIT if limit is None else max(limit, 0),
-                db.owner,
-            ),
-        )
-        readable = found.fetchall()
+        readable = db.execute(f"{VIEWS} WHERE {where} {newest}", given).fetchall()
         compiles = _compiles(db, readable)
         return [*_readable("views", readable, lambda row: _record(row, compiles))]
 
@@ -145,17 +143,6 @@ def summaries(db: Database, session_id: str, limit: int | None) -> list[Compile]
             (rows.escape_surrogates(session_id), NO_LIMIT if limit is None else max(limit, 0), db.owner),
         )
         return list(compiles_of(found).values())
-
-
-def unsent_summaries(db: Database, session_id: str | None) -> list[Compile]:
-    """Compiles by a model that no request uses, newest first; of one session, or of all if `session_id` is None."""
-    found = db.execute(
-        f"{SUMMARIES} WHERE (?1 IS NULL OR s.session_id = ?1) AND c.usage <> '{{}}'"
-        f" AND c.id IN (SELECT id FROM context_summaries EXCEPT SELECT summary FROM views) AND {OWNED.format(2)}"
-        " ORDER BY c.id DESC",
-        (None if session_id is None else rows.escape_surrogates(session_id), db.owner),
-    )
-    return list(compiles_of(found).values())
 
 
 def sessions(db: Database) -> list[SessionInfo]:

@@ -30,6 +30,7 @@ from context_compiler.record.values import (
     Drop,
     Entry,
     Record,
+    input_price,
     list_of,
     mapping_of,
     parse_json,
@@ -72,10 +73,13 @@ SUMMARY = (
     *("sections_included", "sections_dropped", "budget_used", "survival", "latency_ms", "usage"),
     *("status", "error", "created_at"),
 )
+SUMMED = ("model", "provider", "cached", "cached_raw", "tokens_recall")
+"""Columns of a request that repeat values of its ledger, so that sums over many requests read no ledgers."""
+
 VIEW = (
     *("session", "turn_index", "run_id", "request_index", "raw_tip", "view_tip", "summary", "status", "error"),
     *("budget", "tokens_raw", "tokens_sent", "tokens_exact", "ratio", "ledger", "request_hash"),
-    *("latency_ms", "created_at"),
+    *("latency_ms", "created_at", *SUMMED),
 )
 SEALED: Mapping[str, Sequence[str]] = {
     "sessions": SESSION,
@@ -450,9 +454,18 @@ def view_row(entry: Entry, session: int, summary: int | None, prefix: str) -> tu
         *(session, one.turn_index, one.run_id, one.request_index, raw_tip and prefix + raw_tip),
         *(view_tip and prefix + view_tip, summary, one.status, one.error, one.budget),
         *(one.tokens_raw, one.tokens_sent, one.tokens_exact, _real(one.ratio), _json(one.ledger), one.request_hash),
-        *(_real(one.latency_ms), stamp(one.created_at)),
+        *(_real(one.latency_ms), stamp(one.created_at), *_summed(one)),
     )
     return tuple([escape_surrogates(value) if isinstance(value, str) else value for value in row])
+
+
+def _summed(record: Record) -> tuple[Column, ...]:
+    """Return the columns `SUMMED` of a request."""
+    price = input_price(record)
+    tokens = record.ledger.get("tokens")
+    recall = cast("dict[str, object]", tokens).get("recall") if isinstance(tokens, dict) else None
+    shown = round(recall * record.ratio) if isinstance(recall, int) else 0
+    return (price.model, price.provider, price.cached, price.cached_raw, shown)
 
 
 def to_compile(row: Row) -> Compile:
@@ -470,7 +483,7 @@ def to_compile(row: Row) -> Compile:
 
 def to_record(row: Row, compile: Compile | None) -> Record:
     """Convert a row of `views`, joined with its session, to a record."""
-    given = {name: row[name] for name in VIEW if name not in ("session", "summary")}
+    given = {name: row[name] for name in VIEW if name not in ("session", "summary", *SUMMED)}
     given["ledger"] = mapping_of(row["ledger"])
     given["created_at"] = parse_stamp(row["created_at"])
     given |= {name: without_prefix(given[name]) for name in ("raw_tip", "view_tip")}

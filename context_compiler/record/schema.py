@@ -15,7 +15,7 @@ from context_compiler.record.rows import snapshot, transaction
 
 APPLICATION_ID = 0x63747863  # "ctxc"
 
-VERSION = 12
+VERSION = 13
 """Version of the tables, in SQLite and in PostgreSQL."""
 
 TABLES = (
@@ -63,10 +63,21 @@ TABLES = (
         request_hash TEXT,
         latency_ms REAL NOT NULL,
         created_at TEXT NOT NULL,
+        model TEXT NOT NULL,            -- this and the next four repeat values of the ledger
+        provider TEXT,
+        cached INTEGER NOT NULL,
+        cached_raw INTEGER NOT NULL,
+        tokens_recall INTEGER NOT NULL,
         seal TEXT NOT NULL
     )""",
     """CREATE UNIQUE INDEX views_once ON views (
         session, ifnull(run_id, ''), request_index, ifnull(raw_tip, ''), ifnull(view_tip, '')
+    )""",
+    "CREATE INDEX views_of_session ON views (session)",
+    "CREATE INDEX views_of_summary ON views (summary, session)",
+    """CREATE INDEX views_summed ON views ( -- so that sums read no rows
+        session, model, provider, tokens_raw, tokens_sent, cached, cached_raw, tokens_recall, status, latency_ms,
+        created_at
     )""",
     "CREATE VIRTUAL TABLE messages_fts USING fts5(text, node UNINDEXED)",
     """CREATE TABLE memories (           -- named as reached by all that was remembered before
@@ -155,7 +166,9 @@ TABLES = (
         created_at TEXT NOT NULL,
         seal TEXT NOT NULL
     )""",
-    "CREATE INDEX summaries_of_session ON context_summaries (session)",
+    """CREATE INDEX summaries_of_session ON context_summaries (
+        session, template_name, model_alias, usage, latency_ms
+    )""",
     """CREATE TABLE "sessions" (
         id INTEGER PRIMARY KEY,
         session_id TEXT NOT NULL,

@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from datetime import UTC, datetime
-from typing import Any, Protocol, TypeVar, cast
+from typing import Any, NamedTuple, Protocol, TypeVar, cast
 
 from context_compiler import ids
 from context_compiler.errors import SettingsError
@@ -248,6 +248,36 @@ class Record:
 
 NATIVE = "native output"
 """`Tool.kind` of an output schema that the provider enforces itself, without a tool."""
+
+
+PRICE = "price"
+"""Key in a record's ledger; its value contains the model, the provider and the cached tokens."""
+
+
+class InputPrice(NamedTuple):
+    """Values in the ledger of a request that decide the price of its input."""
+
+    model: str
+    """Empty if it is unknown."""
+    provider: str | None
+    cached: int
+    """Tokens of the sent request that the prompt cache contains."""
+    cached_raw: int
+    """Such tokens of the raw history."""
+
+
+def input_price(record: Record) -> InputPrice:
+    """Read what decides the price of the input of a request."""
+    found = record.ledger.get(PRICE)
+    given = cast("dict[str, object]", found) if isinstance(found, dict) else dict[str, object]()
+    provider = given.get("provider")
+    cached, raw = (one if isinstance(one, int) else 0 for one in (given.get("cached"), given.get("cached_raw")))
+    return InputPrice(
+        model=str(given.get("model") or ""),
+        provider=provider if isinstance(provider, str) else None,
+        cached=max(0, min(cached, record.tokens_sent)),
+        cached_raw=max(0, min(raw, record.tokens_raw)),
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

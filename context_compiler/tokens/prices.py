@@ -122,6 +122,12 @@ class Rates:
     """Price of input tokens written to the prompt cache for an hour."""
     output: Decimal
 
+    def cost(self, tokens: int, *, cached: int = 0, written: int = 0, output: int = 0) -> Decimal:
+        """Cost of one or several requests in US dollars; for the arguments, see `Price.cost`."""
+        fresh = max(0, tokens - cached - written)
+        input_cost = self.input * fresh + self.cached * cached + self.written * written
+        return (input_cost + self.output * output) / MILLION
+
 
 @dataclass(frozen=True, slots=True)
 class Price:
@@ -143,9 +149,7 @@ class Price:
             written: Input tokens that are written to a prompt cache.
             output: Tokens of the answer.
         """
-        rates, fresh = self.at(tokens), max(0, tokens - cached - written)
-        input_cost = rates.input * fresh + rates.cached * cached + rates.written * written
-        return (input_cost + rates.output * output) / MILLION
+        return self.at(tokens).cost(tokens, cached=cached, written=written, output=output)
 
     def affordable(self, usd: Decimal, *, cache: str = "") -> int | None:
         """Maximum input tokens that cost at most `usd` without any cache hit; None if the model is free.

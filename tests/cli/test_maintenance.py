@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import sqlite3
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from context_compiler.cli.options import parse_age
-from context_compiler.cli.stats import add_up, percentile
+from context_compiler.cli.stats import percentile
+from context_compiler.record.store import SQLiteStore
+from context_compiler.record.values import Entry
 from tests.cli.conftest import DEMO, Command, one_line, request
 
 
@@ -188,12 +192,16 @@ def test_an_import_is_not_shown_as_sent(cc: Command) -> None:
     assert cc("verify").code == 0
 
 
-def test_fallbacks_and_latencies_are_counted() -> None:
+def test_fallbacks_and_latencies_are_counted(cc: Command) -> None:
+    store = SQLiteStore("system/context.db")
     records = [request("compiled; run_id: no run", at) for at in range(1, 20)] + [request("fallback", 1000.0)]
-    total = add_up(None, records, 3)
-    assert (total.fallbacks, total.over_budget, total.compiles) == (1, 0, 3)
-    assert (total.latency_p50_ms, total.latency_p95_ms) == (10, 19)
-    assert total.tokens_saved == 20 * 150
+    for at, record in enumerate(records):
+        asyncio.run(store.save(Entry(record=replace(record, request_index=at), raw=None, view=None)))
+    asyncio.run(store.close())
+    total = cc("stats", "--json").json["total"]
+    assert (total["fallbacks"], total["over_budget"], total["compiled"]) == (1, 0, 19)
+    assert (total["latency_p50_ms"], total["latency_p95_ms"]) == (10, 19)
+    assert total["tokens_saved"] == 20 * 150
 
 
 def test_an_empty_list_has_no_percentile() -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from decimal import Decimal
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,10 @@ from pydantic_ai.messages import ModelMessage
 from pydantic_ai.models.fallback import FallbackModel
 
 from context_compiler import ContextCompiler, Record
-from context_compiler.record.costs import add_costs, compile_cost, request_cost
+from context_compiler.record.costs import Costs, add_costs, compile_cost, request_cost, sizes_of
+from context_compiler.record.store import SQLiteStore
+from context_compiler.record.totals import sums_of
+from context_compiler.record.values import Entry
 from context_compiler.tokens.prices import price_of
 from tests.support.agents import Talker
 from tests.support.anthropic_server import AnthropicServer
@@ -74,15 +79,41 @@ async def test_a_dry_run_costs_as_much_as_the_whole_history(tmp_path: Path) -> N
         assert cost.sent is not None and cost.sent == cost.everything
 
 
+async def costs_of(file: Path) -> Costs:
+    """The costs of all that a record contains."""
+    store = SQLiteStore(file, read_only=True)
+    sums = await store.perform(partial(sums_of, session_id=None, sizes_of=sizes_of))
+    await store.close()
+    return add_costs(sums.requests, sums.compiles)
+
+
+async def test_the_costs_of_a_record_are_those_of_its_requests(tmp_path: Path) -> None:
+    file, name = tmp_path / "context.db", "gemini-2.5-pro"
+    assert len(sizes := sizes_of(name, None)) == 1
+    records = await lived(file, 6, restart=False, name=name)
+    store, large = SQLiteStore(file), sizes[0] * 2
+    for at, sent in enumerate((300, large)):
+        given = {"id": None, "run_id": f"large {at}", "tokens_sent": sent, "tokens_raw": large, "raw_tip": None}
+        record = replace(records[0], **given, view_tip=None)
+        records.append(await store.save(Entry(record=record, raw=None, view=None)))
+    await store.close()
+    costs = await costs_of(file)
+    priced = [request_cost(record) for record in records]
+    assert costs.sent == sum(cost.sent for cost in priced if cost.sent is not None) > 0
+    assert costs.everything == sum(cost.everything for cost in priced if cost.everything is not None)
+    assert costs.priced == costs.requests == 8
+
+
 async def test_a_missing_price_is_unknown_and_not_zero(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, logger="context_compiler"):
-        records = await lived(tmp_path / "context.db", 8, restart=False, name="nobody-1")
-    costs = add_costs(records)
+        await lived(tmp_path / "context.db", 8, restart=False, name="nobody-1")
+    costs = await costs_of(tmp_path / "context.db")
     assert (costs.sent, costs.everything, costs.priced, costs.unknown) == (None, None, 0, ("nobody-1",))
     assert " sent" not in costs.text and "no price is known for " in costs.text
     lines = [line for line in caplog.messages if "→" in line]
     assert lines and all(line.endswith(" s, price unknown") for line in lines)
-    mixed = add_costs([*records, *await lived(tmp_path / "known.db", 2, restart=False)])
+    await lived(tmp_path / "context.db", 2, restart=False)
+    mixed = await costs_of(tmp_path / "context.db")
     assert mixed.sent is not None and mixed.priced == 2 and "2 of 10 requests" in mixed.text
 
 
@@ -93,7 +124,7 @@ async def test_a_compile_costs_the_tokens_reported_by_its_provider(
         return "- **Goal**: to be brief." if "RECENT CONVERSATION" in str(body) else prose(len(str(body)), 60)
 
     with AnthropicServer(step) as server, caplog.at_level(logging.INFO, logger="context_compiler"):
-        compiler = ContextCompiler(budget=6_000, store=None, system=None)
+        compiler = ContextCompiler(budget=6_000, store=tmp_path / "context.db", system=None)
         agent = Agent(server.model("claude-sonnet-4-6"), capabilities=[compiler])
         history = list[ModelMessage]()
         for turn in range(8):
@@ -106,7 +137,7 @@ async def test_a_compile_costs_the_tokens_reported_by_its_provider(
     assert price is not None
     given, answered = made.usage["input_tokens"], made.usage["output_tokens"]
     assert compile_cost(made) == price.cost(given, output=answered) > Decimal(0)
-    assert add_costs(records).compiles == sum(
+    assert (await costs_of(tmp_path / "context.db")).compiles == sum(
         cost
         for number in {record.summary_id for record in records if record.summary_id}
         if (cost := compile_cost(next(one.compile for one in records if one.summary_id == number)))

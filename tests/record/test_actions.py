@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from context_compiler.errors import StoreError
-from context_compiler.record import queries
+from context_compiler.record.costs import sizes_of
 from context_compiler.record.store import Steered, Store
+from context_compiler.record.totals import sums_of
 from context_compiler.record.values import Action
 from tests.record.entries import NOW, compiled, cycle, request, talk
 
@@ -63,9 +64,12 @@ async def test_a_compile_that_no_request_carries_counts_in_its_session(store: An
     assert alone != carried.summary_id and len(await store.summaries("s")) == 2
     assert not await store.verify()
     for session, count in ((None, 1), ("s", 1), ("t", 0)):
-        found = await store.perform(partial(queries.unsent_summaries, session_id=session))
-        assert [one.status.partition(";")[0] for one in found] == ["skipped"] * count
-    assert not await store.scoped("bob").perform(partial(queries.unsent_summaries, session_id=None))
+        found = await store.perform(partial(sums_of, session_id=session, sizes_of=sizes_of))
+        assert (
+            sorted((one.id, one.sent) for one in found.compiles) == [(alone, False), (carried.summary_id, True)] * count
+        )
+    nothing = await store.scoped("bob").perform(partial(sums_of, session_id=None, sizes_of=sizes_of))
+    assert (nothing.requests, nothing.compiles, nothing.names) == ([], [], {})
 
 
 async def test_the_cycles_of_a_conversation_are_listed_oldest_first(store: Any):

@@ -1,0 +1,175 @@
+"""Sums over the requests and compiles of many sessions, which the database computes from indexes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from context_compiler.record.database import Database
+from context_compiler.record.queries import OWNED
+from context_compiler.record.rows import escape_surrogates
+from context_compiler.record.values import mapping_of
+
+IMPORTED = "imported"
+"""First word of the status of an imported conversation, of which nothing was sent."""
+
+_IMPORTED = f"v.status LIKE '{IMPORTED}%'"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestSums:
+    """Sums over requests of one session whose input is priced alike."""
+
+    session: int
+    model: str
+    provider: str | None
+    requests: int
+    """Requests that were sent; no other sum but `imported` includes the others."""
+    imported: int
+    tokens_raw: int
+    tokens_sent: int
+    largest_raw: int
+    """Tokens of the largest request, which decide its rates, and so those of all."""
+    largest_sent: int
+    cached: int
+    cached_raw: int
+    with_recall: int
+    tokens_recall: int
+    compiled: int
+    fallbacks: int
+    over_budget: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MadeCompile:
+    """A compile by a model."""
+
+    id: int
+    session: int
+    model: str
+    usage: Mapping[str, int]
+    latency_ms: float
+    sent: bool
+    """True if a request contains its summary."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sums:
+    """Sums over some sessions."""
+
+    names: Mapping[int, str]
+    """Names of the sessions by row number."""
+    requests: Sequence[RequestSums]
+    latencies: Mapping[int, Sequence[float]]
+    """Milliseconds of each request that was sent, by session."""
+    compiles: Sequence[MadeCompile]
+
+
+def sums_of(db: Database, session_id: str | None, sizes_of: Callable[[str, str | None], Iterable[int]]) -> Sums:
+    """Sums over the sessions with a name, or over all that the connection sees.
+
+    Args:
+        db: The record.
+        session_id: The name; None is every name.
+        sizes_of: Function from a model and its provider to the sizes of a request above which other rates apply.
+    """
+    given = None if session_id is None else escape_surrogates(session_id)
+    query = f"SELECT s.id, s.session_id FROM sessions s WHERE (?1 IS NULL OR s.session_id = ?1) AND {OWNED.format(2)}"
+    with db.snapshot():
+        names = {row[0]: row[1] for row in db.execute(query, (given, db.owner))}
+        among = None if session_id is None and db.owner is None else [*names]
+        return Sums(
+            names=names,
+            requests=_request_sums(db, among, sizes_of),
+            latencies=_latencies(db, among),
+            compiles=_made_compiles(db, among),
+        )
+
+
+def _request_sums(
+    db: Database, sessions: Sequence[int] | None, sizes_of: Callable[[str, str | None], Iterable[int]]
+) -> list[RequestSums]:
+    where, given = _within(sessions)
+    models = db.execute(f"SELECT DISTINCT v.model, v.provider FROM views v WHERE {where}", given).fetchall()
+    sizes = sorted({size for row in models for size in sizes_of(row[0], row[1])})
+    rates = [f"CASE WHEN v.{column} > {size:d} THEN 1 END" for column in SIZED for size in sizes]
+    found = db.execute(
+        f"SELECT v.session, v.model, v.provider, {SUMS} FROM views v WHERE {where}"
+        f" GROUP BY {', '.join(['v.session', 'v.model', 'v.provider', *rates])}",
+        given,
+    )
+    return [RequestSums(**dict(zip(row.keys(), row, strict=True))) for row in found]
+
+
+SIZED = ("tokens_sent", "tokens_raw")
+
+SUMS = ", ".join(
+    (
+        f"count(*) - count(CASE WHEN {_IMPORTED} THEN 1 END) AS requests",
+        f"count(CASE WHEN {_IMPORTED} THEN 1 END) AS imported",
+        f"CAST(sum(CASE WHEN {_IMPORTED} THEN 0 ELSE v.tokens_raw END) AS BIGINT) AS tokens_raw",
+        *(f"CAST(sum(v.{one}) AS BIGINT) AS {one}" for one in ("tokens_sent", "cached", "cached_raw", "tokens_recall")),
+        *(f"max(v.tokens_{one}) AS largest_{one}" for one in ("raw", "sent")),
+        "count(CASE WHEN v.tokens_recall > 0 THEN 1 END) AS with_recall",
+        *(
+            f"count(CASE WHEN v.status LIKE '{word}%' THEN 1 END) AS {name}"
+            for word, name in (
+                ("compiled", "compiled"),
+                ("fallback", "fallbacks"),
+                ("floor_over_budget", "over_budget"),
+            )
+        ),
+    )
+)
+
+
+def _latencies(db: Database, sessions: Sequence[int] | None) -> dict[int, list[float]]:
+    where, given = _within(sessions)
+    found: dict[int, list[float]] = {}
+    for session, latency in db.execute(
+        f"SELECT v.session, v.latency_ms FROM views v WHERE {where} AND NOT ({_IMPORTED})", given
+    ):
+        found.setdefault(session, []).append(latency)
+    return found
+
+
+def _made_compiles(db: Database, sessions: Sequence[int] | None) -> list[MadeCompile]:
+    """Compiles by a model: those whose summaries the requests of some sessions contain, and their unsent ones.
+
+    One that requests of several sessions contain is returned for each of them.
+    """
+    where, given = _within(sessions)
+    used = db.execute(f"SELECT DISTINCT v.summary, v.session FROM views v WHERE v.summary NOT NULL AND {where}", given)
+    sent = [(row[0], row[1]) for row in used]
+    numbers = None if sessions is None else json.dumps(sorted({number for number, _ in sent}))
+    columns = "c.id, c.session, c.model_alias AS model, c.usage, c.latency_ms"
+    among = "" if numbers is None else " AND c.id IN (SELECT value FROM json_each(?))"
+    query = f"SELECT {columns} FROM context_summaries c WHERE c.usage <> '{{}}'"
+    rows = {row["id"]: row for row in db.execute(query + among, () if numbers is None else (numbers,))}
+    unsent = db.execute(
+        f"{query} AND {where.replace('v.', 'c.')} AND NOT EXISTS (SELECT 1 FROM views v WHERE v.summary = c.id)", given
+    ).fetchall()
+    return [
+        *(_made(rows[number], session, sent=True) for number, session in sent if number in rows),
+        *(_made(row, row["session"], sent=False) for row in unsent),
+    ]
+
+
+def _made(row: Any, session: int, *, sent: bool) -> MadeCompile:
+    return MadeCompile(
+        id=row["id"],
+        session=session,
+        model=str(row["model"]),
+        usage=mapping_of(row["usage"]),
+        latency_ms=row["latency_ms"],
+        sent=sent,
+    )
+
+
+def _within(sessions: Sequence[int] | None) -> tuple[str, tuple[str, ...]]:
+    """SQL condition on the session of a row `v`, and its parameters."""
+    if sessions is None:
+        return "1 = 1", ()
+    return "v.session IN (SELECT value FROM json_each(?))", (json.dumps(sessions),)
