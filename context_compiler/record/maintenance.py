@@ -116,13 +116,14 @@ SELECT id FROM (
 ) AS ranked
 WHERE created_at < ifnull(?2, '~') AND rank > ifnull(?3, 0)
 """
+AGED = f"SELECT v.id FROM views v WHERE v.created_at < ifnull(?2, '~') AND v.session IN ({SESSIONS})"
+"""Requests of the owner `?1` that were sent before `?2`."""
+
 UNUSED_SUMMARIES = f"""
-SELECT id FROM context_summaries
-WHERE id IN (SELECT id FROM context_summaries EXCEPT SELECT summary FROM views EXCEPT SELECT summary FROM actions)
-AND (session, turn_index) IN (
-    SELECT session, turn_index FROM context_summaries EXCEPT SELECT session, turn_index FROM views
-)
-AND session IN ({SESSIONS})
+SELECT c.id FROM context_summaries c WHERE c.session IN ({SESSIONS})
+AND NOT EXISTS (SELECT 1 FROM views v WHERE v.summary = c.id)
+AND NOT EXISTS (SELECT 1 FROM actions a WHERE a.summary = c.id)
+AND NOT EXISTS (SELECT 1 FROM views v WHERE v.session = c.session AND v.turn_index = c.turn_index)
 """
 OLD_CYCLES = f"""
 SELECT rowid FROM cycles
@@ -185,15 +186,28 @@ def prune(db: Database, older_than_days: float | None, keep_last: int | None) ->
     limited, owner = older_than_days is not None or keep_last is not None, db.owner
     age = None if older_than_days is None else rows.days_ago(older_than_days)
     is_recent = limited and (older_than_days is None or older_than_days < RETRY_AGE_DAYS)
+
+    def old_views() -> list[int]:
+        return _numbers(db, OLD_VIEWS, (owner, age, keep_last)) if keep_last else _numbers(db, AGED, (owner, age))
+
+    def old_cycles() -> list[int]:
+        return _numbers(db, OLD_CYCLES, (owner,))
+
+    def unused() -> list[int]:
+        return _numbers(db, UNUSED_SUMMARIES, (owner,))
+
+    with db.snapshot():
+        if limited and not (old_views() or old_cycles() or unused()):
+            return 0
     with _sweep(db, refuse_retries=is_recent):
-        old = _numbers(db, OLD_VIEWS, (owner, age, keep_last)) if limited else []
+        if not limited:
+            return 0
         before = _sessions_with_requests(db)
-        removed = _remove(db, "views", "id", old)
-        if limited:
-            _remove(db, "cycles", "rowid", _numbers(db, OLD_CYCLES, (owner,)))
-            lasting = set(_numbers(db, LASTING_SESSIONS))
-            _remove_sessions(db, sorted(before - _sessions_with_requests(db) - lasting))
-            _remove(db, "context_summaries", "id", _numbers(db, UNUSED_SUMMARIES, (owner,)))
+        removed = _remove(db, "views", "id", old_views())
+        _remove(db, "cycles", "rowid", old_cycles())
+        lasting = set(_numbers(db, LASTING_SESSIONS))
+        _remove_sessions(db, sorted(before - _sessions_with_requests(db) - lasting))
+        _remove(db, "context_summaries", "id", unused())
     return removed
 
 

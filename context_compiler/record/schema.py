@@ -210,6 +210,7 @@ TABLES = (
         seal TEXT NOT NULL,
         UNIQUE (session, number)
     )""",
+    "CREATE INDEX actions_of_summary ON actions (summary)",
     """CREATE TABLE toolsets (           -- tools of the requests of a session with that hash
         id INTEGER PRIMARY KEY,
         session INTEGER NOT NULL REFERENCES sessions(id),

@@ -64,16 +64,17 @@ class SQLiteDatabase(sqlite3.Connection):
 
         If other processes read for longer than the busy timeout, the data is overwritten after a later transaction, or
         when the last of them closes the file. Foreign keys are checked once at the end, because each check of a single
-        row would scan whole tables.
+        row would scan whole tables; those of messages are not, because messages and contents are removed by a query
+        over these very columns.
         """
         self.execute("PRAGMA foreign_keys = OFF")
         self.execute("PRAGMA secure_delete = ON")
         try:
             with self.lenient(), self.transaction():
-                broken = len(self.execute("PRAGMA foreign_key_check").fetchall())
+                broken = self._broken_references()
                 self._note_numbers()
                 yield
-                if len(self.execute("PRAGMA foreign_key_check").fetchall()) > broken:
+                if self._broken_references() > broken:
                     raise StoreError("remaining rows refer to removed ones, so nothing was removed; verify the record")
         finally:
             self.execute("PRAGMA foreign_keys = ON")
@@ -81,6 +82,12 @@ class SQLiteDatabase(sqlite3.Connection):
         self._empty_log()
         if self._must_empty_log:
             log.warning("removed data stays on disk until no other process is reading or writing this record")
+
+    def _broken_references(self) -> int:
+        """Number of foreign keys of rows, except messages, that refer to rows that do not exist."""
+        tables = self.execute("SELECT name FROM pragma_table_list WHERE schema = 'main' AND type = 'table'").fetchall()
+        checked = (f'PRAGMA foreign_key_check("{row[0]}")' for row in tables if row[0] != "nodes")
+        return sum(len(self.execute(check).fetchall()) for check in checked)
 
     def _note_numbers(self) -> None:
         """Record the highest row numbers, so that none is reused; a request in progress may name a removed compile."""
