@@ -325,12 +325,12 @@ def _about(info: pipeline.RunInfo) -> str:
 
 
 @app.command("delete", epilog=example("pipeline delete login-1a2b3c4d --yes"))
-def delete(run: StoredRun, yes: Yes = False, runs: Runs = RUNS, json: Json = False) -> None:
+def delete(run: StoredRun, yes: Yes = False, runs: Runs = RUNS, owner: Owner = None, json: Json = False) -> None:
     """Delete a run and its children: states, events, questions, answers and graph. No trace is left in the store.
 
     The requests of its agents are in the record; `sessions delete RUN/STAGE` deletes them.
     """
-    asyncio.run(_require_run(run, runs))
+    asyncio.run(_require_run(run, runs, owner))
     if not yes and not confirm(f"Delete run {run!r} from {place_name(runs)}?"):
         print_error("nothing was deleted")
         raise typer.Exit(1)
@@ -364,9 +364,9 @@ def prune(
 
 
 @app.command("show", epilog=example("pipeline show login-1a2b3c4d"))
-def show(run: RunId, runs: Runs = RUNS, json: Json = False) -> None:
+def show(run: RunId, runs: Runs = RUNS, owner: Owner = None, json: Json = False) -> None:
     """Show the state of a run: stages, outcomes and context values."""
-    state, events, status = asyncio.run(load_run(run, runs))
+    state, events, status = asyncio.run(load_run(run, runs, owner))
     screen = Screen()
     if json:
         screen.raw(
@@ -412,8 +412,8 @@ async def _load_runs(runs: str) -> list[pipeline.RunInfo]:
         return await store.runs()
 
 
-async def _require_run(run: str, runs: str) -> None:
-    """Raise unless a run is in the store.
+async def _require_run(run: str, runs: str, owner: str | None) -> None:
+    """Raise unless a run is in the store, and belongs to the owner if one is given.
 
     Raises:
         PipelineError: there is no such run.
@@ -421,9 +421,14 @@ async def _require_run(run: str, runs: str) -> None:
     if not has_runs(runs):
         raise _no_runs(runs)
     async with open_runs(runs) as store:
-        names = [info.run_id for info in await store.runs()]
+        names = await _names(store, owner)
     if run not in names:
         raise _unknown_run(run, runs, names)
+
+
+async def _names(store: pipeline.RunStore, owner: str | None) -> list[str]:
+    """Names of the runs of an owner, or of all for None."""
+    return [info.run_id for info in await store.runs() if owner in (None, info.owner)]
 
 
 def _unknown_run(run: str, runs: str, names: Sequence[str]) -> PipelineError:
@@ -432,24 +437,35 @@ def _unknown_run(run: str, runs: str, names: Sequence[str]) -> PipelineError:
     return PipelineError(f"{place_name(runs)}: no run {one_line(run, 60)!r}{known}")
 
 
-async def load_run(run: str, runs: str) -> tuple[pipeline.RunState, list[pipeline.Event], str]:
+async def load_run(
+    run: str, runs: str, owner: str | None = None
+) -> tuple[pipeline.RunState, list[pipeline.Event], str]:
     """Load a run by its id or folder: its state, its events and its status in one word.
 
     Raises:
-        PipelineError: there is no such run.
+        PipelineError: there is no such run, or it belongs to another owner than the given one.
     """
     folder = Path(run)
     if (folder / "checkpoint.json").is_file():
-        state = pipeline.read_checkpoint(folder)
+        state, store = pipeline.read_checkpoint(folder), pipeline.in_folder(folder)
         if state is not None:
-            return await _with_events(state, pipeline.in_folder(folder))
+            return await _of_owner(state, store, owner, run, runs)
     if not has_runs(runs):
         raise _no_runs(runs)
     async with open_runs(runs) as store:
         state = await store.load(run)
         if state is None:
-            raise _unknown_run(run, runs, [info.run_id for info in await store.runs()])
-        return await _with_events(state, store)
+            raise _unknown_run(run, runs, await _names(store, owner))
+        return await _of_owner(state, store, owner, run, runs)
+
+
+async def _of_owner(
+    state: pipeline.RunState, store: pipeline.RunStore, owner: str | None, run: str, runs: str
+) -> tuple[pipeline.RunState, list[pipeline.Event], str]:
+    """Events and status of a run, unless it belongs to another owner than the given one."""
+    if owner is not None and state.lineage.root_run_id not in (names := await _names(store, owner)):
+        raise _unknown_run(run, runs, names)
+    return await _with_events(state, store)
 
 
 async def _with_events(

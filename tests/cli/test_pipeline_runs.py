@@ -251,3 +251,15 @@ def test_context_values_are_shown_as_json_and_not_as_python(cc: Command, tmp_pat
     assert '": "' in shown and "{'" not in shown
     runs = [cc("pipeline", "runs", "--owner", owner, "--json").json["runs"] for owner in ("ann", "bob")]
     assert [len(some) for some in runs] == [1, 0]
+
+
+def test_a_run_of_another_owner_is_neither_shown_nor_deleted(cc: Command) -> None:
+    for name in ("ann", "bob"):
+        run = cc("pipeline", "run", EXAMPLE, "--simulate", "--auto-approve", "--id", f"of-{name}", "--owner", name)
+        assert run.code == 0, run.err
+    for command in (("show", "of-bob"), ("delete", "of-bob", "--yes")):
+        said = cc("pipeline", *command, "--owner", "ann")
+        assert said.code == 2 and "no run 'of-bob'" in said.err
+    assert cc("pipeline", "show", "of-bob", "--owner", "bob").code == 0
+    assert cc("pipeline", "delete", "of-ann", "--owner", "ann", "--yes").code == 0
+    assert [run["run_id"] for run in cc("pipeline", "runs", "--json").json["runs"]] == ["of-bob"]
