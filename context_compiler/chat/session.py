@@ -306,11 +306,15 @@ class ChatSession:
             self._compilers[self.template] = compiler
         return self._compilers[self.template]
 
-    async def open(self) -> None:
-        """Load the stored conversation, unless it is loaded already; `say` and the other methods do so themselves."""
+    async def open(self, *, writing: bool = True) -> None:
+        """Load the stored conversation, unless it is loaded already; `say` and the other methods do so themselves.
+
+        Args:
+            writing: Repair what a killed process left unfinished; otherwise the first prompt does so.
+        """
         async with self._opening:
             if not self._opened:
-                await self.storage.open(_index_if_long if self.endless else None)
+                await self.storage.open(_index_if_long if self.endless else None, writing=writing)
                 self._opened = True
 
     async def say(self, text: str, *, on_text: OnText | None = None, hear: OnText | None = None) -> Reply:

@@ -18,7 +18,8 @@ from context_compiler.chat.reconcile import Reconciled, last_turn, reconcile, vi
 from context_compiler.chat.transcript import Transcript
 from context_compiler.messages.history import History, load_messages, reader_of
 from context_compiler.paths import unify_lines
-from context_compiler.record.store import Store, open_store
+from context_compiler.record.files import locate
+from context_compiler.record.store import SQLiteStore, Store, open_store
 from context_compiler.resilience import Breaker, try_await
 from context_compiler.tokens import as_counter
 
@@ -65,20 +66,27 @@ class SessionStorage:
         self._preparation: asyncio.Task[object] | None = None
         self._breaker = Breaker()
         self._failing: set[str] = set()
+        self._is_repaired = False
 
-    async def open(self, prepare: Callable[[History], object] | None = None) -> None:
-        """Load the conversation, and repair what a killed process left unfinished.
+    @property
+    def has_record(self) -> bool:
+        """False if the record is a file that does not exist yet, and that reading it would create."""
+        return not isinstance(self.store, SQLiteStore) or locate(self.store.path).exists()
+
+    async def open(self, prepare: Callable[[History], object] | None = None, *, writing: bool = True) -> None:
+        """Load the conversation.
 
         Args:
             prepare: Called with the history in the background, to compute in advance what the next turn needs.
+            writing: Repair what a killed process left unfinished; if False, the next turn does so.
         """
-        locked = self.transcript.acquire()
+        locked = writing and self.transcript.acquire()
         try:
-            await self._load(writing=locked)
+            await self._load(writing=locked, complete=locked or self.transcript.is_free)
         finally:
             if locked:
                 self.transcript.release()
-        if not locked:
+        if writing and not locked:
             self._notice("another terminal is answering in this session: you take turns")
         self._preparation = asyncio.create_task(try_await(self._prepare(prepare)))
 
@@ -131,23 +139,24 @@ class SessionStorage:
     async def refresh(self) -> None:
         """Load the turns that another terminal has completed, without waiting for its current one."""
         if self.transcript.state() != self._state:
-            await self._load(writing=False)
+            await self._load(writing=False, complete=False)
 
     async def _catch_up(self) -> None:
         """Load the turns that another terminal has added, and notify the user of them."""
-        if self.transcript.state() == self._state:
+        if self._is_repaired and self.transcript.state() == self._state:
             return
         before = len(visible_turns(self.messages))
-        await self._load(writing=True)
+        await self._load(writing=True, complete=True)
         more = len(visible_turns(self.messages)) - before
         if more > 0:
             turns = "a turn" if more == 1 else f"{more} turns"
             self._notice(f"another terminal added {turns}: the conversation continues from there")
 
-    async def _load(self, *, writing: bool) -> None:
+    async def _load(self, *, writing: bool, complete: bool) -> None:
         outcome = await try_await(self._recorded_messages())
         self._report("record", outcome.error, "the transcript is used instead")
-        found = await asyncio.to_thread(self._reconcile, outcome.value or [], self.messages, writing)
+        found = await asyncio.to_thread(self._reconcile, outcome.value or [], self.messages, complete)
+        self._is_repaired = self._is_repaired or writing
         self.messages = found.messages
         if self.transcript.foreign:
             self._notice(
@@ -187,6 +196,8 @@ class SessionStorage:
 
     async def _recorded_messages(self) -> list[ModelMessage]:
         """Load the recorded history; if several vaults have a session of this name, take this vault's."""
+        if not self.has_record:
+            return []
         known = [info for info in await self.store.sessions() if info.session_id == self.session]
         mine = next((info for info in known if info.vault_name == self._vault), None)
         if mine is None or mine.raw_tip is None:

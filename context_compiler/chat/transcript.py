@@ -112,6 +112,11 @@ class Transcript:
         finally:
             self.release()
 
+    @property
+    def is_free(self) -> bool:
+        """True unless a terminal has the lock, or was killed while it had it."""
+        return not Path(self._lock.lock_file).exists()
+
     def acquire(self) -> bool:
         """Take the lock without waiting; False if another terminal has it.
 

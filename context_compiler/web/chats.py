@@ -119,15 +119,15 @@ class Chat:
             notice=lambda text: self._broadcast("notice", {"text": safe(text)}),
         )
 
-    async def open(self) -> None:
-        """Load the stored conversation and the request number of each turn."""
-        await self.session.open()
+    async def open(self, *, writing: bool = False) -> None:
+        """Load the stored conversation and the request number of each turn; a prompt repairs what is unfinished."""
+        await self.session.open(writing=writing)
         await self._load_requests()
 
     async def is_of_another_program(self) -> bool:
         """True if the session is recorded, but has no transcript, which every chat has."""
         storage = self.session.storage
-        if await asyncio.to_thread(storage.transcript.path.exists):
+        if await asyncio.to_thread(storage.transcript.path.exists) or not storage.has_record:
             return False
         found = await try_await(storage.store.sessions())
         return any(info.session_id == self.name and info.raw_tip is not None for info in found.value or ())
@@ -135,7 +135,7 @@ class Chat:
     async def _load_requests(self) -> None:
         """Load the request number of each turn, including turns of other processes."""
         store, place = self.session.storage.store, self.session.vault_name
-        if isinstance(store, SQLStore):
+        if isinstance(store, SQLStore) and self.session.storage.has_record:
             found = await try_await(store.perform(partial(answers_by_turn, session_id=self.name, vault_name=place)))
             self._requests = {**self._requests, **(found.value or {})}
 
@@ -211,6 +211,8 @@ class Chat:
 
     async def refresh_pins(self) -> None:
         """Load which turns are pinned, including pins of other processes."""
+        if not self.session.storage.has_record:
+            return
         found = await try_await(self.session.pins())
         self._pinned = {pin.turn for pin in found.value or ()}
 
@@ -385,7 +387,7 @@ class Chats:
         finally:
             await store.close()
         chat = Chat(copy, self._agent_of, self.defaults)
-        await chat.open()  # writes the transcript
+        await chat.open(writing=True)  # writes the transcript
         self._open[copy] = chat
         return copy
 

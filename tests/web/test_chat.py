@@ -6,6 +6,7 @@ import asyncio
 import json
 import sqlite3
 from contextlib import closing
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -328,6 +329,29 @@ def test_a_server_without_a_chat_only_shows_the_record_and_steers(tmp_path: Path
         page = client.get("/chat")
         assert page.status_code == 404 and "serve --chat" in page.text
         assert client.post("/api/chat", json={"text": "Hi"}).status_code == 404
+
+
+def test_a_page_of_a_chat_writes_nothing(tmp_path: Path) -> None:
+    with TestClient(chat_app(tmp_path), base_url="http://localhost") as client:
+        before = sorted(tmp_path.rglob("*"))
+        for path in ("/chat", "/chat/turns", "/api/chat"):
+            assert client.get(path, params={"session": "new"}).status_code == 200
+        assert sorted(tmp_path.rglob("*")) == before
+
+
+async def test_a_page_shows_a_turn_that_was_cut_short_and_a_prompt_repairs_it(tmp_path: Path) -> None:
+    cut = Transcript(tmp_path / "Chat_Sessions", "main")
+    cut.repair()
+    cut.begin_turn("What did I ask?", datetime(2026, 1, 1, tzinfo=UTC))
+    cut.close()
+    text = cut.path.read_text()
+    with serving(chat_app(tmp_path)) as address:
+        async with Tab(address) as tab:
+            assert "What did I ask?" in await tab.page() and cut.path.read_text() == text
+            assert (await tab.say("And now?")).status_code == 202
+            await tab.until("done")
+            page = await tab.page()
+    assert "What did I ask?" in page and "And now?" in page and cut.path.read_text().startswith(text)
 
 
 @pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="open files are counted by the system")
