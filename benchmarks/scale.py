@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import resource
 import subprocess
 import sys
 import tempfile
@@ -106,12 +107,13 @@ def generate(path: Path, requests: int, turns: int) -> None:
     db.close()
 
 
-def seconds(path: Path, command: Sequence[str]) -> float:
-    """Seconds of a command on a record, in a process of its own."""
-    started = time.perf_counter()
+def seconds(path: Path, command: Sequence[str]) -> tuple[float, float]:
+    """Seconds, and seconds of CPU, of a command on a record, in a process of its own."""
+    started, before = time.perf_counter(), resource.getrusage(resource.RUSAGE_CHILDREN)
     run = [sys.executable, "-m", "context_compiler", *command, "--db", str(path)]
     subprocess.run(run, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    return time.perf_counter() - started
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return time.perf_counter() - started, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
 
 def main() -> None:
@@ -131,9 +133,10 @@ def main() -> None:
             taken = (time.perf_counter() - started) / given.requests * 1000
             print(f"{taken:.3f} ms to save a request", file=sys.stderr)
         print(f"{machine()}\n\n{given.requests:,} requests, {path.stat().st_size / 2**20:,.0f} MiB\n")
-        print("| command | seconds |\n|---|---|")
+        print("| command | seconds | of CPU |\n|---|---|---|")
         for command in COMMANDS:
-            print(f"| `{' '.join(command)}` | {seconds(path, command):.1f} |", flush=True)
+            wall, cpu = seconds(path, command)
+            print(f"| `{' '.join(command)}` | {wall:.1f} | {cpu:.1f} |", flush=True)
 
 
 if __name__ == "__main__":
