@@ -515,6 +515,13 @@ class Conversation:
             "requests over budget",
             lambda: f"{at}{sent.tokens} tokens of {most:.0f} at ratio {ratio:.3f}; {view.ledger}",
         )
+        blamed = [drop for drop in view.drops if "over budget" in drop.reason]
+        raw = view.record.tokens_raw if view.record else most + 1
+        case.check(
+            view.status != "compiled" or not blamed or raw > min(most, view.budget),
+            "reasons that are not true",
+            lambda: f"{at}{raw} tokens of {most:.0f}, {blamed[:2]}",
+        )
         if self.choices.get("counter") and not floor and not view.error:
             counted = strict.counted(sent.tokens)
             case.check(

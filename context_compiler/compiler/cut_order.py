@@ -572,9 +572,14 @@ CUT_ORDER: tuple[Step, ...] = (
 
 
 def cut_current_turn(draft: Draft, low: int, high: int) -> Draft:
-    """Cut finished exchanges of the current turn: to `low` if stubs suffice, else half way from there to `high`."""
+    """Cut finished exchanges of the current turn: to `low` if stubs suffice, else half way from there to `high`.
+
+    If no more than that is left anyway, they stay whole.
+    """
     # stubs go only if they are many: an agent that no longer sees that it has read something reads it again
     half_way, must = (low + high) // 2, draft.untouchable + draft.summary
+    if draft.total <= half_way:
+        return draft
     for target in (low, max(half_way, must + draft.room // STUBS)):
         trial = draft.copy()
         if reduce(trial, target, steps=(stub_active_exchanges,)):

@@ -125,7 +125,7 @@ def write_quotes(
     inner = room - cost(fence(QUOTED_TITLE, "x"), counter)
     sources = _Sources.of(selection, loose if inner > MIN_QUOTES else (), rules, recall)
     while inner > MIN_QUOTES:
-        body, held = _verbatim(selection, sources, inner, note, lost)
+        body, held = _verbatim(selection, sources, inner, note, rules, lost)
         if not body:
             return "", ()
         text = fence(QUOTED_TITLE, body)
@@ -137,10 +137,10 @@ def write_quotes(
 
 
 def _verbatim(
-    selection: Selection, sources: _Sources, room: int, note: str, lost: bool
+    selection: Selection, sources: _Sources, room: int, note: str, rules: Sequence[str], lost: bool
 ) -> tuple[str, tuple[Quote, ...]]:
     """Text within the fence, and its quotes."""
-    outline = _outline_text(selection, min(room, selection.target // OUTLINE)) if sources.broad else ""
+    outline = _outline_text(selection, min(room, selection.target // OUTLINE), rules) if sources.broad else ""
     left = room - cost(outline, selection.counter)
     chosen: list[Passage] = []
 
@@ -156,9 +156,10 @@ def _verbatim(
     return body, (*_other_quotes(outline, listed), *_passage_quotes(chosen, sources))
 
 
-def _outline_text(selection: Selection, room: int) -> str:
-    history, changes = selection.history, changes_of(selection.history)
-    text = phases(history, selection.draft.outline, set(selection.out), room - MIN_QUOTES, selection.counter, changes)
+def _outline_text(selection: Selection, room: int, rules: Sequence[str]) -> str:
+    history, counter, out = selection.history, selection.counter, set(selection.out)
+    changes = changes_of(history)
+    text = phases(history, selection.draft.outline, out, room - MIN_QUOTES, counter, changes, rules)
     return f"{OUTLINED}\n{text}" if text else ""
 
 

@@ -51,7 +51,13 @@ class _UserTurn:
 
 
 def phases(
-    history: History, outline: Outline, out: Collection[int], room: int, counter: TokenCounter, changes: Changes
+    history: History,
+    outline: Outline,
+    out: Collection[int],
+    room: int,
+    counter: TokenCounter,
+    changes: Changes,
+    rules: Sequence[str] = (),
 ) -> str:
     """Outline of the left-out turns, one line for each phase, in at most `room` tokens; empty if there are too few.
 
@@ -66,8 +72,9 @@ def phases(
         room: Maximum number of tokens.
         counter: Token counter.
         changes: Changes of the conversation; sentences that were replaced are left out.
+        rules: Rules that the view lists; they are left out too.
     """
-    turns = _user_turns(history, outline, out, changes)
+    turns = _user_turns(history, outline, out, changes, rules)
     wanted = min(MAX_PHASES, room // PHASE_LINE, len(turns) // PHASE_TURNS)
     gaps = _gaps(turns) if wanted >= MIN_PHASES else []
     while wanted >= MIN_PHASES:
@@ -81,15 +88,17 @@ def phases(
     return ""
 
 
-def _user_turns(history: History, outline: Outline, out: Collection[int], changes: Changes) -> list[_UserTurn]:
+def _user_turns(
+    history: History, outline: Outline, out: Collection[int], changes: Changes, rules: Sequence[str]
+) -> list[_UserTurn]:
     found: list[_UserTurn] = []
     for turn in outline.turns:
         if turn.start not in out or turn.index < 0:
             continue
         items = [item for item in history.readings[turn.start].items if item.kind is Kind.USER and item.mark is None]
         text = " ".join(item.text[:SCANNED] for item in items)
-        for change in changes.of(turn.start, text):
-            text = text.replace(change.sentence, "")
+        for sentence in (*(change.sentence for change in changes.of(turn.start, text)), *rules):
+            text = text.replace(sentence, "")
         own = Counter(word for word in words(text) if _is_distinctive(word))
         day = history.readings[turn.start].day
         found.append(_UserTurn(turn=turn.index, day=day, opening=one_line(text, OPENING), words=own))
