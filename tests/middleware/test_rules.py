@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from pydantic_ai import Agent, RunContext
 from pydantic_ai.capabilities import ProcessHistory
+from pydantic_ai.exceptions import ModelHTTPError
 from pydantic_ai.messages import ModelMessage
 
 from context_compiler import ContextCompiler, SQLiteStore, View, build_compiling_history_processor, compile_view
@@ -100,6 +101,20 @@ async def test_a_changed_rule_is_appended_and_what_was_sent_stays() -> None:
     assert str(sent.messages[: len(before.messages)]) == str(before.messages)
     again = await talk.say("And then?", deps="careful")
     assert again.count("Work in careful mode.") == 1
+
+
+async def test_a_rule_is_listed_once_where_a_refused_request_is_cut_that_was_told_it() -> None:
+    def mode(ctx: RunContext[str]) -> str:
+        return f"Work in {ctx.deps} mode."
+
+    talk = Talk(rules=[mode], budget=8_000, recall=0)
+    for turn in range(8):
+        await talk.say(prose(turn, 40), deps="quick")
+    talk.talker = Talker([ModelHTTPError(400, "m", body={"code": "context_length_exceeded"}), "Done."])
+    talk.agent = Agent(talk.talker.model, capabilities=[talk.ours])
+    await talk.say("And now?", deps="careful")
+    assert [sent.text.count("Work in careful mode.") for sent in talk.talker.sent] == [1, 1]
+    assert [view.status for view in talk.views[-2:]] == ["raw", "compiled"]
 
 
 async def test_a_function_may_give_no_rule_and_one_that_fails_keeps_its_last() -> None:

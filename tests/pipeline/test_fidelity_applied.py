@@ -9,6 +9,8 @@ from context_compiler.pipeline import Engine, RunConfig, Stage, parse_dot, run_p
 from context_compiler.pipeline.threads import Session
 from context_compiler.record.store import MemoryStore
 from tests.pipeline.playing import Heard, Script, graph, no_wait, prompt_of
+from tests.support.builders import texts_of
+from tests.support.histories import prose
 
 GOLDEN = """digraph pipeline {
     // Graph-level default
@@ -206,3 +208,20 @@ def test_a_conversation_is_cut_back_to_the_start_of_the_last_stage() -> None:
     assert (session.marks, len(session.messages)) == ([("a", 0)], 2)
     session.cut_back("unknown")
     assert len(session.messages) == 2
+
+
+async def test_a_rule_in_the_prompt_of_a_stage_is_in_every_later_request_of_its_thread() -> None:
+    rule, names = "Never push to the branch main.", [f"step{number}" for number in range(16)]
+    stages = "; ".join(f'{name} [prompt="{prose(at, 60)}" fidelity=full thread_id=t]' for at, name in enumerate(names))
+    first = f'plan [prompt="{rule}" fidelity=full thread_id=t]'
+    text = graph(f"{first}; {stages}; start->plan->{'->'.join(names)}->done")
+    heard = Heard({"": "It is done, and the next step can begin. " * 12})
+    declared = "Speak of the pump as <P-7>."
+    result = await run_pipeline(text, model=heard.model, compiler={"budget": 900, "recall": 0, "rules": [declared]})
+    shown = [
+        "\n".join(text for message in one for part in message.parts for text in texts_of(part))
+        for one in heard.requests
+    ]
+    assert result.ok and len(shown) == 17
+    assert [text.count(rule) for text in shown] == [1] * 17 == [text.count(declared) for text in shown]
+    assert f"- {rule}" in shown[-1]  # its own message has left the view
