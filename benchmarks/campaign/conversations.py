@@ -129,6 +129,10 @@ class Turn:
     errors: list[Exception] = field(default_factory=list[Exception])
     resumed: set[int] = field(default_factory=set[int])
     """Indexes of the requests that begin a run which answers deferred calls."""
+    ratio: float = 1.0
+    """Ratio of the count that a refusal stated to the exact one."""
+    window: int = 0
+    """Context window that the refusal of a request stated; 0 for none."""
     steered: bool = False
     """True if the last prompt differs from the first."""
 
@@ -436,6 +440,18 @@ class Conversation:
 
         return next
 
+    def _overflow(self) -> ModelHTTPError:
+        """Refuse the newest request as too long, in the words of some provider."""
+        body, window, count = self.random.choice(list(TOO_LONG.values()))
+        counted = round(self.turn.sent[-1].tokens * self._usage) + self._framing
+        self.turn.window = int(counted * self.random.uniform(0.5, 0.95)) if window else 0
+        self.turn.ratio = counted / self.turn.sent[-1].tokens if count else 1.0
+        told = json.dumps(body)
+        for stated, number in ((window, self.turn.window), (count, counted)):
+            for text in (f"{stated:,}", str(stated)) if stated else ():
+                told = told.replace(text, str(number))
+        return ModelHTTPError(self.random.choice((400, 413)), "strict", body=json.loads(told))
+
     async def _resumed(self, agent: Agent[Any, Any], result: Any) -> Any:
         """Answer deferred calls until the run ends, and return its result."""
         for _ in range(60):
@@ -499,7 +515,11 @@ class Conversation:
             self._check_values(at, sent)
             refused = sent.refused
             if refused:
-                most = least = min(most, 0.7 * sent.tokens * _ratio(view))
+                stated = turn.window if turn.window >= LEAST_WINDOW else 0
+                most = min(most, stated or 0.7 * sent.tokens * max(turn.ratio, _ratio(view)))
+                least = 0.4 * most if stated else most
+                if stated:
+                    known = self._known_windows[self.name] = stated
             await self._check_row(at, strict, sent, view)
         self._check_errors()
 

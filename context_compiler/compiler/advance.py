@@ -18,10 +18,11 @@ from context_compiler.compiler.cut_order import (
     Draft,
     Selection,
     completed_groups,
-    cut_current_turn,
+    drop_active_groups,
     drop_older_turns,
     reduce,
     relieve_system_text,
+    stub_active_exchanges,
     truncate_large_parts,
     truncate_large_prompts,
 )
@@ -67,6 +68,9 @@ LAST, LAST_ASKED = 3, 4
 """Divisors of the room: maximum size of a previous turn that is kept whole, in general and if the view is cut deeper
 for recall. The second is smaller because keeping a turn of a third of the room cost two points of recall in chats with
 long answers."""
+
+STUBS = 8
+"""Divisor of the room: maximum size of the stubs of the current turn that stay unless the view is over the budget."""
 
 LITTLE = 8
 """Divisor of the room: if less is left over, a one-shot view counts as full."""
@@ -147,12 +151,31 @@ def _cut_finished(draft: Draft, limits: Limits, target: int, high: int, *, over:
     target = max(target, min(draft.untouchable + draft.summary, high))
     spared = live and _keep_last_turn(draft, limits, target)
     draft.ahead = live
-    reduce(draft, target, steps=(truncate_large_parts, *EARLIER_STEPS) if over else EARLIER_STEPS)
+    large = partial(truncate_large_parts, earlier=live)
+    reduce(draft, target, steps=(large, *EARLIER_STEPS) if over else EARLIER_STEPS)
     if not spared:
-        draft = cut_current_turn(draft, target, high)
+        draft = cut_current_turn(draft, target, high, over=over)
         target = max(target, min(draft.total, high))
     draft.spared, draft.notes, draft.ahead = range(0), 0, False
     return draft, target
+
+
+def cut_current_turn(draft: Draft, low: int, high: int, *, over: bool = False) -> Draft:
+    """Cut finished exchanges of the current turn: to `low` if stubs suffice, else half way from there to `high`.
+
+    If no more is left anyway, they stay whole. If the request is `over` the budget, large parts are truncated first.
+    """
+    # stubs go only if they are many: an agent that no longer sees that it has read something reads it again
+    half_way, must = (low + high) // 2, draft.untouchable + draft.summary
+    if draft.total <= half_way:
+        return draft
+    steps = (truncate_large_parts, stub_active_exchanges) if over else (stub_active_exchanges,)
+    for target in (low, max(half_way, must + draft.room // STUBS)):
+        trial = draft.copy()
+        if reduce(trial, target, steps=steps):
+            return trial
+    reduce(trial, max(half_way, must + draft.room // STUBS // 2), steps=(drop_active_groups,))
+    return trial
 
 
 def _not_covered(out: Sequence[int], previous: Cycle | None) -> tuple[int, ...]:

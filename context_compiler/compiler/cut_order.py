@@ -314,9 +314,6 @@ MIN_PART = 6
 LARGE_PART = 4
 """Divisor of the room: a part above it is truncated to it first of all, unless it is a prompt of the current turn."""
 
-STUBS = 8
-"""Divisor of the room: maximum size of the stubs of the current turn that stay unless the view is over the budget."""
-
 LEAST_NEWEST = 16
 """Divisor of the room: limit of a part of the newest exchange before stubs of the current turn are dropped."""
 
@@ -325,17 +322,18 @@ Step = Callable[[Draft], Iterator[None]]
 `reduce` can stop as soon as the target is met."""
 
 
-def truncate_large_parts(draft: Draft) -> Iterator[None]:
-    """Truncate parts above a quarter of the room to head and tail.
+def truncate_large_parts(draft: Draft, *, earlier: bool = False) -> Iterator[None]:
+    """Truncate parts above a quarter of the room to head and tail; if `earlier`, only those of earlier turns.
 
     Prompts of the current turn are exempt, and so is its newest exchange if it fits.
     """
     limit = max(draft.room // LARGE_PART, MIN_PART)
     active, newest = draft.outline.active, newest_exchange(draft)
     whole = newest if draft.untouchable <= _most_whole(draft) else range(0)
-    for index, reading in enumerate(draft.history.readings):
-        asked = index >= active.start and is_prompt(draft.history, index)
-        if not asked and index not in whole and draft.here(index) is not None and largest(reading.items) > limit:
+    for index in draft.before_active() if earlier else range(len(draft.history)):
+        exempt = index in whole or (index >= active.start and is_prompt(draft.history, index))
+        large = largest(draft.history.readings[index].items) > limit
+        if large and not exempt and draft.here(index) is not None:
             draft.reshape(index, reasons.LARGE_PART, limit=limit)
             yield
 
@@ -569,23 +567,6 @@ CUT_ORDER: tuple[Step, ...] = (
     truncate_prompts,
     truncate_system_text,
 )
-
-
-def cut_current_turn(draft: Draft, low: int, high: int) -> Draft:
-    """Cut finished exchanges of the current turn: to `low` if stubs suffice, else half way from there to `high`.
-
-    If no more than that is left anyway, they stay whole.
-    """
-    # stubs go only if they are many: an agent that no longer sees that it has read something reads it again
-    half_way, must = (low + high) // 2, draft.untouchable + draft.summary
-    if draft.total <= half_way:
-        return draft
-    for target in (low, max(half_way, must + draft.room // STUBS)):
-        trial = draft.copy()
-        if reduce(trial, target, steps=(stub_active_exchanges,)):
-            return trial
-    reduce(trial, max(half_way, must + draft.room // STUBS // 2), steps=(drop_active_groups,))
-    return trial
 
 
 def reduce(draft: Draft, target: int, *, steps: Sequence[Step] = CUT_ORDER) -> bool:

@@ -14,7 +14,8 @@ from pydantic_ai.messages import (
 )
 
 from context_compiler.compiler import cut_order
-from context_compiler.compiler.cut_order import CUT_ORDER, MIN_PART, cut_current_turn, reduce
+from context_compiler.compiler.advance import cut_current_turn
+from context_compiler.compiler.cut_order import CUT_ORDER, MIN_PART, reduce
 from context_compiler.compiler.reasons import EARLIER_TURN, reason_of
 from context_compiler.messages.items import MESSAGE_OVERHEAD, Kind
 from context_compiler.messages.shapes import WHOLE, Shape, apply_shape
@@ -210,6 +211,18 @@ def test_stubs_stay_where_the_low_threshold_cannot_be_met() -> None:
     cut = cut_current_turn(on, 0, 0)
     assert gone(cut) == []
     assert [at for at, shape in enumerate(cut.shapes) if shape and shape.skeleton] == [2, 4]
+
+
+def test_exchanges_stay_whole_where_no_more_than_half_way_is_left() -> None:
+    on = bench([user("a"), *(message for at in range(4) for message in exchange(at, content=LONG))], room=10_000)
+    assert cut_current_turn(on, on.total, on.total) is on and on.drops == ()
+
+
+def test_large_parts_are_truncated_before_stubs_where_the_request_is_over_the_budget() -> None:
+    on = bench([user("a"), *(message for at in range(3) for message in exchange(at, content=LONG))], room=400)
+    cut = cut_current_turn(on, on.total - 20, on.total, over=True)
+    assert not any(shape and shape.skeleton for shape in cut.shapes)
+    assert [drop.reason for drop in cut.drops] == ["a part above a quarter of the budget"]
 
 
 def test_the_oldest_of_very_many_stubs_go() -> None:

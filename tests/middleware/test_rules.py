@@ -103,7 +103,7 @@ async def test_a_changed_rule_is_appended_and_what_was_sent_stays() -> None:
     assert again.count("Work in careful mode.") == 1
 
 
-async def test_a_rule_is_listed_once_where_a_refused_request_is_cut_that_was_told_it() -> None:
+async def test_a_changed_rule_is_listed_once_after_a_refused_request() -> None:
     def mode(ctx: RunContext[str]) -> str:
         return f"Work in {ctx.deps} mode."
 
