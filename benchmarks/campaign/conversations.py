@@ -174,6 +174,12 @@ class Conversation:
         self._recorded = set[str]()
         self._steered = self.random.choice((0, 0.15, 0.6))
         self._pinned: dict[tuple[str, str], tuple[str, ...]] = {}
+        self._dismissed: dict[str, list[tuple[str, str]]] = {}
+        self._modes = 0
+        self._least_budget = float("inf")
+        """Smallest budget of any request so far, because a view keeps the reasons of earlier cuts."""
+        self._known_windows: dict[str, float] = {}
+        """Context windows that refusals have stated, by model."""
         self._tenants = self.drawn.sometimes(0.2)
         self._writer = Writer(self.drawn, self.random.choice(("good", "good", "raises", "empty", "long", "mixed")))
         if self.drawn.sometimes(0.01):
@@ -512,7 +518,8 @@ class Conversation:
                 most = self.budget  # a refusal lowers the limit for the rest of a cycle and of a run
             ratio = max(ratio, _ratio(view)) if view.status.startswith("cycle") else _ratio(view)
             self._check_view(at, strict, sent, view, prompt, most, least / ratio - sent.overhead)
-            self._check_values(at, sent)
+            self._check_values(at, sent, prompt if isinstance(prompt, str) else prompt[0])
+            await self._check_rules(at, sent, view, least / ratio - sent.overhead)
             refused = sent.refused
             if refused:
                 stated = turn.window if turn.window >= LEAST_WINDOW else 0
@@ -535,10 +542,11 @@ class Conversation:
             "requests over budget",
             lambda: f"{at}{sent.tokens} tokens of {most:.0f} at ratio {ratio:.3f}; {view.ledger}",
         )
+        self._least_budget = min(self._least_budget, most, view.budget)
         blamed = [drop for drop in view.drops if "over budget" in drop.reason]
         raw = view.record.tokens_raw if view.record else most + 1
         case.check(
-            view.status != "compiled" or not blamed or raw > min(most, view.budget),
+            view.status != "compiled" or not blamed or raw > self._least_budget,
             "reasons that are not true",
             lambda: f"{at}{raw} tokens of {most:.0f}, {blamed[:2]}",
         )
@@ -569,7 +577,7 @@ class Conversation:
         case.check(not view.status.startswith("fallback") or known, "unexpected fallbacks", lambda: f"{at}{view.error}")
         case.check(EVALUATED not in str(sent.messages), "templates run on what was said", at)
 
-    def _check_values(self, at: str, sent: Sent) -> None:
+    def _check_values(self, at: str, sent: Sent, prompt: str) -> None:
         """Check that what the package adds shows a replaced value only if the newest is in the request too."""
         raw = {text for message in self.history for part in message.parts for text in _texts(part)}
         added = "\n".join(
@@ -583,7 +591,7 @@ class Conversation:
             for text in _texts(part)
             for pair in LOCKERS.findall(text)
         ]
-        newest, shown = dict(said), str(sent.messages)
+        newest, shown = dict([*said, *LOCKERS.findall(prompt)]), str(sent.messages)
         for name, code in set(LOCKERS.findall(added)):
             new = newest.get(name, code)
             self.case.count("statements shown that were made again", code != new)

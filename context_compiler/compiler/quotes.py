@@ -243,7 +243,7 @@ def written_for(selection: Selection, summary: str, covered: set[int]) -> Writte
 
 def _with_rules(written: Written, selection: Selection) -> Written:
     """Add the rules that neither the kept messages nor the note contain, as far as they fit."""
-    missing = unlisted(selection.rules, selection.draft.shapes, written.note)
+    missing = unlisted(selection.rules, selection.history, selection.draft.shapes, written.note)
     rules = fitting_rules(missing, selection.limits.rules, selection.counter)
     quoted = tuple(Quote(what=rule_origin(rule), why=RULE_WHY, text=rule.text) for rule in rules)
     return replace(written, rules=tuple(rule.text for rule in rules), quoted=quoted)

@@ -16,7 +16,7 @@ from context_compiler.messages.fences import RULES_TITLE, fence, neutralize
 from context_compiler.messages.history import History
 from context_compiler.messages.items import MESSAGE_OVERHEAD, Kind
 from context_compiler.messages.rules import Rule, contradicts
-from context_compiler.messages.shapes import Shape
+from context_compiler.messages.shapes import Shape, shortens_prompt
 from context_compiler.recall.passages import Passage
 from context_compiler.tokens import TokenCounter
 
@@ -92,14 +92,14 @@ def fitting_rules(rules: Sequence[Rule], room: int, counter: TokenCounter) -> tu
     return tuple(one for one in rules if one in set(kept))
 
 
-def unlisted(rules: Iterable[Rule], shapes: Sequence[Shape | None], note: str) -> list[Rule]:
+def unlisted(rules: Iterable[Rule], history: History, shapes: Sequence[Shape | None], note: str) -> list[Rule]:
     """Rules that neither a message with one of these shapes nor the note of a view contains word for word."""
-    return [one for one in rules if neutralize(one.text) not in note and not _is_whole(shapes, one.position)]
+    return [one for one in rules if neutralize(one.text) not in note and not _is_whole(history, shapes, one.position)]
 
 
-def _is_whole(shapes: Sequence[Shape | None], position: int) -> bool:
+def _is_whole(history: History, shapes: Sequence[Shape | None], position: int) -> bool:
     shape = shapes[position] if position >= 0 else None
-    return shape is not None and not shape.bare and shape.limit is None and shape.prompt is None
+    return shape is not None and not shape.bare and not shortens_prompt(history.readings[position], shape)
 
 
 def without_rules(candidates: Iterable[Passage], rules: Sequence[str]) -> list[Passage]:
