@@ -12,6 +12,8 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+from context_compiler.middleware.windows import WINDOWS
+
 MOST = 12
 """Maximum reported faults of one case, because one fault tends to repeat at every later request."""
 
@@ -69,6 +71,7 @@ def run_case(run: Run, part: str, seed: int, number: int, scale: float = 1.0) ->
     with tempfile.TemporaryDirectory(prefix="campaign-", ignore_cleanup_errors=True) as folder:
         case = Case(part, seed, number, Path(folder), scale)
         case.count("cases")
+        WINDOWS.forget()
         try:
             run(case)
         except Exception as error:  # an exception is the result of a case, and the next case runs

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import re
-from collections.abc import Awaitable, Callable, Sequence
-from contextlib import suppress
+import time
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -23,7 +25,8 @@ from pydantic_ai.messages import (
 from pydantic_ai.models.function import AgentInfo, FunctionModel
 
 from benchmarks.campaign.case import Case, complete
-from benchmarks.campaign.drawn import EVALUATED, LOCKER, Drawn
+from benchmarks.campaign.drawn import EVALUATED, LOCKER, SHARED, Drawn
+from benchmarks.campaign.rules import DECLARED, MODE, PLAIN, Given, check_rules, given_rules
 from benchmarks.campaign.strict import (
     HALVES,
     READER,
@@ -32,6 +35,7 @@ from benchmarks.campaign.strict import (
     StrictModel,
     difference,
     in_order,
+    part_texts,
     plain,
     prompt_tokens,
     refusals,
@@ -43,6 +47,7 @@ from context_compiler.errors import SettingsError, StoreError, TemplateError
 from context_compiler.messages.history import load_messages
 from context_compiler.record.values import positions_of
 from context_compiler.tokens.prices import price_of
+from tests.support.wordings import TOO_LONG
 
 SECRET = "The staging database of Maria has the password KESTREL-77."
 """Text of another owner, which must not be sent to anybody else."""
@@ -69,9 +74,15 @@ PRICED = "claude-sonnet-4-5"
 FOCUS = ("", "the staging database", "who owns what", "x" * 1_999)
 FLOOR = 260
 """Tokens above the fixed costs with which a view is always possible."""
+LEAST_WINDOW = 512
+"""Tokens below which no context window is believed."""
+SHARE_OF_WINDOW = 0.7
+"""Minimum share of a stated window that requests may fill."""
 LEAST_ROOM, PART_ROOM, LONG_ROOM = 40, 40, 130
 """Room in tokens below which even the shortest prompt may be cut, extra room for each part of the last message, and
 room below which a long prompt may lose all its words."""
+JUMPS = (0, 0, 86_400, -86_400, 3, -3)
+"""Seconds by which the clock is wrong during a turn."""
 GADGETS = (
     "{{ ''.__class__.__mro__ }} {{ recent_turns }}",
     "{% for a in range(100000000) %}x{% endfor %}",
@@ -146,7 +157,7 @@ def tools_of(drawn: Drawn, *, deferred: bool) -> list[Callable[..., Any]]:
         if drawn.sometimes(0.1) and path not in seen:
             seen.add(path)
             raise ModelRetry(f"no such path: {path}")
-        return drawn.long() if drawn.sometimes(0.04) else drawn.text()
+        return drawn.long() if drawn.sometimes(0.04) else drawn.result_text()
 
     async def ask(path: str) -> str:
         """Ask a person."""
@@ -207,6 +218,9 @@ class Conversation:
         if self.hostile and self.drawn.sometimes(0.5):
             with suppress(TemplateError):  # most of them are refused this way
                 chosen["template"] = Template.parse(self.random.choice(GADGETS), name="gadget")
+        self.drawn.budget = self.budget if self.drawn.sometimes(0.5) else 0
+        self._rules = self.random.choice(((), (), (), (DECLARED,), (DECLARED, self._mode)))
+        self._detects = not self.drawn.sometimes(0.1)
         if chosen.get("background") and "every_turn" in chosen:
             del chosen[self.random.choice(("background", "every_turn"))]
         if self._counted:
@@ -224,10 +238,36 @@ class Conversation:
             store=self.store,
             system=None,
             timeout=0.05 if self._writer.kind == "hangs" else 20,
+            rules=self._rules,
+            detect_rules=self._detects,
             on_view=lambda view: self.turn.views.append(view),
             on_error=lambda error: self.turn.errors.append(error),
             **chosen,
         )
+
+    def _mode(self, ctx: object) -> str:
+        """Return a rule of the application that changes from time to time."""
+        return MODE.format(self._modes)
+
+    async def _dismiss(self, session: str) -> Any:
+        """Dismiss a rule of the user, and note the newest message that gives it."""
+        rule = await self.ours.dismiss_rule(session, self.random.choice(PLAIN))
+        tip = READER.read(await self.ours.transcript(session)).ids[rule.position]
+        self._dismissed.setdefault(session, []).append((rule.text, tip))
+        return rule
+
+    async def _check_rules(self, at: str, sent: Sent, view: View, room: float) -> None:
+        """Check that the rules in force are in a request."""
+        record = view.record
+        if record is None or not record.raw_tip or view.status == "floor_over_budget":
+            return
+        rules: list[Given] = []
+        if self._detects and not self.windowed:
+            raw = load_messages(await self.store.chain(record.raw_tip))
+            rules = given_rules(raw, self._dismissed.get(self.session or "", ()))
+        rules += [Given(rule if isinstance(rule, str) else rule(None)) for rule in self._rules]
+        free = room + sent.overhead - sent.tokens
+        check_rules(self.case, at, rules, sent.messages, view.drops, room=room, free=free)
 
     async def _take_pin(self, name: str, found: Any) -> None:
         """Note the texts of a pinned message, which belongs to the newest request, not to the next one."""
@@ -270,6 +310,7 @@ class Conversation:
 
     async def go_on(self) -> None:
         """Run one step of the application: a turn, sometimes preceded by a fork, an edit, a restart or steering."""
+        self._modes += self.drawn.sometimes(0.2)
         if self.drawn.sometimes(0.08) and self.earlier:
             self.history = self.random.choice(self.earlier)  # a fork
         if self.drawn.sometimes(0.05):
@@ -318,6 +359,7 @@ class Conversation:
             "pin": lambda: ours.pin(session, place),
             "unpin": lambda: ours.unpin(session, place),
             "pins": lambda: ours.pins(session),
+            "dismiss": lambda: self._dismiss(session),
         }
         name = self.random.choice(list(steps))
         self.case.count(f"steps by hand: {name}")
@@ -428,7 +470,7 @@ class Conversation:
             nonlocal made
             made += 1
             if refuses and made == 1:
-                return ModelHTTPError(400, "strict", body={"code": "context_length_exceeded"})
+                return self._overflow()
             if fails and made > steps:
                 return ModelHTTPError(500, "strict", body={"error": "down"})
             if made <= steps:
@@ -510,12 +552,13 @@ class Conversation:
             "requests without a view",
             f"{self.describe()}{len(turn.sent)} sent, {len(turn.views)} views",
         )
-        most = least = float(self.budget)
+        known = self._known_windows.get(self.name, self.budget / SHARE_OF_WINDOW)
+        most, least = float(min(self.budget, known)), min(self.budget, SHARE_OF_WINDOW * known)
         ratio, refused = 1.0, False
         for number, (sent, view) in enumerate(zip(turn.sent, turn.views, strict=False)):
             at = f"{self.describe()}request {number + 1} of {len(turn.sent)}, {view.status}: "
             if (view.status == "compiled" and not refused) or number in turn.resumed:
-                most = self.budget  # a refusal lowers the limit for the rest of a cycle and of a run
+                most = min(self.budget, known)  # a refusal lowers the limit for the rest of a cycle and of a run
             ratio = max(ratio, _ratio(view)) if view.status.startswith("cycle") else _ratio(view)
             self._check_view(at, strict, sent, view, prompt, most, least / ratio - sent.overhead)
             self._check_values(at, sent, prompt if isinstance(prompt, str) else prompt[0])
@@ -561,7 +604,7 @@ class Conversation:
         open_parts = len(sent.messages[-1].parts)
         needed = room < FLOOR + 80 * open_parts or view.error
         case.check(not floor or needed, "floors that need not be", f"{at}{told}")
-        broken = list(refusals(sent.messages))
+        broken = list(refusals(sent.messages, shared=SHARED))
         case.check(not broken, "broken pairs or shapes", lambda: f"{at}{broken[:3]}")
         text = prompt if isinstance(prompt, str) else prompt[0]
         tokens = prompt_tokens(strict.model, text, sent.parameters)
@@ -579,16 +622,16 @@ class Conversation:
 
     def _check_values(self, at: str, sent: Sent, prompt: str) -> None:
         """Check that what the package adds shows a replaced value only if the newest is in the request too."""
-        raw = {text for message in self.history for part in message.parts for text in _texts(part)}
+        raw = {text for message in self.history for part in message.parts for text in part_texts(part)}
         added = "\n".join(
-            text for message in sent.messages for part in message.parts for text in _texts(part) if text not in raw
+            text for message in sent.messages for part in message.parts for text in part_texts(part) if text not in raw
         )
         said = [
             pair
             for message in self.history
             for part in message.parts
             if isinstance(part, UserPromptPart)
-            for text in _texts(part)
+            for text in part_texts(part)
             for pair in LOCKERS.findall(text)
         ]
         newest, shown = dict([*said, *LOCKERS.findall(prompt)]), str(sent.messages)
@@ -717,16 +760,22 @@ def converse(case: Case, *, hostile: float = 0.02, counted: bool = False) -> Non
     async def go() -> None:
         talk = Conversation(case, hostile=hostile, counted=counted)
         await talk.begin()
+        jumps = talk.drawn.sometimes(0.15)
         for _ in range(case.random.choice((1, 2, 4, 8, 16))):
-            await talk.go_on()
+            with clock(case.random.choice(JUMPS) if jumps else 0):
+                await talk.go_on()
         await talk.finish()
 
     case.count("conversations")
     complete(go())
 
 
-def _texts(part: Any) -> list[str]:
-    """Texts of a part."""
-    content = getattr(part, "content", "")
-    pieces = content if isinstance(content, list) else [content]
-    return [text for piece in pieces if isinstance(text := getattr(piece, "content", piece), str)]
+@contextmanager
+def clock(seconds: float) -> Iterator[None]:
+    """Set the clock of this process forward or back."""
+    real = time.time
+    time.time = lambda: real() + seconds
+    try:
+        yield
+    finally:
+        time.time = real

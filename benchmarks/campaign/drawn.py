@@ -20,6 +20,9 @@ from pydantic_ai.messages import (
     UserPromptPart,
 )
 
+from benchmarks.campaign.rules import any_rule
+from benchmarks.campaign.strict import COUNTER
+
 WORDS = (
     "the build fails when a worker starts before its queue is ready; see the log of the last night and ask Maria "
     "whether the staging database was migrated because the report shows rows without owner since Tuesday morning and "
@@ -27,6 +30,8 @@ WORDS = (
 ).split()
 NAMES = "heron lantern copper violin saddle orchard granite feather candle marble thicket canyon ribbon harbour".split()
 OTHERS = ("naïve café", "数据库连接失败", "база данных", "قاعدة البيانات", "🙂🚀", "e\u0301te\u0301", "日本語のログ")
+SHARED = "part_of_"
+"""Beginning of the paths of parallel calls that share an id."""
 LOCKER = "The locker of {} has the code KX-{}."
 """A statement that later prompts make again with another value."""
 PIXEL = bytes.fromhex(
@@ -64,8 +69,9 @@ HOSTILE = (
 class Drawn:
     """Random data from one source of random numbers."""
 
-    def __init__(self, random: Random, *, hostile: float = 0.02) -> None:
-        self.random, self.hostile = random, hostile
+    def __init__(self, random: Random, *, hostile: float = 0.02, budget: int = 0) -> None:
+        """Draw from `random`; with a `budget`, some tool results have 5 to 60 % of its tokens."""
+        self.random, self.hostile, self.budget = random, hostile, budget
         self._calls = self._prompts = 0
 
     def sometimes(self, often: float) -> bool:
@@ -103,11 +109,26 @@ class Drawn:
         joint = self.random.choice((" ", "\n", ", "))
         return joint.join(self.random.choices(WORDS, k=self.random.randint(1_000, 6_000)))
 
+    def sized(self, head: str, tokens: int) -> str:
+        """Draw a text of many different lines that begins with `head` and has about that many tokens."""
+        lines = [head]
+        for number in range(tokens // 14):
+            lines.append(f"{number} {' '.join(self.random.choices(WORDS, k=5))} {self.random.randrange(10**6)}")
+        return COUNTER.head("\n".join(lines), tokens)
+
+    def result_text(self) -> str:
+        """Draw what a tool says; some results are large for the budget."""
+        if self.budget and self.sometimes(0.15):
+            return self.sized(self.fact(), int(self.random.uniform(0.05, 0.6) * self.budget))
+        return self.text()
+
     def prompt(self) -> tuple[str, Any]:
         """Draw a unique marker, and a prompt that begins with it."""
         self._prompts += 1
         marker = f"Q{self._prompts}-{self.random.randrange(10**6)}"
         ask = self.random.choice(("What about", "Where is", "Please mend", "And", "Who owns"))
+        if self.sometimes(0.12):
+            return marker, f"{marker} {ask} {self.fact()}?\n\n{any_rule(self.random)}"
         text = f"{marker} {ask} {self.fact()}? {self.text() if self.sometimes(0.6) else ''}".rstrip()
         if self.sometimes(0.2):
             text = f"{text}\n{LOCKER.format(self.random.choice(NAMES[:3]), self.random.randrange(1_000, 10_000))}"
@@ -154,15 +175,24 @@ class Drawn:
         calls = [
             ToolCallPart("look", self.arguments(), self.call_id()) for _ in range(self.random.choice((1, 1, 2, 3)))
         ]
+        if len(calls) > 1 and self.sometimes(0.2):
+            return self._one_id(calls, given)
         said = [TextPart(self.text(30))] if self.sometimes(0.3) else []
         results = [self.result(call) for call in calls]
         return [ModelResponse(parts=[*said, *calls], **given), ModelRequest(parts=results, **given)]
+
+    def _one_id(self, calls: list[ToolCallPart], given: dict[str, Any]) -> list[ModelMessage]:
+        """Draw parallel calls of one id, as some local servers write them; each result begins with its call's path."""
+        one = self.call_id()
+        named = [ToolCallPart("look", {"path": f"{SHARED}{one}_{at}"}, one) for at, _ in enumerate(calls)]
+        results = [ToolReturnPart("look", f"{call.args_as_dict()['path']} {self.text(60)}", one) for call in named]
+        return [ModelResponse(parts=named, **given), ModelRequest(parts=results, **given)]
 
     def result(self, call: ToolCallPart) -> Any:
         """Draw a result or a failure of a call."""
         if self.sometimes(0.1):
             return ToolReturnPart(call.tool_name, "no such path", call.tool_call_id, outcome="failed")
-        content: Any = self.long() if self.sometimes(0.03) else self.text()
+        content: Any = self.long() if self.sometimes(0.03) else self.result_text()
         if self.sometimes(0.1):
             content = {"rows": [_encodable(content), 3, None], "ok": True}
         return ToolReturnPart(call.tool_name, content, call.tool_call_id)

@@ -11,7 +11,8 @@ from pydantic_ai.models.function import AgentInfo
 
 from benchmarks.campaign.case import Case, complete
 from benchmarks.campaign.conversations import BUDGETS, tools_of
-from benchmarks.campaign.drawn import Drawn
+from benchmarks.campaign.drawn import SHARED, Drawn
+from benchmarks.campaign.rules import DECLARED, Given, check_rules, given_rules
 from benchmarks.campaign.strict import COUNTER, READER, StrictModel, difference, in_order, plain, refusals
 from context_compiler import (
     ContextConfig,
@@ -21,6 +22,7 @@ from context_compiler import (
     build_compiling_history_processor,
     compile_view,
 )
+from context_compiler.chat import ChatSession
 from context_compiler.layers import Layers
 from context_compiler.manager import SQLiteMemory
 
@@ -36,11 +38,12 @@ async def _one_shot(case: Case) -> None:
     _, prompt = drawn.prompt()
     history = [*history, ModelRequest(parts=[UserPromptPart(prompt)])]
     before = plain(history)
+    rules = case.random.choice(((), (DECLARED,)))
     for _ in range(3):
         budget = case.random.randint(*case.random.choice(BUDGETS))
         store = MemoryStore()
         template = case.random.choice(("extractive", "chat_compiler"))
-        view = await compile_view(history, template, budget, store=store, system=None, session="s")
+        view = await compile_view(history, template, budget, store=store, system=None, session="s", rules=rules)
         case.count("one-shot views")
         at = f"[{template}, budget {budget}, {len(history)} messages] {view.status}: "
         counted = READER.read(view.messages).tokens
@@ -49,8 +52,11 @@ async def _one_shot(case: Case) -> None:
             "requests over budget",
             f"{at}{counted} tokens, {view.tokens} by its own count",
         )
-        broken = list(refusals(_merged(view.messages)))
+        broken = list(refusals(_merged(view.messages), shared=SHARED))
         case.check(not broken, "broken pairs or shapes", f"{at}{broken[:3]}")
+        if view.status != "floor_over_budget":
+            given = [*given_rules(history), *map(Given, rules)]
+            check_rules(case, at, given, view.messages, view.drops, room=budget, free=budget - counted)
         kept = view.record and view.record.view_tip
         row = await store.chain(kept) if kept else None
         case.check(row is not None, "requests unrecorded", at)
@@ -113,7 +119,7 @@ async def _processed(case: Case) -> None:
             case.check(
                 not over, "requests over budget", f"{at}{sent.tokens} tokens, {sent.overhead} beside the messages"
             )
-            broken = list(refusals(sent.messages))
+            broken = list(refusals(sent.messages, shared=SHARED))
             case.check(not broken, "broken pairs or shapes", f"{at}{broken[:3]}")
         kept = await processor.transcript("talk")
         spoken = [one for part in in_order(kept) for one in _spoken(part[1])]
@@ -137,6 +143,51 @@ def _spoken(part: dict[str, Any]) -> list[str]:
     text = text if isinstance(text, str) else text[0] if isinstance(text[0], str) else ""
     first = text.split(" ")[0]
     return [first] if first[:1] in "QA" and first[1:2].isdigit() else []
+
+
+def rewritten(case: Case) -> None:
+    """Check a chat whose transcript another program saves with other line ends between two sessions."""
+    complete(_rewritten(case))
+
+
+async def _rewritten(case: Case) -> None:
+    drawn, random = Drawn(case.random, hostile=0), case.random
+    notices, told = list[str](), list[str]()
+    record = drawn.sometimes(0.5)
+
+    def answer(messages: list[ModelMessage], info: AgentInfo) -> ModelResponse:
+        return drawn.answer()
+
+    for _ in range(random.choice((2, 3, 5))):
+        chat = ChatSession(
+            Agent(StrictModel(answer).model),
+            "talk",
+            endless=True,
+            budget=random.randint(900, 4_000),
+            folder=case.folder / "Chat_Sessions",
+            store=case.folder / "context.db",
+            system=case.folder / "system",
+            notice=notices.append,
+        )
+        await chat.open()
+        for _ in range(random.choice((1, 3, 6))):
+            marker, prompt = drawn.prompt()
+            told.append(marker)
+            await chat.say(prompt if isinstance(prompt, str) else prompt[0])
+        kept = [one.split(" ")[0] for part in in_order(chat.messages) for one in _spoken(part[1])]
+        await chat.close()
+        kept = [one for one in kept if one[0] == "Q"]
+        case.check(kept == told, "turns lost", f"[chat, record {record}] {kept} of {told}; {notices[:2]}")
+        [path] = (case.folder / "Chat_Sessions").rglob("talk.md")
+        text = path.read_bytes().replace(b"\r\n", b"\n")
+        case.check(text.count(b"**User:**") == len(told), "turns lost", f"[chat, file] {len(told)} turns")
+        ends, mark = random.choice((b"\n", b"\r\n")), random.choice((b"", b"\xef\xbb\xbf"))
+        path.write_bytes(mark + text.removeprefix(b"\xef\xbb\xbf").replace(b"\n", ends))
+        case.count("chats with other line ends")
+        if not record:
+            for file in case.folder.glob("context.db*"):
+                file.unlink()
+    case.check(not notices, "unexpected errors", lambda: str(notices[:2]))
 
 
 def managed(case: Case) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 
 from rich.progress import Progress
 
-from benchmarks.campaign import conversations, disk, kills, others, processes, soak
+from benchmarks.campaign import conversations, disk, kills, others, processes, reading, soak
 from benchmarks.campaign.case import Case, Fault, Run, run_case
 from context_compiler.cli.screen import Screen, progress_bar
 
@@ -25,7 +25,10 @@ QUIET_S = 1800
 """Seconds without a message after which a worker counts as hanging."""
 HOUR = 60.0
 
-MIX = (*[conversations.converse] * 7, others.one_shot, others.processed, others.managed, others.layered)
+MIX = (
+    *[conversations.converse] * 7,
+    *(others.one_shot, others.processed, others.managed, others.layered, others.rewritten, reading.read),
+)
 
 
 def fuzz(case: Case) -> None:

@@ -155,6 +155,13 @@ def _without_notes(messages: Sequence[ModelMessage]) -> list[ModelMessage]:
     return [*messages[:-1], type(last)(parts=kept)]
 
 
+def part_texts(part: Any) -> list[str]:
+    """Return the texts of a part."""
+    content = getattr(part, "content", "")
+    pieces = content if isinstance(content, list) else [content]
+    return [text for piece in pieces if isinstance(text := getattr(piece, "content", piece), str)]
+
+
 def _user_texts(part: Any) -> Iterator[str]:
     if part.part_kind != "user-prompt":
         return
@@ -166,8 +173,11 @@ def _user_texts(part: Any) -> Iterator[str]:
             yield piece.content
 
 
-def refusals(messages: Sequence[ModelMessage]) -> Iterator[str]:
-    """Yield every reason why a provider would refuse a request."""
+def refusals(messages: Sequence[ModelMessage], *, shared: str = "") -> Iterator[str]:
+    """Yield every reason why a provider would refuse a request.
+
+    Calls whose paths begin with `shared` may share an id within one answer, if each result follows its own call.
+    """
     if not messages or messages[0].kind != "request" or messages[-1].kind != "request":
         yield f"begins or ends wrongly: {[message.kind for message in messages]}"
     for before, after in pairwise(messages):
@@ -183,12 +193,25 @@ def refusals(messages: Sequence[ModelMessage]) -> Iterator[str]:
         if message.kind == "response":
             waiting = [part.tool_call_id for part in message.parts if part.part_kind == "tool-call"]
             if len(set(waiting)) < len(waiting):
-                yield f"message {at} makes a call twice: {waiting}"
+                yield from _sharing(at, message, messages[at + 1 :][:1], shared)
             continue
         answered = [one for part in message.parts if (one := _answered(part)) is not None]
         if sorted(answered) != sorted(waiting):
             yield f"message {at} of {len(messages)} answers {answered}, but the calls before it are {waiting}"
         waiting = []
+
+
+def _sharing(at: int, message: ModelMessage, following: Sequence[ModelMessage], shared: str) -> Iterator[str]:
+    """Yield why calls of one id cannot be told apart by their order and results."""
+    calls = [part for part in message.parts if isinstance(part, ToolCallPart)]
+    paths = [str(part.args_as_dict().get("path")) for part in calls]
+    if not shared or not all(path.startswith(shared) for path in paths):
+        yield f"message {at} makes a call twice: {[part.tool_call_id for part in calls]}"
+        return
+    results = [str(part.content) for one in following for part in one.parts if part.part_kind == "tool-return"]
+    for path, result in zip(paths, results, strict=False):
+        if path not in result and any(re.search(rf"{re.escape(other)}\b", result) for other in paths):
+            yield f"message {at} calls {path}, and its result is {result[:80]!r}"
 
 
 def _answered(part: Any) -> str | None:

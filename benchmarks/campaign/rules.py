@@ -1,0 +1,125 @@
+"""Rules of users and applications in random conversations, and the check that every request contains them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from random import Random
+
+from pydantic_ai.messages import ModelMessage, UserPromptPart
+
+from benchmarks.campaign.case import Case
+from benchmarks.campaign.strict import COUNTER, READER, part_texts
+from context_compiler.compiler.reasons import RULE_LOST
+from context_compiler.record.values import Drop
+
+PLAIN = (
+    "Never restart the pump before noon.",
+    "Always give weights in kilograms.",
+    "Do not touch the file scale.toml.",
+    "From now on, write times in the 24-hour format.",
+    "Never share the gate code 7741 with drivers.",
+    "Always name a file with its line.",
+)
+REPLACED = (
+    ("Never exceed {} calls a minute to the scale.", ("20", "45", "90", "120")),
+    ("Always answer in {}.", ("French", "German", "English")),
+    ("Always round prices to {} digits.", ("2", "3", "4")),
+)
+"""Rules of which a later one with another value contradicts an earlier one."""
+DECLARED = "Speak of the boss as Ms. Ito."
+MODE = "Work in mode {}."
+"""Rules that applications declare: one that stays, and one that changes."""
+
+_KNOWN = tuple(
+    (text, re.compile(re.escape(text).replace(re.escape("{}"), f"(?:{'|'.join(values)})")))
+    for text, values in (*((text, ("",)) for text in PLAIN), *REPLACED)
+)
+SLACK = 100
+"""Tokens for the fence around listed rules, and for rounding."""
+
+
+def any_rule(random: Random) -> str:
+    """Draw a rule."""
+    if random.random() < 0.5:
+        return random.choice(PLAIN)
+    text, values = random.choice(REPLACED)
+    return text.format(random.choice(values))
+
+
+@dataclass(slots=True)
+class Given:
+    """A rule in force, and the places of the history that say it."""
+
+    text: str
+    positions: list[int] = field(default_factory=list[int])
+
+    @property
+    def origins(self) -> set[str]:
+        """Names of the rule in the drops of a view."""
+        return {f"rule of message {position}" for position in self.positions}
+
+
+def given_rules(history: Sequence[ModelMessage], dismissed: Iterable[tuple[str, str]] = ()) -> list[Given]:
+    """Find the rules that are in force in a history, given dismissals as texts and chain ids."""
+    found: dict[str, Given] = {}
+    for position, family, text in _said(history):
+        known = found.get(family)
+        if known is None or known.text != text:
+            known = found[family] = Given(text)
+        known.positions.append(position)
+    ids = READER.read(list(history)).ids if dismissed and found else ()
+    for text, tip in dismissed:
+        until = ids.index(tip) if tip in ids else len(history)
+        found = {name: one for name, one in found.items() if one.text != text or one.positions[-1] > until}
+    return list(found.values())
+
+
+def _said(history: Sequence[ModelMessage]) -> Iterator[tuple[int, str, str]]:
+    for position, message in enumerate(history):
+        for part in message.parts:
+            if isinstance(part, UserPromptPart):
+                for text in part_texts(part):
+                    for family, pattern in _KNOWN:
+                        yield from ((position, family, match[0]) for match in pattern.finditer(text))
+
+
+def check_rules(
+    case: Case,
+    at: str,
+    rules: Sequence[Given],
+    messages: Sequence[ModelMessage],
+    drops: Sequence[Drop],
+    *,
+    room: float,
+    free: float,
+) -> None:
+    """Check that a request contains every rule, and none more often than it was given.
+
+    Args:
+        case: The case.
+        at: The request, for a fault.
+        rules: Rules in force; one without positions is declared.
+        messages: The request.
+        drops: What its view leaves out.
+        room: Tokens for messages.
+        free: Tokens that the request leaves of its budget.
+    """
+    shown = "\n".join(text for message in messages for part in message.parts for text in part_texts(part))
+    lost = {drop.what for drop in drops if drop.reason == RULE_LOST.text}
+    needed = sum(COUNTER.text(f"- {rule.text}\n") for rule in rules) + SLACK
+    for rule in rules:
+        times, dropped = shown.count(rule.text), bool(lost & (rule.origins or {"rule of rules="}))
+        case.count("rules in force")
+        case.check(times or dropped, "rules that are gone", lambda rule=rule: f"{at}{rule}")
+        case.check(
+            times <= max(1, len(rule.positions)),
+            "rules that are said twice",
+            lambda rule=rule, times=times: f"{at}{rule}: {times} times",
+        )
+        case.check(
+            times or needed > min(room / 8, free),
+            "rules left out without need",
+            lambda rule=rule: f"{at}{rule}: {needed} tokens for {len(rules)} rules, room {room:.0f}, {free:.0f} free",
+        )
