@@ -196,6 +196,14 @@ def test_the_newest_exchange_is_truncated_bit_by_bit_to_a_sixteenth_of_the_room(
     checked(on)
 
 
+def test_a_pinned_result_is_dropped_together_with_its_call() -> None:
+    on = bench([user("a"), *exchange(1, content=LONG), assistant("b"), user("c")])
+    on.pins = frozenset({2})
+    assert climb(on, cut_order.release_pins) == ["pinned, over budget"]
+    assert gone(on) == [1, 2]
+    checked(on)
+
+
 # --- finished exchanges of the current turn, ahead of the budget
 
 
