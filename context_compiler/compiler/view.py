@@ -334,9 +334,12 @@ def _in_turns(placed: Sequence[Placed], later: Sequence[Placed], newest: int) ->
         gap = at != before + 1
         if gap and _begins_with_response(messages[-1:]) and _begins_with_response([message]):
             messages.append(ModelRequest(parts=[_user([BETWEEN], stamp_of(message), {"v": 1})]))
-        elif gap and side == "user" == _side(message):
+        elif gap and side == "user" == _side(message) and not _calls(messages[-1]):
             texts = messages[-1].parts[0] if before == OURS else None
-            if OURS < at < newest and isinstance(message, ModelRequest) and isinstance(texts, UserPromptPart):
+            joins = OURS < at < newest or (
+                len(messages) > 1 and _calls(messages[-2])
+            )  # nothing parts a call and its result
+            if joins and isinstance(message, ModelRequest) and isinstance(texts, UserPromptPart):
                 message = _with_pieces(message, _content(texts))
                 messages.pop()
             else:
@@ -362,8 +365,13 @@ def _side(message: ModelMessage) -> str:
     """The side that a message takes the turn of: user, assistant, or none for tool exchanges and system text."""
     kinds = {part.part_kind for part in message.parts}
     if isinstance(message, ModelResponse):
-        return "" if "tool-call" in kinds else "assistant"
+        return "" if _calls(message) else "assistant"
     return "user" if kinds & {"user-prompt", "compaction"} else ""
+
+
+def _calls(message: ModelMessage) -> bool:
+    """True if a message is a response with tool calls."""
+    return isinstance(message, ModelResponse) and any(part.part_kind == "tool-call" for part in message.parts)
 
 
 def _assistant_line(stamp: datetime) -> ModelResponse:

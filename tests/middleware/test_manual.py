@@ -23,6 +23,7 @@ from pydantic_ai.messages import (
 )
 from pydantic_ai.models.function import AgentInfo, FunctionModel
 
+from benchmarks.campaign.strict import refusals
 from context_compiler import ContextCompiler, SQLiteStore, Template, build_compiling_history_processor
 from context_compiler.errors import SettingsError, StoreError, TemplateError
 from context_compiler.messages.history import reader_of
@@ -566,6 +567,7 @@ async def test_a_manual_compile_of_the_last_structured_answer_survives_joining(s
         await talk.say(prompt)
         view = str(talk.views[-1].messages)
         assert talk.views[-1].status == "cycle" and not talk.errors
+        assert not [*refusals(talk.talker.last.messages)]
         assert [f"report {at + 1}'" in view for at in range(7)] == [at in kept for at in range(7)]
 
 
