@@ -25,7 +25,7 @@ from pydantic_ai.messages import (
 from pydantic_ai.models.function import AgentInfo, FunctionModel
 
 from benchmarks.campaign.case import Case, complete
-from benchmarks.campaign.drawn import EVALUATED, LOCKER, SHARED, Drawn
+from benchmarks.campaign.drawn import EVALUATED, HOSTILE, LOCKER, SHARED, Drawn
 from benchmarks.campaign.rules import DECLARED, MODE, PLAIN, Given, check_rules, given_rules
 from benchmarks.campaign.strict import (
     HALVES,
@@ -127,7 +127,9 @@ class Writer:
             raise ModelHTTPError(503, "writer", body={"error": "overloaded"})
         if kind == "hangs":
             await asyncio.sleep(60)
-        text = {"empty": " \n", "long": "word " * 9_000}.get(kind) or f"- Goal: mend it. {self.drawn.text(60)}"
+        said = self.drawn.text(60)
+        self.bad += said in HOSTILE
+        text = {"empty": " \n", "long": "word " * 9_000}.get(kind) or f"- Goal: mend it. {said}"
         return ModelResponse(parts=[TextPart(text)])
 
 
@@ -266,7 +268,12 @@ class Conversation:
             raw = load_messages(await self.store.chain(record.raw_tip))
             rules = given_rules(raw, self._dismissed.get(self.session or "", ()))
         rules += [Given(rule if isinstance(rule, str) else rule(None)) for rule in self._rules]
-        free = room + sent.overhead - sent.tokens
+        room = min(room, view.budget / _ratio(view) - sent.overhead)  # a refusal holds for the rest of a cycle
+        free = (
+            0.0
+            if any(drop.reason.endswith("the last exchange is sent") for drop in view.drops)
+            else (room + sent.overhead - sent.tokens)
+        )
         check_rules(self.case, at, rules, sent.messages, view.drops, room=room, free=free)
 
     async def _take_pin(self, name: str, found: Any) -> None:

@@ -165,6 +165,21 @@ async def test_a_history_that_cannot_be_read_is_cut_to_the_last_exchange() -> No
     assert record.error is not None and record.error.endswith("sent: the last exchange")
 
 
+async def test_the_last_resort_says_which_rules_it_leaves_out(tmp_path: Path) -> None:
+    file = tmp_path / "ContextTemplates" / "mine.md"
+    file.parent.mkdir()
+    file.write_text("Sum it up.")
+    faulty = Faulty(template="mine", system=tmp_path, budget=1_000, rules=["Be kind."])
+    file.unlink()
+    faulty.agent = Agent(faulty.talker.model, instructions=prose(1, 2_000), capabilities=[faulty.ours])
+    history = [user("Never push to the branch main."), *long_history(20)[1:]]
+    await faulty.agent.run("Go on.", message_history=history)
+    view = faulty.ours.last_view
+    assert view is not None and view.status == "floor_over_budget"
+    lost = [drop.what for drop in view.drops if drop.reason == "a rule, no room left"]
+    assert lost == ["rule of rules=", "rule of message 0"]
+
+
 async def test_the_smallest_view_keeps_the_call_of_an_answer_with_a_file() -> None:
     def look() -> ToolReturn:
         return ToolReturn(return_value="seen", content=["what it looks like"])
