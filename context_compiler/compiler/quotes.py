@@ -117,7 +117,7 @@ def write_quotes(
         loose: Positions of left-out messages that may be quoted.
         room: Maximum number of tokens.
         note: Note that precedes it.
-        rules: Rules that the view lists, which are not quoted as well.
+        rules: Rules that the view contains anyway, which are not quoted as well.
         lost: A model has written a summary, and identifiers that it lost are listed.
         recall: Passages that answer the pending question come first.
     """
@@ -235,7 +235,7 @@ def written_for(selection: Selection, summary: str, covered: set[int]) -> Writte
     loose = [] if own_body else [index for index in selection.out if index not in said]
     recall = bool(selection.focus) or (bool(policy.recall) and (selection.brief or not selection.lasting))
     quotes, quoted = write_quotes(
-        selection, loose, left, note=note, rules=written.rules, lost=bool(summary), recall=recall
+        selection, loose, left, note=note, rules=_said_rules(written, selection), lost=bool(summary), recall=recall
     )
     channel = policy.inject if summary else "user"
     return replace(written, quotes=quotes, channel=channel, own=own_body, quoted=(*written.quoted, *quoted))
@@ -247,6 +247,12 @@ def _with_rules(written: Written, selection: Selection) -> Written:
     rules = fitting_rules(missing, selection.limits.rules, selection.counter)
     quoted = tuple(Quote(what=rule_origin(rule), why=RULE_WHY, text=rule.text) for rule in rules)
     return replace(written, rules=tuple(rule.text for rule in rules), quoted=quoted)
+
+
+def _said_rules(written: Written, selection: Selection) -> list[str]:
+    """Rules in force that a kept message, the note or the list contains."""
+    missing = unlisted(selection.rules, selection.history, selection.draft.shapes, written.note)
+    return [rule.text for rule in selection.rules if rule.text in written.rules or rule not in missing]
 
 
 def _room_for_quotes(selection: Selection) -> int:

@@ -103,7 +103,7 @@ def _is_whole(history: History, shapes: Sequence[Shape | None], position: int) -
 
 
 def without_rules(candidates: Iterable[Passage], rules: Sequence[str]) -> list[Passage]:
-    """Passages without the rules that a view lists, because a view says nothing twice."""
+    """Passages without the rules that a view contains anyway, because a view says nothing twice."""
     found: list[Passage] = []
     for passage in candidates:
         text = passage.text

@@ -17,6 +17,7 @@ from context_compiler.compiler.summary import SummaryRequest, SummaryResponse, l
 from context_compiler.errors import SettingsError, StoreError
 from context_compiler.messages.fences import clip, one_line
 from context_compiler.messages.history import History
+from context_compiler.messages.rules import rule_sentences
 from context_compiler.middleware.archive import Archive
 from context_compiler.middleware.arguments import Arguments
 from context_compiler.middleware.request import Host, Request, named_scope
@@ -200,8 +201,7 @@ async def read_next_request(
     run.steer(steering_of(actions)[0])
     run.ratios.restore(ratios.state())
     request = profile.request if profile is not None else _recorded_request(arguments, session, newest)
-    text = one_line(latest_input(state.reader.read(messages)), PROMPT) or "…"
-    prompt: ModelMessage = ModelRequest(parts=[UserPromptPart(clip(text, PROMPT))])
+    prompt: ModelMessage = ModelRequest(parts=[UserPromptPart(_placeholder(state.reader.read(messages)))])
     context = read_request(
         replace(state, arguments=arguments),
         run,
@@ -228,6 +228,14 @@ def _arguments(
         return arguments, profile.model, ""
     arguments.model = "none"
     return arguments, "none", NO_MODEL
+
+
+def _placeholder(history: History) -> str:
+    """Text about what the newest prompt is about, without its rules, which are not given a second time."""
+    text = one_line(latest_input(history), PROMPT)
+    for rule in rule_sentences(text):
+        text = text.replace(rule, "…")
+    return clip(text or "…", PROMPT)
 
 
 def _without_open_prompt(messages: list[ModelMessage]) -> list[ModelMessage]:

@@ -72,7 +72,7 @@ def phases(
         room: Maximum number of tokens.
         counter: Token counter.
         changes: Changes of the conversation; sentences that were replaced are left out.
-        rules: Rules that the view lists; they are left out too.
+        rules: Rules that the view contains anyway; they are left out too.
     """
     turns = _user_turns(history, outline, out, changes, rules)
     wanted = min(MAX_PHASES, room // PHASE_LINE, len(turns) // PHASE_TURNS)

@@ -13,6 +13,7 @@ from pydantic_ai.messages import ModelMessage
 
 from context_compiler import ContextCompiler, SQLiteStore, View, build_compiling_history_processor, compile_view
 from context_compiler.errors import BudgetError, SettingsError
+from context_compiler.messages.rules import Rule
 from tests.support.agents import Notes, Talker, compiler
 from tests.support.histories import assistant, prose, user
 
@@ -24,6 +25,9 @@ GIVEN = (
     "From now on, write times in the 24-hour format.",
     "Never share the gate code 7741 with drivers.",
 )
+
+
+TOPICS = ("Which soil do the roses need?", "The query on orders is slow, see", "Is there a hotel near the beach?")
 
 
 class Talk:
@@ -170,6 +174,25 @@ async def test_a_dismissed_rule_is_gone_until_it_is_given_again() -> None:
     assert missing(await talk.small_talk(12), GIVEN[:2]) == []
     with pytest.raises(SettingsError, match="no rule"):
         await talk.ours.dismiss_rule("talk", "sing")
+
+
+async def test_a_rule_of_the_newest_prompt_is_dismissed_until_it_is_given_again() -> None:
+    talk = Talk(recall=0)
+    await talk.say(GIVEN[0])
+    dismissed = await talk.ours.dismiss_rule("talk", "restart the pump")
+    assert dismissed == Rule(GIVEN[0], 0)
+    await talk.say(GIVEN[0])
+    assert [rule.text for rule in await talk.ours.standing_rules("talk")] == [GIVEN[0]]
+    assert missing(await talk.small_talk(12), GIVEN[:1]) == []
+
+
+async def test_a_rule_that_a_kept_message_repeats_is_not_quoted_from_earlier_ones() -> None:
+    talk = Talk(budget=8_000, recall=0)
+    for turn in range(16):
+        await talk.say(f"{TOPICS[turn // 6]} {turn}. {GIVEN[0] if turn in (1, 15) else ''}")
+    assert (await talk.ours.compile_now("talk")).done
+    text = await talk.small_talk(1)
+    assert "QUOTED FROM EARLIER TURNS" in text and text.count(GIVEN[0]) == 1
 
 
 async def test_the_newest_of_two_contradicting_rules_is_listed_alone() -> None:
