@@ -74,6 +74,8 @@ PRICED = "claude-sonnet-4-5"
 FOCUS = ("", "the staging database", "who owns what", "x" * 1_999)
 FLOOR = 260
 """Tokens above the fixed costs with which a view is always possible."""
+OF_ANSWER = 512
+"""Tokens of an answer that a refusal leaves out of the window when it states how long an input may be."""
 LEAST_WINDOW = 512
 """Tokens below which no context window is believed."""
 SHARE_OF_WINDOW = 0.7
@@ -240,6 +242,7 @@ class Conversation:
             store=self.store,
             system=None,
             timeout=0.05 if self._writer.kind == "hangs" else 20,
+            record_timeout=60,  # a busy machine is no fault
             rules=self._rules,
             detect_rules=self._detects,
             on_view=lambda view: self.turn.views.append(view),
@@ -502,7 +505,9 @@ class Conversation:
         self.turn.window = int(counted * self.random.uniform(0.5, 0.95)) if window else 0
         self.turn.ratio = counted / self.turn.sent[-1].tokens if count else 1.0
         told = json.dumps(body)
-        for stated, number in ((window, self.turn.window), (count, counted)):
+        derived = window and window - OF_ANSWER
+        rest = max(1, self.turn.window - OF_ANSWER)
+        for stated, number in ((window, self.turn.window), (count, counted), (derived, rest)):
             for text in (f"{stated:,}", str(stated)) if stated else ():
                 told = told.replace(text, str(number))
         return ModelHTTPError(self.random.choice((400, 413)), "strict", body=json.loads(told))

@@ -12,6 +12,7 @@ from pydantic_ai.messages import ModelMessage, UserPromptPart
 from benchmarks.campaign.case import Case
 from benchmarks.campaign.strict import COUNTER, READER, part_texts
 from context_compiler.compiler.reasons import RULE_LOST
+from context_compiler.messages.fences import OTHERS_TITLE
 from context_compiler.record.values import Drop
 
 PLAIN = (
@@ -36,6 +37,8 @@ _KNOWN = tuple(
     (text, re.compile(re.escape(text).replace(re.escape("{}"), f"(?:{'|'.join(values)})")))
     for text, values in (*((text, ("",)) for text in PLAIN), *REPLACED)
 )
+_ELSEWHERE = re.compile(rf"=== BEGIN {OTHERS_TITLE} .*?=== END {OTHERS_TITLE} ===", re.DOTALL)
+"""Quotations from other conversations, which give no rules to this one."""
 SLACK = 100
 """Tokens for the fence around listed rules, and for rounding."""
 
@@ -106,7 +109,8 @@ def check_rules(
         room: Tokens for messages.
         free: Tokens that the request leaves of its budget.
     """
-    shown = "\n".join(text for message in messages for part in message.parts for text in part_texts(part))
+    texts = "\n".join(text for message in messages for part in message.parts for text in part_texts(part))
+    shown = _ELSEWHERE.sub("", texts)
     lost = {drop.what for drop in drops if drop.reason == RULE_LOST.text}
     needed = sum(COUNTER.text(f"- {rule.text}\n") for rule in rules) + SLACK
     for rule in rules:
