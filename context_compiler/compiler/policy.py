@@ -6,7 +6,7 @@ A window that moves on every request would cost more than sending everything, be
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -362,6 +362,18 @@ def _works(item: Item) -> bool:
     return item.kind is Kind.CALL and not name.startswith(NO_WORK) and (not item.native or name in SHELLS)
 
 
+def rules_of(history: History, declared: Sequence[str], steering: Steering, found: Found) -> tuple[Rule, ...]:
+    """Rules in force: those that the application declares, then those found in a history, oldest first."""
+    first, dismissed = tuple(map(Rule, dict.fromkeys(declared))), steering.dismissed
+    names = {one.name for one in first}
+    users = (
+        rule
+        for rule in (() if found.between_people else found.rules)
+        if rule.name not in names and not any(one.covers(rule, history) for one in dismissed)
+    )
+    return (*first, *rules_in_force(users))
+
+
 @dataclass(frozen=True, kw_only=True)
 class Plan:
     """A raw history with its policy, and everything that follows from the two alone."""
@@ -381,17 +393,9 @@ class Plan:
 
     @cached_property
     def rules(self) -> tuple[Rule, ...]:
-        """Rules in force: those that the application declares, then those of the user, oldest first."""
-        declared = tuple(map(Rule, dict.fromkeys(self.declared)))
-        if not self.policy.detects_rules or self.found_rules.between_people:
-            return declared
-        names, dismissed = {one.name for one in declared}, self.steering.dismissed
-        found = (
-            rule
-            for rule in self.found_rules.rules
-            if rule.name not in names and not any(one.covers(rule, self.history) for one in dismissed)
-        )
-        return (*declared, *rules_in_force(found))
+        """Rules in force."""
+        detects = self.policy.detects_rules
+        return rules_of(self.history, self.declared, self.steering, self.found_rules if detects else Found())
 
     @cached_property
     def retired_rules(self) -> tuple[str, ...]:

@@ -27,6 +27,7 @@ from pydantic_ai.messages import (
     SystemPromptPart,
     TextContent,
     TextPart,
+    ToolCallPart,
     UserContent,
     UserPromptPart,
 )
@@ -334,12 +335,10 @@ def _in_turns(placed: Sequence[Placed], later: Sequence[Placed], newest: int) ->
         gap = at != before + 1
         if gap and _begins_with_response(messages[-1:]) and _begins_with_response([message]):
             messages.append(ModelRequest(parts=[_user([BETWEEN], stamp_of(message), {"v": 1})]))
-        elif gap and side == "user" == _side(message) and not _calls(messages[-1]):
-            texts = messages[-1].parts[0] if before == OURS else None
-            joins = OURS < at < newest or (
-                len(messages) > 1 and _calls(messages[-2])
-            )  # nothing parts a call and its result
-            if joins and isinstance(message, ModelRequest) and isinstance(texts, UserPromptPart):
+        elif gap and side == "user" == _side(message) and not _calls(messages[-1:]):
+            joins = OURS < at < newest or _calls(messages[-2:-1])  # nothing may part a call and its result
+            texts = messages[-1].parts[0] if before == OURS and joins else None
+            if isinstance(message, ModelRequest) and isinstance(texts, UserPromptPart):
                 message = _with_pieces(message, _content(texts))
                 messages.pop()
             else:
@@ -365,13 +364,13 @@ def _side(message: ModelMessage) -> str:
     """The side that a message takes the turn of: user, assistant, or none for tool exchanges and system text."""
     kinds = {part.part_kind for part in message.parts}
     if isinstance(message, ModelResponse):
-        return "" if _calls(message) else "assistant"
+        return "" if _calls([message]) else "assistant"
     return "user" if kinds & {"user-prompt", "compaction"} else ""
 
 
-def _calls(message: ModelMessage) -> bool:
-    """True if a message is a response with tool calls."""
-    return isinstance(message, ModelResponse) and any(part.part_kind == "tool-call" for part in message.parts)
+def _calls(messages: Sequence[ModelMessage]) -> bool:
+    """True if one of the messages is a response with tool calls."""
+    return any(isinstance(part, ToolCallPart) for message in messages for part in message.parts)
 
 
 def _assistant_line(stamp: datetime) -> ModelResponse:

@@ -15,13 +15,14 @@ from pydantic_ai.messages import ModelMessage
 from context_compiler.compiler.block_sizes import BlockSizes
 from context_compiler.compiler.cut_order import drop_of
 from context_compiler.compiler.cycle import valid_cycle
+from context_compiler.compiler.policy import rules_of
 from context_compiler.compiler.reasons import LAST_RESORT, LAST_RESORT_TRUNCATION
 from context_compiler.compiler.recall_block import lacks_room_for_block
 from context_compiler.compiler.rules import absent_rules
 from context_compiler.compiler.view import View, by_reason, token_breakdown
 from context_compiler.errors import ContextCompilerError
 from context_compiler.messages.history import History
-from context_compiler.messages.rules import Rule, find_rules, rules_in_force
+from context_compiler.messages.rules import Found, find_rules
 from context_compiler.middleware.request import Host, Request
 from context_compiler.middleware.respond import (
     add_recall,
@@ -142,8 +143,8 @@ def _bare_result(
     sent = attempt(lambda: compiler.reader.read(messages)).value or EMPTY
     sections = {"instructions and schemas": request.overhead, "messages": sent.tokens}
     cost = request.overhead + sent.tokens
-    users = attempt(lambda: rules_in_force(find_rules(raw).rules)).value if compiler.arguments.detect_rules else ()
-    lost = absent_rules([*map(Rule, request.rules), *(users or ())], sent)
+    found = attempt(lambda: find_rules(raw)).value if compiler.arguments.detect_rules else None
+    lost = absent_rules(rules_of(raw, request.rules, run.steering, found or Found()), sent)
     drops = (*_last_drops(raw, sent, list(kept)), *lost_drops(lost))
     view = View(
         messages=messages,
