@@ -203,7 +203,8 @@ def _keep_pins(draft: Draft, plan: Plan) -> None:
 def with_steering(cycle: Cycle, plan: Plan, room: int) -> Cycle:
     """Restore pinned messages that a cycle leaves out or shortens, and drop dismissed rules; the prefix changes once.
 
-    A pin that found no room waits for the next turn. Otherwise every request of this turn would be cut again.
+    A pin that found no room waits for the next turn. Otherwise every request of this turn would be cut again. A rule in
+    a restored message is no longer listed.
     """
     listed = {rule.name for rule in plan.rules}
     rules = tuple(text for text in cycle.rules if rule_name(text) in listed or not plan.steering.dismisses(text))
@@ -215,7 +216,9 @@ def with_steering(cycle: Cycle, plan: Plan, room: int) -> Cycle:
             kept[index] = plan.base.get(index, WHOLE)
     if kept == dict(cycle.kept):
         return cycle
-    return replace(cycle, kept=tuple(sorted(kept.items(), key=lambda one: one[0])))
+    said = {rule.text for rule in plan.found_rules.rules if rule.position in kept.keys() - dict(cycle.kept).keys()}
+    rules = tuple(text for text in rules if text not in said)
+    return replace(cycle, rules=rules, kept=tuple(sorted(kept.items(), key=lambda one: one[0])))
 
 
 def _drop_by_order(draft: Draft, plan: Plan, order: Order, previous: Cycle | None) -> None:

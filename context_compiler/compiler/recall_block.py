@@ -219,6 +219,13 @@ class _Search:
         return {at for at, shape in self._cycle.kept if not shape.bare} - partly - calls
 
     @cached_property
+    def _rules(self) -> Sequence[str]:
+        """Rules that the view lists, and those in force in a message that is whole in it."""
+        cycle, whole = self._cycle, self._whole
+        found = (rule for rule in self._plan.rules if rule.position >= cycle.decided or rule.position in whole)
+        return (*cycle.rules, *(rule.text for rule in found))
+
+    @cached_property
     def _shown(self) -> str:
         """Text of the view, without messages that are whole in it: these are no candidates."""
         shapes, history, reader = dict(self._cycle.kept), self._history, self._plan.reader
@@ -231,7 +238,7 @@ class _Search:
     def _quotable(self, positions: Sequence[int]) -> list[Passage]:
         """Passages of messages that the view does not contain; a former copy of the prompt is none either."""
         found = passages(self._history, self._plan.outline, positions, self._counter, self._ranking.weight)
-        new = new_passages(without_rules(found, self._cycle.rules), self.prompt, self._shown)
+        new = new_passages(without_rules(found, self._rules), self.prompt, self._shown)
         return [one for one in new if one.text.strip() in self._within] if self._within else new
 
     def _left_out(self, at: int) -> Sequence[Passage]:

@@ -27,6 +27,7 @@ GIVEN = (
 )
 
 
+ENGLISH, FRENCH = "Always answer in English.", "Always answer in French."
 TOPICS = ("Which soil do the roses need?", "The query on orders is slow, see", "Is there a hotel near the beach?")
 
 
@@ -193,6 +194,26 @@ async def test_a_rule_that_a_kept_message_repeats_is_not_quoted_from_earlier_one
     assert (await talk.ours.compile_now("talk")).done
     text = await talk.small_talk(1)
     assert "QUOTED FROM EARLIER TURNS" in text and text.count(GIVEN[0]) == 1
+
+
+async def test_a_rule_in_the_prompt_is_not_recalled_from_an_earlier_one() -> None:
+    talk = Talk()
+    shelves = [f"Shelf {13 * at} of room R-{77 * at} holds {19 * at} pumps of type T-{31 * at}." for at in range(3)]
+    await talk.say(f"The locker of the harbour has a copper code. {ENGLISH}", *shelves, FRENCH)
+    await talk.small_talk(12)
+    text = await talk.say(f"Which code has the locker of the harbour? {ENGLISH}")
+    assert "copper code" in text.partition("BEGIN RECALLED")[2].partition("END RECALLED")[0]
+    assert text.count(ENGLISH) == 1
+
+
+async def test_a_rule_in_a_message_that_is_pinned_later_is_no_longer_listed() -> None:
+    talk = Talk(recall=0)
+    await talk.say(GIVEN[0])
+    assert f"- {GIVEN[0]}" in await talk.small_talk(12)
+    await talk.ours.pin("talk", 0)
+    text = await talk.small_talk(1)
+    assert talk.views[-1].status == "cycle"
+    assert f"- {GIVEN[0]}" not in text and text.count(GIVEN[0]) == 1
 
 
 async def test_the_newest_of_two_contradicting_rules_is_listed_alone() -> None:
