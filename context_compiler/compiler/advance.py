@@ -363,6 +363,7 @@ def freeze(
         lead=selection.order.start if selection.order is not None else 0,
         why=_reasons(selection.draft, old.why if old else ()),
         rules=text.rules if decided else (),
+        size=selection.kept + cost(text.note, selection.counter) + cost(text.quotes, selection.counter),
     )
     return cycle, text.quoted
 

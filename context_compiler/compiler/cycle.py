@@ -88,6 +88,8 @@ class Cycle:
     """Rules that the view lists, in order."""
     at: int = -1
     """Position from which prompts belonged to the turn in which it began; -1 if unknown."""
+    size: int = 0
+    """Exact tokens of the messages that it keeps, with note and quotes, when it began."""
 
     def to_json(self) -> str:
         """Serialize to JSON."""

@@ -199,6 +199,8 @@ class Floor:
     """Results of the newest exchange."""
     exchange: int = 0
     """Usual size of an exchange."""
+    cut: int = 0
+    """The whole request after the last cut; 0 before the first."""
 
     def lasting(self, room: int) -> int:
         """Tokens of `room` that stay throughout the turn."""
@@ -239,9 +241,10 @@ def limits(
     base = least + notes
     newest = min(budget, base + floor.newest)
     if wanted is None:
-        share = min(1.0, HIGH + notes / room + STEEP * floor.exchange / max(1, budget - base))
-        high = max(newest + int(share * (budget - newest)), newest + room // FREE)
-        low = base + int(LOW * share * (budget - base))
+        start = min(budget, floor.cut or base)
+        share = HIGH + notes / room + STEEP * floor.exchange / max(1, budget - start)
+        high = max(start + int(min(1.0, share) * (budget - start)), newest + floor.exchange)
+        low = base + int(LOW * (budget - base)) + floor.exchange
     else:
         high = max(int(wanted / ratio), newest + min((budget - newest) // 2, MIN_TRIGGER))
         low = _half_way(base, min(high, budget))
@@ -250,16 +253,14 @@ def limits(
     return Limits(budget=budget, fixed=fixed, high=high, low=low, ratio=ratio, tight=tight, max_notes=notes)
 
 
-HIGH, STEEP = 0.35, 4
-"""High threshold as a fraction of what is free beside the floor: the first, plus the second times the size of an
-exchange as such a fraction, at most 1. So a view that is cut back has room for several exchanges until the next cut.
-The share of note and quotes is added, because every cut writes them again."""
 
-FREE = 4
-"""Divisor of the room: minimum distance of the high threshold from the floor."""
+HIGH, STEEP = 0.2, 7
+"""Room to grow from one cut to the next, as a fraction of what the cut left free: the first, plus the second times the
+size of an exchange as such a fraction, at most 1. The share of note and quotes is added, because every cut writes them
+again."""
 
-LOW = 0.4
-"""Low threshold as a fraction of the high one."""
+LOW = 0.14
+"""Low threshold as a fraction of what is free beside the floor; room for one exchange is added."""
 
 MIN_NOTES = 1_800
 """Minimum room for note and quotes of a chat; if it is over half of the room, they get only what is free."""

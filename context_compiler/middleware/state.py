@@ -454,14 +454,15 @@ class RequestContext(Plan):
             ratio=max(ratio, cycle.ratio) if cycle is not None else ratio,
             tight=self.run.tight,
             tool_work=cycle.tool_work if cycle is not None else live and self.tool_work,
-            floor=self._floor() if live else NO_FLOOR,
+            floor=self._floor(cycle) if live else NO_FLOOR,
         )
         return limits.with_rules(min(self._rules_cost, limits.room // SHARE)) if self.rules else limits
 
-    def _floor(self) -> Floor:
+    def _floor(self, cycle: Cycle | None) -> Floor:
         """Tokens that no threshold may remove, with pins."""
         pins = self.pinned(self.policy.budget)
-        return replace(self.floor, kept=sum(self.history.readings[index].tokens for index in pins))
+        cut = self.request.fixed + cycle.size if cycle is not None and cycle.size else 0
+        return replace(self.floor, kept=sum(self.history.readings[index].tokens for index in pins), cut=cut)
 
     @property
     def is_paused(self) -> bool:
