@@ -33,7 +33,7 @@ from pydantic_ai.usage import RequestUsage
 
 from context_compiler.chat.reconcile import TEXT_BREAK
 from context_compiler.chat.storage import Clock, Notice, SessionStorage
-from context_compiler.chat.transcript import migrated_folder
+from context_compiler.chat.transcript import transcript_folder
 from context_compiler.compiler.steering import Pin
 from context_compiler.compiler.view import View
 from context_compiler.errors import SettingsError, StoreError
@@ -86,10 +86,6 @@ class Reply:
     first: float | None = None
     """Seconds until the first piece of text."""
     seconds: float = 0.0
-
-
-Said = Reply
-"""Earlier name of `Reply`."""
 
 
 @dataclass(slots=True)
@@ -265,7 +261,7 @@ class ChatSession:
         self.vault_name = "" if vault is None else vault.resolve().name
         self.storage = SessionStorage(
             session,
-            folder=Path(folder) if folder is not None else migrated_folder(vault, system, owner),
+            folder=Path(folder) if folder is not None else transcript_folder(vault, system, owner),
             store=opened,
             private=folder is None and vault is None,
             vault_name=self.vault_name,
@@ -317,13 +313,12 @@ class ChatSession:
                 await self.storage.open(_index_if_long if self.endless else None, writing=writing)
                 self._opened = True
 
-    async def say(self, text: str, *, on_text: OnText | None = None, hear: OnText | None = None) -> Reply:
+    async def say(self, text: str, *, on_text: OnText | None = None) -> Reply:
         """Send a prompt and wait for the answer.
 
         Args:
             text: The prompt. Lone surrogates, which cannot be sent, are replaced.
             on_text: Called with each piece of the answer, after it is on disk.
-            hear: Earlier name of `on_text`.
 
         Raises:
             SettingsError: the prompt is empty, or an answer is still being written.
@@ -335,7 +330,7 @@ class ChatSession:
             raise SettingsError("text='': give a prompt")
         if self._pending is not None:
             raise SettingsError("an answer is still being written: wait for it, or stop it")
-        self._pending = pending = _PendingReply(on_text=on_text or hear, began=time.perf_counter())
+        self._pending = pending = _PendingReply(on_text=on_text, began=time.perf_counter())
         try:
             await self.open()
             async with self.storage.turn(text):

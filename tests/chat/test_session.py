@@ -314,15 +314,3 @@ async def test_a_chat_on_the_store_of_an_owner_has_a_transcript_of_theirs(room: 
     assert "I am ann." not in str(model.sent[-1]) and "I am bob." in str(model.sent[-1])
     assert len(list(room.path.rglob("talk.md"))) == 2
     await store.close()
-
-
-async def test_a_transcript_under_the_folder_name_of_an_earlier_version_is_found(room: Room) -> None:
-    model = Model()
-    for said in ("I am Ann.", "Who am I?"):
-        chat = room.chat(model, store=None, owner="Ann", folder=None)
-        await chat.say(said)
-        await chat.close()
-        (folder,) = room.path.rglob("Chat_Sessions-*")
-        assert folder.name != "Chat_Sessions-Ann"
-        folder.rename(folder.with_name("Chat_Sessions-Ann"))
-    assert "I am Ann." in str(model.sent[-1])
