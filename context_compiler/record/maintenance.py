@@ -181,7 +181,7 @@ def _delete(db: Database, sessions: Callable[[], Sequence[int]]) -> int:
     return removed
 
 
-def prune(db: Database, older_than_days: float | None, keep_last: int | None) -> int:
+def prune(db: Database, *, older_than_days: float | None = None, keep_last: int | None = None) -> int:
     """Remove requests that are both too old and not among the newest; return the number of requests removed."""
     limited, owner = older_than_days is not None or keep_last is not None, db.owner
     age = None if older_than_days is None else rows.days_ago(older_than_days)

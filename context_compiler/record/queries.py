@@ -121,7 +121,7 @@ def tools(db: Database, view_id: int) -> tuple[Tool, ...] | None:
     return None if row is None else parse_tools(rows.to_text(rows.unpack(row["body"])))
 
 
-def views(db: Database, session_id: str | None, limit: int | None) -> list[Record]:
+def views(db: Database, session_id: str | None = None, *, limit: int | None = None) -> list[Record]:
     """Requests with their compiles, newest first; a warning names each that cannot be read."""
     where, newest = OWNED.format(2), "ORDER BY v.id DESC LIMIT ?1"
     given: list[object] = [NO_LIMIT if limit is None else max(limit, 0), db.owner]
@@ -135,7 +135,7 @@ def views(db: Database, session_id: str | None, limit: int | None) -> list[Recor
         return [*_readable("views", readable, lambda row: _record(row, compiles))]
 
 
-def summaries(db: Database, session_id: str, limit: int | None) -> list[Compile]:
+def summaries(db: Database, session_id: str, *, limit: int | None = None) -> list[Compile]:
     """Compiles of a session, newest first."""
     with db.snapshot():
         found = db.execute(
