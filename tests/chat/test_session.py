@@ -303,6 +303,16 @@ async def test_a_wrong_value_is_refused_when_a_chat_is_made(room: Room) -> None:
     with pytest.raises(SettingsError, match="reflections"):
         room.chat(Model(), reflections={"keep": 3})
     room.chat(Model(), reflections=ReflectionPolicy(keep=1))
+    with pytest.raises(TypeError, match="bugdet"):
+        room.chat(Model(), bugdet=1_000)
+
+
+async def test_a_chat_takes_the_arguments_of_the_compiler(room: Room) -> None:
+    model = Model()
+    chat = room.chat(model, endless=True, rules=["Never book before noon."])
+    await chat.say("Hello.")
+    await chat.close()
+    assert "Never book before noon." in str(model.sent[-1])
 
 
 async def test_a_chat_on_the_store_of_an_owner_has_a_transcript_of_theirs(room: Room) -> None:
