@@ -97,10 +97,7 @@ RETRY_AGE_DAYS = 1
 LASTING_SESSIONS = "SELECT session FROM spaces UNION SELECT session FROM layers UNION SELECT session FROM conversations"
 """Sessions that are kept even without requests."""
 
-SESSION_TABLES = (
-    *("cycles", "copies", "layers", "scores", "live_memories", "spaces", "commits", "conversations"),
-    *("layer_pages", "toolsets", "under_way"),
-)
+SESSION_TABLES = tuple(table for table, columns in COLUMNS.items() if "session" in columns)
 """Tables whose rows are removed with their session."""
 
 SESSIONS = f"SELECT s.id FROM sessions s WHERE {OWNED.format(1)}"
