@@ -59,6 +59,8 @@ TEXTS = ("compiled_prompt", "raw_output", "summary", "input_payload")
 """Text columns of a compile."""
 SUMMED = ("model", "provider", "cached", "cached_raw", "tokens_recall")
 """Columns of a request that repeat values of its ledger, so that sums over many requests read no ledgers."""
+RECORDED = tuple(name for name in SEALED["views"] if name not in ("session", "summary", *SUMMED))
+"""Columns of a request that are fields of `Record`."""
 
 TIPS = (
     ("sessions", "raw_tip"),
@@ -414,15 +416,21 @@ def summary_row(compile: Compile, session: int, prefix: str) -> tuple[Column, ..
 
 def view_row(entry: Entry, session: int, summary: int | None, prefix: str) -> tuple[Column, ...]:
     """Return the sealed columns of an entry's request; `prefix` is that of its owner's names."""
-    one = entry.record
+    record = entry.record
     raw_tip, view_tip = tips(entry)
-    row = (
-        *(session, one.turn_index, one.run_id, one.request_index, raw_tip and prefix + raw_tip),
-        *(view_tip and prefix + view_tip, summary, one.status, one.error, one.budget),
-        *(one.tokens_raw, one.tokens_sent, one.tokens_exact, _real(one.ratio), _json(one.ledger), one.request_hash),
-        *(_real(one.latency_ms), stamp(one.created_at), *_summed(one)),
-    )
-    return tuple([escape_surrogates(value) if isinstance(value, str) else value for value in row])
+    given: dict[str, Column] = {
+        **{name: getattr(record, name) for name in RECORDED},
+        **dict(zip(SUMMED, _summed(record), strict=True)),
+        "session": session,
+        "raw_tip": raw_tip and prefix + raw_tip,
+        "view_tip": view_tip and prefix + view_tip,
+        "summary": summary,
+        "ratio": _real(record.ratio),
+        "ledger": _json(record.ledger),
+        "latency_ms": _real(record.latency_ms),
+        "created_at": stamp(record.created_at),
+    }
+    return tuple(_plain(given[name]) for name in SEALED["views"])
 
 
 def _summed(record: Record) -> tuple[Column, ...]:
@@ -449,7 +457,7 @@ def to_compile(row: Row) -> Compile:
 
 def to_record(row: Row, compile: Compile | None) -> Record:
     """Convert a row of `views`, joined with its session, to a record."""
-    given = {name: row[name] for name in SEALED["views"] if name not in ("session", "summary", *SUMMED)}
+    given = {name: row[name] for name in RECORDED}
     given["ledger"] = mapping_of(row["ledger"])
     given["created_at"] = parse_stamp(row["created_at"])
     given |= {name: without_prefix(given[name]) for name in ("raw_tip", "view_tip")}
