@@ -113,7 +113,5 @@ def _attribute_text(thing: object, name: str) -> str:
     return str(value).strip() if isinstance(value, str | int) and not isinstance(value, bool) else ""
 
 
-# Public here for compatibility, but defined elsewhere and loaded on use, because they import much more than a mode.
-__getattr__, _ = lazy_exports(
-    __name__, {"pipeline.preamble": ("build_fidelity_preamble",), "compiler.policy": ("summary_cap",)}
-)
+# Public here too, but defined elsewhere and loaded on use, because it imports much more than a mode.
+__getattr__, _ = lazy_exports(__name__, {"pipeline.preamble": ("build_fidelity_preamble",)})

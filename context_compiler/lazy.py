@@ -37,10 +37,9 @@ def lazy_exports(
 
     Args:
         package: The `__name__` of the package.
-        homes: Public names by module, relative to `context_compiler`; `name:there` if a name differs in the module.
+        homes: Public names by module, relative to `context_compiler`.
     """
-    given = [(module, *one.partition(":")) for module, names in homes.items() for one in names]
-    places = {name: (module, there or name) for module, name, _, there in given}
+    places = {name: module for module, names in homes.items() for name in names}
 
     def load(name: str) -> Any:
         """Load a public name and set it on the package, so that it is found directly from then on.
@@ -50,9 +49,8 @@ def lazy_exports(
         """
         if name not in places:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        module, there = places[name]
         try:
-            value = getattr(import_module(f"context_compiler.{module}"), there)
+            value = getattr(import_module(f"context_compiler.{places[name]}"), name)
         except ModuleNotFoundError as error:
             extra = next((one for one, given in EXTRAS.items() if error.name in given.packages), None)
             if extra is None:
@@ -63,13 +61,13 @@ def lazy_exports(
 
     def names() -> list[str]:
         """List the public names, loaded or not; without those of extras that are not installed."""
-        return sorted(name for name, (module, _) in places.items() if module not in missing)
+        return sorted(name for name, module in places.items() if module not in missing)
 
     mine = [extra for extra in EXTRAS.values() if not homes.keys().isdisjoint(extra.needed_by)]
     missing = {module for extra in mine if not all(map(_is_installed, extra.packages)) for module in extra.needed_by}
     contents = vars(sys.modules[package])
     if missing and "__all__" in contents:
-        contents["__all__"] = [name for name in contents["__all__"] if places[name][0] not in missing]
+        contents["__all__"] = [name for name in contents["__all__"] if places[name] not in missing]
     return load, names
 
 

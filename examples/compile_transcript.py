@@ -13,7 +13,7 @@ import sys
 from importlib.resources import files
 
 from context_compiler import compile_view
-from context_compiler.importers import read_transcripts
+from context_compiler.messages.importers import read_transcripts
 
 
 async def main(path: str, budget: int) -> None:

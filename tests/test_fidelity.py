@@ -6,7 +6,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from context_compiler import fidelity
 from context_compiler.compiler.policy import summary_cap
 from context_compiler.errors import FidelityError
 from context_compiler.fidelity import Fidelity
@@ -35,7 +34,6 @@ def test_an_unknown_mode_is_refused_with_position_value_and_choices(value: objec
 def test_a_mode_has_the_cap_of_the_table(mode: str, cap: int) -> None:
     assert Fidelity(mode).cap == cap
     assert summary_cap(Fidelity(mode), 1_000_000) == cap
-    assert fidelity.summary_cap(Fidelity(mode), 1_000_000) == cap
 
 
 @pytest.mark.parametrize(

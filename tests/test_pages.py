@@ -160,7 +160,7 @@ def test_code_locations_named_in_pages_exist() -> None:
 def test_every_package_is_in_the_architecture_diagram() -> None:
     picture = (ROOT / "docs" / "architecture.svg").read_text(encoding="utf-8")
     folders = {file.parent.name for file in (ROOT / "context_compiler").glob("*/__init__.py")}
-    assert {name for name in folders if f">{name}</text>" not in picture} == {"store"}
+    assert not {name for name in folders if f">{name}</text>" not in picture}
 
 
 def test_a_glossary_entry_appears_once() -> None:

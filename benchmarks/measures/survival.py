@@ -1,8 +1,8 @@
 """Survival of specifics: details of left-out messages that are still in the view, word for word.
 
-Specifics are the paths, commands, numbers, ids and prohibitions that `context_compiler.specifics` finds in every
-message that is not in the view unchanged; each counts once per session. A specific survives if the view has it, whole,
-anywhere: in a summary, an index, a quote, or a kept message. Views are made before the last answer of a session.
+Specifics are the paths, commands, numbers, ids and prohibitions that `context_compiler.compiler.specifics` finds in
+every message that is not in the view unchanged; each counts once per session. A specific survives if the view has it,
+whole, anywhere: in a summary, an index, a quote, or a kept message. Views are made before the last answer of a session.
 """
 
 from __future__ import annotations

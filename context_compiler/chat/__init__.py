@@ -8,7 +8,7 @@ from context_compiler.lazy import lazy_exports
 
 if TYPE_CHECKING:
     from context_compiler.chat.demo_model import ScriptedModel
-    from context_compiler.chat.session import ChatSession, Reply, Said
+    from context_compiler.chat.session import ChatSession, Reply
     from context_compiler.chat.transcript import Transcript, safe_id
     from context_compiler.messages.failures import Failure, Occasion, Reflection, ReflectionPolicy
 
@@ -19,14 +19,13 @@ __all__ = [
     "Reflection",
     "ReflectionPolicy",
     "Reply",
-    "Said",
     "ScriptedModel",
     "Transcript",
     "safe_id",
 ]
 
 _HOMES = {
-    "chat.session": ("ChatSession", "Reply", "Said"),
+    "chat.session": ("ChatSession", "Reply"),
     "messages.failures": ("Failure", "Occasion", "Reflection", "ReflectionPolicy"),
     "chat.demo_model": ("ScriptedModel",),
     "chat.transcript": ("Transcript", "safe_id"),

@@ -28,16 +28,14 @@ from pydantic_ai.messages import (
     TextPartDelta,
     UserPromptPart,
 )
-from pydantic_ai.models import Model
 from pydantic_ai.usage import RequestUsage
 
 from context_compiler.chat.reconcile import TEXT_BREAK
 from context_compiler.chat.storage import Clock, Notice, SessionStorage
-from context_compiler.chat.transcript import migrated_folder
+from context_compiler.chat.transcript import transcript_folder
 from context_compiler.compiler.steering import Pin
 from context_compiler.compiler.view import View
 from context_compiler.errors import SettingsError, StoreError
-from context_compiler.messages.failures import ReflectionPolicy
 from context_compiler.messages.fences import one_line
 from context_compiler.messages.history import History
 from context_compiler.messages.rules import Rule
@@ -50,7 +48,7 @@ from context_compiler.recall.passages import Passage
 from context_compiler.record.costs import compile_cost, request_cost
 from context_compiler.record.store import Store, Tenants, open_store
 from context_compiler.record.values import now
-from context_compiler.tokens.prices import Budget, Money, price_of
+from context_compiler.tokens.prices import price_of
 
 LONG = 2_000
 """Minimum messages in a history for indexing it in the background, before the first turn needs the index."""
@@ -86,10 +84,6 @@ class Reply:
     first: float | None = None
     """Seconds until the first piece of text."""
     seconds: float = 0.0
-
-
-Said = Reply
-"""Earlier name of `Reply`."""
 
 
 @dataclass(slots=True)
@@ -212,20 +206,15 @@ class ChatSession:
         session: Name of the conversation.
         endless: Send a view instead of the whole history. May be changed between turns.
         template: Template of the views. May be changed between turns.
-        model: Model that writes the summaries; None uses the agent's own model, "none" uses no model.
         folder: Folder of the transcript. The default is `AssistantMD/Chat_Sessions/` in the vault, or `Chat_Sessions/`
             in `system` if there is no vault; with an owner, its name ends in `-` and the owner.
         store: Store of the record: a path, the address of a PostgreSQL database, or a `Store`; None keeps it in memory.
         owner: Owner of the conversation; None uses the owner of the store.
         vault: Folder whose templates come first; `{owner}` in its path is replaced by the owner's folder.
         system: Folder whose templates come second.
-        budget: Maximum input of one request in Endless mode: tokens, a share of the model's window, or `Money`.
-        every_turn: Compile in every turn, not only when the history exceeds the threshold.
-        compile_spend_limit: Maximum cost of all summaries of the conversation; beyond it, no model is asked for more.
-        background: Compile while the conversation continues, so that fewer turns wait for a compile.
-        reflections: Policy for the past failures that templates are given.
         notice: Called with each message for the user, one line.
         clock: Source of the current time.
+        arguments: Further arguments of `ContextCompiler`, such as `budget`, `model` and `background`.
 
     Raises:
         SettingsError: a value is invalid.
@@ -238,19 +227,14 @@ class ChatSession:
         *,
         endless: bool = False,
         template: str = "chat_compiler",
-        model: Model | str | None = None,
         folder: str | Path | None = None,
         store: str | Path | Store | None = "system/context.db",
         owner: str | None = None,
         vault: str | Path | None = None,
         system: str | Path | None = "system",
-        budget: Budget | None = None,
-        every_turn: bool = False,
-        compile_spend_limit: Money | str | None = None,
-        background: bool = False,
-        reflections: ReflectionPolicy | None = None,
         notice: Notice | None = None,
         clock: Clock = now,
+        **arguments: Any,
     ) -> None:
         if not isinstance(agent, AbstractAgent):  # pyright: ignore[reportUnnecessaryIsInstance] # callers may pass anything
             given = one_line(repr(agent), 60)
@@ -265,25 +249,15 @@ class ChatSession:
         self.vault_name = "" if vault is None else vault.resolve().name
         self.storage = SessionStorage(
             session,
-            folder=Path(folder) if folder is not None else migrated_folder(vault, system, owner),
+            folder=Path(folder) if folder is not None else transcript_folder(vault, system, owner),
             store=opened,
             private=folder is None and vault is None,
             vault_name=self.vault_name,
             notice=self._notice,
             clock=clock,
         )
-        self._arguments: dict[str, Any] = {
-            "model": model,
-            "store": self.storage.store,
-            "vault": vault,
-            "vault_name": self.vault_name,
-            "system": system,
-            "budget": budget,
-            "every_turn": every_turn,
-            "compile_spend_limit": compile_spend_limit,
-            "background": background,
-            "reflections": reflections,
-        }
+        places = {"store": self.storage.store, "vault": vault, "vault_name": self.vault_name, "system": system}
+        self._arguments: dict[str, Any] = {**arguments, **places}
         self._compilers: dict[str, ContextCompiler] = {}
         self._pending: _PendingReply | None = None
         self._task: asyncio.Task[None] | None = None
@@ -317,13 +291,12 @@ class ChatSession:
                 await self.storage.open(_index_if_long if self.endless else None, writing=writing)
                 self._opened = True
 
-    async def say(self, text: str, *, on_text: OnText | None = None, hear: OnText | None = None) -> Reply:
+    async def say(self, text: str, *, on_text: OnText | None = None) -> Reply:
         """Send a prompt and wait for the answer.
 
         Args:
             text: The prompt. Lone surrogates, which cannot be sent, are replaced.
             on_text: Called with each piece of the answer, after it is on disk.
-            hear: Earlier name of `on_text`.
 
         Raises:
             SettingsError: the prompt is empty, or an answer is still being written.
@@ -335,7 +308,7 @@ class ChatSession:
             raise SettingsError("text='': give a prompt")
         if self._pending is not None:
             raise SettingsError("an answer is still being written: wait for it, or stop it")
-        self._pending = pending = _PendingReply(on_text=on_text or hear, began=time.perf_counter())
+        self._pending = pending = _PendingReply(on_text=on_text, began=time.perf_counter())
         try:
             await self.open()
             async with self.storage.turn(text):

@@ -275,31 +275,11 @@ def transcript_folder(vault: str | Path | None, system: str | Path | None, owner
     return Path(system or ".", name) if vault is None else Path(vault, "AssistantMD", name)
 
 
-def migrated_folder(vault: str | Path | None, system: str | Path | None, owner: str | None) -> Path:
-    """Return the default folder of transcripts, after renaming to it a folder that an earlier version made."""
-    folder = transcript_folder(vault, system, owner)
-    former = _former_folder(folder, owner)
-    if former is None or folder.exists():
-        return folder
-    try:
-        return former.rename(folder)
-    except OSError:  # then use it under its old name
-        return former
-
-
-def _former_folder(folder: Path, owner: str | None) -> Path | None:
-    """Folder that an earlier version made for an owner; None if none exists under exactly that name, case included."""
-    former = folder.with_name(f"Chat_Sessions-{safe_id(owner)}") if owner else folder
-    exists = former != folder and folder.parent.is_dir() and any(one == former for one in folder.parent.iterdir())
-    return former if exists else None
-
-
 def transcript_folders(db: object, vault: Path | None, system: Path, owner: str) -> list[Path]:
     """Folders that chats of an owner may have written to; without an owner, a vault with `{owner}` is skipped."""
     vault = None if not owner and OWNER in str(vault) else vault
     places = (None, db.parent if isinstance(db, Path) else system), (None, system), (vault, system)
-    folders = [transcript_folder(*place, owner) for place in places]
-    return list(dict.fromkeys([*folders, *filter(None, (_former_folder(folder, owner) for folder in folders))]))
+    return list(dict.fromkeys(transcript_folder(*place, owner) for place in places))
 
 
 def safe_id(session: str) -> str:

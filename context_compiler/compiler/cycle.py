@@ -93,7 +93,7 @@ class Cycle:
 
     def to_json(self) -> str:
         """Serialize to JSON."""
-        data: dict[str, Any] = {STORED.get(field.name, field.name): getattr(self, field.name) for field in fields(self)}
+        data: dict[str, Any] = {field.name: getattr(self, field.name) for field in fields(self)}
         data["kept"] = [[start, stop, _encoded(shape)] for start, stop, shape in _runs(self.kept)]
         return json.dumps(data, ensure_ascii=False, separators=(",", ":"))
 
@@ -109,10 +109,8 @@ class Cycle:
                 for index in range(start, stop)
             )
             data["covered"] = tuple((int(a), int(b)) for a, b in data["covered"])
-            data |= {name: data.pop(key) for name, key in STORED.items() if key in data}
-            data.pop("blocks", None)  # of schema 3, where recall blocks were a part of the cycle
-            data["why"] = tuple((int(a), int(b), str(reason)) for a, b, reason in data.get("why", ()))
-            data["rules"] = tuple(map(str, data.get("rules", ())))
+            data["why"] = tuple((int(a), int(b), str(reason)) for a, b, reason in data["why"])
+            data["rules"] = tuple(map(str, data["rules"]))
             found = cls(**data)
         except DAMAGED:
             return None
@@ -137,9 +135,6 @@ RAW = Cycle(
     config="",
 )
 """State before the first cycle: all messages are sent whole."""
-
-STORED = {"tool_work": "tools", "long_turns": "loops"}
-"""Names of fields in JSON, if they differ."""
 
 SETS = ("skip", "without")
 """Fields of a shape that are sets, which JSON stores as lists."""
@@ -333,10 +328,10 @@ class Block:
     """User turn that the prompt begins."""
     text: str
     """Fenced text as sent; empty if nothing was found, so that the search is not repeated."""
-    cuts: int = 0
+    cuts: int
     """Number of times it was shortened because the request had no room for it."""
-    asked: str = ""
-    """`Pending.name` of the question that it answers; empty if an earlier version recorded the block."""
+    asked: str
+    """`Pending.name` of the question that it answers."""
 
     def tokens(self, counter: TokenCounter) -> int:
         """Price of the block in a view."""

@@ -318,8 +318,6 @@ class Policy:
     """Name of the conversations that share compiles. A summary is written around the question of one conversation."""
     config: str
     """Hash of all settings that decide how a view is written; a cycle of another configuration is not continued."""
-    former: str
-    """The same hash as databases of schema 3 store it."""
 
     def limits(
         self,

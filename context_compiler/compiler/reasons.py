@@ -33,8 +33,6 @@ class Reason:
     text: str
     """Text on the record; `{turns}` in it is a number."""
     step: StepInfo
-    earlier: str = ""
-    """Text that earlier versions recorded; empty if it is the same."""
 
 
 # Steps 4 and 7 are missing: they shrink and drop the summary, which is not a message.
@@ -57,17 +55,11 @@ LARGE_PART = Reason(
 EARLIER_TURN = Reason("an earlier turn", _OLDER)
 BEFORE_LAST_TURN = Reason("older than what was then the last turn", _OLDER)
 BEFORE_LAST_TURNS = Reason("older than what were then the last {turns} turns", _OLDER)
-STUB = Reason(
-    "tool exchange as a stub",
-    StepInfo(3, "shorten tool exchanges of earlier turns", SHORTENS),
-    earlier="tool exchange as a skeleton",
-)
+STUB = Reason("tool exchange as a stub", StepInfo(3, "shorten tool exchanges of earlier turns", SHORTENS))
 RECENT_TURN = Reason("recent turn, over budget", _RECENT)
 RECENT_TURN_AHEAD = Reason("recent turn, over the threshold", _RECENT)
 ACTIVE_STUB = Reason(
-    "tool exchange of this turn as a stub",
-    StepInfo(6, "shorten tool exchanges of this turn", SHORTENS),
-    earlier="tool exchange of this turn as a skeleton",
+    "tool exchange of this turn as a stub", StepInfo(6, "shorten tool exchanges of this turn", SHORTENS)
 )
 NEWEST_EXCHANGE = Reason(
     "newest tool exchange, over budget", StepInfo(8, "truncate the newest tool exchange", SHORTENS)
@@ -126,9 +118,9 @@ position is unknown."""
 
 @lru_cache(maxsize=1_000)
 def reason_of(text: str) -> Reason | None:
-    """Reason of a cut by its text, also by the text of an earlier version; None for any other text."""
+    """Reason of a cut by its text; None for any other text."""
     plain = re.sub(r"\d+", "{turns}", text)
-    return next((one for one in REASONS if plain in (one.text, one.earlier)), None) if text else None
+    return next((reason for reason in REASONS if reason.text == plain), None)
 
 
 def kept_form(text: str) -> str:

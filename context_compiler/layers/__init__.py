@@ -47,7 +47,7 @@ from context_compiler.layers.reasoning import (
     get_own_decision_history,
     get_reasoning_trace,
 )
-from context_compiler.layers.registry import Curated, CurationResult, SessionIdRegistry, curate
+from context_compiler.layers.registry import CurationResult, SessionIdRegistry, curate
 from context_compiler.layers.retention import summarise_turn
 from context_compiler.layers.session import Layers, Turn
 from context_compiler.layers.turn import TurnState, get_current_curation, get_current_turn_steps, get_execution_outcomes
@@ -56,7 +56,6 @@ __all__ = [
     "ConversationContext",
     "ConversationHistory",
     "ConversationTurn",
-    "Curated",
     "CurationResult",
     "CurationSummary",
     "EntityContext",

@@ -28,8 +28,6 @@ EMPTY = "New conversation."
 SHORT_ANSWER = 200
 """Characters of an answer that are used if it has no summary."""
 PENDING: tuple[str, ...] = get_args(PendingType)
-OLDER_TYPES = {"understand": "clarify"}
-"""Current name of each pending type by its earlier name."""
 
 
 def get_conversation_history(conversation: Mapping[str, Any] | None) -> ConversationHistory:
@@ -95,7 +93,7 @@ def parse_pending(given: object) -> PendingState | None:
         return None
     one = dict(given) if isinstance(given, PendingState) else as_mapping(given, "pending_clarification")
     kind = str(one.get("type") or "ask_user")
-    kind = OLDER_TYPES.get(kind, kind)
+    kind = "clarify" if kind == "understand" else kind  # a question that the node Understand asks
     questions: Any = one.get("questions") or one.get("clarification_questions") or []
     asked = cast("Sequence[object]", questions if isinstance(questions, list | tuple) else [questions])
     texts = [_question_text(question) for question in asked]
@@ -182,7 +180,7 @@ class ConversationContext(TypedDict):
     understand_decision_log: list[dict[str, Any]]
     """Last twenty decisions about entities."""
     step_summaries: list[Any]
-    """Written by older versions; kept unchanged."""
+    """Kept unchanged."""
 
 
 def conversation_of(given: Mapping[str, Any] | None) -> ConversationContext:

@@ -325,7 +325,7 @@ class SessionIdRegistry:
 
     @classmethod
     def from_dict(cls, given: Mapping[str, Any] | None) -> SessionIdRegistry:
-        """Parse the form of `to_dict`, or the older form with one mapping per field; missing keys are empty.
+        """Parse the form of `to_dict`; missing keys are empty.
 
         Raises:
             LayersError: A value is wrong; the message names it.
@@ -439,10 +439,6 @@ class CurationResult:
     summary: CurationSummary
     ignored: Mapping[str, str]
     """Reason for each ref that was ignored."""
-
-
-Curated = CurationResult
-"""Earlier name of `CurationResult`."""
 
 
 def curate(

@@ -1,4 +1,4 @@
-"""Parser for stored registries: the form of `SessionIdRegistry.to_dict`, whole or in pages, and the older form."""
+"""Parser for stored registries: the form of `SessionIdRegistry.to_dict`, whole or in pages."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from pydantic import ValidationError
 from context_compiler.errors import LayersError
 from context_compiler.layers.index import Row
 from context_compiler.layers.models import EntitySnapshot, Status, list_field
-from context_compiler.layers.refs import ref_prefix
 
 VERSION = 1
 
@@ -21,15 +20,6 @@ ROW_FIELDS = ("ref", "type", "label", "status", "turn_created", "turn_last_ref",
 VALUE_TYPES = {(str, str, str, str, int, int, str), (str, str, str, str, int, int, type(None))}
 """Valid types of a row's values, for a check that is faster than pydantic: a registry can contain thousands of rows."""
 _VALUES = itemgetter(*ROW_FIELDS)
-_OLDER_KEYS = {
-    "status": "ref_actions",
-    "type": "ref_types",
-    "label": "ref_labels",
-    "turn_created": "ref_turn_created",
-    "turn_last_ref": "ref_turn_last_ref",
-    "retention_reason": "ref_active_reason",
-}
-"""Key of each entity field in the older form."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -53,23 +43,24 @@ def parse_registry(given: Mapping[str, Any]) -> RegistryData:
     """
     if not isinstance(given, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance] # outside data
         raise LayersError(f"id_registry is a {type(given).__name__}; give a SessionIdRegistry or its to_dict()")
+    if given and given.get("version") != VERSION:
+        raise LayersError(
+            f"id_registry has version {given.get('version')!r}, this one knows {VERSION};"
+            " give a SessionIdRegistry or its to_dict(), or begin a new session"
+        )
     turn = given.get("current_turn") or 0
     if isinstance(turn, bool) or not isinstance(turn, int) or turn < 0:
         raise LayersError(f"id_registry: current_turn is {turn!r}; give a number from 0")
-    rows: Any = given.get("entities")
-    entities = _parse_entities(_older_rows(given) if rows is None else rows)
-    found = RegistryData(
+    entities = _parse_entities(given.get("entities", ()))
+    return RegistryData(
         current_turn=turn,
         entities=entities,
         ids=_parse_ids(given, entities),
-        data={ref: data for ref, data in mapping_field(given, "data", "pending_artifacts").items() if ref in entities},
+        data={ref: data for ref, data in mapping_field(given, "data").items() if ref in entities},
         demoted={str(ref) for ref in list_field(given, "demoted")}.intersection(entities),
         counters=_parse_counters(given, "counters"),
         gen_counters=_parse_counters(given, "gen_counters"),
     )
-    if "version" not in given:
-        _raise_counters(found)
-    return found
 
 
 def _parse_entities(given: Any) -> dict[str, Row]:
@@ -102,13 +93,12 @@ def _parse_row(row: Any, at: int) -> Row:
         raise LayersError(f"id_registry: entities[{at}]{place}: {first['msg']}") from None
 
 
-def mapping_field(given: Mapping[str, Any], *names: str) -> Mapping[str, Any]:
-    """Return the mapping stored under the first of these keys that is present; empty if none is.
+def mapping_field(given: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    """Return the mapping stored under a key; empty if there is none.
 
     Raises:
         LayersError: The value is not a mapping.
     """
-    name = next((name for name in names if given.get(name) is not None), names[0])
     found: Any = given.get(name) or {}
     if not isinstance(found, Mapping):
         raise LayersError(f"id_registry: {name} is a {type(found).__name__}; give a mapping by ref")
@@ -116,10 +106,9 @@ def mapping_field(given: Mapping[str, Any], *names: str) -> Mapping[str, Any]:
 
 
 def _parse_ids(given: Mapping[str, Any], entities: Mapping[str, Row]) -> dict[str, str]:
-    """Return database ids by ref, without the placeholders that the older form has for unsaved entities."""
-    found = mapping_field(given, "ids", "ref_to_uuid")
-    texts = ((ref, id if type(id) is str else str(id)) for ref, id in found.items() if id is not None)
-    return {ref: text for ref, text in texts if ref in entities and text[:11] != "__pending__"}
+    """Return database ids by ref."""
+    found = mapping_field(given, "ids")
+    return {ref: str(id) for ref, id in found.items() if id is not None and ref in entities}
 
 
 def parse_pages(given: Mapping[str, Any]) -> dict[int, str]:
@@ -136,29 +125,4 @@ def _parse_counters(given: Mapping[str, Any], name: str) -> dict[str, int]:
     wrong = next((key for key, count in found.items() if isinstance(count, bool) or not isinstance(count, int)), None)
     if wrong is not None:
         raise LayersError(f"id_registry: {name}.{wrong} is {found[wrong]!r}; give a number from 0")
-    own = {key: count for key, count in found.items() if name == "counters" or key.startswith("gen_")}
-    return own or {f"gen_{ref_prefix(key)}": count for key, count in found.items()}
-
-
-def _raise_counters(found: RegistryData) -> None:
-    """Raise the counters of the older form to the highest ref in use, so that no ref is assigned twice."""
-    for ref in found.entities:
-        prefix, _, number = ref.rpartition("_")
-        if prefix and number.isdecimal():
-            counters = found.gen_counters if ref.startswith("gen_") else found.counters
-            counters[prefix] = max(counters.get(prefix, 0), int(number))
-
-
-def _older_rows(given: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return the entities of the older form; an action of the user, such as `created:user`, counts as `created`."""
-    facts = {name: mapping_field(given, key) for name, key in _OLDER_KEYS.items()}
-    known = (*mapping_field(given, "ref_to_uuid"), *mapping_field(given, "pending_artifacts"), *facts["status"])
-    refs = dict.fromkeys(map(str, known))
-    found: list[dict[str, Any]] = []
-    for ref in refs:
-        one = {name: known[ref] for name, known in facts.items() if known.get(ref) is not None}
-        action = str(one.get("status", "generated" if ref.startswith("gen_") else "read")).partition(":")[0]
-        one["status"] = action if action in STATUSES else "read"
-        one.setdefault("type", ref.removeprefix("gen_").rpartition("_")[0] or ref)
-        found.append({"label": ref, **one, "ref": ref})
     return found

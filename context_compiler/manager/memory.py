@@ -22,6 +22,7 @@ from context_compiler.recall.terms import terms
 from context_compiler.record import rows, sessions
 from context_compiler.record.database import Database
 from context_compiler.record.store import DEFAULT_PATH, MemoryStore, SQLStore, open_place
+from context_compiler.record.tables import SEALED
 from context_compiler.record.values import Chain, Compile
 from context_compiler.tokens import as_counter
 
@@ -316,7 +317,7 @@ def _score_columns(score: Score) -> tuple[rows.Column, ...]:
         "turn_index": score.turn,
         "trouble": None if score.trouble is None else rows.escape_surrogates(score.trouble),
     }
-    values = (columns[name] for name in rows.SCORE if name not in ("session", "turns_tip"))
+    values = (columns[name] for name in SEALED["scores"] if name not in ("session", "turns_tip"))
     return tuple(int(value) if isinstance(value, bool) else value for value in values)
 
 

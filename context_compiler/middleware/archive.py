@@ -6,7 +6,7 @@ an application gives.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Hashable, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 from functools import partial
@@ -64,9 +64,6 @@ RECALLED = "+recalled"
 
 LATE_AGE_S = 1.0
 """Seconds after which a request that is recorded is marked as recorded late."""
-
-FormerName = Callable[[str], str | None]
-"""Function that returns the name of a configuration in older files; None if it had none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -242,7 +239,7 @@ class Archive:
         """Keep recall blocks in memory under the chain id of their prompt."""
         self._blocks.keep((blocks.own.name, blocks.config), blocks)
 
-    async def start(self, session_id: str, ids: Sequence[str], config: str, former: FormerName) -> Start:
+    async def start(self, session_id: str, ids: Sequence[str], config: str) -> Start:
         """Find the cycle, the recall blocks and the steering that a run starts from, in memory or on the record.
 
         The cycle is the newest cycle of the longest known prefix of a history. After a compile or undo by hand, it is
@@ -252,9 +249,8 @@ class Archive:
             session_id: The conversation.
             ids: Chain ids of the history.
             config: Configuration of the cycle.
-            former: Finds the name under which older files store cycles of a configuration.
         """
-        work = partial(self._start, session_id=session_id, ids=ids, config=config, former=former)
+        work = partial(self._start, session_id=session_id, ids=ids, config=config)
         may_be_known = len(ids) > 1 or named_scope(session_id)  # a first prompt under an id of the host is new
         if not self.keeps_content or not may_be_known:
             return await work(None)
@@ -263,9 +259,7 @@ class Archive:
         with limited(None):  # what a user pinned or undid is not known yet, and must not be dropped
             return await self.access.read(work) or await work(None)
 
-    async def _start(
-        self, store: Store | None, session_id: str, ids: Sequence[str], config: str, former: FormerName
-    ) -> Start:
+    async def _start(self, store: Store | None, session_id: str, ids: Sequence[str], config: str) -> Start:
         """Find the starting point of a run in memory, and if there is a store, in the store."""
         if store is not None:
             await self.access.see_removals(store)
@@ -273,8 +267,7 @@ class Archive:
         if actions or MARK in config:
             steering, chosen = steering_of(actions)
             config = steering.config(config)
-        is_first = steering is None or not steering.generation  # an older file has no later generations
-        cycle = await self._cycle(store, ids, config, former(config) if is_first else None)
+        cycle = await self._cycle(store, ids, config)
         if cycle is not None and store is not None and _lacks_row(cycle):
             cycle = _with_row(cycle, await _newest_request(store, session_id))
         adopted = chosen is not None and chosen.tip in ids and (cycle is None or _is_earlier(cycle, chosen, ids))
@@ -282,14 +275,12 @@ class Archive:
         blocks = None if cycle is None else await self._known_blocks(store, ids, config)
         return Start(cycle=cycle, blocks=blocks, steering=steering, adopted=adopted)
 
-    async def _cycle(self, store: Store | None, ids: Sequence[str], config: str, former: str | None) -> Cycle | None:
+    async def _cycle(self, store: Store | None, ids: Sequence[str], config: str) -> Cycle | None:
         tips = reversed(ids) if self._cycles else ()
         found = next((found for tip in tips if (found := self._cycles.get((tip, config)))), None)
         if found is not None or store is None:
             return found
         stored = await store.find_cycle(ids, config)
-        if stored is None and former is not None and self.access.is_shared:
-            stored = await store.find_cycle(ids, former)
         found = Cycle.from_json(stored.state) if stored is not None else None
         return replace(found, config=config) if found is not None else None
 

@@ -43,9 +43,6 @@ Owner = str | Callable[[RunContext[Any]], str] | None
 RECALL = 0.5
 """Default maximum size of a recall block, as a fraction of the room."""
 
-FORMER_RECALL = 0.3
-"""The same default in files of schema 3; see `Policy.former`."""
-
 REFLECTIONS = ReflectionPolicy()
 
 CHOICES = {
@@ -417,7 +414,6 @@ class Arguments:
             detects_rules=self.detect_rules,
             refs=refs,
             config=_hash((*written, recall, alias, family, scope, refs, window)),
-            former=_hash((*written, FORMER_RECALL if recall == RECALL else recall, alias, family, scope, refs)),
         )
 
 

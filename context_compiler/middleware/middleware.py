@@ -437,7 +437,7 @@ class Middleware:
     async def begin(self, owner: str | None, session: str, ids: list[str], config: str) -> dict[str, Any]:
         """Starting state of a run, as plain data: where it starts from, and the learned ratios."""
         with limited(self.arguments.record_timeout):
-            start = await self.archive.scoped(owner).start(session, ids, config, self.state.former.get)
+            start = await self.archive.scoped(owner).start(session, ids, config)
         return {
             "cycle": start.cycle.to_json() if start.cycle else None,
             "blocks": start.blocks.to_json() if start.blocks else None,

@@ -167,7 +167,7 @@ def _check_messages(messages: object) -> None:
     for index, message in enumerate(cast("Sequence[object]", messages)):
         if not isinstance(message, ModelRequest | ModelResponse):
             kind = type(message).__name__
-            other = "; context_compiler.importers reads those of other tools" if kind == "dict" else ""
+            other = "; context_compiler.messages.importers reads those of other tools" if kind == "dict" else ""
             raise SettingsError(f"messages[{index}] is of type {kind}: {remedy}{other}")
 
 

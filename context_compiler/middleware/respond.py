@@ -135,7 +135,6 @@ async def _current_cycle(context: RequestContext, host: Host) -> tuple[RequestCo
     if not run.begun:
         run.begin()
         run.notes = context.compiler.notes.get(context.conversation) or ()
-        context.compiler.former.keep(config, context.policy.former)
         start = await host.begin(history.tips(JOURNALLED), config)
         if start.get("steering"):
             run.steer(Steering.from_data(start["steering"]))
@@ -216,7 +215,7 @@ def known_blocks(context: RequestContext, config: str = "", *, any_turn: bool = 
     if known is None or any_turn:
         return known
     asked = "" if context.question is None else context.question.name
-    return known if known.own.at >= context.prompt_start and known.own.asked in ("", asked) else None
+    return known if known.own.at >= context.prompt_start and known.own.asked == asked else None
 
 
 def recall_for_turn(

@@ -37,7 +37,7 @@ from context_compiler.settings import Settings
 from context_compiler.tokens import Ratios, TokenCounter, as_counter
 
 DROPS = 64
-"""Maximum number of cycles whose drops are cached, and of configurations whose former names are."""
+"""Maximum number of cycles whose drops are cached, and of histories whose rules are."""
 
 MANY = 20_000
 """Number of messages above which even a history that was read before takes long to compare."""
@@ -384,8 +384,6 @@ class CompilerState:
     counter: TokenCounter
     reader: Reader
     settings: Settings = field(default_factory=Settings)
-    former: Memo[str, str] = field(default_factory=lambda: Memo(DROPS))
-    """Names of configurations in files of schema 3, by their current names."""
     drops: Memo[Named, tuple[Cycle, ListedDrops]] = field(default_factory=lambda: Memo(DROPS))
     """Drops of recent cycles."""
     pending: Pending = field(default_factory=lambda: Pending())

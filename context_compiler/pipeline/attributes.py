@@ -118,7 +118,7 @@ GRAPH_SPELLINGS = MappingProxyType(
         "default_thread_id": ("thread_id", "default_thread", "context_thread_default"),
     }
 )
-"""Other spellings of graph attributes, from older versions and other engines; the first one that is set counts."""
+"""Other spellings of graph attributes, of other engines; the first one that is set counts."""
 
 NODE_SPELLINGS = MappingProxyType(
     {

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from contextlib import AsyncExitStack, suppress
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -213,8 +213,9 @@ class ActiveRun:
         if run_id in self.requests.counted:
             return
         self.requests.counted.add(run_id)
-        for data in _request_facts(events):
-            self.requests.add(data)
+        for event in events:
+            if event.kind in ("model_requested", "context_compiled"):  # `agent_answered` repeats both
+                self.requests.add(event.data)
         for child in (str(event.data.get("child")) for event in events if event.kind == "child_started"):
             below = _child_store(store, child)
             await self._count_requests(below, child, await below.events(child))
@@ -315,22 +316,6 @@ async def _acquire_child(store: RunStore, run_id: str, owned: AsyncExitStack) ->
             if time.monotonic() >= deadline:
                 raise
         await asyncio.sleep(RETRY_S)
-
-
-def _request_facts(events: Sequence[Event]) -> Iterator[Mapping[str, Any]]:
-    """Data of events that count requests or cost, each once: `agent_answered` repeats earlier `model_requested`s."""
-    counted: set[tuple[str, str, str | None]] = set()
-    for event in events:
-        place = (event.run_id, event.branch, event.node)
-        if event.kind == "model_requested":
-            counted.add(place)
-            yield event.data
-        elif event.kind == "context_compiled":
-            yield event.data
-        elif event.kind == "agent_answered":
-            if place not in counted:  # a run of an old version
-                yield event.data
-            counted.discard(place)
 
 
 def _child_store(store: RunStore, run_id: str) -> RunStore:

@@ -139,10 +139,10 @@ def read_log(db: Database, head: str, limit: int | None) -> list[LogEntry]:
         return [] if owner is None or limit == 0 else _log(db, owner, head, limit)
 
 
-def whole_history(db: Database, conversation_id: str) -> list[bytes] | None:
+def whole_history(db: Database, session_id: str) -> list[bytes] | None:
     """Messages of a conversation, oldest first; None if there is no such conversation."""
     with db.snapshot():
-        given = (db.owner, rows.escape_surrogates(conversation_id))
+        given = (db.owner, rows.escape_surrogates(session_id))
         row = db.execute(f"{CONVERSATIONS} AND s.session_id = ?2 AND s.vault_name = ''", given).fetchone()
         if row is None or row["head"] is None:
             return None if row is None else []

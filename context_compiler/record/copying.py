@@ -23,6 +23,7 @@ from context_compiler.record.maintenance import EXPORTED
 from context_compiler.record.queries import insert, reseal
 from context_compiler.record.sessions import memory_diff
 from context_compiler.record.store import SQLStore
+from context_compiler.record.tables import SEALED
 from context_compiler.record.values import page_names
 
 Row = Mapping[str, Any]
@@ -150,7 +151,7 @@ Written = tuple[int, dict[int, int], Sequence[Row]]
 def _write_page(db: Database, table: str, page: Sequence[Row], numbers: Numbers) -> Written:
     """Write the rows of a table that the target does not have."""
     with db.transaction():
-        if table in rows.SEALED:
+        if table in SEALED:
             return _write_sealed(db, table, page, numbers)
         given = [_renumber(row, numbers) for row in page]
         if table == "contents":
@@ -176,7 +177,7 @@ def _target_row(db: Database, table: str, row: Row) -> Row:
     else:
         names = KEYS.get(table, ("session",))
         query = (
-            f"SELECT t.{'rowid' if table in rows.SEALED else 'session'} AS id, t.*, s.session_id, s.owner"
+            f"SELECT t.{'rowid' if table in SEALED else 'session'} AS id, t.*, s.session_id, s.owner"
             f" FROM {table} t JOIN sessions s ON s.id = t.session"
             f" WHERE {' AND '.join(f't.{name} = ?' for name in names)}"
         )
@@ -207,14 +208,14 @@ def _has_diverged(db: Database, table: str, current: Row, row: Row) -> bool:
 def _update(db: Database, table: str, current: Row, row: Row) -> None:
     """Update a row of the target from the source."""
     values = {column: row[column] for column in CHANGING[table]}
-    if table in rows.SEALED:
+    if table in SEALED:
         new = {**current, **values}
-        values["seal"] = rows.seal(current["id"], [new[column] for column in rows.SEALED[table]])
-    key = "rowid" if table in rows.SEALED else "session"
+        values["seal"] = rows.seal(current["id"], [new[column] for column in SEALED[table]])
+    key = "rowid" if table in SEALED else "session"
     with db.transaction():
         if table == "cycles":  # insert it again, because the newest cycle must have the highest number
             db.execute("DELETE FROM cycles WHERE rowid = ?", (current["id"],))
-            insert(db, "cycles", [row[column] for column in rows.CYCLE])
+            insert(db, "cycles", [row[column] for column in SEALED["cycles"]])
             return
         if table == "spaces":
             live = db.execute("SELECT id FROM live_memories WHERE session = ?", (current["id"],)).fetchall()
@@ -251,7 +252,7 @@ def _remove_unlisted_pages(db: Database, layers: Row) -> None:
 
 def _count(db: Database) -> dict[str, int]:
     """Count the rows of each table without row numbers."""
-    named = [table for table in EXPORTED if table not in rows.SEALED]
+    named = [table for table in EXPORTED if table not in SEALED]
     return {table: int(db.execute(f"SELECT count(*) FROM {table}").fetchone()[0]) for table in named}
 
 
@@ -265,7 +266,7 @@ def _renumber(row: Row, numbers: Numbers) -> dict[str, Any]:
 
 def _write_sealed(db: Database, table: str, page: Sequence[Row], numbers: Numbers) -> Written:
     """Write the sealed rows of a table that the target does not have, with new numbers and seals."""
-    columns, added, known, unequal = rows.SEALED[table], 0, dict[int, int](), list[Row]()
+    columns, added, known, unequal = SEALED[table], 0, dict[int, int](), list[Row]()
     for row in page:
         if not rows.is_sealed(row["id"], [row[column] for column in columns], row["seal"]):
             raise StoreError(f"{table} {row['id']} of the source was changed since it was written; verify it")

@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 
 from context_compiler.record.postgres_tables import TABLES
+from context_compiler.record.tables import UNNAMED_NUMBERS
 
 NO_NULLS: frozenset[int] = frozenset()
 
-_ROWID = ("cycles", "layers", "conversations", "actions")
-NUMBERS: Mapping[str, str] = {"contents": "hash", "spaces": "session", **dict.fromkeys(_ROWID, "rowid")}
+NUMBERS: Mapping[str, str] = {"contents": "hash", "spaces": "session", **dict.fromkeys(UNNAMED_NUMBERS, "rowid")}
 """Columns that replace SQLite's `rowid`, by table; in all other tables it is `id`."""
 
 _LITERAL = re.compile(r"('(?:[^']|'')*')")

@@ -30,7 +30,7 @@ from context_compiler.record.sqlite import SQLiteDatabase, decode_leniently
 T = TypeVar("T")
 log = logging.getLogger("context_compiler.store")
 
-NAME, FORMER_NAME = "context.db", "context_compiler.db"
+NAME, OTHER_NAME = "context.db", "context_compiler.db"
 BUSY_TIMEOUT_MS = 5_000
 """Default milliseconds that a save waits while another process writes; the same as for PostgreSQL."""
 GRACE_S = 1.0
@@ -52,9 +52,9 @@ REMEDIES = {
 
 
 def locate(path: Path) -> Path:
-    """Return the file to use: `path`, or the file with the former default name beside it if only that exists."""
-    former = path.with_name(FORMER_NAME)
-    return former if path.name == NAME and file_identity(path) is None and file_identity(former) is not None else path
+    """Return the file to use: `path`, or for `context.db` the `context_compiler.db` beside it if only that exists."""
+    other = path.with_name(OTHER_NAME)
+    return other if path.name == NAME and file_identity(path) is None and file_identity(other) is not None else path
 
 
 def explain(error: Exception, path: Path | str) -> StoreError:

@@ -22,12 +22,13 @@ from context_compiler.record.database import Database
 from context_compiler.record.queries import OWNED, reseal
 from context_compiler.record.rows import prefix, prefix_of, without_prefix, writer_of
 from context_compiler.record.sessions import commit_id, memory_diff
+from context_compiler.record.tables import COLUMNS, REFERENCES, SEALED
 from context_compiler.record.values import list_of, page_name, page_names, parse_json, parse_tools
 
-EXPORTED = (
-    *("contents", "nodes", "sessions", "copies", "context_summaries", "cycles", "views", "layer_pages", "layers"),
-    *("actions", "toolsets", "memories", "commits", "spaces", "scores", "entries", "conversations"),
-)
+OF_THIS_RECORD = ("live_memories", "under_way", "counters", "claims")
+"""Tables that are no part of an export or a copy."""
+
+EXPORTED = tuple(table for table in COLUMNS if table not in OF_THIS_RECORD)
 """All exported tables, each after the tables that it refers to."""
 
 NAMED = {"contents": "hash", "nodes": "id", "memories": "id"}
@@ -63,14 +64,10 @@ Here and below, `EXCEPT` replaces `NOT IN`: both databases sort or hash an `EXCE
 `NOT IN` list for each row if it expects the list to be large. Parents are looked up by key, one at a time, because a
 join may be planned as a scan of all messages for each step of a chain.
 """
-DROP_CONTENTS = """
-DELETE FROM contents WHERE hash IN (
-    SELECT hash FROM contents EXCEPT SELECT * FROM (
-        SELECT content FROM nodes UNION ALL SELECT instructions FROM nodes UNION ALL SELECT content FROM copies
-        UNION ALL SELECT state FROM cycles UNION ALL SELECT content FROM entries UNION ALL SELECT content FROM memories
-        UNION ALL SELECT state FROM commits UNION ALL SELECT content FROM toolsets
-    ) AS used
-)
+DROP_CONTENTS = f"""
+DELETE FROM contents WHERE hash IN (SELECT hash FROM contents EXCEPT SELECT * FROM (
+    {" UNION ALL ".join(f"SELECT {used[1]} FROM {used[0]}" for used in REFERENCES if used[2] == "contents")}
+) AS used)
 """
 DROP_ENTRIES = """
 WITH RECURSIVE kept (owner, id) AS (
@@ -100,10 +97,7 @@ RETRY_AGE_DAYS = 1
 LASTING_SESSIONS = "SELECT session FROM spaces UNION SELECT session FROM layers UNION SELECT session FROM conversations"
 """Sessions that are kept even without requests."""
 
-SESSION_TABLES = (
-    *("cycles", "copies", "layers", "scores", "live_memories", "spaces", "commits", "conversations"),
-    *("layer_pages", "toolsets", "under_way"),
-)
+SESSION_TABLES = tuple(table for table, columns in COLUMNS.items() if "session" in columns)
 """Tables whose rows are removed with their session."""
 
 SESSIONS = f"SELECT s.id FROM sessions s WHERE {OWNED.format(1)}"
@@ -181,7 +175,7 @@ def _delete(db: Database, sessions: Callable[[], Sequence[int]]) -> int:
     return removed
 
 
-def prune(db: Database, older_than_days: float | None, keep_last: int | None) -> int:
+def prune(db: Database, *, older_than_days: float | None = None, keep_last: int | None = None) -> int:
     """Remove requests that are both too old and not among the newest; return the number of requests removed."""
     limited, owner = older_than_days is not None or keep_last is not None, db.owner
     age = None if older_than_days is None else rows.days_ago(older_than_days)
@@ -277,7 +271,7 @@ def export(db: Database, damaged: Damaged | None = None) -> Generator[Mapping[st
     owner = db.owner
     with db.lenient(), db.snapshot():
         for table in EXPORTED:
-            columns = f"rowid AS id, {', '.join((*rows.SEALED[table], 'seal'))}" if table in rows.SEALED else "*"
+            columns = f"rowid AS id, {', '.join((*SEALED[table], 'seal'))}" if table in SEALED else "*"
             order = ORDERS.get(table, "rowid")
             query = f"SELECT {columns} FROM {table} WHERE {_owned(table)} ORDER BY {order}"
             value = owner if owner is None or table not in NAMED else prefix(owner)
@@ -422,7 +416,7 @@ def check_tips(db: Database) -> Iterator[str]:
 
 def check_seals(db: Database) -> Iterator[str]:
     """Check the seals of all sealed rows."""
-    for table, columns in rows.SEALED.items():
+    for table, columns in SEALED.items():
         yield from _defects(db, table, _check_seals_of(db, table, columns))
 
 

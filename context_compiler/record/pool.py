@@ -1,4 +1,4 @@
-"""Access to a PostgreSQL database: connection pools, errors, and migrations under a lock.
+"""Access to a PostgreSQL database: connection pools, errors, and tables that are created under a lock.
 
 A pool belongs to one event loop, and all its work runs on that loop, whichever loop or thread submits it. Our own pools
 belong to the background loop, and a caller's pool to the loop on which it was passed in or first used.
@@ -171,7 +171,7 @@ class Postgres:
 
         Args:
             work: A function that takes a connection and returns an awaitable; it runs on the loop of the pool.
-            needs: Tables that are created or migrated first, unless `read_only`.
+            needs: Tables that are created first, unless `read_only`.
             read_only: Treat missing or outdated tables as an error.
         """
         call = partial(self._perform, work, needs, read_only)
@@ -191,7 +191,7 @@ class Postgres:
     async def _perform(self, work: Work[T], needs: Component | None, read_only: bool, connection: Connection) -> T:
         try:
             if needs is not None and needs.name not in self._known:
-                await migrate(connection, needs, schema=self.schema, read_only=read_only)
+                await create(connection, needs, schema=self.schema, read_only=read_only)
                 self._known.add(needs.name)
             return await work(connection)
         except (asyncpg.UndefinedTableError, asyncpg.InvalidSchemaNameError):
@@ -366,7 +366,7 @@ def explain(error: Exception, place: str) -> StoreError:
     return StoreError(f"{place}: {error or type(error).__name__}; {remedy}")
 
 
-async def migrate(
+async def create(
     connection: Connection, component: Component, *, schema: str = SCHEMA, read_only: bool = False
 ) -> None:
     """Create the tables if the database lacks them, under a lock, so that several processes may do so at once.

@@ -37,7 +37,7 @@ SETTINGS = "SELECT set_config('context_compiler.owner', $1, false), set_config('
 class PostgresStore(SQLStore):
     """A store in PostgreSQL, safe to use from many tasks, event loops, processes and machines at once.
 
-    Its tables are created or migrated on first use. It gives the same guarantees as `SQLiteStore`: a saved request is
+    Its tables are created on first use. It gives the same guarantees as `SQLiteStore`: a saved request is
     committed, the same span is never compiled twice, and `verify` checks every row.
 
     Args:

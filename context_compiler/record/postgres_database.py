@@ -34,9 +34,10 @@ from context_compiler.record.dialect import (
     words_of,
 )
 from context_compiler.record.pool import CONFLICTS, FAILURES, Connection
-from context_compiler.record.postgres_tables import RECORD, REFERENCES, TABLES
+from context_compiler.record.postgres_tables import RECORD, TABLES
 from context_compiler.record.rows import PLAIN, refuse_removed
 from context_compiler.record.schema import APPLICATION_ID
+from context_compiler.record.tables import REFERENCES
 
 T = TypeVar("T")
 

@@ -16,6 +16,7 @@ from context_compiler.errors import StoreError
 from context_compiler.record import rows
 from context_compiler.record.database import Database
 from context_compiler.record.rows import Names, prefix, stored_name, without_prefix, writer_of
+from context_compiler.record.tables import SEALED
 from context_compiler.record.values import (
     Chain,
     Compile,
@@ -121,7 +122,7 @@ def tools(db: Database, view_id: int) -> tuple[Tool, ...] | None:
     return None if row is None else parse_tools(rows.to_text(rows.unpack(row["body"])))
 
 
-def views(db: Database, session_id: str | None, limit: int | None) -> list[Record]:
+def views(db: Database, session_id: str | None = None, *, limit: int | None = None) -> list[Record]:
     """Requests with their compiles, newest first; a warning names each that cannot be read."""
     where, newest = OWNED.format(2), "ORDER BY v.id DESC LIMIT ?1"
     given: list[object] = [NO_LIMIT if limit is None else max(limit, 0), db.owner]
@@ -135,7 +136,7 @@ def views(db: Database, session_id: str | None, limit: int | None) -> list[Recor
         return [*_readable("views", readable, lambda row: _record(row, compiles))]
 
 
-def summaries(db: Database, session_id: str, limit: int | None) -> list[Compile]:
+def summaries(db: Database, session_id: str, *, limit: int | None = None) -> list[Compile]:
     """Compiles of a session, newest first."""
     with db.snapshot():
         found = db.execute(
@@ -527,7 +528,7 @@ def compile_row(db: Database, compile: Compile, session: int) -> int:
     """
     own, compile = prefix(writer_of(db)), rows.clear_unknown_tip(db, compile)
     row = rows.summary_row(compile, session, own)
-    key, answer = (row[rows.SUMMARY.index(name)] for name in ("cache_key", "raw_output"))
+    key, answer = (row[SEALED["context_summaries"].index(name)] for name in ("cache_key", "raw_output"))
     found = db.execute("SELECT id, raw_output FROM context_summaries WHERE cache_key = ?", (key,)).fetchone()
     if found:
         undone = db.execute(f"{UNDONE} AND summary = ?", (found["id"],)).fetchone()
@@ -558,7 +559,7 @@ def keep_body(db: Database, body: bytes) -> str:
 def insert(db: Database, table: str, values: Sequence[rows.Column]) -> int:
     """Insert a row with its seal into `table` and return its number."""
     row = db.next_number(table)
-    columns = ("rowid", *rows.SEALED[table], "seal")
+    columns = ("rowid", *SEALED[table], "seal")
     marks = ", ".join("?" * len(columns))
     sealed = (row, *values, rows.seal(row, values))
     db.execute(f"INSERT INTO {table} ({', '.join(columns)}) VALUES ({marks})", sealed)
@@ -567,15 +568,16 @@ def insert(db: Database, table: str, values: Sequence[rows.Column]) -> int:
 
 def reseal(db: Database, table: str, row: int) -> None:
     """Recompute the seal of a row after a change."""
-    columns = rows.SEALED[table]
+    columns = SEALED[table]
     values = db.execute(f"SELECT {', '.join(columns)} FROM {table} WHERE rowid = ?", (row,)).fetchone()
     db.execute(f"UPDATE {table} SET seal = ? WHERE rowid = ?", (rows.seal(row, tuple(values)), row))
 
 
 def advance(db: Database, session: int, tip: str | None) -> None:
     """Set the tip of a session's raw history to a stored name; a retried write never moves it back."""
-    query = f"SELECT {', '.join(rows.SESSION)} FROM sessions WHERE id = ?"
+    columns = SEALED["sessions"]
+    query = f"SELECT {', '.join(columns)} FROM sessions WHERE id = ?"
     known = rows.mapping(db.execute(query, (session,)).fetchone())
     row = {**known, "raw_tip": rows.newer_tip(db, known["raw_tip"], tip)}
-    seal = rows.seal(session, [row[column] for column in rows.SESSION])
+    seal = rows.seal(session, [row[column] for column in columns])
     db.execute("UPDATE sessions SET raw_tip = ?, seal = ? WHERE id = ?", (row["raw_tip"], seal, session))

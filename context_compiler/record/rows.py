@@ -24,6 +24,7 @@ from typing import Any, TypeVar, cast, overload
 from context_compiler import ids
 from context_compiler.errors import StoreError
 from context_compiler.record.database import Database
+from context_compiler.record.tables import SEALED
 from context_compiler.record.values import (
     Chain,
     Compile,
@@ -54,45 +55,12 @@ Row = Mapping[str, Any]
 STEP_S = 0.003
 """Seconds between two attempts to begin a transaction while another process writes."""
 
-SESSION = ("session_id", "vault_name", "raw_tip", "created_at", "owner")
-CYCLE = ("session", "raw_tip", "config", "state")
-LAYERS = ("session", "version", "state")
-TOOLS = ("session", "request_hash", "content")
-CONVERSATION = ("session", "scope", "head", "tips", "state", "revision", "updated_at")
-ACTION = ("session", "number", "kind", "tip", "state", "summary", "created_at")
-SCORE = (
-    *("session", "turn_index", "turns_tip", "quality", "health", "tokens", "summarized", "checkpoint"),
-    *("rolled_back", "trouble", "created_at"),
-)
 TEXTS = ("compiled_prompt", "raw_output", "summary", "input_payload")
 """Text columns of a compile."""
-SUMMARY = (
-    *("session", "turn_index", "run_id", "covered_tip", "cache_key"),
-    *("template_name", "template_source", "template_path", "template_hash", "fidelity", "model_alias"),
-    *("compiled_prompt", "raw_output", "summary", "summary_json", "input_payload"),
-    *("sections_included", "sections_dropped", "budget_used", "survival", "latency_ms", "usage"),
-    *("status", "error", "created_at"),
-)
 SUMMED = ("model", "provider", "cached", "cached_raw", "tokens_recall")
 """Columns of a request that repeat values of its ledger, so that sums over many requests read no ledgers."""
-
-VIEW = (
-    *("session", "turn_index", "run_id", "request_index", "raw_tip", "view_tip", "summary", "status", "error"),
-    *("budget", "tokens_raw", "tokens_sent", "tokens_exact", "ratio", "ledger", "request_hash"),
-    *("latency_ms", "created_at", *SUMMED),
-)
-SEALED: Mapping[str, Sequence[str]] = {
-    "sessions": SESSION,
-    "context_summaries": SUMMARY,
-    "cycles": CYCLE,
-    "views": VIEW,
-    "layers": LAYERS,
-    "scores": SCORE,
-    "conversations": CONVERSATION,
-    "actions": ACTION,
-    "toolsets": TOOLS,
-}
-"""Columns that the `seal` of a row covers, in order, by table. Rows of other tables are named by their content."""
+RECORDED = tuple(name for name in SEALED["views"] if name not in ("session", "summary", *SUMMED))
+"""Columns of a request that are fields of `Record`."""
 
 TIPS = (
     ("sessions", "raw_tip"),
@@ -426,11 +394,11 @@ def readable_stamp(stamp: object) -> datetime | None:
 
 
 def summary_row(compile: Compile, session: int, prefix: str) -> tuple[Column, ...]:
-    """Return the columns `SUMMARY` of a compile; `prefix` is that of its owner's names."""
+    """Return the sealed columns of a compile; `prefix` is that of its owner's names."""
     key = reusable_key(compile)
     dropped = [{"what": drop.what, "reason": drop.reason, "tokens": drop.tokens} for drop in compile.sections_dropped]
     given: dict[str, Column] = {
-        **{name: getattr(compile, name) for name in SUMMARY if name != "session"},
+        **{name: getattr(compile, name) for name in SEALED["context_summaries"] if name != "session"},
         "session": session,
         "cache_key": None if key is None else prefix + key,
         "covered_tip": compile.covered_tip and prefix + compile.covered_tip,
@@ -443,20 +411,26 @@ def summary_row(compile: Compile, session: int, prefix: str) -> tuple[Column, ..
         "usage": _json(compile.usage),
         "created_at": stamp(compile.created_at),
     }
-    return tuple(_plain(given[name]) for name in SUMMARY)
+    return tuple(_plain(given[name]) for name in SEALED["context_summaries"])
 
 
 def view_row(entry: Entry, session: int, summary: int | None, prefix: str) -> tuple[Column, ...]:
-    """Return the columns `VIEW` of an entry's request; `prefix` is that of its owner's names."""
-    one = entry.record
+    """Return the sealed columns of an entry's request; `prefix` is that of its owner's names."""
+    record = entry.record
     raw_tip, view_tip = tips(entry)
-    row = (
-        *(session, one.turn_index, one.run_id, one.request_index, raw_tip and prefix + raw_tip),
-        *(view_tip and prefix + view_tip, summary, one.status, one.error, one.budget),
-        *(one.tokens_raw, one.tokens_sent, one.tokens_exact, _real(one.ratio), _json(one.ledger), one.request_hash),
-        *(_real(one.latency_ms), stamp(one.created_at), *_summed(one)),
-    )
-    return tuple([escape_surrogates(value) if isinstance(value, str) else value for value in row])
+    given: dict[str, Column] = {
+        **{name: getattr(record, name) for name in RECORDED},
+        **dict(zip(SUMMED, _summed(record), strict=True)),
+        "session": session,
+        "raw_tip": raw_tip and prefix + raw_tip,
+        "view_tip": view_tip and prefix + view_tip,
+        "summary": summary,
+        "ratio": _real(record.ratio),
+        "ledger": _json(record.ledger),
+        "latency_ms": _real(record.latency_ms),
+        "created_at": stamp(record.created_at),
+    }
+    return tuple(_plain(given[name]) for name in SEALED["views"])
 
 
 def _summed(record: Record) -> tuple[Column, ...]:
@@ -470,7 +444,7 @@ def _summed(record: Record) -> tuple[Column, ...]:
 
 def to_compile(row: Row) -> Compile:
     """Convert a row of `context_summaries`, joined with its session, to a compile."""
-    given = {name: row[name] for name in SUMMARY if name != "session"}
+    given = {name: row[name] for name in SEALED["context_summaries"] if name != "session"}
     parsed = {name: parse_json(given[name]) for name in ("summary_json", "input_payload")}
     given |= {name: value if isinstance(value, dict) else None for name, value in parsed.items()}
     given["sections_included"] = tuple(str(name) for name in list_of(row["sections_included"]))
@@ -483,7 +457,7 @@ def to_compile(row: Row) -> Compile:
 
 def to_record(row: Row, compile: Compile | None) -> Record:
     """Convert a row of `views`, joined with its session, to a record."""
-    given = {name: row[name] for name in VIEW if name not in ("session", "summary", *SUMMED)}
+    given = {name: row[name] for name in RECORDED}
     given["ledger"] = mapping_of(row["ledger"])
     given["created_at"] = parse_stamp(row["created_at"])
     given |= {name: without_prefix(given[name]) for name in ("raw_tip", "view_tip")}

@@ -1,4 +1,4 @@
--- Writes everything that a request adds to the record, in one call, which is one transaction; migration 10 of the record.
+-- Writes everything that a request adds to the record, in one call, which is one transaction.
 -- Returns the number of the request, or 0 for a history without a request. If the record is not in the state that the
 -- caller assumes, it writes nothing and returns NULL.
 -- Each statement sees what other transactions have committed by then. If one of them wrote the same row meanwhile, a unique

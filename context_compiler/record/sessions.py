@@ -68,17 +68,19 @@ NEWEST_LAYERS = (
 )
 
 
-def load_layers(db: Database, session_id: str, vault_name: str) -> tuple[str, int] | None:
+def load_layers(db: Database, session_id: str, vault_name: str = "") -> tuple[str, int] | None:
     """Return the newest layers of a session as JSON text, with their version, from 1; None if it has no layers.
 
     Raises:
         StoreError: A page is missing or damaged.
     """
-    found = load_layer_pages(db, session_id, vault_name, None)
+    found = load_layer_pages(db, session_id, vault_name)
     return None if found is None else (found.joined(), found.version)
 
 
-def load_layer_pages(db: Database, session_id: str, vault_name: str, known: LayerPages | None) -> LayerPages | None:
+def load_layer_pages(
+    db: Database, session_id: str, vault_name: str = "", *, known: LayerPages | None = None
+) -> LayerPages | None:
     """Return the newest layers of a session in pages; None if it has none. Pages in `known` are not read again.
 
     Raises:
@@ -103,7 +105,7 @@ def load_layer_pages(db: Database, session_id: str, vault_name: str, known: Laye
 
 
 def save_layers(
-    db: Database, session_id: str, vault_name: str, state: str, after: int, pages: Mapping[str, str] | None = None
+    db: Database, session_id: str, vault_name: str, state: str, pages: Mapping[str, str] | None = None, *, after: int
 ) -> int:
     """Replace version `after` of a session's layers and return the new version; only new pages are written.
 
@@ -136,7 +138,7 @@ def _save_pages(db: Database, session: int, pages: Mapping[str, str]) -> None:
     db.executemany("INSERT INTO layer_pages (session, name, body) VALUES (?, ?, ?)", new)
 
 
-def actions(db: Database, session_id: str, vault_name: str) -> list[Action]:
+def actions(db: Database, session_id: str, vault_name: str = "") -> list[Action]:
     """Manual actions on a conversation, oldest first."""
     found = db.execute(
         "SELECT a.* FROM actions a JOIN sessions s ON s.id = a.session"
@@ -164,7 +166,7 @@ def answers_by_turn(db: Database, session_id: str, vault_name: str) -> dict[int,
 
 
 def save_action(
-    db: Database, session_id: str, vault_name: str, action: Action, after: int, compile: Compile | None
+    db: Database, session_id: str, vault_name: str, action: Action, *, after: int, compile: Compile | None = None
 ) -> Action:
     """Save an action with the compile that it made, if any, and return it with `number` and `summary_id`.
 
@@ -246,7 +248,7 @@ def save_compile(db: Database, compile: Compile) -> int:
         return compile_row(db, compile, session)
 
 
-def session_cycles(db: Database, session_id: str, vault_name: str) -> list[Cycle]:
+def session_cycles(db: Database, session_id: str, vault_name: str = "") -> list[Cycle]:
     """All cycles of a conversation, oldest first."""
     found = db.execute(
         "SELECT c.raw_tip, c.config, t.body FROM cycles c JOIN sessions s ON s.id = c.session"

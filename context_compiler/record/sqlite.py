@@ -14,6 +14,7 @@ from context_compiler.errors import StoreError
 from context_compiler.record import rows
 from context_compiler.record.database import Moment
 from context_compiler.record.schema import create
+from context_compiler.record.tables import SEALED
 
 log = logging.getLogger("context_compiler.store")
 
@@ -91,7 +92,7 @@ class SQLiteDatabase(sqlite3.Connection):
 
     def _note_numbers(self) -> None:
         """Record the highest row numbers, so that none is reused; a request in progress may name a removed compile."""
-        numbers = [(table, self.next_number(table) - 1) for table in rows.SEALED]
+        numbers = [(table, self.next_number(table) - 1) for table in SEALED]
         query = "INSERT INTO numbers VALUES (?, ?) ON CONFLICT (name) DO UPDATE SET highest = excluded.highest"
         self.executemany(query, numbers)
 

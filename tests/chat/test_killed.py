@@ -25,7 +25,7 @@ async def main():
     chat.agent.model.delay = 0
     await chat.say("What about the queue?")
     chat.agent.model.delay = 0.05
-    await chat.say("And what about the log?", hear=lambda piece: print(repr(piece), flush=True))
+    await chat.say("And what about the log?", on_text=lambda piece: print(repr(piece), flush=True))
 
 asyncio.run(main())
 """

@@ -303,6 +303,16 @@ async def test_a_wrong_value_is_refused_when_a_chat_is_made(room: Room) -> None:
     with pytest.raises(SettingsError, match="reflections"):
         room.chat(Model(), reflections={"keep": 3})
     room.chat(Model(), reflections=ReflectionPolicy(keep=1))
+    with pytest.raises(TypeError, match="bugdet"):
+        room.chat(Model(), bugdet=1_000)
+
+
+async def test_a_chat_takes_the_arguments_of_the_compiler(room: Room) -> None:
+    model = Model()
+    chat = room.chat(model, endless=True, rules=["Never book before noon."])
+    await chat.say("Hello.")
+    await chat.close()
+    assert "Never book before noon." in str(model.sent[-1])
 
 
 async def test_a_chat_on_the_store_of_an_owner_has_a_transcript_of_theirs(room: Room) -> None:
@@ -314,15 +324,3 @@ async def test_a_chat_on_the_store_of_an_owner_has_a_transcript_of_theirs(room: 
     assert "I am ann." not in str(model.sent[-1]) and "I am bob." in str(model.sent[-1])
     assert len(list(room.path.rglob("talk.md"))) == 2
     await store.close()
-
-
-async def test_a_transcript_under_the_folder_name_of_an_earlier_version_is_found(room: Room) -> None:
-    model = Model()
-    for said in ("I am Ann.", "Who am I?"):
-        chat = room.chat(model, store=None, owner="Ann", folder=None)
-        await chat.say(said)
-        await chat.close()
-        (folder,) = room.path.rglob("Chat_Sessions-*")
-        assert folder.name != "Chat_Sessions-Ann"
-        folder.rename(folder.with_name("Chat_Sessions-Ann"))
-    assert "I am Ann." in str(model.sent[-1])

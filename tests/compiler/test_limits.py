@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from context_compiler.compiler.policy import Limits, limits, trigger_of, whole_budget
 from context_compiler.errors import SettingsError
 from context_compiler.fidelity import Fidelity
-from context_compiler.limits import Asked, Limits, limits
 from context_compiler.middleware.arguments import Arguments
-from context_compiler.settings import amount_tokens, check_amount
+from context_compiler.settings import Amount, amount_tokens, check_amount
 
 
 @pytest.mark.parametrize("amount", [1, 8_000, 0.25, 1.0, None])
@@ -61,8 +61,22 @@ def test_the_budget_is_limited_to_the_window_minus_the_answer(
     assert given.whole_budget(window=window, max_tokens=max_tokens) == (budget, allowed)
 
 
+def limits_of(
+    budget: Amount,
+    trigger: Amount | None = None,
+    *,
+    window: int | None = None,
+    threshold: Amount = 0,
+    fidelity: Fidelity = Fidelity.SUMMARY_MEDIUM,
+    **given: Any,
+) -> Limits:
+    """Limits of a request with the amounts of a caller and the threshold of a template."""
+    whole, _ = whole_budget(budget, window=window)
+    return limits(budget=whole, trigger=trigger_of(trigger, threshold, fidelity), **given)
+
+
 def marks(**given: Any) -> tuple[int, int, int]:
-    found = limits(Asked(budget=10_000, trigger=given.pop("trigger", None)), fixed=2_000, **given)
+    found = limits_of(10_000, fixed=2_000, **given)
     return found.budget, found.high, found.low
 
 
@@ -81,7 +95,7 @@ def test_a_trigger_that_is_a_share_is_one_of_the_budget() -> None:
 def test_a_trigger_is_raised_to_the_fixed_tokens_plus_a_thousand_or_half_the_room() -> None:
     assert marks(trigger=4_000) == (10_000, 4_000, 3_000)
     assert marks(trigger=100) == (10_000, 3_000, 2_500)
-    small = limits(Asked(budget=1_000, trigger=100), fixed=200)
+    small = limits_of(1_000, 100, fixed=200)
     assert (small.high, small.low) == (600, 400)
 
 
@@ -101,23 +115,23 @@ def test_fidelity_full_compiles_only_at_the_budget_whatever_the_trigger() -> Non
 
 
 def test_fixed_tokens_may_exceed_the_budget() -> None:
-    found = limits(Asked(budget=1_000), fixed=5_000)
+    found = limits_of(1_000, fixed=5_000)
     assert (found.room, found.high, found.low) == (0, 1_000, 5_000)
     assert found.cap(Fidelity.SUMMARY_HIGH) == 0
 
 
 def test_a_ratio_reduces_the_given_limits_to_exact_tokens() -> None:
-    found = limits(Asked(budget=12_500, trigger=10_000), fixed=2_000, ratio=1.25)
+    found = limits_of(12_500, 10_000, fixed=2_000, ratio=1.25)
     assert (found.budget, found.high, found.low) == (10_000, 8_000, 5_000)
 
 
 def test_a_refused_budget_is_tight() -> None:
-    found = limits(Asked(budget=10_000, trigger=9_000), fixed=0, tight=0.7)
+    found = limits_of(10_000, 9_000, fixed=0, tight=0.7)
     assert (found.budget, found.high, found.low) == (7_000, 7_000, 3_500)
 
 
 def test_the_cap_of_a_summary_follows_the_room() -> None:
-    found = limits(Asked(budget=4_000), fixed=1_000)
+    found = limits_of(4_000, fixed=1_000)
     assert (found.room, found.cap(Fidelity.SUMMARY_HIGH), found.cap(Fidelity.COMPACT)) == (3_000, 512, 500)
 
 
@@ -126,7 +140,7 @@ AMOUNTS = st.integers(1, 50_000) | st.floats(0.001, 1.0)
 
 @given(AMOUNTS, st.none() | AMOUNTS, st.integers(0, 60_000), st.none() | st.integers(1, 80_000), st.floats(0.8, 2.0))
 def test_the_marks_are_in_order(budget: Any, trigger: Any, fixed: int, window: int | None, ratio: float) -> None:
-    found: Limits = limits(Asked(budget=budget, trigger=trigger), fixed=fixed, window=window, ratio=ratio)
+    found = limits_of(budget, trigger, fixed=fixed, window=window, ratio=ratio)
     assert 1 <= found.budget
     assert found.high <= found.budget
     assert found.low <= found.high or fixed > found.high

@@ -1,4 +1,4 @@
-"""The texts of reasons, and what is read from them, also from those of earlier versions."""
+"""The texts of reasons, and what is read from them."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ def test_a_reason_is_found_by_its_text() -> None:
     ("text", "number", "effect"),
     [
         ("older than what were then the last 12 turns", 2, "drops"),
-        ("tool exchange as a skeleton", 3, "shortens"),
-        ("tool exchange of this turn as a skeleton", 6, "shortens"),
+        ("tool exchange as a stub", 3, "shortens"),
+        ("tool exchange of this turn as a stub", 6, "shortens"),
         ("clamped to fit, last resort: only the last exchange is sent", 11, "shortens"),
     ],
 )

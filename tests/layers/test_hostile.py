@@ -230,7 +230,7 @@ REGISTRY.register_read("recipes", 1, "Soup")
         (lambda: layer_texts("act", {"steps": [{"step_num": "x"}]}), r"steps\[0\].step_num is 'x'"),
         (lambda: curate(REGISTRY, retained="recipe_1"), "retained is a str"),
         (lambda: curate(REGISTRY, demoted=5), "demoted is a int"),  # pyright: ignore[reportArgumentType]
-        (lambda: SessionIdRegistry.from_dict({"demoted": 5}), "demoted is a int"),
+        (lambda: SessionIdRegistry.from_dict({"version": 1, "demoted": 5}), "demoted is a int"),
         (lambda: from_json(None), "is not JSON"),  # pyright: ignore[reportArgumentType]
         (lambda: Layers(None).turn(" "), "' ' is not a name"),
         (lambda: Layers(None).turn(["s"]), "is not a name"),  # pyright: ignore[reportArgumentType]

@@ -118,7 +118,7 @@ async def test_a_session_deleted_and_created_again_has_only_the_new_entities(sto
         assert turn.registry.register_read("recipes", 1, "Recipe") == f"recipe_{2 * PAGE + 1}"
 
 
-async def test_a_state_of_an_earlier_version_is_continued_in_pages(store: SQLStore) -> None:
+async def test_a_state_that_was_stored_whole_is_continued_in_pages(store: SQLStore) -> None:
     known = SessionIdRegistry()
     known.set_turn(1)
     for number in range(2 * PAGE):

@@ -154,41 +154,17 @@ def test_a_registry_survives_json() -> None:
     assert again.register_read("recipes", "forgotten", "") == "recipe_2"
 
 
-def test_the_older_form_is_read_too() -> None:
-    known = SessionIdRegistry.from_dict(
-        {
-            "ref_to_uuid": {"recipe_4": "abc", "gen_recipe_2": "__pending__gen_recipe_2"},
-            "ref_actions": {"recipe_4": "created:user", "gen_recipe_2": "generated", "recipe_5": "mentioned:user"},
-            "ref_labels": {"recipe_4": "Soup"},
-            "ref_types": {"recipe_4": "recipes"},
-            "ref_turn_last_ref": {"recipe_4": 3},
-            "ref_active_reason": {"recipe_4": "loved"},
-            "pending_artifacts": {"gen_recipe_2": {"name": "Rice"}},
-            "counters": {"recipe": 4},
-            "gen_counters": {"recipe": 2},
-            "current_turn": 3,
-        }
-    )
-    assert (known["recipe_4"].status, known["recipe_4"].label, known["recipe_4"].retention_reason) == (
-        "created",
-        "Soup",
-        "loved",
-    )
-    assert known["recipe_5"].status == "read" and known.resolve("gen_recipe_2") is None
-    assert tiers(known)["generated"] == ["gen_recipe_2"] and known.data_of("gen_recipe_2") == {"name": "Rice"}
-    assert known.register_generated("recipe", "next", {}) == "gen_recipe_3"
-    assert known.register_read("recipes", "new", "next") == "recipe_6"
-
-
 @pytest.mark.parametrize(
     ("given", "what"),
     [
         ([], "id_registry is a list"),
-        ({"current_turn": -1}, "current_turn is -1"),
-        ({"entities": [{"ref": "a_1", "status": "eaten"}]}, r"entities\[0\].status"),
-        ({"entities": [{"label": "no ref"}]}, r"entities\[0\].ref"),
-        ({"counters": {"recipe": "many"}}, "counters.recipe"),
-        ({"ids": ["x"]}, "ids is a list"),
+        ({"ref_to_uuid": {"recipe_4": "abc"}}, "has version None, this one knows 1; give"),
+        ({"version": 2}, "has version 2"),
+        ({"version": 1, "current_turn": -1}, "current_turn is -1"),
+        ({"version": 1, "entities": [{"ref": "a_1", "status": "eaten"}]}, r"entities\[0\].status"),
+        ({"version": 1, "entities": [{"label": "no ref"}]}, r"entities\[0\].ref"),
+        ({"version": 1, "counters": {"recipe": "many"}}, "counters.recipe"),
+        ({"version": 1, "ids": ["x"]}, "ids is a list"),
     ],
 )
 def test_a_broken_registry_is_refused_with_the_place(given: object, what: str) -> None:

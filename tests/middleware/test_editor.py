@@ -17,7 +17,7 @@ from context_compiler import (
     build_compiling_history_processor,
     compile_view,
 )
-from context_compiler.importers import read_transcripts
+from context_compiler.messages.importers import read_transcripts
 from context_compiler.middleware.arguments import Arguments
 from context_compiler.pipeline import parse_dot
 from tests.support.pages import ROOT

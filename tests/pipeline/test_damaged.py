@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +28,7 @@ from context_compiler.pipeline import (
 from context_compiler.pipeline.artifacts import ArtifactStore
 from context_compiler.pipeline.interviewers import Option, Question
 from context_compiler.pipeline.stores.sql import Statement
+from context_compiler.pipeline.stores.sqlite import APPLICATION_ID
 from tests.pipeline.conftest import Open
 from tests.pipeline.playing import Heard, Script, graph
 from tests.pipeline.resuming import half
@@ -235,3 +238,13 @@ async def test_a_damaged_event_hides_no_other_and_a_run_goes_on(tmp_path: Path) 
     assert await store.events("r") == [event for event in events if event.sequence != 2]
     assert (await resume_pipeline("r", RunConfig(simulate=True, runs=store))).status == "success"
     await store.close()
+
+
+async def test_runs_of_another_version_are_refused_with_the_file_and_what_to_do(tmp_path: Path) -> None:
+    path = tmp_path / "runs.db"
+    with closing(sqlite3.connect(path)) as db:
+        db.executescript("CREATE TABLE runs (run, info)")
+        db.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+        db.execute("PRAGMA user_version = 1")
+    with pytest.raises(PipelineError, match=r"runs\.db: .*schema 1, this one knows 2\); move it away"):
+        await SQLiteRuns(path).runs()

@@ -145,18 +145,6 @@ async def test_requests_of_a_stage_that_was_killed_count_after_a_resume(open_sto
     await store.close()
 
 
-async def test_the_answers_of_a_run_of_an_older_version_count_as_its_requests(tmp_path: Path) -> None:
-    paid, runs = Paid(), FileRuns(tmp_path)
-    await half(graph("a [prompt=a]; b [prompt=b]; start->a->b->done"), runs, "b", model=paid.model)
-    log = tmp_path / "r" / "events.jsonl"
-    lines = log.read_text().splitlines(keepends=True)
-    old = [line for line in lines if '"model_requested"' not in line]
-    assert len(old) == len(lines) - 1
-    log.write_text("".join(old))
-    result = await resume_pipeline("r", runs=FileRuns(tmp_path), model=paid.model, max_cost=Money(0.30))
-    assert "the run cost $0.3000" in result.failure_reason and paid.made == 1
-
-
 class Clock:
     """Time that only work takes; each process has one that begins anew."""
 

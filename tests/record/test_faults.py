@@ -73,7 +73,7 @@ def test_a_process_at_its_file_size_limit_continues(tmp_path: Path):
     script = """
 import asyncio, resource, sys
 from context_compiler.errors import StoreError
-from context_compiler.store import MemoryStore, SQLiteStore
+from context_compiler import MemoryStore, SQLiteStore
 from tests.record.entries import Talk, request, talk
 async def main():
     store = SQLiteStore(sys.argv[1])
@@ -168,7 +168,7 @@ async def test_a_path_that_cannot_be_a_file_is_an_error(tmp_path: Path):
 UNPRIVILEGED = """
 import asyncio, os, sys
 from context_compiler.errors import StoreError
-from context_compiler.store import MemoryStore, SQLiteStore
+from context_compiler import MemoryStore, SQLiteStore
 from tests.record.entries import request, talk
 if os.getuid() == 0:
     os.setuid(65534)

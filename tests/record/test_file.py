@@ -87,7 +87,7 @@ async def test_a_message_without_text_is_not_indexed(file: SQLiteStore):
     assert ask(file.path, "SELECT text FROM messages_fts") == [("words",)]
 
 
-async def test_the_former_name_is_used_where_only_that_exists(tmp_path: Path):
+async def test_the_other_name_is_used_where_only_that_exists(tmp_path: Path):
     former = SQLiteStore(tmp_path / "context_compiler.db")
     await former.save(request(talk(1)))
     await former.close()

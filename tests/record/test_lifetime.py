@@ -170,7 +170,7 @@ async def test_an_export_can_be_left_halfway(file: SQLiteStore):
 
 SCRIPT = """
 import asyncio, sys
-from context_compiler.store import SQLiteStore
+from context_compiler import SQLiteStore
 from tests.record.entries import ask, request, talk
 store = SQLiteStore(sys.argv[1])
 asyncio.run(store.save(request(talk(2))))
@@ -199,7 +199,7 @@ def test_a_program_with_an_open_loop_ends(tmp_path: Path):
 
 IN_MEMORY = """
 import asyncio, gc, threading
-from context_compiler.store import MemoryStore
+from context_compiler import MemoryStore
 from tests.record.entries import request, talk
 store, dropped = MemoryStore(), MemoryStore()
 asyncio.run(store.save(request(talk(2))))

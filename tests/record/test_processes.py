@@ -12,7 +12,7 @@ from tests.record.entries import NOW, Talk, request
 
 WRITER = """
 import asyncio, os, random, signal, sys, time
-from context_compiler.store import MemoryStore, SQLiteStore
+from context_compiler import MemoryStore, SQLiteStore
 from tests.record.entries import Talk, compiled, cycle, request
 
 async def write(path, name, count):

@@ -22,7 +22,7 @@ import asyncpg  # pyright: ignore[reportMissingTypeStubs]
 
 from context_compiler.errors import PipelineError, RunOwnedError, StoreError
 from context_compiler.pipeline.stores import Event, Lost
-from context_compiler.pipeline.stores.sql import SCHEMA, SQLRuns, Statement, statements_of
+from context_compiler.pipeline.stores.sql import STATEMENTS, SQLRuns, Statement
 from context_compiler.record.pool import LOST, Component, Connection, Pool, Postgres
 
 log = logging.getLogger("context_compiler.pipeline")
@@ -109,7 +109,7 @@ def translate(text: str, schema: str) -> str:
 TABLES = Component(
     name="runs",
     version=1,
-    statements=[*(translate(one, "{schema}") for one in statements_of(SCHEMA)), translate(_LEASES, "{schema}")],
+    statements=[*(translate(statement, "{schema}") for statement in STATEMENTS), translate(_LEASES, "{schema}")],
 )
 
 

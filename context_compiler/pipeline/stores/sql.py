@@ -36,8 +36,10 @@ from context_compiler.resilience import attempt
 
 T = TypeVar("T")
 
-SCHEMA = (
-    """
+VERSION = 2
+"""Version of the tables; each change of them raises it, and a file of another version is refused."""
+
+SCHEMA = """
 CREATE TABLE runs (run TEXT PRIMARY KEY, info TEXT NOT NULL) WITHOUT ROWID;
 CREATE TABLE cells (                   -- a state in pieces: what changes alone is written alone
     run TEXT NOT NULL, section TEXT NOT NULL, name TEXT NOT NULL, body TEXT NOT NULL,
@@ -47,8 +49,6 @@ CREATE TABLE events (
     run TEXT NOT NULL, sequence INTEGER NOT NULL, body TEXT NOT NULL, PRIMARY KEY (run, sequence)
 ) WITHOUT ROWID;
 CREATE TABLE contents (hash TEXT PRIMARY KEY, body TEXT NOT NULL) WITHOUT ROWID;
-""",
-    """
 CREATE TABLE queue (                   -- runs that any worker may take
     run TEXT PRIMARY KEY, options TEXT NOT NULL, state TEXT NOT NULL, submitted DOUBLE PRECISION NOT NULL,
     due DOUBLE PRECISION,              -- not before this time: a pause, or the time-out of the question it waits for
@@ -59,18 +59,12 @@ CREATE TABLE questions (
     run TEXT NOT NULL, key TEXT NOT NULL, body TEXT NOT NULL, asked DOUBLE PRECISION NOT NULL, due DOUBLE PRECISION,
     answer TEXT, PRIMARY KEY (run, key)
 ) WITHOUT ROWID;
-""",
-)
-"""Statements that upgrade the tables from each version to the next one, in SQL that all engines understand."""
-
+"""
+STATEMENTS = [statement for statement in SCHEMA.split(";") if statement.strip()]
+"""Statements that create the tables, in SQL that all engines understand."""
 
 CONTENTS = 32
 """Maximum number of strings in the cache."""
-
-
-def statements_of(scripts: Sequence[str]) -> list[str]:
-    """Split scripts into single statements."""
-    return [one for script in scripts for one in script.split(";") if one.strip()]
 
 
 @dataclass(frozen=True, slots=True)

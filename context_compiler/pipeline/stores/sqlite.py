@@ -17,7 +17,7 @@ from typing import Any
 from context_compiler.errors import PipelineError
 from context_compiler.paths import OpenDatabase, make_private
 from context_compiler.pipeline.stores import Lost, is_owned, own_run
-from context_compiler.pipeline.stores.sql import SCHEMA, SQLRuns, Statement, statements_of
+from context_compiler.pipeline.stores.sql import STATEMENTS, VERSION, SQLRuns, Statement
 from context_compiler.record.background import hold_at_fork
 from context_compiler.record.rows import transaction
 
@@ -181,24 +181,27 @@ def _open(path: Path, timeout: float) -> sqlite3.Connection:
 
 
 def _prepare(db: sqlite3.Connection, path: Path) -> None:
-    """Configure a connection, and create or upgrade the tables.
+    """Configure a connection, and create the tables of a new file.
 
     Raises:
-        PipelineError: the file belongs to another application, or was written by a newer version.
+        PipelineError: the file belongs to another application, or was written by another version.
     """
     owner, version = db.execute("PRAGMA application_id").fetchone()[0], db.execute("PRAGMA user_version").fetchone()[0]
     tables = db.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
     if tables and owner != APPLICATION_ID:
         raise PipelineError(f"{path}: the database belongs to another application; give runs a separate file")
-    if version > len(SCHEMA):
-        raise PipelineError(f"{path}: written by a newer version; upgrade context-compiler")
+    if version not in (0, VERSION):
+        raise PipelineError(
+            f"{path}: the runs were written by another version of context-compiler (schema {version}, this one knows"
+            f" {VERSION}); move it away or give another file to begin a new one"
+        )
     db.execute("PRAGMA journal_mode = WAL")
     db.execute("PRAGMA synchronous = NORMAL")
     db.execute("PRAGMA secure_delete = ON")
-    if version < len(SCHEMA):
+    if version == 0:
         with transaction(db):
-            version = db.execute("PRAGMA user_version").fetchone()[0]  # another process may have upgraded them
-            for statement in statements_of(SCHEMA[version:]):
-                db.execute(statement)
-            db.execute(f"PRAGMA application_id = {APPLICATION_ID}")
-            db.execute(f"PRAGMA user_version = {len(SCHEMA)}")
+            if db.execute("PRAGMA user_version").fetchone()[0] == 0:  # no other process has created them meanwhile
+                for statement in STATEMENTS:
+                    db.execute(statement)
+                db.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+                db.execute(f"PRAGMA user_version = {VERSION}")

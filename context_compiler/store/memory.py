@@ -1,7 +1,0 @@
-"""Former import path of `context_compiler.record.store.MemoryStore`, kept for compatibility."""
-
-from __future__ import annotations
-
-from context_compiler.lazy import lazy_exports
-
-__getattr__, __dir__ = lazy_exports(__name__, {"record.store": ("MemoryStore",)})
