@@ -99,7 +99,9 @@ async def test_a_compile_that_could_pass_the_cost_limit_of_a_run_is_not_made(lim
     )
     assert result.output == "done" and notes.asked == asked and not faulty.errors
     compile = (await faulty.ours.views())[0].compile
-    assert compile is not None and (compile.status.startswith("ok") if asked else "usage limits" in (compile.error or ""))
+    assert compile is not None and (
+        compile.status.startswith("ok") if asked else "usage limits" in (compile.error or "")
+    )
 
 
 async def test_a_limit_that_stops_a_run_without_the_compiler_also_stops_it_with_it() -> None:
