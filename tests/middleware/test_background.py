@@ -299,13 +299,13 @@ async def test_a_regenerated_turn_still_uses_the_compile() -> None:
 
 
 async def test_a_conversation_is_recognised_by_its_text() -> None:
-    chat = Chat(Gate(opened=True))
-    for _ in range(28):
+    chat = Chat(Gate(opened=True), budget=3 * BUDGET)  # each compile saves more than it reads
+    for _ in range(36):
         plain = [
             ModelRequest(parts=message.parts) if isinstance(message, ModelRequest) else ModelResponse(message.parts)
             for message in chat.messages
         ]
-        await chat.turn(message_history=plain)
+        await chat.turn(words=150, message_history=plain)
     used = [view.status for view in chat.views].count("compiled")
     assert used >= 2 and chat.gate.asked - used in (0, 1)
 
