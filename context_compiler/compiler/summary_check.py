@@ -39,8 +39,9 @@ COPIED = 8
 _NOTHING = re.compile(r"\W*(none|null|nothing|n/?a|no (content|summary|notes)( provided)?|\.+)\W*", re.IGNORECASE)
 _FENCE = re.compile(r"=== (?:BEGIN|END) ([\w -]+) ===")
 _WORD = re.compile(r"[^\W\d_]+")
-_WORD_OR_NUMBER = re.compile(r"[^\W\d_]+|\d+(?:[.,:/-]\d+)*")
-_SCRIPT = re.compile(r"[\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]")
+_UNSPACED = r"\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af"
+_TOKEN = re.compile(rf"[{_UNSPACED}]|[^\W\d_{_UNSPACED}]+|\d+(?:[.,:/-]\d+)*")
+"""A character of a script without spaces, any other word, or a number."""
 
 
 def summary_fault(text: str, *, material: str, instructions: str, previous: str) -> str | None:
@@ -76,7 +77,7 @@ def _pieces(text: str) -> Iterator[str]:
 
 
 def _repeats(piece: str) -> bool:
-    words = _WORD_OR_NUMBER.findall(piece.casefold()) if not _SCRIPT.search(piece) else list(_SCRIPT.findall(piece))
+    words = _TOKEN.findall(piece.casefold())
     grams = list(zip(*(words[at:] for at in range(GRAM)), strict=False))
     if len(grams) > GRAM and 1 - len(set(grams)) / len(grams) > REPEATED:
         return True
@@ -104,8 +105,8 @@ def _runs(text: str) -> Iterator[tuple[str, ...]]:
 
 def _invents(text: str, material: str) -> bool:
     """True if most of the longer words of a text are not in the material, although both are in one language."""
-    said = [word[:LONG] for word in _WORD.findall(text.casefold())]
-    known = {word[:LONG] for word in _WORD.findall(material.casefold())}
+    said = [word[:LONG] for word in _TOKEN.findall(text.casefold()) if not word[0].isdigit()]
+    known = {word[:LONG] for word in _TOKEN.findall(material.casefold())}
     longer, shorter = ([word for word in said if (len(word) < LONG) is short] for short in (False, True))
     if len(longer) < FEW or sum(word in known for word in shorter) < SAME_LANGUAGE * len(shorter):
         return False
