@@ -213,6 +213,25 @@ def test_good_notes_have_no_fault(text: str, material: str) -> None:
     assert summary_fault(text, material=material, instructions="", previous="") is None
 
 
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [
+        ("I'm excited to share more about the incredible things I've been working on with you all.", "names nothing"),
+        ("The export of Tuesday: " + " ".join(f"{number}.{number * 7 % 12}.2023" for number in range(40)), "words"),
+        (
+            "So proud of Maria. " + " ".join(f"So proud of all {one}. " for one in "you we they us people".split()),
+            "itself",
+        ),
+    ],
+    ids=["no name", "invented numbers", "repetition"],
+)
+def test_notes_that_say_nothing_of_the_conversation_have_a_fault(text: str, fault: str) -> None:
+    material = SESSION + "\nUser: Also tell Maria, and Ken, and Ines in Lisbon, and Ruth at Globex."
+    assert fault in (summary_fault(text, material=material, instructions="", previous="") or "")
+    named = f"Ask Ruth before the deployment. {NOTES}"
+    assert summary_fault(named, material=material, instructions="", previous="") is None
+
+
 MATERIAL = " ".join(prose(number, 120) for number in range(8))
 
 
