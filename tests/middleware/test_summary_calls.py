@@ -219,7 +219,8 @@ def test_good_notes_have_no_fault(text: str, material: str) -> None:
         ("I'm excited to share more about the incredible things I've been working on with you all.", "names nothing"),
         ("The export of Tuesday: " + " ".join(f"{number}.{number * 7 % 12}.2023" for number in range(40)), "words"),
         (
-            "So proud of Maria. " + " ".join(f"So proud of all {one}. " for one in "you we they us people".split()),
+            "Maria is so proud of the export, and Ken is so proud of what they did on Tuesday. The team is so proud of "
+            "it that nobody slept, and Ines is so proud of Lisbon. I am so proud of them, and so proud of Ruth too.",
             "itself",
         ),
     ],
