@@ -54,9 +54,14 @@ def answering(name: str) -> Answer:
     """Start a model by name; a server that it needs ends with this process."""
     if name not in LOCAL:
         return _hosted(name)
+    return _instructed(served(name)) if name == "smollm2" else _base(served(name))
+
+
+@cache
+def served(name: str) -> LocalServer:
+    """Serve a model of this machine until this process ends."""
     weights = default_weights() if name == "smollm2" else _gemma()
-    server = _servers.enter_context(LocalServer(weights, context=WINDOW))
-    return _instructed(server) if name == "smollm2" else _base(server)
+    return _servers.enter_context(LocalServer(weights, context=WINDOW))
 
 
 _servers = ExitStack()

@@ -110,6 +110,7 @@ class Lived:
     compiles: int = 0
     asked: int = 0
     """Calls of the summarising model."""
+    fallbacks: int = 0
     seconds: float = 0.0
 
 

@@ -4,6 +4,7 @@
     python -m benchmarks.lived --data locomo --budget 2000 --scenario tools5 --set recall=0.5 --every 3
     python -m benchmarks.lived --data tau --budget 1000
     python -m benchmarks.lived --data locomo --budget 4000 --approach harness-window
+    python -m benchmarks.lived --data locomo --budget 2000 --model smollm2 --conversations 1 --turns 43
 
 Every message of a conversation is a turn of a running agent, whose model answers as recorded; the next turn continues
 from the history that the host stored. Every labelled question is a turn of its own, at a boundary after its evidence
@@ -43,6 +44,7 @@ from pydantic_ai.models import Model
 from pydantic_ai.models.function import AgentInfo, FunctionModel
 
 from benchmarks import facts, recall
+from benchmarks.answering import LOCAL, served
 from benchmarks.approaches import Approach
 from benchmarks.approaches import load as load_approach
 from benchmarks.charges import Ledger, Lived
@@ -52,10 +54,11 @@ from benchmarks.measures.evidence import summariser
 from benchmarks.peers.baselines import price
 from benchmarks.recall import Conversation, Question
 from context_compiler import ContextCompiler, compile_view
+from context_compiler.chat.local_model import served_model
 from context_compiler.middleware.replay import LiveSession
 
 SCENARIOS = ("plain", "tools1", "tools5", "toolask", "output", "everyasks")
-MODELS = ("none", "bland", "good")
+MODELS = ("none", "bland", "good", *LOCAL)
 BLAND = "The conversation went on."
 OPENING = "Hello."
 """User prompt if a recorded conversation begins with the assistant."""
@@ -191,6 +194,7 @@ async def live(
     scenario: str = "plain",
     paired: bool = True,
     seed: int = recall.SEED,
+    most: int | None = None,
 ) -> Lived:
     """Run a conversation.
 
@@ -201,6 +205,7 @@ async def live(
         scenario: One of `SCENARIOS`.
         paired: Also make a one-shot view at every question.
         seed: Seed for the positions of the questions.
+        most: Maximum number of turns; None for all.
     """
     lived = Lived(name=conversation.name)
     ledger = Ledger(lived, budget)
@@ -210,7 +215,7 @@ async def live(
     life.start(whole)
     ended: Sequence[ModelMessage] = whole[-2:-1]
     started = time.perf_counter()
-    for number, turn in enumerate(turns, 1):
+    for number, turn in enumerate(turns[:most], 1):
         question = turn.question
         if question is not None:
             lived.unasked.append(evidence(conversation, question, shown(ended)))
@@ -270,7 +275,14 @@ class Counting:
     async def answer(self, messages: list[ModelMessage], info: AgentInfo) -> ModelResponse:
         """Count the call and pass it on to the model."""
         self.times += 1
-        return await self.model.request(messages, None, info.model_request_parameters)
+        return await self.model.request(messages, info.model_settings, info.model_request_parameters)
+
+
+def writer(name: str, recorded: Sequence[tuple[str, str]]) -> Model:
+    """Build one of `MODELS`; `good` answers with the recorded summaries."""
+    if name in LOCAL:
+        return served_model(served(name), name)
+    return summariser(recorded) if name == "good" else bland()
 
 
 def bland() -> Model:
@@ -291,10 +303,11 @@ async def ours(
     model: str,
     paired: bool,
     seed: int = recall.SEED,
+    most: int | None = None,
     **given: Any,
 ) -> Lived:
     """Run a conversation with this package; `given` are arguments of `ContextCompiler`."""
-    counting = Counting(model=summariser(data.summaries(conversation.name)) if model == "good" else bland())
+    counting = Counting(model=writer(model, data.summaries(conversation.name)))
     began: list[str] = []
     compiler = ContextCompiler(
         budget=budget,
@@ -304,8 +317,9 @@ async def ours(
     )
     tools = uses_tools(conversation)
     life = SessionLife(AgentSession([compiler])) if tools else AgentLife([compiler], scenario=scenario)
-    lived = await live(conversation, life, budget, scenario=scenario, paired=paired, seed=seed)
-    return replace(lived, compiles=began.count("compiled"), asked=counting.times)
+    lived = await live(conversation, life, budget, scenario=scenario, paired=paired, seed=seed, most=most)
+    fell = sum(status.startswith("fallback") for status in began)
+    return replace(lived, compiles=began.count("compiled"), asked=counting.times, fallbacks=fell)
 
 
 async def a_peer(
@@ -342,6 +356,7 @@ def line(all_lived: Sequence[Lived]) -> str:
             "sent",
             "compiles",
             "asked",
+            "fallbacks",
         )
     }
     mean, low, high = (100 * one for one in recall.interval([one.held for one in all_lived]))
@@ -363,6 +378,7 @@ def line(all_lived: Sequence[Lived]) -> str:
         f"broken {total['broken']}",
         f"cycles {total['compiles']}",
         f"model calls {total['asked']}",
+        f"fallbacks {total['fallbacks']}",
         f"{requests:,} requests",
     ]
     if total["one_shot_cost"]:
@@ -389,6 +405,7 @@ def _run(number: int, chosen: argparse.Namespace, given: Mapping[str, Any]) -> L
         model=chosen.model,
         paired=not chosen.no_paired,
         seed=chosen.seed,
+        most=chosen.turns,
         **given,
     )
     return asyncio.run(doing)
@@ -413,6 +430,7 @@ def main() -> None:
     )
     parser.add_argument("--every", type=int, default=1, help="ask one question in N, drawn with a fixed seed")
     parser.add_argument("--conversations", type=int, default=None, help="use only the first N conversations")
+    parser.add_argument("--turns", type=int, default=None, help="run only the first N turns")
     parser.add_argument(
         "--set",
         action="append",

@@ -19,6 +19,7 @@ from pydantic_ai.models import Model
 
 from context_compiler.compiler.cut_order import Selection
 from context_compiler.compiler.cycle import spans
+from context_compiler.errors import CompileError
 from context_compiler.messages.failures import reflection_section
 from context_compiler.messages.fences import fence, neutralize
 from context_compiler.messages.history import History
@@ -551,10 +552,14 @@ class SummaryResponse:
     """Number of prompts that the text answers; None for all."""
     fault: str | None = None
     """Reason why the answer to the next prompt, or to the first, is not used; None if there is no such answer."""
-    late: dict[str, str] | None = None
-    """Fields of a `CompileError` if no prompt was answered in time; None otherwise."""
     failure: dict[str, str] | None = None
-    """Fields of a `CompileError`, so that a failure can be journalled and replayed too; None for none."""
+    """Fields of a `CompileError` if no prompt was answered, so that it can be journalled and replayed; None otherwise.
+    If there is a `fault` too, quotes take the place of the summary, and no error is raised."""
+
+    @property
+    def error(self) -> CompileError | None:
+        """Error that the fields of `failure` describe."""
+        return None if self.failure is None else CompileError(**self.failure, usage=self.usage, cost=self.cost)
 
 
 def model_alias(model: Model | str) -> str:

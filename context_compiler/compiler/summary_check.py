@@ -1,13 +1,12 @@
 """Faults of a model's summary that rules can find, cheaply and in any language.
 
-Small models repeat themselves, copy their instructions, or invent. A fault is looked for in pieces of `PIECE`
-characters, because long texts repeat more. Nothing is said about whether a summary is true.
+Small models repeat themselves, copy their instructions, speak of nothing in particular, or invent. Repetition is looked
+for in pieces of `PIECE` characters, because long texts repeat more. Nothing is said about whether a summary is true.
 """
 
 from __future__ import annotations
 
 import re
-import zlib
 from collections.abc import Iterator
 
 from context_compiler.messages.fences import SUMMARY_PREFIX
@@ -15,32 +14,33 @@ from context_compiler.messages.fences import SUMMARY_PREFIX
 PIECE = 1_500
 """Characters of a piece."""
 
-REPEATED, GRAM = 0.15, 4
-"""Maximum fraction of groups of `GRAM` words or numbers that occurred before in a piece."""
-
-COMPRESSED = 0.40
-"""Minimum size of a compressed piece, as a fraction of the piece. `SHORT` pieces say nothing about it, nor do lists
-with a new number for every `GRAM` words, because equal words between different numbers compress well."""
-
-SHORT = 300
+REPEATED, GRAM = 0.10, 3
+"""Maximum fraction of groups of `GRAM` words or numbers that occurred before in a piece. A list with a new number for
+every `GRAM` words may repeat the words between them."""
 
 KNOWN, LONG = 0.45, 4
-"""Minimum fraction of the words of at least `LONG` letters whose first `LONG` letters begin a word of the material. A
-text needs at least `FEW` such words."""
+"""Minimum fraction of the numbers and of the words of at least `LONG` letters that are in the material; of such a word,
+the first `LONG` letters. A text needs at least `FEW` of them."""
 
 FEW = 24
 
 SAME_LANGUAGE = 0.5
 """Fraction of the short words that the material contains, from which on both are in one language."""
 
+NAMES = 4
+"""Minimum number of different names in the material from which a summary must contain one of them."""
+
 COPIED = 8
 """Words in a row that count as copied from the instructions."""
 
-_NOTHING = re.compile(r"\W*(none|null|nothing|n/?a|no (content|summary|notes)( provided)?|\.+)\W*", re.IGNORECASE)
+_NOTHING = re.compile(r"\W*(none|null|nothing|n/?a|no (content|summary|notes)( provided)?)?\W*", re.IGNORECASE)
 _FENCE = re.compile(r"=== (?:BEGIN|END) ([\w -]+) ===")
 _WORD = re.compile(r"[^\W\d_]+")
-_WORD_OR_NUMBER = re.compile(r"[^\W\d_]+|\d+(?:[.,:/-]\d+)*")
-_SCRIPT = re.compile(r"[\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]")
+_UNSPACED = r"\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af"
+_TOKEN = re.compile(rf"[{_UNSPACED}]|[^\W\d_{_UNSPACED}]{{1,30}}|\d+(?:[.,:/-]\d+)*")
+"""A character of a script without spaces, any other word, or a number."""
+_WITHIN = re.compile(r"(?<=[\w,] )[^\W\d_]{2,}")
+"""A word within a sentence; it is a name if it begins with a capital."""
 
 
 def summary_fault(text: str, *, material: str, instructions: str, previous: str) -> str | None:
@@ -60,6 +60,8 @@ def summary_fault(text: str, *, material: str, instructions: str, previous: str)
         return "it repeats its instructions"
     if any(_repeats(piece) for piece in _pieces(text)):
         return "it repeats itself"
+    if _names_nothing(text, material):
+        return "it names nothing that is in the conversation"
     return "most of its words are not in the conversation" if _invents(text, material) else None
 
 
@@ -76,14 +78,15 @@ def _pieces(text: str) -> Iterator[str]:
 
 
 def _repeats(piece: str) -> bool:
-    words = _WORD_OR_NUMBER.findall(piece.casefold()) if not _SCRIPT.search(piece) else list(_SCRIPT.findall(piece))
+    words = _TOKEN.findall(piece.casefold())
     grams = list(zip(*(words[at:] for at in range(GRAM)), strict=False))
-    if len(grams) > GRAM and 1 - len(set(grams)) / len(grams) > REPEATED:
-        return True
-    if GRAM * sum(word[0].isdigit() for word in set(words)) >= len(words) > 0:
-        return False
-    raw = piece.encode(errors="replace")
-    return len(raw) >= SHORT and len(zlib.compress(raw, 9)) < COMPRESSED * len(raw)
+    lists_numbers = (GRAM + 1) * sum(word[0].isdigit() for word in set(words)) >= len(words)
+    return len(grams) > GRAM and not lists_numbers and 1 - len(set(grams)) / len(grams) > REPEATED
+
+
+def _names_nothing(text: str, material: str) -> bool:
+    names = {word[:LONG].casefold() for word in _WITHIN.findall(material) if word[0].isupper()}
+    return len(names) >= NAMES and not any(word[:LONG] in names for word in _TOKEN.findall(text.casefold()))
 
 
 def _copies_frame(text: str, material: str, instructions: str) -> bool:
@@ -103,10 +106,18 @@ def _runs(text: str) -> Iterator[tuple[str, ...]]:
 
 
 def _invents(text: str, material: str) -> bool:
-    """True if most of the longer words of a text are not in the material, although both are in one language."""
-    said = [word[:LONG] for word in _WORD.findall(text.casefold())]
-    known = {word[:LONG] for word in _WORD.findall(material.casefold())}
-    longer, shorter = ([word for word in said if (len(word) < LONG) is short] for short in (False, True))
+    """True if most of the numbers and longer words are not in the material, although both are in one language."""
+    said, known = ([_stem(word) for word in _TOKEN.findall(one.casefold())] for one in (text, material))
+    longer, shorter = ([word for word in said if _is_short(word) is short] for short in (False, True))
+    known = set(known)
     if len(longer) < FEW or sum(word in known for word in shorter) < SAME_LANGUAGE * len(shorter):
         return False
     return sum(word in known for word in longer) < KNOWN * len(longer)
+
+
+def _stem(word: str) -> str:
+    return word if word[0].isdigit() else word[:LONG]
+
+
+def _is_short(word: str) -> bool:
+    return len(word) < LONG and not word[0].isdigit()

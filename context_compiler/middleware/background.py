@@ -118,8 +118,9 @@ async def discard(context: RequestContext, host: Host) -> tuple[Compile | None, 
     if one is None:
         return None, None
     reason, made = _reason_unusable(context, one, host), response_of(one.task) if one.task.done() else None
+    failed = made is not None and made.error is not None and made.fault is None
     if reason is None:
-        return (await finish(context, one, host))[1:] if made is not None and made.failure else (None, None)
+        return (await finish(context, one, host))[1:] if failed else (None, None)
     spent: dict[str, int] = {}
     if made is not None:
         spent = host.charge(replace(_charge_once(context, one, made), failure=None)).usage

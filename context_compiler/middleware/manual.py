@@ -192,9 +192,8 @@ class Manual:
             summaries = self._summaries.with_arguments(found.context.compiler.arguments)
             answer = await summaries.answer(self._summary_call(found, wanted))
             answers.append(answer)
-            failure = answer.failure or answer.late
-            if failure is not None:
-                raise CompileError(**failure, usage=answer.usage, cost=answer.cost)
+            if answer.error is not None:
+                raise answer.error
             return answer
 
         outcome = await try_await(self._advance(found, "compile", order, ask))

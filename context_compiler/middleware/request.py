@@ -19,7 +19,6 @@ from pydantic_ai.usage import RequestUsage
 
 from context_compiler.cache import Memo
 from context_compiler.compiler.summary import SummaryRequest, SummaryResponse
-from context_compiler.errors import CompileError
 from context_compiler.ids import text_hash
 from context_compiler.layers.context import NO_LAYERS, LayerBlock
 from context_compiler.messages.history import History
@@ -482,8 +481,8 @@ def charge_run(ctx: RunContext[Any], answer: SummaryResponse) -> SummaryResponse
         cost=None if answer.cost is None else Decimal(answer.cost),
     )
     ctx.usage.incr(spent)
-    if answer.failure is not None:
-        raise CompileError(**answer.failure, usage=answer.usage, cost=answer.cost)
+    if answer.error is not None and answer.fault is None:
+        raise answer.error
     return answer
 
 

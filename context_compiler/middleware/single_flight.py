@@ -428,7 +428,7 @@ class Summaries:
         if failure.get("phase") != "timeout":
             return failed
         await self._report(CompileError(**failure, usage=failed.usage, cost=failed.cost))
-        return replace(failed, failure=None, fault=failure["message"], done=0, late=failure)
+        return replace(failed, fault=failure["message"], done=0)
 
     async def _count_fault(self, faults: Breaker, alias: str, fault: str) -> None:
         """Count a bad answer; report once that the model is not asked for a while."""

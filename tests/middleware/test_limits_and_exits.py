@@ -5,12 +5,15 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from decimal import Decimal
 from pathlib import Path
 
 import pytest
 from pydantic_ai import Agent
 from pydantic_ai.exceptions import ModelHTTPError, UsageLimitExceeded
-from pydantic_ai.usage import UsageLimits
+from pydantic_ai.messages import ModelResponse, TextPart
+from pydantic_ai.models.function import FunctionModel
+from pydantic_ai.usage import RequestUsage, UsageLimits
 
 from context_compiler import MemoryStore
 from tests.middleware.faulty import Faulty
@@ -66,6 +69,39 @@ async def test_a_prompt_that_was_paid_is_charged_even_if_the_next_one_of_its_com
     compile = (await faulty.ours.views())[0].compile
     assert compile is not None and compile.status.startswith("ok")
     assert compile.usage == {"input_tokens": 100, "output_tokens": 20, "requests": 1}
+
+
+async def test_a_prompt_that_was_paid_is_charged_and_on_the_record_even_if_its_compile_fails() -> None:
+    def said(number: int) -> str:
+        if number != 2:
+            raise ModelHTTPError(400 if number == 1 else 529, "notes", body={"code": "context_length_exceeded"})
+        return "- **Goal**: so far, so good."
+
+    faulty = Faulty(notes := Notes(said))
+    faulty.talker = Talker("done", usage=50)
+    agent = Agent(faulty.talker.model, capabilities=[faulty.ours])
+    result = await agent.run("and now?", message_history=faulty.history)
+    assert notes.asked == 3 and result.output == "done"
+    assert (result.usage.input_tokens, result.usage.output_tokens) == (50 + 100, 1 + 20)
+    compile = (await faulty.ours.views())[0].compile
+    assert compile is not None and compile.status.startswith("failed")
+    assert compile.usage == {"input_tokens": 100, "output_tokens": 20, "requests": 1}
+
+
+@pytest.mark.parametrize(("limit", "asked"), [("0.02", 0), ("2", 1)])
+async def test_a_compile_that_could_pass_the_cost_limit_of_a_run_is_not_made(limit: str, asked: int) -> None:
+    notes = Notes()
+    notes.model = FunctionModel(notes.answer, model_name="gpt-4o")
+    paid = ModelResponse(parts=[TextPart("done")], usage=RequestUsage(input_tokens=50, cost=Decimal("0.001")))
+    faulty = Faulty(notes, paid)
+    result = await faulty.agent.run(
+        "and now?", message_history=faulty.history, usage_limits=UsageLimits(cost_limit=Decimal(limit))
+    )
+    assert result.output == "done" and notes.asked == asked and not faulty.errors
+    compile = (await faulty.ours.views())[0].compile
+    assert compile is not None and (
+        compile.status.startswith("ok") if asked else "usage limits" in (compile.error or "")
+    )
 
 
 async def test_a_limit_that_stops_a_run_without_the_compiler_also_stops_it_with_it() -> None:

@@ -146,6 +146,93 @@ async def test_long_results_and_encoded_data_are_shown_in_part() -> None:
     assert "left out here" in writer.prompts[0] and "kB of encoded data" in writer.prompts[0]
 
 
+SESSION = """\
+User: The nightly export fails since Tuesday. Find out why and mend it, but do not touch the schema, and keep
+Python 3.9 working.
+Assistant called run_command {"command": "git log --oneline -5 -- export/"}
+[tool] run_command: 8c1f2aa export: read the currency from the order
+e51b7d0 export: write one file per region
+Assistant called read_file {"path": "export/writer.py"}
+[tool] read_file: def write(rows, region): ...
+Assistant called run_command {"command": "pytest tests/test_writer.py -q"}
+[tool] run_command: FAILED tests/test_writer.py::test_regions - KeyError: 'currency' 1 failed, 14 passed
+Assistant: The order of a refund has no currency, so the lookup fails since commit 8c1f2aa. I use row.get and fall
+back to the currency of the region.
+Assistant called edit_file {"path": "export/writer.py"}
+[tool] edit_file: edited 3 lines
+Assistant called run_command {"command": "pytest tests/test_writer.py -q"}
+[tool] run_command: 15 passed in 0.84s
+Assistant called read_file {"path": "export/regions.py"}
+[tool] read_file: REGIONS = {"eu": "EUR", "us": "USD", "jp": "JPY"}
+User: Good. Does the report read the same field? Ask Maria before you deploy; she is back on Monday.
+Assistant called run_command {"command": "grep -rn currency report/"}
+[tool] run_command: report/summary.py:88: total = sum(row["currency"] ...)
+Assistant: Yes, report/summary.py line 88 has the same lookup. I have not changed it yet.
+User: Change it as well, then run the whole suite.
+Assistant called edit_file {"path": "report/summary.py"}
+[tool] edit_file: edited 1 line
+Assistant called run_command {"command": "pytest -q"}
+[tool] run_command: 2 failed, 412 passed in 38.1s: tests/test_summary.py::test_total,
+tests/test_summary.py::test_refund
+"""
+NOTES = """\
+- **Goal**: find out why the nightly export fails since Tuesday, and mend it.
+- **Constraints**: "do not touch the schema", "keep Python 3.9 working", "Ask Maria before you deploy; she is back
+on Monday".
+- **Done**: export/writer.py: row.get with the currency of the region instead of the lookup that fails for refunds
+(since commit 8c1f2aa); pytest tests/test_writer.py: 15 passed. report/summary.py line 88: the same change; not
+verified.
+- **Files touched**: export/writer.py (3 lines, checked), report/summary.py (1 line, not checked);
+export/regions.py was read: eu EUR, us USD, jp JPY.
+- **Findings**: refunds have no currency: KeyError: 'currency'.
+- **Next**: pytest -q has 2 failed, 412 passed: tests/test_summary.py::test_total and
+tests/test_summary.py::test_refund. Mend these, then ask Maria.
+"""
+MOVE = """\
+User: 我们打算在十月把资料室搬到二楼,请帮我列一个计划。阅览室必须一直开放,全部费用不能超过八千元。
+Assistant: 好的。可以先把书架清点一遍,再跟搬运公司约时间,等搬完以后更新目录。目录用哪个系统?
+User: 还是用旧系统,新系统明年才能用。公司就用李明推荐的那家,让他们先给主任报个价。
+Assistant: 明白,书架一共有四十二个,里面有六个需要修。
+User: 请后勤处在搬家以前修好。还有,王芳拿着钥匙,星期五以后她才在。周三上午电梯停用,所以大件要走后门。
+Assistant: 那么旧报纸和地图柜怎么办?
+User: 把旧报纸送给市档案馆,地图柜先不动。月底以前请催还借出的书,当天不要接待团体。
+Assistant: 请网络组移电话线,请财务处办保险单,可以吗?
+User: 可以。
+"""
+MOVED = (
+    "目标是十月把资料室搬到二楼,阅览室要一直开放,预算不得超过八千元,仍用旧系统更新目录,到明年才有新系统,决定用李明推荐的"
+    "公司,首先清点所有书架,然后预约搬运时间,最后才更新目录,共有书架四十二个,其中六个需要修理,必须赶在搬家之前修完,钥匙"
+    "目前由王芳保管,要等星期五以后才能拿,请搬运公司向主任报价,由后勤处负责修书架,电梯在周三上午停用,凡是大件只能走后门,"
+    "市档案馆接收旧报纸,暂时不搬地图柜,在月底前催还借出的书,搬家当天不接待团体,由网络组移电话线,由财务处办理保险单,好的"
+    "。"
+)
+
+
+@pytest.mark.parametrize(("text", "material"), [(NOTES, SESSION), (MOVED, MOVE)], ids=["tool work", "chinese"])
+def test_good_notes_have_no_fault(text: str, material: str) -> None:
+    assert summary_fault(text, material=material, instructions="", previous="") is None
+
+
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [
+        ("I'm excited to share more about the incredible things I've been working on with you all.", "names nothing"),
+        ("The export of Tuesday: " + " ".join(f"{number}.{number * 7 % 12}.2023" for number in range(40)), "words"),
+        (
+            "Maria is so proud of the export, and Ken is so proud of what they did on Tuesday. The team is so proud of "
+            "it that nobody slept, and Ines is so proud of Lisbon. I am so proud of them, and so proud of Ruth too.",
+            "itself",
+        ),
+    ],
+    ids=["no name", "invented numbers", "repetition"],
+)
+def test_notes_that_say_nothing_of_the_conversation_have_a_fault(text: str, fault: str) -> None:
+    material = SESSION + "\nUser: Also tell Maria, and Ken, and Ines in Lisbon, and Ruth at Globex."
+    assert fault in (summary_fault(text, material=material, instructions="", previous="") or "")
+    named = f"Ask Ruth before the deployment. {NOTES}"
+    assert summary_fault(named, material=material, instructions="", previous="") is None
+
+
 MATERIAL = " ".join(prose(number, 120) for number in range(8))
 
 

@@ -145,14 +145,15 @@ class Notes:
         self.prompts: list[str] = []
         self.cancelled = 0
         self._text, self._seconds = text, seconds
-        self.model = FunctionModel(self._answer, model_name="notes")
+        self.model = FunctionModel(self.answer, model_name="notes")
 
     @property
     def asked(self) -> int:
         """How many prompts came."""
         return len(self.prompts)
 
-    async def _answer(self, messages: list[ModelMessage], info: AgentInfo) -> ModelResponse:
+    async def answer(self, messages: list[ModelMessage], info: AgentInfo) -> ModelResponse:
+        """Answer a prompt."""
         self.prompts.append(str(messages[-1].parts[-1].content))  # pyright: ignore
         number = self.asked
         try:
