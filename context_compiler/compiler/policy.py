@@ -204,7 +204,7 @@ class Floor:
 
     def lasting(self, room: int) -> int:
         """Tokens of `room` that stay throughout the turn."""
-        return min(self.prompt, int(PROMPT * room)) + min(self.turns, room // 2) + self.kept
+        return min(self.prompt, int(PROMPT * room)) + min(self.turns, max(0, room // 2 - self.exchange)) + self.kept
 
 
 NO_FLOOR = Floor()

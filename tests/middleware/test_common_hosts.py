@@ -235,7 +235,7 @@ async def test_structured_answers_do_not_count_as_tool_work(plain: Life) -> None
 @pytest.mark.parametrize("wanted", [{}, {"background": True}])
 async def test_structured_answers_keep_their_cycle_where_all_turns_before_are_left_out(wanted: dict[str, Any]) -> None:
     plain, life = Life(2_400, **wanted), typed(2_400, **wanted)
-    for number in range(28):
+    for number in range(40):
         for one in (plain, life):
             await one.turn(matter(number), whole)
     life.assert_few_compiles(plain)
