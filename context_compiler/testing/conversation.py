@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -18,10 +18,10 @@ from context_compiler.testing.request import READER, Request, flat, reading_text
 class ContextFailure(AssertionError):
     """An assertion about requests that does not hold; its text explains the first request at which it fails."""
 
-    def __init__(self, check: str, request: Request, text: str, conversation: Conversation) -> None:
-        """Name the `check` and the `request` at which it fails."""
-        super().__init__(text)
-        self.check, self.request, self.conversation = check, request, conversation
+    def __init__(self, check: str, request: Request, given: Sequence[Any], conversation: Conversation) -> None:
+        """Explain why a `check` with the arguments `given` fails at a `request`."""
+        super().__init__(explain(conversation, check, request, given))
+        self.check, self.request, self.given, self.conversation = check, request, given, conversation
 
 
 @dataclass(eq=False, repr=False)
@@ -142,7 +142,7 @@ class Conversation:
         __tracebackhide__ = True
         request = next(failing, None)
         if request is not None:
-            raise ContextFailure(check, request, explain(self, check, request, given), self)
+            raise ContextFailure(check, request, given, self)
 
     def contains(self, request: Request, text: str) -> bool:
         """True if a request contains a text, without regard to case and white space."""
