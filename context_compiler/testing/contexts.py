@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
-
-from pydantic_ai.messages import ModelMessage
 
 from context_compiler.testing.conversation import Conversation
 from context_compiler.testing.live_runs import live, live_async, run_sync
 from context_compiler.testing.planting import plant
-from context_compiler.testing.recording import recorded, recorded_async
+from context_compiler.testing.recording import Source, recorded, recorded_async
 from context_compiler.testing.replayer import replay_async
 from context_compiler.testing.snapshots import assert_snapshot
 
@@ -34,15 +31,13 @@ class Contexts:
     def __init__(self, file: Path, name: str, *, update: bool = False) -> None:
         self._file, self._name, self._update = file, name, update
 
-    async def replay_async(
-        self, recording: str | Path | Sequence[ModelMessage], agent: Any, **arguments: Any
-    ) -> Conversation:
+    async def replay_async(self, recording: Source, agent: Any = None, **arguments: Any) -> Conversation:
         """Run an agent on a recording, whose path may be relative to the test's folder; see `testing.replay_async`."""
         if isinstance(recording, str | Path) and (beside := self._file.parent / recording).is_file():
             recording = beside
         return await replay_async(recording, agent, **arguments)
 
-    def replay(self, recording: str | Path | Sequence[ModelMessage], agent: Any, **arguments: Any) -> Conversation:
+    def replay(self, recording: Source, agent: Any = None, **arguments: Any) -> Conversation:
         """Do the same outside an event loop."""
         return run_sync(self.replay_async(recording, agent, **arguments), "contexts.replay_async")
 

@@ -77,15 +77,13 @@ class Conversation:
         """Check that every request contains each text, from the request on in which it is first said."""
         __tracebackhide__ = True
         for text in texts:
-            said = next(self.positions(text), -1)
-            lost = (one for one in self._some() if one.said > said and not self.contains(one, text))
-            self._check("in_context", lost, text)
+            self._check("in_context", self.missing(text), text)
 
     def assert_not_in_context(self, *texts: str) -> None:
         """Check that no request contains any of the texts. A failure does not repeat the text."""
         __tracebackhide__ = True
         for text in texts:
-            self._check("not_in_context", (one for one in self._some() if self.contains(one, text)), text)
+            self._check("not_in_context", self.containing(text), text)
 
     def assert_newest(self, subject: str, value: str) -> None:
         """Check that a replaced value never stands alone: where a request has the subject, it has the newest value.
@@ -95,15 +93,7 @@ class Conversation:
             value: The newest value; checked from the request on in which it is said.
         """
         __tracebackhide__ = True
-        newest = list(self.positions(value))
-        stale = [at for at in self.positions(subject) if at not in newest]
-        said = next((at for at in newest if not stale or at > stale[-1]), newest[0] if newest else -1)
-        alone = (
-            one
-            for one in self._some()
-            if one.said > said and self.contains(one, subject) and not self.contains(one, value)
-        )
-        self._check("newest", alone, value, subject)
+        self._check("newest", self.outdated(subject, value), value, subject)
 
     def assert_within(
         self,
@@ -132,6 +122,22 @@ class Conversation:
             self._check("compiles", iter(self.rewrites()[compiles:]), compiles)
         if cost_of_everything is not None and self.cost_share() > cost_of_everything:
             self._check("cost", iter(self._some()[-1:]), cost_of_everything)
+
+    def missing(self, text: str) -> Iterator[Request]:
+        """Requests that do not contain a text, from the request on in which it is first said."""
+        said = next(self.positions(text), -1)
+        return (one for one in self._some() if one.said > said and not self.contains(one, text))
+
+    def containing(self, text: str) -> Iterator[Request]:
+        """Requests that contain a text."""
+        return (one for one in self._some() if self.contains(one, text))
+
+    def outdated(self, subject: str, value: str) -> Iterator[Request]:
+        """Requests that contain a subject without its newest value, from the request on in which that is said."""
+        newest = list(self.positions(value))
+        stale = [at for at in self.positions(subject) if at not in newest]
+        said = next((at for at in newest if not stale or at > stale[-1]), newest[0] if newest else -1)
+        return (one for one in self.containing(subject) if one.said > said and not self.contains(one, value))
 
     def _some(self) -> list[Request]:
         if not self.requests:

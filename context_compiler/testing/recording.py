@@ -39,12 +39,18 @@ class Recording:
     messages: Sequence[ModelMessage]
     summaries: Mapping[str, str] = field(default_factory=dict[str, str])
     """Recorded answers to prompts for summaries, by `prompt_name`."""
+    answers: Sequence[tuple[str, str]] = ()
+    """The same with the prompts themselves, if they are known; they are not saved."""
 
     def save(self, path: Path) -> None:
         """Write the recording to a file."""
         messages = [json.loads(message_body(message)) for message in self.messages]
         document = {"format": FORMAT, "version": VERSION, "messages": messages, "summaries": dict(self.summaries)}
         path.write_text(json.dumps(document, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
+
+
+Source = str | Path | Recording | Sequence[ModelMessage]
+"""A file, a session's name, a recording or its messages."""
 
 
 def prompt_name(prompt: str) -> str:
@@ -87,11 +93,11 @@ async def load_session(session: str, db: str | Path, owner: str | None = None) -
         made = await scoped.summaries(session)
     finally:
         await store.close()
-    answers = ((one.compiled_prompt, one.raw_output) for one in made)
-    summaries = {prompt_name(prompt): answer for prompt, answer in answers if prompt and answer}
+    answers = [(one.compiled_prompt, one.raw_output) for one in made if one.compiled_prompt and one.raw_output]
+    summaries = {prompt_name(prompt): answer for prompt, answer in answers}
     if not messages:
         raise RecordingError(f"{db}: no messages of a session {session!r}; `context-compiler sessions list` lists them")
-    return Recording(messages=messages, summaries=summaries)
+    return Recording(messages=messages, summaries=summaries, answers=answers)
 
 
 async def recorded_async(session: str, *, db: str | Path, owner: str | None = None) -> Conversation:

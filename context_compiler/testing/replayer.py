@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast
 
-from pydantic_ai import RunContext
+from pydantic_ai import Agent, DeferredToolRequests, ExternalToolset, RunContext, ToolDefinition
 from pydantic_ai.exceptions import ModelHTTPError
 from pydantic_ai.messages import ModelMessage, ModelResponse, TextPart, ToolCallPart, UserPromptPart
 from pydantic_ai.models import (
@@ -23,12 +23,13 @@ from pydantic_ai.models.wrapper import WrapperModel
 from pydantic_ai.settings import ModelSettings
 
 from context_compiler.errors import ContextCompilerError
+from context_compiler.middleware.capability import ContextCompiler
 from context_compiler.middleware.replay import request_points, with_usage
 from context_compiler.resilience import try_await
 from context_compiler.testing.conversation import Conversation
 from context_compiler.testing.explain import excerpt
 from context_compiler.testing.live_runs import run_sync, streaming
-from context_compiler.testing.recording import Recording, load_session, prompt_name, read_recording
+from context_compiler.testing.recording import Recording, Source, load_session, prompt_name, read_recording
 from context_compiler.testing.request import READER, reading_text
 from context_compiler.testing.watch import WatchedModel, Watcher, compiler_of
 
@@ -41,9 +42,10 @@ class ReplayError(ContextCompilerError, AssertionError):
 
 
 async def replay_async(
-    recording: str | Path | Sequence[ModelMessage],
-    agent: Any,
+    recording: Source,
+    agent: Any = None,
     *,
+    capabilities: Sequence[Any] = (),
     db: str | Path | None = None,
     owner: str | None = None,
     summaries: str | Model = RECORDED,
@@ -57,7 +59,8 @@ async def replay_async(
 
     Args:
         recording: A file (a recording, or a transcript that can be imported), messages, or with `db` a session's name.
-        agent: Any Pydantic AI agent.
+        agent: Any Pydantic AI agent; None is one that has just the recorded tools.
+        capabilities: Further capabilities of its runs.
         db: Record of the session: a file, or the address of a PostgreSQL database.
         owner: Owner of the session; None finds it among all owners.
         summaries: Writer of the compiler's summaries: `"recorded"`, a model, or `"none"`. If no recorded one fits,
@@ -73,14 +76,17 @@ async def replay_async(
         given = await load_session(str(recording), db, owner)
     elif isinstance(recording, str | Path):
         given = read_recording(recording)
+    elif isinstance(recording, Recording):
+        given = recording
     else:
         given = Recording(messages=recording)
     replayer = Replayer(Conversation(), recording=given)
-    await replayer.run(agent, summaries, {**streaming(stream), **arguments})
+    agent = agent or _stand_in(given.messages)
+    await replayer.run(agent, capabilities, summaries, {**streaming(stream), **arguments})
     return replayer.conversation
 
 
-def replay(recording: str | Path | Sequence[ModelMessage], agent: Any, **arguments: Any) -> Conversation:
+def replay(recording: Source, agent: Any = None, **arguments: Any) -> Conversation:
     """Run an agent on a recorded conversation outside an event loop; see `replay_async`."""
     return run_sync(replay_async(recording, agent, **arguments), "replay_async")
 
@@ -98,12 +104,14 @@ class Replayer(Watcher):
     """True before the first request of a run."""
     _difference: ReplayError | None = None
 
-    async def run(self, agent: Any, summaries: str | Model, arguments: dict[str, Any]) -> None:
+    async def run(
+        self, agent: Any, capabilities: Sequence[Any], summaries: str | Model, arguments: dict[str, Any]
+    ) -> None:
         """Run the agent until the recording ends."""
         messages, history = self.recording.messages, list[ModelMessage]()
         self._points = request_points(messages)
         writer: Model = self._writer() if isinstance(summaries, str) else summaries
-        extra = [*self.capabilities, *arguments.pop("capabilities", ()), *self._compiler(agent, summaries, writer)]
+        extra = [*self.capabilities, *self._capabilities(agent, capabilities, summaries, writer)]
         while self._points:
             point = self._points[0]
             history += messages[self._done : point]
@@ -118,14 +126,17 @@ class Replayer(Watcher):
             while history and not isinstance(history[-1], ModelResponse):
                 history.pop()
 
-    def _compiler(self, agent: Any, summaries: str | Model, writer: Model) -> list[Any]:
-        """A copy of the agent's compiler, with another writer of summaries and without a record; none without one."""
-        known = compiler_of(agent)
-        if known is None:
-            return []
-        model = NONE if NONE in (known.model, summaries) else writer
-        self.conversation.compiler = replace(known, model=model, store=None)
-        return [self.conversation.compiler]
+    def _capabilities(
+        self, agent: Any, capabilities: Sequence[Any], summaries: str | Model, writer: Model
+    ) -> Iterator[Any]:
+        """Capabilities of each run; the compiler is a copy with another writer of summaries and without a record."""
+        given = [one for one in capabilities if isinstance(one, ContextCompiler)]
+        yield from (one for one in capabilities if one not in given)
+        known = given[-1] if given else compiler_of(agent)
+        if known is not None:
+            model = NONE if NONE in (known.model, summaries) else writer
+            self.conversation.compiler = replace(known, model=model, store=None)
+            yield self.conversation.compiler
 
     def _writer(self) -> Model:
         """A model that repeats recorded summaries."""
@@ -225,6 +236,14 @@ class _RecordedModel(WrapperModel):
     ) -> AsyncGenerator[StreamedResponse]:
         parameters = model_request_parameters
         yield CompletedStreamedResponse(self._answer(), model_request_parameters=parameters, replay_events=True)
+
+
+def _stand_in(messages: Sequence[ModelMessage]) -> Agent[None, Any]:
+    """An agent with the tools that a recording calls; its runs end with each call, whose results are recorded."""
+    calls = (part for message in messages for part in message.parts if isinstance(part, ToolCallPart))
+    schema = {"type": "object", "additionalProperties": True}
+    tools = [ToolDefinition(name=name, parameters_json_schema=schema) for name in {call.tool_name: 0 for call in calls}]
+    return Agent(toolsets=[ExternalToolset(tools)], output_type=[str, DeferredToolRequests])
 
 
 def _tail(messages: Sequence[ModelMessage]) -> int:
