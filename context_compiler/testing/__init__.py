@@ -9,6 +9,15 @@ from context_compiler.lazy import lazy_exports
 if TYPE_CHECKING:
     from context_compiler.testing.contexts import Contexts
     from context_compiler.testing.conversation import ContextFailure, Conversation
+    from context_compiler.testing.evals import (
+        EVALUATORS,
+        InContext,
+        NewestInContext,
+        WithinBudget,
+        case_of,
+        dataset_of,
+        replaying,
+    )
     from context_compiler.testing.live_runs import LiveConversation, live, live_async
     from context_compiler.testing.planting import Plant, Planted, Survival, plant
     from context_compiler.testing.recording import Recording, RecordingError, read_recording, recorded, recorded_async
@@ -21,7 +30,10 @@ __all__ = [
     "ContextFailure",
     "Contexts",
     "Conversation",
+    "EVALUATORS",
+    "InContext",
     "LiveConversation",
+    "NewestInContext",
     "Plant",
     "Planted",
     "Recording",
@@ -29,7 +41,10 @@ __all__ = [
     "ReplayError",
     "Request",
     "Survival",
+    "WithinBudget",
     "assert_snapshot",
+    "case_of",
+    "dataset_of",
     "junit_properties",
     "live",
     "live_async",
@@ -39,6 +54,7 @@ __all__ = [
     "recorded_async",
     "replay",
     "replay_async",
+    "replaying",
     "snapshot_text",
     "write_html",
 ]
@@ -46,6 +62,15 @@ __all__ = [
 _HOMES = {
     "testing.contexts": ("Contexts",),
     "testing.conversation": ("ContextFailure", "Conversation"),
+    "testing.evals": (
+        "EVALUATORS",
+        "InContext",
+        "NewestInContext",
+        "WithinBudget",
+        "case_of",
+        "dataset_of",
+        "replaying",
+    ),
     "testing.live_runs": ("LiveConversation", "live", "live_async"),
     "testing.planting": ("Plant", "Planted", "Survival", "plant"),
     "testing.recording": ("Recording", "RecordingError", "read_recording", "recorded", "recorded_async"),
