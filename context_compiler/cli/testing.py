@@ -37,7 +37,7 @@ PREFIX, FIXTURE = "test_", "contexts"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """How a test ended."""
+    """Outcome of a test."""
 
     test: str
     outcome: str

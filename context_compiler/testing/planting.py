@@ -77,7 +77,7 @@ class Survival:
         for kind, rounds in self.counts.items():
             shares = "".join(f"{self.share(kind, at):>6.2f}" if at in rounds else f"{'':6}" for at in shown)
             cliff = self.cliff(kind)
-            lines.append(f"{kind:8}{self.share(kind):>6.2f}{'-' if cliff is None else cliff:>7}{shares}")
+            lines.append(f"{kind:8}{self.share(kind):>6.2f}{'-' if cliff is None else cliff:>7}{shares}".rstrip())
         return "\n".join(lines)
 
 

@@ -38,7 +38,7 @@ async def results(dataset: Dataset[Any, Any, Any], agent: Any) -> dict[str, tupl
     return {name: (bool(one.value), one.reason) for name, one in case.assertions.items()}
 
 
-async def test_what_holds_in_a_conversation_is_evaluated_for_another_agent(tmp_path: Path) -> None:
+async def test_claims_about_a_conversation_are_evaluated_for_another_agent(tmp_path: Path) -> None:
     dataset = dataset_of("desk", await asyncio.to_thread(talk))
     evaluators = dataset.cases[0].evaluators
     assert InContext(RULE) in evaluators and NewestInContext("The refund limit is", "80") in evaluators
