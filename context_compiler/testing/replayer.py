@@ -37,6 +37,10 @@ RECORDED, NONE = "recorded", "none"
 """Values of `summaries`."""
 
 
+ABORTED = "[aborted]"
+"""Answer of a run in place of a recorded one that is empty, which the host would ask for again."""
+
+
 class ReplayError(ContextCompilerError, AssertionError):
     """An agent does something other than the recording; the message shows both."""
 
@@ -125,6 +129,7 @@ class Replayer(Watcher):
             history = cast("Any", outcome.value).all_messages()
             while history and not isinstance(history[-1], ModelResponse):
                 history.pop()
+            history[-1:] = messages[self._done - 1 : self._done]
 
     def _capabilities(
         self, agent: Any, capabilities: Sequence[Any], summaries: str | Model, writer: Model
@@ -163,7 +168,12 @@ class Replayer(Watcher):
         self._done = point + 1
         answer = with_usage(self.recording.messages[point], self.conversation.requests[-1].tokens)
         assert isinstance(answer, ModelResponse)
-        return answer
+        said = any(isinstance(part, ToolCallPart) or getattr(part, "content", "") for part in answer.parts)
+        return answer if said else replace(answer, parts=[TextPart(ABORTED)])
+
+    def answered(self, response: ModelResponse) -> None:
+        """Add the recorded answer to the conversation."""
+        self.conversation.add_messages(self.recording.messages[self._done - 1 : self._done])
 
     async def wrap_model_request(
         self,

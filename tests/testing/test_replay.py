@@ -26,6 +26,7 @@ from context_compiler.testing import (
     replay_async,
 )
 from tests.support.agents import Notes, Talker, compiler, unstamped
+from tests.support.builders import assistant, user
 from tests.testing.agents import RULE, compiling, failure, matters, trimming
 
 CALLED: list[str] = []
@@ -207,6 +208,14 @@ def test_a_recording_that_was_cut_off_is_damaged_and_a_missing_one_is_named(
         replay(file, Agent())
     with pytest.raises(TranscriptError, match="no such file"):
         replay(tmp_path / "other.json", Agent())
+
+
+def test_an_answer_that_was_aborted_is_replayed_as_it_is() -> None:
+    first, second = (user(text) for text in ("Look.", "Look again."))
+    conversation = replay([first, assistant(), second, assistant("Done."), user("Why?"), assistant("So.")], Agent())
+    assert [len(one.messages) for one in conversation.requests] == [1, 3, 5]
+    assert conversation.requests[2].messages[1].parts == []
+    assert len(conversation.raw) == 6 and "aborted" not in str(conversation.raw)
 
 
 def test_a_transcript_of_another_tool_is_a_recording(tmp_path: Path) -> None:
