@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from copy import copy
+from dataclasses import dataclass, field
 from typing import Any
 
 from pydantic_ai.messages import ModelMessage
@@ -68,10 +69,15 @@ class Conversation:
     @property
     def last(self) -> Conversation:
         """Only the last request."""
-        return replace(self, requests=self.requests[-1:])
+        return self._with(self.requests[-1:])
 
     def _where(self, wanted: Callable[[Request], bool]) -> Conversation:
-        return replace(self, requests=[request for request in self.requests if wanted(request)])
+        return self._with([request for request in self.requests if wanted(request)])
+
+    def _with(self, requests: list[Request]) -> Conversation:
+        narrowed = copy(self)
+        narrowed.requests = requests
+        return narrowed
 
     def assert_in_context(self, *texts: str) -> None:
         """Check that every request contains each text, from the request on in which it is first said."""

@@ -103,48 +103,42 @@ def _remedies(conversation: Conversation, request: Request, position: int, text:
     """The smallest changes that would have kept a text; for `ContextCompiler` each is tried, except a pin."""
     reading = READER.one(conversation.raw[position])
     window = sum(READER.one(message).tokens for message in conversation.raw[position : request.said])
-    compiler = conversation.compiler
-    if compiler is None:
+    if not request.budget:
         yield f"  would keep it: a window of {window + request.fixed:,} tokens, which reaches back to it"
         return
-    if len(text.split()) <= RULE_WORDS and _keeps(conversation, request, text, rules=[*compiler.rules, text]):
+    if len(text.split()) <= RULE_WORDS and _keeps(conversation, request, text, request.budget, text):
         yield f"  would keep it: rules=[{excerpt(text, text)!r}]"
-    if request.budget and reading.tokens <= PINNED * request.budget:
+    if reading.tokens <= PINNED * request.budget:
         yield f"  would keep it: pin(…, 'm{position}'), {reading.tokens:,} tokens in every request"
-    budget = _smallest_budget(conversation, request, text)
+    budget = _smallest_budget(conversation, request, text, request.budget)
     if budget is not None:
         yield f"  would keep it: budget={budget:,}"
 
 
-def _smallest_budget(conversation: Conversation, request: Request, text: str) -> int | None:
-    """The smallest budget found by halving that keeps a text; None if none up to everything does."""
-    low = request.budget or request.tokens
-    most = sum(READER.one(message).tokens for message in conversation.raw[: request.said])
-    high = max(low, 2 * (most + request.fixed))
-    if not _keeps(conversation, request, text, budget=high):
+def _smallest_budget(conversation: Conversation, request: Request, text: str, low: int) -> int | None:
+    """The smallest budget above `low` that keeps a text, found by halving; None if none up to everything does."""
+    everything = sum(READER.one(message).tokens for message in conversation.raw[: request.said])
+    high = max(low, 2 * (everything + request.fixed))
+    if not _keeps(conversation, request, text, high):
         return None
     for _ in range(TRIALS):
         middle = (low + high) // 2
-        low, high = (low, middle) if _keeps(conversation, request, text, budget=middle) else (middle, high)
+        low, high = (low, middle) if _keeps(conversation, request, text, middle) else (middle, high)
     return high
 
 
-def _keeps(conversation: Conversation, request: Request, text: str, **change: Any) -> bool:
-    """True if the view of the same history would contain a text with other arguments of the compiler."""
-    changed = attempt(lambda: _view_text(conversation, request, change)).value
+def _keeps(conversation: Conversation, request: Request, text: str, budget: int, *rules: str) -> bool:
+    """True if the view of the same history would contain a text with another budget or further rules."""
+    changed = attempt(lambda: _view_text(conversation, request, budget, rules)).value
     return changed is not None and flat(text) in flat(changed)
 
 
-def _view_text(conversation: Conversation, request: Request, change: dict[str, Any]) -> str:
+def _view_text(conversation: Conversation, request: Request, budget: int, rules: Sequence[str] = ()) -> str:
     """Text of the view of a request's history under a changed compiler, which keeps no record and asks no model."""
-    compiler: ContextCompiler = replace(
-        conversation.compiler,
-        **{"budget": request.budget, **change},
-        model="none",
-        store=None,
-        on_view=None,
-        on_error=None,
-    )
+    changed = {"budget": max(1, budget - request.fixed), "model": "none", "store": None}
+    known = conversation.compiler or ContextCompiler(system=None)
+    declared = [*known.rules, *rules]
+    compiler: ContextCompiler = replace(known, **changed, rules=declared, on_view=None, on_error=None)
 
     async def view() -> str:
         sent = await LiveSession([compiler]).request(conversation.raw[: request.said])
@@ -157,7 +151,7 @@ def _view_text(conversation: Conversation, request: Request, change: dict[str, A
 def _sent(conversation: Conversation, request: Request, text: str) -> Iterator[str]:
     yield f"{request} contains {masked(text)!r}, which no request may contain"
     yield f"  in: {_place(request, text)}"
-    if said := next(conversation.positions(text), None):
+    if (said := next(conversation.positions(text), None)) is not None:
         yield f"  said: message {said}, by the {role(READER.one(conversation.raw[said]))}"
     count = sum(conversation.contains(one, text) for one in conversation.requests)
     yield f"  sent: in {count} of {len(conversation.requests)} requests"

@@ -79,18 +79,9 @@ async def live_async(
     return conversation
 
 
-def live(
-    agent: Any,
-    prompts: Iterable[Prompt] = (),
-    *,
-    model: Model | str | None = None,
-    stream: bool = False,
-    history: Sequence[ModelMessage] = (),
-    **arguments: Any,
-) -> LiveConversation:
+def live(agent: Any, prompts: Iterable[Prompt] = (), **arguments: Any) -> LiveConversation:
     """Run an agent on prompts outside an event loop; see `live_async`."""
-    work = live_async(agent, prompts, model=model, stream=stream, history=history, **arguments)
-    return run_sync(work, "live_async")
+    return run_sync(live_async(agent, prompts, **arguments), "live_async")
 
 
 def run_sync(work: Coroutine[Any, Any, T], instead: str) -> T:

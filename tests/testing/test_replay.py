@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from pathlib import Path
 from typing import Any
@@ -159,6 +160,13 @@ async def test_the_recorded_requests_of_a_session_are_those_that_were_sent(tmp_p
     second.assert_within(budget=2_000, pairs=True)
     found = failure(lambda: second.assert_in_context("Matter 1:"))
     assert "step 2 of the cut order" in str(found) and "for a budget of 2,000" in str(found)
+    assert "would keep it: pin(…, 'm0')" in str(found) and "would keep it: budget=" in str(found)
+
+
+async def test_parallel_replays_of_one_record_do_not_disturb_each_other(tmp_path: Path) -> None:
+    agent, first = await session(tmp_path / "record.db", Notes("All went on as planned."))
+    replays = await asyncio.gather(*(replay_async("desk", agent, db=tmp_path / "record.db") for _ in range(4)))
+    assert all([one.status for one in each.requests] == [one.status for one in first.requests] for each in replays)
 
 
 async def test_an_unknown_session_is_an_error_that_names_it(tmp_path: Path) -> None:
