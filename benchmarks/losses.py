@@ -289,7 +289,7 @@ async def check_recorded(requests: int) -> None:
     """CPU time of reading and checking recorded requests, in sessions of 50."""
     with tempfile.TemporaryDirectory() as folder:
         db = Path(folder) / "record.db"
-        compiler = ContextCompiler(budget=BUDGET, model="none", store=db, system=None, recall=0)
+        compiler = ContextCompiler(budget=BUDGET, model="none", store=db, system=None, recall=0, record_timeout=None)
         sessions = [f"session {number}" for number in range(max(1, requests // 50))]
         for seed, session in enumerate(sessions):
             texts = [text for part in range(4) for text in prompts(4 * seed + part)][:50]
