@@ -65,8 +65,8 @@ PATHS = {
     ),
     "context_compiler.testing": (
         "ContextFailure Contexts Conversation LiveConversation Plant Planted Recording RecordingError ReplayError "
-        "Request Survival assert_snapshot junit_properties live live_async plant read_recording recorded recorded_async "
-        "replay replay_async snapshot_text write_html"
+        "Request Survival assert_snapshot junit_properties live live_async plant read_recording recorded "
+        "recorded_async replay replay_async snapshot_text write_html"
     ),
 }
 """Public paths, those of earlier versions included, and the names that they have."""
