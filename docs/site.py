@@ -29,6 +29,7 @@ PACKAGES = {
     "layers": ("context_compiler.layers", "Layers"),
     "manager": ("context_compiler.manager", "Manager"),
     "pipeline": ("context_compiler.pipeline", "Pipelines"),
+    "testing": ("context_compiler.testing", "Testing"),
 }
 """Public packages: each name in `__all__` is documented where it is defined."""
 

@@ -59,6 +59,11 @@ PATHS = {
     "context_compiler.workflow": (
         "Directive Directives Finding apply_directives load_workflow parse_workflow read_directives"
     ),
+    "context_compiler.testing": (
+        "ContextFailure Contexts Conversation LiveConversation Plant Planted Recording RecordingError ReplayError "
+        "Request Survival assert_snapshot junit_properties live live_async plant read_recording recorded "
+        "recorded_async replay replay_async snapshot_text write_html"
+    ),
 }
 """Public paths and the names that they have."""
 

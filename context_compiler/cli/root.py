@@ -41,6 +41,7 @@ COMMANDS = {
     "serve": ("serve", LOOK, "Browse the record in a web browser, and chat there."),
     "compile": ("compile", MAKE, "Compile a transcript into a view that fits a token budget."),
     "import": ("importing", MAKE, "Import conversations from other tools into the record."),
+    "test": ("testing", MAKE, "Run tests of contexts, also without pytest."),
     "bench": ("bench", MAKE, "Measure what views would save on a transcript."),
     "templates": ("templates", MAKE, "List, show and check templates."),
     "chat": ("chat", RUN, "Chat with a model; the conversation is stored in full."),

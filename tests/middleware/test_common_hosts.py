@@ -26,6 +26,7 @@ from pydantic_ai.models.function import AgentInfo
 from pydantic_ai.models.wrapper import WrapperModel
 
 from context_compiler import ContextCompiler, View
+from context_compiler.testing import LiveConversation
 from tests.support.agents import Notes, Talker, compiler, run
 from tests.support.builders import prose
 
@@ -42,16 +43,15 @@ class Told(BaseModel):
     text: str
 
 
-class Life:
+class Life(LiveConversation):
     """A conversation of many turns in which a fact is told early and asked for at the end."""
 
     def __init__(self, budget: int = BUDGET, **wanted: Any) -> None:
         self.cut = 0
-        self.notes, self.talker, self.seen = Notes("All went on as planned."), Talker("answer " * 60), 0
+        self.writer, self.talker, self.seen = Notes("All went on as planned."), Talker("answer " * 60), 0
         self.views: list[View] = []
-        self.ours: ContextCompiler = compiler(self.notes, budget=budget, on_view=self.views.append, **wanted)
-        self.agent: Agent[Any, Any] = Agent(self.talker.model, capabilities=[self.ours])
-        self.history: list[ModelMessage] = []
+        self.ours: ContextCompiler = compiler(self.writer, budget=budget, on_view=self.views.append, **wanted)
+        super().__init__(agent=Agent(self.talker.model, capabilities=[self.ours]), model=self.talker.model)
 
     async def live(self, carry: Carry, **given: Any) -> None:
         for number in range(TURNS):
@@ -60,22 +60,21 @@ class Life:
 
     async def ask(self, carry: Carry, **given: Any) -> None:
         await self.turn(ASK, carry, **given)
-        assert "heron" in self.talker.last.text
-        assert max(sent.tokens for sent in self.talker.sent) <= BUDGET
-        assert max(view.tokens for view in self.views) <= BUDGET
+        self.last.assert_in_context("heron")
+        self.assert_within(budget=BUDGET, pairs=True)
 
     async def turn(self, prompt: Any, carry: Carry, **given: Any) -> None:
-        ran = await run(self.agent, prompt, message_history=carry(self.history), conversation_id="c", **given)
-        self.history = ran.messages
+        self.history = carry(self.history)
+        await self.say_async(prompt, conversation_id="c", **{"model": self.talker.model, **given})
 
     @property
     def compiles(self) -> int:
         """Requests that began a new cycle."""
-        return [view.status for view in self.views].count("compiled")
+        return [request.status for request in self.requests].count("compiled")
 
     def assert_few_compiles(self, plain: Life) -> None:
         assert plain.compiles > 3
-        assert self.compiles <= plain.compiles + 2 and self.notes.asked <= plain.notes.asked + 2
+        assert self.compiles <= plain.compiles + 2 and self.writer.asked <= plain.writer.asked + 2
 
 
 def matter(number: int) -> str:
@@ -190,7 +189,7 @@ async def test_a_window_of_a_known_conversation_is_joined_with_the_record(plain:
     again = Life(store=tmp_path / "record.db")
     again.history = life.history
     await again.turn("And what did I say it was called, the staging database?", window)
-    assert again.notes.asked == 0 and FACT in again.talker.last.text, "another process knows it too"
+    assert again.writer.asked == 0 and FACT in again.talker.last.text, "another process knows it too"
 
 
 @pytest.mark.parametrize("carried", [True, False])
@@ -354,8 +353,8 @@ async def test_text_added_to_a_prompt_and_removed_from_the_history_keeps_the_con
             added = f"<documents>\nDocument {number}: {prose(900 + number, documents)}\n</documents>"
             await life.turn("\n\n".join([added, typed] if where == "before" else [typed, added]), stripped)
             assert life.talker.last.text.count("<documents>") == 1 and f"Document {number}" in life.talker.last.text
-        assert "heron" in life.talker.last.text
-        assert max(sent.tokens for sent in life.talker.sent) <= BUDGET
+        life.last.assert_in_context("heron")
+        life.assert_within(budget=BUDGET, pairs=True)
         return life
 
     plain = await lived(0)
@@ -425,8 +424,8 @@ async def test_a_picture_with_a_question_finds_the_fact(plain: Life) -> None:
     for number in range(TURNS):
         await life.turn(matter(number), whole)
     await life.turn([ASK, BinaryContent(data=PNG, media_type="image/png")], whole)
-    assert "heron" in life.talker.last.text
-    assert max(view.tokens for view in life.views) <= BUDGET
+    life.last.assert_in_context("heron")
+    life.assert_within(budget=BUDGET, pairs=True)
 
 
 class Deferring(Life):
@@ -460,7 +459,7 @@ async def test_a_question_after_a_prompt_that_came_with_the_result_of_a_deferred
     for number in range(15):
         await life.turn(matter(number), carry)
     await life.order("Good.", carry)
-    assert "heron" not in life.talker.last.text
+    life.last.assert_not_in_context("heron")
     await life.ask(carry)
 
 
@@ -474,7 +473,7 @@ async def test_a_prompt_after_one_that_came_with_the_result_of_a_deferred_call_c
     await life.order(matter(4), carry)
     await life.turn(matter(5), carry)
     assert [view.status for view in life.views] == ["raw"] + ["compiled"] * 6
-    assert life.notes.asked == 6
+    assert life.writer.asked == 6
 
 
 async def test_the_recent_turns_that_the_caller_counts_stay_when_a_view_is_cut_back_for_a_question() -> None:
@@ -483,7 +482,7 @@ async def test_the_recent_turns_that_the_caller_counts_stay_when_a_view_is_cut_b
         await life.turn(ASK if number > 40 and number % 3 == 0 else matter(number), whole)
         prompts = [matter(one) for one in range(max(0, number - 5), number) if not (one > 40 and one % 3 == 0)]
         assert all(prompt in life.talker.last.text for prompt in prompts), number
-    assert "heron" in life.talker.last.text
+    life.last.assert_in_context("heron")
     assert life.compiles > 3
 
 
@@ -492,9 +491,9 @@ async def test_a_question_in_a_full_view_finds_its_answer_with_any_settings(sett
     life = Life(2_000, **settings)
     for number in range(60):
         await life.turn(ASK if number > 12 and number % 2 == 0 else matter(number), whole)
-        assert life.talker.last.tokens <= 2_000
+        life.last.assert_within(budget=2_000, pairs=True)
         if number > 12 and number % 2 == 0:
-            assert "heron" in life.talker.last.text, number
+            life.last.assert_in_context("heron")
     assert life.compiles > 3
 
 

@@ -1,0 +1,93 @@
+"""One request as it reached the model, and what its texts say."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from pydantic_ai.messages import ModelMessage
+
+from context_compiler.messages.display import FORMS, SHORTENED, VERBATIM, segments
+from context_compiler.messages.history import Reader, Reading, reader_of
+from context_compiler.record.values import Drop
+from context_compiler.tokens import as_counter
+
+READER: Reader = reader_of(as_counter(None))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """One request as it reached the model."""
+
+    number: int
+    """From 1."""
+    turn: int
+    """From 1; a turn begins with a user prompt."""
+    messages: Sequence[ModelMessage]
+    readings: Sequence[Reading] = field(repr=False)
+    """Items and tokens of each message."""
+    beside: str
+    """Instructions, and names and descriptions of the tools, which are sent with the messages."""
+    fixed: int
+    """Tokens of the instructions and tools."""
+    said: int
+    """Number of messages of the conversation that had been said when it was sent."""
+    status: str = ""
+    """Status of the view, if `ContextCompiler` made it."""
+    budget: int | None = None
+    """Budget of the view, if `ContextCompiler` made it."""
+    drops: tuple[Drop, ...] = field(default=(), repr=False)
+    """Messages that the view leaves out, if `ContextCompiler` made it."""
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of messages, instructions and tools."""
+        return self.fixed + sum(reading.tokens for reading in self.readings)
+
+    @property
+    def text(self) -> str:
+        """Everything in it."""
+        return "\n".join([self.beside, *map(reading_text, self.readings)])
+
+    def __str__(self) -> str:
+        return f"request {self.number} (turn {self.turn})"
+
+
+def reading_text(reading: Reading) -> str:
+    """Everything that a message says, with the names of the tools that it calls."""
+    return "\n".join(f"{item.tool} {item.text}" if item.tool else item.text for item in reading.items)
+
+
+def flat(text: str) -> str:
+    """Normalize a text: on one line, without case."""
+    return " ".join(text.casefold().split())
+
+
+def form_of(reading: Reading, text: str) -> str:
+    """Form in which a message contains a text, by its display name; empty if it does not."""
+    wanted = flat(text)
+    for item in reading.items:
+        if wanted not in flat(item.text):
+            continue
+        if item.mark is None:
+            return FORMS[VERBATIM]
+        return next((FORMS[one.form] for one in segments(item.text) if wanted in flat(one.text)), FORMS[SHORTENED])
+    return ""
+
+
+def unpaired(readings: Sequence[Reading]) -> Iterator[str]:
+    """Tool calls without a result, and results without a call, each described in a few words."""
+    waiting: dict[str, str] = {}
+    for index, reading in enumerate(readings):
+        for call in reading.answers:
+            if waiting.pop(call, None) is None:
+                yield f"message {index} has the result of {call!r}, whose call is missing before it"
+        for call in reading.calls:
+            if call in waiting:
+                yield f"{waiting[call]}, and is called again"
+            waiting[call] = f"message {index} calls {_tool_of(reading)} ({call!r}), whose result is missing"
+    yield from waiting.values()
+
+
+def _tool_of(reading: Reading) -> str:
+    return next((item.tool for item in reading.items if item.tool), "a tool")

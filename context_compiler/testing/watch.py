@@ -1,0 +1,158 @@
+"""Watch an agent's requests: its model is wrapped for each run, so nothing else of the agent has to be known."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from pydantic_ai import RunContext
+from pydantic_ai.capabilities import AbstractCapability, CapabilityOrdering
+from pydantic_ai.messages import ModelMessage, ModelResponse
+from pydantic_ai.models import Model, ModelRequestContext, ModelRequestParameters, StreamedResponse
+from pydantic_ai.models.wrapper import WrapperModel
+from pydantic_ai.settings import ModelSettings
+
+from context_compiler.compiler.view import View
+from context_compiler.middleware.capability import ContextCompiler
+from context_compiler.middleware.request import tool_tokens
+from context_compiler.record.values import Tool
+from context_compiler.testing.conversation import Conversation
+from context_compiler.testing.request import READER, Request
+
+
+@dataclass
+class Watcher(AbstractCapability[Any]):
+    """A capability for one run that adds each of its requests to a conversation."""
+
+    conversation: Conversation = field(default_factory=Conversation)
+    _view: View | None = None
+    """The last view of the agent's compiler that was seen."""
+
+    def get_ordering(self) -> CapabilityOrdering | None:
+        """Run outermost, to see what was said before any other capability edits it."""
+        return CapabilityOrdering(position="outermost")
+
+    @property
+    def capabilities(self) -> list[AbstractCapability[Any]]:
+        """Capabilities of a run that is watched."""
+        return [self, _ModelWrapper(self.wrap)]
+
+    def wrap(self, model: Model) -> Model:
+        """Wrap the model that sends the next request."""
+        return WatchedModel(model, self.received, self.answered)
+
+    async def wrap_model_request(
+        self,
+        ctx: RunContext[Any],
+        *,
+        request_context: ModelRequestContext,
+        handler: Callable[[ModelRequestContext], Awaitable[ModelResponse]],
+    ) -> ModelResponse:
+        """Add what was said since the last answer to the conversation."""
+        messages = request_context.messages
+        start = max((at + 1 for at, one in enumerate(messages) if isinstance(one, ModelResponse)), default=0)
+        self.conversation.add_messages(messages[start if self.conversation.raw else 0 :])
+        return await handler(request_context)
+
+    def received(self, messages: Sequence[ModelMessage], parameters: ModelRequestParameters) -> None:
+        """Add a request, as its model received it, to the conversation."""
+        conversation, view = self.conversation, self._new_view()
+        tools = [*parameters.function_tools, *parameters.output_tools]
+        defined = [
+            Tool(kind=one.kind, name=one.name, description=one.description, parameters=one.parameters_json_schema)
+            for one in tools
+        ]
+        instructions = "\n\n".join(part.content for part in parameters.instruction_parts or ())
+        fixed = READER.counter.text(instructions) + sum(tool_tokens(one, READER.counter) for one in defined)
+        readings = [READER.one(message) for message in messages]
+        conversation.requests.append(
+            Request(
+                number=len(conversation.requests) + 1,
+                turn=conversation.turns,
+                messages=list(messages),
+                readings=readings,
+                beside="\n".join([instructions, *(f"{one.name} {one.description or ''}" for one in defined)]),
+                fixed=fixed,
+                said=len(conversation.raw),
+                status=view.status if view else "",
+                budget=view.budget if view else None,
+                drops=view.drops if view else (),
+            )
+        )
+
+    def answered(self, response: ModelResponse) -> None:
+        """Add an answer to the conversation."""
+        self.conversation.add_messages([response])
+
+    def _new_view(self) -> View | None:
+        view = self.conversation.compiler.last_view if self.conversation.compiler is not None else None
+        new = view if view is not self._view else None
+        self._view = view
+        return new
+
+
+@dataclass
+class _ModelWrapper(AbstractCapability[Any]):
+    """Wraps a model innermost, to see what other wrappers make of a request."""
+
+    wrap: Callable[[Model], Model]
+
+    def get_ordering(self) -> CapabilityOrdering | None:
+        return CapabilityOrdering(position="innermost")
+
+    def get_wrapper_model(self, model: Model) -> Model:
+        return self.wrap(model)
+
+
+class WatchedModel(WrapperModel):
+    """A model that reports the requests it receives and its answers."""
+
+    def __init__(
+        self,
+        wrapped: Model,
+        received: Callable[[Sequence[ModelMessage], ModelRequestParameters], None],
+        answered: Callable[[ModelResponse], None],
+    ) -> None:
+        """Wrap a model."""
+        super().__init__(wrapped)
+        self._received, self._answered = received, answered
+
+    async def request(
+        self,
+        messages: list[ModelMessage],
+        model_settings: ModelSettings | None,
+        model_request_parameters: ModelRequestParameters,
+    ) -> ModelResponse:
+        """Report a request, and answer it."""
+        self._received(messages, model_request_parameters)
+        response = await super().request(messages, model_settings, model_request_parameters)
+        self._answered(response)
+        return response
+
+    @asynccontextmanager
+    async def request_stream(
+        self,
+        messages: list[ModelMessage],
+        model_settings: ModelSettings | None,
+        model_request_parameters: ModelRequestParameters,
+        run_context: RunContext[Any] | None = None,
+    ) -> AsyncGenerator[StreamedResponse]:
+        """Report a request, and stream its answer."""
+        self._received(messages, model_request_parameters)
+        async with super().request_stream(messages, model_settings, model_request_parameters, run_context) as stream:
+            yield stream
+            self._answered(stream.get())
+
+
+def compiler_of(agent: Any) -> ContextCompiler | None:
+    """The `ContextCompiler` of an agent; None if it has none."""
+    found: list[ContextCompiler] = []
+
+    def visit(capability: AbstractCapability[Any]) -> None:
+        if isinstance(capability, ContextCompiler):
+            found.append(capability)
+
+    agent.root_capability.apply(visit)
+    return found[-1] if found else None

@@ -1,0 +1,151 @@
+"""Tests of contexts on the command line: run without pytest, and written from a session of the record."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from pydantic_ai import Agent
+
+from context_compiler.testing import live_async, read_recording
+from tests.cli.conftest import Command, one_line
+from tests.support.agents import Notes, Talker, compiler
+from tests.testing.agents import RULE, matters
+
+FILE = """
+from pydantic_ai import Agent
+from pydantic_ai.capabilities import ProcessHistory
+
+agent = Agent(capabilities=[ProcessHistory(lambda messages: messages[-3:])])
+
+
+def test_everything(contexts):
+    contexts.live(Agent(), ["Never push.", "Why?"]).assert_in_context("Never push.")
+
+
+async def test_window(contexts):
+    (await contexts.live_async(agent, ["Never push.", "Why?", "And?"])).assert_in_context("Never push.")
+
+
+def test_plain():
+    assert 1 + 1 == 3
+
+
+def test_other(tmp_path):
+    pass
+
+
+def helper():
+    raise ValueError
+"""
+
+
+def test_tests_run_without_pytest_with_a_table_and_an_exit_code(cc: Command, tmp_path: Path) -> None:
+    (tmp_path / "test_desk.py").write_text(FILE, encoding="utf-8")
+    said = cc("test", "test_desk.py", "--html", "pages")
+    assert said.code == 1
+    rows = [line.split() for line in said.out.splitlines() if line.startswith("test_desk.py::")]
+    assert [(row[0].partition("::")[2], row[1]) for row in rows[:4]] == [
+        ("test_everything", "passed"),
+        ("test_window", "failed"),
+        ("test_plain", "failed"),
+        ("test_other", "skipped"),
+    ]
+    assert "request 3 (turn 3) does not contain 'Never push.'" in said.out
+    assert "assert 1 + 1 == 3" in said.out and "needs pytest, for tmp_path" in said.out
+    assert "Never push." in (tmp_path / "pages" / "test_desk-test_window.html").read_text(encoding="utf-8")
+
+
+def test_the_outcomes_as_json(cc: Command, tmp_path: Path) -> None:
+    (tmp_path / "test_desk.py").write_text(FILE.partition("def test_plain")[0], encoding="utf-8")
+    said = cc("test", "test_desk.py", "--json")
+    first, second = said.json["tests"]
+    assert said.code == 1 and (first["outcome"], first["request"]) == ("passed", None)
+    assert (second["outcome"], second["request"], second["turn"]) == ("failed", 3, 3)
+
+
+def test_a_run_in_which_all_tests_pass_ends_with_0(cc: Command, tmp_path: Path) -> None:
+    (tmp_path / "test_desk.py").write_text(FILE.partition("async def")[0], encoding="utf-8")
+    assert cc("test", "test_desk.py").code == 0
+
+
+def test_a_file_without_tests_is_wrong_input(cc: Command, tmp_path: Path) -> None:
+    (tmp_path / "empty.py").write_text("", encoding="utf-8")
+    (tmp_path / "broken.py").write_text("import nothing_of_that_name", encoding="utf-8")
+    for name, why in (
+        ("missing.py", "no such"),
+        ("empty.py", "has no function"),
+        ("broken.py", "nothing_of_that_name"),
+    ):
+        said = cc("test", name)
+        assert said.code == 2 and why in one_line(said)
+
+
+def look(what: str) -> str:
+    return f"Nothing about {what}."
+
+
+def session(path: Path) -> None:
+    """A session with a rule, a changed value and personal data."""
+    prompts = matters(
+        16,
+        said_2=RULE,
+        said_3="The refund limit is 50 euros.",
+        said_4="Write to ann@example.com or call +49 170 1234567; the card is 4111 1111 1111 1111.",
+        said_6="The refund limit is 80 euros now.",
+    )
+    steps: Any = [step for turn in range(16) for step in ([("look", {"what": f"matter {turn}"})], "Seen.")]
+    agent = Agent(tools=[look], capabilities=[compiler(Notes("All is well."), budget=2_000, store=path)])
+    asyncio.run(live_async(agent, prompts, model=Talker(steps).model, conversation_id="desk 1"))
+
+
+def test_a_test_that_is_written_from_a_session_passes_and_has_no_personal_data(cc: Command, tmp_path: Path) -> None:
+    session(tmp_path / "record.db")
+    said = cc("sessions", "test", "desk 1", "--db", "record.db", "--out", "tests/test_desk.py")
+    assert said.code == 0 and RULE in said.out
+    test, recording = (tmp_path / "tests" / name for name in ("test_desk.py", "test_desk.json"))
+    code = test.read_text(encoding="utf-8")
+    assert f"conversation.assert_in_context({RULE!r})  # turn 2" in code
+    assert "conversation.assert_newest('The refund limit is', '80')  # turn 6" in code
+    assert "pairs=True" in code
+    for text in (code, recording.read_text(encoding="utf-8")):
+        assert not any(secret in text for secret in ("ann@", "1234567", "4111", "1111"))
+    assert "[email 1]" in recording.read_text(encoding="utf-8")
+    assert len(read_recording(recording).messages) == 64
+    assert cc("test", test).code == 0
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:contexts", "-p", "context_compiler.testing.plugin"]
+    done = subprocess.run([*command, str(test)], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert "1 passed" in done.stdout
+
+
+def test_a_written_test_fails_when_the_rule_is_lost(cc: Command, tmp_path: Path) -> None:
+    session(tmp_path / "record.db")
+    cc("sessions", "test", "desk 1", "--db", "record.db", "--out", "test_desk.py")
+    test = tmp_path / "test_desk.py"
+    code = test.read_text(encoding="utf-8").replace("budget=2_000", "budget=2_000, detect_rules=False", 1)
+    test.write_text(code, encoding="utf-8")
+    said = cc("test", test)
+    assert said.code == 1 and f"does not contain {RULE!r}" in said.out and "would keep it: rules=" in said.out
+
+
+def test_a_written_test_names_the_agent_of_its_user(cc: Command, tmp_path: Path) -> None:
+    session(tmp_path / "record.db")
+    said = cc(
+        "sessions", "test", "desk 1", "--db", "record.db", "--out", "test_desk.py", "--agent", "my.desk:agent", "--json"
+    )
+    assert said.code == 0 and {claim["check"] for claim in said.json["claims"]} == {"in_context", "newest"}
+    code = (tmp_path / "test_desk.py").read_text(encoding="utf-8")
+    assert "from my.desk import agent\n" in code and "contexts.replay('test_desk.json', agent)" in code
+
+
+def test_a_test_is_never_overwritten_and_an_agent_is_a_name(cc: Command, tmp_path: Path) -> None:
+    session(tmp_path / "record.db")
+    (tmp_path / "test_desk.py").write_text("mine", encoding="utf-8")
+    for more in (("--out", "test_desk.py"), ("--out", "test_new.txt"), ("--out", "test_new.py", "--agent", "a:b; c")):
+        assert cc("sessions", "test", "desk 1", "--db", "record.db", *more).code == 2
+    assert (tmp_path / "test_desk.py").read_text(encoding="utf-8") == "mine"
+    assert json.dumps([path.name for path in tmp_path.glob("test_new*")]) == "[]"

@@ -1,0 +1,170 @@
+"""Live conversations of any agent: every request is seen as its model gets it, and a failure explains itself."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from pydantic_ai import Agent
+from pydantic_ai.capabilities import AbstractCapability, ProcessHistory
+from pydantic_ai.messages import ModelMessage, ModelRequest, ModelResponse, ToolReturnPart
+from pydantic_ai.models import Model
+from pydantic_ai.models.test import TestModel
+from pydantic_ai.models.wrapper import WrapperModel
+
+from context_compiler.testing import live, live_async
+from tests.support.agents import Talker
+from tests.testing.agents import RULE, compiling, failure, matters, newest, trimming
+
+
+def test_a_text_that_a_history_processor_cuts_off_fails_at_the_request_in_which_it_is_missing() -> None:
+    conversation = live(trimming(), matters(6, said_2=RULE))
+    conversation.at_turn(2).assert_in_context(RULE)
+    conversation.at_turn(4).assert_in_context(RULE)
+    found = failure(lambda: conversation.assert_in_context(RULE))
+    assert (found.request.number, found.request.turn) == (5, 5)
+    lines = str(found).splitlines()
+    assert lines[0] == f"request 5 (turn 5) does not contain {RULE!r}"
+    assert "message 2, by the user" in lines[1]
+    assert "request 4 (turn 4), message 0, word for word" in lines[2]
+    assert "capabilities or history processors" in lines[3]
+    assert "would keep it: a window of" in str(found)
+
+
+def test_the_window_that_an_explanation_names_is_enough() -> None:
+    found = failure(lambda: live(trimming(), matters(6, said_2=RULE)).assert_in_context(RULE))
+    window = int(str(found).partition("a window of ")[2].partition(" ")[0].replace(",", ""))
+    said = found.conversation.raw[2 : found.request.said]
+    assert len(said) == 7 and live(Agent(), history=said[:-1]).history == said[:-1]
+    kept = live(Agent(), [said[-1].parts[0].content], history=said[:-1])  # pyright: ignore
+    assert kept.requests[0].tokens == window
+    kept.assert_in_context(RULE)
+
+
+def test_a_failure_of_the_compiler_names_step_and_reason_and_changes_that_keep_the_text() -> None:
+    text = "Matter 1:"
+    conversation = live(compiling(600), matters(30))
+    found = failure(lambda: conversation.assert_in_context(text))
+    shown = str(found)
+    assert "step 2 of the cut order (drop older turns)" in shown and "for a budget of 600" in shown
+    assert f"would keep it: rules=[{text!r}]" in shown and "would keep it: pin(…, 'm0')" in shown
+    assert len(shown.splitlines()) <= 15
+    budget = int(shown.partition("budget=")[2].splitlines()[0].replace(",", ""))
+    with_more = live(compiling(budget), matters(found.request.turn))
+    with_more.last.assert_in_context(text)
+    live(compiling(600, rules=[text]), matters(30)).assert_in_context(text)
+
+
+def test_an_agent_without_history_processor_keeps_everything() -> None:
+    conversation = live(Agent(instructions="Be kind."), matters(5, said_1=RULE))
+    conversation.assert_in_context(RULE, "Be kind.", "success (no tool calls)")
+    conversation.assert_within(pairs=True, compiles=0, cost_of_everything=1.0)
+    assert len(conversation.requests) == 5 and len(conversation.raw) == 10
+
+
+def test_a_text_that_nobody_said_is_missing_from_the_first_request_on() -> None:
+    found = failure(lambda: live(Agent(), ["Hello."]).assert_in_context("Good-bye."))
+    assert found.request.number == 1 and "said: by nobody" in str(found)
+
+
+def test_a_narrowed_conversation_without_requests_is_not_a_passed_check() -> None:
+    conversation = live(Agent(), ["Hello."])
+    with pytest.raises(AssertionError, match="no request to check"):
+        conversation.after_turn(3).assert_in_context("Hello.")
+
+
+def test_a_replaced_value_may_not_stand_alone() -> None:
+    prompts = matters(8, said_1="The refund limit is 50 euros.", said_3="The refund limit is 80 euros.")
+    live(Agent(), prompts).assert_newest("The refund limit is", "80 euros")
+
+    def without_newest(messages: list[Any]) -> list[Any]:
+        return [messages[0], *messages[-3:]] if len(messages) > 8 else messages
+
+    stale = live(Agent(capabilities=[ProcessHistory(without_newest)]), prompts)
+    found = failure(lambda: stale.assert_newest("The refund limit is", "80 euros"))
+    assert found.request.turn == 5
+    assert "the old value is in: message 0, word for word" in str(found)
+    assert "message 4, by the user" in str(found)
+
+
+def test_a_secret_is_found_and_not_repeated() -> None:
+    conversation = live(Agent(), matters(3, said_2="My card is 4111 1111 1111 1111."))
+    found = failure(lambda: conversation.assert_not_in_context("4111 1111 1111 1111"))
+    assert found.request.number == 2 and "in 2 of 3 requests" in str(found)
+    assert "4111" not in str(found) and "41…11" in str(found)
+
+
+def test_a_request_over_the_budget_is_found_with_its_instructions_and_tools() -> None:
+    def look(what: str) -> str:
+        """Look something up in the long list of things that can be looked up."""
+        return what
+
+    model = TestModel(call_tools=[])
+    bare, dressed = (live(Agent(tools=tools), ["Hello."], model=model) for tools in ([], [look]))
+    size, more = bare.requests[0].tokens, dressed.requests[0].tokens
+    assert more > size + 20
+    dressed.assert_within(budget=more)
+    found = failure(lambda: dressed.assert_within(budget=more - 1))
+    assert "1 more than the budget" in str(found) and "instructions and tools:" in str(found)
+    dressed.assert_in_context("the long list of things")
+
+
+def test_a_result_without_its_call_is_a_broken_pair() -> None:
+    def look(what: str) -> str:
+        return f"Nothing about {what}."
+
+    class Prompts(WrapperModel):
+        async def request(self, messages: list[ModelMessage], *more: Any) -> ModelResponse:
+            return await super().request([one for one in messages if isinstance(one, ModelRequest)], *more)
+
+    class OnlyRequests(AbstractCapability[Any]):
+        def get_wrapper_model(self, model: Model) -> Model:
+            return Prompts(model)
+
+    talker = Talker([[("look", {"what": "it"})], "Nothing is there."])
+    whole = live(Agent(tools=[look]), ["Look."], model=talker.model)
+    whole.assert_within(pairs=True)
+    assert any(isinstance(part, ToolReturnPart) for one in whole.raw for part in one.parts)
+    talker = Talker([[("look", {"what": "it"})], "Nothing is there."])
+    broken = live(Agent(tools=[look], capabilities=[OnlyRequests()]), ["Look."], model=talker.model)
+    found = failure(lambda: broken.assert_within(pairs=True))
+    assert found.request.number == 2 and "whose call is missing" in str(found)
+    assert "each call has its result" in str(found)
+
+
+def test_rewrites_lose_the_cache_and_cost_more() -> None:
+    conversation = live(trimming(), matters(9))
+    assert [one.number for one in conversation.rewrites()] == [4, 5, 6, 7, 8, 9]
+    conversation.assert_within(compiles=6)
+    assert failure(lambda: conversation.assert_within(compiles=4)).request.number == 8
+    found = failure(lambda: conversation.assert_within(cost_of_everything=0.5))
+    assert "6 of 9 requests lose the prompt cache" in str(found)
+
+
+def test_rewrites_of_the_compiler_are_its_compiles() -> None:
+    conversation = live(compiling(recall=0), matters(40))
+    compiled = [one.number for one in conversation.requests if one.status == "compiled"]
+    assert len(compiled) > 2 and [one.number for one in conversation.rewrites()] == compiled
+    conversation.assert_within(budget=900, pairs=True, compiles=len(compiled))
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_streamed_and_asynchronous_runs_are_seen(stream: bool) -> None:
+    talker = Talker("I see.")
+    conversation = await live_async(trimming(), matters(4), model=talker.model, stream=stream)
+    assert [len(one.messages) for one in conversation.requests] == [1, 3, 5, 5]
+    assert [one.messages for one in conversation.requests] == [one.messages for one in talker.sent]
+    assert len(conversation.raw) == 8
+    conversation.assert_in_context("Matter 4")
+
+
+async def test_a_conversation_goes_on_with_the_history_that_an_application_stores() -> None:
+    conversation = await live_async(Agent(), matters(2))
+    conversation.history = newest(conversation.history)[:1]
+    assert await conversation.say_async("And now?") == "success (no tool calls)"
+    assert [len(one.messages) for one in conversation.requests] == [1, 3, 1]
+
+
+async def test_the_plain_function_in_an_event_loop_names_the_one_to_await() -> None:
+    with pytest.raises(RuntimeError, match=r"await live_async\(…\)"):
+        live(Agent(), ["Hello."])
