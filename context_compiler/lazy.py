@@ -23,7 +23,7 @@ class Extra(NamedTuple):
 EXTRAS = {
     "postgres": Extra(("asyncpg", "greenlet"), ("record.postgres", "pipeline.stores.postgres")),
     "dbos": Extra(("dbos",), ("pipeline.dbos_runs",)),
-    "testing": Extra(("pydantic_evals",), ("testing.evals",)),
+    "evals": Extra(("pydantic_evals",), ("testing.evals",)),
 }
 """Extras that public names need."""
 
