@@ -9,6 +9,7 @@ from dataclasses import replace
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
+from context_compiler.compiler.policy import HIGH
 from context_compiler.compiler.reasons import reason_of
 from context_compiler.messages.display import role
 from context_compiler.messages.printable import safe_line
@@ -118,7 +119,7 @@ def _remedies(conversation: Conversation, request: Request, position: int, text:
 def _smallest_budget(conversation: Conversation, request: Request, text: str, low: int) -> int | None:
     """The smallest budget above `low` that keeps a text, found by halving; None if none up to everything does."""
     everything = sum(READER.one(message).tokens for message in conversation.raw[: request.said])
-    high = max(low, 2 * (everything + request.fixed))
+    high = max(low, int((everything + request.fixed) / HIGH))  # nothing is cut below that share of it
     if not _keeps(conversation, request, text, high):
         return None
     for _ in range(TRIALS):

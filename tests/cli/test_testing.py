@@ -99,7 +99,7 @@ def session(path: Path) -> None:
         said_6="The refund limit is 80 euros now.",
     )
     steps: Any = [step for turn in range(16) for step in ([("look", {"what": f"matter {turn}"})], "Seen.")]
-    agent = Agent(tools=[look], capabilities=[compiler(Notes("All is well."), budget=2_000, store=path)])
+    agent = Agent(tools=[look], capabilities=[compiler(Notes("Matter 3 is well."), budget=2_000, store=path)])
     asyncio.run(live_async(agent, prompts, model=Talker(steps).model, conversation_id="desk 1"))
 
 
@@ -126,7 +126,7 @@ def test_a_written_test_fails_when_the_rule_is_lost(cc: Command, tmp_path: Path)
     session(tmp_path / "record.db")
     cc("sessions", "test", "desk 1", "--db", "record.db", "--out", "test_desk.py")
     test = tmp_path / "test_desk.py"
-    code = test.read_text(encoding="utf-8").replace("budget=2_000", "budget=2_000, detect_rules=False", 1)
+    code = test.read_text(encoding="utf-8").replace("budget=2_000", "budget=700, detect_rules=False", 1)
     test.write_text(code, encoding="utf-8")
     said = cc("test", test)
     assert said.code == 1 and f"does not contain {RULE!r}" in said.out and "would keep it: rules=" in said.out
