@@ -67,18 +67,10 @@ def pytest_pycollect_makeitem(collector: pytest.Collector, name: str) -> list[py
     return [] if a_quick_run and function_name(f"{collector.nodeid}::{name}") in slow_names() else None
 
 
-def known_failures() -> frozenset[str]:
-    """Ids of the cases that are known to fail."""
-    lines = (Path(__file__).parent / "known_failures.txt").read_text(encoding="utf-8").splitlines()
-    return frozenset(line for line in lines if line and not line.startswith("#"))
-
-
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark what was measured to be slow."""
-    slow, failing = slow_names(), known_failures()
+    slow = slow_names()
     for item in items:
-        if item.nodeid in failing:
-            item.add_marker(pytest.mark.xfail(reason="listed in tests/known_failures.txt", strict=False))
         if served(item) or function_name(item.nodeid) in slow:
             item.add_marker(pytest.mark.slow)
 
