@@ -242,9 +242,9 @@ def limits(
     newest = min(budget, base + floor.newest)
     if wanted is None:
         start = min(budget, floor.cut or base)
-        share = HIGH + notes / room + STEEP * floor.exchange / max(1, budget - start)
+        share = HIGH + notes / room + STEEP * floor.exchange / max(1, budget - start) if floor is not NO_FLOOR else 1
         high = max(start + int(min(1.0, share) * (budget - start)), newest + floor.exchange)
-        low = base + int(LOW * (budget - base)) + floor.exchange
+        low = base + int(LOW * (budget - base)) + min(floor.exchange, (budget - base) // LARGE)
     else:
         high = max(int(wanted / ratio), newest + min((budget - newest) // 2, MIN_TRIGGER))
         low = _half_way(base, min(high, budget))

@@ -203,7 +203,7 @@ def _continue_cycle(context: RequestContext, cycle: Cycle, to_budget: bool = Fal
     fits = result.cost <= limits.budget + gives
     if result.cost - known.tokens(context.counter) > most and (cycle.tool_work or not fits):
         return None
-    return _fit_budget(context, cycle, result) if fits or context.run.refused else None
+    return _fit_budget(context, cycle, result) if fits or context.run.retried else None
 
 
 def known_blocks(context: RequestContext, config: str = "", *, any_turn: bool = False) -> Blocks | None:
@@ -244,12 +244,12 @@ def recall_for_turn(
         cost = plain.cost + sum(block.tokens(context.counter) for block in earlier)
         saved = context.request.fixed + history.tokens - cost  # a block may not cost more than sending the raw history
         room, shown = min(sizes.free(cost), saved), [block.text for block in earlier]
-        size = found.tokens(context.counter) if found else room
-        room = min(room, size)
-        outcome = attempt(lambda: find_first_block(sizes, at, most, room, shown))
-        text, fault = outcome.value or "", outcome.error
-        if found and text and room == size and set(text.splitlines()) <= set(found.text.splitlines()):
-            text = found.text  # nothing new was found, so it need not shrink
+        if found and found.tokens(context.counter) <= room:
+            text = found.text
+        else:
+            room = min(room, found.tokens(context.counter)) if found else room
+            outcome = attempt(lambda: find_first_block(sizes, at, most, room, shown))
+            text, fault = outcome.value or "", outcome.error
     cuts = found.cuts if found and text else 0
     own = Block(at, history.ids[at], context.turn, text, cuts, question.name)
     blocks = Blocks(own=own, earlier=earlier, config=policy.config)

@@ -191,7 +191,7 @@ def prune(db: Database, *, older_than_days: float | None = None, keep_last: int 
         return _numbers(db, UNUSED_SUMMARIES, (owner,))
 
     with db.snapshot():
-        if limited and not (old_views() or old_cycles() or unused()):
+        if limited and not is_recent and not (old_views() or old_cycles() or unused()):
             return 0
     with _sweep(db, refuse_retries=is_recent):
         if not limited:

@@ -237,8 +237,8 @@ STATEMENTS = (
 
 _COMMENT = re.compile(r" *--.*")
 _TABLE = re.compile(r'CREATE TABLE "?(\w+)"?')
-_COLUMN = re.compile(r"^\W*(\w+) (?:NAME|TEXT|INTEGER|REAL|BYTES)\b", re.MULTILINE)
-_REFERENCE = re.compile(r"(\w+) [A-Z ]*REFERENCES (\w+)\((\w+)\)")
+_COLUMN = re.compile(r"^[ \t(,]{0,20}(\w{1,40}) (?:NAME|TEXT|INTEGER|REAL|BYTES)\b", re.MULTILINE)
+_REFERENCE = re.compile(r"\b(\w{1,40}) [A-Z ]{0,40}REFERENCES (\w{1,40})\((\w{1,40})\)")
 
 
 def without_comments(statement: str) -> str:

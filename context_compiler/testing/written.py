@@ -27,7 +27,7 @@ STEP = 500
 """Tokens to which a budget is rounded up."""
 
 PERSONAL = {
-    "email": r"[\w.+-]+@[\w-]+(?:\.[\w-]+)+",
+    "email": r"(?<![\w.+-])[\w.+-]{1,64}@[\w-]{1,63}(?:\.[\w-]{1,63}){1,8}",
     "key": r"\b(?:sk|pk|ghp|xox[abp]|AKIA)[-_]?[A-Za-z0-9_-]{12,}",
     "iban": r"\b[A-Z]{2}\d{2}(?: ?[A-Z0-9]{4}){3,7}(?: ?[A-Z0-9]{1,3})?\b",
     "card": r"\b(?:\d[ -]?){12,18}\d\b",

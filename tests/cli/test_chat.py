@@ -63,7 +63,7 @@ def test_a_recorded_view_shows_a_prompt_with_its_recall_block_as_the_users(cc: C
     assert re.search(r"recalled before prompts +\d+", shown)
     stats = cc("stats", "--json").json["total"]
     assert 0 < stats["with_recall"] < 9 and 0 < stats["tokens_recall"] < stats["tokens_sent"]
-    assert f"tokens in {stats['with_recall']} requests" in cc("stats").out
+    assert f"tokens in {stats['with_recall']} request" in cc("stats").out
 
 
 def test_every_request_of_the_normal_mode_is_on_the_record(cc: Command) -> None:

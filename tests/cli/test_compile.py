@@ -223,11 +223,11 @@ def test_a_vaults_template_comes_before_the_shipped_one(cc: Command, tmp_path: P
     assert said.json["record"]["compile"]["template_source"] == "vault"
 
 
-def test_a_model_writes_the_summary_when_one_is_named(cc: Command) -> None:
+def test_a_model_is_asked_for_the_summary_when_one_is_named(cc: Command) -> None:
     said = cc("compile", DEMO, "--budget", 4000, "--model", "test", "--json")
     made = said.json["record"]["compile"]
     assert made["model_alias"] == "test" and made["template_name"] == "chat_compiler"
-    assert made["status"].startswith("ok") and made["compiled_prompt"]
+    assert made["status"].startswith("refused") and made["compiled_prompt"] and made["raw_output"]
 
 
 @pytest.mark.parametrize(

@@ -47,7 +47,7 @@ def said(server: TemplateServer) -> list[list[str]]:
 @pytest.mark.parametrize("inject", ["user", "system", "compaction"])
 @pytest.mark.parametrize("notes", [None, Notes("**Goal**: keep a list of the gates and of what opens them.")])
 async def test_a_conversation_goes_on_past_its_cuts(server: TemplateServer, notes: Notes | None, inject: str) -> None:
-    ours = compiler(notes, budget=1_500, inject=inject)
+    ours = compiler(notes, budget=1_200 if notes else 1_500, inject=inject)
     await live(Agent(server.model(), capabilities=[ours]))
     assert any("QUOTED FROM EARLIER TURNS" in str(body) for body in server.requests)
     assert any("BEGIN RECALLED" in str(texts[0]) for texts in said(server)), "the block is in the prompt"

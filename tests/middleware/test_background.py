@@ -485,11 +485,11 @@ def talking():
 
 async def main():
     history, agent = [], talking()
-    for number in range(8):
+    for number in range(9):
         history = (await agent.run("many words " * 100 + str(number), message_history=history)).all_messages()
 
 history, agent = [], talking()
-for number in range(8):
+for number in range(9):
     history = agent.run_sync("many words " * 100 + str(number), message_history=history).all_messages()
 asyncio.run(main())
 """

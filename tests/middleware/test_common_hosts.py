@@ -456,7 +456,7 @@ async def test_a_question_after_a_prompt_that_came_with_the_result_of_a_deferred
     carry: Carry,
 ) -> None:
     life = Deferring(1_500)
-    for number in range(15):
+    for number in range(20):
         await life.turn(matter(number), carry)
     await life.order("Good.", carry)
     life.last.assert_not_in_context("heron")

@@ -50,7 +50,7 @@ async def talk(server: OpenAIServer, turns: int, **given: Any) -> list[View]:
     return views
 
 
-@pytest.mark.parametrize("window", [1_024, 2_048, 8_192])
+@pytest.mark.parametrize("window", [1_024, 2_048, 3_072])
 @pytest.mark.parametrize("factor", [1.0, 1.3])
 async def test_a_refusal_states_the_window_and_no_later_request_is_refused(window: int, factor: float) -> None:
     with LlamaServer(window, factor=factor) as server:

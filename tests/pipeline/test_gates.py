@@ -287,8 +287,8 @@ async def test_the_compiles_of_a_run_count_towards_its_cost_limit(where: str, tm
     options: dict[str, Any] = {"model": FunctionModel(answer, model_name="gpt-5-mini"), "compiler": compiler}
     events = list[Event]()
     thread = "fidelity=full thread_id=t" if where == "the stage's compiler" else 'context_helper="chat_compiler"'
-    stages = "; ".join(f"{name} [prompt={name} {thread}]" for name in "abcd")
-    text = graph(f"{stages}; start->a->b->c->d->done")
+    stages = "; ".join(f"{name} [prompt={name} {thread}]" for name in "abcde")
+    text = graph(f"{stages}; start->a->b->c->d->e->done")
     options |= {"max_cost": Money(0.25), "runs": FileRuns(tmp_path), "on_event": events.append}
     result = await run_pipeline(text, run_id="r", **options)
     assert "the run cost $0.3" in result.failure_reason and "its limit is $0.2500 (max_cost)" in result.failure_reason

@@ -195,7 +195,7 @@ async def test_a_chat_within_its_budget_is_not_cut_back_within_a_turn() -> None:
     async def look() -> str:
         return words(len(talker.sent), 60)
 
-    turns = 12
+    turns = 24
     talker = Talker([step for _ in range(turns) for step in ([("look", {})], "Fine.")])
     await talked(
         compiler(budget=2_000), [f"{words(turn + 60, 12)}." for turn in range(turns)], talker, [look], past(80)

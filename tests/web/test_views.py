@@ -111,7 +111,7 @@ def test_an_invalid_setting_of_a_replay_is_refused(client: TestClient, asked: di
 
 
 def test_exports_can_be_read_again(client: TestClient) -> None:
-    number = requests_of(client, "long")[-2]["id"]
+    number = requests_of(client, "long")[-3]["id"]
     document = client.get(f"/requests/{number}/export/json").json()
     messages = ModelMessagesTypeAdapter.validate_python(document["messages"])
     code = client.get(f"/requests/{number}/export/python")
