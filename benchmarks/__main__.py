@@ -63,7 +63,8 @@ def main(
     ] = None,
     jobs: Annotated[int, typer.Option(help="Number of processes.", min=1)] = 1,
     page: Annotated[
-        list[Path] | None, typer.Option(help="Also write the tables into this page, or the pages of this folder, and plots next to them.")
+        list[Path] | None,
+        typer.Option(help="Also write the tables into this page, or the pages of this folder, and plots next to it."),
     ] = None,
     keep: Annotated[
         bool,

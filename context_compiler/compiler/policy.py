@@ -253,7 +253,6 @@ def limits(
     return Limits(budget=budget, fixed=fixed, high=high, low=low, ratio=ratio, tight=tight, max_notes=notes)
 
 
-
 HIGH, STEEP = 0.2, 7
 """Room to grow from one cut to the next, as a fraction of what the cut left free: the first, plus the second times the
 size of an exchange as such a fraction, at most 1. The share of note and quotes is added, because every cut writes them
