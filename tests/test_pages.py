@@ -60,10 +60,10 @@ def names_in(cells: list[str]) -> set[str]:
 
 
 def test_every_argument_is_explained() -> None:
-    host, budget = page("docs/host.md"), page("docs/budget.md")
+    host, one_view = page("docs/host.md"), page("docs/budget/one-view.md")
     assert {field.name for field in fields(Arguments)} <= names_in([row[0] for row in table_rows(host)])
     one_shot = set(inspect.signature(context_compiler.compile_view).parameters)
-    assert one_shot <= names_in([row[0] for row in table_rows(budget)])
+    assert one_shot <= names_in([row[0] for row in table_rows(one_view)])
 
 
 def test_the_defaults_are_those_of_the_table() -> None:
