@@ -105,9 +105,9 @@ async def test_every_column_of_the_record_is_explained(tmp_path: Path) -> None:
             name: {row[1] for row in db.execute(f"PRAGMA table_info({name})") if not row[3] and not row[5]}
             for name in ("views", "context_summaries")
         }
-    text = page("docs/record.md")
+    text = page("docs/record/tables.md")
     for name, columns in tables.items():
-        part = re.search(rf"### `{name}`.*?\n(.*?)(?=\n### |\nThe first word)", text, re.S)
+        part = re.search(rf"## `{name}`.*?\n(.*?)(?=\n## |\nThe first word)", text, re.S)
         if part is None:
             row = next(row for row in table_rows(text) if row[0] == f"`{name}`")
             assert names_in([row[1]]) == columns, name
