@@ -105,7 +105,7 @@ def reference(package: str, title: str) -> str:
 
 
 def on_post_build(*, config: Any) -> None:
-    """Write `llms.txt`, the pages with a sentence each, and `llms-full.txt`, their texts without the tables of benchmarks."""
+    """Write `llms.txt`, the pages with a sentence each, and `llms-full.txt`, their texts without tables of figures."""
     Path(config["site_dir"], "llms.txt").write_text(llms(config["nav"]), encoding="utf-8")
     texts = [(ROOT / "README.md"), *sorted((ROOT / "docs").rglob("*.md"))]
     whole = "\n\n".join(path.read_text(encoding="utf-8") for path in texts if path.parent.name != "benchmarks")
