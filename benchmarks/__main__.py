@@ -3,7 +3,7 @@
 python -m benchmarks --fast                      # a minute; needs neither data nor peers
 python -m benchmarks --out results --resume      # everything; continues where it was stopped
 python -m benchmarks --measure sessions --approach ours-live --approach harness-window
-python -m benchmarks --report-only --out results --page docs/benchmarks.md
+python -m benchmarks --report-only --out results --page docs/benchmarks --page docs/benchmarks.md
 """
 
 from __future__ import annotations
@@ -63,7 +63,8 @@ def main(
     ] = None,
     jobs: Annotated[int, typer.Option(help="Number of processes.", min=1)] = 1,
     page: Annotated[
-        list[Path] | None, typer.Option(help="Also write the tables into this page, and its plots next to it.")
+        list[Path] | None,
+        typer.Option(help="Also write the tables into this page, or the pages of this folder, and plots next to it."),
     ] = None,
     keep: Annotated[
         bool,
@@ -88,8 +89,9 @@ def main(
     tables |= {"machine": ran(results), "goals": goals.table(results), "setup": setup(), "dial": dial.table(results)}
     pictures = {one.name: one.panels(_of(one, results)) for one in chosen if one.panels is not None}
     pictures["dial"] = dial.panels(results)
-    for one in page or ():
-        fill_page(one, tables, pictures, keep=keep)
+    for place in page or ():
+        for one in sorted(place.glob("*.md")) if place.is_dir() else [place]:
+            fill_page(one, tables, pictures, keep=keep)
 
 
 @cache

@@ -214,7 +214,7 @@ def main() -> None:
         correct, asked = asyncio.run(score(Path(sys.argv[2]), Memory()))
         print(f"{correct} of {asked} answers are in the context")
     elif find_spec("memory_bench") is None:
-        print("memory_bench is not installed: see docs/benchmarks.md", file=sys.stderr)
+        print("memory_bench is not installed: see docs/benchmarks/others.md", file=sys.stderr)
         sys.exit(2)
     else:
         register()

@@ -5,6 +5,7 @@ mkdocs calls these functions; `python -m mkdocs build --strict` makes the site, 
 
 from __future__ import annotations
 
+import posixpath
 import re
 from importlib import import_module
 from pathlib import Path
@@ -60,11 +61,8 @@ def target(link: str, page: str) -> str:
     if not path.resolve().is_relative_to(ROOT):
         return link
     name = path.resolve().relative_to(ROOT).as_posix()
-    if name in COPIES:
-        return COPIES[name]
-    if name.startswith("examples/"):
-        return "gallery.md"
-    return name.removeprefix("docs/")
+    uri = "gallery.md" if name.startswith("examples/") else COPIES.get(name, name.removeprefix("docs/"))
+    return posixpath.relpath(uri, posixpath.dirname(page) or ".")
 
 
 def gallery() -> str:
@@ -108,10 +106,10 @@ def reference(package: str, title: str) -> str:
 
 
 def on_post_build(*, config: Any) -> None:
-    """Write `llms.txt`, the pages with a sentence each, and `llms-full.txt`, their texts."""
+    """Write `llms.txt`, the pages with a sentence each, and `llms-full.txt`, their texts without tables of figures."""
     Path(config["site_dir"], "llms.txt").write_text(llms(config["nav"]), encoding="utf-8")
-    texts = [(ROOT / "README.md"), *sorted((ROOT / "docs").glob("*.md"))]
-    whole = "\n\n".join(path.read_text(encoding="utf-8") for path in texts if path.name != "benchmarks.md")
+    texts = [(ROOT / "README.md"), *sorted((ROOT / "docs").rglob("*.md"))]
+    whole = "\n\n".join(path.read_text(encoding="utf-8") for path in texts if path.parent.name != "benchmarks")
     Path(config["site_dir"], "llms-full.txt").write_text(whole, encoding="utf-8")
 
 

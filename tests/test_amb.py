@@ -133,4 +133,4 @@ def test_without_the_benchmark_its_command_points_to_the_documentation(
     monkeypatch.setattr(sys, "argv", ["amb", "run"])
     with pytest.raises(SystemExit) as ended:
         amb.main()
-    assert ended.value.code == 2 and "docs/benchmarks.md" in capsys.readouterr().err
+    assert ended.value.code == 2 and "docs/benchmarks/others.md" in capsys.readouterr().err

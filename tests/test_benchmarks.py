@@ -488,9 +488,14 @@ def test_the_command_measures_writes_and_resumes(tmp_path: Path) -> None:
     said = measured(tmp_path, *wanted)
     assert "| **context-compiler, live agent** | 82 | 0 |" in said
     assert "because no data are at hand" in (tmp_path / "sessions.md").read_text()
+    pages = tmp_path / "pages"
+    pages.mkdir()
+    for name in ("one.md", "two.md"):
+        (pages / name).write_text("<!-- table: setup -->\n<!-- end -->\n")
     kept = (tmp_path / "results.jsonl").read_text()
     assert len(kept.splitlines()) == len(json.loads((tmp_path / "sessions.json").read_text())["results"]) == 2
-    measured(tmp_path, *wanted, "--approach", "everything", "--resume")
+    measured(tmp_path, *wanted, "--approach", "everything", "--resume", "--page", str(pages))
+    assert all("| everything |" in file.read_text() for file in pages.iterdir())
     after = (tmp_path / "results.jsonl").read_text()
     assert after.startswith(kept) and len(after.splitlines()) == 3, "only what was new was measured"
 

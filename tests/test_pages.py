@@ -44,7 +44,10 @@ def test_links_resolve(name: str) -> None:
 
 
 def test_every_page_can_be_reached_from_the_readme() -> None:
-    assert not [name for name in PAGES if name.startswith("docs/") and f"({name})" not in page("README.md")]
+    for path in map(Path, PAGES[1:]):
+        folder = path.parent
+        index, link = ("README.md", path) if folder.name == "docs" else (f"{folder}.md", path.relative_to("docs"))
+        assert f"({link})" in page(index), path
 
 
 def table_rows(text: str) -> list[list[str]]:
@@ -57,10 +60,10 @@ def names_in(cells: list[str]) -> set[str]:
 
 
 def test_every_argument_is_explained() -> None:
-    host, budget = page("docs/host.md"), page("docs/budget.md")
+    host, one_view = page("docs/host.md"), page("docs/budget/one-view.md")
     assert {field.name for field in fields(Arguments)} <= names_in([row[0] for row in table_rows(host)])
     one_shot = set(inspect.signature(context_compiler.compile_view).parameters)
-    assert one_shot <= names_in([row[0] for row in table_rows(budget)])
+    assert one_shot <= names_in([row[0] for row in table_rows(one_view)])
 
 
 def test_the_defaults_are_those_of_the_table() -> None:
@@ -102,9 +105,9 @@ async def test_every_column_of_the_record_is_explained(tmp_path: Path) -> None:
             name: {row[1] for row in db.execute(f"PRAGMA table_info({name})") if not row[3] and not row[5]}
             for name in ("views", "context_summaries")
         }
-    text = page("docs/record.md")
+    text = page("docs/record/tables.md")
     for name, columns in tables.items():
-        part = re.search(rf"### `{name}`.*?\n(.*?)(?=\n### |\nThe first word)", text, re.S)
+        part = re.search(rf"## `{name}`.*?\n(.*?)(?=\n## |\nThe first word)", text, re.S)
         if part is None:
             row = next(row for row in table_rows(text) if row[0] == f"`{name}`")
             assert names_in([row[1]]) == columns, name

@@ -24,8 +24,8 @@ from tests.support.anthropic_server import AnthropicServer
 from tests.support.pages import PAGES, ROOT, page
 from tests.support.warm import write_command, write_python
 
-ELSEWHERE = {"docs/benchmarks.md": "its commands take hours and are run by hand"}
-"""Pages whose code is not run here, and why."""
+ELSEWHERE = "docs/benchmarks"
+"""Beginning of the names of pages whose code is not run here: their commands take hours and are run by hand."""
 
 BLOCK = re.compile(r"^(?:<!-- (?P<note>[^>\n]+) -->\n)?```(?P<language>\w*)\n(?P<body>.*?)^```$", re.M | re.S)
 
@@ -150,7 +150,7 @@ def run_page(name: str, desk: Path, loop: asyncio.AbstractEventLoop, *, commands
             assert same(block.shown, printed), f"{place} prints\n{printed}"
 
 
-RUN = [name for name in PAGES if name not in ELSEWHERE]
+RUN = [name for name in PAGES if not name.startswith(ELSEWHERE)]
 
 
 @pytest.mark.parametrize("name", [name for name in RUN if "```sh" not in page(name)])
