@@ -291,7 +291,7 @@ def _subject_terms(text: str) -> frozenset[str]:
     return frozenset(one for one in found if one[0] != "=" and not one[0].isdigit() and len(one) > 1) - _GENERAL
 
 
-_SPEAKER = re.compile(r"[A-Z][\w.'’-]*(?: [\w.'’-]+){0,3} ?:\s+")
+_SPEAKER = re.compile(r"[A-Z][\w.'’ ()-]{0,80}:\s+")
 """Name of a speaker at the beginning of a message, as in minutes of a meeting."""
 
 MIN_LABELLED = 4
@@ -353,7 +353,11 @@ class Changes:
 
     def extend(self, history: History) -> None:
         """Read the messages that were not read yet."""
-        for at in range(self._read, len(history)):
+        unread = range(self._read, len(history))
+        said = [text for at in unread for _, text in _texts(history, at)]
+        self._texts += len(said)
+        self._labelled += sum(_SPEAKER.match(text) is not None for text in said)
+        for at in unread:
             texts = [(by_user, self._without_speaker(text)) for by_user, text in _texts(history, at)]
             for by_user, text in texts:
                 for sentence, revision in revisions(text):
@@ -370,8 +374,6 @@ class Changes:
     def _without_speaker(self, text: str) -> str:
         """Text of a message without the name of its speaker, if most messages begin with one."""
         label = _SPEAKER.match(text)
-        self._texts += 1
-        self._labelled += label is not None
         named = self._labelled >= MIN_LABELLED and 2 * self._labelled >= self._texts
         return text[label.end() :] if label and named else text
 
@@ -435,7 +437,7 @@ class Changes:
     def _claim(self, said: _Said) -> None:
         """Compare a sentence with earlier ones that say the same with or without "not", and keep it."""
         denies, own = negated(said.sentence), claimed(said.sentence)
-        if denies is None or len(own) < 2:
+        if denies is None or sum(self._tells(term, said.at) for term in own) < 2:
             return
         keys = {own} if len(own) >= MIN_CLAIM else set[frozenset[str]]()
         if denies and _ENDED.search(said.sentence):
@@ -447,6 +449,10 @@ class Changes:
         self._claims[own].append((said, denies))
         for term in own:
             self._claims_with[term].add(own)
+
+    def _tells(self, term: str, read: int) -> bool:
+        """True if a term is in no more messages than the square root of the number `read`; others identify nothing."""
+        return len(self._messages_with.get(term, ())) ** 2 <= read
 
     def _compare(self, history: History, at: int, sentence: str, revision: Revision) -> None:
         sharing = Counter(place for term in sorted(revision.about) for place in self._messages_with.get(term, ()))
