@@ -71,14 +71,14 @@ _HINT = re.compile(
     rf"(?i)\b{_VERB}\b|\bnow\b|\bnew\b|\bnever\b|\bnot\b|\binstead\b|\brather than\b|\bmigrated\b|\brenamed\b"
 )
 _LEAD = r"(?: (?:use|have|around|about|over|nearly|almost|a|an|only|exactly))*"
+_NEW = r"\bnew (?:\w+ ){0,3}(?:deadline|date|time|day|is|of)(?: is| of| for| on)?"
 _TO_NUMBER = re.compile(
-    rf"(?i)(?:\breached|\b(?:is|are|has|have|down|up) now(?: (?:at|down to|up to))?"
-    rf"|\bnow (?:is|are|at|down to|up to|has|have)|\b{_VERB}\b[^.?!;]{{0,60}}? to){_LEAD} *\Z"
+    rf"(?i)(?:\breached|\b(?:is|are|has|have|down|up) (?:now|currently)(?: (?:at|averaging|down to|up to))?"
+    rf"|\bnow (?:is|are|at|averaging|down to|up to|has|have)|{_NEW}|\b{_VERB}\b[^.?!;]{{0,60}}? to){_LEAD} *\Z"
 )
 """Text directly before a new number."""
 _TO_DATE = re.compile(
-    r"(?i)(?:\bnew (?:\w+ ){0,3}(?:deadline|date|time|day)(?: is| of| for| on)?"
-    rf"|\b{_VERB}\b[^.?!;]{{0,60}}? (?:to|until|till))(?: the)? *\Z"
+    rf"(?i)(?:{_NEW}|\b{_VERB}\b[^.?!;]{{0,60}}? (?:to|until|till))(?: the)?(?: {_MONTH} \d{{1,2}}\w*,? at)? *\Z"
 )
 """Text directly before a new date or time."""
 _AMOUNT = r"\$?\d[\w.,:%]{0,30}"
@@ -106,7 +106,7 @@ _DID = re.compile(
     r"(?i)\bI(?:['’]ve| have)? (?:(?:just|also|already|recently|once|finally|successfully) )*(?P<verb>\w{2,20})\b"
 )
 _AIM = re.compile(
-    r"(?i)\b(?:goal|target|aim|want|hope|plan|at least|under|below|above|up to|over|limit|max|min|ensur|reach(?!ed)"
+    r"(?i)\b(?:goal|target|aim|want|hope|plan|at least|under|below|above|up to|over|max|min(?!ut)|ensur|reach(?!ed)"
     r"|achiev(?!ed)|getting|remaining|if\b|should|could|would|within|by\b|exceed|than\b)"
 )
 _AIMED = re.compile(r"(?i)\b(?:target|goal|limit)\b")
@@ -189,7 +189,7 @@ def revisions(text: str) -> Iterator[tuple[str, Revision]]:
         else:
             for value in given:
                 lead = _TO_NUMBER if value.kind == "number" else _TO_DATE
-                alone = sum(map(value.comparable, given)) == 1
+                alone = sum(value.comparable(one) and not one.aim for one in given) == 1
                 if alone and not (value.aim and value.kind == "number") and lead.search(value.before):
                     yield sentence, Revision(new=value, about=value.about)
         if (taken_back := _AFTER_ALL.search(sentence)) is not None:
@@ -225,7 +225,7 @@ def _replaces(revision: Revision, new: Value, old: Value, given: Sequence[Value]
     if revision.old:
         same = revision.old == old.text or revision.old.startswith(f"{old.text} ")
         return same and len(shared) + bool((new.unit & old.unit) - _SCALES) >= (1 if new.kind == "number" else 2)
-    if sum(map(old.comparable, given)) > 1 or new.names - set(re.findall(r"\w+", sentence.lower())):
+    if sum(old.comparable(one) and not one.aim for one in given) > 1 or new.names - set(re.findall(r"\w+", sentence.lower())):
         return False
     enough = len(new.near) if new.unit & _SCALES else 2
     return len(shared) >= 2 and len(new.near & old.about) >= max(2, enough)
@@ -258,8 +258,8 @@ def values(sentence: str) -> tuple[Value, ...]:
 
 
 def _value(sentence: str, found: re.Match[str]) -> Value | None:
-    before = sentence[max(0, found.start() - BEFORE) : found.start()]
-    behind = sentence[found.end() : found.end() + BEHIND]
+    before = re.sub(r"\A\w*", "", sentence[max(0, found.start() - BEFORE - 1) : found.start()])
+    behind = re.sub(r"\w*\Z", "", sentence[found.end() : found.end() + BEHIND + 1])
     number, unit = found["number"], (found["unit"] or "").strip().lower()
     units = frozenset[str]()
     if number:
@@ -277,7 +277,7 @@ def _value(sentence: str, found: re.Match[str]) -> Value | None:
         near=frozenset([term for word in words for term in sorted(_subject_terms(word))][-NEAR:]),
         names=frozenset(map(str.lower, _NAME.findall(before))),
         before=before,
-        aim=bool(_AIM.search(before[-30:]) or _AIMED.search(behind[:25])),
+        aim=bool(_AIM.search(re.split("[,;] ", before[-30:])[-1]) or _AIMED.search(behind[:25])),
     )
 
 
