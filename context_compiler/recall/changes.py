@@ -64,11 +64,12 @@ _VALUE = re.compile(
     r"|instead|rather)\b)[A-Za-z]+){0,3})"
 )
 _VERB = (
-    r"(?:updated?|adjusted|revised|increased?|decreased|raised?|lowered|reduced|reached|improved?|grown|grew|bumped"
-    r"|dropped|expanded|extended|rescheduled|moved?|moving|postponed|pushed|delayed|changed?|shifted|switched|gone|went)"
+    r"(?:updat(?:ed?|ing)|adjusted|revised|increas(?:ed?|ing)|decreased|rais(?:ed?|ing)|lowered|reduced|reached"
+    r"|improved?|grown|grew|bumped|dropped|expanded|extended|rescheduled|mov(?:ed?|ing)|postponed|pushed|delayed"
+    r"|changed?|shifted|switched|gone|went)"
 )
 _HINT = re.compile(
-    rf"(?i)\b{_VERB}\b|\bnow\b|\bnew\b|\bnever\b|\bnot\b|\binstead\b|\brather than\b|\bmigrated\b|\brenamed\b"
+    rf"(?i)\b{_VERB}\b|\bnow\b|\bcurrently\b|\bnew\b|\bnever\b|\bnot\b|\binstead\b|\brather than\b|\bmigrated\b|\brenamed\b"
 )
 _LEAD = r"(?: (?:use|have|around|about|over|nearly|almost|a|an|only|exactly))*"
 _NEW = r"\bnew (?:\w+ ){0,3}(?:deadline|date|time|day|is|of)(?: is| of| for| on)?"
@@ -103,7 +104,8 @@ _NEVER = re.compile(
 )
 _SAYS_NEVER = re.compile(r"(?i)\bnever\b")
 _DID = re.compile(
-    r"(?i)\bI(?:['’]ve| have)? (?:(?:just|also|already|recently|once|finally|successfully) )*(?P<verb>\w{2,20})\b"
+    r"(?i)\bI(?:['’]ve| have|['’]m| am)? (?:(?:just|also|already|recently|once|finally|successfully) )*"
+    r"(?P<verb>\w{2,20})\b"
 )
 _AIM = re.compile(
     r"(?i)\b(?:goal|target|aim|want|hope|plan|at least|under|below|above|up to|over|max|min(?!ut)|ensur|reach(?!ed)"
@@ -225,10 +227,12 @@ def _replaces(revision: Revision, new: Value, old: Value, given: Sequence[Value]
     if revision.old:
         same = revision.old == old.text or revision.old.startswith(f"{old.text} ")
         return same and len(shared) + bool((new.unit & old.unit) - _SCALES) >= (1 if new.kind == "number" else 2)
-    if sum(old.comparable(one) and not one.aim for one in given) > 1 or new.names - set(re.findall(r"\w+", sentence.lower())):
+    if sum(old.comparable(one) and not one.aim for one in given) > 1 or new.names - set(
+        re.findall(r"\w+", sentence.lower())
+    ):
         return False
-    enough = len(new.near) if new.unit & _SCALES else 2
-    return len(shared) >= 2 and len(new.near & old.about) >= max(2, enough)
+    enough = max(2, len(new.near)) if new.unit & _SCALES else 1 if new.unit and new.unit == old.unit else 2
+    return len(shared) >= 2 and len(new.near & old.about) >= enough
 
 
 def _contradicts_never(revision: Revision, did: re.Match[str], sentence: str) -> bool:

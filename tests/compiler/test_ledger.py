@@ -22,9 +22,7 @@ COUNTER = TokenCounter()
 
 def quotes(view: View) -> str:
     """The fenced part with everything verbatim."""
-    found = re.search(
-        r"=== BEGIN QUOTED ===\n(.*?)\n=== END QUOTED", "\n".join(own_texts(view)), re.S
-    )
+    found = re.search(r"=== BEGIN QUOTED ===\n(.*?)\n=== END QUOTED", "\n".join(own_texts(view)), re.S)
     return found[1] if found else ""
 
 
