@@ -68,9 +68,7 @@ _VERB = (
     r"|improved?|grown|grew|bumped|dropped|expanded|extended|rescheduled|mov(?:ed?|ing)|postponed|pushed|delayed"
     r"|changed?|shifted|switched|gone|went)"
 )
-_HINT = re.compile(
-    rf"(?i)\b{_VERB}\b|\bnow\b|\bcurrently\b|\bnew\b|\bnever\b|\bnot\b|\binstead\b|\brather than\b|\bmigrated\b|\brenamed\b"
-)
+_HINT = re.compile(rf"(?i)\b(?:{_VERB}|now|currently|new|never|not|instead|rather than|migrated|renamed)\b")
 _LEAD = r"(?: (?:use|have|around|about|over|nearly|almost|a|an|only|exactly))*"
 _NEW = r"\bnew (?:\w+ ){0,3}(?:deadline|date|time|day|is|of)(?: is| of| for| on)?"
 _TO_NUMBER = re.compile(

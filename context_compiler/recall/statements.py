@@ -39,7 +39,7 @@ _CHANGES = frozenset(
     " dropped grown rose fell switching".split()
 )
 _ASKED_FOR = frozenset(
-    "use report send deploy keep put write call run ask set ship post store show answer book pay listen name start"
+    "use report send deploy keep put write call run ask set ship post store answer book pay listen name start"
     " schedule make treat".split()
 )
 _CUES = _CHANGES | frozenset("now new instead latest actually correction currently current updated".split())
