@@ -87,7 +87,7 @@ async def test_a_processor_stores_views_that_can_be_sent_again(server: TemplateS
     assert await processor.transcript("gates") == [
         message
         for message in await processor.transcript("gates")
-        if "QUOTED FROM" not in str(message) and "BEGIN RECALLED" not in str(message)
+        if "BEGIN QUOTED" not in str(message) and "BEGIN RECALLED" not in str(message)
     ]
 
 
