@@ -132,7 +132,7 @@ def note(number: int, session: int) -> Message:
     """Return the note of a view, with quotes."""
     quoted = "\n".join(f"[turn {number - at} · user] {said(number - at, session)}" for at in range(3))
     fact = f"[turn 4 · user] {FACT}" if (number // CYCLE) % 2 else ""
-    text = f"{SUMMARY_PREFIX}\nNotes.\n\nIt goes on.\n{fence('QUOTED FROM EARLIER TURNS', quoted + fact)}"
+    text = f"{SUMMARY_PREFIX}\nNotes.\n\nIt goes on.\n{fence('QUOTED', quoted + fact)}"
     piece = TextContent(content=text, metadata={MARK: {"v": 1}})
     part = UserPromptPart(content=[piece], timestamp=START + timedelta(seconds=number))
     return stored(ModelRequest(parts=[part]), "")

@@ -64,21 +64,20 @@ _VALUE = re.compile(
     r"|instead|rather)\b)[A-Za-z]+){0,3})"
 )
 _VERB = (
-    r"(?:updated?|adjusted|revised|increased?|decreased|raised?|lowered|reduced|reached|improved?|grown|grew|bumped"
-    r"|dropped|expanded|extended|rescheduled|moved?|moving|postponed|pushed|delayed|changed?|shifted|switched|gone|went)"
+    r"(?:updat(?:ed?|ing)|adjusted|revised|increas(?:ed?|ing)|decreased|rais(?:ed?|ing)|lowered|reduced|reached"
+    r"|improved?|grown|grew|bumped|dropped|expanded|extended|rescheduled|mov(?:ed?|ing)|postponed|pushed|delayed"
+    r"|changed?|shifted|switched|gone|went)"
 )
-_HINT = re.compile(
-    rf"(?i)\b{_VERB}\b|\bnow\b|\bnew\b|\bnever\b|\bnot\b|\binstead\b|\brather than\b|\bmigrated\b|\brenamed\b"
-)
+_HINT = re.compile(rf"(?i)\b(?:{_VERB}|now|currently|new|never|not|instead|rather than|migrated|renamed)\b")
 _LEAD = r"(?: (?:use|have|around|about|over|nearly|almost|a|an|only|exactly))*"
+_NEW = r"\bnew (?:\w+ ){0,3}(?:deadline|date|time|day|is|of)(?: is| of| for| on)?"
 _TO_NUMBER = re.compile(
-    rf"(?i)(?:\breached|\b(?:is|are|has|have|down|up) now(?: (?:at|down to|up to))?"
-    rf"|\bnow (?:is|are|at|down to|up to|has|have)|\b{_VERB}\b[^.?!;]{{0,60}}? to){_LEAD} *\Z"
+    rf"(?i)(?:\breached|\b(?:is|are|has|have|down|up) (?:now|currently)(?: (?:at|averaging|down to|up to))?"
+    rf"|\bnow (?:is|are|at|averaging|down to|up to|has|have)|{_NEW}|\b{_VERB}\b[^.?!;]{{0,60}}? to){_LEAD} *\Z"
 )
 """Text directly before a new number."""
 _TO_DATE = re.compile(
-    r"(?i)(?:\bnew (?:\w+ ){0,3}(?:deadline|date|time|day)(?: is| of| for| on)?"
-    rf"|\b{_VERB}\b[^.?!;]{{0,60}}? (?:to|until|till))(?: the)? *\Z"
+    rf"(?i)(?:{_NEW}|\b{_VERB}\b[^.?!;]{{0,60}}? (?:to|until|till))(?: the)?(?: {_MONTH} \d{{1,2}}\w*,? at)? *\Z"
 )
 """Text directly before a new date or time."""
 _AMOUNT = r"\$?\d[\w.,:%]{0,30}"
@@ -103,10 +102,11 @@ _NEVER = re.compile(
 )
 _SAYS_NEVER = re.compile(r"(?i)\bnever\b")
 _DID = re.compile(
-    r"(?i)\bI(?:['’]ve| have)? (?:(?:just|also|already|recently|once|finally|successfully) )*(?P<verb>\w{2,20})\b"
+    r"(?i)\bI(?:['’]ve| have|['’]m| am)? (?:(?:just|also|already|recently|once|finally|successfully) )*"
+    r"(?P<verb>\w{2,20})\b"
 )
 _AIM = re.compile(
-    r"(?i)\b(?:goal|target|aim|want|hope|plan|at least|under|below|above|up to|over|limit|max|min|ensur|reach(?!ed)"
+    r"(?i)\b(?:goal|target|aim|want|hope|plan|at least|under|below|above|up to|over|max|min(?!ut)|ensur|reach(?!ed)"
     r"|achiev(?!ed)|getting|remaining|if\b|should|could|would|within|by\b|exceed|than\b)"
 )
 _AIMED = re.compile(r"(?i)\b(?:target|goal|limit)\b")
@@ -189,7 +189,7 @@ def revisions(text: str) -> Iterator[tuple[str, Revision]]:
         else:
             for value in given:
                 lead = _TO_NUMBER if value.kind == "number" else _TO_DATE
-                alone = sum(map(value.comparable, given)) == 1
+                alone = sum(value.comparable(one) and not one.aim for one in given) == 1
                 if alone and not (value.aim and value.kind == "number") and lead.search(value.before):
                     yield sentence, Revision(new=value, about=value.about)
         if (taken_back := _AFTER_ALL.search(sentence)) is not None:
@@ -225,10 +225,12 @@ def _replaces(revision: Revision, new: Value, old: Value, given: Sequence[Value]
     if revision.old:
         same = revision.old == old.text or revision.old.startswith(f"{old.text} ")
         return same and len(shared) + bool((new.unit & old.unit) - _SCALES) >= (1 if new.kind == "number" else 2)
-    if sum(map(old.comparable, given)) > 1 or new.names - set(re.findall(r"\w+", sentence.lower())):
+    if sum(old.comparable(one) and not one.aim for one in given) > 1 or new.names - set(
+        re.findall(r"\w+", sentence.lower())
+    ):
         return False
-    enough = len(new.near) if new.unit & _SCALES else 2
-    return len(shared) >= 2 and len(new.near & old.about) >= max(2, enough)
+    enough = max(2, len(new.near)) if new.unit & _SCALES else 1 if new.unit and new.unit == old.unit else 2
+    return len(shared) >= 2 and len(new.near & old.about) >= enough
 
 
 def _contradicts_never(revision: Revision, did: re.Match[str], sentence: str) -> bool:
@@ -258,8 +260,8 @@ def values(sentence: str) -> tuple[Value, ...]:
 
 
 def _value(sentence: str, found: re.Match[str]) -> Value | None:
-    before = sentence[max(0, found.start() - BEFORE) : found.start()]
-    behind = sentence[found.end() : found.end() + BEHIND]
+    before = re.sub(r"\A\w*", "", sentence[max(0, found.start() - BEFORE - 1) : found.start()])
+    behind = re.sub(r"\w*\Z", "", sentence[found.end() : found.end() + BEHIND + 1])
     number, unit = found["number"], (found["unit"] or "").strip().lower()
     units = frozenset[str]()
     if number:
@@ -277,7 +279,7 @@ def _value(sentence: str, found: re.Match[str]) -> Value | None:
         near=frozenset([term for word in words for term in sorted(_subject_terms(word))][-NEAR:]),
         names=frozenset(map(str.lower, _NAME.findall(before))),
         before=before,
-        aim=bool(_AIM.search(before[-30:]) or _AIMED.search(behind[:25])),
+        aim=bool(_AIM.search(re.split("[,;] ", before[-30:])[-1]) or _AIMED.search(behind[:25])),
     )
 
 
@@ -291,7 +293,7 @@ def _subject_terms(text: str) -> frozenset[str]:
     return frozenset(one for one in found if one[0] != "=" and not one[0].isdigit() and len(one) > 1) - _GENERAL
 
 
-_SPEAKER = re.compile(r"[A-Z][\w.'’-]*(?: [\w.'’-]+){0,3} ?:\s+")
+_SPEAKER = re.compile(r"[A-Z][\w.'’ ()-]{0,80}:\s+")
 """Name of a speaker at the beginning of a message, as in minutes of a meeting."""
 
 MIN_LABELLED = 4
@@ -353,7 +355,11 @@ class Changes:
 
     def extend(self, history: History) -> None:
         """Read the messages that were not read yet."""
-        for at in range(self._read, len(history)):
+        unread = range(self._read, len(history))
+        said = [text for at in unread for _, text in _texts(history, at)]
+        self._texts += len(said)
+        self._labelled += sum(_SPEAKER.match(text) is not None for text in said)
+        for at in unread:
             texts = [(by_user, self._without_speaker(text)) for by_user, text in _texts(history, at)]
             for by_user, text in texts:
                 for sentence, revision in revisions(text):
@@ -370,8 +376,6 @@ class Changes:
     def _without_speaker(self, text: str) -> str:
         """Text of a message without the name of its speaker, if most messages begin with one."""
         label = _SPEAKER.match(text)
-        self._texts += 1
-        self._labelled += label is not None
         named = self._labelled >= MIN_LABELLED and 2 * self._labelled >= self._texts
         return text[label.end() :] if label and named else text
 
@@ -435,7 +439,7 @@ class Changes:
     def _claim(self, said: _Said) -> None:
         """Compare a sentence with earlier ones that say the same with or without "not", and keep it."""
         denies, own = negated(said.sentence), claimed(said.sentence)
-        if denies is None or len(own) < 2:
+        if denies is None or sum(self._tells(term, said.at) for term in own) < 2:
             return
         keys = {own} if len(own) >= MIN_CLAIM else set[frozenset[str]]()
         if denies and _ENDED.search(said.sentence):
@@ -447,6 +451,10 @@ class Changes:
         self._claims[own].append((said, denies))
         for term in own:
             self._claims_with[term].add(own)
+
+    def _tells(self, term: str, read: int) -> bool:
+        """True if a term is in no more messages than the square root of the number `read`; others identify nothing."""
+        return len(self._messages_with.get(term, ())) ** 2 <= read
 
     def _compare(self, history: History, at: int, sentence: str, revision: Revision) -> None:
         sharing = Counter(place for term in sorted(revision.about) for place in self._messages_with.get(term, ()))

@@ -29,7 +29,7 @@ _DAYS = "monday tuesday wednesday thursday friday saturday sunday".split()
 _STATES = frozenset(
     "is are am be = : equals runs run running lives live listens listen costs cost starts start begins begin ends end"
     " opens open closes close belongs belong prefers prefer wants want needs need requires require holds points point"
-    " sits stays stay capped set scheduled fixed hosted based due named called contains contain goes go ships ship"
+    " sits stays stay capped set scheduled fixed hosted based due named called contains contain ships ship"
     " has have must should may can pinned owned led assigned planned booked located currently".split()
 )
 _CHANGES = frozenset(
@@ -39,13 +39,15 @@ _CHANGES = frozenset(
     " dropped grown rose fell switching".split()
 )
 _ASKED_FOR = frozenset(
-    "use report send deploy keep put write call run ask set ship post store show answer book pay listen name start"
+    "use report send deploy keep put write call run ask set ship post store answer book pay listen name start"
     " schedule make treat".split()
 )
 _CUES = _CHANGES | frozenset("now new instead latest actually correction currently current updated".split())
 _ANNOUNCING = frozenset(terms(" ".join(_CUES))) | frozenset(
     terms("quick final revised always still today sorry exactly just only total later")
 )
+_KEYS = frozenset(terms("id ids"))
+"""Terms of subjects whose values name records of a list: another value is another record."""
 _ENDS = frozenset("and but so because which who please until if while though although when since".split())
 _UNSURE = re.compile(
     r"(?i)\?|\b(?:if|would|could|maybe|perhaps|might|suppose|imagine|example|e\.g|used to|originally|previously"
@@ -85,6 +87,8 @@ class Statement:
     def about_the_same(self, other: Statement) -> bool:
         """True if both give a value of one kind to one subject."""
         if self.kind != other.kind or not (self.subject and other.subject):
+            return False
+        if _KEYS & self.subject and not self.announced:
             return False
         same = self.tail == other.tail
         if self.subject == other.subject:
@@ -212,4 +216,4 @@ def negated(sentence: str) -> bool | None:
 @lru_cache(maxsize=4_096)
 def claimed(sentence: str) -> frozenset[str]:
     """Terms of a sentence without its negation and without words that announce a change."""
-    return frozenset(terms(_NEGATED.sub(" ", sentence))) - _ANNOUNCING
+    return frozenset(one for one in terms(_NEGATED.sub(" ", sentence)) if len(one) > 1) - _ANNOUNCING

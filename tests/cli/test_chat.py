@@ -50,7 +50,7 @@ def test_view_says_what_was_sent_and_why(cc: Command) -> None:
     view = said.out.rpartition("Kept: ")[2]
     assert "current turn, with its recall block" in view and "with the notes" in view
     assert "recalled for its prompt" in view and "Left out" in view and "summary" in view
-    assert "BEGIN QUOTED FROM EARLIER TURNS" in said.out
+    assert "BEGIN QUOTED" in said.out
 
 
 def test_a_recorded_view_shows_a_prompt_with_its_recall_block_as_the_users(cc: Command) -> None:

@@ -16,15 +16,13 @@ from tests.support.agents import Talker, compiler, run
 from tests.support.histories import answer, assistant, call, histories, long_history, texts_of, user
 from tests.support.views import own_texts
 
-END = "=== END QUOTED FROM EARLIER TURNS ==="
+END = "=== END QUOTED ==="
 COUNTER = TokenCounter()
 
 
 def quotes(view: View) -> str:
     """The fenced part with everything verbatim."""
-    found = re.search(
-        r"=== BEGIN QUOTED FROM EARLIER TURNS ===\n(.*?)\n=== END QUOTED", "\n".join(own_texts(view)), re.S
-    )
+    found = re.search(r"=== BEGIN QUOTED ===\n(.*?)\n=== END QUOTED", "\n".join(own_texts(view)), re.S)
     return found[1] if found else ""
 
 

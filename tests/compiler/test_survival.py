@@ -39,7 +39,7 @@ async def compiled(summary: str | Exception, history: list[ModelMessage] = HISTO
 
 
 def fenced(sent: str) -> str:
-    found = re.search(r"=== BEGIN QUOTED FROM EARLIER TURNS ===(.*?)=== END QUOTED", sent)
+    found = re.search(r"=== BEGIN QUOTED ===(.*?)=== END QUOTED", sent)
     return found[1] if found else ""
 
 

@@ -49,17 +49,17 @@ def said(server: TemplateServer) -> list[list[str]]:
 async def test_a_conversation_goes_on_past_its_cuts(server: TemplateServer, notes: Notes | None, inject: str) -> None:
     ours = compiler(notes, budget=1_200 if notes else 1_500, inject=inject)
     await live(Agent(server.model(), capabilities=[ours]))
-    assert any("QUOTED FROM EARLIER TURNS" in str(body) for body in server.requests)
+    assert any("QUOTED" in str(body) for body in server.requests)
     assert any("BEGIN RECALLED" in str(texts[0]) for texts in said(server)), "the block is in the prompt"
-    assert not any("QUOTED FROM EARLIER TURNS" in text for texts in said(server) for text in texts)
+    assert not any("QUOTED" in text for texts in said(server) for text in texts)
     assert not any("Context summary" in text for texts in said(server) for text in texts)
 
 
 async def test_only_the_current_prompt_is_kept(server: TemplateServer) -> None:
     ours = compiler(budget=2_500, recent_turns=0, recall=0)
     await live(Agent(server.model(), capabilities=[ours]))
-    assert any("QUOTED FROM EARLIER TURNS" in str(body) for body in server.requests)
-    assert not any("QUOTED FROM EARLIER TURNS" in text for texts in said(server) for text in texts)
+    assert any("QUOTED" in str(body) for body in server.requests)
+    assert not any("QUOTED" in text for texts in said(server) for text in texts)
 
 
 async def test_tool_calls_whose_answer_is_left_out_are_followed_by_an_answer(server: TemplateServer) -> None:
@@ -87,7 +87,7 @@ async def test_a_processor_stores_views_that_can_be_sent_again(server: TemplateS
     assert await processor.transcript("gates") == [
         message
         for message in await processor.transcript("gates")
-        if "QUOTED FROM" not in str(message) and "BEGIN RECALLED" not in str(message)
+        if "BEGIN QUOTED" not in str(message) and "BEGIN RECALLED" not in str(message)
     ]
 
 

@@ -95,7 +95,7 @@ async def test_a_failure_changes_nothing_or_quotes(notes: Notes) -> None:
     if work.errors:
         assert "Nothing has changed" in told and [view.status for view in work.views] == ["raw", "raw"]
     else:
-        assert told.startswith("From the next request on") and "QUOTED FROM EARLIER TURNS" in work.talker.last.text
+        assert told.startswith("From the next request on") and "QUOTED" in work.talker.last.text
 
 
 async def test_after_an_undo_the_tool_does_not_overrule_the_user() -> None:

@@ -219,7 +219,7 @@ async def test_the_template_can_be_the_first_positional_argument() -> None:
     talker = Talker("done")
     agent = Agent(talker.model, capabilities=[ProcessHistory(processor)])
     await run(agent, "and now?", message_history=long_history(40))
-    assert talker.last.tokens <= 2_000 and "QUOTED FROM EARLIER TURNS" in talker.last.text
+    assert talker.last.tokens <= 2_000 and "QUOTED" in talker.last.text
 
 
 @pytest.mark.parametrize("wrong", [{"budget": 0}, {"inject": "shout"}, {"template": 3}, {"nonsense": 1}])

@@ -193,7 +193,7 @@ async def test_a_rule_that_a_kept_message_repeats_is_not_quoted_from_earlier_one
         await talk.say(f"{TOPICS[turn // 6]} {turn}. {GIVEN[0] if turn in (1, 15) else ''}")
     assert (await talk.ours.compile_now("talk")).done
     text = await talk.small_talk(1)
-    assert "QUOTED FROM EARLIER TURNS" in text and text.count(GIVEN[0]) == 1
+    assert "QUOTED" in text and text.count(GIVEN[0]) == 1
 
 
 async def test_a_rule_in_the_prompt_is_not_recalled_from_an_earlier_one() -> None:

@@ -89,7 +89,7 @@ async def test_a_model_that_writes_nothing_useful_is_left_alone_and_reported_onc
     life = Life(writer := Writer(lambda number, prompt: "The gate is open. " * 30))
     await life.turns(40)
     assert len(writer.prompts) == 2 and len(life.errors) == 1
-    assert "unusable" in str(life.errors[0]) and "QUOTED FROM EARLIER TURNS" in life.talker.last.text
+    assert "unusable" in str(life.errors[0]) and "QUOTED" in life.talker.last.text
     assert "compiled" in {view.status for view in life.views} and "fallback" not in {view.status for view in life.views}
 
 

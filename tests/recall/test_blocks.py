@@ -181,7 +181,7 @@ async def test_quotes_leave_room_for_a_block_next_to_a_large_previous_turn() -> 
     ]
     talker, _ = await talked(compiler(budget=4_000), [ASK], history=history)
     assert all(text in talker.last.text for text in large), "the turn before stays"
-    assert "QUOTED FROM" in talker.last.text
+    assert "BEGIN QUOTED" in talker.last.text
     assert SECRET in block_of(talker.last.messages, ASK)
 
 

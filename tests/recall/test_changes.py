@@ -46,6 +46,36 @@ CHANGES = [
         "The message delivery latency has improved to 110ms.",
         "What is the message delivery latency?",
     ),
+    (
+        "I have a Zoom meeting with Professor Danielle on March 22 at 3 PM.",
+        "Remind me of the Zoom meeting with Professor Danielle, it's rescheduled to March 22 at 4:30 PM.",
+        "When is my meeting with Professor Danielle?",
+    ),
+    (
+        "I aim for 100% test coverage of the parser module, and I've reached 65%.",
+        "I'm working on the coverage of the parser module, which has improved to 78%.",
+        "What is the test coverage of the parser module?",
+    ),
+    (
+        "The rate limit of the archive API is set to 100 requests/minute.",
+        "The archive API has a new rate limit of 120 requests per minute.",
+        "What is the rate limit of the archive API?",
+    ),
+    (
+        "I tested the memory usage of the nightly export, which took 250MB.",
+        "I looked at the nightly export and its memory usage, which is currently averaging 140MB.",
+        "What is the memory usage of the nightly export?",
+    ),
+    (
+        "We set the pool size of the queue to 20 connections.",
+        "We're increasing the size of the pool for the queue to 25 connections.",
+        "What is the pool size of the queue?",
+    ),
+    (
+        "I'm feeling anxious about my grammar after the feedback.",
+        "I've never felt anxious about my grammar.",
+        "Do I feel anxious about my grammar?",
+    ),
 ]
 
 ELSE = [

@@ -241,7 +241,7 @@ def test_a_long_question_still_finds_the_matching_passage(size: int) -> None:
         [user("lion")] * 50,
         [assistant(call("find", f"c{at}", name="lion")) for at in range(20)],
         [
-            user("=== END QUOTED FROM EARLIER TURNS ===\nlion [user] lion"),
+            user("=== END QUOTED ===\nlion [user] lion"),
             assistant("Context summary (compiled): lion"),
         ],
     ],
