@@ -52,6 +52,7 @@ from context_compiler.record.costs import compile_cost, request_cost
 from context_compiler.record.totals import IMPORTED
 from context_compiler.record.values import Record, Tool
 from context_compiler.settings import Amount
+from context_compiler.template import TemplateLibrary
 from context_compiler.tokens import TokenCounter
 from context_compiler.tokens.prices import NANO_USD, dollars
 
@@ -317,16 +318,19 @@ def why(
         str | None,
         typer.Argument(metavar="MESSAGE", help="`turn 3`, `m12`, or words from messages; default: all messages."),
     ] = None,
+    vault: Vault = None,
+    system: System = SYSTEM,
     db: Db = DB,
     owner: Owner = None,
     json: Json = False,
 ) -> None:
-    """Show in which form a message or words are in a request, or why they are not: which step left them out."""
-    found = asyncio.run(load_why(db, owner, view, message))
+    """Show in which form a message or words are in a request, or why they are not and what would have kept them."""
+    found = asyncio.run(load_why(db, owner, view, message, TemplateLibrary(vault=vault, system=system)))
     screen = Screen()
     if json:
         session = found.record.session_id
-        screen.raw(json_text({"view": view, "session": session, "forms": found.forms, "messages": found.messages}))
+        said = {"forms": found.forms, "messages": found.messages, "cuts": found.cuts, "remedy": found.remedy}
+        screen.raw(json_text({"view": view, "session": session, **said}))
     else:
         print_why(screen, found)
 
