@@ -11,7 +11,7 @@ from dataclasses import KW_ONLY, dataclass
 from decimal import Decimal, InvalidOperation
 from functools import lru_cache
 from importlib import import_module
-from typing import Any, Self, TypeAlias
+from typing import Any, Self, TypeAlias, cast
 
 from context_compiler.errors import SettingsError
 from context_compiler.settings import MAX_TOKENS, Amount, check_amount
@@ -177,11 +177,14 @@ def price_of(model: str, provider: str | None = None) -> Price | None:
         return None
     table: Any = import_module("genai_prices")  # slow to import, and most commands need no price
     try:
-        found = table.calc_price(table.Usage(input_tokens=PROBE), model, provider_id=provider).model_price
+        found: Any = table.calc_price(table.Usage(input_tokens=PROBE), model, provider_id=provider).model_price
     except (LookupError, ValueError):
         return None if provider is None else price_of(model)
-    priced: Mapping[str, object] = vars(found)
-    tiers = {tier.start for price in priced.values() for tier in getattr(price, "tiers", ())}
+    tiers = {
+        tier.start
+        for price in cast("Mapping[str, object]", vars(found)).values()
+        for tier in getattr(price, "tiers", ())
+    }
 
     def rate(above: int, **kinds: int) -> Decimal:
         tokens = above + PROBE
