@@ -34,6 +34,7 @@ DYNAMIC = {
     "record.store": "PostgreSQL comes with an extra, and is needed when an address is opened",
     "chat.local_model": "server and client come with packages of their own, and are needed when a model is served",
     "middleware.harness": "the harness comes with an extra, and is needed when its search asks",
+    "tokens.prices": "the table of prices is read when something is priced",
     "tokens": "the encoder is built when something is counted",
     "pipeline.run": "PostgreSQL comes with an extra, and is needed when runs are kept there",
     "pipeline.interviewers": "terminals are of another kind on some systems",
@@ -41,6 +42,7 @@ DYNAMIC = {
     "cli.chat.prompt": "terminals are of another kind on some systems",
     "cli.chat": "the prompt is there before the host is imported",
     "cli.root": "a command loads when it is called",
+    "cli.deferred": "a command or its text loads when it is needed",
     "cli.serve": "the pages come with an extra, and are needed when they are served",
     "cli.drawing": "matplotlib comes with an extra, and is needed when something is drawn",
 }

@@ -38,6 +38,12 @@ def test_a_public_name_can_be_imported_and_is_documented(name: str) -> None:
     assert any(re.search(rf"\b{name}\b", page.read_text(encoding="utf-8")) for page in pages), "on no page of the docs"
 
 
+def test_the_help_of_the_capability_begins_with_an_example() -> None:
+    lines = (inspect.getdoc(context_compiler.ContextCompiler) or "").splitlines()
+    ast.parse(lines[2].strip())
+    assert "capabilities=[ContextCompiler(" in lines[2] and lines.index("Args:") > 2
+
+
 def test_a_missing_name_raises_an_attribute_error() -> None:
     with pytest.raises(AttributeError, match="NoSuchThing"):
         _ = context_compiler.NoSuchThing

@@ -41,6 +41,7 @@ from context_compiler.cli.options import (
 from context_compiler.cli.screen import Column, Screen, print_progress, progress_bar, step
 from context_compiler.cli.templates import choose_template
 from context_compiler.cli.text import json_text, number, plural
+from context_compiler.cli.verdict import RECALLS, SIZES, Tried, Verdict, charge_of, verdict_of
 from context_compiler.compiler.metrics import Sent, broken_pairs, figures
 from context_compiler.compiler.policy import DEFAULT_BUDGET
 from context_compiler.compiler.references import ReferenceRecall
@@ -86,7 +87,10 @@ COLUMNS = (
 LEGEND = (
     ("largest", "tokens of the largest request"),
     ("broken pairs", "requests with a result without its call, or a call without its result"),
-    ("cost", "of the session with a prompt cache: 0.1 per cached token, 1.25 per other token; everything is 1"),
+    (
+        "cost",
+        "share of the cost of everything: of the money, or unpriced of 0.1 per cached and 1.25 per other token",
+    ),
     (
         "money",
         "cost of the input in US dollars, with the price of cached tokens; no model compiles here",
@@ -172,21 +176,60 @@ def bench(
     reader = Reader(TokenCounter())
     given = agent_arguments(recall, trigger)
 
-    def compiler(on_view: Callable[[View], None]) -> ContextCompiler:
+    def compiler(on_view: Callable[[View], None] | None = None, **settings: Any) -> ContextCompiler:
         chosen = choose_template(template, model="none", vault=vault, system=system)
-        return ContextCompiler(chosen, budget=tokens, model="none", store=None, system=None, on_view=on_view, **given)
+        every: dict[str, Any] = {"budget": tokens, "model": "none", "store": None, "system": None, **given, **settings}
+        return ContextCompiler(chosen, on_view=on_view, **every)
 
-    with progress_bar("replaying", APPROACHES * len(points)) as progress:
+    recalls = (recall,) if recall is not None else tuple(map(str, RECALLS))
+    grid = [(int(size * tokens), value) for size in SIZES for value in recalls]
+
+    with progress_bar("replaying", (APPROACHES + len(grid)) * len(points)) as progress:
         report = print_progress if progress is None else _ignore
         report(f"{found.name}: replaying {plural(len(points), 'request')} in {APPROACHES} ways; this may take a minute")
         ways = asyncio.run(_replay_all(found.messages, tokens, reader, compiler, lambda: step(progress), report))
+        tried = asyncio.run(_replay_grid(found.messages, grid, reader, compiler, lambda: step(progress)))
     if plot is not None:
         draw(panels(ways, tokens), plot)
     model = price or _answering_model(found.messages)
+    verdict = verdict_of(ways[0].sent, tried, model)
     if json:
-        Screen().raw(json_text(figures_document(found, reader.read(found.messages), ways, tokens, model)))
+        Screen().raw(
+            json_text(
+                figures_document(found, reader.read(found.messages), ways, tokens, model)
+                | {"verdict": verdict, "said": str(verdict)}
+            )
+        )
     else:
         _print(found, reader.read(found.messages), ways, tokens, plot, model)
+        _print_verdict(verdict, grid)
+
+
+async def _replay_grid(
+    messages: Sequence[ModelMessage],
+    grid: Sequence[tuple[int, str]],
+    reader: Reader,
+    compiler: Callable[..., ContextCompiler],
+    advance: Callable[[], None],
+) -> list[Tried]:
+    """Replay a session with each budget and `recall` of a grid."""
+    tried: list[Tried] = []
+
+    def seen(position: int, view: Sequence[ModelMessage]) -> None:
+        advance()
+
+    for size, value in grid:
+        session = LiveSession([compiler(budget=size, **agent_arguments(value, None))])
+        tried.append((size, value, await replay(messages, session, reader, seen=seen)))
+    return tried
+
+
+def _print_verdict(verdict: Verdict, grid: Sequence[tuple[int, str]]) -> None:
+    budgets, recalls = (dict.fromkeys(column) for column in zip(*grid, strict=True))
+    screen = Screen()
+    screen.line()
+    screen.line((str(verdict), "bold"))
+    screen.line(f"tried: budgets of {'; '.join(map(number, budgets))}, each with recall {', '.join(recalls)}")
 
 
 async def _replay_all(
@@ -264,10 +307,11 @@ def _ignore(line: str) -> None:
     """Ignore a line of progress, because there is a progress bar."""
 
 
-def relative(way: Approach, ways: Sequence[Approach]) -> float:
-    """Cost of a session relative to sending everything."""
-    whole = sum(one.cost for one in ways[0].sent)
-    return sum(one.cost for one in way.sent) / whole if whole else 0.0
+def relative(way: Approach, ways: Sequence[Approach], model: str) -> float:
+    """Cost of a session relative to sending everything, by the prices of a model, or by `CACHED` and `FRESH`."""
+    charge = charge_of(model)
+    whole, mine = (sum(charge(one.tokens, one.cached) for one in some.sent) for some in (ways[0], way))
+    return mine / whole if whole else 0.0
 
 
 def _answering_model(messages: Sequence[ModelMessage]) -> str:
@@ -299,7 +343,7 @@ def figures_document(
                 "largest": max(one.tokens for one in way.sent),
                 "broken": sums.broken,
                 "tokens": sums.tokens,
-                "cost": relative(way, ways),
+                "cost": relative(way, ways, model),
                 "money": money(way, model),
                 "references": way.references.all,
                 "long_references": way.references.long,
@@ -349,7 +393,7 @@ def _row(way: Approach, ways: Sequence[Approach], budget: int, model: str) -> li
         number(sums.over),
         number(max(one.tokens for one in way.sent)),
         number(sums.broken),
-        f"{relative(way, ways):.2f}",
+        f"{relative(way, ways, model):.2f}",
         dollars(money(way, model)),
         f"{_share(way.references.all)} / {_share(way.references.long)}",
         "–" if way.compiles is None else number(way.compiles),

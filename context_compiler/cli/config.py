@@ -109,9 +109,10 @@ def _options(words: list[str], sources: Mapping[str, str]) -> list[Origin]:
         raise SettingsError(f"{name!r}: no such command{suggestions(name, COMMANDS)}")
     found, path = load(name), name
     while hasattr(found, "commands"):
-        if not rest or rest[0] not in found.commands:
-            raise SettingsError(f"{path}: give one of its commands: {', '.join(found.commands)}")
-        path, found, rest = f"{path} {rest[0]}", found.commands[rest[0]], rest[1:]
+        names = found.list_commands(None)
+        if not rest or rest[0] not in names:
+            raise SettingsError(f"{path}: give one of its commands: {', '.join(names)}")
+        path, found, rest = f"{path} {rest[0]}", found.get_command(None, rest[0]), rest[1:]
     context: Any = found.make_context(path, list(rest), resilient_parsing=True)
     return [_option(one, context, sources) for one in found.params if one.name in context.params]
 

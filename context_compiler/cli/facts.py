@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from shlex import quote
@@ -14,15 +14,17 @@ from context_compiler.cli.text import first_word, number, one_line, plural
 from context_compiler.compiler.facts import FactPage, FactSearch, Stretch
 from context_compiler.compiler.origins import Fate
 from context_compiler.compiler.steering import REFERENCE
-from context_compiler.compiler.trace import Cut, Echo, Tracer, cuts_of, fate_of, remedy_of, request_of, verdict_of
+from context_compiler.compiler.trace import Cut, Echo, Tracer, cuts_of, fate_of, request_of, verdict_of
 from context_compiler.errors import SettingsError, StoreError
 from context_compiler.messages.display import ABSENT, FORMS, IDENTIFIER, PARTIAL, VERBATIM, role
 from context_compiler.messages.history import History, Reading, load_messages
 from context_compiler.messages.turns import outline, pair
+from context_compiler.middleware.remedies import Remedy, find_remedy
 from context_compiler.record import browse
 from context_compiler.record.database import Database
 from context_compiler.record.store import SQLStore
 from context_compiler.record.values import Record
+from context_compiler.template import TemplateLibrary
 
 FATES = (
     Column("message", right=True),
@@ -67,10 +69,11 @@ class Why:
     forms: tuple[str, ...] | None
     """Forms in which the request contains the given words; None if the message was not named by words."""
     cuts: tuple[Cut, ...]
-    remedy: str
+    remedy: Remedy | None
+    """Changes that would have kept the first of the named messages that is not there word for word."""
 
 
-async def load_why(db: Place, owner: str | None, view: int, message: str | None) -> Why:
+async def load_why(db: Place, owner: str | None, view: int, message: str | None, library: TemplateLibrary) -> Why:
     """Load the fate of the named messages, or of all if None, in a request.
 
     Raises:
@@ -86,11 +89,13 @@ async def load_why(db: Place, owner: str | None, view: int, message: str | None)
         found = await tracer.read(partial(_find_fates, tracer=tracer, view=view, raw=raw, wanted=wanted))
         cuts = await tracer.read(partial(cuts_of, fates=[one.fate for one in found]))
         row, _ = await tracer.read(partial(request_of, number=view))
-        forms = None
+        forms, words = None, ""
         if message is not None and not REFERENCE.fullmatch(message.strip()):
             page = await _fact_page(store.scoped(record.owner), record.session_id, record.vault_name, message)
-            forms = next((one.forms for one in page.stretches if one.first <= view <= one.last), ())
-    return Why(record=record, messages=tuple(found), forms=forms, cuts=cuts, remedy=remedy_of(row))
+            forms, words = next((one.forms for one in page.stretches if one.first <= view <= one.last), ()), message
+        lost = next((one.index for one in found if one.verdict != VERBATIM), None) if message and not forms else None
+        remedy = await find_remedy(raw.messages, row, record, library, lost, words) if lost is not None else None
+    return Why(record=record, messages=tuple(found), forms=forms, cuts=cuts, remedy=remedy)
 
 
 def _find_messages(raw: History, message: str | None) -> Sequence[int]:
@@ -170,25 +175,28 @@ def print_why(screen: Screen, why: Why) -> None:
     elif why.forms is not None:
         screen.line(f"the words are in it: {_form_names(why.forms)}" if why.forms else "the words are not in it")
     screen.line()
+    reasons = [_reason(one.fate, record.id) for one in why.messages]
+    numbers = {reason: f"({at})" for at, reason in enumerate(dict.fromkeys(filter(None, reasons)), 1)}
     rows = [
-        (
-            one.index,
-            one.role,
-            number(one.tokens),
-            _form_text(one),
-            "; ".join(_reasons(one.fate, record.id)),
-            one_line(one.begins, 60),
-        )
-        for one in why.messages
+        (one.index, one.role, number(one.tokens), _form_text(one), numbers.get(reason, ""), one_line(one.begins, 60))
+        for one, reason in zip(why.messages, reasons, strict=True)
     ]
     screen.table(FATES, rows)
-    steps = {one.fate.step.number: one.fate.step.name for one in why.messages if one.fate.step and one.fate.step.number}
-    if steps:
+    for reason, mark in numbers.items():
+        screen.line((f"{mark} ", "bold"), reason)
+    for cut in why.cuts:
+        screen.line(str(cut))
+    if why.remedy is not None:
+        screen.line(str(why.remedy))
         screen.line(
-            f"steps of the cut order: {'; '.join(f'{number} {name}' for number, name in sorted(steps.items()))}"
+            ("pin it: ", "dim"),
+            (f"context-compiler sessions pin {quote(record.session_id)} m{why.remedy.message}", "cyan"),
         )
-    for line in (*map(str, why.cuts), *([why.remedy] if why.cuts else [])):
-        screen.line(line)
+    elif numbers and why.forms is None:
+        screen.line(
+            (f"views why {record.id} m{why.messages[reasons.index(next(iter(numbers)))].index}", "cyan"),
+            " tells the budget that would have kept that message",
+        )
 
 
 def _form_text(one: MessageFate) -> str:
@@ -207,15 +215,13 @@ def _form_names(forms: Sequence[str] | dict[str, None]) -> str:
     return ", ".join(FORMS[form] for form in forms)
 
 
-def _reasons(fate: Fate, view: int | None) -> Iterator[str]:
-    if fate.step is not None and fate.step.number:
-        yield f"step {fate.step.number}"
-    if fate.reason:
-        yield fate.reason
-    elif fate.form != VERBATIM:
-        yield "the record does not name the reason"
-    if fate.request not in (None, view):
-        yield f"since view {fate.request}"
+def _reason(fate: Fate, view: int | None) -> str:
+    """The step and reason of a cut in one line; empty for none."""
+    if fate.form == VERBATIM:
+        return ""
+    step = f"step {fate.step.number}, {fate.step.name}: " if fate.step is not None and fate.step.number else ""
+    since = f"; since view {fate.request}" if fate.request not in (None, view) else ""
+    return f"{step}{fate.reason or 'the record does not name the reason'}{since}"
 
 
 def print_fact(screen: Screen, session: str, page: FactPage, db: Place) -> None:

@@ -103,18 +103,25 @@ class Group(TyperGroup):
                 formatter.write_dl([(name.ljust(width), summary) for name, summary in rows])
 
 
-def group(help: str, *, shown: str = "", cls: Any = None) -> typer.Typer:
+def group(help: str, *, shown: str = "", cls: Any = None, completes: bool = False) -> typer.Typer:
     """Create a command group with the common settings; `shown` is the example in its help."""
-    return typer.Typer(
+    made = typer.Typer(
         cls=cls or Group,
         help=help,
         epilog=example(shown) if shown else None,
         no_args_is_help=True,
-        add_completion=cls is not None,
+        add_completion=completes,
         rich_markup_mode=MARKUP,
         pretty_exceptions_enable=False,
         context_settings={"help_option_names": ["-h", "--help"]},
     )
+    if cls is not None:
+        made.callback()(_nothing)  # else a group with one command of its own would be that command
+    return made
+
+
+def _nothing() -> None:
+    pass
 
 
 def example(command: str) -> str:

@@ -178,6 +178,7 @@ app = group(
     "Context middleware for Pydantic AI: budgeted, recorded views of long conversations.",
     shown="demo",
     cls=Commands,
+    completes=True,
 )
 """All commands."""
 

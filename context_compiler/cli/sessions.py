@@ -1,66 +1,26 @@
-"""`sessions`: list, show, search, steer and delete recorded conversations."""
+"""`sessions`: list recorded conversations; the other commands are in `session_commands`."""
 
 from __future__ import annotations
 
 import asyncio
-import json as json_
-from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import asdict
-from pathlib import Path
-from typing import Annotated, Any, TypeVar
 
-import typer
-
-from context_compiler.chat.transcript import Transcript, transcript_folders
-from context_compiler.cli.facts import load_fact, plain_fact, print_fact
-from context_compiler.cli.inputs import chat_model
+from context_compiler.cli.deferred import Sessions
 from context_compiler.cli.options import (
     DB,
-    SYSTEM,
     Db,
     Json,
-    ModelName,
     Owner,
     Place,
-    System,
-    Vault,
-    Yes,
-    confirm,
     example,
-    find_session,
     group,
     open_record,
-    parse_amount,
 )
-from context_compiler.cli.screen import Column, Screen, print_error, print_list, print_note, print_result
-from context_compiler.cli.show import excerpt, print_messages, read_history
-from context_compiler.cli.steering import print_outcome, print_pins, print_rules
-from context_compiler.cli.text import json_text, number, one_line, plural, sent_share, timestamp
-from context_compiler.cli.views import view_table
-from context_compiler.errors import StoreError
-from context_compiler.messages.display import role
-from context_compiler.messages.history import load_messages
-from context_compiler.middleware.capability import ContextCompiler
-from context_compiler.middleware.manual import CompileResult
-from context_compiler.record.values import Compile, Record, SessionInfo
-from context_compiler.testing.written import Claim, write_test
+from context_compiler.cli.screen import Column, print_list
+from context_compiler.cli.text import number, timestamp
+from context_compiler.record.values import SessionInfo
 
-app = group("List, show, compact and delete recorded conversations.", shown="sessions list")
+app = group("List, show, compact and delete recorded conversations.", shown="sessions list", cls=Sessions)
 
-SessionId = Annotated[str, typer.Argument(metavar="ID", help="Name of a session, from `sessions list`.")]
-
-Message = Annotated[
-    str, typer.Argument(metavar="MESSAGE", help="`turn 3`, `m12` as in `sessions show`, or words from the message.")
-]
-
-T = TypeVar("T")
-
-CLAIMS = (
-    Column("check", style="bold"),
-    Column("of", wraps=True),
-    Column("turn", right=True),
-    Column("holds"),
-)
 SESSIONS = (
     Column("session", style="bold", names=True),
     Column("vault", spare=2),
@@ -71,7 +31,6 @@ SESSIONS = (
     Column("last used", spare=2),
 )
 OWNER = Column("owner", spare=4)
-MESSAGES = (Column("#", right=True), Column("role"), Column("tokens", right=True), Column("begins", elastic=True))
 
 
 @app.command("list", epilog=example("sessions list"))
@@ -85,263 +44,9 @@ def list_(db: Db = DB, owner: Owner = None, json: Json = False) -> None:
     print_list({"db": str(db), "sessions": found}, columns, rows, json=json, empty=empty)
 
 
-@app.command("show", epilog=example("sessions show demo --raw"))
-def show_(
-    session: SessionId,
-    raw: Annotated[bool, typer.Option("--raw", help="Print every message in full.")] = False,
-    db: Db = DB,
-    owner: Owner = None,
-    json: Json = False,
-) -> None:
-    """Show one conversation: its requests and its raw history."""
-    infos, records, compiles, bodies = asyncio.run(_load_session(db, owner, session))
-    screen = Screen()
-    if json:
-        messages = [json_.loads(body) for body in bodies]
-        document = {"sessions": infos, "views": records, "compiles": compiles, "messages": messages}
-        screen.raw(json_text(document))
-        return
-    for info in infos:
-        _print_facts(screen, info)
-    screen.heading("Requests")
-    screen.table(*view_table(records))
-    history = read_history(load_messages(bodies))
-    screen.heading(f"Raw history: {plural(len(history), 'message')}, {number(history.tokens)} tokens")
-    if raw:
-        print_messages(screen, history)
-        return
-    rows = [(index, role(one), number(one.tokens), excerpt(one, 90)) for index, one in enumerate(history.readings)]
-    screen.table(MESSAGES, rows)
-
-
-@app.command("find", epilog=example("sessions find demo 'my explicit yes'"))
-def find(
-    session: SessionId,
-    text: Annotated[str, typer.Argument(metavar="TEXT", help="Words, a number or a path; case is ignored.")],
-    db: Db = DB,
-    owner: Owner = None,
-    json: Json = False,
-) -> None:
-    """Find which requests of a conversation contained a fact, in which form, and when and why it was dropped."""
-    name, page = asyncio.run(load_fact(db, owner, session, text))
-    if json:
-        Screen().raw(json_text({"db": str(db), **plain_fact(name, page)}))
-    else:
-        print_fact(Screen(), name, page, db)
-
-
-@app.command("test", epilog=example("sessions test demo --out tests/test_demo.py"))
-def test(
-    session: SessionId,
-    out: Annotated[Path, typer.Option("--out", help="File of the test; its recording is written beside it.")],
-    agent: Annotated[
-        str,
-        typer.Option("--agent", help="module:name of the agent to test; default: a compiler with the recorded budget."),
-    ] = "",
-    db: Db = DB,
-    owner: Owner = None,
-    json: Json = False,
-) -> None:
-    """Write a test from a session: its recording without personal data, and what held in every request."""
-    claims, name = asyncio.run(_write_test(db, owner, session, out, agent))
-    if json:
-        Screen().raw(json_text({"session": name, "test": str(out), "claims": claims}))
-        return
-    rows = [(claim.check, "; ".join(claim.arguments), claim.turn, "yes" if claim.holds else "no") for claim in claims]
-    Screen().table(CLAIMS, rows)
-    print_note(f"{out}: written from session {one_line(name)}; names of people were not replaced, so read it")
-
-
-async def _write_test(db: Place, owner: str | None, session: str, out: Path, agent: str) -> tuple[list[Claim], str]:
-    async with open_record(db, owner) as store:
-        info = (await find_session(store, session))[0]
-    return await write_test(info.session_id, db, out, owner=info.owner, agent=agent), info.session_id
-
-
-@app.command("delete", epilog=example("sessions delete demo --yes"))
-def delete(
-    session: SessionId,
-    yes: Yes = False,
-    db: Db = DB,
-    owner: Owner = None,
-    vault: Vault = None,
-    system: System = SYSTEM,
-    json: Json = False,
-) -> None:
-    """Delete a conversation from the record; the transcript of a chat stays, and its path is printed."""
-    infos, messages = asyncio.run(_load_size(db, owner, session))
-    if not yes:
-        requests = plural(sum(info.requests for info in infos), "request")
-        content = f"{requests} and {'damaged messages' if messages is None else plural(messages, 'message')}"
-        if not confirm(f"Delete session {infos[0].session_id!r} with {content} from {db}?"):
-            print_error("nothing was deleted")
-            raise typer.Exit(1)
-    session = infos[0].session_id
-    removed = asyncio.run(_delete(db, infos[0].owner, session))
-    report = f"{db}: session {one_line(session)} deleted, {plural(removed, 'request')} removed"
-    left = [str(path) for path in _find_transcripts(session, infos[0].owner, db, vault, system)]
-    print_result({"db": str(db), "session": session, "removed": removed, "transcripts": left}, report, json=json)
-    for path in left:
-        print_note(f"{path}: the transcript of this chat remains; delete it too, or the next chat loads it again")
-
-
-@app.command("compact", epilog=example("sessions compact demo --focus 'the open tickets' --preview"))
-def compact(
-    session: SessionId,
-    focus: Annotated[str, typer.Option("--focus", help="Subject that the summary and the quotes must preserve.")] = "",
-    start: Annotated[
-        str | None, typer.Option("--from", help="First turn to summarize, such as 4; earlier turns are kept.")
-    ] = None,
-    preview: Annotated[
-        bool, typer.Option("--preview", help="Only show what would be kept, dropped and spent; ask no model.")
-    ] = False,
-    model: ModelName = "none",
-    budget: Annotated[
-        str | None, typer.Option("--budget", "-b", help="Tokens, or a share; default: that of the newest request.")
-    ] = None,
-    template: Annotated[
-        str, typer.Option("--template", "-t", envvar="CONTEXT_COMPILER_TEMPLATE", help="Template of the summary.")
-    ] = "chat_compiler",
-    vault: Vault = None,
-    system: System = SYSTEM,
-    db: Db = DB,
-    owner: Owner = None,
-    json: Json = False,
-) -> None:
-    """Compile a conversation now, regardless of the thresholds; its next run starts with the result."""
-    arguments: dict[str, Any] = {
-        "template": template,
-        "model": model if model == "none" else chat_model(model),
-        "budget": None if budget is None else parse_amount(budget),
-        "vault": vault,
-        "system": system,
-    }
-
-    async def work(compiler: ContextCompiler, name: str) -> CompileResult:
-        return await (compiler.preview if preview else compiler.compile_now)(name, focus, start=start)
-
-    _print_outcome(asyncio.run(_steer(db, owner, session, work, arguments)), json=json)
-
-
-@app.command("undo", epilog=example("sessions undo demo"))
-def undo(session: SessionId, db: Db = DB, owner: Owner = None, json: Json = False) -> None:
-    """Undo the last compile of a conversation: restore the view before it, and never use its summary again."""
-    result = asyncio.run(_steer(db, owner, session, lambda compiler, name: compiler.undo_compile(name)))
-    _print_outcome(result, json=json)
-
-
-@app.command("pin", epilog=example("sessions pin demo 'turn 3'"))
-def pin(session: SessionId, message: Message, db: Db = DB, owner: Owner = None, json: Json = False) -> None:
-    """Keep a message in every view of a conversation, word for word."""
-    one = asyncio.run(_steer(db, owner, session, lambda compiler, name: compiler.pin(name, message)))
-    report = f"turn {one.turn} stays in every view, {number(one.tokens)} tokens: {one_line(one.text)}"
-    print_result(one.to_data(), report, json=json)
-
-
-@app.command("unpin", epilog=example("sessions unpin demo 'turn 3'"))
-def unpin(session: SessionId, message: Message, db: Db = DB, owner: Owner = None, json: Json = False) -> None:
-    """Unpin a message: from the next compile on, views may leave it out again."""
-    one = asyncio.run(_steer(db, owner, session, lambda compiler, name: compiler.unpin(name, message)))
-    print_result(one.to_data(), f"turn {one.turn} is no longer pinned: {one_line(one.text)}", json=json)
-
-
-@app.command("pins", epilog=example("sessions pins demo"))
-def pins(session: SessionId, db: Db = DB, owner: Owner = None, json: Json = False) -> None:
-    """List the pinned messages of a conversation."""
-    found = asyncio.run(_steer(db, owner, session, lambda compiler, name: compiler.pins(name), writing=False))
-    if json:
-        Screen().raw(json_text({"db": str(db), "session": session, "pins": [one.to_data() for one in found]}))
-    else:
-        print_pins(Screen(), found)
-
-
-@app.command("rules", epilog=example("sessions rules demo"))
-def rules(session: SessionId, db: Db = DB, owner: Owner = None, json: Json = False) -> None:
-    """List the rules of the user that every request of a conversation contains."""
-    found = asyncio.run(_steer(db, owner, session, lambda compiler, name: compiler.standing_rules(name), writing=False))
-    if json:
-        Screen().raw(json_text({"db": str(db), "session": session, "rules": [asdict(one) for one in found]}))
-    else:
-        print_rules(Screen(), found)
-
-
-@app.command("dismiss", epilog=example("sessions dismiss demo 'never deploy'"))
-def dismiss(
-    session: SessionId,
-    rule: Annotated[str, typer.Argument(help="Words of the rule.")],
-    db: Db = DB,
-    owner: Owner = None,
-    json: Json = False,
-) -> None:
-    """Dismiss a rule of the user: requests no longer list it, unless the user gives it again."""
-    one = asyncio.run(_steer(db, owner, session, lambda compiler, name: compiler.dismiss_rule(name, rule)))
-    print_result(asdict(one), f"no longer a rule: {one_line(one.text)}", json=json)
-
-
-async def _steer(
-    db: Place,
-    owner: str | None,
-    session: str,
-    work: Callable[[ContextCompiler, str], Awaitable[T]],
-    arguments: Mapping[str, Any] | None = None,
-    *,
-    writing: bool = True,
-) -> T:
-    """Run `work` with a compiler for a recorded conversation; if several vaults have it, the most recently used one."""
-    async with open_record(db, owner, writing=writing) as every:
-        info = (await find_session(every, session))[0]
-        given: dict[str, Any] = {"model": "none", "system": None, **(arguments or {})}
-        store = every.scoped(info.owner)
-        compiler = ContextCompiler(store=store, owner=info.owner, vault_name=info.vault_name, **given)
-        return await work(compiler, info.session_id)
-
-
-def _print_outcome(result: CompileResult, *, json: bool) -> None:
-    screen = Screen()
-    if json:
-        screen.raw(json_text({**asdict(result), "saved": result.saved}))
-    else:
-        print_outcome(screen, result, rest="--json has all of it")
-    if not result.done:
-        raise typer.Exit(1)
-
-
-def _find_transcripts(session: str, owner: str, db: Place, vault: Path | None, system: Path) -> list[Path]:
-    """Find the transcripts of a session in all folders where a chat may have written them."""
-    if not session.strip():
-        return []
-    found = (Transcript(folder, session).path for folder in transcript_folders(db, vault, system, owner))
-    return list({path.resolve(): path for path in found if path.is_file()}.values())
-
-
 async def _load_sessions(db: Place, owner: str | None) -> list[SessionInfo]:
     async with open_record(db, owner) as store:
         return await store.sessions()
-
-
-async def _load_session(
-    db: Place, owner: str | None, session: str
-) -> tuple[list[SessionInfo], list[Record], list[Compile], list[bytes]]:
-    async with open_record(db, owner) as every:
-        infos = await find_session(every, session)
-        name, store = infos[0].session_id, every.scoped(infos[0].owner)
-        records = await store.views(name)
-        return infos, records, await store.summaries(name), await store.transcript(name)
-
-
-async def _load_size(db: Place, owner: str | None, session: str) -> tuple[list[SessionInfo], int | None]:
-    """Find a session, and count its messages; None if they are too damaged to be read."""
-    async with open_record(db, owner) as every:
-        infos = await find_session(every, session)
-        try:
-            return infos, len(await every.scoped(infos[0].owner).transcript(infos[0].session_id))
-        except StoreError:
-            return infos, None
-
-
-async def _delete(db: Place, owner: str, session: str) -> int:
-    async with open_record(db, owner, writing=True) as store:
-        return await store.delete(session)
 
 
 def _row(info: SessionInfo, *, owned: bool) -> tuple[object, ...]:
@@ -354,19 +59,4 @@ def _row(info: SessionInfo, *, owned: bool) -> tuple[object, ...]:
         number(info.tokens_raw),
         number(info.tokens_sent),
         timestamp(info.last_at),
-    )
-
-
-def _print_facts(screen: Screen, info: SessionInfo) -> None:
-    screen.line((f"session {info.session_id}", "bold"))
-    sent = f"{number(info.tokens_sent)} sent ({sent_share(info.tokens_sent, info.tokens_raw)})"
-    screen.facts(
-        [
-            ("vault", info.vault_name),
-            ("started", timestamp(info.created_at)),
-            ("last used", timestamp(info.last_at)),
-            ("requests", number(info.requests)),
-            ("compiles", number(info.compiles)),
-            ("tokens", f"{number(info.tokens_raw)} raw → {sent}"),
-        ]
     )

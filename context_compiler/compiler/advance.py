@@ -7,7 +7,6 @@ messages out has a row in the record (`compile_row`).
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -19,7 +18,7 @@ from context_compiler.compiler.cut_order import (
     Selection,
     completed_groups,
     drop_active_groups,
-    drop_older_turns,
+    drop_all_older_turns,
     reduce,
     relieve_system_text,
     stub_active_exchanges,
@@ -123,7 +122,7 @@ def select(
     if order is not None:
         _drop_by_order(draft, plan, order, previous)
     elif one_shot or policy.every_turn:
-        deque(drop_older_turns(draft), maxlen=0)
+        drop_all_older_turns(draft)
     high = target if one_shot else limits.high - overhead
     draft, target = _cut_finished(draft, limits, target, high, over=over, live=not one_shot)
     fits = reduce(draft, limits.budget - overhead)
@@ -193,11 +192,12 @@ def _target(limits: Limits, *, one_shot: bool, order: Order | None) -> int:
 
 
 def _keep_pins(draft: Draft, plan: Plan) -> None:
-    """Restore pinned messages and protect them from cuts."""
+    """Restore pinned messages and protect them from cuts; from here on, the draft is cut."""
     draft.pins = plan.pinned(draft.room)
     draft.waiting = plan.pinned() - draft.pins
     for index in sorted(draft.pins):
         draft.put(index, plan.base.get(index, WHOLE))
+    draft.before = draft.total
 
 
 def with_steering(cycle: Cycle, plan: Plan, room: int) -> Cycle:
@@ -233,7 +233,7 @@ def _drop_by_order(draft: Draft, plan: Plan, order: Order, previous: Cycle | Non
     else:
         if not plan.policy.recent_named:
             draft.recent = min(draft.recent, len(earlier) // 2)
-        deque(drop_older_turns(draft), maxlen=0)
+        drop_all_older_turns(draft)
     if order.inside:
         for group in completed_groups(draft.outline.active, draft.history)[:-INSIDE]:
             draft.drop(range(group.start, group.stop), ACTIVE_EXCHANGE_ORDERED)

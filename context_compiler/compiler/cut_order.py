@@ -177,7 +177,8 @@ class Draft:
         self.waiting = frozenset[int]()
         """Pinned messages beyond their share of the room, which are treated like any other."""
         self.costs = [self._price(index, shape) for index, shape in enumerate(self.shapes)]
-        self.total = sum(self.costs)
+        self.total = self.before = sum(self.costs)
+        """Tokens now, and before anything was cut."""
         self.room = room
         """Tokens for messages; truncation limits are fractions of it."""
         self.spared = range(0)
@@ -358,12 +359,22 @@ def _most_whole(draft: Draft) -> int:
 
 def drop_older_turns(draft: Draft) -> Iterator[None]:
     """Drop turns beyond the recent ones, oldest first."""
-    earlier = draft.outline.turns[:-1]
-    many = replace(reasons.BEFORE_LAST_TURNS, text=reasons.BEFORE_LAST_TURNS.text.format(turns=draft.recent))
-    older = {0: reasons.EARLIER_TURN, 1: reasons.BEFORE_LAST_TURN}.get(draft.recent, many)
-    for turn in earlier[: max(0, len(earlier) - draft.recent)]:
-        draft.drop(range(turn.start, turn.stop), older)
+    for turn in _older_turns(draft):
+        draft.drop(range(turn.start, turn.stop), reasons.OLDEST_TURN)
         yield
+
+
+def drop_all_older_turns(draft: Draft) -> None:
+    """Drop every turn beyond the recent ones, however much room there is."""
+    many = replace(reasons.BEFORE_LAST_TURNS, text=reasons.BEFORE_LAST_TURNS.text.format(turns=draft.recent))
+    for turn in _older_turns(draft):
+        older = {0: reasons.EARLIER_TURN, 1: reasons.BEFORE_LAST_TURN}.get(draft.recent, many)
+        draft.drop(range(turn.start, turn.stop), older)
+
+
+def _older_turns(draft: Draft) -> Sequence[Turn]:
+    earlier = draft.outline.turns[:-1]
+    return earlier[: max(0, len(earlier) - draft.recent)]
 
 
 def stub_tool_exchanges(draft: Draft) -> Iterator[None]:

@@ -31,7 +31,7 @@ class Reason:
     """Reason of a cut, with the step that gives it."""
 
     text: str
-    """Text on the record; `{turns}` in it is a number."""
+    """Text on the record; `{turns}` or `{tokens}` in it is a number."""
     step: StepInfo
 
 
@@ -55,6 +55,7 @@ LARGE_PART = Reason(
 EARLIER_TURN = Reason("an earlier turn", _OLDER)
 BEFORE_LAST_TURN = Reason("older than what was then the last turn", _OLDER)
 BEFORE_LAST_TURNS = Reason("older than what were then the last {turns} turns", _OLDER)
+OLDEST_TURN = Reason("one of the oldest turns, which go first", _OLDER)
 STUB = Reason("tool exchange as a stub", StepInfo(3, "shorten tool exchanges of earlier turns", SHORTENS))
 RECENT_TURN = Reason("recent turn, over budget", _RECENT)
 RECENT_TURN_AHEAD = Reason("recent turn, over the threshold", _RECENT)
@@ -90,16 +91,16 @@ LAST_RESORT_TRUNCATION = Reason(f"{TRUNCATION.text}, {_LAST_RESORT}", _TRUNCATIO
 AFTER_LAST_REQUEST = Reason(
     "after the last request: a view ends with it", StepInfo(0, "a view ends with the last request", DROPS)
 )
-RULE_LOST = Reason(
-    "a rule, no room left", StepInfo(0, "list the rules of the conversation, the newest that fit", DROPS)
-)
+_RULES = StepInfo(0, "list the rules of the conversation, the newest that fit", DROPS)
+RULE_BEYOND_SHARE = Reason("a rule, beyond the {tokens} tokens for rules", _RULES)
+RULE_OVER_BUDGET = Reason("a rule, over budget", _RULES)
 
 REASONS = (
     *(OVERSIZED_PROMPT, OVERSIZED_SYSTEM_TEXT, LARGE_PART, EARLIER_TURN, BEFORE_LAST_TURN, BEFORE_LAST_TURNS, STUB),
     *(RECENT_TURN, RECENT_TURN_AHEAD, ACTIVE_STUB, ACTIVE_EXCHANGE, ACTIVE_EXCHANGE_AHEAD, ACTIVE_EXCHANGE_ORDERED),
     *(NEWEST_EXCHANGE, PIN_WAITS, TRUNCATION, NOT_TRUNCATABLE),
     *(EARLIER_PROMPT, SMALL_PROMPT, SYSTEM_TEXT, TURNS_ORDERED, BROKEN, LAST_RESORT, LAST_RESORT_TRUNCATION),
-    *(AFTER_LAST_REQUEST, RULE_LOST),
+    *(OLDEST_TURN, AFTER_LAST_REQUEST, RULE_BEYOND_SHARE, RULE_OVER_BUDGET),
 )
 
 DROPPED_EARLIER, SHORTENED_EARLIER = "left out by an earlier cut", "shortened by an earlier cut"
@@ -117,10 +118,17 @@ position is unknown."""
 
 
 @lru_cache(maxsize=1_000)
+def _form(text: str) -> str:
+    """Text of a reason without its numbers."""
+    return re.sub(r"\d[\d,]*|{.*?}", "#", text)
+
+
+_BY_FORM = {_form(reason.text): reason for reason in REASONS}
+
+
 def reason_of(text: str) -> Reason | None:
     """Reason of a cut by its text; None for any other text."""
-    plain = re.sub(r"\d+", "{turns}", text)
-    return next((reason for reason in REASONS if reason.text == plain), None)
+    return _BY_FORM.get(_form(text))
 
 
 def kept_form(text: str) -> str:

@@ -26,7 +26,7 @@ SHARE = 4
 RULE_WHY = "a rule"
 """Reason of a quote that lists a rule."""
 
-LISTED, IN_MESSAGE, NO_ROOM, DISMISSED = "listed", "in its message", "no room left", "not in force"
+LISTED, IN_MESSAGE, NO_ROOM, DISMISSED = "listed", "in its message", "left out", "not in force"
 """States of a rule in a request."""
 
 STATES = 200

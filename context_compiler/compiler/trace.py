@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TypeVar, cast
+from typing import Any, TypeVar, cast
 
 from pydantic_ai.messages import ModelMessage, ModelRequest
 
@@ -327,7 +327,7 @@ def session_of(db: Database, number: int) -> SessionRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cut:
-    """A request that decided what its later requests leave out, with its numbers."""
+    """A request that decided what its later requests leave out, with the numbers of the rule."""
 
     request: int
     turn: int
@@ -337,30 +337,57 @@ class Cut:
     sent: int
     """Tokens of what was sent."""
     budget: int | None
+    size: int | None = None
+    """Tokens that the request would have had without a cut; None if the record does not say."""
+    threshold: int | None = None
+    """Size above which an agent's request is cut; None for a view of its own."""
+    target: int | None = None
+    """Size to which it is cut."""
+    turns: int | None = None
+    """Number of earlier turns that stay, if their number decided."""
+    ordered: bool = False
+    """True if someone ordered the cut."""
 
     def __str__(self) -> str:
         """The rule in one sentence."""
-        begins = f"Request {self.request} (turn {self.turn}) had {self.raw:,} tokens"
-        if self.budget is None:
-            return f"{begins} and was cut to {self.sent:,}."
-        room = " so that requests after it fit without a further cut" if self.sent < self.budget else ""
-        return f"{begins} for a budget of {self.budget:,} and was cut to {self.sent:,}{room}."
+        return " ".join(filter(None, (f"Request {self.request} (turn {self.turn}) {self._cause}.", self._kept)))
+
+    @property
+    def _cause(self) -> str:
+        size, budget = self.size or self.raw, f"budget of {self.budget or 0:,}"
+        if self.ordered:
+            return f"was compiled by order, and cut from {size:,} tokens to {self.sent:,}"
+        if self.threshold is None or self.target is None:
+            within = f" for a {budget}" if self.budget else ""
+            return f"had {size:,} tokens{within}, and was cut to {self.sent:,}"
+        above = (
+            f"the threshold of {self.threshold:,} in a {budget}" if self.threshold != self.budget else f"its {budget}"
+        )
+        goal = f"to {self.target:,} or what must stay, so that later requests can grow"
+        return f"would have had {size:,} tokens, above {above}. It was cut {goal}: {self.sent:,} were sent"
+
+    @property
+    def _kept(self) -> str:
+        if self.turns is None:
+            return ""
+        return f"At most {self.turns:,} of its earlier turns had room." if self.turns else "No earlier turn had room."
 
 
 def cuts_of(db: Database, fates: Iterable[Fate]) -> tuple[Cut, ...]:
     """The requests that decided the fates of messages, in order, each once."""
-    rows = (request_of(db, number)[0] for number in sorted({fate.request for fate in fates if fate.request}))
-    return tuple(
-        Cut(request=row.id, turn=row.turn_index + 1, raw=row.tokens_raw, sent=row.tokens_sent, budget=row.budget)
-        for row in rows
-    )
+    return tuple(_cut(*request_of(db, number)) for number in sorted({fate.request for fate in fates if fate.request}))
 
 
-def remedy_of(row: RequestRow) -> str:
-    """Settings and actions that would have put a message that a request left out into it."""
-    return (
-        f"A budget above {row.tokens_raw:,} would have sent the whole history. A pinned message is in every request,"
-        " and with recall, passages come back when a prompt asks for them."
+def _cut(row: RequestRow, record: Record) -> Cut:
+    numbers = cast("Mapping[str, Any]", record.ledger.get("cut") or {})
+    return Cut(
+        request=row.id,
+        turn=row.turn_index + 1,
+        raw=row.tokens_raw,
+        sent=row.tokens_sent,
+        budget=row.budget,
+        **{name: numbers.get(name) for name in ("size", "threshold", "target", "turns")},
+        ordered=bool(numbers.get("ordered")),
     )
 
 

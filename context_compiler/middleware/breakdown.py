@@ -33,6 +33,23 @@ def ledger_of(
     return {**found, "rules": states} if states else found
 
 
+def numbers_of(context: RequestContext, done: Advance | None) -> dict[str, Mapping[str, object]]:
+    """Numbers that decided a cut, in the model's tokens, as a part of the breakdown; empty if nothing was cut now."""
+    if done is None:
+        return {}
+    selection, live = done.selection, context.host is not None
+    overhead, limits = context.request.overhead + done.selection.limits.rules, done.selection.limits
+    recent = selection.draft.recent if not live or selection.order or selection.policy.every_turn else None
+    numbers = {
+        "size": int((selection.draft.before + (overhead if live else context.request.overhead)) * limits.ratio),
+        "threshold": int(limits.high * limits.ratio) if live else None,
+        "target": int((selection.target + overhead) * limits.ratio),
+        "turns": recent,
+        "ordered": selection.order is not None,
+    }
+    return {"cut": numbers}
+
+
 def drops_of(context: RequestContext, cycle: Cycle, done: Advance | None, lost: tuple[Drop, ...]) -> ListedDrops:
     """Everything that a view leaves out: as drops, and as rows by reason."""
     request = context.request

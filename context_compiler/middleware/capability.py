@@ -67,6 +67,8 @@ COMPACTED = "gen_ai.conversation.compacted"
 class ContextCompiler(Arguments, AbstractCapability[Any]):
     """Compiles every model request of an agent into a view within a token budget.
 
+        agent = Agent("openai:gpt-5", capabilities=[ContextCompiler(budget=16_000, store="context.db")])
+
     With `model=None` the run's own model writes the summaries, at its usual price; `model="none"` uses no model.
 
     Args:

@@ -46,7 +46,7 @@ from context_compiler.errors import CompileError
 from context_compiler.layers.context import insert_block
 from context_compiler.messages.history import History, common_prefix
 from context_compiler.middleware.background import discard, finish, limits_for_questions, pending, start
-from context_compiler.middleware.breakdown import drops_of, ledger_of
+from context_compiler.middleware.breakdown import drops_of, ledger_of, numbers_of
 from context_compiler.middleware.request import Host, Request
 from context_compiler.middleware.rule_check import inserted_texts, lost_drops, missing_rules
 from context_compiler.middleware.state import (
@@ -469,13 +469,13 @@ def assemble_view(
     frozen, limits = cycle or RAW, context.limits(cycle)
     notes = valid_notes(context.run.notes, history, frozen, context.steering)
     start, messages, sent = _write(context, cycle, blocks, notes, earlier)
-    added, lost = missing_rules(context, frozen, notes, sent)
+    added, lost, why = missing_rules(context, frozen, notes, sent)
     if added:
         notes = (*notes, *added)
         start, messages, sent = _write(context, cycle, blocks, notes, earlier)
     if live and start:
         check_view(sent, history)
-    drops, lines = drops_of(context, frozen, done, lost_drops(lost))
+    drops, lines = drops_of(context, frozen, done, lost_drops(lost, why))
     kept = () if live and start is None else why_kept(frozen, context)
     return Result(
         view=View(
@@ -484,7 +484,7 @@ def assemble_view(
             budget=ceil(limits.budget * limits.ratio - 1e-6),  # the limit was rounded down to whole o200k tokens
             status="mended" if status == "raw" and context.base else status,
             summary=summary_of(frozen),
-            ledger=ledger_of(context, frozen, sent, blocks, notes, lines, kept, lost),
+            ledger=ledger_of(context, frozen, sent, blocks, notes, lines, kept, lost) | numbers_of(context, done),
             drops=drops,
             kept=kept,
             quoted=(*layers.sections, *(done.quoted if done else ()), *(block_quotes(blocks) if blocks else ())),

@@ -9,7 +9,7 @@ from typing import Any
 from pydantic_ai.tools import RunContext
 
 from context_compiler.compiler.cycle import Blocks, Cycle
-from context_compiler.compiler.reasons import RULE_LOST
+from context_compiler.compiler.reasons import RULE_BEYOND_SHARE, RULE_OVER_BUDGET
 from context_compiler.compiler.rules import (
     SHARE,
     RuleNote,
@@ -65,8 +65,8 @@ def inserted_texts(blocks: Blocks | None, notes: tuple[RuleNote, ...]) -> dict[i
 
 def missing_rules(
     context: RequestContext, cycle: Cycle, notes: tuple[RuleNote, ...], sent: History
-) -> tuple[tuple[RuleNote, ...], tuple[Rule, ...]]:
-    """At most one note with the rules that a view lacks and has room for, and the other rules that it lacks.
+) -> tuple[tuple[RuleNote, ...], tuple[Rule, ...], str]:
+    """At most one note with the rules that a view lacks and has room for, the other rules that it lacks, and why.
 
     Together with the rules that the view lists already, they may take the share of the room that is for rules.
     """
@@ -76,18 +76,21 @@ def missing_rules(
     revoked = tuple(text for text in listed if text not in users)  # the application has withdrawn them
     missing = absent_rules(context.rules, sent)
     if not (missing or revoked) or not history.ids:
-        return (), ()
-    share = (limits.room + limits.rules) // SHARE - rules_cost([text for text in listed if text in users], counter)
-    room = min(share, limits.budget - context.request.overhead - sent.tokens)
+        return (), (), ""
+    most = (limits.room + limits.rules) // SHARE
+    share = most - rules_cost([text for text in listed if text in users], counter)
+    free = limits.budget - context.request.overhead - sent.tokens
+    room, why = min(share, free), RULE_BEYOND_SHARE.text.format(tokens=f"{most:,}")
+    why = why if share <= free else RULE_OVER_BUDGET.text
     added = fitting_rules(missing, room, counter)
     lost = tuple(rule for rule in missing if rule not in added)
     if not (added or revoked):
-        return (), lost
+        return (), lost, why
     at = len(history) - 1
     note = RuleNote(at=at, tip=history.ids[at], rules=tuple(rule.text for rule in added), revoked=revoked)
-    return (note,), lost
+    return (note,), lost, why
 
 
-def lost_drops(rules: Sequence[Rule]) -> tuple[Drop, ...]:
+def lost_drops(rules: Sequence[Rule], why: str = RULE_OVER_BUDGET.text) -> tuple[Drop, ...]:
     """Drops of rules for which a view has no room."""
-    return tuple(Drop(what=rule_origin(rule), reason=RULE_LOST.text) for rule in rules)
+    return tuple(Drop(what=rule_origin(rule), reason=why) for rule in rules)

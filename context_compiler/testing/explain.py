@@ -9,11 +9,11 @@ from dataclasses import replace
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from context_compiler.compiler.policy import HIGH
 from context_compiler.compiler.reasons import reason_of
 from context_compiler.messages.display import role
 from context_compiler.messages.printable import safe_line
 from context_compiler.middleware.capability import ContextCompiler
+from context_compiler.middleware.remedies import smallest_budget
 from context_compiler.middleware.replay import LiveSession
 from context_compiler.resilience import attempt
 from context_compiler.testing.request import READER, Request, flat, form_of, reading_text, unpaired
@@ -32,9 +32,6 @@ RULE_WORDS = 40
 
 PINNED = 0.25
 """Fraction of the budget that pinned messages may take."""
-
-TRIALS = 6
-"""Number of budgets that are tried to find the smallest one."""
 
 
 def explain(conversation: Conversation, check: str, request: Request, given: Sequence[Any]) -> str:
@@ -111,21 +108,15 @@ def _remedies(conversation: Conversation, request: Request, position: int, text:
         yield f"  would keep it: rules=[{excerpt(text, text)!r}]"
     if reading.tokens <= PINNED * request.budget:
         yield f"  would keep it: pin(…, 'm{position}'), {reading.tokens:,} tokens in every request"
-    budget = _smallest_budget(conversation, request, text, request.budget)
+    everything = sum(READER.one(message).tokens for message in conversation.raw[: request.said]) + request.fixed
+
+    async def keeps(budget: int) -> bool:
+        return _keeps(conversation, request, text, budget)
+
+    with ThreadPoolExecutor(1) as pool:  # the caller may be in an event loop
+        budget = pool.submit(asyncio.run, smallest_budget(keeps, request.budget, everything)).result()
     if budget is not None:
         yield f"  would keep it: budget={budget:,}"
-
-
-def _smallest_budget(conversation: Conversation, request: Request, text: str, low: int) -> int | None:
-    """The smallest budget above `low` that keeps a text, found by halving; None if none up to everything does."""
-    everything = sum(READER.one(message).tokens for message in conversation.raw[: request.said])
-    high = max(low, int((everything + request.fixed) / HIGH))  # nothing is cut below that share of it
-    if not _keeps(conversation, request, text, high):
-        return None
-    for _ in range(TRIALS):
-        middle = (low + high) // 2
-        low, high = (low, middle) if _keeps(conversation, request, text, middle) else (middle, high)
-    return high
 
 
 def _keeps(conversation: Conversation, request: Request, text: str, budget: int, *rules: str) -> bool:

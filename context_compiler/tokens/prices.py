@@ -10,9 +10,8 @@ from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass
 from decimal import Decimal, InvalidOperation
 from functools import lru_cache
-from typing import Self, TypeAlias
-
-from genai_prices import Usage, calc_price
+from importlib import import_module
+from typing import Any, Self, TypeAlias, cast
 
 from context_compiler.errors import SettingsError
 from context_compiler.settings import MAX_TOKENS, Amount, check_amount
@@ -176,18 +175,23 @@ def price_of(model: str, provider: str | None = None) -> Price | None:
         provider, model = prefix, rest
     if not model:
         return None
+    table: Any = import_module("genai_prices")  # slow to import, and most commands need no price
     try:
-        found = calc_price(Usage(input_tokens=PROBE), model, provider_id=provider).model_price
+        found: Any = table.calc_price(table.Usage(input_tokens=PROBE), model, provider_id=provider).model_price
     except (LookupError, ValueError):
         return None if provider is None else price_of(model)
-    tiers = {tier.start for price in vars(found).values() for tier in getattr(price, "tiers", ())}
+    tiers = {
+        tier.start
+        for price in cast("Mapping[str, object]", vars(found)).values()
+        for tier in getattr(price, "tiers", ())
+    }
 
     def rate(above: int, **kinds: int) -> Decimal:
         tokens = above + PROBE
         usage = {name: tokens for name, wanted in kinds.items() if wanted}
         if "output_tokens" in usage:
-            return found.calc_price(Usage(input_tokens=tokens, **usage))["output_price"] * MILLION / tokens
-        return found.calc_price(Usage(input_tokens=tokens, **usage))["input_price"] * MILLION / tokens
+            return found.calc_price(table.Usage(input_tokens=tokens, **usage))["output_price"] * MILLION / tokens
+        return found.calc_price(table.Usage(input_tokens=tokens, **usage))["input_price"] * MILLION / tokens
 
     return Price(
         tuple(

@@ -329,9 +329,14 @@ RESOURCES: tuple[Resource, ...] = (
         name="why",
         about="Raw history of a request: whether each message is in the request, and the step that decided it.",
         result=WhyPage,
-        load=lambda sources, given: sources.inspector.why(given["number"], page=given["page"], only=given["only"]),
+        load=lambda sources, given: sources.inspector.why(
+            given["number"], page=given["page"], only=given["only"], message=given["message"]
+        ),
         parameters=(
             _number("Number of the request."),
+            Parameter(
+                name="message", about="Show only this message, such as m12, and what would have kept it.", default=""
+            ),
             Parameter(
                 name="only",
                 about="Show only messages with this verdict.",

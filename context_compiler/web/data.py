@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -23,7 +24,6 @@ from context_compiler.compiler.trace import (
     cuts_of,
     fate_of,
     reason_here,
-    remedy_of,
     request_of,
     session_of,
     verdict_of,
@@ -50,12 +50,13 @@ from context_compiler.messages.display import (
 from context_compiler.messages.history import Reading, searchable
 from context_compiler.messages.items import MESSAGE_OVERHEAD
 from context_compiler.messages.printable import safe
+from context_compiler.middleware.remedies import Remedy, find_remedy
 from context_compiler.middleware.request import tool_tokens
 from context_compiler.record import browse, queries
 from context_compiler.record.browse import ModelCall, RequestRow, SessionFilter, SessionRow
 from context_compiler.record.database import Database
 from context_compiler.record.store import SQLStore
-from context_compiler.record.values import Compile, Tool
+from context_compiler.record.values import Compile, Record, Tool
 from context_compiler.template import TemplateLibrary
 from context_compiler.web.live import Shown
 
@@ -236,8 +237,10 @@ class WhyPage(RequestHeader):
     messages: tuple[RawMessage, ...]
     cuts: tuple[Cut, ...]
     """The requests that left out or shortened messages of this page."""
-    remedy: str
-    """Settings and actions that would have put the messages that are left out into the request."""
+    message: str
+    """The only message shown, such as `m12`; empty for all of the page."""
+    remedy: Remedy | None
+    """Changes that would have kept that message; None if it is in the request, or if none is named."""
     pages: Pages
     only: str
     steerable: bool
@@ -310,10 +313,33 @@ class Inspector(Tracer):
         """Load one message of a request by its position."""
         return await self.read(partial(self._message, number=number, index=index))
 
-    async def why(self, number: int, *, page: int = 1, only: str = "") -> WhyPage:
-        """Load one page of the raw history of a request, with what became of each message."""
-        found = await self.read(partial(self._why, number=number, page=page, only=only))
+    async def why(self, number: int, *, page: int = 1, only: str = "", message: str = "") -> WhyPage:
+        """Load one page of the raw history of a request, with what became of each message.
+
+        Args:
+            number: The request.
+            page: From 1.
+            only: Show only messages with this verdict.
+            message: Show only this message, such as `m12`, and find what would have kept it.
+
+        Raises:
+            BadRequest: The request has no such message.
+        """
+        found = await self.read(partial(self._why, number=number, page=page, only=only, message=message))
+        if message and found.messages[0].verdict != VERBATIM:
+            found = replace(found, remedy=await self._remedy(number, found.messages[0].message.index))
         return replace(found, pinned=await self._pinned(found, [one.message.index for one in found.messages]))
+
+    async def _remedy(self, number: int, at: int) -> Remedy:
+        """Find what would have kept a message, in a thread, because histories are compiled again."""
+
+        def query(db: Database) -> tuple[RequestRow, Record, list[ModelMessage]]:
+            row, record = request_of(db, number)
+            return row, record, self.read_nodes(db, self.chain(db, row.raw_tip, row.session))[0]
+
+        row, record, raw = await self.read(query)
+        work = partial(find_remedy, raw, row, record, self.template_library, at)
+        return await asyncio.to_thread(lambda: asyncio.run(work()))
 
     async def _pinned(self, shown: RequestPage | WhyPage, places: Sequence[int]) -> tuple[int, ...]:
         """Return those of the raw positions that are pinned."""
@@ -424,22 +450,25 @@ class Inspector(Tracer):
         messages, _ = self.read_nodes(db, sent.view[-1:])
         return next((message.instructions or "" for message in messages if isinstance(message, ModelRequest)), "")
 
-    def _why(self, db: Database, number: int, page: int, only: str) -> WhyPage:
+    def _why(self, db: Database, number: int, page: int, only: str, message: str) -> WhyPage:
         row, record = request_of(db, number)
         sent = self.trace(db, row, record)
         verdicts, searched = self.verdicts(db, row, sent)
         counts = {one: verdicts.count(one) for one in VERDICTS}
-        chosen = [at for at, one in enumerate(verdicts) if not only or one == only]
+        named = range(len(verdicts)) if not message else [at for at in range(len(verdicts)) if message == f"m{at}"]
+        if message and not named:
+            raise BadRequest(f"message={message[:40]!r}: give m0 to m{len(verdicts) - 1}")
+        chosen = [at for at in named if not only or message or verdicts[at] == only]
         pages = Pages(page=page, size=PAGE, total=len(chosen))
         places = chosen[pages.offset : pages.offset + PAGE]
-        messages, readings = self.read_nodes(db, [sent.raw[at] for at in places])
+        bodies, readings = self.read_nodes(db, [sent.raw[at] for at in places])
         longest = longest_part(readings, PAGE)
         words = self.words(db, row, sent)
         shown: list[RawMessage] = []
-        for at, message, reading in zip(places, messages, readings, strict=True):
+        for at, body, reading in zip(places, bodies, readings, strict=True):
             fate, repeated, told = fate_of(sent, at), words.echoes(at, reading), words.told(at)
             verdict = verdict_of(fate, repeated, told)
-            seen = show(at, message, reading, form=verdict, why="", raw=None, longest=longest)
+            seen = show(at, body, reading, form=verdict, why="", raw=None, longest=longest)
             there = [(echo.form, words) for echo in repeated for words in echo.words]
             marked = (mark_words(part, there) if len(part.segments) == 1 else part for part in seen.parts)
             seen = replace(seen, parts=tuple(marked))
@@ -451,7 +480,8 @@ class Inspector(Tracer):
             searched=searched,
             messages=tuple(shown),
             cuts=cuts_of(db, (one.fate for one in shown)),
-            remedy=remedy_of(row),
+            message=message,
+            remedy=None,
             pages=pages,
             only=only,
             steerable=self._is_steerable(db, row),

@@ -47,6 +47,28 @@ def test_a_transcript_that_fits_costs_the_same_every_way(cc: Command, talk: Path
     assert rows[2]["compiles"] == 0
 
 
+def test_the_verdict_is_the_cheapest_setting_tried_and_agrees_with_the_table(cc: Command) -> None:
+    found = cc("bench", DEMO, "--budget", 4000, "--recall", 0.5, "--price", "openai:gpt-5", "--json").json
+    verdict, rows = found["verdict"], {row["way"]: row for row in found["ways"]}
+    everything, ours = (float(rows[way]["money"]) for way in (WAYS[0], WAYS[2]))
+    assert verdict["everything"] == pytest.approx(everything) and verdict["cost"] <= ours * 1.001
+    assert rows[WAYS[2]]["cost"] == pytest.approx(ours / everything)
+    assert found["said"].startswith(f"use budget {verdict['budget']:,}, recall 0.5: ${everything:.4f} → $")
+    again = cc("bench", DEMO, "--budget", verdict["budget"], "--recall", 0.5, "--price", "openai:gpt-5", "--json").json
+    assert float(again["ways"][2]["money"]) == pytest.approx(verdict["cost"])
+
+
+def test_the_verdict_of_a_short_session_names_the_size_from_which_a_view_pays(cc: Command, tmp_path: Path) -> None:
+    short = written(tmp_path / "short.json", chat(6, words=40)[:-1])
+    said = cc("bench", short, "--budget", 4000)
+    assert "sending everything is cheaper here" in said.out and "a view pays from about " in said.out
+    whole = cc("bench", short, "--budget", 4000, "--json").json
+    assert (
+        whole["verdict"]["pays_from"] >= whole["verdict"]["budget"] > 0
+        and whole["verdict"]["cost"] >= whole["verdict"]["everything"]
+    )
+
+
 def test_a_window_breaks_pairs_and_a_view_does_not(cc: Command) -> None:
     rows = {row["way"]: row for row in cc("bench", DEMO, "--budget", 4000, "--json").json["ways"]}
     assert rows["the newest that fit"]["broken"] > 0 == rows["context-compiler"]["broken"]

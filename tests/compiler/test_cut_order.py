@@ -52,7 +52,7 @@ def test_a_part_of_exactly_a_quarter_of_the_budget_is_not_cut() -> None:
 def test_older_turns_go_oldest_first() -> None:
     history = long_history(5, tools_per_turn=0)
     on = bench(history, recent=2)
-    assert climb(on, cut_order.drop_older_turns) == ["older than what were then the last 2 turns"] * 3
+    assert climb(on, cut_order.drop_older_turns) == ["one of the oldest turns, which go first"] * 3
     assert [drop.what for drop in on.drops] == ["messages 0-1", "messages 2-3", "messages 4-5"]
     assert gone(on) == [0, 1, 2, 3, 4, 5]
     checked(on)

@@ -176,7 +176,7 @@ async def test_the_last_resort_says_which_rules_it_leaves_out(tmp_path: Path) ->
     await faulty.agent.run("Go on.", message_history=history)
     view = faulty.ours.last_view
     assert view is not None and view.status == "floor_over_budget"
-    lost = [drop.what for drop in view.drops if drop.reason == "a rule, no room left"]
+    lost = [drop.what for drop in view.drops if drop.reason == "a rule, over budget"]
     assert lost == ["rule of rules=", "rule of message 0"]
 
 

@@ -1,0 +1,54 @@
+"""Commands and output in modules of their own, imported when they are needed, so that lists of the record are quick."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib import import_module
+from typing import Any, ClassVar
+
+from typer.main import get_command
+
+from context_compiler.cli.options import Group
+
+
+def load(module: str) -> Any:
+    """Import a module of `context_compiler.cli`."""
+    return import_module(f"context_compiler.cli.{module}")
+
+
+def load_view_text() -> Any:
+    """Import the text of `views show`, which needs the host."""
+    return load("view_text")
+
+
+class Deferred(Group):
+    """A group of commands in other modules, each imported when it is called or listed."""
+
+    elsewhere: ClassVar[Mapping[str, str]] = {}
+    """Module of each such command."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """List the names of all commands."""
+        return [*(name for name in self.commands if name not in self.elsewhere), *self.elsewhere]
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """Import a command and return it; None if there is none of that name."""
+        if cmd_name in self.elsewhere and cmd_name not in self.commands:
+            loaded: Any = get_command(load(self.elsewhere[cmd_name]).app)
+            self.commands[cmd_name] = getattr(loaded, "commands", {}).get(cmd_name, loaded)
+        return self.commands.get(cmd_name)
+
+
+class Views(Deferred):
+    """The commands of `views`."""
+
+    elsewhere = {"why": "view_changes", "diff": "view_changes", "replay": "view_changes"}
+
+
+class Sessions(Deferred):
+    """The commands of `sessions`."""
+
+    elsewhere = dict.fromkeys(
+        ["show", "find", "test", "delete", "compact", "undo", "pin", "unpin", "pins", "rules", "dismiss"],
+        "session_commands",
+    )

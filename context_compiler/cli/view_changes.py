@@ -1,0 +1,244 @@
+"""`views why`, `views diff` and `views replay`: explain, compare and change recorded requests."""
+
+from __future__ import annotations
+
+import asyncio
+import json as json_
+from collections.abc import Callable, Mapping
+from contextlib import AsyncExitStack
+from typing import Annotated, Any, cast
+
+import typer
+
+from context_compiler.cli.compile import ViewRequest
+from context_compiler.cli.diff import Comparison, compare, comparison_document, print_comparison, print_diff, unified
+from context_compiler.cli.facts import load_why, print_why
+from context_compiler.cli.inputs import check_model
+from context_compiler.cli.options import (
+    DB,
+    RECALL,
+    SYSTEM,
+    TRIGGER,
+    Db,
+    FidelityName,
+    Json,
+    ModelName,
+    Owner,
+    Place,
+    System,
+    Vault,
+    ViewId,
+    agent_arguments,
+    example,
+    find_view,
+    group,
+    open_record,
+    parse_amount,
+    print_look,
+    recorded_messages,
+)
+from context_compiler.cli.screen import Screen
+from context_compiler.cli.show import read_history
+from context_compiler.cli.templates import choose_template, parse_fidelity, recorded_fidelity, recorded_template
+from context_compiler.cli.text import first_word, json_text, number, plural, share
+from context_compiler.compiler.view import View
+from context_compiler.errors import SettingsError
+from context_compiler.messages.history import History, load_messages, message_body
+from context_compiler.middleware.again import compile_again, fixed_tokens
+from context_compiler.paths import vault_of
+from context_compiler.record.values import Record
+from context_compiler.settings import Amount
+from context_compiler.template import TemplateLibrary
+
+app = group("Explain, compare and replay recorded requests.")
+
+
+@app.command("why", epilog=example("views why 3 'my explicit yes'"))
+def why(
+    view: ViewId,
+    message: Annotated[
+        str | None,
+        typer.Argument(metavar="MESSAGE", help="`turn 3`, `m12`, or words from messages; default: all messages."),
+    ] = None,
+    vault: Vault = None,
+    system: System = SYSTEM,
+    db: Db = DB,
+    owner: Owner = None,
+    json: Json = False,
+) -> None:
+    """Show in which form a message or words are in a request, or why they are not and what would have kept them."""
+    found = asyncio.run(load_why(db, owner, view, message, TemplateLibrary(vault=vault, system=system)))
+    screen = Screen()
+    if json:
+        session = found.record.session_id
+        said = {"forms": found.forms, "messages": found.messages, "cuts": found.cuts, "remedy": found.remedy}
+        screen.raw(json_text({"view": view, "session": session, **said}))
+    else:
+        print_why(screen, found)
+
+
+@app.command("diff", epilog=example("views diff 2 3"))
+def diff(
+    view: ViewId,
+    other: Annotated[int, typer.Argument(metavar="OTHER", help="Number of another view.")],
+    db: Db = DB,
+    owner: Owner = None,
+    json: Json = False,
+) -> None:
+    """Compare two views: show their common beginning and a diff."""
+    first, second = asyncio.run(_load_two(db, owner, view, other))
+    compared = compare(first, second, names=(f"view {view}", f"view {other}"))
+    screen = Screen()
+    if json:
+        screen.raw(json_text({"views": [view, other], **comparison_document(compared)}))
+    else:
+        print_comparison(screen, compared)
+
+
+async def _load_two(db: Place, owner: str | None, view: int, other: int) -> tuple[History, History]:
+    async with open_record(db, owner) as store:
+        records = [await find_view(store, number) for number in (view, other)]
+        first, second = [await recorded_messages(store, record, raw=False) for record in records]
+    return read_history(load_messages(first)), read_history(load_messages(second))
+
+
+BUDGET = 2_000
+"""Default budget in tokens, if neither the record nor the caller gives one."""
+
+
+@app.command("replay", epilog=example("views replay 3 --template goal_oriented"))
+def replay(
+    view: ViewId,
+    template: Annotated[
+        str | None, typer.Option("--template", "-t", help="Template; default: that of the view.")
+    ] = None,
+    budget: Annotated[
+        str | None, typer.Option("--budget", "-b", help="Tokens, or a share; default: that of the view.")
+    ] = None,
+    fidelity: FidelityName = None,
+    model: ModelName = "none",
+    recall: Annotated[str | None, typer.Option("--recall", help=f"{RECALL}; cut back as a running agent does.")] = None,
+    trigger: Annotated[
+        str | None, typer.Option("--trigger", help=f"{TRIGGER}; cut back as a running agent does.")
+    ] = None,
+    vault: Vault = None,
+    system: System = SYSTEM,
+    record: Annotated[bool, typer.Option("--record", help="Record the new view.")] = False,
+    db: Db = DB,
+    owner: Owner = None,
+    json: Json = False,
+) -> None:
+    """Compile a recorded history again with other options, and compare; --record stores the new view."""
+    given = agent_arguments(recall, trigger)
+    if template is None and budget is None and fidelity is None and model == "none" and not given:
+        raise SettingsError("nothing to change: give --template, --budget, --fidelity, --model, --recall or --trigger")
+    if given and record:
+        raise SettingsError("--record: with --recall or --trigger, the view is that of an agent, and is not recorded")
+
+    def replay_request(old: Record) -> ViewRequest:
+        """Combine the recorded request with the options that were given."""
+        place = vault_of(vault, old.owner)
+        if template is None:
+            used = recorded_template(old.compile, model=model, vault=place, system=system)
+            if model != "none" and used.compiler != "agent":
+                problem = f"template {used.name} of that view asks no model"
+                raise SettingsError(f"--model {model!r}: {problem}; name one that does with --template")
+        else:
+            used = choose_template(template, model=model, vault=place, system=system)
+        same = template is None and fidelity is None
+        return ViewRequest(
+            template=used,
+            budget=old.budget or BUDGET if budget is None else parse_amount(budget),
+            fidelity=recorded_fidelity(old.compile, used) if same else parse_fidelity(fidelity),
+            model=check_model(model),
+            session=old.session_id,
+        )
+
+    old, request, replayed, compared = asyncio.run(_replay(db, owner, view, replay_request, given, record=record))
+    before = (old.compile.summary if old.compile else None) or ""
+    names = (f"view {view}", f"template {request.template.name}")
+    summaries = unified(before.splitlines(), replayed.summary.splitlines(), names=names)
+    screen = Screen()
+    if json:
+        screen.raw(json_text(_document(old, replayed, compared, summaries)))
+        return
+    _print(screen, old, replayed, compared)
+    _print_summary(screen, summaries, request)
+    if replayed.record is not None and replayed.record.id is not None:
+        screen.line()
+        screen.line(f"recorded as view {replayed.record.id}")
+        print_look(screen, db)
+
+
+async def _replay(
+    db: Place,
+    owner: str | None,
+    number: int,
+    replay_request: Callable[[Record], ViewRequest],
+    given: Mapping[str, Any],
+    *,
+    record: bool,
+) -> tuple[Record, ViewRequest, View, Comparison]:
+    async with AsyncExitStack() as stack:
+        source = await stack.enter_async_context(open_record(db, owner))
+        old = await find_view(source, number)
+        raw = load_messages(await recorded_messages(source, old, raw=True))
+        sent = load_messages(await recorded_messages(source, old, raw=False))
+        request = replay_request(old)
+        writing = open_record(db, old.owner, writing=True)
+        store = await stack.enter_async_context(writing) if record else None
+        replayed = await compile_again(
+            raw,
+            request.template,
+            cast("Amount", request.budget),
+            fixed=fixed_tokens(old),
+            fidelity=request.fidelity,
+            model=request.model,
+            session=request.session,
+            store=store,
+            arguments=given,
+        )
+    names = (f"view {number}", f"template {request.template.name}")
+    return old, request, replayed, compare(read_history(sent), read_history(replayed.messages), names=names)
+
+
+def _document(old: Record, replayed: View, compared: Comparison, summaries: tuple[str, ...]) -> dict[str, object]:
+    fixed = fixed_tokens(old)
+    tokens, budget = replayed.tokens + fixed, replayed.budget + fixed
+    return {
+        "view": old.id,
+        "before": {"tokens": compared.tokens[0] + fixed, "budget": old.budget, "status": old.status},
+        "after": {"tokens": tokens, "budget": budget, "status": replayed.status},
+        "comparison": comparison_document(compared),
+        "summary_diff": summaries,
+        "messages": [json_.loads(message_body(message)) for message in replayed.messages],
+        "ledger": replayed.ledger,
+        "record": replayed.record,
+    }
+
+
+def _print(screen: Screen, old: Record, replayed: View, compared: Comparison) -> None:
+    fixed = fixed_tokens(old)
+    before, after = (tokens + fixed for tokens in compared.tokens)
+    old_template = old.compile.template_name if old.compile else "none"
+    new_template = replayed.record.compile.template_name if replayed.record and replayed.record.compile else "none"
+    kept = f"{plural(compared.common_messages, 'message')}, {number(compared.common_tokens)} tokens"
+    screen.facts(
+        [
+            ("template", f"{old_template} → {new_template}"),
+            ("status", f"{first_word(old.status)} → {replayed.status}"),
+            ("tokens", f"{number(before)} → {number(after)} ({after - before:+,}), raw {number(old.tokens_raw)}"),
+            ("budget", f"{'none' if old.budget is None else number(old.budget)} → {number(replayed.budget + fixed)}"),
+            ("shared", f"{kept} from the beginning ({share(compared.common_tokens, after) or '0%'})"),
+        ]
+    )
+
+
+def _print_summary(screen: Screen, summaries: tuple[str, ...], request: ViewRequest) -> None:
+    """Print the diff of the two summaries, and a note if no model wrote the new one although its template asks one."""
+    screen.heading("Summary")
+    print_diff(screen, summaries)
+    if request.model == "none" and request.template.compiler == "agent":
+        name = request.template.name
+        screen.line()
+        screen.line((f"no model was asked, so quotes replace the summary of {name}; --model NAME asks one", "dim"))
