@@ -131,7 +131,8 @@ def test_every_command_and_option_is_explained() -> None:
     known: set[str] = set()
     for name, (module, *_) in COMMANDS.items():
         app: Any = get_command(importlib.import_module(f"context_compiler.cli.{module}").app)
-        commands: dict[str, Any] = getattr(app, "commands", {name: app})
+        listed: list[str] = app.list_commands(None) if hasattr(app, "commands") else []
+        commands: dict[str, Any] = {inner: app.get_command(None, inner) for inner in listed} or {name: app}
         grouped = name not in commands and len(commands) > 1
         for inner, one in commands.items():
             if not grouped and inner != name and len(commands) > 1:
