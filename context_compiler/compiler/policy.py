@@ -259,7 +259,8 @@ size of an exchange as such a fraction, at most 1. The share of note and quotes 
 again."""
 
 LOW = 0.14
-"""Low threshold as a fraction of what is free beside the floor; room for one exchange is added."""
+"""Low threshold as a fraction of what is free beside the floor; room for one exchange, at most a
+quarter of it, is added."""
 
 MIN_NOTES = 1_800
 """Minimum room for note and quotes of a chat; if it is over half of the room, they get only what is free."""

@@ -5,8 +5,11 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TypeVar, cast
+
+from context_compiler.lazy import EXTRAS
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "context_compiler"
@@ -47,3 +50,14 @@ def nodes(module: str, *kinds: type[Node]) -> Iterator[Node]:
     """Every node of these very types, type by type."""
     for kind in kinds:
         yield from cast("list[Node]", _by_kind(module).get(kind, []))
+
+
+@cache
+def without_extras() -> frozenset[str]:
+    """Names of the modules that need packages of extras that are not installed."""
+    return frozenset(
+        f"context_compiler.{module}"
+        for extra in EXTRAS.values()
+        if not all(map(find_spec, extra.packages))
+        for module in extra.needed_by
+    )

@@ -11,8 +11,9 @@ LOOK = """
 import importlib, pkgutil
 import tests.support.no_posix as hiding
 import context_compiler
+from tests.support.sources import without_extras
 for found in pkgutil.walk_packages(context_compiler.__path__, "context_compiler."):
-    if not found.name.endswith("__main__"):
+    if not found.name.endswith("__main__") and found.name not in without_extras():
         importlib.import_module(found.name)
 from context_compiler.cli.chat import prompt
 from context_compiler.pipeline import shell
