@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import os
 import secrets
@@ -34,6 +35,7 @@ from context_compiler.cli.screen import Screen, print_note
 from context_compiler.cli.text import json_text
 from context_compiler.errors import SettingsError
 from context_compiler.paths import install_command, vault_of
+from context_compiler.record.store import SQLiteStore
 
 app = group("Browse the record in a web browser.")
 
@@ -94,6 +96,8 @@ def serve(
         print_note(f"{db}: there is no record here; the pages stay empty until something is recorded in it")
     chat = chat or (not owner and getattr(ctx.get_parameter_source("model"), "name", "") == "COMMANDLINE")
     vault = vault_of(vault, owner)
+    if chat and isinstance(db, Path):
+        asyncio.run(_create(db))
     listener = _listen(host, port)
     token = None if _is_loopback(host) else secrets.token_urlsafe(24)
     number = listener.getsockname()[1]
@@ -154,6 +158,13 @@ def _run(application: Any, listener: socket.socket) -> None:
     gc.freeze()  # so that full collections, several per large page, do not traverse all imported code
     with suppress(KeyboardInterrupt):  # Ctrl-C is how it ends; uvicorn raises it again after an orderly stop
         server.run(sockets=[listener])
+
+
+async def _create(db: Path) -> None:
+    """Create the record of a chat unless there is one, so that the pages beside the chat can be read at once."""
+    store = SQLiteStore(db)
+    await store.sessions()
+    await store.close()
 
 
 def _listen(host: str, port: int) -> socket.socket:

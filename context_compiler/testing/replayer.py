@@ -31,7 +31,7 @@ from context_compiler.testing.explain import excerpt
 from context_compiler.testing.live_runs import run_sync, streaming
 from context_compiler.testing.recording import Recording, Source, load_session, prompt_name, read_recording
 from context_compiler.testing.request import READER, reading_text
-from context_compiler.testing.watch import WatchedModel, Watcher, compiler_of
+from context_compiler.testing.watch import WatchedModel, Watcher, after_answers, compiler_of
 
 RECORDED, NONE = "recorded", "none"
 """Values of `summaries`."""
@@ -187,7 +187,7 @@ class Replayer(Watcher):
         if not self._first:
             self._check(request_context.messages, recorded)
             for messages in (ctx.messages, request_context.messages):
-                messages[_tail(messages) :] = recorded
+                messages[after_answers(messages) :] = recorded
         self._first = False
         self.conversation.add_messages(recorded)
         return await handler(request_context)
@@ -197,7 +197,7 @@ class Replayer(Watcher):
         return list(self.recording.messages[self._done : self._points[0]]) if self._points else []
 
     def _check(self, messages: Sequence[ModelMessage], recorded: Sequence[ModelMessage]) -> None:
-        tail = messages[_tail(messages) :]
+        tail = messages[after_answers(messages) :]
         if self._points and _are_alike(tail, recorded):
             return
         theirs = _described(recorded) if self._points else "nothing: it has ended"
@@ -254,11 +254,6 @@ def _stand_in(messages: Sequence[ModelMessage]) -> Agent[None, Any]:
     schema = {"type": "object", "additionalProperties": True}
     tools = [ToolDefinition(name=name, parameters_json_schema=schema) for name in {call.tool_name: 0 for call in calls}]
     return Agent(toolsets=[ExternalToolset(tools)], output_type=[str, DeferredToolRequests])
-
-
-def _tail(messages: Sequence[ModelMessage]) -> int:
-    """Position after the last answer."""
-    return max((at + 1 for at, one in enumerate(messages) if isinstance(one, ModelResponse)), default=0)
 
 
 def _are_alike(tail: Sequence[ModelMessage], recorded: Sequence[ModelMessage]) -> bool:

@@ -52,8 +52,7 @@ class Watcher(AbstractCapability[Any]):
     ) -> ModelResponse:
         """Add what was said since the last answer to the conversation."""
         messages = request_context.messages
-        start = max((at + 1 for at, one in enumerate(messages) if isinstance(one, ModelResponse)), default=0)
-        self.conversation.add_messages(messages[start if self.conversation.raw else 0 :])
+        self.conversation.add_messages(messages[after_answers(messages) if self.conversation.raw else 0 :])
         return await handler(request_context)
 
     def received(self, messages: Sequence[ModelMessage], parameters: ModelRequestParameters) -> None:
@@ -156,3 +155,8 @@ def compiler_of(agent: Any) -> ContextCompiler | None:
 
     agent.root_capability.apply(visit)
     return found[-1] if found else None
+
+
+def after_answers(messages: Sequence[ModelMessage]) -> int:
+    """Position after the last answer."""
+    return max((at + 1 for at, one in enumerate(messages) if isinstance(one, ModelResponse)), default=0)

@@ -20,6 +20,8 @@ def test_ctrl_c_ends_the_server_without_a_message(tmp_path: Path) -> None:
         address = screen.wait_for("/\n").strip()
         with urlopen(f"{address}chat", timeout=60) as page:  # it waits until the pages are served
             assert page.status == 200
+        with urlopen(f"{address}sessions", timeout=60) as page:
+            assert page.status == 200, "nothing is recorded yet, which is no error"
         screen.interrupt()
         assert screen.ended() == 0
     assert screen.text.partition(address)[2].replace("^C", "").strip() == ""
