@@ -13,6 +13,7 @@ from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any
+from urllib.parse import urlencode
 
 import typer
 
@@ -86,6 +87,9 @@ def serve(
         typer.Option("--chat", help="Serve a chat too, as with --model; it writes to the record. Not with --owner."),
     ] = False,
     open_: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
+    find: Annotated[
+        str, typer.Option("--find", metavar="WORDS", help="Begin at the requests that had these words, or lost them.")
+    ] = "",
     runs: Runs = RUNS,
     json: Json = False,
 ) -> None:
@@ -93,7 +97,9 @@ def serve(
     if missing := missing_for_serve():
         raise SettingsError(f"{' and '.join(missing)} not installed: {install_command('web')}")
     if not chat and isinstance(db, Path) and not db.exists():
-        print_note(f"{db}: there is no record here; the pages stay empty until something is recorded in it")
+        print_note(
+            f"{db}: there is no record here{_nearby(db)}; the pages stay empty until something is recorded in it"
+        )
     chat = chat or (not owner and getattr(ctx.get_parameter_source("model"), "name", "") == "COMMANDLINE")
     vault = vault_of(vault, owner)
     if chat and isinstance(db, Path):
@@ -101,8 +107,8 @@ def serve(
     listener = _listen(host, port)
     token = None if _is_loopback(host) else secrets.token_urlsafe(24)
     number = listener.getsockname()[1]
-    address = f"http://{_shown_host(host)}:{number}/"
-    url = f"{address}?token={token}" if token else address
+    query = urlencode({name: value for name, value in (("token", token), ("q", find)) if value})
+    url = f"http://{_shown_host(host)}:{number}/{'find' if find else ''}{f'?{query}' if query else ''}"
     if json:
         Screen().raw(json_text({"url": url, "db": str(db)}, indent=None))
     else:
@@ -129,6 +135,12 @@ def serve(
         ),
         listener,
     )
+
+
+def _nearby(db: Path) -> str:
+    """Name the records in the same folder, in case the path is mistyped."""
+    names = sorted(path.name for path in db.parent.glob("*.db") if path.is_file())
+    return f"; in {db.parent} there is {', '.join(names[:3])}" if names else ""
 
 
 def missing_for_serve() -> list[str]:

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from functools import partial
-from itertools import groupby
+from itertools import groupby, pairwise
 
 from context_compiler.cache import Memo
 from context_compiler.compiler.trace import Tracer, fate_of, is_covered_by_summary, request_of, session_of
 from context_compiler.messages.display import (
     BESIDE,
     FORMS,
+    RECALLED,
     SHORTENED,
     VERBATIM,
     role,
@@ -32,6 +33,9 @@ MENTIONS = 20
 
 EXPLAINED = 6
 """Maximum number of stretches whose reason is looked up."""
+
+MOVES = 6
+"""Maximum departures and returns of a fact that its answer names; earlier ones are counted."""
 
 HITS = 400
 """Number of newest matches of the text index that a search over all sessions uses."""
@@ -73,15 +77,6 @@ class Stretch:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Strip:
-    """Consecutive requests that contain the fact in one form; start and width in per mille of all requests."""
-
-    form: str
-    start: float
-    width: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class FactPage:
     """Fate of one fact in one session."""
 
@@ -91,13 +86,19 @@ class FactPage:
     mentioned: int
     """Number of raw messages that contain it."""
     requests: int
+    newest: int
+    """Number of the newest request; 0 if there is none."""
     had: int
     """Number of requests that contained it in any form."""
     requests_since: int
     """Number of requests whose raw history contained it."""
     stretches: tuple[Stretch, ...]
-    strip: tuple[Strip, ...]
-    """Stretches by form, for a chart."""
+    answer: str
+    """When the fact left the requests and came back, in a few sentences; empty if no raw history contains it."""
+    near: tuple[Mention, ...]
+    """If nothing contains the fact: raw messages with all of its words, in any order."""
+    pinned: tuple[int, ...] = ()
+    """Positions of the mentions that are pinned."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,12 +137,22 @@ class FactSearch:
             self._rooted = max(self._rooted, session)
         found: dict[int, None] = {}
         seen: set[str] = set()
-        for node, _ in browse.matching_nodes(db, text, HITS):
+        for node in self._nodes_with(db, text):
             root = browse.root_of(db, node)
             if root is not None and root not in seen:
                 seen.add(root)
                 found |= dict.fromkeys(self._roots.get(root, ()))
         return tuple(found)
+
+    def _nodes_with(self, db: Database, text: str) -> list[str]:
+        """Newest raw messages with a text, or if there are none, with its words in any order."""
+        nodes = [node for node, _ in browse.matching_nodes(db, text, HITS)]
+        words = re.findall(r"\w+", text)
+        if nodes or len(words) < 2:
+            return nodes
+        each = [[node for node, _ in browse.matching_nodes(db, word, -1)] for word in dict.fromkeys(words)]
+        others = set.intersection(*map(set, each))
+        return [node for node in each[0] if node in others][:HITS]
 
     def _session(self, db: Database, number: int, fact: str) -> FactPage:
         info = session_of(db, number)
@@ -153,10 +164,12 @@ class FactSearch:
                 mentions=(),
                 mentioned=0,
                 requests=len(tips),
+                newest=tips[-1].id if tips else 0,
                 had=0,
                 requests_since=0,
                 stretches=(),
-                strip=(),
+                answer="",
+                near=(),
             )
         chains = self._read(db, number, tips)
         own = self._forms(db, chains, fact)
@@ -171,17 +184,23 @@ class FactSearch:
             )
             for tip in tips
         ]
-        mentions, mentioned = self._mentions(db, info, tips, own, fact)
+        places = {content for content, mask in own.items() if mask & _bit(VERBATIM)}
+        mentions, mentioned = self._mentions(db, info, tips, places, fact)
+        found = any(mask or raw for mask, raw in masks)
+        near = [] if found else self._mentions(db, info, tips, self._holding_all(db, chains, fact), fact)[0]
+        stretches = tuple(self._stretches(db, tips, masks, [one.index for one in mentions]))
         return FactPage(
             session=info,
             fact=fact,
             mentions=tuple(mentions),
             mentioned=mentioned,
             requests=len(tips),
+            newest=tips[-1].id,
             had=sum(bool(mask) for mask, _ in masks),
             requests_since=sum(bool(raw) for _, raw in masks),
-            stretches=tuple(self._stretches(db, tips, masks, [one.index for one in mentions])),
-            strip=tuple(_strip(masks)),
+            stretches=stretches,
+            answer=answer_of(stretches),
+            near=tuple(near),
         )
 
     def _read(self, db: Database, number: int, tips: Sequence[RequestTips]) -> Chains:
@@ -222,6 +241,12 @@ class FactSearch:
                 found[content] = mask
         return found
 
+    def _holding_all(self, db: Database, chains: Chains, fact: str) -> set[str]:
+        """Content hashes of the raw messages with all words of a fact, in any order."""
+        words = dict.fromkeys(re.findall(r"\w+", fact))
+        found = [{node for node, _ in browse.matching_nodes(db, word, -1)} for word in words]
+        return {chains.nodes[node][2] for node in set.intersection(*found) if node in chains.nodes} if found else set()
+
     def _beside(self, db: Database, chains: Chains, tips: Sequence[RequestTips], fact: str) -> dict[str | None, int]:
         """Bit mask for the instructions that contain the fact, by their hash."""
         names = sorted({name for tip in tips if (name := _instructions(chains, tip)) is not None})
@@ -233,12 +258,12 @@ class FactSearch:
         db: Database,
         info: SessionRow,
         tips: Sequence[RequestTips],
-        own: Mapping[str, int],
+        contents: Set[str],
         fact: str,
     ) -> tuple[list[Mention], int]:
         tip = next((one.raw_tip for one in reversed(tips) if one.raw_tip is not None), None)
         chain = self.tracer.chain(db, tip, info.id)
-        places = [at for at, node in enumerate(chain) if own.get(node.content, 0) & _bit(VERBATIM)]
+        places = [at for at, node in enumerate(chain) if node.content in contents]
         _, readings = self.tracer.read_nodes(db, [chain[at] for at in places[:MENTIONS]])
         found = [_mention(at, reading, fact) for at, reading in zip(places, readings, strict=False)]
         return found, len(places)
@@ -322,7 +347,10 @@ def _is_prompt_with_block(reading: Reading, item: Item) -> bool:
 
 def _mention(at: int, reading: Reading, fact: str) -> Mention:
     text = " ".join(searchable(reading).split())
-    place = max(text.casefold().find(fact.casefold()), 0)
+    place = text.casefold().find(fact.casefold())
+    if place < 0:  # the words in another order: the first of them
+        fact = next((word for word in re.findall(r"\w+", fact) if word.casefold() in text.casefold()), "")
+        place = max(text.casefold().find(fact.casefold()), 0)
     stop = place + len(fact)
     return Mention(
         index=at,
@@ -333,14 +361,28 @@ def _mention(at: int, reading: Reading, fact: str) -> Mention:
     )
 
 
-def _strip(masks: Iterable[tuple[int, int]]) -> Iterator[Strip]:
-    """Strips of a chart, form by form in the order of `ORDER`."""
-    runs = [(mask, len(list(group))) for mask, group in groupby(mask for mask, _ in masks)]
-    unit = 1000 / max(1, sum(length for _, length in runs))
-    for form in ORDER:
-        at, bit = 0, _bit(form)
-        for has, group in groupby(runs, key=lambda run: bool(run[0] & bit)):
-            length = sum(length for _, length in group)
-            if has:
-                yield Strip(form=form, start=round(at * unit, 2), width=round(length * unit, 2))
-            at += length
+def answer_of(stretches: Sequence[Stretch]) -> str:
+    """When a fact left the requests and came back, in a few sentences; empty if no raw history contains it."""
+    since = [one for one in stretches if one.known]
+    if not since:
+        return ""
+    now, turns = since[-1], f"Said in turn {since[0].turns[0]}"
+    newest = (
+        f"The newest request has it, {FORMS[now.forms[0]]}." if now.forms else "The newest request does not have it."
+    )
+    cut = next((one for one in since if one.reason), None)
+    after = f", then {FORMS[cut.forms[0]]}" if cut is not None and cut.forms else ""
+    left = f"cut at request {cut.first} ({cut.reason}){after}" if cut is not None else ""
+    moves = [_move(before, one) for before, one in pairwise(since) if bool(before.forms) != bool(one.forms)]
+    if not since[0].forms:
+        moves = [f"never in the request that followed, {since[0].first}", *moves]
+    some = [f"{len(moves) - MOVES} earlier moves", *moves[-MOVES:]] if len(moves) > MOVES else moves
+    return f"{newest} {'; '.join(filter(None, (turns, left, ', '.join(some))))}."
+
+
+def _move(before: Stretch, one: Stretch) -> str:
+    if not one.forms:
+        return f"left at request {one.first}"
+    causes = {RECALLED: " because its prompt asked", VERBATIM: " because it was said again"}
+    cause = next((cause for form, cause in causes.items() if form in one.forms), f", {FORMS[one.forms[0]]}")
+    return f"back at request {one.first}{cause}"

@@ -364,6 +364,8 @@ class Cut:
             f"the threshold of {self.threshold:,} in a {budget}" if self.threshold != self.budget else f"its {budget}"
         )
         goal = f"to {self.target:,} or what must stay, so that later requests can grow"
+        if size <= self.threshold:
+            return f"had {size:,} tokens beside what it recalls, too many for both. It was cut {goal}: {self.sent:,} were sent"
         return f"would have had {size:,} tokens, above {above}. It was cut {goal}: {self.sent:,} were sent"
 
     @property

@@ -41,9 +41,10 @@ class Session(Protocol):
 class LiveSession:
     """An agent with some capabilities, and the history that its host would store."""
 
-    def __init__(self, capabilities: Sequence[Any]) -> None:
-        """Attach `capabilities` to an agent whose model answers at once."""
+    def __init__(self, capabilities: Sequence[Any], *, name: str | None = None) -> None:
+        """Attach `capabilities` to an agent whose model answers at once; `name` is the conversation on the record."""
         self.stored: list[ModelMessage] = []
+        self._name = name
         self._sent: list[ModelMessage] = []
         self._agent: Agent[None, str] = Agent(FunctionModel(self._answer), capabilities=list(capabilities))
 
@@ -54,7 +55,7 @@ class LiveSession:
     async def request(self, new: Sequence[ModelMessage]) -> Sequence[ModelMessage]:
         """Run the agent on its history and `new`; its made-up answer is removed from the history."""
         self.stored = [*self.stored, *new]
-        result = await self._agent.run(message_history=self.stored)
+        result = await self._agent.run(message_history=self.stored, conversation_id=self._name)
         self.stored = result.all_messages()[:-1]
         return self._sent
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any, Literal
 
@@ -187,6 +187,12 @@ async def _sessions(sources: Sources, given: Values) -> SessionsPage:
     return await sources.inspector.sessions(wanted, page=given["page"])
 
 
+async def _fact(sources: Sources, given: Values) -> FactPage:
+    found = await sources.facts.session(given["number"], given["q"])
+    places = [one.index for one in found.mentions]
+    return replace(found, pinned=await sources.inspector.pinned(found.session, found.newest, places))
+
+
 async def _timeline(sources: Sources, given: Values) -> Timeline:
     return await sources.timelines.timeline(given["number"], page=given.get("stretch", 1))
 
@@ -265,7 +271,7 @@ RESOURCES: tuple[Resource, ...] = (
         name="fact",
         about="History of a fact: which requests contained it, in which form, and when it was dropped.",
         result=FactPage,
-        load=lambda sources, given: sources.facts.session(given["number"], given["q"]),
+        load=_fact,
         parameters=(_number("Number of the session."), Parameter(name="q", about="The fact.", default="")),
     ),
     Resource(

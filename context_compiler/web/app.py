@@ -27,13 +27,13 @@ from context_compiler.errors import ContextCompilerError, StoreError, TemplateEr
 from context_compiler.paths import vault_of
 from context_compiler.record.store import open_place
 from context_compiler.resilience import attempt
-from context_compiler.web.api import RESOURCES, Resource, Sources, openapi, to_json
+from context_compiler.web.api import MAX_PARAMETER, RESOURCES, Resource, Sources, openapi, to_json
 from context_compiler.web.chat import CHAT_PATHS, ChatPages
 from context_compiler.web.chats import Busy, Chats, NotAChat
 from context_compiler.web.data import BadRequest, Inspector
 from context_compiler.web.export import FORMS
 from context_compiler.web.live import live_events
-from context_compiler.web.pages import load_pages, render, static_files
+from context_compiler.web.pages import link, load_pages, render, static_files
 from context_compiler.web.pipelines import DRAWING_POLICY, load_drawing
 from context_compiler.web.steering import STEERING_PATHS, SteeringPages
 
@@ -204,6 +204,7 @@ def _routes(
         *SteeringPages(inspector, model).routes(),
         *(ChatPages(chats, inspector).routes() if chats is not None else [Route("/chat", _no_chat)]),
         Route("/", _home),
+        Route("/find", _find(sources)),
         *(Route(one.route, _page(one, sources), name=one.name) for one in RESOURCES if one.has_page),
         *(Route(f"/api{one.route}", _answer(one, sources)) for one in RESOURCES),
         Route("/requests/{number}/export/{form}", _download(sources)),
@@ -285,6 +286,18 @@ def _drawing(sources: Sources) -> Endpoint:
 
 async def _home(request: Request) -> Response:
     return RedirectResponse("/sessions")
+
+
+def _find(sources: Sources) -> Endpoint:
+    """Lead from words to their history: in their session, or to all sessions with them if there are several."""
+
+    async def answer(request: Request) -> Response:
+        words = request.query_params.get("q", "").strip()[:MAX_PARAMETER].replace("\x00", "")
+        found = await sources.facts.sessions(words) if words else ()
+        here = link(f"/sessions/{found[0]}/fact", q=words) if len(found) == 1 else link("/sessions", text=words)
+        return RedirectResponse(here, 303)
+
+    return answer
 
 
 async def _openapi(request: Request) -> Response:

@@ -307,7 +307,7 @@ class Inspector(Tracer):
         """Load one request and one page of its messages."""
         found = await self.read(partial(self._request, number=number, page=page))
         places = [one.raw for one in found.messages if one.raw is not None]
-        return replace(found, pinned=await self._pinned(found, places))
+        return replace(found, pinned=await self._steerable_pins(found, places))
 
     async def message(self, number: int, index: int) -> MessagePage:
         """Load one message of a request by its position."""
@@ -323,12 +323,12 @@ class Inspector(Tracer):
             message: Show only this message, such as `m12`, and find what would have kept it.
 
         Raises:
-            BadRequest: The request has no such message.
+            NotFound: The request has no such message.
         """
         found = await self.read(partial(self._why, number=number, page=page, only=only, message=message))
         if message and found.messages[0].verdict != VERBATIM:
             found = replace(found, remedy=await self._remedy(number, found.messages[0].message.index))
-        return replace(found, pinned=await self._pinned(found, [one.message.index for one in found.messages]))
+        return replace(found, pinned=await self._steerable_pins(found, [one.message.index for one in found.messages]))
 
     async def _remedy(self, number: int, at: int) -> Remedy:
         """Find what would have kept a message, in a thread, because histories are compiled again."""
@@ -341,18 +341,21 @@ class Inspector(Tracer):
         work = partial(find_remedy, raw, row, record, self.template_library, at)
         return await asyncio.to_thread(lambda: asyncio.run(work()))
 
-    async def _pinned(self, shown: RequestPage | WhyPage, places: Sequence[int]) -> tuple[int, ...]:
-        """Return those of the raw positions that are pinned."""
-        session, row = shown.session, shown.request
-        if not shown.steerable or not places:
+    async def _steerable_pins(self, shown: RequestPage | WhyPage, places: Sequence[int]) -> tuple[int, ...]:
+        return await self.pinned(shown.session, shown.request.id, places) if shown.steerable else ()
+
+    async def pinned(self, session: SessionRow, request: int, places: Sequence[int]) -> tuple[int, ...]:
+        """Return those of some positions in the raw history of a request that are pinned."""
+        if not places:
             return ()
         actions = await self.store.scoped(session.owner).actions(session.session_id, session.vault_name)
         pins = steering_of(actions)[0].pins
-        return await self.read(partial(self._pinned_places, row=row, pins=pins, places=places)) if pins else ()
+        if not pins:
+            return ()
+        return await self.read(partial(self._pinned_places, request=request, pins=pins, places=places))
 
-    def _pinned_places(
-        self, db: Database, row: RequestRow, pins: Sequence[Pin], places: Sequence[int]
-    ) -> tuple[int, ...]:
+    def _pinned_places(self, db: Database, request: int, pins: Sequence[Pin], places: Sequence[int]) -> tuple[int, ...]:
+        row, _ = request_of(db, request)
         chain = self.chain(db, row.raw_tip, row.session)
         known = {pin.name for pin in pins}
         named = dict(zip(places, map(identity, browse.bodies(db, [chain[at].content for at in places])), strict=True))
@@ -457,7 +460,7 @@ class Inspector(Tracer):
         counts = {one: verdicts.count(one) for one in VERDICTS}
         named = range(len(verdicts)) if not message else [at for at in range(len(verdicts)) if message == f"m{at}"]
         if message and not named:
-            raise BadRequest(f"message={message[:40]!r}: give m0 to m{len(verdicts) - 1}")
+            raise NotFound(f"message={message[:40]!r}: give m0 to m{len(verdicts) - 1}")
         chosen = [at for at in named if not only or message or verdicts[at] == only]
         pages = Pages(page=page, size=PAGE, total=len(chosen))
         places = chosen[pages.offset : pages.offset + PAGE]
