@@ -1,4 +1,4 @@
-"""`demo`: compile a bundled conversation within three budgets, without a model or key, and record it as an agent lives it.
+"""`demo`: compile a bundled conversation within three budgets, and record it as an agent lives it; no model, no key.
 
 The session on the record has one request for each answer of the conversation, and one for its last prompt.
 """

@@ -36,6 +36,7 @@ from context_compiler.cli.screen import Screen, print_note
 from context_compiler.cli.text import json_text
 from context_compiler.errors import SettingsError
 from context_compiler.paths import install_command, vault_of
+from context_compiler.record.files import records_beside
 from context_compiler.record.store import SQLiteStore
 
 app = group("Browse the record in a web browser.")
@@ -97,9 +98,8 @@ def serve(
     if missing := missing_for_serve():
         raise SettingsError(f"{' and '.join(missing)} not installed: {install_command('web')}")
     if not chat and isinstance(db, Path) and not db.exists():
-        print_note(
-            f"{db}: there is no record here{_nearby(db)}; the pages stay empty until something is recorded in it"
-        )
+        near = f"; in {db.parent} {' and '.join(beside[:3])} may be one" if (beside := records_beside(db)) else ""
+        print_note(f"{db}: there is no record here{near}; its pages are empty until something is recorded")
     chat = chat or (not owner and getattr(ctx.get_parameter_source("model"), "name", "") == "COMMANDLINE")
     vault = vault_of(vault, owner)
     if chat and isinstance(db, Path):
@@ -135,12 +135,6 @@ def serve(
         ),
         listener,
     )
-
-
-def _nearby(db: Path) -> str:
-    """Name the records in the same folder, in case the path is mistyped."""
-    names = sorted(path.name for path in db.parent.glob("*.db") if path.is_file())
-    return f"; in {db.parent} there is {', '.join(names[:3])}" if names else ""
 
 
 def missing_for_serve() -> list[str]:

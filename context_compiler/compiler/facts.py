@@ -82,20 +82,20 @@ class FactPage:
 
     session: SessionRow
     fact: str
-    mentions: tuple[Mention, ...]
-    mentioned: int
+    mentions: tuple[Mention, ...] = ()
+    mentioned: int = 0
     """Number of raw messages that contain it."""
     requests: int
     newest: int
     """Number of the newest request; 0 if there is none."""
-    had: int
+    had: int = 0
     """Number of requests that contained it in any form."""
-    requests_since: int
+    requests_since: int = 0
     """Number of requests whose raw history contained it."""
-    stretches: tuple[Stretch, ...]
-    answer: str
+    stretches: tuple[Stretch, ...] = ()
+    answer: str = ""
     """When the fact left the requests and came back, in a few sentences; empty if no raw history contains it."""
-    near: tuple[Mention, ...]
+    near: tuple[Mention, ...] = ()
     """If nothing contains the fact: raw messages with all of its words, in any order."""
     pinned: tuple[int, ...] = ()
     """Positions of the mentions that are pinned."""
@@ -137,40 +137,19 @@ class FactSearch:
             self._rooted = max(self._rooted, session)
         found: dict[int, None] = {}
         seen: set[str] = set()
-        for node in self._nodes_with(db, text):
+        nodes = [node for node, _ in browse.matching_nodes(db, text, HITS)]
+        for node in nodes or _nodes_with_words(db, text)[:HITS]:
             root = browse.root_of(db, node)
             if root is not None and root not in seen:
                 seen.add(root)
                 found |= dict.fromkeys(self._roots.get(root, ()))
         return tuple(found)
 
-    def _nodes_with(self, db: Database, text: str) -> list[str]:
-        """Newest raw messages with a text, or if there are none, with its words in any order."""
-        nodes = [node for node, _ in browse.matching_nodes(db, text, HITS)]
-        words = re.findall(r"\w+", text)
-        if nodes or len(words) < 2:
-            return nodes
-        each = [[node for node, _ in browse.matching_nodes(db, word, -1)] for word in dict.fromkeys(words)]
-        others = set.intersection(*map(set, each))
-        return [node for node in each[0] if node in others][:HITS]
-
     def _session(self, db: Database, number: int, fact: str) -> FactPage:
         info = session_of(db, number)
         tips = browse.request_tips(db, number)
         if not fact or not tips:
-            return FactPage(
-                session=info,
-                fact=fact,
-                mentions=(),
-                mentioned=0,
-                requests=len(tips),
-                newest=tips[-1].id if tips else 0,
-                had=0,
-                requests_since=0,
-                stretches=(),
-                answer="",
-                near=(),
-            )
+            return FactPage(session=info, fact=fact, requests=len(tips), newest=tips[-1].id if tips else 0)
         chains = self._read(db, number, tips)
         own = self._forms(db, chains, fact)
         reached: dict[str, int] = {}
@@ -187,7 +166,9 @@ class FactSearch:
         places = {content for content, mask in own.items() if mask & _bit(VERBATIM)}
         mentions, mentioned = self._mentions(db, info, tips, places, fact)
         found = any(mask or raw for mask, raw in masks)
-        near = [] if found else self._mentions(db, info, tips, self._holding_all(db, chains, fact), fact)[0]
+        words = () if found else _nodes_with_words(db, fact)
+        scattered = {chains.nodes[node][2] for node in words if node in chains.nodes}
+        near, _ = self._mentions(db, info, tips, scattered, fact)
         stretches = tuple(self._stretches(db, tips, masks, [one.index for one in mentions]))
         return FactPage(
             session=info,
@@ -240,12 +221,6 @@ class FactSearch:
             if mask := sum(_bit(form) for form in set(_forms_in(reading, folded))):
                 found[content] = mask
         return found
-
-    def _holding_all(self, db: Database, chains: Chains, fact: str) -> set[str]:
-        """Content hashes of the raw messages with all words of a fact, in any order."""
-        words = dict.fromkeys(re.findall(r"\w+", fact))
-        found = [{node for node, _ in browse.matching_nodes(db, word, -1)} for word in words]
-        return {chains.nodes[node][2] for node in set.intersection(*found) if node in chains.nodes} if found else set()
 
     def _beside(self, db: Database, chains: Chains, tips: Sequence[RequestTips], fact: str) -> dict[str | None, int]:
         """Bit mask for the instructions that contain the fact, by their hash."""
@@ -308,6 +283,13 @@ class FactSearch:
         gone = [fate for fate in (fate_of(sent, at) for at in there) if fate.reason]
         told = any(is_covered_by_summary(sent, at) for at in there)
         return (gone[0].reason, gone[0].step.number if gone[0].step else 0, told) if gone else ("", 0, told)
+
+
+def _nodes_with_words(db: Database, text: str) -> list[str]:
+    """Raw messages with all words of a text, in any order, newest first."""
+    words = dict.fromkeys(re.findall(r"\w+", text))
+    found = [dict.fromkeys(node for node, _ in browse.matching_nodes(db, word, -1)) for word in words]
+    return [node for node in min(found, key=len, default=()) if all(node in nodes for nodes in found)]
 
 
 def _instructions(chains: Chains, tip: RequestTips) -> str | None:

@@ -365,8 +365,10 @@ class Cut:
         )
         goal = f"to {self.target:,} or what must stay, so that later requests can grow"
         if size <= self.threshold:
-            return f"had {size:,} tokens beside what it recalls, too many for both. It was cut {goal}: {self.sent:,} were sent"
-        return f"would have had {size:,} tokens, above {above}. It was cut {goal}: {self.sent:,} were sent"
+            above = "and too little room for what it recalls beside them"
+        else:
+            above = f"above {above}"
+        return f"would have had {size:,} tokens, {above}. It was cut {goal}: {self.sent:,} were sent"
 
     @property
     def _kept(self) -> str:

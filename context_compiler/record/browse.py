@@ -92,6 +92,8 @@ class SessionFilter:
     model: str = ""
     among: tuple[int, ...] | None = None
     """Row numbers of the allowed sessions; None allows any."""
+    sort: str = "used"
+    """One of `SORTS`."""
 
 
 _SESSIONS = (
@@ -135,14 +137,23 @@ _FROM_KNOWN = (
 """A chain from its tip `?1` back to the first message in the JSON list `?2`, or to its beginning."""
 
 
+SORTS: Mapping[str, str] = {
+    "used": "(SELECT max(v.id) FROM views v WHERE v.session = s.id) DESC NULLS LAST",
+    "name": "lower(s.session_id)",
+    "requests": "(SELECT count(*) FROM views v WHERE v.session = s.id) DESC",
+    "raw": "(SELECT sum(v.tokens_raw) FROM views v WHERE v.session = s.id) DESC NULLS LAST",
+    "sent": "(SELECT sum(v.tokens_sent) FROM views v WHERE v.session = s.id) DESC NULLS LAST",
+}
+"""Orders of a list of sessions, as SQL."""
+
+
 def sessions_page(db: Database, wanted: SessionFilter, *, limit: int, offset: int = 0) -> tuple[list[SessionRow], int]:
-    """A page of sessions, most recently used first, and the total number of matching sessions."""
+    """A page of sessions in the order of `wanted.sort`, and the total number of matching sessions."""
     where, given = _conditions(wanted, db.owner)
     with db.snapshot():
         (total,) = db.execute(f"SELECT count(*) FROM sessions s WHERE {where}", given).fetchone()
         found = db.execute(
-            "SELECT s.id, (SELECT max(v.id) FROM views v WHERE v.session = s.id) AS newest FROM sessions s"
-            f" WHERE {where} ORDER BY newest DESC NULLS LAST, s.id DESC LIMIT ? OFFSET ?",
+            f"SELECT s.id FROM sessions s WHERE {where} ORDER BY {SORTS[wanted.sort]}, s.id DESC LIMIT ? OFFSET ?",
             (*given, limit, offset),
         ).fetchall()
         order = [row["id"] for row in found]
@@ -243,6 +254,15 @@ def requests_by_number(db: Database, numbers: Sequence[int]) -> list[RequestRow]
 def newest_request(db: Database) -> int:
     """Row number of the newest request of all; 0 if there is none."""
     return db.execute("SELECT ifnull(max(id), 0) FROM views").fetchone()[0]
+
+
+def first_and_last(db: Database, sessions: Sequence[int] | None) -> list[str]:
+    """Times of the first and the last request of some sessions, or of all for None; empty without requests."""
+    where = "" if sessions is None else "WHERE v.session IN (SELECT value FROM json_each(?1))"
+    given = () if sessions is None else (json.dumps(sessions),)
+    ends = [db.execute(f"SELECT {end}(v.id) FROM views v {where}", given).fetchone()[0] for end in ("min", "max")]
+    found = (db.execute("SELECT v.created_at FROM views v WHERE v.id = ?", (end,)).fetchone() for end in ends)
+    return [row[0] for row in found if row is not None]
 
 
 def find_request(db: Database, number: int) -> tuple[RequestRow, Record] | None:

@@ -25,7 +25,8 @@ from context_compiler.compiler.specifics import specifics
 from context_compiler.compiler.trace import NotFound
 from context_compiler.errors import ContextCompilerError, StoreError, TemplateError
 from context_compiler.paths import vault_of
-from context_compiler.record.store import open_place
+from context_compiler.record.files import locate, records_beside
+from context_compiler.record.store import SQLiteStore, open_place
 from context_compiler.resilience import attempt
 from context_compiler.web.api import MAX_PARAMETER, RESOURCES, Resource, Sources, openapi, to_json
 from context_compiler.web.chat import CHAT_PATHS, ChatPages
@@ -180,8 +181,9 @@ def create_app(
         owner: Owner whose sessions and pipeline runs are shown; None shows those of all owners.
     """
     store = open_place(db, read_only=True).scoped(owner)
-    inspector = Inspector(store, vault=vault_of(vault, owner), system=None if system is None else Path(system))
-    sources = Sources.of(inspector, str(runs), owner)
+    places = {"vault": vault_of(vault, owner), "system": None if system is None else Path(system)}
+    inspector = Inspector(store, **places)
+    sources = Sources.of(inspector, str(runs), owner, **places)
     app = Starlette(
         routes=_routes(inspector, sources, chats, model or (chats.model if chats is not None else None)),
         middleware=[Middleware(Guard, access=Access(hosts=LOOPBACK | frozenset(hosts), token=token))],
@@ -202,7 +204,7 @@ def _routes(
     """Return all routes, in the order in which an address is compared with them."""
     return [
         *SteeringPages(inspector, model).routes(),
-        *(ChatPages(chats, inspector).routes() if chats is not None else [Route("/chat", _no_chat)]),
+        *(ChatPages(chats, sources.home).routes() if chats is not None else [Route("/chat", _no_chat)]),
         Route("/", _home),
         Route("/find", _find(sources)),
         *(Route(one.route, _page(one, sources), name=one.name) for one in RESOURCES if one.has_page),
@@ -224,6 +226,10 @@ def _page(resource: Resource, sources: Sources) -> Endpoint:
     async def answer(request: Request) -> Response:
         given = resource.parse(request.path_params, request.query_params)
         sources.inspector.warm()
+        store = sources.inspector.store
+        if resource.name == "sessions" and isinstance(store, SQLiteStore) and not locate(store.path).exists():
+            beside = records_beside(store.path)
+            return HTMLResponse(render("nothing.html", here="sessions", db=store.place, beside=beside))
         value = await resource.load(sources, given)
         more = {name: await other.load(sources, given) for name, other in others.items()}
         db = str(sources.inspector.store.place)

@@ -53,7 +53,7 @@ from context_compiler.messages.printable import safe
 from context_compiler.middleware.remedies import Remedy, find_remedy
 from context_compiler.middleware.request import tool_tokens
 from context_compiler.record import browse, queries
-from context_compiler.record.browse import ModelCall, RequestRow, SessionFilter, SessionRow
+from context_compiler.record.browse import ModelCall, RequestRow, SessionRow
 from context_compiler.record.database import Database
 from context_compiler.record.store import SQLStore
 from context_compiler.record.values import Compile, Record, Tool
@@ -98,17 +98,6 @@ class Pages:
     def offset(self) -> int:
         """Number of entries before this page."""
         return (self.page - 1) * self.size
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SessionsPage:
-    """Conversations, most recently used first."""
-
-    sessions: tuple[SessionRow, ...]
-    pages: Pages
-    filter: SessionFilter
-    templates: tuple[str, ...]
-    models: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -268,22 +257,6 @@ class Inspector(Tracer):
         if not self._warm:
             self._warm = True
             Thread(target=self._reader.counter.text, args=("warm",), daemon=True).start()
-
-    async def sessions(self, wanted: SessionFilter, *, page: int = 1) -> SessionsPage:
-        """Load one page of the conversations that match a filter."""
-
-        def query(db: Database) -> SessionsPage:
-            found, total = browse.sessions_page(db, wanted, limit=PAGE, offset=(page - 1) * PAGE)
-            known = browse.choices(db)
-            return SessionsPage(
-                sessions=tuple(found),
-                pages=Pages(page=page, size=PAGE, total=total),
-                filter=wanted,
-                templates=tuple(known["template"]),
-                models=tuple(known["model"]),
-            )
-
-        return await self.read(query)
 
     async def session(self, number: int, *, page: int = 1, status: str = "") -> SessionPage:
         """Load one conversation and one page of its requests."""

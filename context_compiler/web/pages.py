@@ -15,6 +15,7 @@ from jinja2 import ChoiceLoader, Environment, FileSystemLoader, FunctionLoader, 
 from context_compiler.messages.display import FORMS, asset
 from context_compiler.messages.printable import number, safe, safe_line, share, timestamp
 from context_compiler.web.api import STATUSES
+from context_compiler.web.home import KINDS
 
 HERE = Path(__file__).parent
 
@@ -73,6 +74,7 @@ def environment() -> Environment:
         "link": link,
         "static": static_path,
         "statuses": STATUSES,
+        "kinds": KINDS,
         "menu": MENU,
         "request_tabs": REQUEST_TABS,
         "session_tabs": SESSION_TABS,
