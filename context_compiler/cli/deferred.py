@@ -42,7 +42,7 @@ class Deferred(Group):
 class Views(Deferred):
     """The commands of `views`."""
 
-    elsewhere = {"why": "view_changes", "diff": "view_changes", "replay": "view_changes"}
+    elsewhere = {"why": "view_changes", "diff": "view_changes", "replay": "view_changes", "verdict": "view_changes"}
 
 
 class Sessions(Deferred):

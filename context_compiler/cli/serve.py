@@ -106,9 +106,7 @@ def serve(
         asyncio.run(_create(db))
     listener = _listen(host, port)
     token = None if _is_loopback(host) else secrets.token_urlsafe(24)
-    number = listener.getsockname()[1]
-    query = urlencode({name: value for name, value in (("token", token), ("q", find)) if value})
-    url = f"http://{_shown_host(host)}:{number}/{'find' if find else ''}{f'?{query}' if query else ''}"
+    url = _url(host, listener.getsockname()[1], token, find)
     if json:
         Screen().raw(json_text({"url": url, "db": str(db)}, indent=None))
     else:
@@ -135,6 +133,11 @@ def serve(
         ),
         listener,
     )
+
+
+def _url(host: str, port: int, token: str | None, find: str) -> str:
+    query = urlencode({name: value for name, value in (("token", token), ("q", find)) if value})
+    return f"http://{_shown_host(host)}:{port}/{'find' if find else ''}{f'?{query}' if query else ''}"
 
 
 def missing_for_serve() -> list[str]:

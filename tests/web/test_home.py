@@ -65,7 +65,7 @@ def test_sessions_are_sorted_by_their_figures(client: TestClient, sort: str) -> 
     assert 'aria-sort="descending"' in client.get(f"/sessions?sort={sort}").text
 
 
-def test_kinds_of_sessions_are_told_apart(tmp_path: Path) -> None:
+def test_each_session_has_a_kind(tmp_path: Path) -> None:
     db = tmp_path / "context.db"
 
     async def record() -> None:
