@@ -89,6 +89,7 @@ async def replay(
     reader: Reader,
     *,
     seen: Seen | None = None,
+    last: int | None = None,
 ) -> list[Sent]:
     """Send every request of a recorded session through `session`, and measure it.
 
@@ -97,11 +98,12 @@ async def replay(
         session: A fresh session; it cannot be reused.
         reader: Counts the tokens that are sent; if replays share it, every message is read only once.
         seen: Called for every request.
+        last: Number of requests that are sent, the newest; None sends all.
     """
     cache = PromptCache()
     found: list[Sent] = []
     before = tokens = 0
-    for point in request_points(messages):
+    for point in request_points(messages)[-(last or 0) :]:
         new = [with_usage(message, tokens) for message in messages[before:point]]
         started = perf_counter()
         view = await session.request(new)

@@ -135,12 +135,13 @@ async def replay_grid(
     compiler: Callable[..., ContextCompiler],
     reader: Reader,
     seen: Seen | None = None,
+    last: int | None = None,
 ) -> list[Tried]:
-    """Replay a session with each setting; `compiler` gets it as `budget` and `recall`."""
+    """Replay a session, or its `last` requests, with each setting; `compiler` gets it as `budget` and `recall`."""
     tried: list[Tried] = []
     for budget, recall in grid:
         session = LiveSession([compiler(budget=budget, recall=recall)])
-        tried.append((budget, recall, await replay(messages, session, reader, seen=seen)))
+        tried.append((budget, recall, await replay(messages, session, reader, seen=seen, last=last)))
     return tried
 
 
@@ -149,11 +150,11 @@ def plain_compiler(**settings: Any) -> ContextCompiler:
     return ContextCompiler(model="none", store=None, system=None, **settings)
 
 
-async def replay_whole(messages: Sequence[ModelMessage], reader: Reader) -> list[Sent]:
-    """Requests of a session as the host alone would send them."""
+async def replay_whole(messages: Sequence[ModelMessage], reader: Reader, *, last: int | None = None) -> list[Sent]:
+    """Requests of a session, or its `last` ones, as the host alone would send them."""
     host = Everything(reader)
-    await replay(messages, LiveSession([host]), reader)
-    return await replay(messages, PlainSession(host.next_request, 0), reader)
+    await replay(messages, LiveSession([host]), reader, last=last)
+    return await replay(messages, PlainSession(host.next_request, 0), reader, last=last)
 
 
 def with_fixed(sent: Iterable[Sent], tokens: int) -> list[Sent]:
@@ -163,19 +164,22 @@ def with_fixed(sent: Iterable[Sent], tokens: int) -> list[Sent]:
     ]
 
 
-async def recorded_verdict(raw: Sequence[ModelMessage], record: Record, reader: Reader) -> Verdict | None:
+async def recorded_verdict(
+    raw: Sequence[ModelMessage], record: Record, reader: Reader, *, last: int | None = None
+) -> Verdict | None:
     """Verdict on a recorded session; None if nothing in it was answered.
 
     Args:
         raw: Raw history of a request.
         record: The record of that request, whose model, budget, instructions and schemas count.
         reader: Counts the tokens.
+        last: Number of requests that are replayed, the newest; None replays all.
     """
     if not request_points(raw):
         return None
     fixed, budget = fixed_tokens(record), record.budget or DEFAULT_BUDGET
     grid = [(max(1, size - fixed), value) for size, value in grid_of(budget)]
-    tried = await replay_grid(raw, grid, plain_compiler, reader)
-    whole = await replay_whole(raw, reader)
+    tried = await replay_grid(raw, grid, plain_compiler, reader, last=last)
+    whole = await replay_whole(raw, reader, last=last)
     found = [(size + fixed, value, with_fixed(sent, fixed)) for size, value, sent in tried]
     return verdict_of(with_fixed(whole, fixed), found, input_price(record).model)

@@ -35,6 +35,10 @@ class SessionRow:
     messages: int
     """Length of its newest raw history; 0 if content is not recorded."""
     owner: str = ""
+    layers: bool = False
+    """True if layers are stored for it."""
+    managed: bool = False
+    """True if a manager has scored its turns or made checkpoints."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,7 +107,9 @@ _SESSIONS = (
     " count(CASE WHEN v.status LIKE 'fallback%' THEN 1 END) AS fallbacks,"
     " count(CASE WHEN v.status LIKE 'floor_over_budget%' THEN 1 END) AS over_budget,"
     " (SELECT count(*) FROM context_summaries c WHERE c.session = s.id) AS compiles,"
-    " (SELECT n.position + 1 FROM nodes n WHERE n.id = s.raw_tip) AS messages"
+    " (SELECT n.position + 1 FROM nodes n WHERE n.id = s.raw_tip) AS messages,"
+    " (SELECT count(*) FROM layers l WHERE l.session = s.id) AS layers,"
+    " (SELECT count(*) FROM spaces m WHERE m.session = s.id) AS managed"
     " FROM sessions s LEFT JOIN views v ON v.session = s.id"
 )
 _REQUESTS = (
@@ -524,30 +530,6 @@ def common_length(db: Database, one: str | None, other: str | None) -> int:
     return at + 1
 
 
-def compile_usage(db: Database, session: int, first: int, last: int) -> list[tuple[str, dict[str, int]]]:
-    """Model and usage of each compile that the requests from `first` to `last` use."""
-    found = db.execute(
-        "SELECT model_alias, usage FROM context_summaries WHERE usage <> '{}' AND id IN"
-        " (SELECT summary FROM views WHERE session = ? AND id BETWEEN ? AND ?)",
-        (session, first, last),
-    )
-    return [(row["model_alias"], mapping_of(row["usage"])) for row in found]
-
-
-def unsent_usage(
-    db: Database, session: int, since: datetime | None, until: datetime | None
-) -> list[tuple[str, dict[str, int]]]:
-    """Model and usage of each compile that no request uses, made after `since` and up to `until`."""
-    found = db.execute(
-        "SELECT id, model_alias, usage FROM context_summaries WHERE session = ?1 AND usage <> '{}'"
-        " AND (?2 IS NULL OR created_at > ?2) AND (?3 IS NULL OR created_at <= ?3)"
-        " AND id NOT IN (SELECT summary FROM views WHERE session = ?1 AND summary IS NOT NULL)",
-        (session, *(None if at is None else rows.stamp(at) for at in (since, until))),
-    ).fetchall()
-    unused = (row for row in found if not requests_using_compile(db, row["id"])[2])
-    return [(row["model_alias"], mapping_of(row["usage"])) for row in unused]
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelCall:
     """A model call that is writing a summary now."""
@@ -589,6 +571,7 @@ def _session(row: Any) -> SessionRow:
     given: dict[str, Any] = {**rows.mapping(row), "created_at": rows.readable_stamp(row["created_at"]) or rows.UNKNOWN}
     given["last_at"] = rows.readable_stamp(row["last_at"])
     given["messages"] = row["messages"] or 0
+    given |= {name: bool(row[name]) for name in ("layers", "managed")}
     return SessionRow(**given)
 
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any
 
+from context_compiler.record.browse import requests_using_compile
 from context_compiler.record.database import Database
 from context_compiler.record.queries import OWNED
-from context_compiler.record.rows import escape_surrogates
+from context_compiler.record.rows import escape_surrogates, stamp
 from context_compiler.record.values import mapping_of
 
 IMPORTED = "imported"
@@ -192,6 +194,30 @@ def _made(row: Any, session: int, *, sent: bool) -> MadeCompile:
         latency_ms=row["latency_ms"],
         sent=sent,
     )
+
+
+def compile_usage(db: Database, session: int, first: int, last: int) -> list[tuple[str, dict[str, int]]]:
+    """Model and usage of each compile that the requests from `first` to `last` use."""
+    found = db.execute(
+        "SELECT model_alias, usage FROM context_summaries WHERE usage <> '{}' AND id IN"
+        " (SELECT summary FROM views WHERE session = ? AND id BETWEEN ? AND ?)",
+        (session, first, last),
+    )
+    return [(row["model_alias"], mapping_of(row["usage"])) for row in found]
+
+
+def unsent_usage(
+    db: Database, session: int, since: datetime | None, until: datetime | None
+) -> list[tuple[str, dict[str, int]]]:
+    """Model and usage of each compile that no request uses, made after `since` and up to `until`."""
+    found = db.execute(
+        "SELECT id, model_alias, usage FROM context_summaries WHERE session = ?1 AND usage <> '{}'"
+        " AND (?2 IS NULL OR created_at > ?2) AND (?3 IS NULL OR created_at <= ?3)"
+        " AND id NOT IN (SELECT summary FROM views WHERE session = ?1 AND summary IS NOT NULL)",
+        (session, *(None if at is None else stamp(at) for at in (since, until))),
+    ).fetchall()
+    unused = (row for row in found if not requests_using_compile(db, row["id"])[2])
+    return [(row["model_alias"], mapping_of(row["usage"])) for row in unused]
 
 
 def _within(sessions: Sequence[int] | None) -> tuple[str, tuple[str, ...]]:

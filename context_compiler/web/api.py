@@ -31,6 +31,7 @@ from context_compiler.web.export import ExportPage, load_export
 from context_compiler.web.home import KINDS, Home, Overview, SessionsPage
 from context_compiler.web.pipelines import RunPage, RunsPage, load_run, load_runs
 from context_compiler.web.sessions import LayersPage, ManagerPage, load_layers, load_manager
+from context_compiler.web.settings import SessionSettings, SettingsPage
 from context_compiler.web.steering import SteeringPage, load_steering
 from context_compiler.web.templates import (
     TemplatePage,
@@ -112,6 +113,7 @@ class Sources:
     timelines: Timelines
     comparisons: Comparisons
     home: Home
+    settings: SessionSettings
     runs: str
     """Store of pipeline runs."""
     owner: str | None
@@ -127,6 +129,7 @@ class Sources:
             facts=FactSearch(inspector),
             timelines=Timelines(inspector),
             comparisons=Comparisons(inspector),
+            settings=SessionSettings(inspector),
             home=Home(inspector, runs, vault=vault, system=system),
             runs=runs,
             owner=owner,
@@ -181,6 +184,12 @@ def _number(about: str) -> Parameter:
 
 PAGE = Parameter(name="page", about="Page of the list, from 1.", number=True, default=1, most=10_000_000)
 STRETCH = Parameter(name="stretch", about="Page of the timeline, from 1, the newest.", number=True, default=1)
+RECALL = Parameter(
+    name="recall",
+    about="Size of recall blocks: a share from 0 to 1, or tokens; empty as it was.",
+    default="",
+    pattern=r"^(|[01](\.0)?|0?\.[0-9]{1,9}|[0-9]{1,9})$",
+)
 SORTED = tuple(SORTS)
 STATUSES = ("", "raw", "mended", "compiled", "cycle", "fallback", "floor_over_budget", "dry_run", "imported")
 STATUS = Parameter(name="status", about="First word of the status of requests.", default="", choices=STATUSES)
@@ -294,6 +303,26 @@ RESOURCES: tuple[Resource, ...] = (
         result=FactPage,
         load=_fact,
         parameters=(_number("Number of the session."), Parameter(name="q", about="The fact.", default="")),
+    ),
+    Resource(
+        path="/sessions/{number}/settings",
+        name="settings",
+        about="A session replayed with another budget and recall: tokens, cost and lost ids; no model is called.",
+        result=SettingsPage,
+        load=lambda sources, given: sources.settings.load(
+            given["number"],
+            budget=given["budget"],
+            recall=_recall_size(given["recall"]),
+            cheapest=given["cheapest"] == "yes",
+        ),
+        parameters=(
+            _number("Number of the session."),
+            Parameter(
+                name="budget", about="Tokens; 0 replays nothing.", number=True, least=0, default=0, most=10_000_000
+            ),
+            RECALL,
+            Parameter(name="cheapest", about="yes to try several settings.", default="", choices=("", "yes")),
+        ),
     ),
     Resource(
         path="/sessions/{number}/layers",
@@ -413,12 +442,7 @@ RESOURCES: tuple[Resource, ...] = (
                 default="",
                 choices=("", *map(str, Fidelity)),
             ),
-            Parameter(
-                name="recall",
-                about="Size of recall blocks: a share from 0 to 1, or tokens; empty as it was.",
-                default="",
-                pattern=r"^(|[01](\.0)?|0?\.[0-9]{1,9}|[0-9]{1,9})$",
-            ),
+            RECALL,
             Parameter(
                 name="trigger",
                 about="Tokens up to which the raw history is sent; 0 as it was.",

@@ -25,7 +25,7 @@ MENU = (
         "Sessions",
         (
             *("sessions", "session", "fact", "request", "message", "why", "diff", "replay", "export"),
-            *("compile", "layers", "manager"),
+            *("compile", "layers", "manager", "settings"),
         ),
     ),
     ("/templates", "Templates", ("templates", "template")),
@@ -46,6 +46,7 @@ REQUEST_TABS = (
 SESSION_TABS = (
     ("", "Requests"),
     ("fact", "Find a fact"),
+    ("settings", "Settings"),
     ("steering", "Steer"),
     ("layers", "Layers"),
     ("manager", "Quality"),

@@ -58,9 +58,7 @@ def test_the_verdict_is_the_cheapest_setting_tried_and_agrees_with_the_table(cc:
     assert float(again["ways"][2]["money"]) == pytest.approx(verdict["cost"])
 
 
-def test_the_verdict_on_a_recorded_session_is_that_of_its_transcript(
-    cc: Command, tmp_path: Path
-) -> None:
+def test_the_verdict_on_a_recorded_session_is_that_of_its_transcript(cc: Command, tmp_path: Path) -> None:
     talk = written(tmp_path / "talk.json", chat(14, words=60))
     cc("compile", talk, "--budget", 700, "--session", "talk", "--db", "talk.db")
     recorded = cc("views", "verdict", "talk", "--db", "talk.db", "--json").json

@@ -218,4 +218,4 @@ def test_every_linked_page_exists(client: TestClient) -> None:
             waiting.extend(map(unescape, re.findall(r'<a [^>]*href="(/(?!static|chat)[^"#]+)', answer.text)))
     parts = ("", "/diff", "/export", "/replay", "/why")
     assert often.keys() >= {f"/requests/0{part}" for part in parts}
-    assert often.keys() >= {f"/sessions/0{part}" for part in ("", "/fact", "/layers", "/manager", "/steering")}
+    assert often.keys() >= {f"/sessions/0{part}" for part in ("", "/fact", "/settings", "/steering")}

@@ -69,6 +69,16 @@
       event.preventDefault();
       toggle(link);
     });
+    document.addEventListener("input", (event) => {
+      const output = event.target.matches("input[type=range]") && document.querySelector(`output[for=${event.target.id}]`);
+      if (output) output.value = Number(event.target.value).toLocaleString("en");
+    });
+    document.addEventListener("click", async (event) => {
+      const clip = event.target.closest("[data-clip]");
+      if (!clip) return;
+      await navigator.clipboard.writeText(clip.dataset.clip);
+      clip.textContent = "Copied";
+    });
     const button = document.getElementById("theme");
     const label = () => button.setAttribute("aria-label", `Color theme: ${themes[remembered()]}`);
     label();
