@@ -15,6 +15,7 @@ from jinja2 import ChoiceLoader, Environment, FileSystemLoader, FunctionLoader, 
 from context_compiler.messages.display import FORMS, asset
 from context_compiler.messages.printable import number, safe, safe_line, share, timestamp
 from context_compiler.web.api import STATUSES
+from context_compiler.web.conversation import calls_of, gist, is_folded, painted
 from context_compiler.web.home import KINDS
 
 HERE = Path(__file__).parent
@@ -68,7 +69,7 @@ def environment() -> Environment:
         lstrip_blocks=True,
     )
     filters: dict[str, Any] = {"number": number, "percent": share, "when": timestamp, "line": safe_line, "plain": safe}
-    filters |= {"pretty": pretty}
+    filters |= {"pretty": pretty, "folded": is_folded, "gist": gist, "painted": painted}
     made.filters.update(filters)
     named: dict[str, Any] = {
         "forms": FORMS,
@@ -76,6 +77,7 @@ def environment() -> Environment:
         "static": static_path,
         "statuses": STATUSES,
         "kinds": KINDS,
+        "calls_of": calls_of,
         "menu": MENU,
         "request_tabs": REQUEST_TABS,
         "session_tabs": SESSION_TABS,
