@@ -6,10 +6,10 @@ import json
 import re
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
-from importlib import import_module
 from typing import Any, cast
 
 from markupsafe import Markup, escape
+from pygments import formatters, highlight, lexers
 from pygments.util import ClassNotFound
 
 from context_compiler.messages.display import Segment, ShownMessage, ShownPart
@@ -29,9 +29,8 @@ FOLDED = ("call", "return", "thinking")
 
 _FENCE = re.compile(r"^```([\w+#.-]*)[^\n]*\n(.*?)^```[ \t]*$", re.MULTILINE | re.DOTALL)
 _FILE = re.compile(r"[\w./-]*\w\.[A-Za-z]\w{0,9}\b")
-_PYGMENTS: Any = import_module("pygments")
-_LEXERS: Any = import_module("pygments.lexers")
-_FORMAT: Any = import_module("pygments.formatters").HtmlFormatter(nowrap=True, classprefix="h-")
+_LEXERS = cast("Any", lexers)
+_FORMAT = cast("Any", formatters).HtmlFormatter(nowrap=True, classprefix="h-")
 
 
 def calls_of(messages: Iterable[ShownMessage]) -> Mapping[str, ShownPart]:
@@ -93,7 +92,7 @@ def _cut(text: str, length: int = LINE) -> str:
 def _paint(text: str, language: str) -> Markup:
     """Highlight a text in a language, or in that of a file name; escape it only, if the language is unknown."""
     lexer = _lexer(language) if language and len(text) <= PAINTED else None
-    return escape(text) if lexer is None else Markup(_PYGMENTS.highlight(text, lexer, _FORMAT))
+    return escape(text) if lexer is None else Markup(highlight(text, lexer, _FORMAT))
 
 
 @lru_cache(maxsize=200)
