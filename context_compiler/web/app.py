@@ -35,7 +35,6 @@ from context_compiler.web.data import BadRequest, Inspector
 from context_compiler.web.export import FORMS
 from context_compiler.web.live import live_events
 from context_compiler.web.pages import link, load_pages, render, static_files
-from context_compiler.web.pipelines import DRAWING_POLICY, load_drawing
 from context_compiler.web.steering import STEERING_PATHS, SteeringPages
 
 LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
@@ -211,7 +210,6 @@ def _routes(
         *(Route(f"/api{one.route}", _answer(one, sources)) for one in RESOURCES),
         Route("/requests/{number}/export/{form}", _download(sources)),
         Route("/live", _live(inspector)),
-        Route("/pipeline.svg", _drawing(sources)),
         Route("/api/openapi.json", _openapi),
         Route("/static/{name}", _static),
     ]
@@ -278,14 +276,6 @@ def _live(inspector: Inspector) -> Endpoint:
             is_ending=request.app.state.is_ending,
         )
         return StreamingResponse(events, media_type="text/event-stream")
-
-    return answer
-
-
-def _drawing(sources: Sources) -> Endpoint:
-    async def answer(request: Request) -> Response:
-        drawn = await load_drawing(sources.runs, request.query_params.get("run", ""), owner=sources.owner)
-        return Response(drawn, media_type="image/svg+xml", headers={"content-security-policy": DRAWING_POLICY})
 
     return answer
 
