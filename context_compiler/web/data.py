@@ -323,7 +323,7 @@ class Inspector(Tracer):
             message: Show only this message, such as `m12`, and find what would have kept it.
 
         Raises:
-            BadRequest: The request has no such message.
+            NotFound: The request has no such message.
         """
         found = await self.read(partial(self._why, number=number, page=page, only=only, message=message))
         if message and found.messages[0].verdict != VERBATIM:
@@ -457,7 +457,7 @@ class Inspector(Tracer):
         counts = {one: verdicts.count(one) for one in VERDICTS}
         named = range(len(verdicts)) if not message else [at for at in range(len(verdicts)) if message == f"m{at}"]
         if message and not named:
-            raise BadRequest(f"message={message[:40]!r}: give m0 to m{len(verdicts) - 1}")
+            raise NotFound(f"message={message[:40]!r}: give m0 to m{len(verdicts) - 1}")
         chosen = [at for at in named if not only or message or verdicts[at] == only]
         pages = Pages(page=page, size=PAGE, total=len(chosen))
         places = chosen[pages.offset : pages.offset + PAGE]
