@@ -235,7 +235,7 @@ def _shorten_errors(content: object, limit: int, truncator: Truncator) -> list[d
     width = (limit - truncator.text(plain_text(bare))) // len(bare) - INPUT_OVERHEAD
     while width >= LEAST_INPUT:
         inputs = [{"input": _shorten_value(error.get("input"), width, truncator)} for error in details]
-        shorter = [{**error, **given} for error, given in zip(bare, inputs, strict=True)]
+        shorter = [{**error, **shortened} for error, shortened in zip(bare, inputs, strict=True)]
         if truncator.text(plain_text(shorter)) <= limit:
             return shorter
         width //= 2

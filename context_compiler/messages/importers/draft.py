@@ -133,9 +133,9 @@ class Draft:
                 is too long.
         """
         if _storage_problem(self.messages):
-            for at, message in zip(self._starts, self.messages, strict=True):
+            for index, message in zip(self._starts, self.messages, strict=True):
                 if why := _storage_problem([message]):
-                    self.at = at
+                    self.at = index
                     raise self.error(why)
         notes = tuple(f"{what} (at {_indexes(where)})" for what, where in self._notes.items())
         return Transcript(name=name, format=format, messages=tuple(self.messages), notes=notes)
