@@ -143,9 +143,9 @@ def role(reading: Reading) -> str:
     return "user" if kinds & {"user", "feedback"} else "system"
 
 
-def added_texts(one: Reading) -> str:
+def added_texts(reading: Reading) -> str:
     """Names of the texts that this package added to a message of the conversation; empty for none."""
-    ours = [item for item in one.items if item.mark is not None] if role(one) != "notes" else []
+    ours = [item for item in reading.items if item.mark is not None] if role(reading) != "notes" else []
     noted = [is_note(item) for item in ours]
     return " and ".join([*(["the notes"] if any(noted) else ()), *(["its recall block"] if not all(noted) else ())])
 
@@ -162,9 +162,9 @@ def time_of(message: ModelMessage) -> str:
     return f"{when:%Y-%m-%d %H:%M:%S}" if when is not None and when.year > 1970 else ""
 
 
-def show_parts(one: Reading, form: str, *, longest: int | None = None) -> tuple[ShownPart, ...]:
+def show_parts(reading: Reading, form: str, *, longest: int | None = None) -> tuple[ShownPart, ...]:
     """Parts of a message for display; texts longer than `longest` characters are cut."""
-    return tuple(_show_part(item, form, longest) for item in one.items)
+    return tuple(_show_part(item, form, longest) for item in reading.items)
 
 
 def _show_part(item: Item, form: str, longest: int | None) -> ShownPart:

@@ -391,9 +391,9 @@ def _first_dynamic(readings: Sequence[Reading], start: int) -> int:
     return next((index for index in range(start, len(readings)) if readings[index].rendering), len(readings))
 
 
-def common_prefix(one: Sequence[object], other: Sequence[object]) -> int:
+def common_prefix(former: Sequence[object], other: Sequence[object]) -> int:
     """Number of leading elements that are the same objects."""
-    return next(compress(count(), map(operator.is_not, one, other)), min(len(one), len(other)))
+    return next(compress(count(), map(operator.is_not, former, other)), min(len(former), len(other)))
 
 
 def _read_message(message: ModelMessage, body: bytes, counter: TokenCounter) -> Reading:
@@ -443,9 +443,9 @@ def _time_of(part: object) -> datetime | None:
 
 
 def _day_of(message: ModelMessage) -> str:
-    for one in (*message.parts, message):
-        if found := day(getattr(one, "timestamp", None)):
-            return found
+    for source in (*message.parts, message):
+        if stamped := day(getattr(source, "timestamp", None)):
+            return stamped
     return ""
 
 

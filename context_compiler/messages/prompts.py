@@ -134,7 +134,7 @@ def asking_part(text: str, counter: TokenCounter) -> str:
 
 def asking_share(text: str) -> float:
     """Fraction of a prompt's characters that are in questions; the rest is new information."""
-    sizes = [(len(one), _is_request(one)) for one in _SENTENCE.findall(text.strip())]
+    sizes = [(len(sentence), _is_request(sentence)) for sentence in _SENTENCE.findall(text.strip())]
     return sum(size for size, asking in sizes if asking) / max(1, sum(size for size, _ in sizes))
 
 

@@ -235,7 +235,7 @@ def has_prompt(history: History, group: Group) -> bool:
 def continues_run(history: History, index: int) -> bool:
     """True if a message is of the same run as the one before it; False if either run is unknown."""
     own = history.readings[index].run_id
-    before = (one.run_id for one in reversed(history.readings[max(0, index - NEAR) : index]))
+    before = (reading.run_id for reading in reversed(history.readings[max(0, index - NEAR) : index]))
     return own is not None and own == next(filter(None, before), None)
 
 

@@ -61,8 +61,8 @@ def as_seconds(value: Value | None) -> float | None:
     """Convert `900s`, `15m`, `250ms` or a bare number of seconds to seconds; None if it is not a duration."""
     if isinstance(value, bool):
         return None
-    found = _DURATION.fullmatch(as_text(value).strip())
-    return float(found[1]) * UNITS[found[2] or "s"] if found else None
+    match = _DURATION.fullmatch(as_text(value).strip())
+    return float(match[1]) * UNITS[match[2] or "s"] if match else None
 
 
 READERS = MappingProxyType(

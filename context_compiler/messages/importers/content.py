@@ -185,7 +185,7 @@ def arguments(value: object) -> Json | str | None:
 
 def _is_shallow(value: object, levels: int) -> bool:
     inner: Sequence[object] = list((mapping(value) or {}).values()) or sequence(value) or ()
-    return not inner or (levels > 0 and all(_is_shallow(one, levels - 1) for one in inner))
+    return not inner or (levels > 0 and all(_is_shallow(element, levels - 1) for element in inner))
 
 
 _DATA_URL = re.compile(r"data:([^;,]*)((?:;[^;,]*)*),(.*)", re.DOTALL | re.IGNORECASE)
@@ -240,9 +240,9 @@ def image_url(block: Json) -> Piece | None:
 
 def input_audio(block: Json) -> Piece | None:
     """Read OpenAI audio: `{"input_audio": {"data", "format"}}`."""
-    given = mapping(block.get("input_audio")) or {}
-    form = text(given.get("format")) or "wav"
-    return binary(given.get("data"), _SOUNDS.get(form, f"audio/{form}"))
+    fields = mapping(block.get("input_audio")) or {}
+    form = text(fields.get("format")) or "wav"
+    return binary(fields.get("data"), _SOUNDS.get(form, f"audio/{form}"))
 
 
 def file(block: Json) -> Piece | None:

@@ -56,13 +56,13 @@ class Draft:
 
     def each(self, entries: Sequence[object], positions: Iterable[int] | None = None) -> Iterator[object]:
         """Iterate over all entries, or those at `positions`, and keep `at` up to date."""
-        for at in range(len(entries)) if positions is None else positions:
-            self.at = at
-            yield entries[at]
+        for index in range(len(entries)) if positions is None else positions:
+            self.at = index
+            yield entries[index]
 
-    def note(self, what: str, at: int | None = None) -> None:
-        """Record a note on lenient reading at index `at`, by default at the current position."""
-        self._notes.setdefault(what, []).append(self.at if at is None else at)
+    def note(self, what: str, index: int | None = None) -> None:
+        """Record a note on lenient reading at `index`, by default at the current position."""
+        self._notes.setdefault(what, []).append(self.at if index is None else index)
 
     def add(self, message: ModelMessage) -> None:
         """Add a complete message."""

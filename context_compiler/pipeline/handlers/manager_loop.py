@@ -46,8 +46,8 @@ class ManagerLoopHandler:
             graph = _load_child(stage)
             if isinstance(graph, Outcome):
                 return graph
-            place = (stage.run_id, stage.branch_id, stage.node.name, str(stage.visit))
-            child = await stage.start(graph, ".".join(filter(None, place)))
+            names = (stage.run_id, stage.branch_id, stage.node.name, str(stage.visit))
+            child = await stage.start(graph, ".".join(filter(None, names)))
         try:
             return await self._supervise(stage, child, condition)
         finally:
@@ -57,8 +57,8 @@ class ManagerLoopHandler:
 
     async def _supervise(self, stage: Stage, child: Child | None, condition: Condition) -> Outcome:
         most = stage.node.whole("manager.max_cycles")
-        listed = (one.strip() for one in stage.node.text("manager.actions").replace(" ", ",").split(","))
-        actions = tuple(one for one in listed if one in ACTIONS) or DEFAULT_ACTIONS
+        listed = (action.strip() for action in stage.node.text("manager.actions").replace(" ", ",").split(","))
+        actions = tuple(action for action in listed if action in ACTIONS) or DEFAULT_ACTIONS
         interval = stage.node.seconds("manager.poll_interval")
         for cycle in range(1, (CYCLES if most is None else most) + 1):
             stage.context.set("stack.manager.cycles", cycle)
