@@ -98,13 +98,8 @@ def _stored_turn(
     if not user.strip() and not answer.strip():
         return []
     decision = done.think_decision
-    most = (
-        PROPOSAL_LIMIT
-        if decision in ("propose", "clarify")
-        else CUT_LIMIT
-        if len(answer) >= VERBATIM_LIMIT
-        else VERBATIM_LIMIT
-    )
+    most = CUT_LIMIT if len(answer) >= VERBATIM_LIMIT else VERBATIM_LIMIT
+    most = PROPOSAL_LIMIT if decision in ("propose", "clarify") else most
     short = answer.strip() if len(answer.strip()) <= most else f"{answer.strip()[:most].rstrip()}{ELLIPSIS}"
     return [
         {

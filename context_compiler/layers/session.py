@@ -255,8 +255,8 @@ class Layers:
             gone = f"session {session_id!r}: something was deleted meanwhile, maybe its layers; the turn is not stored"
             return await self.report("the end of a turn", StoreError(gone))
         stored = await try_await(self.store.layers(session_id, self.vault_name))
-        version = state.version if stored.error is not None else stored.value[1] if stored.value is not None else 0
-        if version == state.version:
+        version = stored.value[1] if stored.value is not None else 0
+        if stored.error is not None or version == state.version:
             self._unsaved[session_id], self._first_tried[session_id] = state, tried
             _WITH_UNSAVED.add(self)
             await self.report(f"session {session_id!r}: its layers are kept in memory until they can be stored", error)

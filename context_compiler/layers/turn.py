@@ -160,7 +160,9 @@ def _ref_lookup(registry: SessionIdRegistry) -> RefLookup:
 
     def ref_of(type: str, id: object) -> str | None:
         name = str(id)
-        return registry.ref_of(type, id) if type else name if name in registry else registry.refs.by_uuid(name)
+        if type:
+            return registry.ref_of(type, id)
+        return name if name in registry else registry.refs.by_uuid(name)
 
     return ref_of
 
@@ -264,7 +266,9 @@ def _rows_outcome(rows: Sequence[object], kind: str) -> str:
         return _write_outcome(rows)
     if kind == "generate":
         return "Generated 1 record" if len(rows) == 1 else f"Generated {len(rows)} records"
-    return {0: "No records found", 1: "Found 1 record"}.get(len(rows), f"Found {len(rows)} records")
+    if not rows:
+        return "No records found"
+    return "Found 1 record" if len(rows) == 1 else f"Found {len(rows)} records"
 
 
 def _write_outcome(rows: Sequence[object]) -> str:

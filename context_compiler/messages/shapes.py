@@ -130,7 +130,7 @@ def price(message: ModelMessage, reading: Reading, shape: Shape, counter: TokenC
 
 def _oversized_native_ids(items: Sequence[Item], shape: Shape) -> frozenset[str | None]:
     """Call ids of exchanges with the provider's own tools in this message that exceed the limit of the shape."""
-    limit = shape.limit if shape.limit is not None else STUB_LIMITS[Kind.RETURN] if shape.skeleton else None
+    limit = STUB_LIMITS[Kind.RETURN] if shape.limit is None and shape.skeleton else shape.limit
     own = [item.call_id for item in items if item.native]
     if limit is None or not own:
         return frozenset()

@@ -171,9 +171,10 @@ def _urgency(key: str, value: object) -> int:
     """Sort key: errors first, then identifiers, then values that contain identifiers."""
     if key in _STATUS_KEYS:
         return _STATUS_KEYS.index(key)
-    return len(_STATUS_KEYS) + (
-        2 if not is_id_field(key) and not (_is_nested(value) and nested_ids(value)) else int(_is_nested(value))
-    )
+    nested = _is_nested(value)
+    if is_id_field(key) or (nested and nested_ids(value)):
+        return len(_STATUS_KEYS) + nested
+    return len(_STATUS_KEYS) + 2
 
 
 def _summarize_nested(value: object) -> object:

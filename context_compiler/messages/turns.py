@@ -334,7 +334,8 @@ def outline(history: History, pairing: Pairing, before: Outline | None = None) -
     cuts = cut_points(history, pairs, starts)
     groups = list(map(Group, cuts, [*cuts[1:], len(history)]))
     places = [*map(partial(bisect_left, cuts), starts), len(groups)]
-    ordinal = turns[-1].index + 1 if turns else 0 if history.readings[0].has_user_part else -1
+    opening = 0 if history.readings[0].has_user_part else -1  # what precedes the first prompt is turn -1
+    ordinal = turns[-1].index + 1 if turns else opening
     edges = zip(pairwise([*starts, len(history)]), pairwise(places), strict=True)
     turns += tuple(
         Turn(ordinal + offset, start, stop, tuple(groups[first:last]))

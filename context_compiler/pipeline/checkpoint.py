@@ -324,7 +324,8 @@ def state_changes(former: RunState | None, state: RunState) -> tuple[list[Name],
     new: list[Cell] = [(HEAD, "", head(state))]
     names, keys = _changed_names(former, state)
     for section, field in MAPPINGS.items():
-        candidates = keys if field == "context" else None if field in UNTRACKED else names
+        tracked = keys if field == "context" else names
+        candidates = None if field in UNTRACKED else tracked
         _compare_mappings(section, getattr(former, field, {}), getattr(state, field), candidates, gone, new)
     for section, field in SEQUENCES.items():
         _compare_sequences(section, getattr(former, field, ()), getattr(state, field), gone, new)

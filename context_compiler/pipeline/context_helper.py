@@ -154,7 +154,8 @@ class OutputCompiler:
 
 def _spent(view: View | None) -> dict[str, Any]:
     """Cost of the compile of a view, as an event reports it."""
-    compile, meter = view.record.compile if view is not None and view.record is not None else None, RequestMeter()
+    meter = RequestMeter()
+    compile = view.record.compile if view is not None and view.record is not None else None
     if compile is not None and compile.usage:
         meter.charge(compile.model_alias, compile.usage)
     return meter.report()

@@ -183,9 +183,9 @@ class RunQueue:
         state, unreadable = None, None
         try:
             state = await self.runs.load(run_id)
+            progress = state.sequence if state is not None else 0
         except CheckpointError as error:
-            unreadable = error
-        progress = -1 if unreadable else state.sequence if state is not None else 0
+            unreadable, progress = error, -1
         taken = await self.take(run_id, worker, progress, held=held)
         if taken is None:
             return None

@@ -100,8 +100,8 @@ def prompt(draft: Draft, content: object, entry: Json) -> UserPromptPart:
     parts = pieces(draft, content)
     if not parts:
         draft.note("user message without content")
-    alone = parts[0] if len(parts) == 1 else None if parts else ""
-    return UserPromptPart(content=alone if isinstance(alone, str) else parts, timestamp=time_of(entry) or UNDATED)
+    content = parts[0] if len(parts) == 1 and isinstance(parts[0], str) else parts or ""
+    return UserPromptPart(content=content, timestamp=time_of(entry) or UNDATED)
 
 
 def result_content(draft: Draft, content: object) -> object:
