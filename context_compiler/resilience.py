@@ -146,7 +146,7 @@ def _last_exchange(messages: Sequence[ModelMessage]) -> set[int]:
     kept: set[int] = set()
     last = len(messages) - 1
     bare = last and not _has_prompt(messages[last]) and not _call_ids(messages[last])
-    waiting = [last, last - 1] if bare else [last]
+    waiting = [last, last - 1] if bare else [last]  # feedback without a tool needs the answer before it
     while waiting:
         current = waiting.pop()
         kept.add(current)

@@ -138,9 +138,10 @@ def _think_lines(trace: ReasoningTrace) -> Iterator[str]:
 def _reply_lines(trace: ReasoningTrace, now: TurnExecutionSummary | None) -> Iterator[str]:
     """Iterate over lines for Reply: outcomes of this turn, or of the last one if this has no steps."""
     past = [turn for turn in trace.recent_summaries if turn is not now]
-    for turn in [now or past[-1]] if now or past else []:
-        yield f"Phase: {label(turn.conversation_phase)}"
-        yield from _wish_lines(turn)
+    newest = now or (past[-1] if past else None)
+    if newest is not None:
+        yield f"Phase: {label(newest.conversation_phase)}"
+        yield from _wish_lines(newest)
     idle = now is None or not (now.steps or now.blocked_reason)
     for when, turn in (("", now), (" last turn", past[-1] if past and idle else None)):
         if turn is not None:

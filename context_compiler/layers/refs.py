@@ -267,6 +267,7 @@ def _mask(data: object, refs: RefLookup, type: str, ancestors: Ancestors) -> obj
         return _mask_row(cast("Mapping[object, Any]", data), refs, type, ancestors)
     if isinstance(data, list | tuple):
         items = cast("list[Any]", data)
+        # A call is a tuple of tool, table and rows.
         kind = str(items[1]) if isinstance(data, tuple) and len(items) == 3 and isinstance(items[1], str) else type
         return [_mask(item, refs, kind, (*ancestors, id(items))) for item in items]
     if data is None or isinstance(data, bool | int | float):
@@ -298,15 +299,13 @@ def _row_ref(id: object, refs: RefLookup, type: str) -> str | None:
 def _mask_field(name: str, value: object, refs: RefLookup, ancestors: Ancestors) -> object:
     """Return the masked value of a field; the id of another entity becomes its ref."""
     if name.endswith("_id") and isinstance(value, str | int) and not isinstance(value, bool):
-        return refs.of(name[:-3], value) or (
-            value if isinstance(value, str) and refs.knows(value, name[:-3]) else ID_PLACEHOLDER
-        )
+        if ref := refs.of(name[:-3], value):
+            return ref
+        return value if isinstance(value, str) and refs.knows(value, name[:-3]) else ID_PLACEHOLDER
     if name.endswith("_ids") and isinstance(value, list | tuple):
-        return (
-            ELLIPSIS
-            if is_recursive(cast(object, value), ancestors)
-            else _mask_list(name[:-1], cast("list[Any]", value), refs, ancestors)
-        )
+        if is_recursive(cast(object, value), ancestors):
+            return ELLIPSIS
+        return _mask_list(name[:-1], cast("list[Any]", value), refs, ancestors)
     return _mask(value, refs, "", ancestors)
 
 

@@ -183,11 +183,9 @@ class SessionIdRegistry:
 
     def data_of(self, ref: str) -> object:
         """Return the content of an entity as last seen, with ids masked; None if it is not available."""
-        return (
-            mask_data(self._data[ref], self.refs, self._rows[ref]["type"])
-            if ref in self and ref in self._data
-            else None
-        )
+        if ref not in self or ref not in self._data:
+            return None
+        return mask_data(self._data[ref], self.refs, self._rows[ref]["type"])
 
     def has_content(self, ref: str) -> bool:
         """True if the content of an entity is available."""

@@ -208,7 +208,8 @@ async def prepare_request(
                 processor.llm.charge = None
             _end_turn(processor, key)
             key = processor.session.turns[-1].key
-            processor.live |= {key} if ends else set()  # only now: a run cancelled while processing has no turn to end
+            if ends:  # only now: a run cancelled while processing has no turn to end
+                processor.live.add(key)
         else:
             key = _resume_turn(processor, key, ends)
             _extend_turn(processor, key, own)
@@ -277,7 +278,8 @@ def _resume_turn(processor: TurnProcessor, key: int | None, ends: bool) -> int |
     """Return the turn that a request without a new prompt continues: the run's, else the newest."""
     if key is None and processor.session.turns:
         key = processor.session.turns[-1].key
-        processor.live |= {key} if ends else set()
+        if ends:
+            processor.live.add(key)
     return key
 
 

@@ -83,9 +83,9 @@ class TurnProcessor:
 
     def add_turn(self, messages: Sequence[ModelMessage]) -> SessionTurn:
         """Add a turn; a previous turn that is still open is closed without an answer."""
-        for last in self.session.turns[-1:]:
-            if last.open and last.key not in self.live:
-                self.session = with_turn(self.session, replace(last, open=False))
+        last = self.session.turns[-1] if self.session.turns else None
+        if last is not None and last.open and last.key not in self.live:
+            self.session = with_turn(self.session, replace(last, open=False))
         turn = make_turn(messages, self.reader, open=True)
         self.session = replace(
             self.session, turns=(*self.session.turns, turn), since_checkpoint=self.session.since_checkpoint + 1

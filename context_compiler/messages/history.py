@@ -276,7 +276,7 @@ class Reader:
         news = messages[share:]
         objects = columns_after(objects, share, news) if objects is not None or not share else None
         readings = (base.readings[:share] if base else ()) + tuple(map(self.one, news))
-        if not kept and len(news) > CLOSE:
+        if not kept and len(news) > CLOSE:  # the objects are new, but the contents may be known
             base, share = max((base, share), self._find_closest(readings), key=lambda candidate: candidate[1])
         ids, exact = (base.ids[:share], base.exact[:share]) if base else ((), ())
         sums = base.sums[: share + 1] if base else (0,)

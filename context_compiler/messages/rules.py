@@ -125,6 +125,7 @@ def _own_sentences(prompt: str) -> Iterator[str]:
         if "```" in sentence or "~~~" in sentence:
             fenced ^= (sentence.count("```") + sentence.count("~~~")) % 2 == 1
             continue
+        # A full stop and a blank may follow the closing quotation mark.
         within = any(first <= begin and end <= last + 2 for first, last in quoted)
         shown = LISTED.sub("", one_line(sentence, 2 * MAX_RULE))
         if shown.endswith((":", "：")) and "\n" in sentence and not _GIVES.search(shown.lower()):
@@ -242,7 +243,8 @@ def find_rules(history: History, memo: Memo[str, Found] | None = None) -> Found:
 def _with_message(result: Found, position: int, reading: Reading) -> Found:
     """Add what one more message tells."""
     said = [item.text for item in reading.items if item.mark is None and item.kind in (Kind.USER, Kind.TEXT)]
-    size, result = sum(map(len, said)), replace(result, length=position + 1, tools=result.tools or reading.exchanges)
+    size = sum(map(len, said))
+    result = replace(result, length=position + 1, tools=result.tools or reading.exchanges)
     if reading.has_prompt and size:
         rules = (Rule(sentence, position) for text in said for sentence in rule_sentences(text))
         return replace(result, rules=(*result.rules, *rules), prompts=_counted(result.prompts, size))
@@ -292,6 +294,7 @@ def contradicts(newer: str, older: str) -> bool:
     forbids = (bool(_NEGATION.search(newer)), bool(_NEGATION.search(older)))
     if words == others:
         return forbids[0] != forbids[1]
+    # Rules that begin and end alike differ in the value between.
     both = min(len(words), len(others))
     start = next((index for index in range(both) if words[index] != others[index]), both)
     both -= start

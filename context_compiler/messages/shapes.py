@@ -103,11 +103,11 @@ def _with_consistent_thinking(before: Sequence[Any], items: Sequence[Item], shap
         shaped: The same parts as shaped; None for those that are left out.
     """
     parts: list[Any] = []
-    led, kept = (None, None), True
+    led, kept = (None, None), True  # the part that the thinking led to, before and after shaping
     for part, item, new in zip(reversed(before), reversed(items), reversed(shaped), strict=True):
         if item.kind is not Kind.THINKING:
             led = part, new
-        elif type(led[0]) is not type(led[1]):
+        elif type(led[0]) is not type(led[1]):  # left out, or rendered as text
             new = None
         parts.append(new)
     parts.reverse()

@@ -280,6 +280,7 @@ def _late(history: History, pairs: Sequence[tuple[int, int]], starts: list[int])
     if not pairs:
         return frozenset()
     requests = [True, *(reading.request for reading in history.readings[starts[0] :])]
+    # Number of the step that each message belongs to: a response after a request begins the next one.
     steps = [*accumulate(was and not request for was, request in pairwise(requests))]
     return frozenset(
         (call, answer)
@@ -333,10 +334,10 @@ def outline(history: History, pairing: Pairing, before: Outline | None = None) -
     starts = turn_starts(history, begin)
     cuts = cut_points(history, pairs, starts)
     groups = list(map(Group, cuts, [*cuts[1:], len(history)]))
-    places = [*map(partial(bisect_left, cuts), starts), len(groups)]
+    first_groups = [*map(partial(bisect_left, cuts), starts), len(groups)]
     opening = 0 if history.readings[0].has_user_part else -1  # what precedes the first prompt is turn -1
     ordinal = turns[-1].index + 1 if turns else opening
-    edges = zip(pairwise([*starts, len(history)]), pairwise(places), strict=True)
+    edges = zip(pairwise([*starts, len(history)]), pairwise(first_groups), strict=True)
     turns += tuple(
         Turn(ordinal + offset, start, stop, tuple(groups[first:last]))
         for offset, ((start, stop), (first, last)) in enumerate(edges)

@@ -118,7 +118,8 @@ def fill_in(command: str, look_up: LookUp) -> tuple[str, dict[str, str]]:
         ValueError: something might run a value as a command.
     """
     filling = _Filling(look_up=look_up, reader=find_reader(command))
-    result, contexts, starts, offset = "", [""], list[int](), 0  # the open quotes and parentheses, and their positions
+    result, offset = "", 0
+    contexts, starts = [""], list[int]()  # the open quotes and parentheses, and their positions
     documents: list[re.Match[str]] = []
     while match := _TOKEN.search(command, offset):
         token, context = match[0], contexts[-1]

@@ -166,7 +166,7 @@ class Engine:
         facts = {"index": state.sequence, "visit": stage.visit, "fidelity": str(stage.fidelity)}
         await stage.emit("stage_started", **facts, thread=stage.thread_id, handler=node.handler)
         async with stage.session.lock if stage.session else nullcontext():
-            if stage.session and state.how == "jump":
+            if stage.session and state.how == "jump":  # the run does this stage again, so its former answer goes
                 stage.session.cut_back(node.name)
             first = self._stage_log.attempt(stage.visit_key)
             begin = partial(self._stage_log.begin_attempt, stage.visit_key)

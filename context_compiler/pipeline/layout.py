@@ -266,7 +266,7 @@ def _crossings(rows: Sequence[Sequence[_Spot]]) -> int:
         passed: list[int] = []
         for position in (below for spot in row for below in sorted(neighbor.position for neighbor in spot.below)):
             index = bisect_right(passed, position)
-            count += len(passed) - index
+            count += len(passed) - index  # links from further left that end further right
             passed.insert(index, position)
     return count
 
@@ -343,7 +343,8 @@ def _build_layout(
     y = 0.0
     for row in rows:
         tall = max(spot.height for spot in row)
-        y += (GAP if any(spot.box for spot in row) else GAP / 2) * bool(bounds)
+        if bounds:  # not above the first rank
+            y += GAP if any(spot.box for spot in row) else GAP / 2
         for spot in row:
             spot.x, spot.y = spot.x - x0, y + tall / 2
             bounds[id(spot)] = (y, y + tall)

@@ -408,9 +408,9 @@ class Page:
 
     def _shorten(self) -> bool:
         """Remove the least important content; False if nothing is left to remove."""
-        for name, omitted, position in (("stages", "omitted", 0), ("context", "context_omitted", -1)):
+        for name, omitted, position, least in (("stages", "omitted", 0, 1), ("context", "context_omitted", -1, 0)):
             entries: list[object] = self._values[name]
-            if len(entries) > (name == "stages"):
+            if len(entries) > least:
                 del entries[position]
                 self._omitted[omitted] += 1
                 return True

@@ -291,7 +291,7 @@ _label_tokens = lru_cache(maxsize=KNOWN_LABELS)(_count_exact)
 
 def _count_pieces(text: str, encode: Callable[[str], Sequence[int]]) -> int:
     every = list(pieces(text))
-    sample = every[:: -(-len(every) // COUNTED)]
+    sample = every[:: -(-len(every) // COUNTED)]  # the step is rounded up
     total = 0
     for piece in sample:
         tokens = _try_or_warn(encode, piece, "the o200k encoder failed on a text, which is counted by its size instead")
@@ -314,7 +314,7 @@ def _load_encoder(_: None) -> Callable[[str], Sequence[int]]:
 
 
 def _try_or_warn(work: Callable[[_Given], _Made], value: _Given, failure: str) -> _Made | None:
-    """Return `work(given)`; if it fails, log a warning once for each `failure` text and return None."""
+    """Return `work(value)`; if it fails, log a warning once for each `failure` text and return None."""
     try:
         return work(value)
     except BaseException as error:  # tiktoken's panic is no Exception; cancellation and exit must pass
