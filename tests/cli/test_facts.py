@@ -91,7 +91,7 @@ def test_an_absent_message_comes_with_the_numbers_of_its_cut_and_a_budget_that_k
         wrong = client.get(f"/api/requests/{number}/why", params={"message": "m4000"})
     assert one["cuts"] == why["cuts"] and one["remedy"]["budget"] >= remedy["budget"]
     assert f"Compiled anew, a budget of {one['remedy']['budget']:,}" in " ".join(shown.split())
-    assert wrong.status_code == 400 and "give m0 to m" in wrong.json()["error"]
+    assert wrong.status_code == 404 and "give m0 to m" in wrong.json()["error"]
 
 
 @pytest.mark.parametrize("width", [60, 80, 120])
