@@ -27,19 +27,19 @@ class Memo(Generic[K, V]):
     def get(self, key: K) -> V | None:
         """Return the value under a key and mark it as used; None if there is none."""
         with self._lock:
-            found = self._kept.get(key)
-            if found is None:
+            entry = self._kept.get(key)
+            if entry is None:
                 return None
             self._kept.move_to_end(key)
-            return found[0]
+            return entry[0]
 
     def get_or_make(self, key: K, make: Callable[[], V]) -> V:
         """Return the value under a key; if there is none, make and store it."""
-        found = self.get(key)
-        if found is None:
-            found = make()
-            self.keep(key, found)
-        return found
+        value = self.get(key)
+        if value is None:
+            value = make()
+            self.keep(key, value)
+        return value
 
     def take(self, key: K) -> V | None:
         """Remove and return the value under a key; None if there is none."""

@@ -33,8 +33,8 @@ class TemplateError(ContextCompilerError):
 
     def __init__(self, message: str, *, name: str, path: str | None = None, line: int | None = None) -> None:
         """Store the place with the message: `name`, the file's `path` and the 1-based `line`, if known."""
-        place = f"{path or name}:{line}" if line else (path or name)
-        super().__init__(f"{place}: {message}")
+        location = f"{path or name}:{line}" if line else (path or name)
+        super().__init__(f"{location}: {message}")
         self.name, self.path, self.line = name, path, line
 
 
@@ -59,8 +59,8 @@ class TranscriptError(ContextCompilerError):
 
     def __init__(self, message: str, *, file: str, index: int | None = None) -> None:
         """Name the `file` and, if a single message is at fault, its 0-based `index`."""
-        place = file if index is None else f"{file}[{index}]"
-        super().__init__(f"{place}: {message}")
+        location = file if index is None else f"{file}[{index}]"
+        super().__init__(f"{location}: {message}")
         self.file, self.index = file, index
 
 
@@ -133,8 +133,8 @@ class GraphError(PipelineError):
         `snippet` is the source line with a caret under the column; a traceback shows it too. `diagnostics` are the
         findings of the linter, if it raised the error.
         """
-        place = ":".join(str(part) for part in (path or "graph", line, column) if part)
-        super().__init__(f"{place}: {message}")
+        location = ":".join(str(part) for part in (path or "graph", line, column) if part)
+        super().__init__(f"{location}: {message}")
         if snippet:
             self.add_note(snippet)
         self.message, self.path, self.line, self.column = message, path, line, column

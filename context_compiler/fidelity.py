@@ -43,8 +43,8 @@ class Fidelity(StrEnum):
         try:
             return cls(value if isinstance(value, cls) else str(value).strip())
         except ValueError:
-            known = ", ".join(cls)
-            raise FidelityError(f"unknown fidelity {value!r}; use one of {known}", where=where, value=value) from None
+            modes = ", ".join(cls)
+            raise FidelityError(f"unknown fidelity {value!r}; use one of {modes}", where=where, value=value) from None
 
     @property
     def cap(self) -> int:
@@ -92,7 +92,7 @@ def resolve_thread_id(edge: object, node: object, pipeline: object, prev_node_na
         *(_attribute_text(pipeline, name) for name in ("default_thread_id", "thread_id", "default_thread")),
         *(first.strip() if isinstance(first, str) else "", prev_node_name, _attribute_text(node, "name")),
     )
-    return next((one for one in ids if one), "")
+    return next((thread_id for thread_id in ids if thread_id), "")
 
 
 def fidelity_on_resume(resolved: str, is_first: bool) -> Fidelity:

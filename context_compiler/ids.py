@@ -119,7 +119,7 @@ def _splits(data: Mapping[str, Any], parts: Sequence[object]) -> Iterator[Split]
     an unanswered prompt with the next one. A joined message has no run id.
     """
     kinds = [cast(dict[str, object], part).get("part_kind") if isinstance(part, dict) else None for part in parts]
-    results = next((at for at, kind in enumerate(kinds) if kind not in ANSWERS), len(kinds))
+    results = next((index for index, kind in enumerate(kinds) if kind not in ANSWERS), len(kinds))
     first = () if data.get("run_id") else range(1, MAX_SPLITS + 1)
     for count in dict.fromkeys((*first, results)):
         if 0 < count < len(parts):
@@ -128,8 +128,8 @@ def _splits(data: Mapping[str, Any], parts: Sequence[object]) -> Iterator[Split]
 
 
 def _rendering(parts: Sequence[object]) -> str:
-    given = [cast(dict[str, object], part) for part in parts if isinstance(part, dict)]
-    dynamic = [part.get("content") for part in given if part.get("dynamic_ref")]
+    fields = [cast(dict[str, object], part) for part in parts if isinstance(part, dict)]
+    dynamic = [part.get("content") for part in fields if part.get("dynamic_ref")]
     return blake2b(json.dumps(dynamic).encode(), digest_size=16).hexdigest() if dynamic else ""
 
 
@@ -143,14 +143,14 @@ def exact_identity(plain: str, instructions: str | None, outcomes: Mapping[int, 
 
 def outcomes(parts: Sequence[object]) -> dict[int, str]:
     """Outcomes of tool results by position, except successes."""
-    found: dict[int, str] = {}
-    for at, part in enumerate(parts):
-        given = cast(dict[str, object], part) if isinstance(part, dict) else {}
-        retried = given.get("part_kind") == "retry-prompt" and given.get("tool_name")
-        outcome = given.get("outcome") or (RETRIED if retried else None)
+    unsuccessful: dict[int, str] = {}
+    for position, part in enumerate(parts):
+        fields = cast(dict[str, object], part) if isinstance(part, dict) else {}
+        retried = fields.get("part_kind") == "retry-prompt" and fields.get("tool_name")
+        outcome = fields.get("outcome") or (RETRIED if retried else None)
         if outcome is not None and outcome != "success":
-            found[at] = str(outcome)
-    return found
+            unsuccessful[position] = str(outcome)
+    return unsuccessful
 
 
 def _identity(data: Mapping[str, Any]) -> str:
@@ -163,8 +163,8 @@ def _canonical_part(part: object) -> object:
     """Part without stamps and dynamic content; a retry prompt gets the kind that it has once the host has loaded it."""
     if not isinstance(part, dict):
         return part
-    given = cast(dict[str, object], part)
-    kept = {key: value for key, value in given.items() if key not in STAMPS and value not in OMITTED}
+    fields = cast(dict[str, object], part)
+    kept = {key: value for key, value in fields.items() if key not in STAMPS and value not in OMITTED}
     if kept.get("dynamic_ref"):
         kept.pop("content", None)
     if kept.get("part_kind") == "retry-prompt":
@@ -205,13 +205,13 @@ Columns = tuple[list[Any], ...]
 
 def objects_of(message: ModelMessage) -> list[object]:
     """Collect the parts of a message and their contents; if the result changes, the message was edited in place."""
-    found: list[object] = [*message.parts, getattr(message, "instructions", None)]
+    objects: list[object] = [*message.parts, getattr(message, "instructions", None)]
     for part in message.parts:
         for name in COMPARED:
             content = getattr(part, name, None)
             if content is not None:
-                found.append(content if type(content) is str else _snapshot(content))
-    return found
+                objects.append(content if type(content) is str else _snapshot(content))
+    return objects
 
 
 def columns_of(messages: Sequence[ModelMessage]) -> Columns:
@@ -241,10 +241,10 @@ def columns_after(before: Columns | None, shared: int, new: Sequence[ModelMessag
     if before is None or not shared:
         return added
     size = sum(before[0][:shared])
-    found = tuple(old[:most] for old, most in zip(before, (shared, shared, size, size), strict=True))
-    for column, more in zip(found, added, strict=True):
+    columns = tuple(old[:most] for old, most in zip(before, (shared, shared, size, size), strict=True))
+    for column, more in zip(columns, added, strict=True):
         column.extend(more)
-    return found
+    return columns
 
 
 def are_unedited(messages: Sequence[ModelMessage], before: Columns) -> bool:

@@ -53,7 +53,7 @@ def lazy_exports(
         try:
             value = getattr(import_module(f"context_compiler.{places[name]}"), name)
         except ModuleNotFoundError as error:
-            extra = next((one for one, given in EXTRAS.items() if error.name in given.packages), None)
+            extra = next((extra for extra, needs in EXTRAS.items() if error.name in needs.packages), None)
             if extra is None:
                 raise
             raise ImportError(f"{name} needs {error.name}: {_install_command(extra)}", name=error.name) from error

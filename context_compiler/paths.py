@@ -42,10 +42,10 @@ log = logging.getLogger("context_compiler")
 def file_identity(path: Path) -> FileIdentity | None:
     """Device and inode of a file; None if it does not exist."""
     try:
-        found = os.stat(path)
+        status = os.stat(path)
     except (OSError, ValueError):  # not a valid file name
         return None
-    return found.st_dev, found.st_ino
+    return status.st_dev, status.st_ino
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,33 +153,33 @@ def install_command(extra: str) -> str:
     with suppress(metadata.PackageNotFoundError):
         direct = metadata.distribution(DISTRIBUTION).read_text("direct_url.json")
     source: dict[str, Any] = json.loads(direct) if direct is not None else {}
-    place = DISTRIBUTION
+    package = DISTRIBUTION
     if "dir_info" in source:
         folder = Path(url2pathname(urlsplit(str(source["url"])).path))
-        place = "." if folder == Path.cwd() else str(folder)
-    return "pip install " + json.dumps(f"{place}[{extra}]")
+        package = "." if folder == Path.cwd() else str(folder)
+    return "pip install " + json.dumps(f"{package}[{extra}]")
 
 
-def is_address(place: object) -> bool:
+def is_address(location: object) -> bool:
     """True for the URL of a PostgreSQL database."""
-    return isinstance(place, str) and place.startswith(("postgresql://", "postgres://"))
+    return isinstance(location, str) and location.startswith(("postgresql://", "postgres://"))
 
 
-def check_place(place: object) -> None:
+def check_place(location: object) -> None:
     """Check that a place is a path or the URL of a PostgreSQL database.
 
     Raises:
         SettingsError: It is another URL, which would otherwise be taken for a path.
     """
-    if isinstance(place, str) and URL.match(place) and not is_address(place):
-        raise SettingsError(f"{place_name(place)!r}: give the path of a file, or postgresql://USER@HOST/DB")
+    if isinstance(location, str) and URL.match(location) and not is_address(location):
+        raise SettingsError(f"{place_name(location)!r}: give the path of a file, or postgresql://USER@HOST/DB")
 
 
-def place_name(place: str | Path) -> str:
+def place_name(location: str | Path) -> str:
     """Name of a store for messages: its path, or its URL without password and options."""
-    if not isinstance(place, str) or not is_address(place):
-        return str(place)
-    parts = urlsplit(place)
+    if not isinstance(location, str) or not is_address(location):
+        return str(location)
+    parts = urlsplit(location)
     user, _, host = parts.netloc.rpartition("@")
     name = user.partition(":")[0]
     return f"postgresql://{name + '@' if name else ''}{host}{parts.path}"

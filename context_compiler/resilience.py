@@ -134,7 +134,8 @@ def last_exchange(messages: Sequence[ModelMessage], limit: int | None) -> dict[i
         return chosen
     texts = sum(len(message.parts) for message in chosen.values()) or 1
     each = max(1, limit // (2 * texts))
-    return {at: replace(one, parts=[_shorten(part, each) for part in one.parts]) for at, one in chosen.items()}
+    cut = {index: [_shorten(part, each) for part in message.parts] for index, message in chosen.items()}
+    return {index: replace(message, parts=cut[index]) for index, message in chosen.items()}
 
 
 def _last_exchange(messages: Sequence[ModelMessage]) -> set[int]:
@@ -145,16 +146,16 @@ def _last_exchange(messages: Sequence[ModelMessage]) -> set[int]:
     kept: set[int] = set()
     last = len(messages) - 1
     bare = last and not _has_prompt(messages[last]) and not _call_ids(messages[last])
-    waiting = [last, last - 1] if bare else [last]
+    waiting = [last, last - 1] if bare else [last]  # feedback without a tool needs the answer before it
     while waiting:
-        at = waiting.pop()
-        kept.add(at)
-        ids, request = _call_ids(messages[at]), isinstance(messages[at], ModelRequest)
-        for index in range(at - 1, -1, -1) if request else range(at + 1, last + 1):
+        current = waiting.pop()
+        kept.add(current)
+        ids, request = _call_ids(messages[current]), isinstance(messages[current], ModelRequest)
+        for index in range(current - 1, -1, -1) if request else range(current + 1, last + 1):
             if not ids:
                 break
-            if isinstance(messages[index], ModelRequest) != request and (found := ids & _call_ids(messages[index])):
-                ids -= found
+            if isinstance(messages[index], ModelRequest) != request and (shared := ids & _call_ids(messages[index])):
+                ids -= shared
                 waiting += [index] if index not in kept else []
     return kept
 

@@ -128,9 +128,9 @@ class Settings:
         Args:
             env: Variables to read instead of `os.environ`.
         """
-        given = os.environ if env is None else env
+        variables = os.environ if env is None else env
         names = {field.name: field.name.upper() for field in fields(cls)}
-        return cls(**{name: given[key] for name, key in names.items() if given.get(key, "").strip()})  # pyright: ignore[reportArgumentType] # text becomes a value in __post_init__
+        return cls(**{name: variables[key] for name, key in names.items() if variables.get(key, "").strip()})  # pyright: ignore[reportArgumentType] # text becomes a value in __post_init__
 
 
 _RULES: dict[str, Callable[[object], object]] = {
@@ -229,8 +229,8 @@ class Config:
         named = path or os.environ.get(variable("config"), "").strip()
         if named:
             return cls._parse(Path(named))
-        found = next((Path(name) for name in (FILE, PROJECT) if Path(name).is_file()), None)
-        return cls(values={}) if found is None else cls._parse(found)
+        default = next((Path(name) for name in (FILE, PROJECT) if Path(name).is_file()), None)
+        return cls(values={}) if default is None else cls._parse(default)
 
     @classmethod
     def _parse(cls, path: Path) -> Self:
@@ -250,7 +250,7 @@ class Config:
 
     def arguments(self) -> dict[str, Value]:
         """Values to pass to `ContextCompiler`, by argument name."""
-        return {"store" if key == "db" else key: one for key, one in self.values.items() if key not in COMMAND_LINE}
+        return {"store" if key == "db" else key: value for key, value in self.values.items() if key not in COMMAND_LINE}
 
     @contextmanager
     def in_environment(self) -> Generator[frozenset[str]]:

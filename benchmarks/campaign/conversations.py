@@ -25,7 +25,7 @@ from pydantic_ai.messages import (
 from pydantic_ai.models.function import AgentInfo, FunctionModel
 
 from benchmarks.campaign.case import Case, complete
-from benchmarks.campaign.drawn import EVALUATED, HOSTILE, LOCKER, SHARED, Drawn
+from benchmarks.campaign.drawn import EVALUATED, HOSTILE, LOCKER, NAMED, SHARED, Drawn
 from benchmarks.campaign.rules import DECLARED, MODE, PLAIN, Given, check_rules, given_rules
 from benchmarks.campaign.strict import (
     HALVES,
@@ -131,7 +131,7 @@ class Writer:
             await asyncio.sleep(60)
         said = self.drawn.text(60)
         self.bad += said in HOSTILE
-        text = {"empty": " \n", "long": "word " * 9_000}.get(kind) or f"- Goal: mend it. {said}"
+        text = {"empty": " \n", "long": "word " * 9_000}.get(kind) or f"- Goal: {NAMED}. {said}"
         return ModelResponse(parts=[TextPart(text)])
 
 
@@ -599,11 +599,12 @@ class Conversation:
         )
         self._least_budget = min(self._least_budget, most, view.budget)
         blamed = [drop for drop in view.drops if "over budget" in drop.reason]
-        raw = view.record.tokens_raw if view.record else most + 1
+        # a budget holds by the larger of our count and the provider's, and the row has the provider's
+        raw = view.record.tokens_raw / min(view.record.ratio, 1) if view.record else most + 1
         case.check(
             view.status != "compiled" or not blamed or raw > self._least_budget,
             "reasons that are not true",
-            lambda: f"{at}{raw} tokens of {most:.0f}, {blamed[:2]}",
+            lambda: f"{at}{raw:.0f} tokens of {most:.0f}, {blamed[:2]}",
         )
         if self.choices.get("counter") and not floor and not view.error:
             counted = strict.counted(sent.tokens)

@@ -28,6 +28,8 @@ WORDS = (
     "whether the staging database was migrated because the report shows rows without owner since Tuesday morning and "
     "nobody changed the schema yet although the ticket says so never deploy on Fridays keep the old index until then"
 ).split()
+NAMED = "mend it with Maria by Tuesday, not on Fridays"
+"""Names among the words, without which a summary is refused."""
 NAMES = "heron lantern copper violin saddle orchard granite feather candle marble thicket canyon ribbon harbour".split()
 OTHERS = ("naïve café", "数据库连接失败", "база данных", "قاعدة البيانات", "🙂🚀", "e\u0301te\u0301", "日本語のログ")
 SHARED = "part_of_"

@@ -187,7 +187,8 @@ async def _rewritten(case: Case) -> None:
         if not record:
             for file in case.folder.glob("context.db*"):
                 file.unlink()
-    case.check(not notices, "unexpected errors", lambda: str(notices[:2]))
+    unexpected = [notice for notice in notices if "are unusable" not in notice]  # its answers are no summaries
+    case.check(not unexpected, "unexpected errors", lambda: str(unexpected[:2]))
 
 
 def managed(case: Case) -> None:

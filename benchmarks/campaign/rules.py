@@ -11,7 +11,7 @@ from pydantic_ai.messages import ModelMessage, UserPromptPart
 
 from benchmarks.campaign.case import Case
 from benchmarks.campaign.strict import COUNTER, READER, part_texts
-from context_compiler.compiler.reasons import RULE_LOST
+from context_compiler.compiler.reasons import RULE_BEYOND_SHARE, RULE_OVER_BUDGET, reason_of
 from context_compiler.messages.fences import OTHERS_TITLE
 from context_compiler.record.values import Drop
 
@@ -111,7 +111,7 @@ def check_rules(
     """
     texts = "\n".join(text for message in messages for part in message.parts for text in part_texts(part))
     shown = _ELSEWHERE.sub("", texts)
-    lost = {drop.what for drop in drops if drop.reason == RULE_LOST.text}
+    lost = {drop.what for drop in drops if reason_of(drop.reason) in (RULE_BEYOND_SHARE, RULE_OVER_BUDGET)}
     needed = sum(COUNTER.text(f"- {rule.text}\n") for rule in rules) + SLACK
     for rule in rules:
         times, dropped = shown.count(rule.text), bool(lost & (rule.origins or {"rule of rules="}))

@@ -12,7 +12,7 @@ from pydantic_ai.messages import ModelMessage, ModelResponse, TextPart
 from pydantic_ai.models.function import FunctionModel
 
 from benchmarks.campaign.case import Case
-from benchmarks.campaign.drawn import Drawn
+from benchmarks.campaign.drawn import NAMED, Drawn
 from context_compiler import ContextCompiler, Recall
 
 REQUESTS = 4_000
@@ -42,7 +42,7 @@ def soak(case: Case) -> None:
 async def _soak(case: Case) -> None:
     drawn = Drawn(case.random)
     errors: list[Exception] = []
-    writer = FunctionModel(lambda messages, info: ModelResponse(parts=[TextPart(f"- Goal: {drawn.text(40)}")]))
+    writer = FunctionModel(lambda messages, info: ModelResponse(parts=[TextPart(f"- Goal: {NAMED}. {drawn.text(40)}")]))
     ours = ContextCompiler(
         budget=2_000, model=writer, store=case.folder / "context.db", system=None, on_error=errors.append
     )

@@ -139,7 +139,7 @@ class ScriptedModel(Model):
         cached = 0
         if TASK not in prompt:
             shared = min(len(names), len(self._cached))
-            unchanged = next((at for at in range(shared) if names[at] != self._cached[at]), shared)
+            unchanged = next((index for index in range(shared) if names[index] != self._cached[index]), shared)
             cached = history.sums[unchanged]
             self._cached = names
         usage = RequestUsage(

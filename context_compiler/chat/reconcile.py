@@ -63,9 +63,9 @@ def visible_turns(messages: Sequence[ModelMessage]) -> list[TranscriptTurn]:
 
 def last_turn(messages: Sequence[ModelMessage]) -> Sequence[ModelMessage]:
     """Return the messages from the last prompt to the end; empty if there is no prompt."""
-    for at in range(len(messages) - 1, -1, -1):
-        if any(isinstance(part, UserPromptPart) for part in messages[at].parts):
-            return messages[at:]
+    for index in range(len(messages) - 1, -1, -1):
+        if any(isinstance(part, UserPromptPart) for part in messages[index].parts):
+            return messages[index:]
     return ()
 
 
@@ -95,17 +95,17 @@ def reconcile(
     shared = min(len(recorded), len(written))
     prompt_rest = _prompt_rest(recorded, written)
     if shared and recorded[shared - 1].user != written[shared - 1].user + prompt_rest:
-        at = next(at for at in range(shared) if recorded[at].user != written[at].user)
-        return Reconciled(messages=list(messages), conflict=at + 1)
+        index = next(index for index in range(shared) if recorded[index].user != written[index].user)
+        return Reconciled(messages=list(messages), conflict=index + 1)
     if len(written) > len(recorded):
         more = [message for turn in written[len(recorded) :] for message in _as_messages(turn)]
         return Reconciled(messages=[*messages, *more])
     if len(recorded) > len(written):
-        found = Reconciled(messages=list(messages), missing=tuple(recorded[len(written) :]))
+        merged = Reconciled(messages=list(messages), missing=tuple(recorded[len(written) :]))
     else:
-        found = Reconciled(messages=[*messages, *_interrupted_answer(messages, recorded, written)])
+        merged = Reconciled(messages=[*messages, *_interrupted_answer(messages, recorded, written)])
     return replace(
-        found,
+        merged,
         prompt_rest=prompt_rest,
         answer_rest=_answer_rest(recorded, written),
         answer_begun=bool(written) and written[-1].assistant is not None,
@@ -116,8 +116,8 @@ def _prompt_rest(recorded: Sequence[TranscriptTurn], written: Sequence[Transcrip
     """End of the transcript's last prompt; a full disk may have kept only the beginning."""
     if not written or len(written) > len(recorded) or written[-1].assistant is not None:
         return ""
-    known = recorded[len(written) - 1].user
-    return known.removeprefix(written[-1].user) if known.startswith(written[-1].user) else ""
+    prompt = recorded[len(written) - 1].user
+    return prompt.removeprefix(written[-1].user) if prompt.startswith(written[-1].user) else ""
 
 
 def _as_messages(turn: TranscriptTurn) -> list[ModelMessage]:
@@ -139,14 +139,14 @@ def _interrupted_answer(
         return []
     if any(isinstance(part, ToolReturnPart) and part.content == FINAL for part in messages[-1].parts):
         return []
-    known, shown = recorded[-1].assistant or "", written[-1].assistant or ""
-    rest = shown.removeprefix(known).removeprefix(TEXT_BREAK if known else "")
-    return [_interrupted_response(rest)] if shown.startswith(known) and rest else []
+    answer, shown = recorded[-1].assistant or "", written[-1].assistant or ""
+    rest = shown.removeprefix(answer).removeprefix(TEXT_BREAK if answer else "")
+    return [_interrupted_response(rest)] if shown.startswith(answer) and rest else []
 
 
 def _answer_rest(recorded: Sequence[TranscriptTurn], written: Sequence[TranscriptTurn]) -> str:
     """End of the answer in the transcript's last turn, if the file lacks it."""
     if not written:
         return ""
-    known, shown = recorded[len(written) - 1].assistant or "", written[-1].assistant or ""
-    return known[len(shown) :] if known.startswith(shown) else ""
+    answer, shown = recorded[len(written) - 1].assistant or "", written[-1].assistant or ""
+    return answer[len(shown) :] if answer.startswith(shown) else ""

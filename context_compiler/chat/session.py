@@ -148,7 +148,7 @@ class _PendingReply:
     def finish(self, *, stopped: bool) -> Reply:
         """Build the reply from what has been received so far."""
         messages = list(self.messages)
-        answers = [at for at, message in enumerate(messages) if isinstance(message, ModelResponse)]
+        answers = [index for index, message in enumerate(messages) if isinstance(message, ModelResponse)]
         response = messages[answers[-1]] if answers else None
         usage = response.usage if isinstance(response, ModelResponse) else RequestUsage()
         record = self.view.record if self.view is not None else None
@@ -237,8 +237,8 @@ class ChatSession:
         **arguments: Any,
     ) -> None:
         if not isinstance(agent, AbstractAgent):  # pyright: ignore[reportUnnecessaryIsInstance] # callers may pass anything
-            given = one_line(repr(agent), 60)
-            raise SettingsError(f"ChatSession({given}): give the Agent first, and then the name of the session")
+            shown = one_line(repr(agent), 60)
+            raise SettingsError(f"ChatSession({shown}): give the Agent first, and then the name of the session")
         self.agent, self.session = agent, session
         self.endless, self.template = endless, template
         self.last: Reply | None = None

@@ -155,32 +155,32 @@ class SessionStorage:
     async def _load(self, *, writing: bool, complete: bool) -> None:
         outcome = await try_await(self._recorded_messages())
         self._report("record", outcome.error, "the transcript is used instead")
-        found = await asyncio.to_thread(self._reconcile, outcome.value or [], self.messages, complete)
+        merged = await asyncio.to_thread(self._reconcile, outcome.value or [], self.messages, complete)
         self._is_repaired = self._is_repaired or writing
-        self.messages = found.messages
+        self.messages = merged.messages
         if self.transcript.foreign:
             self._notice(
                 f"{self.transcript.path}: is no transcript: none of its lines is **User:**; turns are added at its end"
             )
-        if found.conflict:
+        if merged.conflict:
             self._notice(
-                f"{self.transcript.path}: turn {found.conflict} differs from the record; the record is used,"
+                f"{self.transcript.path}: turn {merged.conflict} differs from the record; the record is used,"
                 " and the file is left as it is"
             )
-        if writing and not found.conflict:
-            self._complete_last_turn(found)
+        if writing and not merged.conflict:
+            self._complete_last_turn(merged)
         if writing:
             self.transcript.repair()
-            self.transcript.append(found.missing, self._clock())
+            self.transcript.append(merged.missing, self._clock())
         self._state = self.transcript.state()
         self._report("transcript", self.transcript.fault, WRITTEN_LATER)
 
-    def _complete_last_turn(self, found: Reconciled) -> None:
+    def _complete_last_turn(self, merged: Reconciled) -> None:
         """Write the end of the last prompt and answer if an earlier write was cut short."""
-        if found.prompt_rest:
-            self.transcript.complete_prompt(found.prompt_rest)
-        if found.answer_rest:
-            self.transcript.complete_answer(found.answer_rest, begun=found.answer_begun)
+        if merged.prompt_rest:
+            self.transcript.complete_prompt(merged.prompt_rest)
+        if merged.answer_rest:
+            self.transcript.complete_answer(merged.answer_rest, begun=merged.answer_begun)
 
     def _reconcile(self, recorded: list[ModelMessage], loaded: list[ModelMessage], complete: bool) -> Reconciled:
         """Merge the record, the messages in memory and the transcript.
@@ -198,11 +198,11 @@ class SessionStorage:
         """Load the recorded history; if several vaults have a session of this name, take this vault's."""
         if not self.has_record:
             return []
-        known = [info for info in await self.store.sessions() if info.session_id == self.session]
-        mine = next((info for info in known if info.vault_name == self._vault), None)
+        infos = [info for info in await self.store.sessions() if info.session_id == self.session]
+        mine = next((info for info in infos if info.vault_name == self._vault), None)
         if mine is None or mine.raw_tip is None:
             return []
-        alone = len(known) == 1
+        alone = len(infos) == 1
         bodies = await (self.store.transcript(self.session) if alone else self.store.chain(mine.raw_tip))
         return await asyncio.to_thread(load_messages, bodies)
 
@@ -225,12 +225,12 @@ class SessionStorage:
     async def _save(self) -> None:
         await self.store.archive(self.session, self._vault, (await self.read()).chain)
 
-    def _report(self, place: str, failure: Exception | str | None, consequence: str) -> None:
+    def _report(self, target: str, failure: Exception | str | None, consequence: str) -> None:
         """Report a failed write once, and again only after a success."""
         if failure is None:
-            if place in self._failing:
-                self._notice(f"the {place} works again")
-            self._failing.discard(place)
-        elif place not in self._failing:
-            self._failing.add(place)
+            if target in self._failing:
+                self._notice(f"the {target} works again")
+            self._failing.discard(target)
+        elif target not in self._failing:
+            self._failing.add(target)
             self._notice(f"{failure}; {consequence}")

@@ -160,24 +160,24 @@ class Transcript:
     def state(self) -> tuple[int, int]:
         """Return inode and size of the file, which change when others write; (0, 0) if there is no file."""
         try:
-            found = os.stat(self.path)
+            status = os.stat(self.path)
         except OSError:
             return 0, 0
-        return found.st_ino, found.st_size
+        return status.st_ino, status.st_size
 
-    def read(self, known: Sequence[TranscriptTurn] = ()) -> list[TranscriptTurn]:
+    def read(self, recorded: Sequence[TranscriptTurn] = ()) -> list[TranscriptTurn]:
         """Read every turn, oldest first; empty if the file cannot be read.
 
         Args:
-            known: Turns known from the record. If the file has the same number of turns, only its last one is parsed.
+            recorded: Turns from the record. If the file has the same number of turns, only its last one is parsed.
         """
         try:
             text = decode_text(self.path.read_bytes(), "replace")
         except OSError:
             return []
         self.foreign = bool(text.strip()) and TURN_START not in text and not text.startswith(HEADING)
-        if known and text.count(TURN_START) == len(known):
-            return [*known[:-1], *parse(text[text.rfind(TURN_START) :])]
+        if recorded and text.count(TURN_START) == len(recorded):
+            return [*recorded[:-1], *parse(text[text.rfind(TURN_START) :])]
         return parse(text)
 
     def repair(self) -> None:
@@ -213,10 +213,10 @@ class Transcript:
             piece = piece[1:]
         self._after_return = piece.endswith("\r")
         lines = unify_lines(piece).split("\n")
-        for at, part in enumerate(lines):
+        for index, part in enumerate(lines):
             self._line = _marker_prefix(self._line + part)
-            if at < len(lines) - 1:
-                lines[at] = part + escape_suffix(self._line)
+            if index < len(lines) - 1:
+                lines[index] = part + escape_suffix(self._line)
                 self._line = ""
         self._write(begin + "\n".join(lines))
 
@@ -279,7 +279,7 @@ def transcript_folders(db: object, vault: Path | None, system: Path, owner: str)
     """Folders that chats of an owner may have written to; without an owner, a vault with `{owner}` is skipped."""
     vault = None if not owner and OWNER in str(vault) else vault
     places = (None, db.parent if isinstance(db, Path) else system), (None, system), (vault, system)
-    return list(dict.fromkeys(transcript_folder(*place, owner) for place in places))
+    return list(dict.fromkeys(transcript_folder(*parents, owner) for parents in places))
 
 
 def safe_id(session: str) -> str:
@@ -309,7 +309,7 @@ def time_line(when: datetime) -> str:
 
 def escape(text: str) -> str:
     """Append a backslash to each line that looks like a marker, and end each line with a line feed."""
-    return _LIKE_A_MARKER.sub(lambda found: f"{found[0]}\\", unify_lines(text))
+    return _LIKE_A_MARKER.sub(lambda match: f"{match[0]}\\", unify_lines(text))
 
 
 def escape_suffix(line: str) -> str:
@@ -327,11 +327,11 @@ def parse(text: str) -> list[TranscriptTurn]:
     markers = list(_MARKER.finditer(text))
     turns: list[TranscriptTurn] = []
     when: datetime | None = None
-    for at, marker in enumerate(markers):
+    for index, marker in enumerate(markers):
         if marker[2]:
             when = _time(marker[2])
             continue
-        stop = markers[at + 1].start() if at + 1 < len(markers) else len(text)
+        stop = markers[index + 1].start() if index + 1 < len(markers) else len(text)
         block = text[min(marker.end() + 2, stop) : stop].removesuffix(BLOCK_END)
         content = _ESCAPED.sub(r"\1", block)
         if marker[1] == "User":

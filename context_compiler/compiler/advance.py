@@ -218,7 +218,7 @@ def with_steering(cycle: Cycle, plan: Plan, room: int) -> Cycle:
         return cycle
     said = {rule.text for rule in plan.found_rules.rules if rule.position in kept.keys() - dict(cycle.kept).keys()}
     rules = tuple(text for text in rules if text not in said)
-    return replace(cycle, rules=rules, kept=tuple(sorted(kept.items(), key=lambda one: one[0])))
+    return replace(cycle, rules=rules, kept=tuple(sorted(kept.items(), key=lambda item: item[0])))
 
 
 def _drop_by_order(draft: Draft, plan: Plan, order: Order, previous: Cycle | None) -> None:
@@ -380,13 +380,13 @@ def _reasons(draft: Draft, earlier: Sequence[tuple[int, int, str]]) -> tuple[tup
     for cut in draft.cuts:
         why.update(dict.fromkeys(range(cut.start, cut.stop), cut.reason.text))
     why.update({index: PIN_WAITS.text for index in draft.waiting if draft.shapes[index] != WHOLE})
-    found: list[tuple[int, int, str]] = []
+    spans: list[tuple[int, int, str]] = []
     for index in sorted(why):
-        if found and found[-1][1:] == (index, why[index]):
-            found[-1] = (found[-1][0], index + 1, why[index])
+        if spans and spans[-1][1:] == (index, why[index]):
+            spans[-1] = (spans[-1][0], index + 1, why[index])
         else:
-            found.append((index, index + 1, why[index]))
-    return tuple(found)
+            spans.append((index, index + 1, why[index]))
+    return tuple(spans)
 
 
 Ask = Callable[[SummaryRequest], Awaitable[SummaryResponse]]
@@ -477,10 +477,10 @@ async def _ask_model(done: Selection, turn: int, ask: Ask | None) -> _Reply:
     error = reason_for_no_model(done, turn) or ("asked in this turn already" if ask is None else None)
     if ask is None or error is not None:
         return _Reply(status="deterministic", error=error)
-    given = summary_request(done)
-    answer = await ask(given)
+    request = summary_request(done)
+    answer = await ask(request)
     error = answer.refused or (None if answer.done else answer.fault) or refusal(done, answer.text)
-    return _Reply(status="refused" if error else "ok", error=error or answer.fault, request=given, answer=answer)
+    return _Reply(status="refused" if error else "ok", error=error or answer.fault, request=request, answer=answer)
 
 
 def _row(where: Where, done: Selection, reply: _Reply, cycle: Cycle) -> Compile | None:

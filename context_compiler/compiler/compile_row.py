@@ -97,7 +97,7 @@ def failed_row(where: Where, history: History, policy: Policy, request: SummaryR
     )
 
 
-def _compile_row(where: Where, policy: Policy, **given: Any) -> Compile:
+def _compile_row(where: Where, policy: Policy, **values: Any) -> Compile:
     template = policy.template
     empty: dict[str, Any] = {
         "cache_key": None,
@@ -121,7 +121,7 @@ def _compile_row(where: Where, policy: Policy, **given: Any) -> Compile:
         fidelity=str(policy.fidelity),
         model_alias=policy.model,
         created_at=now(),
-        **{**empty, **given},
+        **{**empty, **values},
     )
 
 

@@ -257,7 +257,7 @@ class Draft:
         items = self.history.readings[index].items
         shape = self.shapes[index] or WHOLE
         skip = shape.skip | self._needless.get(index, frozenset())
-        stays = any(item.stays and at not in skip for at, item in enumerate(items))
+        stays = any(item.stays and part not in skip for part, item in enumerate(items))
         return Shape(skip=skip, bare=True, system=shape.system) if stays else None
 
     def reshape(self, index: int, reason: Reason, **changes: object) -> None:

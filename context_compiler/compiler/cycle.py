@@ -111,11 +111,11 @@ class Cycle:
             data["covered"] = tuple((int(a), int(b)) for a, b in data["covered"])
             data["why"] = tuple((int(a), int(b), str(reason)) for a, b, reason in data["why"])
             data["rules"] = tuple(map(str, data["rules"]))
-            found = cls(**data)
+            cycle = cls(**data)
         except DAMAGED:
             return None
-        shapes = [shape for at, shape in found.kept if 0 <= at < found.decided]
-        return found if len(shapes) == len(found.kept) and all(map(well_typed, (found, *shapes))) else None
+        shapes = [shape for position, shape in cycle.kept if 0 <= position < cycle.decided]
+        return cycle if len(shapes) == len(cycle.kept) and all(map(well_typed, (cycle, *shapes))) else None
 
 
 RAW = Cycle(
@@ -168,13 +168,13 @@ def _runs(kept: Sequence[tuple[int, Shape]]) -> list[tuple[int, int, Shape]]:
 
 def spans(positions: Iterable[int]) -> tuple[Span, ...]:
     """Group sorted positions into spans."""
-    found: list[Span] = []
+    groups: list[Span] = []
     for index in positions:
-        if found and found[-1][1] == index:
-            found[-1] = (found[-1][0], index + 1)
+        if groups and groups[-1][1] == index:
+            groups[-1] = (groups[-1][0], index + 1)
         else:
-            found.append((index, index + 1))
-    return tuple(found)
+            groups.append((index, index + 1))
+    return tuple(groups)
 
 
 def positions(given: Iterable[Span]) -> set[int]:
@@ -223,35 +223,39 @@ def with_turn(cycle: Cycle, turn: int, start: int) -> Cycle:
     return replace(cycle, turn=turn - 1, compiled_turn=min(cycle.compiled_turn, turn - 1))
 
 
-def _joined(cycle: Cycle, history: History, at: int, count: int) -> Cycle:
+def _joined(cycle: Cycle, history: History, joined: int, count: int) -> Cycle:
     """Adjust a cycle after the host merged message `at`, which had `count` parts, with the next one.
 
     Later positions move down by one. If the next message came after the prefix of the cycle, it was sent whole.
     """
     kept, covered = dict(cycle.kept), positions(cycle.covered)
-    decided = max(at + 1, cycle.decided - 1)
-    both = (kept.pop(at, None), kept.pop(at + 1, None) if cycle.decided > at + 1 else WHOLE)
-    moved = {index - (index > at): shape for index, shape in kept.items()}
-    shape = _joined_shape(*both, history, at, count)
+    decided = max(joined + 1, cycle.decided - 1)
+    both = (kept.pop(joined, None), kept.pop(joined + 1, None) if cycle.decided > joined + 1 else WHOLE)
+    moved = {index - (index > joined): shape for index, shape in kept.items()}
+    shape = _joined_shape(*both, history, joined, count)
     if shape is not None:
-        moved[at] = shape
-    merged = covered & {at, at + 1}
-    moved_cover = {index - (index > at) for index in covered - merged} | ({at} if len(merged) > 1 else set[int]())
+        moved[joined] = shape
+    merged = covered & {joined, joined + 1}
+    moved_cover = {index - (index > joined) for index in covered - merged} | (
+        {joined} if len(merged) > 1 else set[int]()
+    )
     return replace(
         cycle,
         decided=decided,
         tip=history.ids[decided - 1],
-        kept=tuple(sorted(moved.items(), key=lambda one: one[0])),
+        kept=tuple(sorted(moved.items(), key=lambda item: item[0])),
         covered=spans(sorted(moved_cover)),
-        why=tuple((start - (start > at), stop - (stop - 1 > at), reason) for start, stop, reason in cycle.why),
-        lead=cycle.lead - (cycle.lead > at + 1),
-        at=cycle.at - (cycle.at > at),
+        why=tuple((start - (start > joined), stop - (stop - 1 > joined), reason) for start, stop, reason in cycle.why),
+        lead=cycle.lead - (cycle.lead > joined + 1),
+        at=cycle.at - (cycle.at > joined),
     )
 
 
-def _joined_shape(answers: Shape | None, prompt: Shape | None, history: History, at: int, count: int) -> Shape | None:
+def _joined_shape(
+    answers: Shape | None, prompt: Shape | None, history: History, position: int, count: int
+) -> Shape | None:
     """Shape of a merged message: `count` tool results, shaped as `answers`, and then the parts shaped as `prompt`."""
-    reading = history.readings[at]
+    reading = history.readings[position]
     first, rest = answers or Shape(bare=True), prompt or Shape(bare=True)
     skip = first.skip | {part + count for part in rest.skip}
     for half, parts in ((first, range(count)), (rest, range(count, len(reading.items)))):
@@ -293,15 +297,17 @@ def restore_late_calls(cycle: Cycle, history: History, pairing: Pairing, base: M
         if index < cycle.decided and (shape is None or shape.bare or shape.skip or shape.tools != "paired"):
             kept[index] = base.get(index, WHOLE)
     return (
-        cycle if kept == dict(cycle.kept) else replace(cycle, kept=tuple(sorted(kept.items(), key=lambda one: one[0])))
+        cycle
+        if kept == dict(cycle.kept)
+        else replace(cycle, kept=tuple(sorted(kept.items(), key=lambda item: item[0])))
     )
 
 
-def _answers_sent(shape: Shape | None, history: History, at: int) -> set[str | None]:
+def _answers_sent(shape: Shape | None, history: History, position: int) -> set[str | None]:
     """Ids of the calls whose answers are sent with message `at` in this shape."""
     if shape is None or shape.bare:
         return set()
-    items = enumerate(history.readings[at].items)
+    items = enumerate(history.readings[position].items)
     return {item.call_id for part, item in items if item.kind is Kind.RETURN and part not in shape.skip}
 
 
@@ -374,11 +380,11 @@ class Blocks:
     def from_json(cls, text: str, config: str) -> Blocks | None:
         """Parse from JSON; None if it is damaged or was written by an incompatible version."""
         try:
-            found = [Block(*one) for one in json.loads(text)]
-            sound = bool(found) and all(map(well_typed, found))
+            blocks = [Block(*fields) for fields in json.loads(text)]
+            sound = bool(blocks) and all(map(well_typed, blocks))
         except DAMAGED:
             return None
-        return cls(own=found[-1], earlier=tuple(found[:-1]), config=config) if sound else None
+        return cls(own=blocks[-1], earlier=tuple(blocks[:-1]), config=config) if sound else None
 
 
 def valid_blocks(blocks: Blocks, history: History, config: str) -> Blocks | None:

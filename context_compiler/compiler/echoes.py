@@ -127,15 +127,19 @@ def sayings(texts: Iterable[tuple[str, int | None, str]]) -> Sayings:
         pieces.append((form, sent))
         starts.append(size)
         words = _words(text)
-        beginnings.update(zip(*(words[at:] for at in range(SENTENCE)), strict=False))
+        beginnings.update(zip(*(words[offset:] for offset in range(SENTENCE)), strict=False))
         joined = f" {' '.join(words)} \n"
         parts.append(joined)
         size += len(joined)
         if form in QUOTING or form == IDENTIFIER:
             _add_lines(text, form, number, lines, short, exchanges)
         if form == IDENTIFIER:
-            named = (one for shown in (text, _FIELD.sub(" ", text)) for one in specifics(shown, False))
-            listed += [(one, number) for one in {one.text: one for one in named}.values() if _identifies(one)]
+            named = (specific for shown in (text, _FIELD.sub(" ", text)) for specific in specifics(shown, False))
+            listed += [
+                (specific, number)
+                for specific in {specific.text: specific for specific in named}.values()
+                if _identifies(specific)
+            ]
     return Sayings(
         pieces=tuple(pieces),
         starts=tuple(starts),
@@ -190,7 +194,7 @@ def echoes(request: Sayings, reading: Reading, own: tuple[str, int] | None = Non
     """
     said: defaultdict[tuple[str, int | None], dict[str, bool]] = defaultdict(dict)
 
-    def found(number: int, words: str, named: bool) -> None:
+    def report(number: int, words: str, named: bool) -> None:
         form, sent = request.pieces[number]
         form = QUOTED if form == IDENTIFIER and not named and len(words.split()) >= SENTENCE else form
         form = own[0] if own is not None and form == VERBATIM and sent == own[1] else form
@@ -198,40 +202,40 @@ def echoes(request: Sayings, reading: Reading, own: tuple[str, int] | None = Non
 
     for item in reading.items:
         if item.mark is None:
-            _compare(request, item, found)
+            _compare(request, item, report)
     order = tuple(FORMS)
-    places = sorted(said, key=lambda place: (order.index(place[0]), -1 if place[1] is None else place[1]))
+    places = sorted(said, key=lambda echo: (order.index(echo[0]), -1 if echo[1] is None else echo[1]))
     return tuple(Echo(form=form, sent=sent, words=_distinct(said[form, sent])) for form, sent in places)
 
 
 def _distinct(words: Mapping[str, bool]) -> tuple[str, ...]:
     """Remove texts that are part of longer ones, and texts that contain a listed identifier."""
-    names = [one for one, named in words.items() if named]
-    alone = [one for one, named in words.items() if named or not any(name in one for name in names)]
+    names = [text for text, named in words.items() if named]
+    alone = [text for text, named in words.items() if named or not any(name in text for name in names)]
     kept: list[str] = []
-    for one in sorted(alone, key=len, reverse=True)[:MAX_SENTENCES]:
-        if not any(one in other for other in kept):
-            kept.append(one)
+    for text in sorted(alone, key=len, reverse=True)[:MAX_SENTENCES]:
+        if not any(text in other for other in kept):
+            kept.append(text)
     return tuple(kept)
 
 
-def _compare(request: Sayings, item: Item, found: Report) -> None:
+def _compare(request: Sayings, item: Item, report: Report) -> None:
     """Report every text of a request that contains words of a part, with these words."""
     for text in _ends_of(own_text(item)):
         said = _WordedText(text)
         for start, stop in said.sentences():
-            _compare_sentence(request, said, start, stop, found)
-        _compare_lines(request, said, found)
-    _compare_exchanges(request, item, found)
+            _compare_sentence(request, said, start, stop, report)
+        _compare_lines(request, said, report)
+    _compare_exchanges(request, item, report)
     if request.listed:
         own = TextSet(own_text(item))
         held: defaultdict[int, list[str]] = defaultdict(list)
-        for one, number in request.listed:
-            if len(held[number]) < LISTED and one.verbatim not in held[number] and own.holds(one):
-                held[number].append(one.verbatim)
+        for specific, number in request.listed:
+            if len(held[number]) < LISTED and specific.verbatim not in held[number] and own.holds(specific):
+                held[number].append(specific.verbatim)
         for number, names in held.items():
             for name in names:
-                found(number, name, True)
+                report(number, name, True)
 
 
 class _WordedText:
@@ -253,27 +257,27 @@ class _WordedText:
         return self.text[self._spans[start][0] : self._spans[stop - 1][1]]
 
 
-def _compare_sentence(request: Sayings, said: _WordedText, start: int, stop: int, found: Report) -> None:
+def _compare_sentence(request: Sayings, said: _WordedText, start: int, stop: int, report: Report) -> None:
     words = said.words[start:stop]
     if (number := request.short.get(" ".join(words))) is not None:
-        found(number, said.shown(start, stop), False)
+        report(number, said.shown(start, stop), False)
     if len(words) < SENTENCE:
         return
     if _may_occur(request, words, 0) and (places := _places(request, words)):
         for number in places:
-            found(number, said.shown(start, stop), False)
+            report(number, said.shown(start, stop), False)
         return
-    at = 0
-    while at + RUN <= len(words):
-        end = at + RUN
-        if not (_may_occur(request, words, at) and (places := _places(request, words[at:end]))):
-            at += 1
+    begin = 0
+    while begin + RUN <= len(words):
+        end = begin + RUN
+        if not (_may_occur(request, words, begin) and (places := _places(request, words[begin:end]))):
+            begin += 1
             continue
-        while end < len(words) and (longer := _places(request, words[at : end + 1])):
+        while end < len(words) and (longer := _places(request, words[begin : end + 1])):
             places, end = longer, end + 1
         for number in places:
-            found(number, said.shown(start + at, start + end), False)
-        at = end
+            report(number, said.shown(start + begin, start + end), False)
+        begin = end
 
 
 def _may_occur(request: Sayings, words: Sequence[str], at: int) -> bool:
@@ -283,26 +287,26 @@ def _may_occur(request: Sayings, words: Sequence[str], at: int) -> bool:
 def _places(request: Sayings, words: Sequence[str]) -> list[int]:
     """Numbers of the first `PLACES` texts that contain these words in a row."""
     wanted, numbers = f" {' '.join(words)} ", list[int]()
-    at = request.text.find(wanted)
-    while at >= 0 and len(numbers) < PLACES:
-        numbers.append(bisect_right(request.starts, at) - 1)
+    offset = request.text.find(wanted)
+    while offset >= 0 and len(numbers) < PLACES:
+        numbers.append(bisect_right(request.starts, offset) - 1)
         after = numbers[-1] + 1
-        at = request.text.find(wanted, request.starts[after]) if after < len(request.starts) else -1
+        offset = request.text.find(wanted, request.starts[after]) if after < len(request.starts) else -1
     return numbers
 
 
-def _compare_lines(request: Sayings, said: _WordedText, found: Report) -> None:
+def _compare_lines(request: Sayings, said: _WordedText, report: Report) -> None:
     """Report quoted lines that are part of a text."""
     joined = f" {' '.join(said.words)} "
     for word in request.lines.keys() & set(said.words):
         for line, number in request.lines[word]:
-            at = joined.find(line)
-            if at >= 0:
-                first = joined.count(" ", 0, at)
-                found(number, said.shown(first, first + line.count(" ") - 1), False)
+            offset = joined.find(line)
+            if offset >= 0:
+                first = joined.count(" ", 0, offset)
+                report(number, said.shown(first, first + line.count(" ") - 1), False)
 
 
-def _compare_exchanges(request: Sayings, item: Item, found: Report) -> None:
+def _compare_exchanges(request: Sayings, item: Item, report: Report) -> None:
     """Report quoted lines that contain a tool call, or its outcome."""
     if not request.exchanges or item.kind not in (Kind.CALL, Kind.RETURN):
         return
@@ -311,15 +315,15 @@ def _compare_exchanges(request: Sayings, item: Item, found: Report) -> None:
     line = call_line(tool, item.text) if called else f"→ {outcome_line(item.text, failed=item.failed)}"
     for said, number in request.exchanges:
         if line in said if called else said.endswith(line) and said.startswith(one_line(tool, 64)):
-            found(number, line.removeprefix("→ "), False)
+            report(number, line.removeprefix("→ "), False)
 
 
 def own_text(item: Item) -> str:
     """Text of a part for comparison: the name of its tool, then its text; each argument of a call begins a line."""
-    given = parse_arguments(item.text) if item.kind is Kind.CALL else None
-    if given is None:
+    arguments = parse_arguments(item.text) if item.kind is Kind.CALL else None
+    if arguments is None:
         return _plain(f"{item.tool}\n{readable_text(item)}" if item.tool else item.text)
-    values = (f"{name}:\n{value if isinstance(value, str) else plain_text(value)}" for name, value in given.items())
+    values = (f"{name}:\n{value if isinstance(value, str) else plain_text(value)}" for name, value in arguments.items())
     return _plain("\n".join([item.tool or "", *values]))
 
 

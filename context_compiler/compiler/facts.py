@@ -135,15 +135,15 @@ class FactSearch:
             if root is not None:
                 self._roots.setdefault(root, []).append(session)
             self._rooted = max(self._rooted, session)
-        found: dict[int, None] = {}
+        sessions: dict[int, None] = {}
         seen: set[str] = set()
         nodes = [node for node, _ in browse.matching_nodes(db, text, HITS)]
         for node in nodes or _nodes_with_words(db, text)[:HITS]:
             root = browse.root_of(db, node)
             if root is not None and root not in seen:
                 seen.add(root)
-                found |= dict.fromkeys(self._roots.get(root, ()))
-        return tuple(found)
+                sessions |= dict.fromkeys(self._roots.get(root, ()))
+        return tuple(sessions)
 
     def _session(self, db: Database, number: int, fact: str) -> FactPage:
         info = session_of(db, number)
@@ -169,7 +169,7 @@ class FactSearch:
         words = () if found else _nodes_with_words(db, fact)
         scattered = {chains.nodes[node][2] for node in words if node in chains.nodes}
         near, _ = self._mentions(db, info, tips, scattered, fact)
-        stretches = tuple(self._stretches(db, tips, masks, [one.index for one in mentions]))
+        stretches = tuple(self._stretches(db, tips, masks, [mention.index for mention in mentions]))
         return FactPage(
             session=info,
             fact=fact,
@@ -185,17 +185,17 @@ class FactSearch:
         )
 
     def _read(self, db: Database, number: int, tips: Sequence[RequestTips]) -> Chains:
-        known = self._chains.get(number)
-        if known is not None and known.newest == tips[-1].id:
-            return known
+        cached = self._chains.get(number)
+        if cached is not None and cached.newest == tips[-1].id:
+            return cached
         nodes = self.tracer.links(db, number, tips)
         raw: set[str] = set()
         seen: set[str] = set()
         for tip in tips:
-            at = tip.raw_tip
-            while at is not None and at not in seen and at in nodes:
-                seen.add(at)
-                _, at, content, *_ = nodes[at]
+            node = tip.raw_tip
+            while node is not None and node not in seen and node in nodes:
+                seen.add(node)
+                _, node, content, *_ = nodes[node]
                 raw.add(content)
         chains = Chains(nodes=nodes, raw=frozenset(raw), newest=tips[-1].id)
         self._chains.keep(number, chains)
@@ -203,11 +203,11 @@ class FactSearch:
 
     def _forms(self, db: Database, chains: Chains, fact: str) -> dict[str, int]:
         """Bit mask of the forms in which each message contains the fact, by content hash."""
-        found: dict[str, int] = {}
+        masks: dict[str, int] = {}
         folded = _flat(fact)
         for node, text in browse.matching_nodes(db, fact, -1):
             if node in chains.nodes and folded in _flat(text):
-                found[chains.nodes[node][2]] = _bit(VERBATIM)
+                masks[chains.nodes[node][2]] = _bit(VERBATIM)
         contents = (content for _, _, content, *_ in chains.nodes.values())
         written = list(dict.fromkeys(content for content in contents if content not in chains.raw))
         words = _plain_words(folded)
@@ -219,8 +219,8 @@ class FactSearch:
         _, readings = self.tracer.read_nodes(db, [Node("", content) for content in holding])
         for content, reading in zip(holding, readings, strict=True):
             if mask := sum(_bit(form) for form in set(_forms_in(reading, folded))):
-                found[content] = mask
-        return found
+                masks[content] = mask
+        return masks
 
     def _beside(self, db: Database, chains: Chains, tips: Sequence[RequestTips], fact: str) -> dict[str | None, int]:
         """Bit mask for the instructions that contain the fact, by their hash."""
@@ -236,12 +236,12 @@ class FactSearch:
         contents: Set[str],
         fact: str,
     ) -> tuple[list[Mention], int]:
-        tip = next((one.raw_tip for one in reversed(tips) if one.raw_tip is not None), None)
+        tip = next((request.raw_tip for request in reversed(tips) if request.raw_tip is not None), None)
         chain = self.tracer.chain(db, tip, info.id)
-        places = [at for at, node in enumerate(chain) if node.content in contents]
-        _, readings = self.tracer.read_nodes(db, [chain[at] for at in places[:MENTIONS]])
-        found = [_mention(at, reading, fact) for at, reading in zip(places, readings, strict=False)]
-        return found, len(places)
+        places = [position for position, node in enumerate(chain) if node.content in contents]
+        _, readings = self.tracer.read_nodes(db, [chain[position] for position in places[:MENTIONS]])
+        mentions = [_mention(position, reading, fact) for position, reading in zip(places, readings, strict=False)]
+        return mentions, len(places)
 
     def _stretches(
         self,
@@ -252,12 +252,14 @@ class FactSearch:
     ) -> Iterator[Stretch]:
         explained = 0
         before = _bit(VERBATIM)
-        for (mask, known), group in groupby(range(len(tips)), key=lambda at: (masks[at][0], bool(masks[at][1]))):
+        for (mask, in_raw), group in groupby(
+            range(len(tips)), key=lambda index: (masks[index][0], bool(masks[index][1]))
+        ):
             places = list(group)
             first, last = tips[places[0]], tips[places[-1]]
             reason, step, told = "", 0, False
             left = before & _bit(VERBATIM) and not mask & _bit(VERBATIM)
-            if known and (left or not mask) and explained < EXPLAINED:
+            if in_raw and (left or not mask) and explained < EXPLAINED:
                 reason, step, told = self._reason(db, first.id, mentions)
                 reason, step = (reason, step) if left else ("", 0)
                 told = told and not mask
@@ -268,20 +270,20 @@ class FactSearch:
                 requests=len(places),
                 turns=(first.turn_index + 1, last.turn_index + 1),
                 forms=tuple(form for form in ORDER if mask & _bit(form)),
-                known=known,
+                known=in_raw,
                 reason=reason,
                 step=step,
                 told=told,
             )
-            before = mask if known else _bit(VERBATIM)
+            before = mask if in_raw else _bit(VERBATIM)
 
     def _reason(self, db: Database, number: int, mentions: Sequence[int]) -> tuple[str, int, bool]:
         """Reason and step that cut these messages, and True if the summary of that request covers one of them."""
         row, record = request_of(db, number)
         sent = self.tracer.trace(db, row, record)
-        there = [at for at in mentions if at < len(sent.raw)]
-        gone = [fate for fate in (fate_of(sent, at) for at in there) if fate.reason]
-        told = any(is_covered_by_summary(sent, at) for at in there)
+        there = [position for position in mentions if position < len(sent.raw)]
+        gone = [fate for fate in (fate_of(sent, position) for position in there) if fate.reason]
+        told = any(is_covered_by_summary(sent, position) for position in there)
         return (gone[0].reason, gone[0].step.number if gone[0].step else 0, told) if gone else ("", 0, told)
 
 
@@ -327,18 +329,18 @@ def _is_prompt_with_block(reading: Reading, item: Item) -> bool:
     return any(one.mark is not None for one in reading.items) and item.mark is None
 
 
-def _mention(at: int, reading: Reading, fact: str) -> Mention:
+def _mention(position: int, reading: Reading, fact: str) -> Mention:
     text = " ".join(searchable(reading).split())
-    place = text.casefold().find(fact.casefold())
-    if place < 0:  # the words in another order: the first of them
+    start = text.casefold().find(fact.casefold())
+    if start < 0:  # the words in another order: the first of them
         fact = next((word for word in re.findall(r"\w+", fact) if word.casefold() in text.casefold()), "")
-        place = max(text.casefold().find(fact.casefold()), 0)
-    stop = place + len(fact)
+        start = max(text.casefold().find(fact.casefold()), 0)
+    stop = start + len(fact)
     return Mention(
-        index=at,
+        index=position,
         role=role(reading),
-        before=("…" if place > EXCERPT else "") + text[max(0, place - EXCERPT) : place],
-        fact=text[place:stop],
+        before=("…" if start > EXCERPT else "") + text[max(0, start - EXCERPT) : start],
+        fact=text[start:stop],
         after=text[stop : stop + EXCERPT] + ("…" if len(text) > stop + EXCERPT else ""),
     )
 

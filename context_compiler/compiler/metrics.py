@@ -47,7 +47,9 @@ class PromptCache:
         """Price of the next request; afterwards `cached` is the number of its tokens read from the cache."""
         names = tuple(reading.name for reading in readings)
         pairs = zip(names, self._before, strict=False)
-        shared = next((at for at, (one, other) in enumerate(pairs) if one != other), min(len(names), len(self._before)))
+        shared = next(
+            (index for index, (name, other) in enumerate(pairs) if name != other), min(len(names), len(self._before))
+        )
         self._before = names
         tokens = [reading.tokens for reading in readings]
         self.cached = sum(tokens[:shared])
@@ -91,10 +93,10 @@ def figures(sent: Sequence[Sent], budget: int) -> Figures:
     """Aggregate the requests of a session; all figures are 0 without requests."""
     return Figures(
         requests=len(sent),
-        over=sum(one.tokens > budget for one in sent),
-        worst=max((one.tokens for one in sent), default=0) / budget,
-        broken=sum(bool(one.orphans or one.half_open) for one in sent),
-        tokens=sum(one.tokens for one in sent),
-        cost=sum(one.cost for one in sent),
-        median_ms=median(one.seconds for one in sent) * 1000 if sent else 0.0,
+        over=sum(request.tokens > budget for request in sent),
+        worst=max((request.tokens for request in sent), default=0) / budget,
+        broken=sum(bool(request.orphans or request.half_open) for request in sent),
+        tokens=sum(request.tokens for request in sent),
+        cost=sum(request.cost for request in sent),
+        median_ms=median(request.seconds for request in sent) * 1000 if sent else 0.0,
     )

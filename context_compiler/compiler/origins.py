@@ -47,15 +47,15 @@ def causes(recorded: Iterable[tuple[int | None, Sequence[Drop]]]) -> dict[int, l
 
     A request repeats the drops of earlier ones in its cycle; the earliest request with a reason is its cause.
     """
-    found: dict[int, list[Cause]] = {}
+    by_position: dict[int, list[Cause]] = {}
     for number, drops in recorded:
         for drop in drops:
-            for at in positions_of(drop.what):
-                cause, known = Cause(reason=drop.reason, request=number), found.setdefault(at, [])
-                if known and known[-1].reason == drop.reason:
-                    known.pop()
-                known.append(cause)
-    return found
+            for position in positions_of(drop.what):
+                cause, earlier = Cause(reason=drop.reason, request=number), by_position.setdefault(position, [])
+                if earlier and earlier[-1].reason == drop.reason:
+                    earlier.pop()
+                earlier.append(cause)
+    return by_position
 
 
 def align(sent: Sequence[str], raw: Sequence[str]) -> list[int | None]:
@@ -65,40 +65,40 @@ def align(sent: Sequence[str], raw: Sequence[str]) -> list[int | None]:
     the host come first in a view, so they are matched out of order.
     """
     places: dict[str, list[int]] = {content: [] for content in sent}
-    for at, content in enumerate(raw):
+    for position, content in enumerate(raw):
         if content in places:
-            places[content].append(at)
-    found: list[int | None] = []
+            places[content].append(position)
+    origins: list[int | None] = []
     following = len(raw)
     for content in reversed(sent):
         free = places[content]
         before = bisect_left(free, following) - 1
-        at = free.pop(before) if before >= 0 else None
-        found.append(at)
-        following = following if at is None else at
-    found.reverse()
+        position = free.pop(before) if before >= 0 else None
+        origins.append(position)
+        following = following if position is None else position
+    origins.reverse()
     for index, content in enumerate(sent):
-        if found[index] is None and places[content]:
-            found[index] = places[content].pop()
-    return found
+        if origins[index] is None and places[content]:
+            origins[index] = places[content].pop()
+    return origins
 
 
 def gaps(aligned: Sequence[int | None], length: int) -> dict[int, range]:
     """Range of raw positions for each view message without a known origin, from its neighbours that are in order."""
     in_order: list[int | None] = []
     after = length
-    for at in reversed(aligned):
-        in_order.append(at if at is not None and at < after else None)
+    for position in reversed(aligned):
+        in_order.append(position if position is not None and position < after else None)
         after = in_order[-1] if in_order[-1] is not None else after
     in_order.reverse()
-    found: dict[int, range] = {}
+    ranges: dict[int, range] = {}
     before = 0
-    for index, at in enumerate(aligned):
+    for index, position in enumerate(aligned):
         before = before if in_order[index] is None else (in_order[index] or 0) + 1
-        if at is None:
+        if position is None:
             after = next((later for later in in_order[index + 1 :] if later is not None), length)
-            found[index] = range(before, after)
-    return found
+            ranges[index] = range(before, after)
+    return ranges
 
 
 def is_written(message: ModelMessage) -> bool:

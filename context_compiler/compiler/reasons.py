@@ -120,7 +120,7 @@ position is unknown."""
 @lru_cache(maxsize=1_000)
 def _form(text: str) -> str:
     """Text of a reason without its numbers."""
-    return re.sub(r"\d[\d,]*|{.*?}", "#", text)
+    return re.sub(r"\d[\d,]*|{[^{}]*}", "#", text)
 
 
 _BY_FORM = {_form(reason.text): reason for reason in REASONS}

@@ -61,31 +61,31 @@ def needed(item: Item) -> set[str]:
         asked = action[1] or action[2]
     else:
         return set()
-    return {one.text for one in specifics(asked) if one.sort in (Sort.ID, Sort.PATH)}
+    return {specific.text for specific in specifics(asked) if specific.sort in (Sort.ID, Sort.PATH)}
 
 
 def places(text: str, wanted: str) -> Iterator[tuple[int, int]]:
     """Spans at which a comparable text contains `wanted` as a whole, not within a longer word."""
-    at = text.find(wanted)
-    while at >= 0:
-        end = at + len(wanted)
-        if not (text[at - 1 : at].isalnum() and wanted[0].isalnum()) and not (
+    start = text.find(wanted)
+    while start >= 0:
+        end = start + len(wanted)
+        if not (text[start - 1 : start].isalnum() and wanted[0].isalnum()) and not (
             text[end : end + 1].isalnum() and wanted[-1].isalnum()
         ):
-            yield at, end
-        at = text.find(wanted, at + 1)
+            yield start, end
+        start = text.find(wanted, start + 1)
 
 
 def contexts(text: str, wanted: str) -> set[tuple[str, str, str]]:
     """Contexts of a reference in a text: the word on each side, two words before, two after, or its field."""
-    found: set[tuple[str, str, str]] = set()
+    around: set[tuple[str, str, str]] = set()
     for start, end in places(text, wanted):
         if key := _KEY.search(text, max(0, start - 60), start):
-            found.add(("key", key[1], "="))
+            around.add(("key", key[1], "="))
         before = ["", "", *_WORD.findall(text[max(0, start - 80) : start])][-2:]
         after = [*_WORD.findall(text[end : end + 80]), "", ""][:2]
-        found |= {("between", before[1], after[0]), ("after", before[0], before[1]), ("before", after[0], after[1])}
-    return {context for context in found if context[1] or context[2]} or ({("alone", "", "")} if found else found)
+        around |= {("between", before[1], after[0]), ("after", before[0], before[1]), ("before", after[0], after[1])}
+    return {context for context in around if context[1] or context[2]} or ({("alone", "", "")} if around else around)
 
 
 def texts(history: History) -> list[str]:
@@ -106,13 +106,15 @@ def calls(sessions: Sequence[History], spoken: Sequence[Sequence[str]]) -> Itera
             if reading.request or position == 0:
                 continue
             before = spoken[number][:position]
-            found: list[Reference] = []
+            references: list[Reference] = []
             for text in sorted({text for item in reading.items for text in needed(item)}):
-                last = next((at for at in range(position - 1, -1, -1) if any(places(before[at], text))), None)
+                last = next(
+                    (earlier for earlier in range(position - 1, -1, -1) if any(places(before[earlier], text))), None
+                )
                 if last is not None:
-                    found.append(Reference(text=text, distance=history.sums[position] - history.sums[last + 1]))
-            if found:
-                yield Call(session=number, position=position, references=tuple(found))
+                    references.append(Reference(text=text, distance=history.sums[position] - history.sums[last + 1]))
+            if references:
+                yield Call(session=number, position=position, references=tuple(references))
 
 
 def held(reference: str, before: Sequence[str], view: str) -> bool:
@@ -140,18 +142,18 @@ class ReferenceRecall:
         if not needed:
             return
         shown = "\n".join(map(self._text, map(self._reader.one, view)))
-        hits = [(held(one.text, self._texts[:position], shown), one.distance) for one in needed]
-        self._lost |= {one.text: None for one, (hit, _) in zip(needed, hits, strict=True) if not hit}
+        hits = [(held(reference.text, self._texts[:position], shown), reference.distance) for reference in needed]
+        self._lost |= {reference.text: None for reference, (hit, _) in zip(needed, hits, strict=True) if not hit}
         self._all.append(fmean(hit for hit, _ in hits))
         if far := [hit for hit, distance in hits if distance > self._budget]:
             self._long.append(fmean(far))
 
     def _text(self, reading: Reading) -> str:
         """Comparable text of a message, cached because most views of a session share it."""
-        found = self._known.get(reading.name)
-        if found is None:
-            found = self._known[reading.name] = message_text(reading)
-        return found
+        text = self._known.get(reading.name)
+        if text is None:
+            text = self._known[reading.name] = message_text(reading)
+        return text
 
     @property
     def all(self) -> float | None:

@@ -82,14 +82,14 @@ def _line(text: str, counter: TokenCounter) -> int:
 def fitting_rules(rules: Sequence[Rule], room: int, counter: TokenCounter) -> tuple[Rule, ...]:
     """Newest rules that fit in `room` tokens, in order. Those that the application declares count as the newest."""
     kept, left = list[Rule](), room - _frame(counter)
-    for rule in sorted(rules, key=lambda one: (one.position < 0, one.position), reverse=True):
+    for rule in sorted(rules, key=lambda candidate: (candidate.position < 0, candidate.position), reverse=True):
         cost = _line(rule.text, counter)
         if cost <= left:
             kept.append(rule)
             left -= cost
-    while kept and rules_cost([one.text for one in kept], counter) > room:
+    while kept and rules_cost([candidate.text for candidate in kept], counter) > room:
         kept.pop()
-    return tuple(one for one in rules if one in set(kept))
+    return tuple(candidate for candidate in rules if candidate in set(kept))
 
 
 def unlisted(rules: Iterable[Rule], history: History, shapes: Sequence[Shape | None], note: str) -> list[Rule]:
@@ -104,16 +104,16 @@ def _is_whole(history: History, shapes: Sequence[Shape | None], position: int) -
 
 def without_rules(candidates: Iterable[Passage], rules: Sequence[str]) -> list[Passage]:
     """Passages without the rules that a view contains anyway, because a view says nothing twice."""
-    found: list[Passage] = []
+    passages: list[Passage] = []
     for passage in candidates:
         text = passage.text
         for rule in rules:
             text = text.replace(rule, "…")
         if text == passage.text:
-            found.append(passage)
+            passages.append(passage)
         elif any(map(str.isalnum, text)):
-            found.append(replace(passage, text=text))
-    return found
+            passages.append(replace(passage, text=text))
+    return passages
 
 
 def absent_rules(rules: Sequence[Rule], sent: History) -> list[Rule]:
@@ -121,18 +121,21 @@ def absent_rules(rules: Sequence[Rule], sent: History) -> list[Rule]:
     if not rules:
         return []
     texts = [
-        item.text for one in sent.readings for item in one.items if item.kind is Kind.USER or item.mark is not None
+        item.text
+        for reading in sent.readings
+        for item in reading.items
+        if item.kind is Kind.USER or item.mark is not None
     ]
     shown = "\n".join(texts)
-    lost = [one for one in rules if one.text not in shown and neutralize(one.text) not in shown]
+    lost = [rule for rule in rules if rule.text not in shown and neutralize(rule.text) not in shown]
     if lost:
         plain = " ".join(shown.split())
-        lost = [one for one in lost if " ".join(one.text.split()) not in plain]
+        lost = [rule for rule in lost if " ".join(rule.text.split()) not in plain]
     return lost
 
 
 def rule_states(
-    rules: Sequence[Rule], found: Sequence[Rule], listed: Sequence[str], lost: Sequence[Rule]
+    rules: Sequence[Rule], all_rules: Sequence[Rule], listed: Sequence[str], lost: Sequence[Rule]
 ) -> list[dict[str, str]]:
     """State of each rule in a request, without its text: those in force, then those that were replaced."""
     states: list[dict[str, str]] = []
@@ -140,9 +143,9 @@ def rule_states(
         state = NO_ROOM if rule in lost else LISTED if rule.text in listed else IN_MESSAGE
         states.append({"rule": rule_origin(rule), "state": state})
     standing = {rule.name for rule in rules}
-    for rule in found[-STATES:]:
+    for rule in all_rules[-STATES:]:
         if rule.name not in standing:
-            newer = next((one for one in rules if contradicts(one.text, rule.text)), None)
+            newer = next((candidate for candidate in rules if contradicts(candidate.text, rule.text)), None)
             state = f"replaced by the {rule_origin(newer)}" if newer is not None else DISMISSED
             states.append({"rule": rule_origin(rule), "state": state})
     return states
@@ -153,15 +156,15 @@ def valid_notes(notes: Sequence[RuleNote], history: History, cycle: Cycle, steer
 
     A note that is older than the cycle loses the rules that the cycle lists itself.
     """
-    listed, found = set(cycle.rules), list[RuleNote]()
+    listed, valid = set(cycle.rules), list[RuleNote]()
     for note in notes:
         there = cycle.decided <= note.at < len(history) and history.ids[note.at] == note.tip
         if there and not any(map(steering.dismisses, note.rules)):
             rules = tuple(text for text in note.rules if text not in listed)
             revoked = tuple(text for text in note.revoked if text in listed)
             listed = listed.union(rules).difference(revoked)
-            found += [replace(note, rules=rules, revoked=revoked)] if rules or revoked else []
-    return tuple(found)
+            valid += [replace(note, rules=rules, revoked=revoked)] if rules or revoked else []
+    return tuple(valid)
 
 
 def listed_rules(cycle: Cycle, notes: Sequence[RuleNote]) -> list[str]:

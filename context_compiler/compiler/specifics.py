@@ -83,16 +83,16 @@ def _find_specifics(original: str, start: int, rules: bool) -> Iterator[Specific
         if signs and signs.isdisjoint(characters):
             continue
         for match in pattern.finditer(text):
-            at, end = match.span(match.lastindex or 0)
-            end = at + len(_trimmed(text[at:end], sort))
-            if end > at and not any(taken[at:end]) and check(text[at:end]):
-                taken[at:end] = b"\x01" * (end - at)
-                places.append((at, end, sort))
-    places += [(at, end, Sort.COMMAND) for at, end in _commands(text)]
-    places += [(at, end, Sort.RULE) for at, end in _rules(text)] if rules else []
-    for at, end, sort in sorted(places):
-        verbatim = original[at:end]
-        yield Specific(sort=sort, text=comparable_text(verbatim), verbatim=verbatim, offset=start + at)
+            begin, end = match.span(match.lastindex or 0)
+            end = begin + len(_trimmed(text[begin:end], sort))
+            if end > begin and not any(taken[begin:end]) and check(text[begin:end]):
+                taken[begin:end] = b"\x01" * (end - begin)
+                places.append((begin, end, sort))
+    places += [(begin, end, Sort.COMMAND) for begin, end in _commands(text)]
+    places += [(begin, end, Sort.RULE) for begin, end in _rules(text)] if rules else []
+    for begin, end, sort in sorted(places):
+        verbatim = original[begin:end]
+        yield Specific(sort=sort, text=comparable_text(verbatim), verbatim=verbatim, offset=start + begin)
 
 
 def _trimmed(text: str, sort: Sort) -> str:
@@ -109,10 +109,10 @@ def _commands(text: str) -> Iterator[tuple[int, int]]:
     seen: set[int] = set()
     for pattern, twice in _command_patterns():
         for match in pattern.finditer(text):
-            at, end = match.span(1)
-            if at not in seen and (not twice or is_command(text[at:end])):
-                seen.add(at)
-                yield at, at + len(text[at:end].rstrip())
+            begin, end = match.span(1)
+            if begin not in seen and (not twice or is_command(text[begin:end])):
+                seen.add(begin)
+                yield begin, begin + len(text[begin:end].rstrip())
 
 
 _BINDS = re.compile(
@@ -126,15 +126,15 @@ _NO_RULE = re.compile(r"(?i)\bnever ?mind\b|\bi(?:'ve| have)? never\b|[?？]\s*$
 
 def _rules(text: str) -> Iterator[tuple[int, int]]:
     """Sentences that forbid or bind."""
-    at = 0
+    begin = 0
     for end in (*sentence_ends(text), len(text)):
-        sentence = text[at:end]
+        sentence = text[begin:end]
         rule = sentence.strip()
         if 5 < len(rule) <= min(MAX_SENTENCE, 400) and not _NO_RULE.search(rule):
             if _BINDS.search(rule) or is_instruction(one_line(rule, MAX_SENTENCE)):
-                start = at + len(sentence) - len(sentence.lstrip())
+                start = begin + len(sentence) - len(sentence.lstrip())
                 yield start, start + len(rule)
-        at = end
+        begin = end
 
 
 _GROUPED = re.compile(r"(?<=\d)[,'’\u202f\u00a0](?=\d{3}(?!\d))")
@@ -160,11 +160,11 @@ class TextSet:
         wanted = specific.text
         if not wanted:
             return True
-        at = self._text.find(wanted)
-        while at >= 0:
-            if _is_whole(self._text, at, at + len(wanted)):
+        position = self._text.find(wanted)
+        while position >= 0:
+            if _is_whole(self._text, position, position + len(wanted)):
                 return True
-            at = self._text.find(wanted, at + 1)
+            position = self._text.find(wanted, position + 1)
         return False
 
 
@@ -237,7 +237,7 @@ def mentions(history: History, outline: Outline, positions: Iterable[int], *, ru
     Without `rules`, sentences that forbid or bind are left out.
     """
     starts = outline.starts
-    found: list[Mention] = []
+    occurrences: list[Mention] = []
     for position in _newest(history, positions):
         turn = outline.turns[bisect_right(starts, position) - 1].index
         for part, item in enumerate(history.readings[position].items):
@@ -245,19 +245,19 @@ def mentions(history: History, outline: Outline, positions: Iterable[int], *, ru
                 continue
             called = item.kind is Kind.CALL or runs_command(item)
             text = readable_text(item)
-            for one in (*specifics(text, rules), *_shell_commands(item)):
-                found.append(
+            for specific in (*specifics(text, rules), *_shell_commands(item)):
+                occurrences.append(
                     Mention(
-                        specific=one,
+                        specific=specific,
                         position=position,
                         part=part,
                         turn=turn,
                         speaker=SPEAKERS[item.kind],
-                        field=field_of(text, one.offset) or (item.tool or ""),
+                        field=field_of(text, specific.offset) or (item.tool or ""),
                         called=called,
                     )
                 )
-    return found
+    return occurrences
 
 
 def _newest(history: History, positions: Iterable[int]) -> list[int]:
@@ -296,15 +296,15 @@ def field_before(text: str, offset: int) -> re.Match[str] | None:
 
 def _shell_commands(item: Item) -> tuple[Specific, ...]:
     """Shell command in the arguments of a call, as a tuple of at most one."""
-    given = parse_arguments(item.text) if item.kind is Kind.CALL else None
+    arguments = parse_arguments(item.text) if item.kind is Kind.CALL else None
     command = next(
-        (value for key, value in (given or {}).items() if key in SHELL_ARGUMENTS and isinstance(value, str)), ""
+        (value for key, value in (arguments or {}).items() if key in SHELL_ARGUMENTS and isinstance(value, str)), ""
     )
     line = command.strip().partition("\n")[0][:300]
     if not line:
         return ()
-    at = max(0, readable_text(item).find(line))
-    return (Specific(sort=Sort.COMMAND, text=comparable_text(line), verbatim=line, offset=at),)
+    offset = max(0, readable_text(item).find(line))
+    return (Specific(sort=Sort.COMMAND, text=comparable_text(line), verbatim=line, offset=offset),)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -182,8 +182,8 @@ class CycleHistory:
             cycles: All known cycles, oldest first; those of another configuration than the newest are ignored.
             ids: Chain ids of the current conversation, because cycles of a fork do not belong to it.
         """
-        steps, known = cls(), set(ids)
-        mine = [cycle for cycle in cycles if cycle.tip in known]
+        steps, tips = cls(), set(ids)
+        mine = [cycle for cycle in cycles if cycle.tip in tips]
         base = base_config(mine[-1].config) if mine else ""
         mine = [cycle for cycle in mine if base_config(cycle.config) == base]
         generation = 0
@@ -192,11 +192,11 @@ class CycleHistory:
             if action.kind not in (COMPILE, UNDO):
                 continue
             generation += 1
-            found = cycle_of(action)
+            sent = cycle_of(action)
             if action.kind == UNDO:
-                steps._leave(found if found is not None and found.tip in known else None)
-            elif found is not None and found.tip in known:
-                steps.cycles.append(found)
+                steps._leave(sent if sent is not None and sent.tip in tips else None)
+            elif sent is not None and sent.tip in tips:
+                steps.cycles.append(sent)
             steps._enter(mine, Steering(generation=generation).config(base))
         return steps
 
@@ -230,13 +230,18 @@ class CycleHistory:
         return self.cycles[-2] if len(self.cycles) > 1 else None
 
 
-def _same(one: Cycle, other: Cycle) -> bool:
+def _same(cycle: Cycle, other: Cycle) -> bool:
     """True if two cycles send the same text.
 
     Other fields may differ: an adopted cycle has another configuration, ratio and row, and the tip changes if the host
     merges the last message with the prompt after it.
     """
-    return (one.decided, one.note, one.rules, one.quotes) == (other.decided, other.note, other.rules, other.quotes)
+    return (cycle.decided, cycle.note, cycle.rules, cycle.quotes) == (
+        other.decided,
+        other.note,
+        other.rules,
+        other.quotes,
+    )
 
 
 def position_of(pin: Pin, history: History) -> int | None:
@@ -247,51 +252,51 @@ def position_of(pin: Pin, history: History) -> int | None:
     if pin.tip in history.ids:
         return history.ids.index(pin.tip)
     names = (
-        (one.name, *(name for split in one.splits for name in (split.first, split.rest, split.last)))
-        for one in reversed(history.readings)
+        (reading.name, *(name for split in reading.splits for name in (split.first, split.rest, split.last)))
+        for reading in reversed(history.readings)
     )
-    return next((len(history) - back for back, found in enumerate(names, 1) if pin.name in found), None)
+    return next((len(history) - back for back, texts in enumerate(names, 1) if pin.name in texts), None)
 
 
-def pin_of(steering: Steering, history: History, words: str, place: Callable[[], int]) -> Pin | None:
+def pin_of(steering: Steering, history: History, words: str, find_position: Callable[[], int]) -> Pin | None:
     """Find the pin that `words` refers to: by id, by text, by position, or by turn if its message is gone.
 
     Raises:
-        SettingsError: `place`, which looks up the position of the message, finds none.
+        SettingsError: `find_position`, which looks up the position of the message, finds none.
     """
     pins = steering.pins
     if words and not REFERENCE.fullmatch(words):
-        known = next((pin for pin in pins if words == pin.tip or words in pin.text.casefold()), None)
-        if known is not None:
-            return known
-    found = {pin: position_of(pin, history) for pin in pins}
-    gone = next((pin for pin in pins if found[pin] is None and words == f"turn {pin.turn}"), None)
-    at = attempt(place)
-    if at.error is not None and gone is None:
-        raise at.error
-    return next((pin for pin in pins if at.value is not None and found[pin] == at.value), gone)
+        match = next((pin for pin in pins if words == pin.tip or words in pin.text.casefold()), None)
+        if match is not None:
+            return match
+    positions = {pin: position_of(pin, history) for pin in pins}
+    gone = next((pin for pin in pins if positions[pin] is None and words == f"turn {pin.turn}"), None)
+    position = attempt(find_position)
+    if position.error is not None and gone is None:
+        raise position.error
+    return next((pin for pin in pins if position.value is not None and positions[pin] == position.value), gone)
 
 
 def messages_kept_together(position: int, outline: Outline) -> frozenset[int]:
     """Positions of the messages that stay together with a message: its group, and the messages tied to them."""
-    found = {position}
+    together = {position}
     for turn in outline.turns:
         if turn.start <= position < turn.stop:
             group = next(group for group in turn.groups if group.start <= position < group.stop)
-            found.update(range(group.start, group.stop))
-    found.update(*(outline.ties.get(index, ()) for index in tuple(found)))
-    return frozenset(found)
+            together.update(range(group.start, group.stop))
+    together.update(*(outline.ties.get(index, ()) for index in tuple(together)))
+    return frozenset(together)
 
 
 def pinned(steering: Steering, history: History, outline: Outline, room: int | None) -> frozenset[int]:
     """Positions of pinned messages that fit in their share of `room`, newest pins first; None for all of them."""
-    left, found = history.tokens if room is None else room // HELD, frozenset[int]()
+    left, positions = history.tokens if room is None else room // HELD, frozenset[int]()
     for pin in reversed(steering.pins):
-        at = position_of(pin, history)
-        if at is None:
+        position = position_of(pin, history)
+        if position is None:
             continue
-        more = messages_kept_together(at, outline) - found
+        more = messages_kept_together(position, outline) - positions
         cost = sum(history.readings[index].tokens for index in more)
         if cost <= left:
-            left, found = left - cost, found | more
-    return found
+            left, positions = left - cost, positions | more
+    return positions

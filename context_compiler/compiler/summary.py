@@ -211,15 +211,15 @@ def turn_lines(history: History, positions: Sequence[int], results: int | None) 
 def _placed_lines(history: History, positions: Sequence[int], results: int | None) -> Iterator[tuple[int, str]]:
     """The same lines, each with the position of its message."""
     answers = [
-        (index, at)
+        (index, part)
         for index in positions
-        for at, item in enumerate(history.readings[index].items)
+        for part, item in enumerate(history.readings[index].items)
         if item.kind is Kind.RETURN
     ]
     whole, changes = set(_last(answers, results)), changes_of(history)
     for index in positions:
-        for at, item in enumerate(history.readings[index].items):
-            line = _line(item, (index, at) in whole)
+        for part, item in enumerate(history.readings[index].items):
+            line = _line(item, (index, part) in whole)
             if line:
                 yield index, with_changes(changes, index, line)
 
@@ -290,7 +290,7 @@ def gather_sections(selection: Selection, span: Sequence[int], wanted: Collectio
     history, policy = selection.history, selection.policy
     failed = any(item.failed for index in span for item in history.readings[index].items)
     reflects = failed or policy.reflections.every_n_turns > 0
-    found = {
+    sections = {
         "constraints": "\n".join(_rule_lines(selection)),
         "topic": topic(history),
         "plan": plan(history, span),
@@ -299,7 +299,7 @@ def gather_sections(selection: Selection, span: Sequence[int], wanted: Collectio
         "latest_input": latest_input(history),
         "focus": selection.focus,
     }
-    return {name: text for name, text in found.items() if name in wanted}
+    return {name: text for name, text in sections.items() if name in wanted}
 
 
 def _rule_lines(selection: Selection) -> Iterator[str]:
@@ -327,17 +327,17 @@ def fit_turns(
     lines: Iterable[str], *, rules: Mapping[str, SectionRule], counter: TokenCounter
 ) -> tuple[list[str], tuple[Drop, ...]]:
     """Drop older lines of the turns if the template has a budget for them; returns the lines and the drops."""
-    given = list(lines)
+    given_lines = list(lines)
     limit = _limit("recent_turns", rules)
     if limit is None:
-        return given, ()
-    kept = newest(given, limit, counter)
-    gone = sum(map(counter.text, given)) - sum(map(counter.text, kept))
+        return given_lines, ()
+    kept = newest(given_lines, limit, counter)
+    gone = sum(map(counter.text, given_lines)) - sum(map(counter.text, kept))
     return kept, (Drop(what="recent_turns", reason=OVER, tokens=gone),) if gone else ()
 
 
 def fit_sections(
-    given: Mapping[str, str], *, rules: Mapping[str, SectionRule], room: int | None, counter: TokenCounter
+    sections: Mapping[str, str], *, rules: Mapping[str, SectionRule], room: int | None, counter: TokenCounter
 ) -> tuple[dict[str, str], tuple[Drop, ...]]:
     """Cut sections to their own budgets and, together, to `room` tokens; None for no common limit.
 
@@ -353,7 +353,7 @@ def fit_sections(
             dropped.append(Drop(what=name, reason=reason, tokens=gone))
             kept[name] = text
 
-    for name, text in given.items():
+    for name, text in sections.items():
         kept[name] = text
         if (limit := _limit(name, rules)) is not None:
             smaller(name, _cut(name, text, limit, counter), OVER)
@@ -420,7 +420,7 @@ def summary_request(selection: Selection) -> SummaryRequest:
     """Write the prompts for a summary of everything left out since the last one."""
     policy = selection.policy
     cap = min(selection.limits.cap(policy.fidelity), selection.reserve)
-    given = gather_sections(selection, selection.span, policy.template.wants() | set(ALWAYS))
+    sections = gather_sections(selection, selection.span, policy.template.wants() | set(ALWAYS))
     counter = selection.counter
     room, rules = policy.prompt_room, policy.template.sections
     turns, covers, older = _turns(selection, rules, room // 2)
@@ -428,10 +428,10 @@ def summary_request(selection: Selection) -> SummaryRequest:
     previous = "\n\n".join(filter(None, (previous, corrections(changes_of(selection.history), previous))))
     earlier = {"previous_summary": previous}
     notes, shorter = fit_sections(earlier, rules=rules, room=None, counter=counter)
-    values, dropped = fit_sections(given, rules=rules, room=room // 4, counter=counter)
+    values, dropped = fit_sections(sections, rules=rules, room=room // 4, counter=counter)
     prompts = compose_prompts(policy.template, values, turns, previous=notes["previous_summary"], cap=cap)
     filled = {**values, **notes, "recent_turns": "".join(turns)}
-    had = {**filled, **given}
+    had = {**filled, **sections}
     return SummaryRequest(
         key=_key(selection, cap),
         prompts=prompts,
@@ -457,17 +457,17 @@ def _turns(
     newer, older = fit_turns([line for _, line in placed], rules=rules, counter=counter)
     positions = [position for position, _ in placed[len(placed) - len(newer) :]]
     most, read = max(MIN_READ, MAX_READ * selection.limits.budget), 0
-    found = _placed_chunks(zip(positions, newer, strict=True), min(room, most), counter)
+    chunks = _placed_chunks(zip(positions, newer, strict=True), min(room, most), counter)
     kept = 0
-    for text, _ in found[:MAX_PROMPTS]:
+    for text, _ in chunks[:MAX_PROMPTS]:
         read += counter.text(text)
         kept += read <= most or not kept
-    covers = [bisect_left(span, stop) for _, stop in found[:kept]]
-    if kept == len(found):
-        return [text for text, _ in found], (*covers[:-1], len(span)), older
+    covers = [bisect_left(span, stop) for _, stop in chunks[:kept]]
+    if kept == len(chunks):
+        return [text for text, _ in chunks], (*covers[:-1], len(span)), older
     gone = sum(selection.history.readings[index].tokens for index in span[covers[-1] :])
     later = Drop(what=f"messages {span[covers[-1]]}-{span[-1]}", reason=LATER, tokens=gone)
-    return [text for text, _ in found[:kept]], tuple(covers), (*older, later)
+    return [text for text, _ in chunks[:kept]], tuple(covers), (*older, later)
 
 
 def _line_limit(line: str, rules: Mapping[str, SectionRule], results: int | None) -> int:
@@ -486,20 +486,20 @@ MIN_HALVED = 400
 
 def halves(prompt: str) -> tuple[str, str] | None:
     """Two prompts with half of the turns each; the second has a slot for the answer to the first. None if too short."""
-    found = _TURNS.search(prompt)
-    if found is None or len(found[2]) < MIN_HALVED:
+    match = _TURNS.search(prompt)
+    if match is None or len(match[2]) < MIN_HALVED:
         return None
-    middle = found[2].rfind("\n", 0, len(found[2]) // 2 + 1)
-    middle = middle if middle > 0 else len(found[2]) // 2
+    middle = match[2].rfind("\n", 0, len(match[2]) // 2 + 1)
+    middle = middle if middle > 0 else len(match[2]) // 2
 
     def with_turns(text: str) -> str:
-        return f"{prompt[: found.end(1)]}{text.strip()}{prompt[found.start(3) :]}"
+        return f"{prompt[: match.end(1)]}{text.strip()}{prompt[match.start(3) :]}"
 
-    first, second = with_turns(found[2][:middle]), with_turns(found[2][middle:])
+    first, second = with_turns(match[2][:middle]), with_turns(match[2][middle:])
     slot = _block(TITLES["previous_summary"], SLOT)
     if _PREVIOUS.search(second):
         return first, _PREVIOUS.sub(lambda _: slot, second, count=1)
-    return first, f"{second[: found.start()]}{slot}\n\n{second[found.start() :]}"
+    return first, f"{second[: match.start()]}{slot}\n\n{second[match.start() :]}"
 
 
 def material_of(prompt: str) -> tuple[str, str]:

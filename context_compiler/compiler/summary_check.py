@@ -107,12 +107,12 @@ def _runs(text: str) -> Iterator[tuple[str, ...]]:
 
 def _invents(text: str, material: str) -> bool:
     """True if most of the numbers and longer words are not in the material, although both are in one language."""
-    said, known = ([_stem(word) for word in _TOKEN.findall(one.casefold())] for one in (text, material))
+    said, stems = ([_stem(word) for word in _TOKEN.findall(source.casefold())] for source in (text, material))
     longer, shorter = ([word for word in said if _is_short(word) is short] for short in (False, True))
-    known = set(known)
-    if len(longer) < FEW or sum(word in known for word in shorter) < SAME_LANGUAGE * len(shorter):
+    stems = set(stems)
+    if len(longer) < FEW or sum(word in stems for word in shorter) < SAME_LANGUAGE * len(shorter):
         return False
-    return sum(word in known for word in longer) < KNOWN * len(longer)
+    return sum(word in stems for word in longer) < KNOWN * len(longer)
 
 
 def _stem(word: str) -> str:

@@ -116,9 +116,9 @@ class Words:
     summary: int | None
     """Position of the summary in the view; None if there is none."""
 
-    def echoes(self, at: int, reading: Reading) -> tuple[Echo, ...]:
+    def echoes(self, position: int, reading: Reading) -> tuple[Echo, ...]:
         """Places of the request that contain words of a raw message; none if the message is there verbatim."""
-        fate = fate_of(self.sent, at)
+        fate = fate_of(self.sent, position)
         if self.said is None or fate.form == VERBATIM:
             return ()
         return echoes(self.said, reading, None if fate.sent is None else (fate.form, fate.sent))
@@ -154,22 +154,22 @@ class Tracer:
         """Chain of messages without their bodies, from the cache if possible; empty if `tip` is None."""
         if tip is None:
             return ()
-        known = self._chains.get((tip, session))
-        if known is None:
+        cached = self._chains.get((tip, session))
+        if cached is None:
             links, longest = self._links.get(session) or {}, self._longest.get(session) or ()
-            known = tuple(_chain_of(links, tip) if tip in links else browse.chain_nodes(db, tip, session, longest))
-            self._chains.keep((tip, session), known)
-            if len(known) > len(longest):
-                self._longest.keep(session, known)
-        return known
+            cached = tuple(_chain_of(links, tip) if tip in links else browse.chain_nodes(db, tip, session, longest))
+            self._chains.keep((tip, session), cached)
+            if len(cached) > len(longest):
+                self._longest.keep(session, cached)
+        return cached
 
     def links(self, db: Database, session: int, tips: Sequence[RequestTips]) -> Mapping[str, browse.Row]:
         """Distinct messages of these requests of a session, parents first, from the cache if possible."""
-        known = self._links.get(session)
-        found = browse.session_nodes(db, session, tips, known)
-        if found is not known:
-            self._links.keep(session, found)
-        return found
+        cached = self._links.get(session)
+        nodes = browse.session_nodes(db, session, tips, cached)
+        if nodes is not cached:
+            self._links.keep(session, nodes)
+        return nodes
 
     def read_nodes(self, db: Database, nodes: Sequence[Node]) -> tuple[list[ModelMessage], list[Reading]]:
         """Read messages of a chain, with their readings."""
@@ -189,20 +189,20 @@ class Tracer:
         messages, readings = self._read(db, sent.view, self._uncounted)
         written = [
             piece
-            for at, reading in enumerate(readings)
+            for index, reading in enumerate(readings)
             for item in reading.items
             if item.mark is not None
-            for piece in written_texts(item, at)
+            for piece in written_texts(item, index)
         ]
-        summaries = [(len(text), at) for form, at, text in written if form == SUMMARY]
+        summaries = [(len(text), index) for form, index, text in written if form == SUMMARY]
         summary = max(summaries)[1] if summaries else None
-        instructions = (one.instructions for one in messages[-1:] if isinstance(one, ModelRequest))
+        instructions = (message.instructions for message in messages[-1:] if isinstance(message, ModelRequest))
         beside = [text for text in instructions if text]
         for tool in queries.tools(db, row.id) or ():
             beside.append(f"{tool.name}\n{tool.description or ''}\n{plain_text(tool.parameters)}")
         others = [
-            (VERBATIM, at, own_text(item))
-            for at, reading in enumerate(readings)
+            (VERBATIM, index, own_text(item))
+            for index, reading in enumerate(readings)
             for item in reading.items
             if item.mark is None
         ]
@@ -220,13 +220,15 @@ class Tracer:
 
     def _find_verdicts(self, db: Database, row: RequestRow, sent: Sent) -> tuple[list[str], bool]:
         forms = forms_of(sent)
-        out = [at for at, form in enumerate(forms) if form in (ABSENT, CARRIED)]
+        out = [position for position, form in enumerate(forms) if form in (ABSENT, CARRIED)]
         if not out:
             return forms, True
         words = self.words(db, row, sent)
         searched = out if len(out) <= SEARCHED else []
-        for at, reading in zip(searched, self.uncounted(db, [sent.raw[at] for at in searched]), strict=True):
-            forms[at] = verdict_of(fate_of(sent, at), words.echoes(at, reading), words.told(at))
+        for position, reading in zip(
+            searched, self.uncounted(db, [sent.raw[position] for position in searched]), strict=True
+        ):
+            forms[position] = verdict_of(fate_of(sent, position), words.echoes(position, reading), words.told(position))
         return forms, len(out) == len(searched)
 
     def uncounted(self, db: Database, nodes: Sequence[Node]) -> list[Reading]:
@@ -241,24 +243,26 @@ class Tracer:
         raw, view = self.chain(db, row.raw_tip, row.session), self.chain(db, row.view_tip, row.session)
         origin = align([node.content for node in view], [node.content for node in raw])
         form = [VERBATIM] * len(view)
-        open_places = [at for at, place in enumerate(origin) if place is None]
+        open_places = [index for index, position in enumerate(origin) if position is None]
         why = (
             causes([(row.id, browse.listed_drops(record.ledger)), *browse.decisions(db, row, DECISIONS)]) if raw else {}
         )
         between = gaps(origin, len(raw))
-        messages, readings = self.read_nodes(db, [view[at] for at in open_places])
+        messages, readings = self.read_nodes(db, [view[index] for index in open_places])
         noted = any(is_note(item) for reading in readings for item in reading.items)
-        taken = {place for place in origin if place is not None}
-        for at, message, reading in zip(open_places, messages, readings, strict=True):
+        taken = {position for position in origin if position is not None}
+        for index, message, reading in zip(open_places, messages, readings, strict=True):
             if is_written(message):
-                form[at] = SUMMARY
+                form[index] = SUMMARY
                 continue
-            origin[at] = self._origin(db, message, raw, between[at], taken, why)
-            taken.update(place for place in (origin[at],) if place is not None)
+            origin[index] = self._origin(db, message, raw, between[index], taken, why)
+            taken.update(position for position in (origin[index],) if position is not None)
             bare = all(item.stays for item in reading.items)
-            form[at] = CARRIED if bare else SHORTENED
-            if has_block(message) and (place := origin[at]) is not None:
-                form[at] = RECALLED if says_as_much(message, self.read_nodes(db, [raw[place]])[0][0]) else SHORTENED
+            form[index] = CARRIED if bare else SHORTENED
+            if has_block(message) and (position := origin[index]) is not None:
+                form[index] = (
+                    RECALLED if says_as_much(message, self.read_nodes(db, [raw[position]])[0][0]) else SHORTENED
+                )
         return Sent(
             raw=raw,
             view=view,
@@ -279,11 +283,17 @@ class Tracer:
         why: Mapping[int, Sequence[Cause]],
     ) -> int | None:
         """Raw position of a shortened message: the possible origin that shares most of its words; None if unknown."""
-        free = [at for at in between if at not in taken]
-        carried = (at for at in why if at not in taken and at not in between and at < len(raw))
-        near = [*dict.fromkeys([*(at for at in free if at in why), *reversed(free), *carried])][:NEAR]
-        messages = load_messages(browse.message_bodies(db, [raw[at] for at in near])) if near else []
-        possible = [(at, one) for at, one in zip(near, messages, strict=True) if same_origin(message, one)]
+        free = [position for position in between if position not in taken]
+        carried = (
+            position for position in why if position not in taken and position not in between and position < len(raw)
+        )
+        near = [*dict.fromkeys([*(position for position in free if position in why), *reversed(free), *carried])][:NEAR]
+        messages = load_messages(browse.message_bodies(db, [raw[position] for position in near])) if near else []
+        possible = [
+            (position, candidate)
+            for position, candidate in zip(near, messages, strict=True)
+            if same_origin(message, candidate)
+        ]
         if len(possible) < 2:
             return possible[0][0] if possible else None
         words = self._vocabulary(message)
@@ -297,7 +307,7 @@ class Tracer:
         for stop in range(len(raw), 0, -BLOCK):
             start = max(0, stop - BLOCK)
             _, readings = self.read_nodes(db, raw[start:stop])
-            asked = [start + at for at, reading in enumerate(readings) if reading.has_prompt]
+            asked = [start + offset for offset, reading in enumerate(readings) if reading.has_prompt]
             if asked:
                 return asked[-1]
         return 0
@@ -305,12 +315,12 @@ class Tracer:
 
 def _chain_of(links: Mapping[str, browse.Row], tip: str) -> list[Node]:
     """Chain that ends with `tip`, from cached messages, oldest first."""
-    found: list[Node] = []
-    at: str | None = tip
-    while at is not None and at in links:
-        name, at, content, _, instructions = links[at]
-        found.append(Node(name, content, instructions))
-    return found[::-1]
+    nodes: list[Node] = []
+    parent: str | None = tip
+    while parent is not None and parent in links:
+        name, parent, content, _, instructions = links[parent]
+        nodes.append(Node(name, content, instructions))
+    return nodes[::-1]
 
 
 def session_of(db: Database, number: int) -> SessionRow:
@@ -319,10 +329,10 @@ def session_of(db: Database, number: int) -> SessionRow:
     Raises:
         NotFound: There is no such session.
     """
-    found = browse.find_session(db, number)
-    if found is None:
+    row = browse.find_session(db, number)
+    if row is None:
         raise NotFound(f"no session {number} on this record")
-    return found
+    return row
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -401,29 +411,29 @@ def request_of(db: Database, number: int) -> tuple[RequestRow, Record]:
     Raises:
         NotFound: There is no such request.
     """
-    found = browse.find_request(db, number)
-    if found is None:
+    request = browse.find_request(db, number)
+    if request is None:
         raise NotFound(f"no request {number} on this record")
-    return found
+    return request
 
 
 def forms_of(sent: Sent) -> list[str]:
     """Form of every raw message of a request."""
-    found = [ABSENT] * len(sent.raw)
+    forms = [ABSENT] * len(sent.raw)
     for origin, form in zip(sent.origin, sent.form, strict=True):
         if origin is not None:
-            found[origin] = VERBATIM if form == RECALLED else form
-    return found
+            forms[origin] = VERBATIM if form == RECALLED else form
+    return forms
 
 
-def fate_of(sent: Sent, at: int) -> Fate:
+def fate_of(sent: Sent, position: int) -> Fate:
     """Fate of one raw message of a request."""
-    place = sent.origin.index(at) if at in sent.origin else None
-    form = ABSENT if place is None else VERBATIM if sent.form[place] == RECALLED else sent.form[place]
-    cause = None if form == VERBATIM else _cause(sent.causes.get(at, ()), dropped=form in (ABSENT, CARRIED))
+    index = sent.origin.index(position) if position in sent.origin else None
+    form = ABSENT if index is None else VERBATIM if sent.form[index] == RECALLED else sent.form[index]
+    cause = None if form == VERBATIM else _cause(sent.causes.get(position, ()), dropped=form in (ABSENT, CARRIED))
     reason, number = (cause.reason, cause.request) if cause else ("", None)
-    known = reason_of(reason)
-    return Fate(form=form, sent=place, reason=reason, step=known.step if known else None, request=number)
+    rule = reason_of(reason)
+    return Fate(form=form, sent=index, reason=reason, step=rule.step if rule else None, request=number)
 
 
 def _cause(known: Sequence[Cause], *, dropped: bool) -> Cause | None:
@@ -433,17 +443,17 @@ def _cause(known: Sequence[Cause], *, dropped: bool) -> Cause | None:
     return next(matching, known[0] if known else None)
 
 
-def reason_here(sent: Sent, at: int) -> str:
+def reason_here(sent: Sent, index: int) -> str:
     """Reason why a message is in a view."""
-    place, form = sent.origin[at], sent.form[at]
+    position, form = sent.origin[index], sent.form[index]
     if form == SUMMARY:
         return WRITTEN
-    cause = _cause(sent.causes.get(place, ()), dropped=False) if place is not None else None
-    if place is None:
+    cause = _cause(sent.causes.get(position, ()), dropped=False) if position is not None else None
+    if position is None:
         return "in another form"
     if form == RECALLED:
-        return f"{why_here(VERBATIM, place, sent.active, '')}, with text added to it"
-    return why_here(form, place, sent.active, cause.reason if cause else "")
+        return f"{why_here(VERBATIM, position, sent.active, '')}, with text added to it"
+    return why_here(form, position, sent.active, cause.reason if cause else "")
 
 
 def is_covered_by_summary(sent: Sent, at: int) -> bool:
@@ -473,10 +483,10 @@ def _covered(made: Compile | None) -> Iterator[Span]:
     gone, fresh = (_spans(payload.get(name)) for name in ("left_out", "compiled"))
     if made.raw_output is not None and made.status.partition(";")[0] == "ok":
         later = positions(_spans(payload.get("left_to_the_next")))
-        yield from spans(at for at in sorted(positions(gone)) if at not in later)
+        yield from spans(position for position in sorted(positions(gone)) if position not in later)
         return
     not_yet = positions(fresh)
-    yield from spans(at for at in sorted(positions(gone)) if at not in not_yet)
+    yield from spans(position for position in sorted(positions(gone)) if position not in not_yet)
 
 
 def _spans(value: object) -> list[Span]:

@@ -149,7 +149,7 @@ class View:
 
     def _display(self) -> tuple[str, list[tuple[str, str]], list[ShownMessage], list[Bar]]:
         sent = reader_of(as_counter(None)).read(self.messages)
-        shown = [show_message(sent, place) for place in message_origins(self, None, sent)]
+        shown = [show_message(sent, origin) for origin in message_origins(self, None, sent)]
         facts = [("status", self.status), *([("budget", f"{self.budget:,}")] if self.budget else [])]
         if self.error is not None:
             facts.append(("error", self.error))
@@ -200,9 +200,9 @@ def with_texts(message: ModelRequest, *texts: str) -> ModelRequest:
 def _with_pieces(message: ModelRequest, pieces: Sequence[UserContent]) -> ModelRequest:
     """Copy a request with pieces of content before its prompt, or at its end if it has none."""
     parts = list(message.parts)
-    for at, part in enumerate(parts):
+    for index, part in enumerate(parts):
         if isinstance(part, UserPromptPart):
-            parts[at] = replace(part, content=[*pieces, *_content(part)])
+            parts[index] = replace(part, content=[*pieces, *_content(part)])
             return replace(message, parts=parts)
     return replace(message, parts=[*parts, UserPromptPart(content=list(pieces), timestamp=stamp_of(message))])
 
@@ -228,9 +228,9 @@ def find_mark(message: ModelMessage) -> dict[str, Any] | None:
     """Our mark on any part of a message, into which the host may have merged it; None if there is none."""
     for part in message.parts:
         for thing in (part, *user_content(getattr(part, "content", None))):
-            found = mark_of(thing)
-            if found is not None:
-                return found
+            mark = mark_of(thing)
+            if mark is not None:
+                return mark
     return None
 
 
@@ -302,10 +302,10 @@ def opening(
     notes = head(cycle, stamp=stamp, mark=mark, cache_point=cache_point)
     line = head(replace(cycle, note="", rules=(), quotes=LEFT_OUT), stamp=stamp, mark=mark, cache_point=cache_point)
     if any(isinstance(message, ModelResponse) for _, message in before):
-        before = [*((OURS, one) for one in line), *before]
+        before = [*((OURS, text) for text in line), *before]
     elif not notes and _begins_with_response([*map(itemgetter(1), kept), *map(itemgetter(1), later)]):
         notes = line
-    placed = [*before, *kept[:led], *((OURS, one) for one in notes), *kept[led:]]
+    placed = [*before, *kept[:led], *((OURS, text) for text in notes), *kept[led:]]
     messages, start = _in_turns(placed, later, _newest_prompt(cycle, history))
     return messages, start or stop
 
@@ -314,7 +314,7 @@ def _newest_prompt(cycle: Cycle, history: History) -> int:
     """Position of the prompt that was the current one when a cycle began; of the newest one if that is unknown."""
     if cycle.at >= 0:
         return cycle.at
-    asked = (at for at in range(len(history) - 1, -1, -1) if history.readings[at].has_prompt)
+    asked = (position for position in range(len(history) - 1, -1, -1) if history.readings[position].has_prompt)
     return next(asked, len(history))
 
 
@@ -331,12 +331,12 @@ def _in_turns(placed: Sequence[Placed], later: Sequence[Placed], newest: int) ->
     """
     messages: list[ModelMessage] = []
     before, side = OURS, ""
-    for at, message in [*placed, *later]:
-        gap = at != before + 1
+    for index, message in [*placed, *later]:
+        gap = index != before + 1
         if gap and _begins_with_response(messages[-1:]) and _begins_with_response([message]):
             messages.append(ModelRequest(parts=[_user([BETWEEN], stamp_of(message), {"v": 1})]))
         elif gap and side == "user" == _side(message) and not _calls(messages[-1:]):
-            joins = OURS < at < newest or _calls(messages[-2:-1])  # nothing may part a call and its result
+            joins = OURS < index < newest or _calls(messages[-2:-1])  # nothing may part a call and its result
             texts = messages[-1].parts[0] if before == OURS and joins else None
             if isinstance(message, ModelRequest) and isinstance(texts, UserPromptPart):
                 message = _with_pieces(message, _content(texts))
@@ -344,7 +344,7 @@ def _in_turns(placed: Sequence[Placed], later: Sequence[Placed], newest: int) ->
             else:
                 messages.append(_assistant_line(stamp_of(message)))
         messages.append(message)
-        before, side = at, _side(message) or side
+        before, side = index, _side(message) or side
     if not later:
         return messages, 0
     position, following = later[0]
@@ -354,9 +354,9 @@ def _in_turns(placed: Sequence[Placed], later: Sequence[Placed], newest: int) ->
 def join_notes(messages: Sequence[ModelMessage], reader: Reader) -> list[ModelMessage]:
     """Join requests of ours with the prompts that follow them, except the newest prompt; a line precedes that."""
     readings = list(map(reader.one, messages))
-    newest = max((at for at, reading in enumerate(readings) if reading.has_prompt), default=len(messages))
+    newest = max((index for index, reading in enumerate(readings) if reading.has_prompt), default=len(messages))
     ours = [bool(reading.items) and all(item.mark is not None for item in reading.items) for reading in readings]
-    placed = [(OURS if ours[at] else at, message) for at, message in enumerate(messages)]
+    placed = [(OURS if ours[index] else index, message) for index, message in enumerate(messages)]
     return _in_turns(placed, (), newest)[0]
 
 
@@ -438,8 +438,8 @@ def cycle_drops(cycle: Cycle, plan: Plan) -> tuple[Drop, ...]:
     """
     shapes, readings = dict(cycle.kept), plan.history.readings
     why = {index: reason for start, stop, reason in cycle.why for index in range(start, stop)}
-    why.update((at, PIN_WAITS.text) for at in plan.pinned() if shapes.get(at) != plan.base.get(at, WHOLE))
-    found: list[Drop] = []
+    why.update((pin, PIN_WAITS.text) for pin in plan.pinned() if shapes.get(pin) != plan.base.get(pin, WHOLE))
+    drops: list[Drop] = []
     for turn in plan.outline.turns:
         gone: dict[str, list[int]] = {}
         for index in range(turn.start, min(turn.stop, cycle.decided)):
@@ -447,11 +447,11 @@ def cycle_drops(cycle: Cycle, plan: Plan) -> tuple[Drop, ...]:
             if shape is None or shape.bare:
                 gone.setdefault(why.get(index, DROPPED_EARLIER), []).append(index)
             elif tokens := readings[index].tokens - _price(index, shape, plan):
-                found.append(drop_of(index, index + 1, why.get(index, SHORTENED_EARLIER), tokens))
+                drops.append(drop_of(index, index + 1, why.get(index, SHORTENED_EARLIER), tokens))
         for reason, indices in gone.items():
             tokens = sum(readings[index].tokens - _price(index, shapes.get(index), plan) for index in indices)
-            found.append(drop_of(indices[0], indices[-1] + 1, reason, tokens))
-    return tuple(found)
+            drops.append(drop_of(indices[0], indices[-1] + 1, reason, tokens))
+    return tuple(drops)
 
 
 def broken_drops(start: int, plan: Plan) -> tuple[Drop, ...]:
@@ -476,7 +476,10 @@ def why_kept(cycle: Cycle, plan: Plan) -> tuple[tuple[int, str], ...]:
     shapes = dict(cycle.kept)
     active, pins = plan.active_start, plan.pinned()
     reasons: list[tuple[int, str]] = []
-    for index in (*sorted(at for at in shapes if at < cycle.decided), *range(cycle.decided, len(plan.history))):
+    for index in (
+        *sorted(position for position in shapes if position < cycle.decided),
+        *range(cycle.decided, len(plan.history)),
+    ):
         shape = shapes[index] if index < cycle.decided else WHOLE
         recent = PINNED if index in pins and shape == WHOLE else KEPT_TURN
         reason = _carried(plan, index) if shape.bare else CURRENT_TURN if index >= active else recent
@@ -548,20 +551,20 @@ def message_origins(view: View, raw: History | None, sent: History) -> list[Plac
     It follows from the order of a view: messages carried for the host come first, then those written for the view, then
     the others. If the numbers do not match, messages are looked up in the raw history by identity, if it is given.
     """
-    carried = [one for one in view.kept if kept_form(one[1]) == CARRIED]
-    others = [one for one in view.kept if kept_form(one[1]) != CARRIED]
-    written = [index for index, one in enumerate(sent.readings) if role(one) == "notes"]
+    carried = [item for item in view.kept if kept_form(item[1]) == CARRIED]
+    others = [item for item in view.kept if kept_form(item[1]) != CARRIED]
+    written = [index for index, item in enumerate(sent.readings) if role(item) == "notes"]
     if len(view.kept) + len(written) != len(sent):
         return _by_identity(view, raw, sent)
     queue = iter([*carried, *others])
-    found: list[Place] = []
+    origins: list[Place] = []
     for index in range(len(sent)):
         if index in written:
-            found.append(Place(index=index, raw=None, form=SUMMARY, why=WRITTEN))
+            origins.append(Place(index=index, raw=None, form=SUMMARY, why=WRITTEN))
         else:
             position, why = next(queue)
             added = added_texts(sent.readings[index])
-            found.append(
+            origins.append(
                 Place(
                     index=index,
                     raw=position,
@@ -569,31 +572,31 @@ def message_origins(view: View, raw: History | None, sent: History) -> list[Plac
                     why=f"{why}, with {added}" if added else why,
                 )
             )
-    return found
+    return origins
 
 
 def _by_identity(view: View, raw: History | None, sent: History) -> list[Place]:
     positions = {id(message): index for index, message in enumerate(raw.messages if raw else ())}
     reasons = dict(view.kept)
-    found: list[Place] = []
+    origins: list[Place] = []
     for index, message in enumerate(sent.messages):
         position = positions.get(id(message))
         why = reasons.get(position, "kept") if position is not None else OTHER_SHAPE
         form = SUMMARY if role(sent.readings[index]) == "notes" else kept_form(why)
-        found.append(Place(index=index, raw=position, form=form, why=why))
-    return found
+        origins.append(Place(index=index, raw=position, form=form, why=why))
+    return origins
 
 
-def show_message(sent: History, place: Place, *, longest: int | None = None) -> ShownMessage:
+def show_message(sent: History, origin: Place, *, longest: int | None = None) -> ShownMessage:
     """Prepare a message of a view for display; texts are cut to `longest` characters, None for no limit."""
-    one = sent.readings[place.index]
+    reading = sent.readings[origin.index]
     return ShownMessage(
-        index=place.index,
-        role=role(one),
-        tokens=one.tokens,
-        form=place.form,
-        why=place.why,
-        parts=show_parts(one, place.form, longest=longest),
-        raw=place.raw,
-        time=time_of(sent.messages[place.index]),
+        index=origin.index,
+        role=role(reading),
+        tokens=reading.tokens,
+        form=origin.form,
+        why=origin.why,
+        parts=show_parts(reading, origin.form, longest=longest),
+        raw=origin.raw,
+        time=time_of(sent.messages[origin.index]),
     )

@@ -106,10 +106,10 @@ def node_need(node: str | Need) -> Need:
     """
     if isinstance(node, Need):
         return node
-    found = next((need for name, need in NEEDS.items() if name == node), None)
-    if found is None:
+    need = next((need for name, need in NEEDS.items() if name == node), None)
+    if need is None:
         raise LayersError(f"role {node!r} is unknown; use one of {', '.join(NEEDS)}, or a custom Need")
-    return found
+    return need
 
 
 Context = dict[str, Any]
@@ -157,23 +157,23 @@ def build_context(node: str | Need, state: Mapping[str, Any]) -> Context:
 
 def _with_registry(state: Mapping[str, Any]) -> dict[str, Any]:
     """Return the state with its registry parsed."""
-    given = as_mapping(state, "state")
-    return {**given, "id_registry": registry_of(given.get("id_registry"))}
+    fields = as_mapping(state, "state")
+    return {**fields, "id_registry": registry_of(fields.get("id_registry"))}
 
 
-def _context(need: Need, given: Mapping[str, Any], *, content: bool) -> Context:
-    registry, turn = registry_of(given["id_registry"]), turn_number(given)
+def _context(need: Need, state: Mapping[str, Any], *, content: bool) -> Context:
+    registry, turn = registry_of(state["id_registry"]), turn_number(state)
     context: Context = {
         "entity": get_entity_context(registry, turn, mode=need.entity, most=MAX_ENTITIES, content=content),
-        "conversation": _conversation(need, given),
-        "reasoning": _REASONING[need.reasoning](given),
+        "conversation": _conversation(need, state),
+        "reasoning": _REASONING[need.reasoning](state),
     }
     if need.curation:
-        context["curation"] = get_current_curation(given)
+        context["curation"] = get_current_curation(state)
     if need.results:
-        context |= _act_extras(given)
+        context |= _act_extras(state)
     if need.reasoning == "outcomes":
-        context["outcomes"] = get_execution_outcomes(given)
+        context["outcomes"] = get_execution_outcomes(state)
     return context
 
 
@@ -181,11 +181,11 @@ def _conversation(need: Need, state: Mapping[str, Any]) -> ConversationHistory:
     """Return the conversation at the node's depth; a question of this turn replaces an earlier pending one."""
     stored = state.get("conversation")
     if need.depth == 2:
-        found = get_conversation_with_engagement(stored) if need.engagement else get_recent_conversation(stored)
+        history = get_conversation_with_engagement(stored) if need.engagement else get_recent_conversation(stored)
     else:
-        found = get_conversation_history(stored)
+        history = get_conversation_history(stored)
     asked = pending_question(state) if need.pending else None
-    return found if asked is None else found.model_copy(update={"pending": asked})
+    return history if asked is None else history.model_copy(update={"pending": asked})
 
 
 def _is_answered(state: Mapping[str, Any]) -> bool:
@@ -323,8 +323,8 @@ def layer_prompt(role: str | Need, state: Mapping[str, Any], task: str, *, templ
         TemplateError: The template is invalid.
     """
     texts = layer_texts(role, state)
-    found = template or node_template(role, TemplateLibrary(system=None))
-    return found.render({**texts, "task": task, "prompt": True})
+    chosen = template or node_template(role, TemplateLibrary(system=None))
+    return chosen.render({**texts, "task": task, "prompt": True})
 
 
 def layer_block(
@@ -336,15 +336,15 @@ def layer_block(
         LayersError: The role is unknown, or a value in the state is wrong.
         TemplateError: The template cannot be rendered.
     """
-    given = {name: text for name, text in layer_texts(role, state).items() if text}
-    rules = {name: template.sections.get(name, SectionRule()) for name in given}
+    texts = {name: text for name, text in layer_texts(role, state).items() if text}
+    rules = {name: template.sections.get(name, SectionRule()) for name in texts}
     kept: dict[str, str] = {}
     drops: list[Drop] = []
-    for name, text in given.items():
+    for name, text in texts.items():
         budget = rules[name].budget
         kept[name] = truncate(text, budget, counter) if budget else text
         drops += _section_drop(name, text, kept[name], "over its section budget", counter)
-    for name in sorted(given, key=lambda name: rules[name].priority):
+    for name in sorted(texts, key=lambda name: rules[name].priority):
         over = _block_tokens(_render_block(template, kept), counter) - room
         if over <= 0:
             break
@@ -354,7 +354,7 @@ def layer_block(
         drops += _section_drop(name, before, kept[name], f"no room: priority {rules[name].priority}", counter)
     text = _render_block(template, kept)
     if _block_tokens(text, counter) > room or all(text in (REMOVED, "") for text in kept.values()):
-        whole = Drop(what="layers", reason="no room", tokens=_block_tokens(_render_block(template, given), counter))
+        whole = Drop(what="layers", reason="no room", tokens=_block_tokens(_render_block(template, texts), counter))
         return LayerBlock(drops=(whole,))
     sections = tuple(
         Quote(what=f"layer {name}", why=f"for {node_need(role).name}, priority {rules[name].priority}", text=shown)
@@ -402,12 +402,12 @@ def insert_block(messages: Sequence[ModelMessage], block: LayerBlock) -> list[Mo
         return list(messages)
     requests = [index for index, message in enumerate(messages) if isinstance(message, ModelRequest)]
     asking = [index for index in requests if any(part.part_kind == "user-prompt" for part in messages[index].parts)]
-    found = list(messages)
+    changed = list(messages)
     for index in (asking or requests)[-1:]:
         message = messages[index]
         if isinstance(message, ModelRequest):
-            found[index] = with_texts(message, block.text)
-    return found
+            changed[index] = with_texts(message, block.text)
+    return changed
 
 
 def drop_block(block: LayerBlock, reason: str) -> LayerBlock:

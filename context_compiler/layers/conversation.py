@@ -36,14 +36,14 @@ def get_conversation_history(conversation: Mapping[str, Any] | None) -> Conversa
     Raises:
         LayersError: A value has the wrong type; the message names it.
     """
-    given = as_mapping(conversation, "conversation")
+    fields = as_mapping(conversation, "conversation")
     return ConversationHistory(
         recent_turns=[
-            _parse_turn(one, f"recent_turns[{at}]") for at, one in enumerate(list_field(given, "recent_turns"))
+            _parse_turn(turn, f"recent_turns[{index}]") for index, turn in enumerate(list_field(fields, "recent_turns"))
         ],
-        history_summary=text_field(given, "history_summary"),
-        engagement_summary=text_field(given, "engagement_summary"),
-        pending=parse_pending(given.get("pending_clarification") or given.get("pending")),
+        history_summary=text_field(fields, "history_summary"),
+        engagement_summary=text_field(fields, "engagement_summary"),
+        pending=parse_pending(fields.get("pending_clarification") or fields.get("pending")),
     )
 
 
@@ -68,20 +68,20 @@ def get_conversation_with_engagement(conversation: Mapping[str, Any] | None) -> 
     )
 
 
-def _parse_turn(given: object, where: str) -> ConversationTurn:
-    one = as_mapping(given, where)
-    routing = one.get("routing")
+def _parse_turn(stored: object, where: str) -> ConversationTurn:
+    turn = as_mapping(stored, where)
+    routing = turn.get("routing")
     return ConversationTurn(
-        user=text_field(one, "user"),
-        assistant_summary=text_field(one, "assistant_summary") or text_field(one, "assistant")[:SHORT_ANSWER],
+        user=text_field(turn, "user"),
+        assistant_summary=text_field(turn, "assistant_summary") or text_field(turn, "assistant")[:SHORT_ANSWER],
         routing=None
         if routing is None
         else {str(key): value for key, value in as_mapping(routing, f"{where}.routing").items()},
-        timestamp=text_field(one, "timestamp"),
+        timestamp=text_field(turn, "timestamp"),
     )
 
 
-def parse_pending(given: object) -> PendingState | None:
+def parse_pending(stored: object) -> PendingState | None:
     """Parse the pending state from stored data; None if nothing is pending.
 
     A proposal or question takes precedence over the goal, which is less specific. An unknown type becomes `ask_user`.
@@ -89,27 +89,27 @@ def parse_pending(given: object) -> PendingState | None:
     Raises:
         LayersError: The data is not a mapping.
     """
-    if not given:
+    if not stored:
         return None
-    one = dict(given) if isinstance(given, PendingState) else as_mapping(given, "pending_clarification")
-    kind = str(one.get("type") or "ask_user")
+    fields = dict(stored) if isinstance(stored, PendingState) else as_mapping(stored, "pending_clarification")
+    kind = str(fields.get("type") or "ask_user")
     kind = "clarify" if kind == "understand" else kind  # a question that the node Understand asks
-    questions: Any = one.get("questions") or one.get("clarification_questions") or []
+    questions: Any = fields.get("questions") or fields.get("clarification_questions") or []
     asked = cast("Sequence[object]", questions if isinstance(questions, list | tuple) else [questions])
     texts = [_question_text(question) for question in asked]
-    context = text_field(one, "context") or text_field(one, "proposal_message") or text_field(one, "question")
+    context = text_field(fields, "context") or text_field(fields, "proposal_message") or text_field(fields, "question")
     return PendingState(
         type=cast(PendingType, kind if kind in PENDING else "ask_user"),
-        context=context or " ".join(texts) or text_field(one, "goal"),
+        context=context or " ".join(texts) or text_field(fields, "goal"),
         questions=texts,
     )
 
 
-def _question_text(given: object) -> str:
-    if isinstance(given, Mapping):
-        one = cast("Mapping[str, Any]", given)
-        return str(one.get("question") or one.get("text") or "")
-    return str(given)
+def _question_text(question: object) -> str:
+    if isinstance(question, Mapping):
+        fields = cast("Mapping[str, Any]", question)
+        return str(fields.get("question") or fields.get("text") or "")
+    return str(question)
 
 
 def format_conversation_for_prompt(
@@ -189,7 +189,7 @@ def conversation_of(given: Mapping[str, Any] | None) -> ConversationContext:
     Raises:
         LayersError: The state is not a mapping.
     """
-    known = {key: value for key, value in as_mapping(given, "conversation").items() if value is not None}
+    present = {key: value for key, value in as_mapping(given, "conversation").items() if value is not None}
     empty: ConversationContext = {
         "recent_turns": [],
         "history_summary": "",
@@ -202,7 +202,7 @@ def conversation_of(given: Mapping[str, Any] | None) -> ConversationContext:
         "understand_decision_log": [],
         "step_summaries": [],
     }
-    return cast(ConversationContext, {**empty, **known})
+    return cast(ConversationContext, {**empty, **present})
 
 
 def to_json(conversation: Mapping[str, Any]) -> str:
@@ -224,9 +224,9 @@ def from_json(text: str) -> ConversationContext:
         LayersError: The text is not a JSON object.
     """
     try:
-        found: object = json.loads(text)
+        document: object = json.loads(text)
     except (ValueError, TypeError, RecursionError) as error:
         raise LayersError(f"the stored conversation is not JSON: {error}") from None
-    if not isinstance(found, dict):
-        raise LayersError(f"the stored conversation is a JSON {type(found).__name__}; it should be an object")
-    return conversation_of(cast("dict[str, Any]", found))
+    if not isinstance(document, dict):
+        raise LayersError(f"the stored conversation is a JSON {type(document).__name__}; it should be an object")
+    return conversation_of(cast("dict[str, Any]", document))

@@ -61,43 +61,43 @@ def get_entity_context(
         LayersError: The mode is unknown, a turn is not a number, or the registry cannot be read.
     """
     wanted = None if mode is None else check_mode(mode)
-    known = registry_of(registry)
-    turn = known.current_turn if current_turn is None else _check_turn("current_turn", current_turn)
-    (active, generated, retained), omitted = _tiers(known, turn, _check_turn("window", window), most)
+    entities = registry_of(registry)
+    turn = entities.current_turn if current_turn is None else _check_turn("current_turn", current_turn)
+    (active, generated, retained), omitted = _tiers(entities, turn, _check_turn("window", window), most)
     if wanted in ("refs_and_labels", "reply", "do_not_read"):
-        active = [one for one in active if one.status != "deleted"]
+        active = [entity for entity in active if entity.status != "deleted"]
     if wanted in ("full", "reply", "do_not_read"):
         retained = []
-    data = _content_by_ref(known, [*active, *generated]) if wanted == "full" and content else {}
+    data = _content_by_ref(entities, [*active, *generated]) if wanted == "full" and content else {}
     return EntityContext.model_construct(
         active=active, generated=generated, retained=retained, data=data, omitted=omitted
     )
 
 
-def _check_turn(name: str, given: object) -> int:
-    if isinstance(given, bool) or not isinstance(given, int) or given < 0:
-        raise LayersError(f"{name} is {given!r}; give a number of turns from 0")
-    return given
+def _check_turn(name: str, value: object) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        raise LayersError(f"{name} is {value!r}; give a number of turns from 0")
+    return value
 
 
 def _tiers(
     registry: SessionIdRegistry, turn: int, window: int, most: int | None
 ) -> tuple[tuple[list[EntitySnapshot], ...], int]:
     """Return the active, generated and retained entities, and the number left out because of `most`."""
-    known = registry.index.derived.get((turn, window, most))
-    if known is None:
+    cached = registry.index.derived.get((turn, window, most))
+    if cached is None:
         tiers = _tier_rows(registry, turn, window)
         shown = tuple([registry.index.snapshot(row) for row in _most_recent(tier, most)] for tier in tiers)
-        known = registry.index.derived[turn, window, most] = shown, sum(map(len, tiers)) - sum(map(len, shown))
-    shown, omitted = known
+        cached = registry.index.derived[turn, window, most] = shown, sum(map(len, tiers)) - sum(map(len, shown))
+    shown, omitted = cached
     return tuple(list(tier) for tier in shown), omitted
 
 
 def _tier_rows(registry: SessionIdRegistry, turn: int, window: int) -> tuple[list[Row], list[Row], list[Row]]:
     """Return the rows of the active, generated and retained entities; each is in at most one tier."""
-    known = registry.index.derived.get((turn, window))
-    if known is not None:
-        return known
+    cached = registry.index.derived.get((turn, window))
+    if cached is not None:
+        return cached
     active: list[Row] = []
     generated: list[Row] = []
     retained: list[Row] = []
@@ -124,13 +124,13 @@ def _most_recent(tier: list[Row], most: int | None) -> list[Row]:
     """Return the `most` most recently mentioned entities in their original order; of ties the later ones."""
     if most is None or len(tier) <= most:
         return tier
-    newest = nlargest(most, range(len(tier)), key=lambda at: (tier[at]["turn_last_ref"], at))
-    return [tier[at] for at in sorted(newest)]
+    newest = nlargest(most, range(len(tier)), key=lambda index: (tier[index]["turn_last_ref"], index))
+    return [tier[index] for index in sorted(newest)]
 
 
 def _content_by_ref(registry: SessionIdRegistry, shown: Iterable[EntitySnapshot]) -> dict[str, Any]:
-    found = {one.ref: registry.data_of(one.ref) for one in shown}
-    return {ref: data for ref, data in found.items() if data is not None}
+    contents = {entity.ref: registry.data_of(entity.ref) for entity in shown}
+    return {ref: data for ref, data in contents.items() if data is not None}
 
 
 def check_mode(mode: str) -> Mode:
@@ -179,11 +179,11 @@ def _section(title: str, lines: list[str]) -> list[str]:
 
 
 def _not_deleted(entities: list[EntitySnapshot]) -> list[EntitySnapshot]:
-    return [one for one in entities if one.status != "deleted"]
+    return [entity for entity in entities if entity.status != "deleted"]
 
 
 def _do_not_read(ctx: EntityContext) -> str:
-    refs = sorted({one.ref for one in _not_deleted([*ctx.active, *ctx.generated])}, key=ref_sort_key)
+    refs = sorted({entity.ref for entity in _not_deleted([*ctx.active, *ctx.generated])}, key=ref_sort_key)
     return f"DO NOT re-read: {', '.join(map(label, refs))}" if refs else ""
 
 
@@ -194,31 +194,33 @@ def _content_texts(data: Mapping[str, Any] | SessionIdRegistry) -> Callable[[str
     """
     if isinstance(data, SessionIdRegistry):
         return lambda ref: partial(data.content_text, ref, _content_text) if data.has_content(ref) else None
-    given = as_mapping(data, "data")
-    return lambda ref: partial(_masked_text, given[ref]) if ref in given else None
+    contents = as_mapping(data, "data")
+    return lambda ref: partial(_masked_text, contents[ref]) if ref in contents else None
 
 
 def _full_sections(ctx: EntityContext, content: Callable[[str], Callable[[], str] | None]) -> list[str]:
     room, hidden, texts = MAX_CONTENTS, 0, dict[str, str]()
-    for one in sorted((*ctx.active, *ctx.generated), key=lambda one: one.turn_last_ref, reverse=True):
-        text = content(one.ref)
+    for entity in sorted((*ctx.active, *ctx.generated), key=lambda entity: entity.turn_last_ref, reverse=True):
+        text = content(entity.ref)
         if text is None:
             continue
         if room <= 0:
             hidden += 1
             continue
-        texts[one.ref] = text()
-        room -= len(texts[one.ref])
+        texts[entity.ref] = text()
+        room -= len(texts[entity.ref])
+    generated = [line for entity in ctx.generated for line in _detail_lines(entity, texts)]
     return [
-        *_section("Active entities", [line for one in ctx.active for line in _detail_lines(one, texts)]),
-        *_section("Generated, not saved yet", [line for one in ctx.generated for line in _detail_lines(one, texts)]),
+        *_section("Active entities", [line for entity in ctx.active for line in _detail_lines(entity, texts)]),
+        *_section("Generated, not saved yet", generated),
         *([f"The content of {hidden:,} entities is not shown."] if hidden else []),
     ]
 
 
-def _detail_lines(one: EntitySnapshot, texts: Mapping[str, str]) -> list[str]:
-    line = f"{_name_line(one.ref, one.label)} ({label(one.type)}) [{one.status}] turn {one.turn_last_ref}"
-    return [line, f"  {texts[one.ref]}"] if one.ref in texts else [line]
+def _detail_lines(entity: EntitySnapshot, texts: Mapping[str, str]) -> list[str]:
+    name = _name_line(entity.ref, entity.label)
+    line = f"{name} ({label(entity.type)}) [{entity.status}] turn {entity.turn_last_ref}"
+    return [line, f"  {texts[entity.ref]}"] if entity.ref in texts else [line]
 
 
 def _masked_text(data: object) -> str:
@@ -244,22 +246,24 @@ def _short_name_line(ref: str, name: str) -> str:
 
 def _ref_and_label_sections(ctx: EntityContext) -> list[str]:
     return [
-        *_section("Active entities", [_name_line(one.ref, one.label) for one in _not_deleted(ctx.active)]),
-        *_section("Generated, not saved yet", [_name_line(one.ref, one.label) for one in ctx.generated]),
-        *_section("Retained from earlier turns", [f"- `{label(one.ref)}`" for one in _not_deleted(ctx.retained)]),
+        *_section("Active entities", [_name_line(entity.ref, entity.label) for entity in _not_deleted(ctx.active)]),
+        *_section("Generated, not saved yet", [_name_line(entity.ref, entity.label) for entity in ctx.generated]),
+        *_section("Retained from earlier turns", [f"- `{label(entity.ref)}`" for entity in _not_deleted(ctx.retained)]),
     ]
 
 
 def _reply_sections(ctx: EntityContext) -> list[str]:
     return [
-        *_section("Entities", [f"- {_spoken_name(one)} (saved)" for one in _not_deleted(ctx.active)]),
-        *_section("Generated", [f"- {_spoken_name(one)} (not saved yet)" for one in ctx.generated]),
+        *_section("Entities", [f"- {_spoken_name(entity)} (saved)" for entity in _not_deleted(ctx.active)]),
+        *_section("Generated", [f"- {_spoken_name(entity)} (not saved yet)" for entity in ctx.generated]),
     ]
 
 
-def _spoken_name(one: EntitySnapshot) -> str:
+def _spoken_name(entity: EntitySnapshot) -> str:
     """Return the name to use toward a user: the label, else the type, because users do not see refs."""
-    return label(one.label) if one.label not in ("", one.ref) else f"unnamed, of {label(one.type) or 'no type'}"
+    if entity.label in ("", entity.ref):
+        return f"unnamed, of {label(entity.type) or 'no type'}"
+    return label(entity.label)
 
 
 def _curation_sections(ctx: EntityContext) -> list[str]:
@@ -268,12 +272,11 @@ def _curation_sections(ctx: EntityContext) -> list[str]:
         ("Generated, not saved yet", ctx.generated),
         ("Retained from earlier turns", ctx.retained),
     )
-    return [block for title, entities in tiers for block in _section(title, [_curation_line(one) for one in entities])]
+    return [line for title, entities in tiers for line in _section(title, list(map(_curation_line, entities)))]
 
 
-def _curation_line(one: EntitySnapshot) -> str:
-    facts = (
-        f"{label(one.type)}, {one.status}, created turn {one.turn_created}, last referenced turn {one.turn_last_ref}"
-    )
-    why = f", kept because: {label(one.retention_reason)}" if one.retention_reason else ""
-    return f"{_name_line(one.ref, one.label)} ({facts}{why})"
+def _curation_line(entity: EntitySnapshot) -> str:
+    turns = f"created turn {entity.turn_created}, last referenced turn {entity.turn_last_ref}"
+    facts = f"{label(entity.type)}, {entity.status}, {turns}"
+    why = f", kept because: {label(entity.retention_reason)}" if entity.retention_reason else ""
+    return f"{_name_line(entity.ref, entity.label)} ({facts}{why})"

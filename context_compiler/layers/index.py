@@ -42,7 +42,7 @@ class EntityIndex:
         """Index the given entities, in order of registration."""
         self.derived: dict[Hashable, Any] = {}
         """Cache of values computed from all entities; cleared at every change."""
-        self._place = Overlay[str, int]()
+        self._positions = Overlay[str, int]()
         """Position of each ref in order of registration."""
         self._next = 0
         """Position of the next new entity."""
@@ -66,26 +66,26 @@ class EntityIndex:
     def copy(self) -> EntityIndex:
         """Return an independent index of the same entities."""
         other = EntityIndex()
-        other._place, other._next, other._marked = self._place.copy(), self._next, set(self._marked)
+        other._positions, other._next, other._marked = self._positions.copy(), self._next, set(self._marked)
         other._turns, other._newest = self._turns.copy(), self._newest
         self._own_turns = set()
         other._snapshots, other._pages = dict(self._snapshots), dict(self._pages)
         other._members, other.contents = dict(self._members), dict(self.contents)
         return other
 
-    def add(self, row: Row, place: int | None = None) -> None:
+    def add(self, row: Row, position: int | None = None) -> None:
         """Add an entity at the given position, else at the next one; a known entity keeps its position."""
         ref = row["ref"]
-        known = self._place.get(ref)
-        if known is None:
-            known = self._place[ref] = self._next if place is None else place
-            self._next = max(self._next, known + 1)
-            self._members[known // PAGE] = [*self._members.get(known // PAGE, ()), ref]
+        slot = self._positions.get(ref)
+        if slot is None:
+            slot = self._positions[ref] = self._next if position is None else position
+            self._next = max(self._next, slot + 1)
+            self._members[slot // PAGE] = [*self._members.get(slot // PAGE, ()), ref]
         self._writable_turn(row["turn_last_ref"])[ref] = None
         self._newest = max(self._newest, row["turn_last_ref"])
         if row["status"] == "generated" or row["retention_reason"]:
             self._marked.add(ref)
-        self._pages.pop(known // PAGE, None)
+        self._pages.pop(slot // PAGE, None)
         self.derived.clear()
 
     def remove(self, row: Row) -> None:
@@ -97,7 +97,7 @@ class EntityIndex:
             del self._turns[turn]
         self._marked.discard(ref)
         self._snapshots.pop(ref, None)
-        self._pages.pop(self._place[ref] // PAGE, None)
+        self._pages.pop(self._positions[ref] // PAGE, None)
         self.derived.clear()
 
     def _writable_turn(self, turn: int) -> Overlay[str, None]:
@@ -111,31 +111,31 @@ class EntityIndex:
     def since(self, turn: int) -> list[str]:
         """Return the refs that were mentioned in this turn or later or are marked, in order of registration."""
         turns = range(turn, self._newest + 1) if self._newest - turn < len(self._turns) else list(self._turns)
-        found = self._marked.union(*(self._turns.get(last, ()) for last in turns if last >= turn))
-        return sorted(found, key=self._place.__getitem__)
+        refs = self._marked.union(*(self._turns.get(last, ()) for last in turns if last >= turn))
+        return sorted(refs, key=self._positions.__getitem__)
 
     def generated(self, rows: Mapping[str, Row]) -> Iterator[Row]:
         """Iterate over the rows of the unsaved entities, in order of registration."""
-        marked = sorted(self._marked, key=self._place.__getitem__)
+        marked = sorted(self._marked, key=self._positions.__getitem__)
         return (row for ref in marked if (row := rows[ref])["status"] == "generated")
 
     def unmarked(self) -> Iterator[str]:
         """Iterate over the refs that are saved and not retained, the least recently mentioned first."""
         for turn in sorted(self._turns):
-            yield from sorted(self._turns[turn].keys() - self._marked, key=self._place.__getitem__)
+            yield from sorted(self._turns[turn].keys() - self._marked, key=self._positions.__getitem__)
 
     def snapshot(self, row: Row) -> EntitySnapshot:
         """Return the snapshot of an entity; the same object until the entity changes."""
-        known = self._snapshots.get(row["ref"])
-        if known is None or known[0] is not row:
-            known = self._snapshots[row["ref"]] = row, EntitySnapshot.model_validate(row)
-        return known[1]
+        cached = self._snapshots.get(row["ref"])
+        if cached is None or cached[0] is not row:
+            cached = self._snapshots[row["ref"]] = row, EntitySnapshot.model_validate(row)
+        return cached[1]
 
     def forget(self, near: Collection[str]) -> None:
         """Evict cached contents of entities that are not `near`, and snapshots unless they are near or marked."""
-        self.contents = {ref: one for ref, one in self.contents.items() if ref in near}
-        known = self._snapshots.items()
-        self._snapshots = {ref: one for ref, one in known if ref in near or ref in self._marked}
+        self.contents = {ref: content for ref, content in self.contents.items() if ref in near}
+        snapshots = self._snapshots.items()
+        self._snapshots = {ref: snapshot for ref, snapshot in snapshots if ref in near or ref in self._marked}
 
     def page_numbers(self) -> list[int]:
         """Return the numbers of all pages."""
@@ -157,7 +157,7 @@ class EntityIndex:
         """Free the positions of a page after all of its entities were removed."""
         self._pages.pop(page, None)
         for ref in self._members.pop(page, ()):
-            self._place.pop(ref, None)
+            self._positions.pop(ref, None)
 
     def pages(self, write: Callable[[Sequence[str]], Page | None]) -> dict[int, Page]:
         """Return all pages by number; calls `write` with the refs of each changed page to serialize it."""

@@ -26,53 +26,53 @@ class Layer(BaseModel):
 L = TypeVar("L", bound=Layer)
 
 
-def parse_layer(kind: type[L], given: object, where: str) -> L:
+def parse_layer(kind: type[L], value: object, where: str) -> L:
     """Return an instance of `kind` unchanged, or validate its dumped form.
 
     Raises:
         LayersError: The value is neither; the message names the place.
     """
-    if isinstance(given, kind):
-        return given
+    if isinstance(value, kind):
+        return value
     try:
-        return kind.model_validate(given)
+        return kind.model_validate(value)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
-        place = "".join(f".{step}" for step in first["loc"])
-        raise LayersError(f"{where}{place}: {first['msg']}") from None
+        path = "".join(f".{step}" for step in first["loc"])
+        raise LayersError(f"{where}{path}: {first['msg']}") from None
 
 
-def as_mapping(given: object, where: str) -> Mapping[str, Any]:
+def as_mapping(value: object, where: str) -> Mapping[str, Any]:
     """Return stored data as a mapping; None becomes an empty one.
 
     Raises:
         LayersError: The data is not a mapping.
     """
-    if given is None:
+    if value is None:
         return {}
-    dump = getattr(given, "model_dump", None)
-    found: object = dump() if callable(dump) else given
-    if not isinstance(found, Mapping):
-        raise LayersError(f"{where} is a {type(given).__name__}; give a mapping")
-    return cast("Mapping[str, Any]", found)
+    dump = getattr(value, "model_dump", None)
+    dumped: object = dump() if callable(dump) else value
+    if not isinstance(dumped, Mapping):
+        raise LayersError(f"{where} is a {type(value).__name__}; give a mapping")
+    return cast("Mapping[str, Any]", dumped)
 
 
-def list_field(given: Mapping[str, Any], key: str) -> list[Any]:
+def list_field(fields: Mapping[str, Any], key: str) -> list[Any]:
     """Return the list stored under a key; empty if the key is missing.
 
     Raises:
         LayersError: The value is not a list.
     """
-    found: Any = given.get(key) or []
-    if not isinstance(found, list | tuple):
-        raise LayersError(f"{key} is a {type(found).__name__}; give a list")
-    return list(cast("Sequence[Any]", found))
+    value: Any = fields.get(key) or []
+    if not isinstance(value, list | tuple):
+        raise LayersError(f"{key} is a {type(value).__name__}; give a list")
+    return list(cast("Sequence[Any]", value))
 
 
-def text_field(given: Mapping[str, Any], key: str) -> str:
+def text_field(fields: Mapping[str, Any], key: str) -> str:
     """Return the string stored under a key; empty if it is missing. Other values are converted with `str`."""
-    found = given.get(key)
-    return "" if found is None else str(found)
+    value = fields.get(key)
+    return "" if value is None else str(value)
 
 
 class EntitySnapshot(Layer):

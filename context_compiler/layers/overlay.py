@@ -23,8 +23,8 @@ class Overlay(MutableMapping[K, V]):
 
     __slots__ = ("_base", "_changes", "_length")
 
-    def __init__(self, given: Mapping[K, V] | Iterable[tuple[K, V]] = ()) -> None:
-        self._base: dict[K, V] = dict(given)
+    def __init__(self, entries: Mapping[K, V] | Iterable[tuple[K, V]] = ()) -> None:
+        self._base: dict[K, V] = dict(entries)
         self._changes: dict[K, V] = {}
         self._length = len(self._base)
 
@@ -32,16 +32,16 @@ class Overlay(MutableMapping[K, V]):
         return self._length
 
     def __contains__(self, key: object) -> bool:
-        found = self._changes.get(cast(K, key), _UNCHANGED)
-        return key in self._base if found is _UNCHANGED else found is not _REMOVED
+        change = self._changes.get(cast(K, key), _UNCHANGED)
+        return key in self._base if change is _UNCHANGED else change is not _REMOVED
 
     def __getitem__(self, key: K) -> V:
-        found: Any = self._changes.get(key, _UNCHANGED)
-        if found is _UNCHANGED:
+        change: Any = self._changes.get(key, _UNCHANGED)
+        if change is _UNCHANGED:
             return self._base[key]
-        if found is _REMOVED:
+        if change is _REMOVED:
             raise KeyError(key)
-        return found
+        return change
 
     def __setitem__(self, key: K, value: V) -> None:
         self._length += key not in self
@@ -63,10 +63,10 @@ class Overlay(MutableMapping[K, V]):
     def flat(self) -> dict[K, V]:
         """Return a plain dict of the same entries."""
         changes = self._changes  # read before the base: `copy` in another thread moves changes into the base
-        found = {**self._base, **changes}
-        if len(found) != self._length:
-            return {key: value for key, value in found.items() if value is not _REMOVED}
-        return found
+        entries = {**self._base, **changes}
+        if len(entries) != self._length:
+            return {key: value for key, value in entries.items() if value is not _REMOVED}
+        return entries
 
     def copy(self) -> Overlay[K, V]:
         """Return an independent mapping of the same entries."""

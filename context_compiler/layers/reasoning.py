@@ -36,26 +36,27 @@ def get_reasoning_trace(
     Raises:
         LayersError: A stored value is wrong; the message names it.
     """
-    given = as_mapping(conversation, "conversation")
-    found = [_parse_summary(one, at) for at, one in enumerate(list_field(given, "turn_summaries"))][-FULL_TURNS:]
+    fields = as_mapping(conversation, "conversation")
+    stored = list_field(fields, "turn_summaries")  # all are parsed, so that a wrong one is reported even if it is old
+    summaries = [_parse_summary(summary, index) for index, summary in enumerate(stored)][-FULL_TURNS:]
     now = None if current_state is None else execution_summary(as_mapping(current_state, "current_state"))
     in_progress = now is not None and bool(now.steps or now.blocked_reason)
     return ReasoningTrace(
-        recent_summaries=[*found, now] if now is not None and in_progress else found,
-        reasoning_summary=text_field(given, "reasoning_summary"),
+        recent_summaries=[*summaries, now] if now is not None and in_progress else summaries,
+        reasoning_summary=text_field(fields, "reasoning_summary"),
         in_progress=in_progress,
     )
 
 
-def _parse_summary(given: object, at: int) -> TurnExecutionSummary:
-    one = {key: value for key, value in as_mapping(given, f"turn_summaries[{at}]").items() if value is not None}
-    return parse_layer(TurnExecutionSummary, one, f"turn_summaries[{at}]")
+def _parse_summary(stored: object, index: int) -> TurnExecutionSummary:
+    fields = {key: value for key, value in as_mapping(stored, f"turn_summaries[{index}]").items() if value is not None}
+    return parse_layer(TurnExecutionSummary, fields, f"turn_summaries[{index}]")
 
 
 def get_own_decision_history(conversation: Mapping[str, Any] | None) -> list[dict[str, Any]]:
     """Return Understand's own decisions, oldest first, each with turn, ref, action and reason."""
     log = list_field(as_mapping(conversation, "conversation"), "understand_decision_log")
-    return [dict(as_mapping(one, f"understand_decision_log[{at}]")) for at, one in enumerate(log)]
+    return [dict(as_mapping(decision, f"understand_decision_log[{index}]")) for index, decision in enumerate(log)]
 
 
 def get_outcomes(conversation: Mapping[str, Any] | None, state: Mapping[str, Any]) -> ReasoningTrace:
@@ -69,15 +70,15 @@ def get_outcomes(conversation: Mapping[str, Any] | None, state: Mapping[str, Any
     shown = [*trace.recent_summaries[-1:], now] if decided else trace.recent_summaries[-1:]
     kept = [
         TurnExecutionSummary(
-            turn_num=one.turn_num,
+            turn_num=turn.turn_num,
             steps=[
-                step.model_copy(update={"subdomain": "", "entities_involved": [], "note": None}) for step in one.steps
+                step.model_copy(update={"subdomain": "", "entities_involved": [], "note": None}) for step in turn.steps
             ],
-            conversation_phase=one.conversation_phase,
-            user_expressed=one.user_expressed,
-            blocked_reason=one.blocked_reason,
+            conversation_phase=turn.conversation_phase,
+            user_expressed=turn.user_expressed,
+            blocked_reason=turn.blocked_reason,
         )
-        for one in shown
+        for turn in shown
     ]
     return ReasoningTrace(recent_summaries=kept, in_progress=decided or trace.in_progress)
 
@@ -95,7 +96,7 @@ def format_reasoning_for_prompt(trace: ReasoningTrace | Sequence[StepSummary], n
     if node not in READERS:
         raise LayersError(f"node {node!r} has no view of the reasoning; use one of {', '.join(READERS)}")
     if isinstance(trace, list | tuple):
-        steps = [parse_layer(StepSummary, step, f"steps[{at}]") for at, step in enumerate(trace)]
+        steps = [parse_layer(StepSummary, step, f"steps[{index}]") for index, step in enumerate(trace)]
         trace = ReasoningTrace(recent_summaries=[TurnExecutionSummary(steps=steps)], in_progress=True)
     trace = parse_layer(ReasoningTrace, trace, "reasoning")
     now = _current(trace)
@@ -120,32 +121,33 @@ def _think_lines(trace: ReasoningTrace) -> Iterator[str]:
     if trace.reasoning_summary.strip():
         yield f"Earlier: {single_line(trace.reasoning_summary)}"
     now = _current(trace) if trace.in_progress else None
-    past = [one for one in trace.recent_summaries if one is not now]
-    for one in past[:-1]:
-        yield f"Turn {one.turn_num}: {_turn_line(one)}"
-        yield from _blocked_lines(one)
-    for title, one in (("Last turn", past[-1] if past else None), ("This turn so far", now)):
-        if one is not None:
-            yield f"{title}: {_turn_line(one)}"
-            yield from _step_lines(one.steps)
-            yield f"Phase: {label(one.conversation_phase)}"
-            yield from _wish_lines(one)
-            yield from curation_lines(one.entity_curation)
-            yield from _blocked_lines(one)
+    past = [turn for turn in trace.recent_summaries if turn is not now]
+    for turn in past[:-1]:
+        yield f"Turn {turn.turn_num}: {_turn_line(turn)}"
+        yield from _blocked_lines(turn)
+    for title, turn in (("Last turn", past[-1] if past else None), ("This turn so far", now)):
+        if turn is not None:
+            yield f"{title}: {_turn_line(turn)}"
+            yield from _step_lines(turn.steps)
+            yield f"Phase: {label(turn.conversation_phase)}"
+            yield from _wish_lines(turn)
+            yield from curation_lines(turn.entity_curation)
+            yield from _blocked_lines(turn)
 
 
 def _reply_lines(trace: ReasoningTrace, now: TurnExecutionSummary | None) -> Iterator[str]:
     """Iterate over lines for Reply: outcomes of this turn, or of the last one if this has no steps."""
-    past = [one for one in trace.recent_summaries if one is not now]
-    for one in [now or past[-1]] if now or past else []:
-        yield f"Phase: {label(one.conversation_phase)}"
-        yield from _wish_lines(one)
+    past = [turn for turn in trace.recent_summaries if turn is not now]
+    newest = now or (past[-1] if past else None)
+    if newest is not None:
+        yield f"Phase: {label(newest.conversation_phase)}"
+        yield from _wish_lines(newest)
     idle = now is None or not (now.steps or now.blocked_reason)
-    for when, one in (("", now), (" last turn", past[-1] if past and idle else None)):
-        if one is not None:
-            done = "; ".join(_accomplishment(step) for step in one.steps)
+    for when, turn in (("", now), (" last turn", past[-1] if past and idle else None)):
+        if turn is not None:
+            done = "; ".join(_accomplishment(step) for step in turn.steps)
             yield from [f"Accomplished{when}: {done}"] if done else []
-            yield from _blocked_lines(one, when)
+            yield from _blocked_lines(turn, when)
 
 
 def _accomplishment(step: StepSummary) -> str:
@@ -153,10 +155,10 @@ def _accomplishment(step: StepSummary) -> str:
     return ": ".join(text for text in texts if text)
 
 
-def _turn_line(one: TurnExecutionSummary) -> str:
-    decided = f" (decided {label(one.think_decision)})" if one.think_decision else ""
-    goal = single_line(one.think_goal) or "no goal"
-    done = ", ".join(f"{label(step.type)}: {single_line(step.outcome)}" for step in one.steps)
+def _turn_line(turn: TurnExecutionSummary) -> str:
+    decided = f" (decided {label(turn.think_decision)})" if turn.think_decision else ""
+    goal = single_line(turn.think_goal) or "no goal"
+    done = ", ".join(f"{label(step.type)}: {single_line(step.outcome)}" for step in turn.steps)
     return f"{goal}{decided}; {done}" if done else f"{goal}{decided}"
 
 
@@ -169,14 +171,14 @@ def _step_lines(steps: Sequence[StepSummary]) -> Iterator[str]:
             yield f"  note: {single_line(step.note)}"
 
 
-def _wish_lines(one: TurnExecutionSummary) -> Iterator[str]:
-    if one.user_expressed.strip():
-        yield f"User expressed: {single_line(one.user_expressed)}"
+def _wish_lines(turn: TurnExecutionSummary) -> Iterator[str]:
+    if turn.user_expressed.strip():
+        yield f"User expressed: {single_line(turn.user_expressed)}"
 
 
-def _blocked_lines(one: TurnExecutionSummary, when: str = "") -> Iterator[str]:
-    if one.blocked_reason:
-        yield f"Blocked{when}: {single_line(one.blocked_reason)}"
+def _blocked_lines(turn: TurnExecutionSummary, when: str = "") -> Iterator[str]:
+    if turn.blocked_reason:
+        yield f"Blocked{when}: {single_line(turn.blocked_reason)}"
 
 
 def curation_lines(curation: CurationSummary) -> Iterator[str]:
@@ -199,8 +201,9 @@ def format_curation(curation: CurationSummary) -> str:
 def format_decision_history(log: Sequence[Mapping[str, Any]]) -> str:
     """Format the newest entries of Understand's own decision log for its prompt, oldest first."""
     lines: list[str] = []
-    for one in log[-DECISIONS_SHOWN:]:
-        what = f"- turn {text_field(one, 'turn')}: {label(text_field(one, 'action'))} {label(text_field(one, 'ref'))}"
-        reason = text_field(one, "reason")
+    for decision in log[-DECISIONS_SHOWN:]:
+        action, ref = label(text_field(decision, "action")), label(text_field(decision, "ref"))
+        what = f"- turn {text_field(decision, 'turn')}: {action} {ref}"
+        reason = text_field(decision, "reason")
         lines.append(f"{what.rstrip()} ({label(reason)})" if reason else what.rstrip())
     return "\n".join(lines) or EMPTY

@@ -113,9 +113,9 @@ class Refs:
     def __init__(self, ids: Mapping[str, str] | None = None, types: Mapping[str, str] | None = None) -> None:
         """Start with database ids by ref, and the type of each ref."""
         self.ids = Overlay[str, str](ids or {})
-        given = types or {}
-        prefixes = {type: ref_prefix(type) for type in set(given.values())}
-        self._refs = Overlay(((prefixes[given[ref]], _lookup_key(id)), ref) for ref, id in self.ids.items())
+        type_of = types or {}
+        prefixes = {type: ref_prefix(type) for type in set(type_of.values())}
+        self._refs = Overlay(((prefixes[type_of[ref]], _lookup_key(id)), ref) for ref, id in self.ids.items())
         self._uuids = Overlay((_hex_digits(id), ref) for ref, id in self.ids.items() if _is_uuid(id))
 
     def copy(self) -> Refs:
@@ -158,7 +158,7 @@ class Refs:
 
     def replace_uuids(self, text: str) -> str:
         """Return the text with every known UUID replaced by its ref."""
-        return UUID_PATTERN.sub(lambda found: self.by_uuid(found[0]) or found[0], text) if self._uuids else text
+        return UUID_PATTERN.sub(lambda match: self.by_uuid(match[0]) or match[0], text) if self._uuids else text
 
 
 class RefLookup(Protocol):
@@ -190,32 +190,32 @@ class RecordingRefs:
 
     def knows(self, ref: str, field: str) -> bool:
         """True if this is the ref of an entity."""
-        found = ref in self._source
-        self.answers.append(("has", "", ref, found))
-        return found
+        is_known = ref in self._source
+        self.answers.append(("has", "", ref, is_known))
+        return is_known
 
     def of(self, type: str, id: object) -> str | None:
         """Return the ref of an entity by type and id."""
-        found = self._source.of(type, id)
-        self.answers.append(("of", type, id, found))
-        return found
+        ref = self._source.of(type, id)
+        self.answers.append(("of", type, id, ref))
+        return ref
 
     def by_uuid(self, text: str) -> str | None:
         """Return the ref of the entity with this UUID."""
-        found = self._source.by_uuid(text)
-        self.answers.append(("by_uuid", "", text, found))
-        return found
+        ref = self._source.by_uuid(text)
+        self.answers.append(("by_uuid", "", text, ref))
+        return ref
 
     def replace_uuids(self, text: str) -> str:
         """Return the text with every known UUID replaced by its ref."""
-        return UUID_PATTERN.sub(lambda found: self.by_uuid(found[0]) or found[0], text)
+        return UUID_PATTERN.sub(lambda match: self.by_uuid(match[0]) or match[0], text)
 
 
 def are_current(answers: Sequence[Answer], refs: Refs) -> bool:
     """True if a mapping still gives the recorded results."""
     return all(
-        found == (refs.of(type, what) if how == "of" else refs.by_uuid(str(what)) if how == "by_uuid" else what in refs)
-        for how, type, what, found in answers
+        past == (refs.of(type, what) if how == "of" else refs.by_uuid(str(what)) if how == "by_uuid" else what in refs)
+        for how, type, what, past in answers
     )
 
 
@@ -266,9 +266,10 @@ def _mask(data: object, refs: RefLookup, type: str, ancestors: Ancestors) -> obj
     if isinstance(data, Mapping):
         return _mask_row(cast("Mapping[object, Any]", data), refs, type, ancestors)
     if isinstance(data, list | tuple):
-        given = cast("list[Any]", data)
-        kind = str(given[1]) if isinstance(data, tuple) and len(given) == 3 and isinstance(given[1], str) else type
-        return [_mask(one, refs, kind, (*ancestors, id(given))) for one in given]
+        items = cast("list[Any]", data)
+        # A call is a tuple of tool, table and rows.
+        kind = str(items[1]) if isinstance(data, tuple) and len(items) == 3 and isinstance(items[1], str) else type
+        return [_mask(item, refs, kind, (*ancestors, id(items))) for item in items]
     if data is None or isinstance(data, bool | int | float):
         return data
     return _mask_text(refs.replace_uuids(str(data)))
@@ -280,15 +281,15 @@ def _mask_text(text: str) -> str:
 
 def _mask_row(row: Mapping[object, Any], refs: RefLookup, type: str, ancestors: Ancestors) -> dict[str, object]:
     """Return a row with its ref in place of its own id."""
-    found: dict[str, object] = {}
+    masked: dict[str, object] = {}
     inside = (*ancestors, id(row))
     for key, value in row.items():
         name = str(key).lower()
         if name not in OWN_ID_FIELDS:
-            found[_mask_text(str(key))] = _mask_field(name, value, refs, inside)
+            masked[_mask_text(str(key))] = _mask_field(name, value, refs, inside)
         elif ref := _row_ref(value, refs, type):
-            found["ref"] = ref
-    return found
+            masked["ref"] = ref
+    return masked
 
 
 def _row_ref(id: object, refs: RefLookup, type: str) -> str | None:
@@ -298,26 +299,24 @@ def _row_ref(id: object, refs: RefLookup, type: str) -> str | None:
 def _mask_field(name: str, value: object, refs: RefLookup, ancestors: Ancestors) -> object:
     """Return the masked value of a field; the id of another entity becomes its ref."""
     if name.endswith("_id") and isinstance(value, str | int) and not isinstance(value, bool):
-        return refs.of(name[:-3], value) or (
-            value if isinstance(value, str) and refs.knows(value, name[:-3]) else ID_PLACEHOLDER
-        )
+        if ref := refs.of(name[:-3], value):
+            return ref
+        return value if isinstance(value, str) and refs.knows(value, name[:-3]) else ID_PLACEHOLDER
     if name.endswith("_ids") and isinstance(value, list | tuple):
-        return (
-            ELLIPSIS
-            if is_recursive(cast(object, value), ancestors)
-            else _mask_list(name[:-1], cast("list[Any]", value), refs, ancestors)
-        )
+        if is_recursive(cast(object, value), ancestors):
+            return ELLIPSIS
+        return _mask_list(name[:-1], cast("list[Any]", value), refs, ancestors)
     return _mask(value, refs, "", ancestors)
 
 
-def _mask_list(name: str, given: Sequence[object], refs: RefLookup, ancestors: Ancestors) -> list[object]:
+def _mask_list(name: str, values: Sequence[object], refs: RefLookup, ancestors: Ancestors) -> list[object]:
     """Return a list of ids of other entities as refs."""
-    return [_mask_field(name, one, refs, (*ancestors, id(given))) for one in given]
+    return [_mask_field(name, value, refs, (*ancestors, id(values))) for value in values]
 
 
-def as_text(given: object) -> str:
+def as_text(value: object) -> str:
     """Return any value as text; None becomes empty."""
-    return "" if given is None else str(given)
+    return "" if value is None else str(value)
 
 
 def single_line(text: object, most: int = 0) -> str:

@@ -61,10 +61,10 @@ class SessionIdRegistry:
 
     def find(self, name: str) -> list[EntitySnapshot]:
         """Find entities by name: by exact ref, else by exact label, else by part of the label; labels ignore case."""
-        given = as_text(name).strip()
-        wanted = given.casefold()
-        if given in self or not given:
-            return [self[given]] if given else []
+        exact = as_text(name).strip()
+        wanted = exact.casefold()
+        if exact in self or not exact:
+            return [self[exact]] if exact else []
         labels = {ref: row["label"].casefold() for ref, row in self._rows.flat().items()}
         same = [ref for ref, label in labels.items() if label.strip() == wanted]
         return [self[ref] for ref in same or [ref for ref, label in labels.items() if wanted in label]]
@@ -183,11 +183,9 @@ class SessionIdRegistry:
 
     def data_of(self, ref: str) -> object:
         """Return the content of an entity as last seen, with ids masked; None if it is not available."""
-        return (
-            mask_data(self._data[ref], self.refs, self._rows[ref]["type"])
-            if ref in self and ref in self._data
-            else None
-        )
+        if ref not in self or ref not in self._data:
+            return None
+        return mask_data(self._data[ref], self.refs, self._rows[ref]["type"])
 
     def has_content(self, ref: str) -> bool:
         """True if the content of an entity is available."""
@@ -196,12 +194,12 @@ class SessionIdRegistry:
     def content_text(self, ref: str, render: Callable[[object], str]) -> str:
         """Return `render(data_of(ref))`, cached until the content or the ref of an id in it changes."""
         data, type = self._data[ref], self._rows[ref]["type"]
-        known = self.index.contents.get(ref)
-        if known is None or known.data is not data or known.type != type or not known.is_current(self.refs):
+        cached = self.index.contents.get(ref)
+        if cached is None or cached.data is not data or cached.type != type or not cached.is_current(self.refs):
             refs = RecordingRefs(self.refs)
             text = render(mask_data(data, refs, type))
-            known = self.index.contents[ref] = ContentText(data=data, type=type, answers=refs.answers, text=text)
-        return known.text
+            cached = self.index.contents[ref] = ContentText(data=data, type=type, answers=refs.answers, text=text)
+        return cached.text
 
     def replace_uuids(self, text: str) -> str:
         """Return the text with the UUID of every known entity replaced by its ref."""
@@ -279,20 +277,20 @@ class SessionIdRegistry:
         if "pages" not in rest:
             return SessionIdRegistry.from_dict(rest)
         new, wanted = self.copy(), parse_pages(rest)
-        known = {
+        current = {
             number: page[0]
             for number in new.index.page_numbers()
             if (page := new.index.stored_page(number)) is not None
         }
-        for number in [number for number in new.index.page_numbers() if known.get(number) != wanted.get(number)]:
+        for number in [number for number in new.index.page_numbers() if current.get(number) != wanted.get(number)]:
             for ref in new.index.members(number):
                 new.drop(ref)
             new.index.clear_page(number)
         for number, name in wanted.items():
-            if known.get(number) != name:
+            if current.get(number) != name:
                 new._read_page(number, name, pages)
-        found = parse_registry(rest)
-        new.current_turn, new._counters, new._gen_counters = found.current_turn, found.counters, found.gen_counters
+        parsed = parse_registry(rest)
+        new.current_turn, new._counters, new._gen_counters = parsed.current_turn, parsed.counters, parsed.gen_counters
         new._data = {ref: data for ref, data in mapping_field(rest, "data").items() if ref in new}
         return new
 
@@ -300,15 +298,15 @@ class SessionIdRegistry:
         if name not in pages:
             raise LayersError(f"id_registry: page {number} of the entities is missing; verify the record")
         try:
-            found = parse_registry({"version": VERSION, **json.loads(pages[name])})
+            parsed = parse_registry({"version": VERSION, **json.loads(pages[name])})
         except (ValueError, TypeError, RecursionError) as error:
             raise LayersError(f"id_registry: page {number} of the entities is not a JSON object: {error}") from None
-        for place, (ref, row) in enumerate(found.entities.items(), start=number * PAGE):
+        for position, (ref, row) in enumerate(parsed.entities.items(), start=number * PAGE):
             self._rows[ref] = row
-            self.index.add(row, place)
-        for ref, id in found.ids.items():
-            self.refs.add(found.entities[ref]["type"], id, ref)
-        self._demoted.update(dict.fromkeys(found.demoted))
+            self.index.add(row, position)
+        for ref, id in parsed.ids.items():
+            self.refs.add(parsed.entities[ref]["type"], id, ref)
+        self._demoted.update(dict.fromkeys(parsed.demoted))
         self.index.set_page(number, (name, pages[name]))
 
     def _dump(self, *, rows: Sequence[Row], ids: Mapping[str, str], demoted: Sequence[str]) -> dict[str, Any]:
@@ -335,12 +333,12 @@ class SessionIdRegistry:
             registry._load(parse_registry(given))
         return registry
 
-    def _load(self, found: RegistryData) -> None:
-        self.current_turn = found.current_turn
-        self._rows, self._data, self._index = Overlay(found.entities), found.data, None
-        self.refs = Refs(found.ids, {ref: row["type"] for ref, row in found.entities.items()})
-        self._demoted = Overlay[str, None](dict.fromkeys(found.demoted))
-        self._counters, self._gen_counters = found.counters, found.gen_counters
+    def _load(self, parsed: RegistryData) -> None:
+        self.current_turn = parsed.current_turn
+        self._rows, self._data, self._index = Overlay(parsed.entities), parsed.data, None
+        self.refs = Refs(parsed.ids, {ref: row["type"] for ref, row in parsed.entities.items()})
+        self._demoted = Overlay[str, None](dict.fromkeys(parsed.demoted))
+        self._counters, self._gen_counters = parsed.counters, parsed.gen_counters
 
     def _register(self, type: str, id: object, label: str, status: Status, data: object) -> str:
         name = id_text(id)
@@ -419,13 +417,13 @@ class StoredEntities(Mapping[str, Any]):
         return self._registry.to_dict()
 
 
-def registry_of(given: SessionIdRegistry | Mapping[str, Any] | None) -> SessionIdRegistry:
+def registry_of(value: SessionIdRegistry | Mapping[str, Any] | None) -> SessionIdRegistry:
     """Return a registry unchanged, or parse its dumped form; None becomes an empty registry.
 
     Raises:
         LayersError: The value is neither, or a value in it is wrong.
     """
-    return given if isinstance(given, SessionIdRegistry) else SessionIdRegistry.from_dict(given)
+    return value if isinstance(value, SessionIdRegistry) else SessionIdRegistry.from_dict(value)
 
 
 UNKNOWN_REF = "no such entity"
@@ -491,7 +489,7 @@ def merge_curations(before: CurationSummary, after: CurationSummary) -> Curation
     )
 
 
-def _check_refs(name: str, given: object) -> list[str]:
-    if given is None or isinstance(given, str | bytes) or not isinstance(given, Iterable):
-        raise LayersError(f"{name} is a {type(given).__name__}; give a list of refs")
-    return [str(ref) for ref in cast("Iterable[object]", given)]
+def _check_refs(name: str, refs: object) -> list[str]:
+    if refs is None or isinstance(refs, str | bytes) or not isinstance(refs, Iterable):
+        raise LayersError(f"{name} is a {type(refs).__name__}; give a list of refs")
+    return [str(ref) for ref in cast("Iterable[object]", refs)]

@@ -98,13 +98,8 @@ def _stored_turn(
     if not user.strip() and not answer.strip():
         return []
     decision = done.think_decision
-    most = (
-        PROPOSAL_LIMIT
-        if decision in ("propose", "clarify")
-        else CUT_LIMIT
-        if len(answer) >= VERBATIM_LIMIT
-        else VERBATIM_LIMIT
-    )
+    most = CUT_LIMIT if len(answer) >= VERBATIM_LIMIT else VERBATIM_LIMIT
+    most = PROPOSAL_LIMIT if decision in ("propose", "clarify") else most
     short = answer.strip() if len(answer.strip()) <= most else f"{answer.strip()[:most].rstrip()}{ELLIPSIS}"
     return [
         {
@@ -120,7 +115,7 @@ async def _update_history(summary: str, older: Sequence[Any], ask: Ask | None, t
     """Add older turns to the history summary: a model summarizes them, else the beginning of each is appended."""
     if not older:
         return summary
-    lines = [_turn_brief(as_mapping(one, "recent_turns")) for one in older]
+    lines = [_turn_brief(as_mapping(turn, "recent_turns")) for turn in older]
     if ask is not None:
         prompt = shipped_template("layers/history").render(
             {
@@ -157,20 +152,20 @@ def _keep_newest(parts: Sequence[str], most: int) -> str:
 def _update_reasoning(summary: str, older: Sequence[Any]) -> str:
     """Add older turns to the reasoning summary, each with its goal."""
     parts = [summary] if summary else []
-    for given in older:
-        one = as_mapping(given, "turn_summaries")
-        about = single_line(text_field(one, "think_goal"), 160) or text_field(one, "conversation_phase") or "no goal"
-        blocked = f" (blocked: {single_line(one['blocked_reason'], 120)})" if one.get("blocked_reason") else ""
-        parts.append(f"Turn {text_field(one, 'turn_num')}: {about}{blocked}")
+    for stored in older:
+        turn = as_mapping(stored, "turn_summaries")
+        about = single_line(text_field(turn, "think_goal"), 160) or text_field(turn, "conversation_phase") or "no goal"
+        blocked = f" (blocked: {single_line(turn['blocked_reason'], 120)})" if turn.get("blocked_reason") else ""
+        parts.append(f"Turn {text_field(turn, 'turn_num')}: {about}{blocked}")
     text = "; ".join(parts)
     return text if len(text) <= MAX_REASONING else f"{ELLIPSIS}{text[-MAX_REASONING + 1 :]}"
 
 
 def _pending(state: Mapping[str, Any], done: TurnExecutionSummary, old: ConversationContext) -> dict[str, Any] | None:
     """Return the pending state after this turn: asked in it, else the old one if no decision was made."""
-    found = pending_question(state)
-    if found is not None:
-        return found.model_dump()
+    pending = pending_question(state)
+    if pending is not None:
+        return pending.model_dump()
     return old["pending_clarification"] if done.think_decision is None else None
 
 
@@ -182,7 +177,8 @@ def stored_registry(registry: SessionIdRegistry, turn: int) -> SessionIdRegistry
 def _decision_log(old: ConversationContext, state: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Return the log of decisions about entities, including those of this turn."""
     curation, turn = get_current_curation(state), turn_number(state)
-    log = [dict(as_mapping(one, "understand_decision_log")) for one in list_field(old, "understand_decision_log")]
+    logged = list_field(old, "understand_decision_log")
+    log = [dict(as_mapping(decision, "understand_decision_log")) for decision in logged]
     for action, refs in (("retain", curation.retained), ("demote", curation.demoted)):
         log += [{"turn": turn, "ref": ref, "action": action, "reason": curation.reasons.get(ref, "")} for ref in refs]
     return log[-MAX_DECISIONS:]

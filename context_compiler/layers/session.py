@@ -102,16 +102,16 @@ class Layers:
             raise SettingsError(f"{self.store!r} does not support owners: give a path, or a store that has `scoped`")
         if owner == self.store.owner:
             return self
-        found = self._scoped.get(owner)
-        if found is None:
-            found = self._scoped[owner] = Layers(
+        layers = self._scoped.get(owner)
+        if layers is None:
+            layers = self._scoped[owner] = Layers(
                 self.store.scoped(owner),
                 vault_name=self.vault_name,
                 ask=self.ask,
                 timeout=self.timeout,
                 on_error=self.on_error,
             )
-        return found
+        return layers
 
     def __repr__(self) -> str:
         return f"Layers({self.store!r}{f', vault_name={self.vault_name!r}' if self.vault_name else ''})"
@@ -139,8 +139,8 @@ class Layers:
 
     async def load(self, session_id: str) -> tuple[ConversationContext, int]:
         """Return the stored state of a session and its version in the store; 0 if the session is unknown."""
-        found = await self._retry_unsaved(session_id)
-        text, version = (found.joined(), found.version) if found else await self._read_text(session_id)
+        unsaved = await self._retry_unsaved(session_id)
+        text, version = (unsaved.joined(), unsaved.version) if unsaved else await self._read_text(session_id)
         return (conversation_of(None) if text is None else from_json(text)), version
 
     async def begin(self, session_id: str, user_message: str) -> tuple[TurnState, int]:
@@ -148,18 +148,18 @@ class Layers:
 
         Reads only pages that changed in the store since this object last read or stored the session.
         """
-        known = self._cache.get(check_session_id(session_id))
-        stored = await self._read_pages(session_id, known.stored if known else None)
+        cached = self._cache.get(check_session_id(session_id))
+        stored = await self._read_pages(session_id, cached.stored if cached else None)
         if stored is None:
             return initial_state(conversation_of(None), SessionIdRegistry(), user_message), 0
-        if known is None or known.stored.state != stored.state:
-            found = from_json(stored.state)
-            before = known.registry if known else SessionIdRegistry()
-            registry = before.updated_from(as_mapping(found["id_registry"], "id_registry"), stored.pages)
-            found["id_registry"] = StoredEntities(registry)
-            known = _CachedState(stored=stored, conversation=found, registry=registry)
-            self._cache.keep(session_id, known)
-        return initial_state(known.conversation, known.registry.copy(), user_message), stored.version
+        if cached is None or cached.stored.state != stored.state:
+            conversation = from_json(stored.state)
+            before = cached.registry if cached else SessionIdRegistry()
+            registry = before.updated_from(as_mapping(conversation["id_registry"], "id_registry"), stored.pages)
+            conversation["id_registry"] = StoredEntities(registry)
+            cached = _CachedState(stored=stored, conversation=conversation, registry=registry)
+            self._cache.keep(session_id, cached)
+        return initial_state(cached.conversation, cached.registry.copy(), user_message), stored.version
 
     async def begin_or_report(self, session_id: str, user_message: str) -> tuple[TurnState, int, bool]:
         """Return the same as `begin`, and whether the store was read; if it was not, what was known before is used.
@@ -174,18 +174,18 @@ class Layers:
         if isinstance(error, ContextCompilerError) and not isinstance(error, StoreError):
             raise error
         await self.report(f"session {session_id!r}: its layers cannot be read; the turn begins without them", error)
-        known = self._cache.get(session_id)
-        if known is None:
+        cached = self._cache.get(session_id)
+        if cached is None:
             return initial_state(conversation_of(None), SessionIdRegistry(), user_message), 0, False
-        state = initial_state(known.conversation, known.registry.copy(), user_message)
-        return state, known.stored.version, False
+        state = initial_state(cached.conversation, cached.registry.copy(), user_message)
+        return state, cached.stored.version, False
 
-    async def _read_pages(self, session_id: str, known: LayerPages | None) -> LayerPages | None:
+    async def _read_pages(self, session_id: str, former: LayerPages | None) -> LayerPages | None:
         """Return the newest state of a session, in pages if the store supports them; None if it has none."""
-        if (found := await self._retry_unsaved(session_id)) is not None:
-            return found
+        if (unsaved := await self._retry_unsaved(session_id)) is not None:
+            return unsaved
         if self._paged is not None:
-            return await self._paged.layer_pages(session_id, self.vault_name, known=known)
+            return await self._paged.layer_pages(session_id, self.vault_name, known=former)
         text, version = await self._read_text(session_id)
         return None if text is None else LayerPages(state=text, version=version, pages={})
 
@@ -198,8 +198,8 @@ class Layers:
 
     async def _read_text(self, session_id: str) -> tuple[str | None, int]:
         """Return the stored state of a session as JSON and its version; None and 0 if the session is unknown."""
-        found = await self.store.layers(session_id, self.vault_name)
-        return (None, 0) if found is None else found
+        stored = await self.store.layers(session_id, self.vault_name)
+        return (None, 0) if stored is None else stored
 
     async def save(
         self,
@@ -254,9 +254,9 @@ class Layers:
         if isinstance(error, Removed):
             gone = f"session {session_id!r}: something was deleted meanwhile, maybe its layers; the turn is not stored"
             return await self.report("the end of a turn", StoreError(gone))
-        found = await try_await(self.store.layers(session_id, self.vault_name))
-        version = state.version if found.error is not None else found.value[1] if found.value is not None else 0
-        if version == state.version:
+        stored = await try_await(self.store.layers(session_id, self.vault_name))
+        version = stored.value[1] if stored.value is not None else 0
+        if stored.error is not None or version == state.version:
             self._unsaved[session_id], self._first_tried[session_id] = state, tried
             _WITH_UNSAVED.add(self)
             await self.report(f"session {session_id!r}: its layers are kept in memory until they can be stored", error)
@@ -278,13 +278,13 @@ class Layers:
 
     async def state(self, session_id: str) -> TurnState:
         """Return the state of the session's turn in progress; if there is none, of the turn that would begin next."""
-        turns = [one for one in reversed(_ACTIVE_TURNS.get()) if one.is_open]
+        turns = [turn for turn in reversed(_ACTIVE_TURNS.get()) if turn.is_open]
         here = self.place(session_id)
-        turn = self._open.get(session_id) or next((one for one in turns if one.place == here), None)
+        turn = self._open.get(session_id) or next((turn for turn in turns if turn.place == here), None)
         if turn is not None:
             return turn.state
         state, version = await self.begin(session_id, "")
-        mine = next((one for one in turns if one.place[0] == here[0]), None)
+        mine = next((turn for turn in turns if turn.place[0] == here[0]), None)
         if not version and mine is not None:
             other = LayersError(
                 f"the layers of session {_describe_place(*here)} are empty, and the turn in progress is of session"
@@ -357,8 +357,8 @@ async def load_state(source: LayerSource, session_id: str, *, timeout: float) ->
 async def _state(source: LayerSource, session_id: str) -> Mapping[str, Any]:
     if isinstance(source, Layers):
         return cast("Mapping[str, Any]", await source.state(session_id))
-    found: object = source(session_id)
-    return as_mapping(await found if isawaitable(found) else found, "the state")
+    result: object = source(session_id)
+    return as_mapping(await result if isawaitable(result) else result, "the state")
 
 
 def check_session_id(session_id: object) -> str:
@@ -403,7 +403,7 @@ class Turn:
             LayersError: This task is already in a turn of the session and would wait for itself, or the stored state is
                 invalid.
         """
-        if any(one.is_open and one.place == self.place for one in _ACTIVE_TURNS.get()):
+        if any(turn.is_open and turn.place == self.place for turn in _ACTIVE_TURNS.get()):
             raise LayersError(
                 f"session {self.session_id!r} is in a turn already, begun by this task or the one that started it;"
                 " end that turn before the next one begins"
@@ -416,7 +416,7 @@ class Turn:
             self.state, self._version, self._was_read = await self.layers.begin_or_report(self.session_id, message)
             self.layers.open_turn(self)
             self.is_open = True
-            _ACTIVE_TURNS.set((*(one for one in _ACTIVE_TURNS.get() if one.is_open), self))
+            _ACTIVE_TURNS.set((*(turn for turn in _ACTIVE_TURNS.get() if turn.is_open), self))
         finally:
             if not self.is_open:  # reading failed: let the next waiting turn try
                 self._release()
@@ -465,10 +465,10 @@ class Turn:
         Raises:
             LayersError: The turn has not begun.
         """
-        found = self.state.get("id_registry")
-        if not isinstance(found, SessionIdRegistry):
+        registry = self.state.get("id_registry")
+        if not isinstance(registry, SessionIdRegistry):
             raise LayersError("the turn has not begun; enter it with `async with layers.turn(...) as turn`")
-        return found
+        return registry
 
     def curate(self, *, retained: Mapping[str, str] | None = None, demoted: list[str] | None = None) -> CurationResult:
         """Apply Understand's curation: `retained` maps refs to reasons, `demoted` lists refs.
@@ -491,7 +491,7 @@ class Turn:
 
     def mention(self, name: str) -> list[str]:
         """Make all entities that a name matches active again, even those no longer shown; return their refs."""
-        refs = [one.ref for one in self.registry.find(name)]
+        refs = [entity.ref for entity in self.registry.find(name)]
         for ref in refs:
             self.registry.touch(ref)
         return refs
@@ -536,6 +536,6 @@ class Turn:
         return layer_prompt(role, cast("Mapping[str, Any]", self.state), task)
 
 
-def _check_word(name: str, given: object, usual: str) -> None:
-    if not isinstance(given, str) or not given.strip():
-        raise LayersError(f"{name} {given!r} is not a word; give {usual}, or one of your own")
+def _check_word(name: str, value: object, usual: str) -> None:
+    if not isinstance(value, str) or not value.strip():
+        raise LayersError(f"{name} {value!r} is not a word; give {usual}, or one of your own")

@@ -35,94 +35,95 @@ class RegistryData:
     gen_counters: dict[str, int] = field(default_factory=dict[str, int])
 
 
-def parse_registry(given: Mapping[str, Any]) -> RegistryData:
+def parse_registry(fields: Mapping[str, Any]) -> RegistryData:
     """Parse the stored form of a registry.
 
     Raises:
         LayersError: A value is wrong; the message names it.
     """
-    if not isinstance(given, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance] # outside data
-        raise LayersError(f"id_registry is a {type(given).__name__}; give a SessionIdRegistry or its to_dict()")
-    if given and given.get("version") != VERSION:
+    if not isinstance(fields, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance] # outside data
+        raise LayersError(f"id_registry is a {type(fields).__name__}; give a SessionIdRegistry or its to_dict()")
+    if fields and fields.get("version") != VERSION:
         raise LayersError(
-            f"id_registry has version {given.get('version')!r}, this one knows {VERSION};"
+            f"id_registry has version {fields.get('version')!r}, this one knows {VERSION};"
             " give a SessionIdRegistry or its to_dict(), or begin a new session"
         )
-    turn = given.get("current_turn") or 0
+    turn = fields.get("current_turn") or 0
     if isinstance(turn, bool) or not isinstance(turn, int) or turn < 0:
         raise LayersError(f"id_registry: current_turn is {turn!r}; give a number from 0")
-    entities = _parse_entities(given.get("entities", ()))
+    entities = _parse_entities(fields.get("entities", ()))
     return RegistryData(
         current_turn=turn,
         entities=entities,
-        ids=_parse_ids(given, entities),
-        data={ref: data for ref, data in mapping_field(given, "data").items() if ref in entities},
-        demoted={str(ref) for ref in list_field(given, "demoted")}.intersection(entities),
-        counters=_parse_counters(given, "counters"),
-        gen_counters=_parse_counters(given, "gen_counters"),
+        ids=_parse_ids(fields, entities),
+        data={ref: data for ref, data in mapping_field(fields, "data").items() if ref in entities},
+        demoted={str(ref) for ref in list_field(fields, "demoted")}.intersection(entities),
+        counters=_parse_counters(fields, "counters"),
+        gen_counters=_parse_counters(fields, "gen_counters"),
     )
 
 
-def _parse_entities(given: Any) -> dict[str, Row]:
-    if not isinstance(given, list | tuple):
-        raise LayersError(f"id_registry: entities is a {type(given).__name__}; give a list")
+def _parse_entities(listed: Any) -> dict[str, Row]:
+    if not isinstance(listed, list | tuple):
+        raise LayersError(f"id_registry: entities is a {type(listed).__name__}; give a list")
     rows: list[Row] = [
-        dict(row) if _is_valid_row(row) else _parse_row(row, at) for at, row in enumerate(cast("list[Any]", given))
+        dict(row) if _is_valid_row(row) else _parse_row(row, index)
+        for index, row in enumerate(cast("list[Any]", listed))
     ]
     return {row["ref"]: row for row in rows}
 
 
 def _is_valid_row(row: Any) -> bool:
     """True if the row has exactly the fields of an entity, each of the right type, as a registry writes it."""
-    one = cast("dict[str, Any]", row)
-    if type(row) is not dict or len(one) != len(ROW_FIELDS):
+    fields = cast("dict[str, Any]", row)
+    if type(row) is not dict or len(fields) != len(ROW_FIELDS):
         return False
     try:
-        values = _VALUES(one)
+        values = _VALUES(fields)
     except KeyError:
         return False
     return tuple(map(type, values)) in VALUE_TYPES and bool(values[0]) and values[3] in STATUSES
 
 
-def _parse_row(row: Any, at: int) -> Row:
+def _parse_row(row: Any, position: int) -> Row:
     try:
         return EntitySnapshot.model_validate(row).model_dump()
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
-        place = "".join(f".{step}" for step in first["loc"])
-        raise LayersError(f"id_registry: entities[{at}]{place}: {first['msg']}") from None
+        path = "".join(f".{step}" for step in first["loc"])
+        raise LayersError(f"id_registry: entities[{position}]{path}: {first['msg']}") from None
 
 
-def mapping_field(given: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+def mapping_field(fields: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     """Return the mapping stored under a key; empty if there is none.
 
     Raises:
         LayersError: The value is not a mapping.
     """
-    found: Any = given.get(name) or {}
-    if not isinstance(found, Mapping):
-        raise LayersError(f"id_registry: {name} is a {type(found).__name__}; give a mapping by ref")
-    return cast("Mapping[str, Any]", found)
+    value: Any = fields.get(name) or {}
+    if not isinstance(value, Mapping):
+        raise LayersError(f"id_registry: {name} is a {type(value).__name__}; give a mapping by ref")
+    return cast("Mapping[str, Any]", value)
 
 
-def _parse_ids(given: Mapping[str, Any], entities: Mapping[str, Row]) -> dict[str, str]:
+def _parse_ids(fields: Mapping[str, Any], entities: Mapping[str, Row]) -> dict[str, str]:
     """Return database ids by ref."""
-    found = mapping_field(given, "ids")
-    return {ref: str(id) for ref, id in found.items() if id is not None and ref in entities}
+    ids = mapping_field(fields, "ids")
+    return {ref: str(id) for ref, id in ids.items() if id is not None and ref in entities}
 
 
-def parse_pages(given: Mapping[str, Any]) -> dict[int, str]:
+def parse_pages(fields: Mapping[str, Any]) -> dict[int, str]:
     """Return the names of the entity pages by page number, in order."""
-    found = {str(number): str(name) for number, name in mapping_field(given, "pages").items()}
-    wrong = next((number for number in found if not number.isdecimal()), None)
+    names = {str(number): str(name) for number, name in mapping_field(fields, "pages").items()}
+    wrong = next((number for number in names if not number.isdecimal()), None)
     if wrong is not None:
         raise LayersError(f"id_registry: pages.{wrong} is not a page; give numbers")
-    return {int(number): found[number] for number in sorted(found, key=int)}
+    return {int(number): names[number] for number in sorted(names, key=int)}
 
 
-def _parse_counters(given: Mapping[str, Any], name: str) -> dict[str, int]:
-    found = {str(key): count for key, count in mapping_field(given, name).items()}
-    wrong = next((key for key, count in found.items() if isinstance(count, bool) or not isinstance(count, int)), None)
+def _parse_counters(fields: Mapping[str, Any], name: str) -> dict[str, int]:
+    counts = {str(key): count for key, count in mapping_field(fields, name).items()}
+    wrong = next((key for key, count in counts.items() if isinstance(count, bool) or not isinstance(count, int)), None)
     if wrong is not None:
-        raise LayersError(f"id_registry: {name}.{wrong} is {found[wrong]!r}; give a number from 0")
-    return found
+        raise LayersError(f"id_registry: {name}.{wrong} is {counts[wrong]!r}; give a number from 0")
+    return counts

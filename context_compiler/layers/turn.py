@@ -74,81 +74,81 @@ def turn_number(state: Mapping[str, Any]) -> int:
 def get_current_curation(state: Mapping[str, Any]) -> CurationSummary:
     """Return the entities that were retained and demoted in this turn."""
     output = as_mapping(state.get("understand_output"), "understand_output")
-    given = as_mapping(output.get("entity_curation", output), "entity_curation")
-    reasons = as_mapping(given.get("reasons"), "entity_curation.reasons")
+    curation = as_mapping(output.get("entity_curation", output), "entity_curation")
+    reasons = as_mapping(curation.get("reasons"), "entity_curation.reasons")
     return CurationSummary(
-        retained=[str(ref) for ref in list_field(given, "retained")],
-        demoted=[str(ref) for ref in list_field(given, "demoted")],
+        retained=[str(ref) for ref in list_field(curation, "retained")],
+        demoted=[str(ref) for ref in list_field(curation, "demoted")],
         reasons={str(ref): str(reason) for ref, reason in reasons.items()},
     )
 
 
 def get_current_turn_steps(state: Mapping[str, Any]) -> list[StepSummary]:
     """Return the steps executed so far, each with its outcome and the entities involved."""
-    found = list(_executed_steps(state))
-    if not found:
+    steps = list(_executed_steps(state))
+    if not steps:
         return []
     ref_of = _ref_lookup(registry_of(state.get("id_registry")))
-    return [_step_summary(one, ref_of) for one in found]
+    return [_step_summary(step, ref_of) for step in steps]
 
 
 def step_results(state: Mapping[str, Any]) -> dict[str, Any]:
     """Return the result of each step of this turn by step number, with refs in place of ids."""
     refs = registry_of(state.get("id_registry")).refs
     return {
-        str(one["step_num"]): mask_data(one["result"], refs, text_field(one, "subdomain"))
-        for one in _executed_steps(state)
-        if one.get("result") is not None
+        str(step["step_num"]): mask_data(step["result"], refs, text_field(step, "subdomain"))
+        for step in _executed_steps(state)
+        if step.get("result") is not None
     }
 
 
 def _executed_steps(state: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     """Iterate over the executed steps: `steps` of the state, else the planned steps that have a result."""
-    for at, given in enumerate(list_field(state, "steps"), start=1):
-        one = as_mapping(given, f"steps[{at - 1}]")
-        yield {**one, "step_num": _step_number(one.get("step_num"), at)}
+    for position, value in enumerate(list_field(state, "steps"), start=1):
+        step = as_mapping(value, f"steps[{position - 1}]")
+        yield {**step, "step_num": _step_number(step.get("step_num"), position)}
     if state.get("steps"):
         return
     plan = list_field(as_mapping(state.get("think_output"), "think_output"), "steps")
     results = _by_number(state, "step_results")
     metadata = _by_number(state, "step_metadata")
-    first = 0 if 0 in results or 0 in metadata else 1
+    first = 0 if 0 in results or 0 in metadata else 1  # some graphs count their steps from 0
     for number in sorted({*results, *metadata}):
-        at = number - first
-        planned = as_mapping(plan[at] if 0 <= at < len(plan) else None, f"think_output.steps[{at}]")
+        index = number - first
+        planned = as_mapping(plan[index] if 0 <= index < len(plan) else None, f"think_output.steps[{index}]")
         facts = as_mapping(metadata.get(number), f"step_metadata[{number}]")
-        yield {**planned, **facts, "step_num": at + 1, "result": results.get(number)}
+        yield {**planned, **facts, "step_num": index + 1, "result": results.get(number)}
 
 
-def _step_number(given: object, at: int) -> int:
-    if given is None:
-        return at
-    if not isinstance(given, bool) and isinstance(given, int | str) and str(given).isdecimal():
-        return int(given)
-    raise LayersError(f"steps[{at - 1}].step_num is {given!r}; give a number, counted from 1")
+def _step_number(value: object, position: int) -> int:
+    if value is None:
+        return position
+    if not isinstance(value, bool) and isinstance(value, int | str) and str(value).isdecimal():
+        return int(value)
+    raise LayersError(f"steps[{position - 1}].step_num is {value!r}; give a number, counted from 1")
 
 
 def _by_number(state: Mapping[str, Any], key: str) -> dict[int, Any]:
-    given = as_mapping(state.get(key), key)
-    wrong = next((name for name in given if not str(name).isdecimal()), None)
+    values = as_mapping(state.get(key), key)
+    wrong = next((name for name in values if not str(name).isdecimal()), None)
     if wrong is not None:
         raise LayersError(f"{key}[{wrong!r}] is not a step; give numbers")
-    return {int(name): value for name, value in given.items()}
+    return {int(name): value for name, value in values.items()}
 
 
-def _step_summary(one: Mapping[str, Any], ref_of: RefLookup) -> StepSummary:
-    kind = text_field(one, "type") or text_field(one, "step_type")
+def _step_summary(step: Mapping[str, Any], ref_of: RefLookup) -> StepSummary:
+    kind = text_field(step, "type") or text_field(step, "step_type")
     kind = kind.strip() or "read"
-    subdomain, result = text_field(one, "subdomain"), one.get("result")
-    refs = [str(ref) for ref in list_field(one, "entities_involved")] or refs_in_result(result, subdomain, ref_of)
+    subdomain, result = text_field(step, "subdomain"), step.get("result")
+    refs = [str(ref) for ref in list_field(step, "entities_involved")] or refs_in_result(result, subdomain, ref_of)
     return StepSummary(
-        step_num=one["step_num"],
+        step_num=step["step_num"],
         type=kind,
         subdomain=subdomain,
-        description=text_field(one, "description"),
-        outcome=text_field(one, "result_summary") or text_field(one, "outcome") or generic_outcome(result, kind),
+        description=text_field(step, "description"),
+        outcome=text_field(step, "result_summary") or text_field(step, "outcome") or generic_outcome(result, kind),
         entities_involved=refs,
-        note=text_field(one, "note") or text_field(one, "note_for_next_step") or None,
+        note=text_field(step, "note") or text_field(step, "note_for_next_step") or None,
     )
 
 
@@ -160,7 +160,9 @@ def _ref_lookup(registry: SessionIdRegistry) -> RefLookup:
 
     def ref_of(type: str, id: object) -> str | None:
         name = str(id)
-        return registry.ref_of(type, id) if type else name if name in registry else registry.refs.by_uuid(name)
+        if type:
+            return registry.ref_of(type, id)
+        return name if name in registry else registry.refs.by_uuid(name)
 
     return ref_of
 
@@ -222,10 +224,10 @@ def pending_question(state: Mapping[str, Any]) -> PendingState | None:
 def get_execution_outcomes(state: Mapping[str, Any]) -> str:
     """Format the steps of this turn on one line, each with its number of items, `completed` or `done`."""
     lines: list[str] = []
-    for one in _executed_steps(state):
-        count = record_count(one.get("result"))
-        how = f"{count} items" if count is not None else "completed" if one.get("result") is not None else "done"
-        lines.append(f"{single_line(text_field(one, 'description') or 'step', 120)}: {how}")
+    for step in _executed_steps(state):
+        count = record_count(step.get("result"))
+        how = f"{count} items" if count is not None else "completed" if step.get("result") is not None else "done"
+        lines.append(f"{single_line(text_field(step, 'description') or 'step', 120)}: {how}")
     return "; ".join(lines)
 
 
@@ -264,7 +266,9 @@ def _rows_outcome(rows: Sequence[object], kind: str) -> str:
         return _write_outcome(rows)
     if kind == "generate":
         return "Generated 1 record" if len(rows) == 1 else f"Generated {len(rows)} records"
-    return {0: "No records found", 1: "Found 1 record"}.get(len(rows), f"Found {len(rows)} records")
+    if not rows:
+        return "No records found"
+    return "Found 1 record" if len(rows) == 1 else f"Found {len(rows)} records"
 
 
 def _write_outcome(rows: Sequence[object]) -> str:
@@ -277,8 +281,8 @@ def _write_outcome(rows: Sequence[object]) -> str:
 def _row_name(row: object) -> str:
     if not isinstance(row, Mapping):
         return ""
-    one = cast("Mapping[str, Any]", row)
-    return next((text for key in ("name", "title", "label") if (text := text_field(one, key))), "")
+    fields = cast("Mapping[str, Any]", row)
+    return next((text for key in ("name", "title", "label") if (text := text_field(fields, key))), "")
 
 
 def record_count(result: object) -> int | None:
@@ -303,15 +307,15 @@ def _operations(result: object) -> Iterator[tuple[str, str, Sequence[object]]]:
         ):
             yield str(parts[0]), str(parts[1]) if len(parts) == 3 else "", _rows(parts[-1])
     elif isinstance(result, list):
-        for one in cast("list[object]", result):
-            if isinstance(one, tuple):
-                yield from _operations(cast(object, one))
+        for call in cast("list[object]", result):
+            if isinstance(call, tuple):
+                yield from _operations(cast(object, call))
 
 
-def _rows(found: object) -> Sequence[object]:
-    if isinstance(found, list | tuple):
-        return cast("Sequence[object]", found)
-    return [] if found is None else [found]
+def _rows(value: object) -> Sequence[object]:
+    if isinstance(value, list | tuple):
+        return cast("Sequence[object]", value)
+    return [] if value is None else [value]
 
 
 def refs_in_result(result: object, subdomain: str, ref_of: RefLookup) -> list[str]:
@@ -330,39 +334,39 @@ def _iter_refs(result: object, type: str, ref_of: RefLookup, ancestors: Ancestor
     elif isinstance(result, Mapping):
         yield from _row_refs(cast("Mapping[str, Any]", result), type, ref_of, inside)
     elif isinstance(result, list | tuple):
-        for one in cast("Sequence[object]", result):
-            yield from _iter_refs(one, type, ref_of, inside)
-    elif isinstance(result, str) and (found := ref_of("", result)):
-        yield found
+        for inner in cast("Sequence[object]", result):
+            yield from _iter_refs(inner, type, ref_of, inside)
+    elif isinstance(result, str) and (ref := ref_of("", result)):
+        yield ref
 
 
 def _row_refs(row: Mapping[str, Any], type: str, ref_of: RefLookup, ancestors: Ancestors) -> Iterator[str]:
-    found = ref_of("", row["ref"]) if row.get("ref") else None
-    if found is None and row.get("id") is not None:
-        found = ref_of(type, row["id"]) or ref_of("", row["id"])
-    if found:
-        yield found
+    ref = ref_of("", row["ref"]) if row.get("ref") else None
+    if ref is None and row.get("id") is not None:
+        ref = ref_of(type, row["id"]) or ref_of("", row["id"])
+    if ref:
+        yield ref
     for inner in row.values():
         if isinstance(inner, list | tuple):
             yield from _iter_refs(list(cast("Sequence[object]", inner)), "", ref_of, ancestors)
 
 
-def blocked_reason(given: object) -> str | None:
+def blocked_reason(blocked: object) -> str | None:
     """Return the reason why a turn is blocked, with the attempted call and its items; None if it is not blocked."""
-    if not given:
+    if not blocked:
         return None
-    if isinstance(given, str):
-        return given.strip() or None
-    action = as_mapping(given, "blocked_action")
+    if isinstance(blocked, str):
+        return blocked.strip() or None
+    action = as_mapping(blocked, "blocked_action")
     details = text_field(action, "details") or text_field(action, "reason_code") or "Blocked"
     tried = as_mapping(action.get("attempted_context"), "blocked_action.attempted_context")
     tool, table = text_field(tried, "tool"), text_field(tried, "table")
     if not tool:
         return details
-    items = [_item_name(one) for one in _rows(tried.get("items"))[:MAX_BLOCKED_ITEMS]]
+    items = [_item_name(item) for item in _rows(tried.get("items"))[:MAX_BLOCKED_ITEMS]]
     where = f"{tool} on {table}" if table else tool
     return f"{details} | {where}: {', '.join(items)}" if items else f"{details} | {where}"
 
 
-def _item_name(given: object) -> str:
-    return (given if isinstance(given, str) else _row_name(given)) or "unnamed"
+def _item_name(item: object) -> str:
+    return (item if isinstance(item, str) else _row_name(item)) or "unnamed"

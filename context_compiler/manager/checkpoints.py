@@ -53,9 +53,9 @@ class TurnChain:
 
 def chain_turns(turns: tuple[SessionTurn, ...], last: TurnChain | None, reader: Reader) -> TurnChain:
     """Build the chain of some turns; ids of the prefix shared with `last` are reused."""
-    known = last.turns if last else ()
-    differing = compress(count(), map(operator.is_not, turns, known))
-    shared = next(differing, min(len(turns), len(known)))
+    before = last.turns if last else ()
+    differing = compress(count(), map(operator.is_not, turns, before))
+    shared = next(differing, min(len(turns), len(before)))
     starts = list(last.starts[: shared + 1]) if last else [0]
     ids = list(last.ids[: starts[-1]]) if last else []
     for turn in turns[shared:]:
@@ -125,12 +125,12 @@ class Checkpoints:
         return session
 
     async def _session_at(self, commit: str) -> Session:
-        known, saved = self._committed.get(commit), None
-        if known is None and self._session_repo is not None:
+        session, saved = self._committed.get(commit), None
+        if session is None and self._session_repo is not None:
             saved = await within(self._timeout, "session_at", self._session_repo.session_at(commit))
-        if known is None and saved is None:
+        if session is None and saved is None:
             raise ContextMemoryError(f"commit {commit} contains no session; `log` lists the other commits")
-        return known or restore_session(saved, self._reader)  # pyright: ignore[reportArgumentType] # one of the two is set
+        return session or restore_session(saved, self._reader)  # pyright: ignore[reportArgumentType] # one of the two is set
 
     async def keep(self, session: Session, score: Score | None = None, row: SummaryRow | None = None) -> None:
         """Save a session and the record of its summary, if there is a shelf.

@@ -134,7 +134,7 @@ class ManagedHistory:
         run = ctx.run_id or ""
         key, seen = self._runs.get(run) or (None, 0)
         news: Sequence[ModelMessage]
-        mark = next((found for message in messages if (found := find_mark(message)) is not None), None)
+        mark = next((candidate for message in messages if (candidate := find_mark(message)) is not None), None)
         if mark is not None and "responses" in mark:
             news = messages_after(messages, mark["responses"], mark["tail"])
         else:
@@ -163,12 +163,12 @@ def new_messages(processor: TurnProcessor, messages: Sequence[ModelMessage]) -> 
     """Return the messages of a history that the session does not contain yet."""
     history = _read_history(processor, messages)
     taken = processor.session.taken
-    at = next((at for at in range(len(history) - 1, -1, -1) if history.ids[at] == taken), None)
-    if at is not None:
-        return messages[at + 1 :]
+    position = next((index for index in range(len(history) - 1, -1, -1) if history.ids[index] == taken), None)
+    if position is not None:
+        return messages[position + 1 :]
     if not processor.session.turns:
         return messages
-    prompts = [at for at, message in enumerate(messages) if starts_turn(message, processor.reader)]
+    prompts = [index for index, message in enumerate(messages) if starts_turn(message, processor.reader)]
     return messages[prompts[-1] :] if prompts else ()
 
 
@@ -197,8 +197,8 @@ async def prepare_request(
         ends: True if the end of the run will be reported; until then, other runs are not sent its turn.
     """
     async with processor.lock:
-        own = [message for message in (_extract_system_prompts(processor, one) for one in news) if message is not None]
-        prompts = [at for at, message in enumerate(own) if starts_turn(message, processor.reader)]
+        own = [message for message in (_extract_system_prompts(processor, new) for new in news) if message is not None]
+        prompts = [index for index, message in enumerate(own) if starts_turn(message, processor.reader)]
         if prompts:
             _add_missed_turns(processor, own[: prompts[-1]], key)
             processor.llm.charge = charge
@@ -208,7 +208,8 @@ async def prepare_request(
                 processor.llm.charge = None
             _end_turn(processor, key)
             key = processor.session.turns[-1].key
-            processor.live |= {key} if ends else set()  # only now: a run cancelled while processing has no turn to end
+            if ends:  # only now: a run cancelled while processing has no turn to end
+                processor.live.add(key)
         else:
             key = _resume_turn(processor, key, ends)
             _extend_turn(processor, key, own)
@@ -227,7 +228,7 @@ async def finish_run(
     If the run failed (`seen` is empty), unanswered calls are removed; otherwise they are deferred calls and stay.
     """
     async with processor.lock:
-        own = [message for message in (_extract_system_prompts(processor, one) for one in news) if message is not None]
+        own = [message for message in (_extract_system_prompts(processor, new) for new in news) if message is not None]
         _extend_turn(processor, key, own)
         _end_turn(processor, key, failed=not seen)
         if seen:
@@ -245,9 +246,9 @@ def _extract_system_prompts(processor: TurnProcessor, message: ModelMessage) -> 
     parts = [part for part in message.parts if isinstance(part, SystemPromptPart)]
     if not parts or not isinstance(message, ModelRequest):
         return message
-    known = {part.dynamic_ref or part.content: part for part in processor.session.system}
-    known |= {part.dynamic_ref or part.content: part for part in parts}
-    processor.session = replace(processor.session, system=tuple(known.values()))
+    by_name = {part.dynamic_ref or part.content: part for part in processor.session.system}
+    by_name |= {part.dynamic_ref or part.content: part for part in parts}
+    processor.session = replace(processor.session, system=tuple(by_name.values()))
     rest = [part for part in message.parts if not isinstance(part, SystemPromptPart)]
     return replace(message, parts=rest) if rest else None
 
@@ -267,7 +268,7 @@ def _add_missed_turns(processor: TurnProcessor, messages: Sequence[ModelMessage]
 
 def _extend_turn(processor: TurnProcessor, key: int | None, messages: Sequence[ModelMessage]) -> None:
     """Add messages to the turn with this key."""
-    turn = next((one for one in processor.session.turns if one.key == key), None)
+    turn = next((turn for turn in processor.session.turns if turn.key == key), None)
     if turn is not None and messages:
         longer = make_turn((*turn.messages, *messages), processor.reader, open=True, key=turn.key)
         processor.session = with_turn(processor.session, longer)
@@ -277,14 +278,15 @@ def _resume_turn(processor: TurnProcessor, key: int | None, ends: bool) -> int |
     """Return the turn that a request without a new prompt continues: the run's, else the newest."""
     if key is None and processor.session.turns:
         key = processor.session.turns[-1].key
-        processor.live |= {key} if ends else set()
+        if ends:
+            processor.live.add(key)
     return key
 
 
 def _end_turn(processor: TurnProcessor, key: int | None, *, failed: bool = False) -> None:
     """Close the turn with this key, if it has an answer; unanswered calls are removed if `failed`."""
     processor.live.discard(key if key is not None else -1)
-    turn = next((one for one in processor.session.turns if one.key == key), None)
+    turn = next((turn for turn in processor.session.turns if turn.key == key), None)
     if turn is not None:
         kept = answered_prefix(turn.messages, processor.reader) if failed else turn.messages
         answered = any(not isinstance(message, ModelRequest) for message in kept)

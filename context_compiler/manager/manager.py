@@ -290,15 +290,15 @@ def check_arguments(
         raise SettingsError("auto_rollback=True needs checkpoints: use ContextManager.with_versioning")
 
 
-def check_text(name: str, given: object, *, empty: bool = False) -> str:
+def check_text(name: str, value: object, *, empty: bool = False) -> str:
     """Return a string unchanged; it may be empty only if `empty` is set.
 
     Raises:
         SettingsError: The value is not a string, or is empty.
     """
-    if not isinstance(given, str) or not (empty or given.strip()):
-        raise SettingsError(f"{name}={cast(object, given)!r:.80}: give a text{'' if empty else ' that is not empty'}")
-    return given
+    if not isinstance(value, str) or not (empty or value.strip()):
+        raise SettingsError(f"{name}={cast(object, value)!r:.80}: give a text{'' if empty else ' that is not empty'}")
+    return value
 
 
 def context_manager(

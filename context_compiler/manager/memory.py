@@ -50,15 +50,15 @@ class Saved:
     """Canonical JSON of each message."""
 
 
-def check_memory_text(given: object, what: str) -> str:
+def check_memory_text(value: object, what: str) -> str:
     """Return a string for a memory unchanged. Shared, so that every memory refuses the same values.
 
     Raises:
         SettingsError: The value is not a string.
     """
-    if not isinstance(given, str):
-        raise SettingsError(f"{what} is a {type(given).__name__}; give text to a memory")
-    return given
+    if not isinstance(value, str):
+        raise SettingsError(f"{what} is a {type(value).__name__}; give text to a memory")
+    return value
 
 
 def check_limit(limit: object) -> int:
@@ -144,17 +144,16 @@ class MemoryRanking:
         question = Question.of(query)
         if limit < 1 or not question.terms or not memories:
             return []
-        messages = [
-            ModelRequest(parts=[UserPromptPart(content=one.text, timestamp=one.created_at)]) for one in memories
-        ]
+        prompts = (UserPromptPart(content=memory.text, timestamp=memory.created_at) for memory in memories)
+        messages = [ModelRequest(parts=[prompt]) for prompt in prompts]
         history = self._reader.read(messages)
         if not self._index.extends_to(history):
             self._index = Index()
         self._index.extend(history)
         relevant = Relevance(self._index, question, least=MIN_TERM_WEIGHT, floor=MIN_RELEVANCE)
-        scored = [(relevant.of(one.text), at) for at, one in enumerate(memories)]
-        found = sorted((pair for pair in scored if pair[0] > 0), key=lambda pair: (-pair[0], -pair[1]))
-        return [Match(memory=memories[at], score=min(1.0, score)) for score, at in found[:limit]]
+        scored = [(relevant.of(memory.text), index) for index, memory in enumerate(memories)]
+        ranked = sorted((pair for pair in scored if pair[0] > 0), key=lambda pair: (-pair[0], -pair[1]))
+        return [Match(memory=memories[index], score=min(1.0, score)) for score, index in ranked[:limit]]
 
 
 T = TypeVar("T")
@@ -194,14 +193,14 @@ class SQLiteMemory:
         asked = list(dict.fromkeys(terms(check_memory_text(query, "query"))))[-MAX_QUERY_TERMS:]
         if check_limit(limit) < 1 or not asked:
             return []
-        found = await self._run(partial(sessions.search_memories, name=self.session, terms=asked, limit=CANDIDATES))
-        return self._ranking.best(query, [_parse_memory(one) for one in found], limit)
+        stored = await self._run(partial(sessions.search_memories, name=self.session, terms=asked, limit=CANDIDATES))
+        return self._ranking.best(query, [_parse_memory(row) for row in stored], limit)
 
     async def remember(self, text: str) -> str:
         """Remember a text and return its id. A text that is already known keeps its id."""
-        given = check_memory_text(text, "text")
+        checked = check_memory_text(text, "text")
         return await self._run(
-            partial(sessions.remember, name=self.session, text=given, index_terms=_index_terms, newest=SUMMARY_PREFIX)
+            partial(sessions.remember, name=self.session, text=checked, index_terms=_index_terms, newest=SUMMARY_PREFIX)
         )
 
     async def commit(self, message: str, author: str = AUTHOR, session: Snapshot | None = None) -> str:
@@ -297,8 +296,8 @@ def _diff(db: Database, name: str, old: str, new: str) -> Diff:
     )
 
 
-def _parse_memory(found: tuple[str, str, object]) -> Memory:
-    return Memory(id=found[0], text=found[1], created_at=rows.parse_stamp(found[2]))
+def _parse_memory(row: tuple[str, str, object]) -> Memory:
+    return Memory(id=row[0], text=row[1], created_at=rows.parse_stamp(row[2]))
 
 
 def _parse_commit(row: rows.Row) -> Commit:
@@ -306,8 +305,8 @@ def _parse_commit(row: rows.Row) -> Commit:
     return Commit(created_at=rows.parse_stamp(row["created_at"]), **columns)
 
 
-def _parse_saved(found: tuple[str, list[bytes]] | None) -> Saved | None:
-    return None if found is None else Saved(facts=found[0], bodies=tuple(found[1]))
+def _parse_saved(stored: tuple[str, list[bytes]] | None) -> Saved | None:
+    return None if stored is None else Saved(facts=stored[0], bodies=tuple(stored[1]))
 
 
 def _score_columns(score: Score) -> tuple[rows.Column, ...]:

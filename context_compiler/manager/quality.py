@@ -120,14 +120,14 @@ def _or_unknown(measured: float | None) -> float:
 def _check_weights(scorer: QualityScorer | HealthScorer) -> None:
     """Raise SettingsError if a weight is negative, or the weights do not add up to 1."""
     weights = {field.name: cast(object, getattr(scorer, field.name)) for field in fields(scorer)}
-    given = ", ".join(f"{name}={value!r}" for name, value in weights.items())
+    listed = ", ".join(f"{name}={value!r}" for name, value in weights.items())
     numbers = [value for value in weights.values() if isinstance(value, int | float) and not isinstance(value, bool)]
     if (
         len(numbers) != len(weights)
         or not all(0 <= value <= 1 for value in numbers)
         or abs(sum(numbers) - 1) > ROUNDING
     ):
-        raise SettingsError(f"{type(scorer).__name__}({given}): give weights of at least 0 that add up to 1")
+        raise SettingsError(f"{type(scorer).__name__}({listed}): give weights of at least 0 that add up to 1")
 
 
 UNPARSED_RATING = 0.7
@@ -153,6 +153,6 @@ async def rate_coherence(messages: Sequence[ModelMessage], llm: LLM, reader: Rea
 
 def parse_rating(text: str) -> float:
     """Parse the first number from 0 to 1 in a string; `UNPARSED_RATING` if there is none."""
-    found = _NUMBER.search(text)
-    value = float(found[0]) if found else UNPARSED_RATING
+    match = _NUMBER.search(text)
+    value = float(match[0]) if match else UNPARSED_RATING
     return clamp_score(value) if value <= 1 else UNPARSED_RATING

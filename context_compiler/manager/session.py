@@ -118,14 +118,14 @@ def make_turn(messages: Sequence[ModelMessage], reader: Reader, *, open: bool, k
     return SessionTurn(
         key=next(KEYS) if key is None else key,
         messages=tuple(messages),
-        tokens=sum(reader.one(one).tokens for one in messages),
+        tokens=sum(reader.one(message).tokens for message in messages),
         open=open,
     )
 
 
 def split_turns(messages: Sequence[ModelMessage], reader: Reader) -> list[Sequence[ModelMessage]]:
     """Split messages into turns; messages before the first prompt are a turn too."""
-    starts = sorted({0, *(at for at, message in enumerate(messages) if starts_turn(message, reader))})
+    starts = sorted({0, *(index for index, message in enumerate(messages) if starts_turn(message, reader))})
     return [messages[start:stop] for start, stop in pairwise([*starts, len(messages)]) if start < stop]
 
 
@@ -133,8 +133,8 @@ def answered_prefix(messages: Sequence[ModelMessage], reader: Reader) -> tuple[M
     """Return the messages of a turn before the first one with an unanswered tool call."""
     readings = [reader.one(message) for message in messages]
     answered = {call for reading in readings for call in reading.answers}
-    stop = next((at for at, one in enumerate(readings) if not answered.issuperset(one.calls)), len(messages))
-    return tuple(messages[:stop])
+    unanswered = (index for index, reading in enumerate(readings) if not answered.issuperset(reading.calls))
+    return tuple(messages[: next(unanswered, len(messages))])
 
 
 def turn_messages(turns: Sequence[SessionTurn]) -> list[ModelMessage]:
@@ -146,36 +146,36 @@ def safe_boundary(turns: Sequence[SessionTurn], start: int, stop: int, reader: R
     """Return the last position from `start` to `stop` that separates no tool call from its result."""
     called: dict[str, int] = {}
     across: list[tuple[int, int]] = []
-    for at in range(start, len(turns)):
-        for reading in (reader.one(message) for message in turns[at].messages):
-            called |= dict.fromkeys(reading.calls, at)
-            across += [(called[call], at) for call in reading.answers if called.get(call, at) < at]
+    for index in range(start, len(turns)):
+        for reading in (reader.one(message) for message in turns[index].messages):
+            called |= dict.fromkeys(reading.calls, index)
+            across += [(called[call], index) for call in reading.answers if called.get(call, index) < index]
     places = range(stop, start, -1)
-    return next((at for at in places if not any(call < at <= answer for call, answer in across)), start)
+    return next((stop for stop in places if not any(call < stop <= answer for call, answer in across)), start)
 
 
 def with_turn(session: Session, turn: SessionTurn) -> Session:
     """Return the session with a turn added; a turn with the same key is replaced."""
-    at = next((at for at in range(len(session.turns) - 1, -1, -1) if session.turns[at].key == turn.key), None)
-    if at is not None:
-        return replace(session, turns=(*session.turns[:at], turn, *session.turns[at + 1 :]))
+    for index in range(len(session.turns) - 1, -1, -1):  # from the end, because it is mostly the last turn
+        if session.turns[index].key == turn.key:
+            return replace(session, turns=(*session.turns[:index], turn, *session.turns[index + 1 :]))
     return replace(session, turns=(*session.turns, turn))
 
 
 def session_facts(session: Session) -> str:
     """Serialize everything in a session but its messages to JSON; the size does not grow with the session."""
-    given: dict[str, Any] = {
+    facts: dict[str, Any] = {
         "version": VERSION,
         "open": bool(session.turns and session.turns[-1].open),
         "system": [{"content": part.content, "dynamic_ref": part.dynamic_ref} for part in session.system],
         "grounding": [
-            {"id": one.memory.id, "text": one.memory.text, "at": one.memory.created_at, "score": one.score}
-            for one in session.grounding
+            {"id": match.memory.id, "text": match.memory.text, "at": match.memory.created_at, "score": match.score}
+            for match in session.grounding
         ],
         "scores": [_score_row(score) for score in session.scores],
     }
-    given |= {name: getattr(session, name) for name in PLAIN_FACTS}
-    return json.dumps(given, default=_json_default, separators=(",", ":"))
+    facts |= {name: getattr(session, name) for name in PLAIN_FACTS}
+    return json.dumps(facts, default=_json_default, separators=(",", ":"))
 
 
 def restore_session(saved: Saved, reader: Reader) -> Session:
@@ -222,10 +222,10 @@ def load_session(text: str, reader: Reader) -> tuple[str, Session]:
         ContextMemoryError: The text is not a session.
     """
     try:
-        given: dict[str, Any] = json.loads(text)
-        bodies = tuple(json.dumps(message).encode() for message in given["messages"])
-        saved = Saved(facts=json.dumps(given["facts"]), bodies=bodies)
-        return str(given["session_id"]), restore_session(saved, reader)
+        document: dict[str, Any] = json.loads(text)
+        bodies = tuple(json.dumps(message).encode() for message in document["messages"])
+        saved = Saved(facts=json.dumps(document["facts"]), bodies=bodies)
+        return str(document["session_id"]), restore_session(saved, reader)
     except (ValueError, LookupError, TypeError, RecursionError) as error:
         raise ContextMemoryError(f"this is not a session ({error}); give the text of to_json") from error
 
@@ -234,13 +234,13 @@ def _score_row(score: Score) -> list[Any]:
     return [*(getattr(score, name) for name in SCORED), score.created_at.isoformat()]
 
 
-def _parse_score(given: list[Any]) -> Score:
-    return Score(**dict(zip(SCORED, given, strict=False)), created_at=datetime.fromisoformat(given[-1]))
+def _parse_score(row: list[Any]) -> Score:
+    return Score(**dict(zip(SCORED, row, strict=False)), created_at=datetime.fromisoformat(row[-1]))
 
 
-def _parse_match(given: dict[str, Any]) -> Match:
-    memory = Memory(id=given["id"], text=given["text"], created_at=datetime.fromisoformat(given["at"]))
-    return Match(memory=memory, score=given["score"])
+def _parse_match(row: dict[str, Any]) -> Match:
+    memory = Memory(id=row["id"], text=row["text"], created_at=datetime.fromisoformat(row["at"]))
+    return Match(memory=memory, score=row["score"])
 
 
 def _json_default(value: object) -> str:
@@ -259,10 +259,10 @@ SUMMARY_MEMORIES, MEMORY_WIDTH = 3, 100
 
 def opening_messages(session: Session) -> list[ModelMessage]:
     """Build the messages before the turns: system prompts, grounding, summary and lost specifics."""
-    found: list[ModelMessage] = []
+    messages: list[ModelMessage] = []
     own = [SystemPromptPart(content=session.system_prompt, timestamp=STAMP)] if session.system_prompt.strip() else []
     if own or session.system:
-        found.append(ModelRequest(parts=[*own, *session.system]))
+        messages.append(ModelRequest(parts=[*own, *session.system]))
     texts: list[str] = []
     if session.grounding:
         listed = "\n".join(f"- {match.memory.text.strip()}" for match in session.grounding)
@@ -271,7 +271,7 @@ def opening_messages(session: Session) -> list[ModelMessage]:
         texts.append(note_text(f"{SUMMARY_TITLE}\n{neutralize(session.summary)}", prompt_text("preface")))
     if session.index:
         texts.append(fence(QUOTED_TITLE, session.index))
-    return [*found, marked_request(texts, MARK)] if texts else found
+    return [*messages, marked_request(texts, MARK)] if texts else messages
 
 
 def context_messages(session: Session, leaving_out: frozenset[int] = frozenset()) -> list[ModelMessage]:
@@ -346,8 +346,8 @@ class ContextLimit:
             *(session.grounding, session.system_prompt, session.system),
         )
         if self._cached is None or self._cached[0] != key:
-            found = self.within(session, context_messages(session))
-            self._cached = (key, found, self._cost(found))
+            messages = self.within(session, context_messages(session))
+            self._cached = (key, messages, self._cost(messages))
         return self._cached[1:]
 
     def _cost(self, messages: Sequence[ModelMessage]) -> int:

@@ -176,7 +176,7 @@ def _quotes(history: History, room: int, reader: Reader) -> str:
 def _missing_specifics(specifics: Sequence[Specific], text: str, before: str, room: int, reader: Reader) -> str:
     """List specifics that are missing from a text, after those of the list `before`; the newest that fit are kept."""
     summary = TextSet(text)
-    lost = [f"- {' '.join(one.verbatim.split())}" for one in specifics if not summary.holds(one)]
+    lost = [f"- {' '.join(specific.verbatim.split())}" for specific in specifics if not summary.holds(specific)]
     kept: list[str] = []
     for line in reversed(list(dict.fromkeys([*before.splitlines(), *lost]))):
         room -= reader.counter.text(line) + 1

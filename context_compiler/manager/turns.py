@@ -83,9 +83,9 @@ class TurnProcessor:
 
     def add_turn(self, messages: Sequence[ModelMessage]) -> SessionTurn:
         """Add a turn; a previous turn that is still open is closed without an answer."""
-        for last in self.session.turns[-1:]:
-            if last.open and last.key not in self.live:
-                self.session = with_turn(self.session, replace(last, open=False))
+        last = self.session.turns[-1] if self.session.turns else None
+        if last is not None and last.open and last.key not in self.live:
+            self.session = with_turn(self.session, replace(last, open=False))
         turn = make_turn(messages, self.reader, open=True)
         self.session = replace(
             self.session, turns=(*self.session.turns, turn), since_checkpoint=self.session.since_checkpoint + 1
@@ -100,8 +100,8 @@ class TurnProcessor:
         turn = self.add_turn(messages)
         pending = pending_question(self.reader.read(messages), self.reader.counter)
         query = pending.text if pending else ""
-        found = await self.reporter.attempt("grounding", self.search(query), trouble)
-        self.session = replace(self.session, grounding=tuple(found or ()))
+        matches = await self.reporter.attempt("grounding", self.search(query), trouble)
+        self.session = replace(self.session, grounding=tuple(matches or ()))
         summarized = await self._summarize_if_due(trouble)
         score = self._score(summarized)
         rolled_back = await self._roll_back_if_degraded(turn, score.quality, trouble)
@@ -133,11 +133,11 @@ class TurnProcessor:
             return []
         shown = SUMMARY_PREFIX + (self.session.summary or self.session.index)
         search = self.memory.search(query, most + 1 + min(self.session.summarizations, OLD_SUMMARIES))
-        found = await within(self.config.timeout, "search", search)
-        found = [replace(one, score=clamp_score(one.score)) for one in found if one.memory.text != shown]
-        summaries = [one for one in found if one.memory.text.startswith(SUMMARY_PREFIX)]
-        newest = max(summaries, key=lambda one: one.memory.created_at, default=None)
-        return [one for one in found if one is newest or one not in summaries][:most]
+        matches = await within(self.config.timeout, "search", search)
+        matches = [replace(match, score=clamp_score(match.score)) for match in matches if match.memory.text != shown]
+        summaries = [match for match in matches if match.memory.text.startswith(SUMMARY_PREFIX)]
+        newest = max(summaries, key=lambda match: match.memory.created_at, default=None)
+        return [match for match in matches if match is newest or match not in summaries][:most]
 
     async def summarize(self) -> SummarizationResult:
         """Replace all but the newest turns by a summary.
@@ -147,7 +147,7 @@ class TurnProcessor:
         """
         session, before = self.session, self.uncut_tokens
         stop = len(session.turns) - self.config.recent_turns_to_keep
-        stop = min([stop, *(at for at, turn in enumerate(session.turns) if turn.key in self.live)])
+        stop = min([stop, *(index for index, turn in enumerate(session.turns) if turn.key in self.live)])
         stop = safe_boundary(session.turns, session.covered, stop, self.reader)
         if stop <= session.covered:
             return SummarizationResult(tokens_before=before, tokens_after=before, turns_summarized=0, summary="")
@@ -199,7 +199,7 @@ class TurnProcessor:
         restored = await self.checkpoints.restore(commit)
         before = self.session.turns
         stays = tuple(turn for turn in before if turn.key == staying or turn.key in self.live)
-        turns = tuple(turn for turn in restored.turns if not any(self._is_earlier_state(turn, one) for one in stays))
+        turns = tuple(turn for turn in restored.turns if not any(self._is_earlier_state(turn, now) for now in stays))
         self.session = replace(restored, turns=(*turns, *stays), taken=self.session.taken)
         self.loaded, self.last_saved = True, (*self.last_saved, *turns)
         return RollbackResult(commit_restored=str(commit), turns_lost=max(0, len(before) - len(self.session.turns)))
@@ -216,14 +216,14 @@ class TurnProcessor:
         """
         if self.loaded and not again:
             return False
-        found = await self.checkpoints.latest()
+        latest = await self.checkpoints.latest()
         self.loaded = True
-        if found is None:
+        if latest is None:
             return False
-        saved, unsaved = self._merge_with_saved(found.turns)
-        prompt = self.session.system_prompt or found.system_prompt
-        taken = (self.session.taken if unsaved else None) or found.taken  # the host's next message follows this one
-        self.session = replace(found, turns=(*saved, *unsaved), system_prompt=prompt, taken=taken)
+        saved, unsaved = self._merge_with_saved(latest.turns)
+        prompt = self.session.system_prompt or latest.system_prompt
+        taken = (self.session.taken if unsaved else None) or latest.taken  # the host's next message follows this one
+        self.session = replace(latest, turns=(*saved, *unsaved), system_prompt=prompt, taken=taken)
         self.last_saved = saved
         return True
 
@@ -241,8 +241,9 @@ class TurnProcessor:
         for turn in saved if by_prompt else ():
             bodies = _bodies(turn)
             candidates = by_prompt[bodies[:1]]
-            at = next((at for at, one in enumerate(candidates) if _bodies(one)[: len(bodies)] == bodies), None)
-            mine = turn if at is None else candidates.pop(at)
+            matching = (index for index, other in enumerate(candidates) if _bodies(other)[: len(bodies)] == bodies)
+            index = next(matching, None)
+            mine = turn if index is None else candidates.pop(index)
             merged.append(mine if len(mine.messages) > len(bodies) or mine.key in self.live else turn)
         unsaved = {turn.key for group in by_prompt.values() for turn in group}
         unsaved -= {turn.key for turn in self.last_saved} - self.live

@@ -28,25 +28,25 @@ def load_deep(bodies: Sequence[bytes]) -> list[ModelMessage]:
 
 def _take_deep_values(document: Any) -> dict[int, dict[str, Any]]:
     """Remove the deep values from the parts of a message, and return them by position and name."""
-    found: dict[int, dict[str, Any]] = {}
+    deep_values: dict[int, dict[str, Any]] = {}
     message = cast(dict[str, Any], document) if isinstance(document, dict) else {}
     parts: list[dict[str, Any]] = [part for part in message.get("parts") or () if isinstance(part, dict)]
     for position, part in enumerate(parts):
         if deep := {name: value for name, value in part.items() if _is_deep(value)}:
-            found[position] = deep
+            deep_values[position] = deep
             part |= {name: "" if name == "content" else None for name in deep}
-    return found
+    return deep_values
 
 
 def _is_deep(value: object) -> bool:
     level: list[object] = [value]
     for _ in range(SHALLOW):
         inner: list[object] = []
-        for one in level:
-            if isinstance(one, dict):
-                inner += cast(dict[str, object], one).values()
-            elif isinstance(one, list):
-                inner += cast(list[object], one)
+        for container in level:
+            if isinstance(container, dict):
+                inner += cast(dict[str, object], container).values()
+            elif isinstance(container, list):
+                inner += cast(list[object], container)
         if not inner:
             return False
         level = inner

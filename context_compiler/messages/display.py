@@ -133,21 +133,21 @@ class Bar:
 _ADDED = tuple(f"=== BEGIN {title} " for title in (RECALLED_TITLE, OTHERS_TITLE, LAYERS_TITLE))
 
 
-def role(one: Reading) -> str:
+def role(reading: Reading) -> str:
     """Role of a message: system, user, assistant or tool; `notes` if this package wrote all of it."""
-    kinds = {str(item.kind) for item in one.items if item.mark is None}
-    if one.items and not kinds:
+    kinds = {str(item.kind) for item in reading.items if item.mark is None}
+    if reading.items and not kinds:
         return "notes"
-    if not one.request:
+    if not reading.request:
         return "assistant"
     if "return" in kinds:
         return "tool"
     return "user" if kinds & {"user", "feedback"} else "system"
 
 
-def added_texts(one: Reading) -> str:
+def added_texts(reading: Reading) -> str:
     """Names of the texts that this package added to a message of the conversation; empty for none."""
-    ours = [item for item in one.items if item.mark is not None] if role(one) != "notes" else []
+    ours = [item for item in reading.items if item.mark is not None] if role(reading) != "notes" else []
     noted = [is_note(item) for item in ours]
     return " and ".join([*(["the notes"] if any(noted) else ()), *(["its recall block"] if not all(noted) else ())])
 
@@ -164,9 +164,9 @@ def time_of(message: ModelMessage) -> str:
     return f"{when:%Y-%m-%d %H:%M:%S}" if when is not None and when.year > 1970 else ""
 
 
-def show_parts(one: Reading, form: str, *, longest: int | None = None) -> tuple[ShownPart, ...]:
+def show_parts(reading: Reading, form: str, *, longest: int | None = None) -> tuple[ShownPart, ...]:
     """Parts of a message for display; texts longer than `longest` characters are cut."""
-    return tuple(_show_part(item, form, longest) for item in one.items)
+    return tuple(_show_part(item, form, longest) for item in reading.items)
 
 
 def _show_part(item: Item, form: str, longest: int | None) -> ShownPart:
@@ -184,16 +184,16 @@ def _show_part(item: Item, form: str, longest: int | None) -> ShownPart:
     )
 
 
-def mark_words(part: ShownPart, found: Iterable[tuple[str, str]]) -> ShownPart:
+def mark_words(part: ShownPart, marks: Iterable[tuple[str, str]]) -> ShownPart:
     """Mark words in a part.
 
     Args:
         part: A part with a single segment.
-        found: Pairs of form and words. Words that overlap words earlier in the list are ignored.
+        marks: Pairs of form and words. Words that overlap words earlier in the list are ignored.
     """
     (segment,) = part.segments
     taken: list[tuple[int, int, str]] = []
-    for form, words in found:
+    for form, words in marks:
         start = segment.text.find(words)
         stop = start + len(words)
         if start >= 0 and words and all(stop <= other or start >= end for other, end, _ in taken):
@@ -201,25 +201,25 @@ def mark_words(part: ShownPart, found: Iterable[tuple[str, str]]) -> ShownPart:
     if not taken:
         return part
     runs: list[tuple[str, str]] = []
-    at = 0
+    position = 0
     for start, stop, form in sorted(taken):
-        runs += [("", segment.text[at:start])] if start > at else []
+        runs += [("", segment.text[position:start])] if start > position else []
         runs.append((form, segment.text[start:stop]))
-        at = stop
-    runs += [("", segment.text[at:])] if at < len(segment.text) else []
+        position = stop
+    runs += [("", segment.text[position:])] if position < len(segment.text) else []
     return replace(part, segments=(replace(segment, runs=tuple(runs)),))
 
 
 def segments(text: str) -> Iterator[Segment]:
     """Split a text that this package wrote for a view into segments by form."""
-    at = 0
+    position = 0
     for fence in _FENCE.finditer(text):
-        if before := text[at : fence.start()].strip("\n"):
+        if before := text[position : fence.start()].strip("\n"):
             yield Segment(form=SUMMARY, text=before)
         form = FENCES.get(fence[1], QUOTED)
         yield from _split_quotes(fence[2]) if form == QUOTED else [Segment(form=form, text=fence[2])]
-        at = fence.end()
-    if rest := text[at:].strip("\n"):
+        position = fence.end()
+    if rest := text[position:].strip("\n"):
         yield Segment(form=SUMMARY, text=rest)
 
 
@@ -245,16 +245,16 @@ def _split_quotes(text: str) -> Iterator[Segment]:
 def bars(sections: Mapping[str, int], whole: int) -> list[Bar]:
     """Lay out a token breakdown as a bar of `whole` tokens, or longer if the sections exceed that."""
     total = max(whole, sum(sections.values()), 1)
-    found: list[Bar] = []
+    laid_out: list[Bar] = []
     start = 0.0
     for name, tokens in sections.items():
         if tokens > 0:
             width = 1000 * tokens / total
-            found.append(
+            laid_out.append(
                 Bar(name=SECTIONS.get(name, name), form=_section_form(name), tokens=tokens, start=start, width=width)
             )
             start += width
-    return found
+    return laid_out
 
 
 def _section_form(section: str) -> str:

@@ -73,7 +73,7 @@ def describe_failures(occasion: Occasion) -> Reflection | None:
     for failure in occasion.failures:
         counts[failure.tool or "answer"] = counts.get(failure.tool or "answer", 0) + failure.times
     what = ", ".join(f"{name} {count}" for name, count in counts.items())
-    worked = list(dict.fromkeys(one.worked for one in occasion.failures if one.worked))
+    worked = list(dict.fromkeys(failure.worked for failure in occasion.failures if failure.worked))
     return Reflection(
         observation=one_line(f"turns {occasion.first_turn} to {occasion.last_turn}: failed calls: {what}", WIDTH),
         adjustment=one_line(f"worked afterwards: {', '.join(worked)}" if worked else "nothing else worked", WIDTH),
@@ -119,11 +119,11 @@ class ReflectionPolicy:
         """The newest reflections on these messages, oldest first."""
         if not self.keep or not (self.on_tool_failure or self.every_n_turns):
             return []
-        found = list(failures(history, positions))
-        occasions = [_single_occasion(one) for one in found] if self.on_tool_failure else []
+        all_failures = list(failures(history, positions))
+        occasions = [_single_occasion(failure) for failure in all_failures] if self.on_tool_failure else []
         if self.every_n_turns:
-            occasions += list(_periodic_occasions(found, self.every_n_turns, _last_turn(history, positions)))
-        occasions.sort(key=lambda one: one.last_turn)
+            occasions += list(_periodic_occasions(all_failures, self.every_n_turns, _last_turn(history, positions)))
+        occasions.sort(key=lambda occasion: occasion.last_turn)
         kept: list[Reflection] = []
         for occasion in reversed(occasions):
             reflection = self.reflector(occasion)
@@ -148,11 +148,11 @@ def failures(history: History, positions: Sequence[int]) -> Iterator[Failure]:
         item, call = readings[position].items[part], calls.get((position, part))
         if item.kind in (Kind.RETURN, Kind.FEEDBACK):
             results.append(_Result(len(results), turn, item, readings[call[0]].items[call[1]] if call else None))
-    by_tool = sorted(results, key=lambda one: (one.item.tool or "", one.number))
-    found: list[tuple[int, Failure]] = []
-    for tool, group in groupby(by_tool, key=lambda one: one.item.tool or ""):
-        found += _failures_of_tool(tool, list(group))
-    yield from (failure for _, failure in sorted(found, key=lambda one: one[0]))
+    by_tool = sorted(results, key=lambda result: (result.item.tool or "", result.number))
+    numbered: list[tuple[int, Failure]] = []
+    for tool, group in groupby(by_tool, key=lambda result: result.item.tool or ""):
+        numbered += _failures_of_tool(tool, list(group))
+    yield from (failure for _, failure in sorted(numbered, key=lambda entry: entry[0]))
 
 
 class _Result(NamedTuple):
@@ -172,15 +172,15 @@ class _Result(NamedTuple):
 
 def _failures_of_tool(tool: str, results: Sequence[_Result]) -> Iterator[tuple[int, Failure]]:
     """Failures of one tool, each with the number of its last result."""
-    at = 0
-    while at < len(results):
-        start = at
-        while at < len(results) and results[at].item.failed:
-            at += 1
-        if at == start:
-            at += 1
+    index = 0
+    while index < len(results):
+        start = index
+        while index < len(results) and results[index].item.failed:
+            index += 1
+        if index == start:
+            index += 1
             continue
-        last = results[at - 1]
+        last = results[index - 1]
         yield (
             last.number,
             Failure(
@@ -188,8 +188,8 @@ def _failures_of_tool(tool: str, results: Sequence[_Result]) -> Iterator[tuple[i
                 tool=tool,
                 call=last.describe_call(),
                 outcome=outcome_line(last.item.text, failed=True),
-                times=at - start,
-                worked=results[at].describe_call() if at < len(results) else "",
+                times=index - start,
+                worked=results[index].describe_call() if index < len(results) else "",
             ),
         )
 
@@ -212,7 +212,7 @@ def _single_occasion(failure: Failure) -> Occasion:
     return Occasion(first_turn=failure.turn, last_turn=failure.turn, failures=(failure,))
 
 
-def _periodic_occasions(found: Sequence[Failure], size: int, last: int) -> Iterator[Occasion]:
+def _periodic_occasions(failures: Sequence[Failure], size: int, last: int) -> Iterator[Occasion]:
     for stop in range(size, last + 1, size):
-        inside = tuple(one for one in found if stop - size < one.turn <= stop)
+        inside = tuple(failure for failure in failures if stop - size < failure.turn <= stop)
         yield Occasion(first_turn=stop - size + 1, last_turn=stop, failures=inside)

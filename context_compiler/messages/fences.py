@@ -204,25 +204,25 @@ def clip(text: str, width: int) -> str:
     return f"{text[: _before_word(text, head)]}…{text[_after_word(text, tail) :]}"
 
 
-def _before_word(text: str, at: int) -> int:
-    """Last position up to `at` that is not inside a word; words longer than `NAME` are cut at `at`."""
-    start = at
-    while start > max(0, at - NAME) and _is_inside_word(text, start):
+def _before_word(text: str, position: int) -> int:
+    """Last position up to `position` that is not inside a word; words longer than `NAME` are cut there."""
+    start = position
+    while start > max(0, position - NAME) and _is_inside_word(text, start):
         start -= 1
-    return start if start and not _is_inside_word(text, start) else at
+    return start if start and not _is_inside_word(text, start) else position
 
 
-def _after_word(text: str, at: int) -> int:
-    """First position from `at` on that is not inside a word; words longer than `NAME` are cut at `at`."""
-    end = at
-    while end < min(len(text), at + NAME) and _is_inside_word(text, end):
+def _after_word(text: str, position: int) -> int:
+    """First position from `position` on that is not inside a word; words longer than `NAME` are cut there."""
+    end = position
+    while end < min(len(text), position + NAME) and _is_inside_word(text, end):
         end += 1
-    return end if end < len(text) and not _is_inside_word(text, end) else at
+    return end if end < len(text) and not _is_inside_word(text, end) else position
 
 
-def _is_inside_word(text: str, at: int) -> bool:
+def _is_inside_word(text: str, position: int) -> bool:
     """True if the characters on both sides of a position belong to one word."""
-    sides = text[max(0, at - 1) : at + 1]
+    sides = text[max(0, position - 1) : position + 1]
     return len(sides) == 2 and all(side.isalnum() or side in "_-" for side in sides)
 
 

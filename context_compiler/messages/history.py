@@ -145,12 +145,12 @@ class History:
             The position of the message and the number of parts that came from the first of the two; None if no
             message fits.
         """
-        candidates = (at for at in range(index, -1, -1) if self.readings[at].splits)
-        for at in islice(candidates, JOINS):
-            names = [reading.name for reading in self.readings[at + 1 : index + 1]]
-            for split in self.splits(at):
+        candidates = (position for position in range(index, -1, -1) if self.readings[position].splits)
+        for position in islice(candidates, JOINS):
+            names = [reading.name for reading in self.readings[position + 1 : index + 1]]
+            for split in self.splits(position):
                 if tip == reduce(chain_id, names, split.rest):
-                    return at, split.count
+                    return position, split.count
         return None
 
     def tips(self, last: int | None = None) -> list[str]:
@@ -162,17 +162,17 @@ class History:
         Args:
             last: Return only the ids of histories that end within this many last messages; None returns all.
         """
-        start, found, apart = 0 if last is None else max(0, len(self) - last), list[str](), list[str]()
+        start, chain_ids, apart = 0 if last is None else max(0, len(self) - last), list[str](), list[str]()
         for index in range(start, len(self)):
             reading = self.readings[index]
             if reading.splits:
                 splits = self.splits(index)
-                found += (name for split in splits for name in (split.first, f"{PROMPT}{split.rest}"))
+                chain_ids += (name for split in splits for name in (split.first, f"{PROMPT}{split.rest}"))
                 apart = [split.rest for split in splits]
             elif apart:
                 apart = [chain_id(tip, reading.name) for tip in apart]
-            found += (*apart, self.ids[index]) if apart else (self.ids[index],)
-        return found
+            chain_ids += (*apart, self.ids[index]) if apart else (self.ids[index],)
+        return chain_ids
 
     @property
     def chain(self) -> ExactChain:
@@ -185,9 +185,9 @@ class History:
         if self.static == len(self):
             return self.chain
         names = list(self.exact)
-        for at in range(self.static, len(names)):
-            reading = self.readings[at]
-            names[at] = view_message_id(names[at - 1] if at else None, reading.exact, reading.rendering)
+        for index in range(self.static, len(names)):
+            reading = self.readings[index]
+            names[index] = view_message_id(names[index - 1] if index else None, reading.exact, reading.rendering)
         return ExactChain(self, tuple(names))
 
     @property
@@ -272,14 +272,14 @@ class Reader:
         kept = self._unchanged_prefix(last, messages)
         if last is not None and kept == len(last) == len(messages):
             return last
-        known, share, objects = (last, kept, self._objects_in(last)) if last and kept else self._find_unedited(messages)
+        base, share, objects = (last, kept, self._objects_in(last)) if last and kept else self._find_unedited(messages)
         news = messages[share:]
         objects = columns_after(objects, share, news) if objects is not None or not share else None
-        readings = (known.readings[:share] if known else ()) + tuple(map(self.one, news))
-        if not kept and len(news) > CLOSE:
-            known, share = max((known, share), self._find_closest(readings), key=lambda one: one[1])
-        ids, exact = (known.ids[:share], known.exact[:share]) if known else ((), ())
-        sums = known.sums[: share + 1] if known else (0,)
+        readings = (base.readings[:share] if base else ()) + tuple(map(self.one, news))
+        if not kept and len(news) > CLOSE:  # the objects are new, but the contents may be known
+            base, share = max((base, share), self._find_closest(readings), key=lambda candidate: candidate[1])
+        ids, exact = (base.ids[:share], base.exact[:share]) if base else ((), ())
+        sums = base.sums[: share + 1] if base else (0,)
         new = readings[share:]
         history = History(
             messages=tuple(messages),
@@ -287,7 +287,7 @@ class Reader:
             ids=ids + _chain(chain_id, ids, [reading.name for reading in new]),
             exact=exact + _chain(exact_id, exact, [reading.exact for reading in new]),
             sums=sums[:-1] + tuple(accumulate((reading.tokens for reading in new), initial=sums[-1])),
-            static=known.static if known and known.static < share else _first_dynamic(readings, share),
+            static=base.static if base and base.static < share else _first_dynamic(readings, share),
         )
         self._recent.append((history, objects))
         return history
@@ -298,7 +298,7 @@ class Reader:
             return 0
         share = common_prefix(last.messages, messages)
         checked = range(max(0, len(last) - 2), share)
-        return next((at for at in checked if self.one(messages[at]) is not last.readings[at]), share)
+        return next((index for index in checked if self.one(messages[index]) is not last.readings[index]), share)
 
     def _objects_in(self, last: History) -> Columns | None:
         """Objects that the messages of a recent history contained when they were read; None if unknown."""
@@ -334,12 +334,11 @@ class Reader:
 
     def one(self, message: ModelMessage) -> Reading:
         """Read one message, from the cache if it is known."""
-        seen = self._seen.get(id(message))
-        look = objects_of(message)
-        if seen and seen[0]() is message and seen[1] == look:
+        key, look = id(message), objects_of(message)
+        seen = self._seen.get(key)
+        if seen and seen[0]() is message and seen[1] == look:  # an id may belong to a newer object by now
             return seen[2]
         reading = self._by_content(message)
-        key = id(message)
         self._seen[key] = (weakref.ref(message, lambda _: self._seen.pop(key, None)), look, reading)
         return reading
 
@@ -350,14 +349,15 @@ class Reader:
             kept = max(kept, common_prefix(history.messages, messages))
             if kept >= len(messages) - CLOSE:
                 break
-        return [one for one in messages[kept:] if (seen := self._seen.get(id(one))) is None or seen[0]() is not one]
+        cached = ((message, self._seen.get(id(message))) for message in messages[kept:])
+        return [message for message, seen in cached if seen is None or seen[0]() is not message]
 
     def without_instructions(self, request: ModelRequest) -> ModelRequest:
         """Copy a request without its instructions; return the same copy until the request changes."""
         key, look = id(request), objects_of(request)
-        known = self._uninstructed.get(key)
-        if known and known[0]() is request and known[1] == look:
-            return known[2]
+        stored = self._uninstructed.get(key)
+        if stored and stored[0]() is request and stored[1] == look:
+            return stored[2]
         copy = replace(request, instructions=None)
         self._uninstructed[key] = (weakref.ref(request, lambda _: self._uninstructed.pop(key, None)), look, copy)
         return copy
@@ -388,12 +388,12 @@ def _chain(name: Callable[[str | None, str], str], before: Sequence[str], conten
 
 def _first_dynamic(readings: Sequence[Reading], start: int) -> int:
     """Position of the first message from `start` on that has dynamic parts; the length of the history if none has."""
-    return next((at for at in range(start, len(readings)) if readings[at].rendering), len(readings))
+    return next((index for index in range(start, len(readings)) if readings[index].rendering), len(readings))
 
 
-def common_prefix(one: Sequence[object], other: Sequence[object]) -> int:
+def common_prefix(former: Sequence[object], other: Sequence[object]) -> int:
     """Number of leading elements that are the same objects."""
-    return next(compress(count(), map(operator.is_not, one, other)), min(len(one), len(other)))
+    return next(compress(count(), map(operator.is_not, former, other)), min(len(former), len(other)))
 
 
 def _read_message(message: ModelMessage, body: bytes, counter: TokenCounter) -> Reading:
@@ -431,7 +431,7 @@ def _all_returned(message: ModelMessage, items: Sequence[Item]) -> bool:
     if not limits:
         return False
     limits[max(limits)] = RETURNED_WITHIN
-    return all(when and any(timedelta() <= when - one <= limit for one, limit in limits.items()) for when in said)
+    return all(when and any(timedelta() <= when - time <= limit for time, limit in limits.items()) for when in said)
 
 
 def _time_of(part: object) -> datetime | None:
@@ -443,9 +443,9 @@ def _time_of(part: object) -> datetime | None:
 
 
 def _day_of(message: ModelMessage) -> str:
-    for one in (*message.parts, message):
-        if found := day(getattr(one, "timestamp", None)):
-            return found
+    for source in (*message.parts, message):
+        if stamped := day(getattr(source, "timestamp", None)):
+            return stamped
     return ""
 
 
@@ -494,7 +494,8 @@ def message_body(message: ModelMessage) -> bytes:
 def _is_too_deep(message: ModelMessage) -> bool:
     level: list[Any] = [getattr(part, name, None) for part in message.parts for name in NESTING]
     for _ in range(DEEPEST + 1):
-        inner = {id(value): found for value in level if (found := _children(value))}  # by id: a list may occur twice
+        # By id: a list may occur twice.
+        inner = {id(value): children for value in level if (children := _children(value))}
         if not inner:
             return False
         level = list(chain.from_iterable(inner.values()))
@@ -510,7 +511,7 @@ def _children(value: object) -> Collection[Any]:
     if isinstance(value, BaseModel):
         return vars(value).values()
     if is_dataclass(value) and not isinstance(value, type):
-        return [getattr(value, one.name, None) for one in fields(value)]
+        return [getattr(value, field.name, None) for field in fields(value)]
     return ()
 
 
@@ -534,17 +535,17 @@ def _replace_surrogates(value: Any) -> Any:
 
 def _has_long_number(body: bytes) -> bool:
     """True if there are `_LONG_NUMBER` digits in a row. Any such run covers one of the bytes that are checked."""
-    for at in range(0, len(body), _LONG_NUMBER):
-        if 48 <= body[at] <= 57:
-            before = body[max(0, at - _LONG_NUMBER) : at]
-            after = _DIGITS.match(body, at, at + _LONG_NUMBER)
-            if len(before) - len(before.rstrip(b"0123456789")) + (after.end() - at if after else 0) >= _LONG_NUMBER:
+    for start in range(0, len(body), _LONG_NUMBER):
+        if 48 <= body[start] <= 57:  # a digit
+            before = body[max(0, start - _LONG_NUMBER) : start]
+            after = _DIGITS.match(body, start, start + _LONG_NUMBER)
+            if len(before) - len(before.rstrip(b"0123456789")) + (after.end() - start if after else 0) >= _LONG_NUMBER:
                 return True
     return False
 
 
-def _quote_number(found: re.Match[bytes]) -> bytes:
-    return b'"%s"' % found[1] if found[1] else found[0]
+def _quote_number(match: re.Match[bytes]) -> bytes:
+    return b'"%s"' % match[1] if match[1] else match[0]
 
 
 def load_messages(bodies: Sequence[bytes]) -> list[ModelMessage]:
@@ -571,24 +572,24 @@ def superseded_parts(history: History) -> dict[int, frozenset[int]]:
     noted = any(item.kind is Kind.CONTROL for index in staying for item in history.readings[index].items)
     window = _window_start(history) if noted else (0, 0)
     seen: set[str] = set()
-    found: dict[int, set[int]] = {}
+    superseded_at: dict[int, set[int]] = {}
     for index in staying:
-        for at, item in enumerate(history.readings[index].items):
+        for position, item in enumerate(history.readings[index].items):
             if item.kind is not Kind.SYSTEM:
-                superseded = item.kind is Kind.CONTROL and (index, at) < window
+                superseded = item.kind is Kind.CONTROL and (index, position) < window
             else:
                 superseded = item.text in seen
                 seen.add(item.text)
             if superseded:
-                found.setdefault(index, set()).add(at)
-    return {index: frozenset(parts) for index, parts in found.items()}
+                superseded_at.setdefault(index, set()).add(position)
+    return {index: frozenset(parts) for index, parts in superseded_at.items()}
 
 
 def _window_start(history: History) -> tuple[int, int]:
     """Message and part from which on the host reads: the last compaction, or the very first part."""
     for index in range(len(history) - 1, -1, -1):
         reading = history.readings[index]
-        ends = [at for at, item in enumerate(reading.items) if item.kind is Kind.COMPACTION and item.mark is None]
+        ends = [part for part, item in enumerate(reading.items) if item.kind is Kind.COMPACTION and item.mark is None]
         if not ends:
             continue
         if not reading.request:

@@ -159,18 +159,19 @@ def instruction_sentences(text: str) -> tuple[str, ...]:
 
 
 def _find_sentences(text: str) -> tuple[str, ...]:
-    found: list[str] = []
+    instructions: list[str] = []
     start = 0
     fenced = False
     for end in (*sentence_ends(text), len(text)):
         sentence, start = text[start:end], end
         if "```" in sentence or "~~~" in sentence:
+            # An odd number of fences opens or closes a code block.
             fenced ^= (sentence.count("```") + sentence.count("~~~")) % 2 == 1
         elif not fenced and 3 < len(sentence) <= MAX_SENTENCE:
             shown = one_line(sentence, MAX_SENTENCE)
             if is_instruction(shown):
-                found.append(shown)
-    return tuple(found)
+                instructions.append(shown)
+    return tuple(instructions)
 
 
 def is_instruction(sentence: str) -> bool:

@@ -130,6 +130,7 @@ def _is_joined(part: Any) -> bool:
 def _separate(part: Any) -> Iterator[Any]:
     pieces = list(user_content(part.content))
     while pieces and mark_of(pieces[0]) is not None:
+        # A cache point belongs to the text before it.
         stop = 2 if getattr(pieces[1] if len(pieces) > 1 else None, "kind", None) == "cache-point" else 1
         yield replace(part, content=pieces[:stop])
         pieces = pieces[stop:]

@@ -30,8 +30,8 @@ _ABBREVIATED = re.compile(
 def sentence_ends(text: str, start: int = 0) -> Iterator[int]:
     """Positions at which the next sentence or line begins, searched from `start`."""
     for match in _ENDS.finditer(text, start):
-        at = match.start()
-        if "\n" in match.group() or text[at - 1] != "." or not _ABBREVIATED.search(text, max(0, at - 8), at):
+        stop = match.start()
+        if "\n" in match.group() or text[stop - 1] != "." or not _ABBREVIATED.search(text, max(0, stop - 8), stop):
             yield match.end()
 
 
@@ -128,13 +128,13 @@ def asking_part(text: str, counter: TokenCounter) -> str:
     if is_short(plain, counter):
         return plain
     breaks = (PARAGRAPH, "\n")
-    ends = (end.strip() for at in breaks for end in (plain.rpartition(at)[2], plain.partition(at)[0]))
+    ends = (end.strip() for mark in breaks for end in (plain.rpartition(mark)[2], plain.partition(mark)[0]))
     return next((end for end in ends if asks(end, counter)), plain)
 
 
 def asking_share(text: str) -> float:
     """Fraction of a prompt's characters that are in questions; the rest is new information."""
-    sizes = [(len(one), _is_request(one)) for one in _SENTENCE.findall(text.strip())]
+    sizes = [(len(sentence), _is_request(sentence)) for sentence in _SENTENCE.findall(text.strip())]
     return sum(size for size, asking in sizes if asking) / max(1, sum(size for size, _ in sizes))
 
 
@@ -151,7 +151,7 @@ def asks(text: str, counter: TokenCounter, *, strict: bool = False) -> bool:
     if not plain or not is_short(plain, counter):
         return False
     if strict:
-        if any(_is_question(one) for one in _SENTENCE.findall(plain)):
+        if any(_is_question(sentence) for sentence in _SENTENCE.findall(plain)):
             return True
         return bool(_QUESTION.match(plain) or _QUESTION_UNSPACED.search(plain))
     return _is_request(plain)

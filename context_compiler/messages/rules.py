@@ -125,6 +125,7 @@ def _own_sentences(prompt: str) -> Iterator[str]:
         if "```" in sentence or "~~~" in sentence:
             fenced ^= (sentence.count("```") + sentence.count("~~~")) % 2 == 1
             continue
+        # A full stop and a blank may follow the closing quotation mark.
         within = any(first <= begin and end <= last + 2 for first, last in quoted)
         shown = LISTED.sub("", one_line(sentence, 2 * MAX_RULE))
         if shown.endswith((":", "：")) and "\n" in sentence and not _GIVES.search(shown.lower()):
@@ -219,7 +220,7 @@ _PERSONAL = re.compile(
 )
 
 
-def find_rules(history: History, known: Memo[str, Found] | None = None) -> Found:
+def find_rules(history: History, memo: Memo[str, Found] | None = None) -> Found:
     """Find the rules that users gave in a history, oldest first, with all repetitions.
 
     Only the users' own words count: no tool results, no answers, nothing this package wrote, and no code or quotations
@@ -227,29 +228,30 @@ def find_rules(history: History, known: Memo[str, Found] | None = None) -> Found
 
     Args:
         history: The raw history.
-        known: What was found in earlier histories, by their tips; a history that continues one is read from there.
+        memo: What was found in earlier histories, by their tips; a history that continues one is read from there.
     """
     ids = history.ids
-    earlier = (known.get(name) for name in reversed(ids[-NEAR:])) if known is not None else ()
-    found = next((one for one in earlier if one is not None), Found())
-    for position in range(found.length, len(history)):
-        found = _with_message(found, position, history.readings[position])
-    if known is not None and ids:
-        known.keep(ids[-1], found)
-    return found
+    earlier = (memo.get(name) for name in reversed(ids[-NEAR:])) if memo is not None else ()
+    result = next((entry for entry in earlier if entry is not None), Found())
+    for position in range(result.length, len(history)):
+        result = _with_message(result, position, history.readings[position])
+    if memo is not None and ids:
+        memo.keep(ids[-1], result)
+    return result
 
 
-def _with_message(found: Found, position: int, reading: Reading) -> Found:
+def _with_message(result: Found, position: int, reading: Reading) -> Found:
     """Add what one more message tells."""
     said = [item.text for item in reading.items if item.mark is None and item.kind in (Kind.USER, Kind.TEXT)]
-    size, found = sum(map(len, said)), replace(found, length=position + 1, tools=found.tools or reading.exchanges)
+    size = sum(map(len, said))
+    result = replace(result, length=position + 1, tools=result.tools or reading.exchanges)
     if reading.has_prompt and size:
-        rules = (Rule(one, position) for text in said for one in rule_sentences(text))
-        return replace(found, rules=(*found.rules, *rules), prompts=_counted(found.prompts, size))
+        rules = (Rule(sentence, position) for text in said for sentence in rule_sentences(text))
+        return replace(result, rules=(*result.rules, *rules), prompts=_counted(result.prompts, size))
     if reading.request or not size:
-        return found
-    personal = found.personal + any(map(_PERSONAL.search, said))
-    return replace(found, answers=_counted(found.answers, size), personal=personal)
+        return result
+    personal = result.personal + any(map(_PERSONAL.search, said))
+    return replace(result, answers=_counted(result.answers, size), personal=personal)
 
 
 def _counted(sizes: tuple[int, int], size: int) -> tuple[int, int]:
@@ -264,7 +266,7 @@ def rules_in_force(rules: Iterable[Rule]) -> tuple[Rule, ...]:
     """Rules without those that a later one repeats or contradicts, in order."""
     stand: list[Rule] = []
     for rule in rules:
-        stand = [one for one in stand if one.name != rule.name and not contradicts(rule.text, one.text)]
+        stand = [other for other in stand if other.name != rule.name and not contradicts(rule.text, other.text)]
         stand.append(rule)
     return tuple(stand)
 
@@ -292,10 +294,11 @@ def contradicts(newer: str, older: str) -> bool:
     forbids = (bool(_NEGATION.search(newer)), bool(_NEGATION.search(older)))
     if words == others:
         return forbids[0] != forbids[1]
+    # Rules that begin and end alike differ in the value between.
     both = min(len(words), len(others))
-    start = next((at for at in range(both) if words[at] != others[at]), both)
+    start = next((index for index in range(both) if words[index] != others[index]), both)
     both -= start
-    end = next((at for at in range(both) if words[-1 - at] != others[-1 - at]), both)
+    end = next((offset for offset in range(both) if words[-1 - offset] != others[-1 - offset]), both)
     values = (words[start : len(words) - end], others[start : len(others) - end])
     if not start or forbids[0] != forbids[1] or not all(0 < len(value) <= MAX_VALUE for value in values):
         return False

@@ -103,11 +103,11 @@ def _with_consistent_thinking(before: Sequence[Any], items: Sequence[Item], shap
         shaped: The same parts as shaped; None for those that are left out.
     """
     parts: list[Any] = []
-    led, kept = (None, None), True
+    led, kept = (None, None), True  # the part that the thinking led to, before and after shaping
     for part, item, new in zip(reversed(before), reversed(items), reversed(shaped), strict=True):
         if item.kind is not Kind.THINKING:
             led = part, new
-        elif type(led[0]) is not type(led[1]):
+        elif type(led[0]) is not type(led[1]):  # left out, or rendered as text
             new = None
         parts.append(new)
     parts.reverse()
@@ -130,7 +130,7 @@ def price(message: ModelMessage, reading: Reading, shape: Shape, counter: TokenC
 
 def _oversized_native_ids(items: Sequence[Item], shape: Shape) -> frozenset[str | None]:
     """Call ids of exchanges with the provider's own tools in this message that exceed the limit of the shape."""
-    limit = shape.limit if shape.limit is not None else STUB_LIMITS[Kind.RETURN] if shape.skeleton else None
+    limit = STUB_LIMITS[Kind.RETURN] if shape.limit is None and shape.skeleton else shape.limit
     own = [item.call_id for item in items if item.native]
     if limit is None or not own:
         return frozenset()
@@ -235,7 +235,7 @@ def _shorten_errors(content: object, limit: int, truncator: Truncator) -> list[d
     width = (limit - truncator.text(plain_text(bare))) // len(bare) - INPUT_OVERHEAD
     while width >= LEAST_INPUT:
         inputs = [{"input": _shorten_value(error.get("input"), width, truncator)} for error in details]
-        shorter = [{**error, **given} for error, given in zip(bare, inputs, strict=True)]
+        shorter = [{**error, **shortened} for error, shortened in zip(bare, inputs, strict=True)]
         if truncator.text(plain_text(shorter)) <= limit:
             return shorter
         width //= 2

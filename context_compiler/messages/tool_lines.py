@@ -75,11 +75,11 @@ def call_line(tool: str, args_text: str, *, width: int = WIDTH) -> str:
 def _join_fields(fields: Iterable[str], total: int, room: int) -> str:
     """Join the first of `total` fields that fit, the last of them clipped; a `…` shows that more were left out."""
     shown: list[str] = []
-    for at, field in enumerate(fields, 1):
-        left = room - (2 if shown else 0) - (3 if at < total else 0)
+    for number, field in enumerate(fields, 1):
+        left = room - (2 if shown else 0) - (3 if number < total else 0)  # for ", " before it and ", …" after it
         if len(field) > left:
             shown.append(clip(field, left) if left >= SLIVER else "…")
-            shown.extend(["…"] if left >= SLIVER and at < total else [])
+            shown.extend(["…"] if left >= SLIVER and number < total else [])
             break
         shown.append(field)
         room -= len(field) + (2 if len(shown) > 1 else 0)
@@ -171,9 +171,10 @@ def _urgency(key: str, value: object) -> int:
     """Sort key: errors first, then identifiers, then values that contain identifiers."""
     if key in _STATUS_KEYS:
         return _STATUS_KEYS.index(key)
-    return len(_STATUS_KEYS) + (
-        2 if not is_id_field(key) and not (_is_nested(value) and nested_ids(value)) else int(_is_nested(value))
-    )
+    nested = _is_nested(value)
+    if is_id_field(key) or (nested and nested_ids(value)):
+        return len(_STATUS_KEYS) + nested
+    return len(_STATUS_KEYS) + 2
 
 
 def _summarize_nested(value: object) -> object:
@@ -230,21 +231,21 @@ def is_id_field(key: str) -> bool:
 
 def nested_ids(value: object) -> str:
     """List the identifiers in a nested value as `field=value, …`, outer ones first; empty if there are none."""
-    found: dict[str, None] = {}
+    entries: dict[str, None] = {}
     waiting = deque([value])
     for _ in range(VALUES_SEARCHED):
         if not waiting:
             break
-        at = waiting.popleft()
-        if isinstance(at, list):
-            waiting.extend(cast(list[object], at)[:VALUES_SEARCHED])
+        container = waiting.popleft()
+        if isinstance(container, list):
+            waiting.extend(cast(list[object], container)[:VALUES_SEARCHED])
             continue
-        for key, one in (cast(dict[str, object], at) if isinstance(at, dict) else {}).items():
-            if isinstance(one, str | int) and is_id_field(key) and 1 < len(str(one)) <= MAX_ID_WIDTH:
-                entry = f"{key[:40]}={one}"
-                if entry not in found and sum(map(len, found)) + len(entry) > IDS_WIDTH:
-                    return ", ".join([*found, "…"])
-                found[entry] = None
-            elif isinstance(one, dict | list):
-                waiting.append(cast(object, one))
-    return ", ".join(found)
+        for key, inner in (cast(dict[str, object], container) if isinstance(container, dict) else {}).items():
+            if isinstance(inner, str | int) and is_id_field(key) and 1 < len(str(inner)) <= MAX_ID_WIDTH:
+                entry = f"{key[:40]}={inner}"
+                if entry not in entries and sum(map(len, entries)) + len(entry) > IDS_WIDTH:
+                    return ", ".join([*entries, "…"])
+                entries[entry] = None
+            elif isinstance(inner, dict | list):
+                waiting.append(cast(object, inner))
+    return ", ".join(entries)

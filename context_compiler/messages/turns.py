@@ -118,15 +118,19 @@ def pair(history: History, before: Pairing | None = None) -> Pairing:
                 pairs.append((waiting.popleft()[0], index))
             else:
                 broken[index].add(position)
-    unanswered = [place for waiting in calls.values() for place in waiting]
+    unanswered = [call for waiting in calls.values() for call in waiting]
     for index, position in unanswered:
         broken[index].add(position)
-    found = {index: _with_unsigned_thinking(history, index, parts) for index, parts in broken.items()}
+    unpaired_parts = {index: _with_unsigned_thinking(history, index, parts) for index, parts in broken.items()}
     last = len(history) - 1
-    textual = last in found and history.readings[last].request and len(found[last]) == len(history.readings[last].items)
+    textual = (
+        last in unpaired_parts
+        and history.readings[last].request
+        and len(unpaired_parts[last]) == len(history.readings[last].items)
+    )
     return Pairing(
         pairs=tuple(pairs),
-        broken={**before.broken, **found},
+        broken={**before.broken, **unpaired_parts},
         unpaired=last if textual else None,
         length=len(history),
         tip=history.tip,
@@ -142,17 +146,17 @@ def calls_of_results(readings: Sequence[Reading]) -> Iterator[tuple[Place, Place
     """
     waiting: dict[tuple[str, bool], deque[Place]] = {}
     for position, reading in enumerate(readings):
-        for at, item in enumerate(reading.items if reading.exchanges else ()):
+        for part, item in enumerate(reading.items if reading.exchanges else ()):
             if item.call_id is None:
                 continue
             key = item.call_id, item.native
             calls = waiting.get(key)
             if item.kind is not Kind.CALL:
-                yield (position, at), calls.popleft() if calls else None
+                yield (position, part), calls.popleft() if calls else None
             elif calls and calls[0][0] == position:
-                calls.append((position, at))
+                calls.append((position, part))
             else:
-                waiting[key] = deque([(position, at)])
+                waiting[key] = deque([(position, part)])
 
 
 def continues(history: History, before: Pairing) -> bool:
@@ -178,7 +182,7 @@ def turn_starts(history: History, first: int = 0) -> list[int]:
     """
     readings = history.readings
     starts = [first]
-    for index in [at for at, reading in enumerate(readings[first + 1 :], first + 1) if reading.has_user_part]:
+    for index in [index for index, reading in enumerate(readings[first + 1 :], first + 1) if reading.has_user_part]:
         answers_within_run = (
             readings[index].answers
             and readings[index].run_id is None
@@ -191,8 +195,8 @@ def turn_starts(history: History, first: int = 0) -> list[int]:
 
 def _is_between_runs(history: History, index: int) -> bool:
     """True if the run before a request without a run id does not continue after it, so its parts are from two runs."""
-    before = (one.run_id for one in reversed(history.readings[max(0, index - NEAR) : index]))
-    after = (one.run_id for one in history.readings[index + 1 : index + 1 + NEAR])
+    before = (reading.run_id for reading in reversed(history.readings[max(0, index - NEAR) : index]))
+    after = (reading.run_id for reading in history.readings[index + 1 : index + 1 + NEAR])
     last = next(filter(None, before), None)
     return last is not None and last != next(filter(None, after), None)
 
@@ -231,7 +235,7 @@ def has_prompt(history: History, group: Group) -> bool:
 def continues_run(history: History, index: int) -> bool:
     """True if a message is of the same run as the one before it; False if either run is unknown."""
     own = history.readings[index].run_id
-    before = (one.run_id for one in reversed(history.readings[max(0, index - NEAR) : index]))
+    before = (reading.run_id for reading in reversed(history.readings[max(0, index - NEAR) : index]))
     return own is not None and own == next(filter(None, before), None)
 
 
@@ -276,6 +280,7 @@ def _late(history: History, pairs: Sequence[tuple[int, int]], starts: list[int])
     if not pairs:
         return frozenset()
     requests = [True, *(reading.request for reading in history.readings[starts[0] :])]
+    # Number of the step that each message belongs to: a response after a request begins the next one.
     steps = [*accumulate(was and not request for was, request in pairwise(requests))]
     return frozenset(
         (call, answer)
@@ -291,19 +296,19 @@ def cut_points(history: History, pairs: Sequence[tuple[int, int]], starts: list[
     return sorted(everywhere.difference(*(rule(history, pairs, starts) for rule in RULES)).union(starts))
 
 
-def paired_with(given: Iterable[int], pairing: Pairing) -> dict[int, tuple[int, ...]]:
+def paired_with(starts: Iterable[int], pairing: Pairing) -> dict[int, tuple[int, ...]]:
     """Map each given message, and every message connected with it through calls and answers, to all of these."""
-    found: dict[int, tuple[int, ...]] = {}
+    connected: dict[int, tuple[int, ...]] = {}
     partners: defaultdict[int, list[int]] = defaultdict(list)
-    for start in given:
+    for start in starts:
         if not partners:
             for call, answer in pairing.pairs:
                 partners[call].append(answer)
                 partners[answer].append(call)
-        if start not in found:
+        if start not in connected:
             whole = _reachable(start, partners)
-            found.update(dict.fromkeys(whole, whole))
-    return found
+            connected.update(dict.fromkeys(whole, whole))
+    return connected
 
 
 def _reachable(start: int, partners: Mapping[int, Sequence[int]]) -> tuple[int, ...]:
@@ -329,14 +334,15 @@ def outline(history: History, pairing: Pairing, before: Outline | None = None) -
     starts = turn_starts(history, begin)
     cuts = cut_points(history, pairs, starts)
     groups = list(map(Group, cuts, [*cuts[1:], len(history)]))
-    places = [*map(partial(bisect_left, cuts), starts), len(groups)]
-    ordinal = turns[-1].index + 1 if turns else 0 if history.readings[0].has_user_part else -1
-    edges = zip(pairwise([*starts, len(history)]), pairwise(places), strict=True)
+    first_groups = [*map(partial(bisect_left, cuts), starts), len(groups)]
+    opening = 0 if history.readings[0].has_user_part else -1  # what precedes the first prompt is turn -1
+    ordinal = turns[-1].index + 1 if turns else opening
+    edges = zip(pairwise([*starts, len(history)]), pairwise(first_groups), strict=True)
     turns += tuple(
-        Turn(ordinal + at, start, stop, tuple(groups[first:last]))
-        for at, ((start, stop), (first, last)) in enumerate(edges)
+        Turn(ordinal + offset, start, stop, tuple(groups[first:last]))
+        for offset, ((start, stop), (first, last)) in enumerate(edges)
     )
-    tied = {at: tie for at, tie in before.ties.items() if at < begin} if before is not None else {}
+    tied = {position: tie for position, tie in before.ties.items() if position < begin} if before is not None else {}
     tied |= paired_with(sorted(call for call, _ in _late(history, pairs, starts)), pairing)
     earlier = before.starts[:kept] if before is not None else ()
     return Outline(turns=turns, starts=(*earlier, *starts), ties=tied, readings=history.readings)

@@ -214,12 +214,12 @@ class ArtifactStore:
 
     def _read(self, id: str) -> dict[str, Any]:
         try:
-            found: Any = json.loads(self._path(id).read_bytes().decode("utf-8", "surrogatepass"))
+            document: Any = json.loads(self._path(id).read_bytes().decode("utf-8", "surrogatepass"))
         except (OSError, ValueError, RecursionError) as error:
             raise PipelineError(f"{self._path(id)}: the artifact cannot be read: {error}") from error
-        if not isinstance(found, dict) or "data" not in found:
+        if not isinstance(document, dict) or "data" not in document:
             raise PipelineError(f"{self._path(id)}: the file does not contain an artifact")
-        return cast("dict[str, Any]", found)
+        return cast("dict[str, Any]", document)
 
     def _unlink(self, id: str) -> None:
         if self._folder is not None and id in self._infos and self._infos[id].is_file_backed:

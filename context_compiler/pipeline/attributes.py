@@ -61,8 +61,8 @@ def as_seconds(value: Value | None) -> float | None:
     """Convert `900s`, `15m`, `250ms` or a bare number of seconds to seconds; None if it is not a duration."""
     if isinstance(value, bool):
         return None
-    found = _DURATION.fullmatch(as_text(value).strip())
-    return float(found[1]) * UNITS[found[2] or "s"] if found else None
+    match = _DURATION.fullmatch(as_text(value).strip())
+    return float(match[1]) * UNITS[match[2] or "s"] if match else None
 
 
 READERS = MappingProxyType(
@@ -160,18 +160,18 @@ class Attributed:
     def raw(self, name: str) -> Value | None:
         """The value as written; None if it is not set or blank."""
         value = self.attrs.get(name)
-        if value is not None and value != "" and not (isinstance(value, str) and value.isspace()):
+        if value is not None and (not isinstance(value, str) or value.strip()):
             return value
         for other in self.spellings(name):
             value = self.attrs.get(other)
-            if value is not None and not (isinstance(value, str) and not value.strip()):
+            if value is not None and (not isinstance(value, str) or value.strip()):
                 return value
         return None
 
     def text(self, name: str, default: str = "") -> str:
         """The value as text; `default` if it is not set."""
         value = self.raw(name)
-        return default if value is None else value if isinstance(value, str) else as_text(value)
+        return default if value is None else as_text(value)
 
     def flag(self, name: str, default: bool = False) -> bool:
         """The value as a boolean; `default` if it is not set or not a boolean."""

@@ -96,7 +96,7 @@ def edge_target_exists(graph: Graph) -> Iterator[Diagnostic]:
 
 
 def _near_name(name: str, declared: Sequence[str]) -> str:
-    return next((one for one in declared if _one_letter_away(name, one)), "")
+    return next((other for other in declared if _one_letter_away(name, other)), "")
 
 
 def _one_letter_away(name: str, other: str) -> bool:
@@ -165,7 +165,7 @@ def exit_reachable(graph: Graph) -> Iterator[Diagnostic]:
     for name, node in graph.nodes.items():
         region = looping if name in looping else stuck
         before = [edge.source for edge in graph.incoming(name) if edge.source != name]
-        if name not in stuck or name in dead or (before and all(one in region for one in before)):
+        if name not in stuck or name in dead or (before and all(source in region for source in before)):
             continue
         if name in looping:
             message = "a cycle that no edge leaves: the exit cannot be reached from here"
@@ -184,13 +184,13 @@ def _stages_reaching(graph: Graph, targets: Collection[str]) -> set[str]:
         whole = (graph.text("retry_target"), graph.text("fallback_retry_target")) if node.goal_gate else ()
         for target in (node.retry_target, node.fallback_retry_target, *whole):
             before.setdefault(target, []).append(node.name)
-    found, waiting = set(targets), [*targets]
+    reaching, waiting = set(targets), [*targets]
     while waiting:
         for name in before.get(waiting.pop(), ()):
-            if name not in found:
-                found.add(name)
+            if name not in reaching:
+                reaching.add(name)
                 waiting.append(name)
-    return found
+    return reaching
 
 
 STRUCTURE = (
@@ -233,31 +233,31 @@ def _elements(
 def attributes_known(graph: Graph) -> Iterator[Diagnostic]:
     """Report unknown attributes and old spellings."""
     unknown = 0
-    for thing, known, spellings in _elements(graph):
+    for thing, kinds, spellings in _elements(graph):
         for name in thing.attrs:
-            if name in known or name in DRAWING:
+            if name in kinds or name in DRAWING:
                 continue
             unknown += 1
-            standard = next((one for one, others in spellings.items() if name in others), "")
+            standard = next((current for current, others in spellings.items() if name in others), "")
             if standard:
                 yield diagnostic(thing, "old_spelling", INFO, f"{name!r} is read as {standard!r}", f"write {standard}")
             else:
-                near = _closest_name(name, tuple(known)) if unknown <= MAX_SUGGESTIONS else ""
+                near = _closest_name(name, tuple(kinds)) if unknown <= MAX_SUGGESTIONS else ""
                 severity = WARNING if near else INFO
                 fix = f"did you mean {near}?" if near else "the engine ignores it; your own handlers can read it"
                 yield diagnostic(thing, "unknown_attribute", severity, f"unknown attribute {name!r}", fix)
 
 
 @lru_cache(maxsize=4096)
-def _closest_name(name: str, known: tuple[str, ...]) -> str:
-    return next(iter(get_close_matches(name[:100], known, n=1, cutoff=0.75)), "")
+def _closest_name(name: str, names: tuple[str, ...]) -> str:
+    return next(iter(get_close_matches(name[:100], names, n=1, cutoff=0.75)), "")
 
 
 def value_type(graph: Graph) -> Iterator[Diagnostic]:
     """Report values that do not have the type of their attribute."""
-    for thing, known, _ in _elements(graph):
+    for thing, kinds, _ in _elements(graph):
         for name in thing.attrs:
-            kind = known.get(name, "text")
+            kind = kinds.get(name, "text")
             raw = thing.raw(name) if kind != "text" else None
             if raw is None:
                 continue
@@ -345,11 +345,11 @@ def retry_policy_known(graph: Graph) -> Iterator[Diagnostic]:
     yield from _check_choice(graph, "retry_policy", RETRY_POLICIES, WARNING)
 
 
-def _check_choice(graph: Graph, name: str, known: frozenset[str], severity: Severity) -> Iterator[Diagnostic]:
+def _check_choice(graph: Graph, name: str, allowed: frozenset[str], severity: Severity) -> Iterator[Diagnostic]:
     for node in graph.nodes.values():
         value = node.text(name)
-        if value and value not in known:
-            fix = f"use one of {', '.join(sorted(known))}"
+        if value and value not in allowed:
+            fix = f"use one of {', '.join(sorted(allowed))}"
             yield diagnostic(node, f"{name}_known", severity, f"unknown {name} {value!r}", fix)
 
 
@@ -495,11 +495,11 @@ def validate(
         extra_rules: Rules to apply after the built-in ones.
         handlers: Registered handler types beyond the built-in ones.
     """
-    found = list(graph.diagnostics)
+    findings = list(graph.diagnostics)
     for rule in (*RULES, partial(type_known, handlers=handlers), *extra_rules):
-        found += rule(graph)
+        findings += rule(graph)
     order = tuple(Severity)
-    return tuple(sorted(found, key=lambda one: order.index(one.severity)))
+    return tuple(sorted(findings, key=lambda finding: order.index(finding.severity)))
 
 
 def validate_or_raise(
@@ -510,12 +510,12 @@ def validate_or_raise(
     Raises:
         GraphError: a finding is an error; `diagnostics` contains all findings.
     """
-    found = validate(graph, extra_rules, handlers=handlers)
-    errors = [one for one in found if one.severity is Severity.ERROR]
+    findings = validate(graph, extra_rules, handlers=handlers)
+    errors = [finding for finding in findings if finding.severity is Severity.ERROR]
     if errors:
         first = errors[0]
         about = f"{first.place}: " if first.node_id is not None or first.edge is not None else ""
         more = f" (and {len(errors) - 1} more)" if len(errors) > 1 else ""
         message = f"{first.rule}: {about}{first.message}; {first.fix}{more}"
-        raise GraphError(message, path=graph.path, line=first.line, column=first.column, diagnostics=found)
-    return found
+        raise GraphError(message, path=graph.path, line=first.line, column=first.column, diagnostics=findings)
+    return findings

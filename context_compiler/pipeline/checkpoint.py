@@ -99,22 +99,22 @@ def checkpoint_document(state: RunState) -> dict[str, Any]:
     }
 
 
-def parse_checkpoint(found: object, *, where: str) -> RunState:
+def parse_checkpoint(document: object, *, where: str) -> RunState:
     """Parse a state from plain data; `where` names it in errors.
 
     Raises:
         CheckpointError: the data is not a checkpoint, is damaged, or has a newer version.
     """
-    if not isinstance(found, Mapping):
+    if not isinstance(document, Mapping):
         raise CheckpointError(f"{where}: this is not a checkpoint")
-    data = cast("Mapping[str, Any]", found)
+    data = cast("Mapping[str, Any]", document)
     try:
         version = data["metadata"]["schema_version"]
         if version != SCHEMA_VERSION:
             newer = isinstance(version, int) and version > SCHEMA_VERSION
             what = "was written by a newer version; upgrade context-compiler" if newer else "has an unknown version"
-            known = f"(schema {version!r}; this version reads schema {SCHEMA_VERSION})"
-            raise CheckpointError(f"{where}: the checkpoint {what} {known}", newer=newer)
+            versions = f"(schema {version!r}; this version reads schema {SCHEMA_VERSION})"
+            raise CheckpointError(f"{where}: the checkpoint {what} {versions}", newer=newer)
         return _build_state(data)
     except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
         raise CheckpointError(f"{where}: the checkpoint is damaged ({type(error).__name__}: {error})") from error
@@ -137,7 +137,7 @@ def _build_state(data: Mapping[str, Any]) -> RunState:
         edge=data["edge"],
         current_node=data["current_node"],
         completed=tuple(data["completed_nodes"]),
-        outcomes={name: parse_outcome(one) for name, one in data["node_outcomes"].items()},
+        outcomes={name: parse_outcome(outcome) for name, outcome in data["node_outcomes"].items()},
         retries=dict(data["node_retries"]),
         visits=dict(data["node_visits"]),
         recheck=tuple(data["recheck"]),
@@ -147,9 +147,9 @@ def _build_state(data: Mapping[str, Any]) -> RunState:
         context=dict(data["context"]),
         logs=tuple(data["logs"]),
         artifacts=dict(data["artifacts"]),
-        threads={key: parse_thread(one) for key, one in data["threads"].items()},
+        threads={key: parse_thread(thread) for key, thread in data["threads"].items()},
         branches=dict(data.get("branches") or {}),
-        attempts={str(place): int(number) for place, number in dict(data.get("attempts") or {}).items()},
+        attempts={str(key): int(number) for key, number in dict(data.get("attempts") or {}).items()},
         status=data["terminal_status"] or ("restarted" if restart else ""),
         failure_reason=data["terminal_failure_reason"] or "",
         sequence=int(data["metadata"]["sequence_no"]),
@@ -166,10 +166,11 @@ def _check_types(data: Mapping[str, Any]) -> None:
     wrong |= {"how"} if data["how"] not in HOW_VALUES else set()
     wrong |= {"terminal_status"} if data["terminal_status"] not in (None, "success", "fail") else set()
     for name in _ELEMENT_TYPES.keys() - wrong:
-        found = data[name]
-        members: list[object] = list(found.values() if isinstance(found, dict) else found)  # pyright: ignore[reportUnknownMemberType, reportUnknownArgumentType]  # plain data
-        wrong |= {name} if any(type(one) is not _ELEMENT_TYPES[name] for one in members) else set()
-    if "lineage" not in wrong and [type(data["lineage"].get(one)) for one in ("root_run_id", "attempt")] != [str, int]:
+        value = data[name]
+        members: list[object] = list(value.values() if isinstance(value, dict) else value)  # pyright: ignore[reportUnknownMemberType, reportUnknownArgumentType]  # plain data
+        wrong |= {name} if any(type(member) is not _ELEMENT_TYPES[name] for member in members) else set()
+    lineage = data["lineage"]
+    if "lineage" not in wrong and (type(lineage.get("root_run_id")), type(lineage.get("attempt"))) != (str, int):
         wrong.add("lineage")
     if wrong:
         raise ValueError(f"fields of the wrong type: {', '.join(sorted(wrong))}")
@@ -186,10 +187,11 @@ def parse_thread(data: Mapping[str, Any]) -> Thread:
     Raises:
         ValueError: a part of it has the wrong type.
     """
-    messages, marks = data["messages"], tuple((str(name), int(at)) for name, at in data["marks"])
-    if type(messages) is not list or not all(0 <= at <= len(cast("list[Any]", messages)) for _, at in marks):
+    messages: list[Any] = data["messages"]
+    marks = tuple((str(name), int(position)) for name, position in data["marks"])
+    if type(messages) is not list or not all(0 <= position <= len(messages) for _, position in marks):
         raise ValueError("a conversation has the wrong type")
-    return Thread(messages=tuple(cast("list[Any]", messages)), marks=marks)
+    return Thread(messages=tuple(messages), marks=marks)
 
 
 class CheckpointFolder:
@@ -255,9 +257,9 @@ def read_checkpoint(folder: Path) -> RunState | None:
     """
     path = folder / FILE
     try:
-        found: Any = json.loads(path.read_bytes())
-        state = parse_checkpoint(found, where=str(path))
-        steps: object = found["metadata"].get("steps")
+        document: Any = json.loads(path.read_bytes())
+        state = parse_checkpoint(document, where=str(path))
+        steps: object = document["metadata"].get("steps")
         file = folder / steps if isinstance(steps, str) and STEPS_NAME.fullmatch(steps) else None
         return state if file is None or not file.exists() else _apply_steps(state, file, str(path))
     except FileNotFoundError:
@@ -322,8 +324,9 @@ def state_changes(former: RunState | None, state: RunState) -> tuple[list[Name],
     new: list[Cell] = [(HEAD, "", head(state))]
     names, keys = _changed_names(former, state)
     for section, field in MAPPINGS.items():
-        known = keys if field == "context" else None if field in UNTRACKED else names
-        _compare_mappings(section, getattr(former, field, {}), getattr(state, field), known, gone, new)
+        tracked = keys if field == "context" else names
+        candidates = None if field in UNTRACKED else tracked
+        _compare_mappings(section, getattr(former, field, {}), getattr(state, field), candidates, gone, new)
     for section, field in SEQUENCES.items():
         _compare_sequences(section, getattr(former, field, ()), getattr(state, field), gone, new)
     before: Mapping[str, Thread] = former.threads if former is not None else {}
@@ -347,15 +350,15 @@ def _compare_mappings(
     section: str,
     old: Mapping[str, Any],
     now: Mapping[str, Any],
-    known: Collection[str] | None,
+    candidates: Collection[str] | None,
     gone: list[Name],
     new: list[Cell],
 ) -> None:
     if old is now:
         return
-    if known is not None:
-        gone += [(section, name) for name in sorted(known) if name in old and name not in now]
-        changed = [(name, now[name]) for name in sorted(known) if name in now and old.get(name) is not now[name]]
+    if candidates is not None:
+        gone += [(section, name) for name in sorted(candidates) if name in old and name not in now]
+        changed = [(name, now[name]) for name in sorted(candidates) if name in now and old.get(name) is not now[name]]
     elif len(old) <= len(now) and all(map(is_, old, now)):  # the usual case, fast: nothing was removed
         other = compress(now.items(), map(is_not, old.values(), now.values()))
         changed = [*other, *islice(now.items(), len(old), None)]
@@ -370,12 +373,12 @@ def _compare_sequences(section: str, old: Sequence[Any], now: Sequence[Any], gon
     same = min(len(old), len(now))
     while same and old[same - 1] is not now[same - 1]:  # sequences change only at their end
         same -= 1
-    gone += [(section, _position_name(at)) for at in range(len(now), len(old))]
-    new += [(section, _position_name(at), now[at]) for at in range(same, len(now))]
+    gone += [(section, _position_name(index)) for index in range(len(now), len(old))]
+    new += [(section, _position_name(index), now[index]) for index in range(same, len(now))]
 
 
-def _position_name(at: int) -> str:
-    return f"{at:09d}"
+def _position_name(position: int) -> str:
+    return f"{position:09d}"
 
 
 def assemble(cells: Iterable[Cell]) -> dict[str, Any]:

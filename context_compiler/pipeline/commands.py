@@ -95,16 +95,16 @@ class Reader:
 def find_reader(command: str) -> Reader | None:
     """Find what reads text as commands in a command, even in quotes; None if nothing known does."""
     plain = _PLACEHOLDER.sub("0", _QUOTES.sub("", command))
-    if found := _QUOTING.search(plain):
-        return Reader(found[1], WORD)
-    found = _READER.search(plain)
-    return Reader(next(filter(None, found.groups()))) if found else None
+    if match := _QUOTING.search(plain):
+        return Reader(match[1], WORD)
+    match = _READER.search(plain)
+    return Reader(next(filter(None, match.groups()))) if match else None
 
 
 def placeholders(command: str) -> Iterator[tuple[str, str]]:
     """Yield each placeholder of a command with its key."""
-    for found in _PLACEHOLDER.finditer(command):
-        yield found[0], found["key"] or "goal"
+    for match in _PLACEHOLDER.finditer(command):
+        yield match[0], match["key"] or "goal"
 
 
 def fill_in(command: str, look_up: LookUp) -> tuple[str, dict[str, str]]:
@@ -118,24 +118,25 @@ def fill_in(command: str, look_up: LookUp) -> tuple[str, dict[str, str]]:
         ValueError: something might run a value as a command.
     """
     filling = _Filling(look_up=look_up, reader=find_reader(command))
-    result, contexts, starts, at = "", [""], list[int](), 0  # the open quotes and parentheses, and their positions
+    result, offset = "", 0
+    contexts, starts = [""], list[int]()  # the open quotes and parentheses, and their positions
     documents: list[re.Match[str]] = []
-    while found := _TOKEN.search(command, at):
-        token, context = found[0], contexts[-1]
+    while match := _TOKEN.search(command, offset):
+        token, context = match[0], contexts[-1]
         if (context == "'" and token[0] == "\\") or (context in _QUOTED and token[0] in "#<"):
             token = token[0]  # a plain character here, and the next one may close the quotes
-        result += command[at : found.start()] + ("" if token[0] == "$" and token != "$(" else token)
-        at = found.start() + len(token)
-        if token == "$goal" or found["key"]:
-            word_starts = [*starts, *([] if context in _QUOTED else [found.start()])]
+        result += command[offset : match.start()] + ("" if token[0] == "$" and token != "$(" else token)
+        offset = match.start() + len(token)
+        if token == "$goal" or match["key"]:
+            word_starts = [*starts, *([] if context in _QUOTED else [match.start()])]
             arithmetic = any(command[start - 1 : start + 1] == "((" for start in word_starts)
-            name = filling.add(token, found["key"], arithmetic=arithmetic)
+            name = filling.add(token, match["key"], arithmetic=arithmetic)
             result += ("${%s}" if arithmetic else _QUOTED.get(context, '"${%s}"')) % name
         elif token.startswith("<<"):
-            documents.append(found)
+            documents.append(match)
         elif token == "\n" and context not in _QUOTED:
             for document in documents:
-                body, at = filling.document(command, at, document)
+                body, offset = filling.document(command, offset, document)
                 result += body
             documents = []
         elif token == (")" if context == "(" else context):
@@ -143,8 +144,8 @@ def fill_in(command: str, look_up: LookUp) -> tuple[str, dict[str, str]]:
             starts.pop()
         elif _opens(token, context):
             contexts.append(token[-1])
-            starts.append(found.start())
-    return result + command[at:], filling.values
+            starts.append(match.start())
+    return result + command[offset:], filling.values
 
 
 def _opens(token: str, context: str) -> bool:
@@ -189,7 +190,7 @@ class _Filling:
             raise ValueError(f"{self.reader.limit(token)}; put the command into a script, and run: ./script {token}")
         return value
 
-    def document(self, command: str, at: int, start: re.Match[str]) -> tuple[str, int]:
+    def document(self, command: str, offset: int, start: re.Match[str]) -> tuple[str, int]:
         """Fill in the body of a here-document that begins at an offset, and return it with the offset of its end.
 
         If it has no end, it is no here-document, and nothing is read.
@@ -197,22 +198,22 @@ class _Filling:
         word = start["end"]
         end = word.strip("'\"").removeprefix("\\")
         tabs = r"\t*" if start["tabs"] else ""
-        last = re.compile(rf"^{tabs}{re.escape(end)}(?:\n|\Z)", re.MULTILINE).search(command, at)
+        last = re.compile(rf"^{tabs}{re.escape(end)}(?:\n|\Z)", re.MULTILINE).search(command, offset)
         if last is None:
-            return "", at
-        body = command[at : last.start()]
+            return "", offset
+        body = command[offset : last.start()]
         if word == end:
             nested = _NESTED.search(body) is not None
-            return _BODY_TOKEN.sub(lambda one: self._expansion(one, nested), body) + last[0], last.end()
-        filled = _PLACEHOLDER.sub(lambda one: self._text(one[0], one["key"], word), body)
+            return _BODY_TOKEN.sub(lambda match: self._expansion(match, nested), body) + last[0], last.end()
+        filled = _PLACEHOLDER.sub(lambda match: self._text(match[0], match["key"], word), body)
         if end in (line.lstrip("\t") for line in filled.split("\n")):
             raise ValueError(f"a value would end the here-document; choose another word than {end}")
         return filled + last[0], last.end()
 
-    def _expansion(self, one: re.Match[str], nested: bool) -> str:
-        if one[0][0] == "\\":
-            return one[0]
-        return f"${{{self.add(one[0], one['key'], nested=nested)}}}"
+    def _expansion(self, match: re.Match[str], nested: bool) -> str:
+        if match[0][0] == "\\":
+            return match[0]
+        return f"${{{self.add(match[0], match['key'], nested=nested)}}}"
 
     def _text(self, token: str, key: str | None, word: str) -> str:
         value = self._value(token, key)

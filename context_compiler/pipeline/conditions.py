@@ -84,22 +84,22 @@ def parse_condition(text: str) -> Condition:
         return Condition()
     clauses: list[Clause] = []
     warnings: list[str] = []
-    at = 0
+    offset = 0
     while True:
-        found = _CLAUSE.match(text, at)
-        if found is None:
-            raise _syntax_error(text, at)
-        operator = found["operator"] or ""
+        match = _CLAUSE.match(text, offset)
+        if match is None:
+            raise _syntax_error(text, offset)
+        operator = match["operator"] or ""
         if operator == "==":
             operator, warning = "=", "== is read as ="
             warnings += [] if warning in warnings else [warning]
-        clauses.append(Clause(key=found["key"], operator=_as_operator(operator), value=_unquote(found["value"] or "")))
-        at = found.end()
-        if at == len(text):
+        clauses.append(Clause(key=match["key"], operator=_as_operator(operator), value=_unquote(match["value"] or "")))
+        offset = match.end()
+        if offset == len(text):
             return Condition(clauses=tuple(clauses), warnings=tuple(warnings))
-        if not text.startswith("&&", at):
-            raise _syntax_error(text, at)
-        at += 2
+        if not text.startswith("&&", offset):
+            raise _syntax_error(text, offset)
+        offset += 2
 
 
 def context_value(key: str, values: Mapping[str, object]) -> str:
@@ -136,17 +136,17 @@ def _as_operator(operator: str) -> Literal["=", "!=", ""]:
 def _unquote(text: str) -> str:
     if not text.startswith('"'):
         return text
-    return _ESCAPE.sub(lambda found: _ESCAPES.get(found[1], found[0]), text[1:-1])
+    return _ESCAPE.sub(lambda match: _ESCAPES.get(match[1], match[0]), text[1:-1])
 
 
-def _syntax_error(text: str, at: int) -> ConditionError:
-    rest = text[at:].lstrip()
-    at = len(text) - len(rest)
+def _syntax_error(text: str, offset: int) -> ConditionError:
+    rest = text[offset:].lstrip()
+    offset = len(text) - len(rest)
     if not rest:
-        return ConditionError("a comparison is missing at the end", at)
+        return ConditionError("a comparison is missing at the end", offset)
     unknown = _UNKNOWN.match(rest)
     if unknown:
-        return ConditionError(f"there is no operator {unknown[0]!r}; use =, != and &&", at)
+        return ConditionError(f"there is no operator {unknown[0]!r}; use =, != and &&", offset)
     if rest.startswith('"'):
-        return ConditionError("a string is not a key, or is not closed", at)
-    return ConditionError(f"{rest[:20]!r} cannot be read; write key=value && key!=value", at)
+        return ConditionError("a string is not a key, or is not closed", offset)
+    return ConditionError(f"{rest[:20]!r} cannot be read; write key=value && key!=value", offset)

@@ -246,10 +246,10 @@ class RunConfig:
     @property
     def owner(self) -> str:
         """Owner of the run: that of its compiler or of its record; empty if there is none, or a function names it."""
-        given = (self.compiler or {}).get("owner")
-        if given is None and isinstance(self.store, Tenants):
-            given = self.store.owner
-        return given if isinstance(given, str) else ""
+        owner = (self.compiler or {}).get("owner")
+        if owner is None and isinstance(self.store, Tenants):
+            owner = self.store.owner
+        return owner if isinstance(owner, str) else ""
 
     @property
     def simulated(self) -> bool:

@@ -141,20 +141,21 @@ class OutputCompiler:
         The template's fidelity caps summary and quotes together. Otherwise quotes of all outputs would be added to
         their summary, because the budget has room for both.
         """
-        given: dict[str, Any] = {"store": self._config.store, **(self._config.compiler or {})}
-        given |= {"every_turn": True, "recent_turns": 0, "inject": "user", "dry_run": False}
-        given |= {"model": "none"} if self._config.simulated else {}
-        given["template"] = template
-        found = Arguments(**given)
-        if found.fidelity is None:  # a fidelity that is named caps the quotes, too
-            own = attempt(lambda: found.templates(None).find(template).fidelity).value or Fidelity.SUMMARY_MEDIUM
-            found = replace(found, fidelity=own)
-        return found
+        options: dict[str, Any] = {"store": self._config.store, **(self._config.compiler or {})}
+        options |= {"every_turn": True, "recent_turns": 0, "inject": "user", "dry_run": False}
+        options |= {"model": "none"} if self._config.simulated else {}
+        options["template"] = template
+        arguments = Arguments(**options)
+        if arguments.fidelity is None:  # a fidelity that is named caps the quotes, too
+            own = attempt(lambda: arguments.templates(None).find(template).fidelity).value or Fidelity.SUMMARY_MEDIUM
+            arguments = replace(arguments, fidelity=own)
+        return arguments
 
 
 def _spent(view: View | None) -> dict[str, Any]:
     """Cost of the compile of a view, as an event reports it."""
-    compile, meter = view.record.compile if view is not None and view.record is not None else None, RequestMeter()
+    meter = RequestMeter()
+    compile = view.record.compile if view is not None and view.record is not None else None
     if compile is not None and compile.usage:
         meter.charge(compile.model_alias, compile.usage)
     return meter.report()
@@ -176,9 +177,9 @@ def _event_data(view: View | None, error: Exception | None) -> dict[str, Any]:
 def exchanges(stage: Stage) -> Iterator[ModelMessage]:
     """Yield the prompts and outputs of the stages before a stage, in order; stages without output are skipped."""
     for entry in stage.context.logs():
-        found: Mapping[str, Any] = cast("Mapping[str, Any]", entry) if isinstance(entry, Mapping) else {}
-        name, ref = str(found.get("node", "")), str(found.get("ref", ""))
-        output: object = stage.artifacts.retrieve(ref) if ref and stage.artifacts.has(ref) else found.get("notes", "")
+        fields: Mapping[str, Any] = cast("Mapping[str, Any]", entry) if isinstance(entry, Mapping) else {}
+        name, ref = str(fields.get("node", "")), str(fields.get("ref", ""))
+        output: object = stage.artifacts.retrieve(ref) if ref and stage.artifacts.has(ref) else fields.get("notes", "")
         node = stage.graph.nodes.get(name)
         if node is None or not isinstance(output, str) or not output.strip():
             continue

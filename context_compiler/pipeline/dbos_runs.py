@@ -102,8 +102,8 @@ class DBOSRuns:
 
     async def _lacks_workflow(self, run_id: str) -> bool:
         """True if a process died after creating a run and before enqueuing its workflow."""
-        found = await self.queue.find(run_id)
-        held = found is not None and found.state == "held"
+        submission = await self.queue.find(run_id)
+        held = submission is not None and submission.state == "held"
         return held and await DBOS.get_workflow_status_async(run_id) is None
 
     async def enqueue(self, run_id: str) -> None:
@@ -210,8 +210,8 @@ async def _check_cancelled(run_id: str) -> None:
             the workflow.
     """
     lookup: Any = DBOS.get_workflow_status_async(run_id)
-    found = await asyncio.create_task(lookup, context=Context())  # so that it does not become a step of the workflow
-    if found is not None and found.status == "CANCELLED":
+    workflow = await asyncio.create_task(lookup, context=Context())  # so that it does not become a step of the workflow
+    if workflow is not None and workflow.status == "CANCELLED":
         raise dbos_error.DBOSWorkflowCancelledError(f"workflow {run_id} was cancelled")
 
 

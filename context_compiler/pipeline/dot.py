@@ -78,10 +78,10 @@ GAP = re.compile(r"(?:[ \t\r\n\f]++|//[^\n]*+|/\*[\s\S]*?\*/)*")
 KEY = re.compile(r'[A-Za-z_][\w.]*+|"[^"\\]*+(?:\\[\s\S][^"\\]*+)*"', re.ASCII)
 
 
-def skip_gap(text: str, at: int) -> int:
-    """Offset of the next character, at or after `at`, that is neither blank nor part of a comment."""
-    gap = GAP.match(text, at)
-    return gap.end() if gap else at
+def skip_gap(text: str, offset: int) -> int:
+    """Offset of the next character, at or after `offset`, that is neither blank nor part of a comment."""
+    gap = GAP.match(text, offset)
+    return gap.end() if gap else offset
 
 
 def parse_statements(text: str) -> Tree[Token]:
@@ -101,27 +101,28 @@ def parse_statements(text: str) -> Tree[Token]:
         raise explain(text, len(text) if ended or error.pos_in_stream is None else error.pos_in_stream) from None
 
 
-def explain(text: str, at: int) -> DotSyntaxError:
+def explain(text: str, offset: int) -> DotSyntaxError:
     """Build the error for a source that cannot be parsed beyond an offset."""
-    if text[at : at + 1] == "[":
-        start, at = at, skip_gap(text, at + 1)
-        while found := attribute_pattern().match(text, at):
-            at = skip_gap(text, found.end())
-        if text[at : at + 1] == "]":
+    if text[offset : offset + 1] == "[":
+        start, offset = offset, skip_gap(text, offset + 1)
+        while match := attribute_pattern().match(text, offset):
+            offset = skip_gap(text, match.end())
+        if text[offset : offset + 1] == "]":
             return DotSyntaxError(MISPLACED_BLOCK, start)
-    if text.startswith("->", at):
-        at = skip_gap(text, at + 2)
-    return _attribute_error(text, at) or DotSyntaxError(_explanation(text, at), at)
+    if text.startswith("->", offset):
+        offset = skip_gap(text, offset + 2)
+    return _attribute_error(text, offset) or DotSyntaxError(_explanation(text, offset), offset)
 
 
-def _attribute_error(text: str, at: int) -> DotSyntaxError | None:
+def _attribute_error(text: str, offset: int) -> DotSyntaxError | None:
     """Build the error for an attribute that starts at an offset; None if there is no attribute."""
-    key = KEY.match(text, at)
+    key = KEY.match(text, offset)
     if key is None:
         return None
     end = skip_gap(text, key.end())
     if text[end : end + 1] != "=":
-        return None if text[end : end + 1] not in ("]", ",", ";") else DotSyntaxError("this attribute has no value", at)
+        has_no_value = text[end : end + 1] in ("]", ",", ";")
+        return DotSyntaxError("this attribute has no value", offset) if has_no_value else None
     end = skip_gap(text, end + 1)
     return DotSyntaxError(_explanation(text, end, "value"), end)
 
@@ -142,21 +143,21 @@ _REASONS = (
 _SECOND_GRAPH = re.compile(r"(?:strict\b|(?:di)?graph\b|\})")
 
 
-def _explanation(text: str, at: int, wanted: str = "") -> str:
-    before = text[max(0, at - NEAR) : at]
-    if at < NEAR and not GAP.sub("", before) and not text.startswith(("/*", "#"), at):
-        return _header_error(text[at : at + 20])
+def _explanation(text: str, offset: int, wanted: str = "") -> str:
+    before = text[max(0, offset - NEAR) : offset]
+    if offset < NEAR and not GAP.sub("", before) and not text.startswith(("/*", "#"), offset):
+        return _header_error(text[offset : offset + 20])
     for sign, reason in _REASONS:
-        if text.startswith(sign, at):
+        if text.startswith(sign, offset):
             return reason
-    if at >= len(text.rstrip()):
+    if offset >= len(text.rstrip()):
         return "the source ends too early; is a } missing?"
-    if before.rstrip().endswith("}") and _SECOND_GRAPH.match(text, at):
+    if before.rstrip().endswith("}") and _SECOND_GRAPH.match(text, offset):
         return "there is text after the end of the graph; write one graph per file"
     if before.rstrip().endswith("->"):
         return "an edge needs a target; the id of a stage is missing after ->"
-    shown = re.match(r"[\w.]{1,40}|.", text[at : at + 40])
-    there = shown[0] if shown else text[at : at + 1]
+    shown = re.match(r"[\w.]{1,40}|.", text[offset : offset + 40])
+    there = shown[0] if shown else text[offset : offset + 1]
     if wanted:
         return f"{there!r} is not a {wanted}; put it in quotes"
     return f"{there!r} is not allowed here; a statement is a stage, an edge, a setting or a subgraph"
@@ -196,14 +197,16 @@ class Leniencies:
         self.text = text
         self._found: dict[str, tuple[int, int]] = {}
 
-    def add(self, rule: str, at: int) -> None:
+    def add(self, rule: str, offset: int) -> None:
         """Note a deviation at an offset."""
-        first, times = self._found.get(rule, (at, 0))
+        first, times = self._found.get(rule, (offset, 0))
         self._found[rule] = (first, times + 1)
 
     def diagnostics(self) -> tuple[Diagnostic, ...]:
         """Return one warning per kind, in the order of the source."""
-        return tuple(self._warning(rule, *found) for rule, found in sorted(self._found.items(), key=lambda one: one[1]))
+        return tuple(
+            self._warning(rule, *noted) for rule, noted in sorted(self._found.items(), key=lambda entry: entry[1])
+        )
 
     def _warning(self, rule: str, first: int, times: int) -> Diagnostic:
         message, fix = TOLERATED[rule]
@@ -249,20 +252,20 @@ def read_block(token: Token, lenient: Leniencies) -> dict[str, Value]:
         DotSyntaxError: the block contains anything else.
     """
     text, start = lenient.text, token.start_pos or 0
-    at, end = skip_gap(text, start + 1), start + token.rindex("]")
+    offset, end = skip_gap(text, start + 1), start + token.rindex("]")
     attributes: dict[str, Value] = {}
     pattern, separator = attribute_pattern(), ","
-    while at < end:
-        found = pattern.match(text, at, end)
-        if found is None:
+    while offset < end:
+        match = pattern.match(text, offset, end)
+        if match is None:
             raise explain(text, start)
         if not separator:
-            lenient.add("missing_separator", at)
-        key, value, separator = _split_attribute(found[0], at, lenient)
+            lenient.add("missing_separator", offset)
+        key, value, separator = _split_attribute(match[0], offset, lenient)
         attributes[key] = value
-        at = skip_gap(text, found.end())
+        offset = skip_gap(text, match.end())
         if separator == ";":
-            lenient.add("semicolon_separator", found.end() - 1)
+            lenient.add("semicolon_separator", match.end() - 1)
     if attributes and separator == ",":
         lenient.add("trailing_separator", end)
     return attributes
@@ -270,20 +273,21 @@ def read_block(token: Token, lenient: Leniencies) -> dict[str, Value]:
 
 def _split_attribute(text: str, start: int, lenient: Leniencies) -> tuple[str, Value, str]:
     """Split an attribute, which the grammar has accepted at `start`, into key, value and separator."""
-    found = KEY.match(text)
-    if found is None:
+    match = KEY.match(text)
+    if match is None:
         raise DotSyntaxError("an attribute begins with a name", start)
-    key = found[0]
+    key = match[0]
     if key.startswith('"'):
         lenient.add("quoted_id", start)
         key = _unescape(key, start, lenient)
-    at = skip_gap(text, skip_gap(text, found.end()) + 1)
+    value_start = skip_gap(text, skip_gap(text, match.end()) + 1)
     separator = text[-1] if text[-1] in ",;" else ""
-    if text[at] == '"':
-        string = KEY.match(text, at)
+    if text[value_start] == '"':
+        string = KEY.match(text, value_start)
         last = string.end() if string else len(text)
-        return key, _unescape(text[at:last], start + at, lenient), separator if last < len(text) else ""
-    word = _WORD.match(text, at)
+        value = _unescape(text[value_start:last], start + value_start, lenient)
+        return key, value, separator if last < len(text) else ""
+    word = _WORD.match(text, value_start)
     return key, _bare_value(word[0] if word else ""), separator
 
 
@@ -296,7 +300,7 @@ def _unescape(quoted: str, start: int, lenient: Leniencies) -> str:
         return inner
     if "\\\n" in inner:
         lenient.add("line_continuation", start)
-    return _ESCAPE.sub(lambda found: _ESCAPES.get(found[1], found[0]), inner)
+    return _ESCAPE.sub(lambda match: _ESCAPES.get(match[1], match[0]), inner)
 
 
 def _bare_value(word: str) -> Value:
@@ -350,11 +354,11 @@ def read_source(path: Path, largest: int = LARGEST) -> str:
     return decode_text(data, "strict" if len(data) <= 4 * largest else "replace")
 
 
-def source_position(text: str, at: int) -> tuple[int, int, str]:
+def source_position(text: str, offset: int) -> tuple[int, int, str]:
     """Return the line and column of an offset, from 1, and the text of the line with a caret below the place."""
-    start = text.rfind("\n", 0, at) + 1
-    stop = text.find("\n", at)
-    line, column = text.count("\n", 0, at) + 1, at - start + 1
+    start = text.rfind("\n", 0, offset) + 1
+    stop = text.find("\n", offset)
+    line, column = text.count("\n", 0, offset) + 1, offset - start + 1
     first = max(0, column - 1 - WIDTH // 2)
     shown = text[start + first : stop if stop >= 0 else len(text)][:WIDTH]
     blanks = re.sub(r"[^\t]", " ", shown[: column - 1 - first])
@@ -366,7 +370,7 @@ class _Draft:
     """A stage while its declarations are collected."""
 
     attrs: dict[str, Value]
-    at: Token
+    token: Token
     """Its first declaration."""
     inside: list[int] = field(default_factory=list[int])
     """Indices of the subgraphs that declare it."""
@@ -381,7 +385,7 @@ class _Scope:
     attrs: dict[str, Value]
     nodes: dict[str, Value]
     edges: dict[str, Value]
-    place: int | None = None
+    subgraph: int | None = None
     """Index of the subgraph; None for the graph."""
     members: list[str] = field(default_factory=list[str])
 
@@ -417,8 +421,8 @@ class _Reader:
                 attrs=draft.attrs,
                 derived=subgraph_classes(subgraphs, draft.inside),
                 implied=draft.implied,
-                line=draft.at.line,
-                column=draft.at.column,
+                line=draft.token.line,
+                column=draft.token.column,
             )
             for name, draft in self._drafts.items()
         }
@@ -448,10 +452,10 @@ class _Reader:
 
     def _open_scope(self, tree: Tree[Token], around: _Scope) -> _Scope:
         """Open the scope of a subgraph, with a copy of the defaults of the scope around it."""
-        scope = _Scope(attrs={}, nodes=dict(around.nodes), edges=dict(around.edges), place=len(self._scopes))
+        scope = _Scope(attrs={}, nodes=dict(around.nodes), edges=dict(around.edges), subgraph=len(self._scopes))
         title = tree.children[1]
         name = identifier(title, self._lenient) if isinstance(title, Token) and title.type != "OPEN" else ""
-        self._scopes.append((name, around.place, scope))
+        self._scopes.append((name, around.subgraph, scope))
         return scope
 
     def _add_defaults(self, children: _Children, scope: _Scope) -> None:
@@ -463,7 +467,7 @@ class _Reader:
         name, attrs = identifier(token, self._lenient), self._read_attributes(children[1:])
         draft = self._drafts.get(name)
         if draft is None:
-            self._drafts[name] = draft = _Draft(attrs=_override(scope.nodes, attrs), at=token)
+            self._drafts[name] = draft = _Draft(attrs=_override(scope.nodes, attrs), token=token)
         else:
             draft.attrs = {**_without_spellings(draft.attrs, attrs), **attrs}
         _include(draft, name, scope)
@@ -477,28 +481,28 @@ class _Reader:
 
     def _add_edges(self, children: _Children, scope: _Scope) -> None:
         first = _token(children[0])
-        hops = [_token(one) for one in children[1:] if _token(one).type == "HOP"]
+        hops = [_token(child) for child in children[1:] if _token(child).type == "HOP"]
         attrs = {**scope.edges, **self._read_attributes(children[1 + len(hops) :])}
         source = identifier(first, self._lenient)
         self._mention(source, first, scope)
-        for one in hops:
-            target, at = hop_target(one, self._lenient), first if one is hops[0] else one
-            self._mention(target, one, scope)
-            self._edges.append(Edge(source=source, target=target, attrs=attrs, line=at.line, column=at.column))
+        for hop in hops:
+            target, anchor = hop_target(hop, self._lenient), first if hop is hops[0] else hop
+            self._mention(target, hop, scope)
+            self._edges.append(Edge(source=source, target=target, attrs=attrs, line=anchor.line, column=anchor.column))
             source = target
 
-    def _mention(self, name: str, at: Token, scope: _Scope) -> None:
+    def _mention(self, name: str, token: Token, scope: _Scope) -> None:
         if name not in self._drafts and name not in self._mentions:
-            self._mentions[name] = _Draft(attrs=dict(scope.nodes), at=at, implied=True), scope
+            self._mentions[name] = _Draft(attrs=dict(scope.nodes), token=token, implied=True), scope
 
     def _read_attributes(self, blocks: _Children) -> dict[str, Value]:
         attrs: dict[str, Value] = {}
-        for at, one in enumerate(blocks):
-            token = _token(one)
-            if at and _token(blocks[at - 1]).endswith(";"):
+        for index, block in enumerate(blocks):
+            token = _token(block)
+            if index and _token(blocks[index - 1]).endswith(";"):
                 raise DotSyntaxError(MISPLACED_BLOCK, token.start_pos or 0)
             attrs.update(read_block(token, self._lenient))
-            if at == 1:
+            if index == 1:
                 self._lenient.add("several_blocks", token.start_pos or 0)
         return attrs
 
@@ -506,8 +510,8 @@ class _Reader:
 def _include(draft: _Draft, name: str, scope: _Scope) -> None:
     """Make a stage a member of the graph or subgraph that a scope belongs to."""
     scope.members.append(name)
-    if scope.place is not None and scope.place not in draft.inside:
-        draft.inside.append(scope.place)
+    if scope.subgraph is not None and scope.subgraph not in draft.inside:
+        draft.inside.append(scope.subgraph)
 
 
 def _override(defaults: Mapping[str, Value], attrs: Mapping[str, Value]) -> dict[str, Value]:
@@ -522,7 +526,7 @@ def _override(defaults: Mapping[str, Value], attrs: Mapping[str, Value]) -> dict
 def _without_spellings(attrs: Mapping[str, Value], names: Iterable[str]) -> dict[str, Value]:
     """Attributes without those that are set anew under any of their spellings."""
     groups = [(standard, *others) for standard, others in NODE_SPELLINGS.items()]
-    replaced = {one for group in groups if not set(group).isdisjoint(names) for one in group}
+    replaced = {name for group in groups if not set(group).isdisjoint(names) for name in group}
     return {name: value for name, value in attrs.items() if name not in replaced}
 
 
@@ -537,19 +541,21 @@ def _token(child: Token | Tree[Token]) -> Token:
 
 def _inside(tree: Tree[Token]) -> _Children:
     """Statements between the braces of a graph or subgraph."""
-    first = next(at for at, child in enumerate(tree.children) if isinstance(child, Token) and child.type == "OPEN")
+    first = next(
+        index for index, child in enumerate(tree.children) if isinstance(child, Token) and child.type == "OPEN"
+    )
     return tree.children[first + 1 : -1]
 
 
 def subgraph_classes(subgraphs: Sequence[Subgraph], inside: Sequence[int]) -> tuple[str, ...]:
     """Classes that a stage gets from the labels of the subgraphs around it, innermost first."""
     classes: list[str] = []
-    for place in inside:
-        around: int | None = place
+    for innermost in inside:
+        around: int | None = innermost
         while around is not None:
             classes.append(_NOT_IN_CLASS.sub("", subgraphs[around].label.strip().lower().replace(" ", "-")))
             around = subgraphs[around].parent
-    return tuple(dict.fromkeys(one for one in classes if one))
+    return tuple(dict.fromkeys(name for name in classes if name))
 
 
 _NOT_IN_CLASS = re.compile(r"[^a-z0-9-]")

@@ -33,21 +33,21 @@ def to_dot(graph: Graph) -> str:
 def _subgraph_lines(graph: Graph) -> Iterable[str]:
     """Yield the lines of nested subgraphs, in order, with a stack instead of recursion."""
     inner: dict[int | None, list[int]] = {}
-    for place, one in enumerate(graph.subgraphs):
-        inner.setdefault(one.parent, []).append(place)
-    waiting: list[tuple[int | None, int]] = [(place, 1) for place in reversed(inner.get(None, ()))]
+    for index, subgraph in enumerate(graph.subgraphs):
+        inner.setdefault(subgraph.parent, []).append(index)
+    waiting: list[tuple[int | None, int]] = [(index, 1) for index in reversed(inner.get(None, ()))]
     while waiting:
-        place, depth = waiting.pop()
+        index, depth = waiting.pop()
         indent = "  " * depth
-        if place is None:
+        if index is None:
             yield f"{indent}}}"
             continue
-        one = graph.subgraphs[place]
-        yield f"{indent}subgraph {_format_name(one.name)} {{" if one.name else f"{indent}subgraph {{"
-        yield from (f"{indent}  {_format_key(key)}={_format_value(value)}" for key, value in one.attrs.items())
-        yield from (f"{indent}  {_format_name(name)}" for name in one.nodes)
+        subgraph = graph.subgraphs[index]
+        yield f"{indent}subgraph {_format_name(subgraph.name)} {{" if subgraph.name else f"{indent}subgraph {{"
+        yield from (f"{indent}  {_format_key(key)}={_format_value(value)}" for key, value in subgraph.attrs.items())
+        yield from (f"{indent}  {_format_name(name)}" for name in subgraph.nodes)
         waiting.append((None, depth))
-        waiting += [(child, depth + 1) for child in reversed(inner.get(place, ()))]
+        waiting += [(child, depth + 1) for child in reversed(inner.get(index, ()))]
 
 
 def _format_block(attrs: Mapping[str, Value]) -> str:

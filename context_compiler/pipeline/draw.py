@@ -45,7 +45,7 @@ STYLE = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mark:
-    """What a drawing in a page shows of a run at one stage."""
+    """Outcome of a stage in a drawing within a page, and the address of its entry."""
 
     outcome: str
     """CSS class, such as `ran-success`."""
@@ -67,17 +67,17 @@ def to_svg(graph: Graph, *, graphviz: str | None = "dot", marks: Mapping[str, Ma
     ends = [name for edge in graph.edges for name in (edge.source, edge.target)]
     first = [node.name for node in graph.starts]
     names = list(dict.fromkeys((*first, *graph.nodes, *ends)))
-    place = {name: at for at, name in enumerate(names)}
+    positions = {name: position for position, name in enumerate(names)}
     boxes = [_box_lines(graph.nodes.get(name), name) for name in names]
     sizes = [(2 * LINE + COLUMN * max(cell_len(text) for _, text in box), LINE * (len(box) + 1)) for box in boxes]
-    links = [(place[edge.source], place[edge.target]) for edge in graph.edges if edge.source != edge.target]
-    groups = _group_edges(graph, place)
+    links = [(positions[edge.source], positions[edge.target]) for edge in graph.edges if edge.source != edge.target]
+    groups = _group_edges(graph, positions)
     labels = {ends: _label_size(rows) for ends, some in groups.items() if (rows := _label_rows(some))}
     layout = compute_layout(sizes, list(dict.fromkeys(links)), labels=labels, graphviz=graphviz)
     lines = {ends: _line_points(ends, layout) for ends in groups}
-    drawn = [one for ends, some in groups.items() for one in _draw_edges(some, lines[ends], layout, ends)]
-    for at, name in enumerate(names):
-        box = _draw_box(graph.nodes.get(name), boxes[at], layout.centres[at], sizes[at])
+    drawn = [element for ends, some in groups.items() for element in _draw_edges(some, lines[ends], layout, ends)]
+    for position, name in enumerate(names):
+        box = _draw_box(graph.nodes.get(name), boxes[position], layout.centres[position], sizes[position])
         drawn += box if marks is None else _marked(box, marks.get(name))
     return _document(graph, layout, drawn, alone=marks is None)
 
@@ -101,7 +101,7 @@ def _document(graph: Graph, layout: Layout, drawn: Iterable[str], *, alone: bool
     room = min(LINE_COLUMNS, max(labels, default=0)) * COLUMN
     width, top = max(layout.width, longest) + 2 * MARGIN + 2 * room, LINE * (len(lines) + 3)
     head = [_text(MARGIN, 1.6 * LINE, title, "title", "start")]
-    head += [_text(MARGIN, LINE * (at + 2.7), one, "small", "start") for at, one in enumerate(lines)]
+    head += [_text(MARGIN, LINE * (number + 2.7), line, "small", "start") for number, line in enumerate(lines)]
     body = [f'<g transform="translate({MARGIN + room:.1f} {top + MARGIN / 2:.1f})">', *drawn, "</g>"]
     height = layout.height + top + 2 * MARGIN
     return "\n".join(
@@ -139,7 +139,7 @@ def _box_lines(node: Node | None, name: str) -> list[tuple[str, str]]:
 
 def _fidelity_text(fidelity: str, thread: str) -> str:
     """Text for a fidelity and a thread; empty if neither is set."""
-    return _shorten(" ".join(one for one in (fidelity, f"#{thread}" if thread else "") if one), LINE_COLUMNS)
+    return _shorten(" ".join(text for text in (fidelity, f"#{thread}" if thread else "") if text), LINE_COLUMNS)
 
 
 def _draw_box(node: Node | None, lines: Sequence[tuple[str, str]], centre: Point, size: Point) -> Iterator[str]:
@@ -159,17 +159,17 @@ def _draw_box(node: Node | None, lines: Sequence[tuple[str, str]], centre: Point
     else:
         round_ = h / 2 if node is not None and node.handler in ("start", "exit") else 6
         yield f'<rect x="{left:.1f}" y="{up:.1f}" width="{w:.1f}" height="{h:.1f}" rx="{round_:.1f}" {style}/>'
-    for at, (kind, text) in enumerate(lines):
-        yield _text(x, up + LINE * (at + 1) + 2, text, kind, "middle")
+    for number, (kind, text) in enumerate(lines):
+        yield _text(x, up + LINE * (number + 1) + 2, text, kind, "middle")
     yield "</g>"
 
 
-def _group_edges(graph: Graph, place: Mapping[str, int]) -> dict[Link, list[Edge]]:
+def _group_edges(graph: Graph, positions: Mapping[str, int]) -> dict[Link, list[Edge]]:
     """Group the edges by the boxes they connect; each group shares a line."""
-    found: dict[Link, list[Edge]] = {}
+    groups: dict[Link, list[Edge]] = {}
     for edge in graph.edges:
-        found.setdefault((place[edge.source], place[edge.target]), []).append(edge)
-    return found
+        groups.setdefault((positions[edge.source], positions[edge.target]), []).append(edge)
+    return groups
 
 
 def _label_rows(edges: Iterable[Edge]) -> list[tuple[str, str]]:
@@ -177,7 +177,7 @@ def _label_rows(edges: Iterable[Edge]) -> list[tuple[str, str]]:
     rows: list[tuple[str, str]] = []
     for edge in edges:
         texts = (edge.label, edge.condition, "restart" if edge.loop_restart else "")
-        rows += [("small", _shorten(one, LINE_COLUMNS)) for one in texts if one]
+        rows += [("small", _shorten(text, LINE_COLUMNS)) for text in texts if text]
         caption = _fidelity_text(edge.fidelity, edge.thread_id)
         rows += [("past", caption)] if caption else []
     return rows
@@ -208,8 +208,8 @@ def _draw_edges(edges: Sequence[Edge], points: Sequence[Point], layout: Layout, 
     if rows and spot is not None:
         width, height = _label_size(rows)
         x, y = spot[0] - width / 2, spot[1] - height / 2 + ROW - 1
-    for at, (style, text) in enumerate(rows):
-        yield _text(x + 5, y + ROW * at, text, f"{style} on-line", "start")
+    for number, (style, text) in enumerate(rows):
+        yield _text(x + 5, y + ROW * number, text, f"{style} on-line", "start")
 
 
 def _path_data(points: Sequence[Point], curved: bool) -> str:

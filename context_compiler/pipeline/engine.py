@@ -166,14 +166,14 @@ class Engine:
         facts = {"index": state.sequence, "visit": stage.visit, "fidelity": str(stage.fidelity)}
         await stage.emit("stage_started", **facts, thread=stage.thread_id, handler=node.handler)
         async with stage.session.lock if stage.session else nullcontext():
-            if stage.session and state.how == "jump":
+            if stage.session and state.how == "jump":  # the run does this stage again, so its former answer goes
                 stage.session.cut_back(node.name)
             first = self._stage_log.attempt(stage.visit_key)
             begin = partial(self._stage_log.begin_attempt, stage.visit_key)
             outcome, retries = await run_attempts(handler, stage, first=first, begin=begin)
         duration = max(0.0, self.config.clock() - started)
         after = merge_branches(after, stage.context, self._branches)
-        names = frozenset((node.name, *(name for one in self._branches for name in one.after.visits)))
+        names = frozenset((node.name, *(name for branch in self._branches for name in branch.after.visits)))
         after, outcome = complete_stage(after, stage, outcome, retries, duration)
         changes = Changes(since=state.sequence, names=names, keys=stage.context.changed_keys())
         after = replace(after, threads=self._threads(state), changes=changes, branches={}, attempts={})
@@ -202,7 +202,7 @@ class Engine:
         """Build the stage that the handler receives; its fidelity depends on the edge actually taken."""
         inbox = [self.inbox.pop(0) for _ in range(len(self.inbox))] if needs_preamble else []
         degrade = self.config.resume_threads == "degrade"
-        given = stage_input(self.graph, state, node, needs_preamble=needs_preamble, degrade=degrade, inbox=inbox)
+        inputs = stage_input(self.graph, state, node, needs_preamble=needs_preamble, degrade=degrade, inbox=inbox)
         visit = state.visits.get(node.name, 0) + 1
 
         async def emit(kind: str, **facts: Any) -> None:
@@ -217,22 +217,22 @@ class Engine:
         return Stage(
             node=node,
             graph=self.graph,
-            context=given.context,
+            context=inputs.context,
             artifacts=self._artifacts,
             config=self.config,
             run_id=state.run_id,
             branch_id=self.branch_id,
             folder=self._visit_folder(state, node, visit),
-            fidelity=given.fidelity,
-            thread_id=given.thread,
-            session=self._get_or_create_session(given.thread, node)
-            if given.thread is not None and needs_preamble
+            fidelity=inputs.fidelity,
+            thread_id=inputs.thread,
+            session=self._get_or_create_session(inputs.thread, node)
+            if inputs.thread is not None and needs_preamble
             else None,
-            preamble=given.preamble,
+            preamble=inputs.preamble,
             previous=state.last,
             visit=visit,
             requests=self.io.requests,
-            branch=partial(self._run_branch, state, given.context),
+            branch=partial(self._run_branch, state, inputs.context),
             start=start,
             emit=emit,
         )
@@ -268,21 +268,21 @@ class Engine:
         return fresh
 
     async def _run_branch(
-        self, state: RunState, context: ContextStore, target: str, place: int, branch_id: str, stop: str
+        self, state: RunState, context: ContextStore, target: str, edge: int, branch_id: str, stop: str
     ) -> RunState:
         """Run one branch of a parallel stage, on copies of everything, up to but excluding the stage `stop`."""
         name = f"{self.branch_id}.{branch_id}" if self.branch_id else branch_id
-        source = self.graph.edges[place].source
+        source = self.graph.edges[edge].source
         key = f"{source}.{state.visits.get(source, 0) + 1}:{name}"
-        before = branch_state(state, context, target=target, place=place, branch_id=branch_id)
+        before = branch_state(state, context, target=target, edge=edge, branch_id=branch_id)
         after = self._stage_log.find(key, before)
         if after is None:
-            engine = Engine(self.graph, self.io, branch_id=name, shared=shared_stages(self.graph, place, stop))
+            engine = Engine(self.graph, self.io, branch_id=name, shared=shared_stages(self.graph, edge, stop))
             engine._artifacts, engine._stage_log = self._artifacts, self._stage_log
             engine._thread_sessions = {key: session.copy() for key, session in self._thread_sessions.items()}
             after = await engine._run_to(before, stop)
             await self._stage_log.record(key, before, after)
-        self._branches.append(BranchResult(place=place, before=before, after=after))
+        self._branches.append(BranchResult(edge=edge, before=before, after=after))
         return after
 
     async def _run_to(self, state: RunState, stop: str) -> RunState:
@@ -315,9 +315,9 @@ class StageLog:
 
         A damaged entry counts as missing.
         """
-        found = self._finished.get(key)
+        changes = self._finished.get(key)
         try:
-            return None if found is None else _apply_changes(before, found)
+            return None if changes is None else _apply_changes(before, changes)
         except (LookupError, TypeError, ValueError, AttributeError) as error:
             log.warning("the branch %s runs again, because its saved data is damaged: %s", key, log_text(error))
             return None
@@ -352,7 +352,7 @@ class StageLog:
 
 def _changes(before: RunState, after: RunState) -> dict[str, Any]:
     """Changes made by a branch, as plain data."""
-    given, now = before.context, after.context
+    former, now = before.context, after.context
     return {
         "next_node": after.next_node,
         "how": after.how,
@@ -371,30 +371,30 @@ def _changes(before: RunState, after: RunState) -> dict[str, Any]:
         "visits": dict(after.visits),
         "retries": dict(after.retries),
         "recheck": list(after.recheck),
-        "context": {key: value for key, value in now.items() if given.get(key, _MISSING) is not value},
-        "gone": [key for key in given if key not in now],
+        "context": {key: value for key, value in now.items() if former.get(key, _MISSING) is not value},
+        "gone": [key for key in former if key not in now],
     }
 
 
-def _apply_changes(before: RunState, found: Mapping[str, Any]) -> RunState:
+def _apply_changes(before: RunState, changes: Mapping[str, Any]) -> RunState:
     """The state after a branch; it shares everything unchanged with the state before it."""
-    kept = {key: value for key, value in before.context.items() if key not in found["gone"]}
+    kept = {key: value for key, value in before.context.items() if key not in changes["gone"]}
     return replace(
         before,
-        next_node=found["next_node"],
-        how=found["how"],
-        edge=found["edge"],
-        current_node=found["current_node"],
-        status=found["status"],
-        failure_reason=found["failure_reason"],
-        sequence=before.sequence + found["sequence"],
-        completed=(*before.completed, *found["completed"]),
-        logs=(*before.logs, *found["logs"]),
-        outcomes={**before.outcomes, **{name: parse_outcome(one) for name, one in found["outcomes"].items()}},
-        visits=dict(found["visits"]),
-        retries=dict(found["retries"]),
-        recheck=tuple(found["recheck"]),
-        context={**kept, **found["context"]},
+        next_node=changes["next_node"],
+        how=changes["how"],
+        edge=changes["edge"],
+        current_node=changes["current_node"],
+        status=changes["status"],
+        failure_reason=changes["failure_reason"],
+        sequence=before.sequence + changes["sequence"],
+        completed=(*before.completed, *changes["completed"]),
+        logs=(*before.logs, *changes["logs"]),
+        outcomes={**before.outcomes, **{name: parse_outcome(outcome) for name, outcome in changes["outcomes"].items()}},
+        visits=dict(changes["visits"]),
+        retries=dict(changes["retries"]),
+        recheck=tuple(changes["recheck"]),
+        context={**kept, **changes["context"]},
     )
 
 
@@ -402,7 +402,7 @@ def _apply_changes(before: RunState, found: Mapping[str, Any]) -> RunState:
 class BranchResult:
     """A finished branch of a parallel stage."""
 
-    place: int
+    edge: int
     """Index of its edge in the graph's edges."""
     before: RunState
     after: RunState
@@ -410,8 +410,8 @@ class BranchResult:
 
 def merge_branches(state: RunState, context: ContextStore, branches: Sequence[BranchResult]) -> RunState:
     """Merge the progress of branches into a state, in the order of their edges; their contexts stay separate."""
-    for one in sorted(branches, key=lambda one: one.place):
-        before, after = one.before, one.after
+    for branch in sorted(branches, key=lambda branch: branch.edge):
+        before, after = branch.before, branch.after
         for entry in after.logs[len(before.logs) :]:
             context.append_log(entry)
         new = {name: outcome for name, outcome in after.outcomes.items() if before.outcomes.get(name) is not outcome}

@@ -101,7 +101,7 @@ class Node(Attributed):
     @property
     def classes(self) -> tuple[str, ...]:
         """Classes without duplicates: from the subgraphs, then from `class`."""
-        named = (one.strip() for one in self.text("class").replace(",", " ").split())
+        named = (name.strip() for name in self.text("class").replace(",", " ").split())
         return tuple(dict.fromkeys((*self.derived, *named)))
 
     @property
@@ -257,10 +257,10 @@ class Subgraph(Attributed):
 
 
 def _edges_by(edges: Iterable[Edge], end: str) -> Mapping[str, tuple[Edge, ...]]:
-    found: dict[str, list[Edge]] = {}
+    grouped: dict[str, list[Edge]] = {}
     for edge in edges:
-        found.setdefault(getattr(edge, end), []).append(edge)
-    return {name: tuple(some) for name, some in found.items()}
+        grouped.setdefault(getattr(edge, end), []).append(edge)
+    return {name: tuple(some) for name, some in grouped.items()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -390,21 +390,21 @@ def join_stage(graph: Graph, name: str) -> str | None:
         return None
     common = set(reached[0]).intersection(*reached[1:])
     joins = {name for name in common if name in graph.nodes and graph.nodes[name].handler == "parallel.fan_in"}
-    found = joins or {name for name in common if name in graph.nodes}
+    candidates = joins or {name for name in common if name in graph.nodes}
     if len(reached) == 1 and not joins:
-        found = {name for name in common if not graph.outgoing(name)}
-    return min(found, key=lambda name: (max(one[name] for one in reached), name), default=None)
+        candidates = {name for name in common if not graph.outgoing(name)}
+    return min(candidates, key=lambda name: (max(branch[name] for branch in reached), name), default=None)
 
 
-def shared_stages(graph: Graph, place: int, stop: str) -> frozenset[str]:
+def shared_stages(graph: Graph, index: int, stop: str) -> frozenset[str]:
     """Return the stages that the branch of an edge shares with its sibling branches before they join at `stop`.
 
     Args:
         graph: The graph.
-        place: Index of the edge in the graph's edges.
+        index: Index of the edge in the graph's edges.
         stop: The stage where the branches join.
     """
-    edge = graph.edges[place]
+    edge = graph.edges[index]
     others = [other for other in graph.outgoing(edge.source) if other is not edge]
     mine = _stages_before(graph, [edge.target], stop)
     return frozenset(mine & _stages_before(graph, [other.target for other in others], stop))
@@ -412,14 +412,14 @@ def shared_stages(graph: Graph, place: int, stop: str) -> frozenset[str]:
 
 def _stages_before(graph: Graph, starts: Sequence[str], stop: str) -> set[str]:
     """Return the stages reachable from `starts` without passing through `stop`."""
-    found = {name for name in starts if name != stop}
-    waiting = list(found)
+    stages = {name for name in starts if name != stop}
+    waiting = list(stages)
     while waiting:
         for edge in graph.outgoing(waiting.pop()):
-            if edge.target != stop and edge.target not in found:
-                found.add(edge.target)
+            if edge.target != stop and edge.target not in stages:
+                stages.add(edge.target)
                 waiting.append(edge.target)
-    return found
+    return stages
 
 
 def distances(graph: Graph, start: str, *, without: str = "") -> dict[str, int]:
@@ -427,13 +427,13 @@ def distances(graph: Graph, start: str, *, without: str = "") -> dict[str, int]:
 
     Paths do not continue beyond a stage with the handler `without`.
     """
-    found = {start: 0}
+    distance = {start: 0}
     waiting = deque([start])
     while waiting:
         name = waiting.popleft()
         node = graph.nodes.get(name)
         for edge in () if node is None or node.handler == without else graph.outgoing(name):
-            if edge.target not in found:
-                found[edge.target] = found[name] + 1
+            if edge.target not in distance:
+                distance[edge.target] = distance[name] + 1
                 waiting.append(edge.target)
-    return found
+    return distance

@@ -90,7 +90,7 @@ def _layout_by_graphviz(
 ) -> Layout:
     lines = [f"digraph {{ nodesep={GAP / 2 / INCH:.3f} ranksep={GAP / INCH:.3f} edge [dir=none]"]
     lines += ["node [shape=box fixedsize=true label=x]"]
-    lines += [f"n{at} [width={w / INCH:.3f} height={h / INCH:.3f}]" for at, (w, h) in enumerate(sizes)]
+    lines += [f"n{box} [width={w / INCH:.3f} height={h / INCH:.3f}]" for box, (w, h) in enumerate(sizes)]
     lines += [f"n{ends[0]} -> n{ends[1]}{_empty_label(labels.get(ends))}" for ends in links]
     command = [program, "-Tplain"]
     try:
@@ -180,7 +180,7 @@ class _Spot:
     x: float = 0.0
     y: float = 0.0
     box: bool = False
-    at: int = 0
+    position: int = 0
     """Position in the rank, from 0."""
     above: list[_Spot] = field(default_factory=list["_Spot"])
     below: list[_Spot] = field(default_factory=list["_Spot"])
@@ -191,7 +191,7 @@ def _back_links(count: int, links: Sequence[Link]) -> set[Link]:
     targets: list[list[int]] = [[] for _ in range(count)]
     for source, target in links:
         targets[source].append(target)
-    found: set[Link] = set()
+    closing: set[Link] = set()
     state = [0] * count  # 1: on the current path, 2: done
     for first in range(count):
         path = [] if state[first] else [(first, iter(targets[first]))]
@@ -203,11 +203,11 @@ def _back_links(count: int, links: Sequence[Link]) -> set[Link]:
                 state[here] = 2
                 path.pop()
             elif state[target] == 1:
-                found.add((here, target))
+                closing.add((here, target))
             elif state[target] == 0:
                 state[target] = 1
                 path.append((target, iter(targets[target])))
-    return found
+    return closing
 
 
 def _ranks(count: int, steps: Sequence[tuple[int, int, int]]) -> list[int]:
@@ -217,7 +217,7 @@ def _ranks(count: int, steps: Sequence[tuple[int, int, int]]) -> list[int]:
     for source, target, length in steps:
         after[source].append((target, length))
         missing[target] += 1
-    ranks, ready = [0] * count, [at for at in range(count) if not missing[at]]
+    ranks, ready = [0] * count, [box for box in range(count) if not missing[box]]
     first = tuple(ready)
     while ready:
         here = ready.pop()
@@ -240,8 +240,8 @@ def _order_ranks(rows: list[list[_Spot]]) -> None:
         down = sweep % 2 == 0
         for row in rows[1:] if down else rows[-2::-1]:
             row.sort(key=lambda spot: _barycentre(spot, spot.above if down else spot.below))
-            for at, spot in enumerate(row):
-                spot.at = at
+            for position, spot in enumerate(row):
+                spot.position = position
         crossings = _crossings(rows)
         if crossings < fewest:
             best, fewest = [list(row) for row in rows], crossings
@@ -251,12 +251,12 @@ def _order_ranks(rows: list[list[_Spot]]) -> None:
 
 def _set_positions(rows: Sequence[Sequence[_Spot]]) -> None:
     for row in rows:
-        for at, spot in enumerate(row):
-            spot.at = at
+        for position, spot in enumerate(row):
+            spot.position = position
 
 
 def _barycentre(spot: _Spot, beside: Sequence[_Spot]) -> float:
-    return sum(one.at for one in beside) / len(beside) if beside else spot.at
+    return sum(neighbor.position for neighbor in beside) / len(beside) if beside else spot.position
 
 
 def _crossings(rows: Sequence[Sequence[_Spot]]) -> int:
@@ -264,10 +264,10 @@ def _crossings(rows: Sequence[Sequence[_Spot]]) -> int:
     count = 0
     for row in rows:
         passed: list[int] = []
-        for at in (below for spot in row for below in sorted(one.at for one in spot.below)):
-            place = bisect_right(passed, at)
-            count += len(passed) - place
-            passed.insert(place, at)
+        for position in (below for spot in row for below in sorted(neighbor.position for neighbor in spot.below)):
+            index = bisect_right(passed, position)
+            count += len(passed) - index  # links from further left that end further right
+            passed.insert(index, position)
     return count
 
 
@@ -283,9 +283,9 @@ def _set_x(rows: Sequence[Sequence[_Spot]]) -> None:
             weights: list[float] = []
             for spot in row:
                 beside = spot.above + spot.below if both else spot.above if down else spot.below
-                pulls = [_pull(spot, one) for one in beside]
+                pulls = [_pull(spot, neighbor) for neighbor in beside]
                 total = sum(pulls)
-                middle = sum(pull * one.x for pull, one in zip(pulls, beside, strict=True))
+                middle = sum(pull * neighbor.x for pull, neighbor in zip(pulls, beside, strict=True))
                 wanted.append(middle / total if total else spot.x)
                 weights.append(total or 0.1)
             _settle_rank(row, wanted, weights)
@@ -303,11 +303,11 @@ def _straighten(rows: Sequence[Sequence[_Spot]], chains: Iterable[Sequence[_Spot
         low, high = -inf, inf
         for bend in bends:
             row = ranks[id(bend)]
-            if bend.at:
-                left = row[bend.at - 1]
+            if bend.position:
+                left = row[bend.position - 1]
                 low = max(low, left.x + left.right + GAP / 2 + bend.left)
-            if bend.at + 1 < len(row):
-                right = row[bend.at + 1]
+            if bend.position + 1 < len(row):
+                right = row[bend.position + 1]
                 high = min(high, right.x - right.left - GAP / 2 - bend.right)
         if bends and low <= high:
             middle = min(max(sum(bend.x for bend in bends) / len(bends), low), high)
@@ -343,7 +343,8 @@ def _build_layout(
     y = 0.0
     for row in rows:
         tall = max(spot.height for spot in row)
-        y += (GAP if any(spot.box for spot in row) else GAP / 2) * bool(bounds)
+        if bounds:  # not above the first rank
+            y += GAP if any(spot.box for spot in row) else GAP / 2
         for spot in row:
             spot.x, spot.y = spot.x - x0, y + tall / 2
             bounds[id(spot)] = (y, y + tall)
@@ -370,14 +371,14 @@ def _build_layout(
 
 def _ports(chains: Mapping[Link, Sequence[_Spot]], end: int) -> dict[Link, float]:
     """Compute the x where each link meets the box at its upper (`end=0`) or lower (`end=-1`) end, evenly spaced."""
-    at: dict[int, list[Link]] = {}
+    links_of: dict[int, list[Link]] = {}
     for link, chain in chains.items():
-        at.setdefault(id(chain[end]), []).append(link)
-    found: dict[Link, float] = {}
-    for some in at.values():
+        links_of.setdefault(id(chain[end]), []).append(link)
+    ports: dict[Link, float] = {}
+    for some in links_of.values():
         some.sort(key=lambda link: chains[link][1 if end == 0 else -2].x)
         box = chains[some[0]][end]
         apart = min(PORT, (box.left + box.right - PORT) / len(some))
-        for place, link in enumerate(some):
-            found[link] = box.x + (place - (len(some) - 1) / 2) * apart
-    return found
+        for index, link in enumerate(some):
+            ports[link] = box.x + (index - (len(some) - 1) / 2) * apart
+    return ports

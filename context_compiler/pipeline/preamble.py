@@ -66,13 +66,13 @@ def context_values(context: object) -> Mapping[str, object]:
     if isinstance(context, Mapping):
         return cast("Mapping[str, object]", context)
     for name in ("values", "snapshot", "to_dict", "data", "items"):
-        found: Any = getattr(context, name, None)
-        found = found() if callable(found) else found
-        found = _from_pairs(found) if name == "items" else found
-        values: Any = getattr(found, "values", None)
-        for one in (found, values):
-            if isinstance(one, Mapping):
-                outer = cast("Mapping[str, object]", one)
+        member: Any = getattr(context, name, None)
+        member = member() if callable(member) else member
+        member = _from_pairs(member) if name == "items" else member
+        values: Any = getattr(member, "values", None)
+        for candidate in (member, values):
+            if isinstance(candidate, Mapping):
+                outer = cast("Mapping[str, object]", candidate)
                 inner = outer.get("values")
                 nested = isinstance(inner, Mapping) and set(outer) <= {"values", "logs"}
                 return cast("Mapping[str, object]", inner) if nested else outer
@@ -94,7 +94,7 @@ def completed_stages(
 
     Each stage appears once, in the order of its latest completion.
     """
-    order = list(dict.fromkeys(reversed([one if type(one) is str else node_name(one) for one in names])))
+    order = list(dict.fromkeys(reversed([stage if type(stage) is str else node_name(stage) for stage in names])))
     latest: dict[str, dict[str, object]] = {name: {} for name in order[:most]}
     incomplete = set(latest)
     for entry in reversed(list(logs)) if latest else ():
@@ -167,7 +167,7 @@ def _nodes(pipeline: object) -> Mapping[str, object]:
     if isinstance(nodes, Mapping):
         return cast("Mapping[str, object]", nodes)
     if isinstance(nodes, list | tuple):
-        return {node_name(one): one for one in cast("Sequence[object]", nodes)}
+        return {node_name(node): node for node in cast("Sequence[object]", nodes)}
     return {}
 
 
@@ -284,7 +284,7 @@ def _json_pieces(value: object, room: int, depth: int) -> Iterator[str]:
     elif isinstance(value, Mapping):
         yield from _object_pieces(cast("Mapping[object, object]", value), room, depth)
     elif isinstance(value, Set):
-        inner = nsmallest(room, (safe_str(one) for one in cast("Set[object]", value)))
+        inner = nsmallest(room, (safe_str(member) for member in cast("Set[object]", value)))
         yield from _array_pieces(inner, room, depth)
     elif isinstance(value, list | tuple):
         yield from _array_pieces(cast("Collection[object]", value), room, depth)
@@ -294,18 +294,18 @@ def _json_pieces(value: object, room: int, depth: int) -> Iterator[str]:
 
 def _object_pieces(value: Mapping[object, object], room: int, depth: int) -> Iterator[str]:
     yield "{"
-    for at, key in enumerate(nsmallest(room // 4 + 1, value, key=safe_str)):
-        yield f"{', ' if at else ''}{quote(safe_str(key)[: room + 1])}: "
+    for index, key in enumerate(nsmallest(room // 4 + 1, value, key=safe_str)):
+        yield f"{', ' if index else ''}{quote(safe_str(key)[: room + 1])}: "
         yield from _json_pieces(value[key], room, depth + 1)
     yield "}"
 
 
 def _array_pieces(values: Iterable[object], room: int, depth: int) -> Iterator[str]:
     yield "["
-    for at, one in enumerate(islice(values, room + 1)):
-        if at:
+    for index, value in enumerate(islice(values, room + 1)):
+        if index:
             yield ", "
-        yield from _json_pieces(one, room, depth + 1)
+        yield from _json_pieces(value, room, depth + 1)
     yield "]"
 
 
@@ -380,14 +380,14 @@ class Page:
         """
         references = values.get(REFERENCES_KEY)
         self._references = cast("Mapping[str, object]", references) if isinstance(references, Mapping) else {}
-        room = max(0, self._free) - 8 * sum(bool(one) for one in (stages, values, retries))
+        room = max(0, self._free) - 8 * sum(bool(section) for section in (stages, values, retries))
         room -= self._add_entries(
             "retries", [self._retry_entry(name, used) for name, used in retries[: room // 8]], room // 8, len(retries)
         )
         half = room // 2 if self.limits.value else room
         wanted, left = visible_entries(values, room // 4 + 1) if self.limits.value else ([], 0)
         rough = self._add_context(wanted, left, half)
-        recent = (self._stage_entry(completed_stage(*one, values)) for one in reversed(stages))
+        recent = (self._stage_entry(completed_stage(*stage, values)) for stage in reversed(stages))
         room -= self._add_entries("stages", recent, room - rough, count)
         self._values["stages"].reverse()
         if self._omitted["context_omitted"] or room > half:
@@ -408,10 +408,10 @@ class Page:
 
     def _shorten(self) -> bool:
         """Remove the least important content; False if nothing is left to remove."""
-        for name, omitted, at in (("stages", "omitted", 0), ("context", "context_omitted", -1)):
+        for name, omitted, position, least in (("stages", "omitted", 0, 1), ("context", "context_omitted", -1, 0)):
             entries: list[object] = self._values[name]
-            if len(entries) > (name == "stages"):
-                del entries[at]
+            if len(entries) > least:
+                del entries[position]
                 self._omitted[omitted] += 1
                 return True
         if self._values["retries"]:
@@ -470,14 +470,14 @@ class Page:
     def _retry_entry(self, name: str, text: str) -> Mapping[str, str]:
         return {"name": escape_lead(preamble_line(name, 120)), "said": preamble_line(text, 40)}
 
-    def _stage_entry(self, one: CompletedStage) -> Mapping[str, str]:
-        name, outcome = escape_lead(preamble_line(one.name, 120)), preamble_line(one.outcome, 60)
+    def _stage_entry(self, stage: CompletedStage) -> Mapping[str, str]:
+        name, outcome = escape_lead(preamble_line(stage.name, 120)), preamble_line(stage.outcome, 60)
         if not self.limits.notes:
             return {"said": f"{name} ({outcome})" if self.limits.outcomes else name}
-        notes = preamble_line(one.first(NOTES) or "", self.limits.notes)
+        notes = preamble_line(stage.first(NOTES) or "", self.limits.notes)
         entry = {"said": f"{name}: {outcome}" + (f" — {notes}" if notes else "")}
         if self.limits.details:
-            entry |= {"tools": _tool_names(one.first(TOOLS)), "duration": _format_duration(one.first(DURATION))}
+            entry |= {"tools": _tool_names(stage.first(TOOLS)), "duration": _format_duration(stage.first(DURATION))}
         return entry
 
 
@@ -494,8 +494,8 @@ def _tool_names(tools: object) -> str:
     """List the names of tools, given names or calls."""
     if not isinstance(tools, list | tuple):
         return preamble_line(tools or "", 300)
-    names = [_call_name(one) for one in cast("Sequence[object]", tools)[:100]]
-    return preamble_line(", ".join(dict.fromkeys(safe_str(one) for one in names if one)), 300)
+    names = [_call_name(tool) for tool in cast("Sequence[object]", tools)[:100]]
+    return preamble_line(", ".join(dict.fromkeys(safe_str(name) for name in names if name)), 300)
 
 
 def _call_name(call: object) -> object:

@@ -170,8 +170,8 @@ class RunQueue:
             progress: Number of stages that the run has completed; -1 if unknown.
             held: Take the run even if it is held for another scheduler; it then stays held.
         """
-        given = (worker, progress, progress, progress, run_id, int(held))
-        *_, rows = await self._transact(run_id, Statement(_TAKE, given))
+        args = (worker, progress, progress, progress, run_id, int(held))
+        *_, rows = await self._transact(run_id, Statement(_TAKE, args))
         return _parse_submission(rows[0]) if rows else None
 
     async def take_up(self, run_id: str, worker: str, *, most: int, held: bool = False) -> Taken | None:
@@ -183,9 +183,9 @@ class RunQueue:
         state, unreadable = None, None
         try:
             state = await self.runs.load(run_id)
+            progress = state.sequence if state is not None else 0
         except CheckpointError as error:
-            unreadable = error
-        progress = -1 if unreadable else state.sequence if state is not None else 0
+            unreadable, progress = error, -1
         taken = await self.take(run_id, worker, progress, held=held)
         if taken is None:
             return None
@@ -233,7 +233,8 @@ class RunQueue:
 
         The run's other open questions are deleted: they come from branches that the run no longer waits for.
         """
-        park, answered, drop = (one.replace("KEYS", ", ".join("?" * len(keys))) for one in (_PARK, _ANSWERED, _DROP))
+        marks = ", ".join("?" * len(keys))
+        park, answered, drop = (query.replace("KEYS", marks) for query in (_PARK, _ANSWERED, _DROP))
         await self._transact(
             run_id,
             Statement(park, (run_id, *keys, run_id)),  # first, to lock the row of the run, as `answer` does
@@ -268,7 +269,7 @@ class RunQueue:
             "stage": question.stage,
             "text": question.text,
             "free": question.type is QuestionType.FREEFORM or not question.options,
-            "choices": [[one.key, one.label, one.target] for one in question.options],
+            "choices": [[option.key, option.label, option.target] for option in question.options],
         }
         limit = question.timeout_seconds
         put = Statement(_ASK, (run_id, key, json.dumps(body), limit))
@@ -281,7 +282,7 @@ class RunQueue:
         """Return the questions of one run, or of all runs, that can be answered now, oldest first."""
         (rows,) = await self.runs.database.transact(Statement(_PENDING))
         asked = [_parse_question(row) for row in rows if run_id in (None, row[0])]
-        return [one for one in asked if one is not None]
+        return [question for question in asked if question is not None]
 
     async def answer(self, run_id: str, text: str, *, stage: str | None = None) -> PendingQuestion:
         """Answer a question of a run with the key, label or target of a choice, and return the question.
@@ -289,24 +290,24 @@ class RunQueue:
         Raises:
             PipelineError: no question or more than one matches, or the text is not one of the choices.
         """
-        found = [one for one in await self.questions(run_id) if stage in (None, one.stage)]
-        if not found:
+        questions = [question for question in await self.questions(run_id) if stage in (None, question.stage)]
+        if not questions:
             where = f"run {run_id!r}" + (f", stage {stage!r}" if stage else "")
             raise PipelineError(f"{where}: no question is waiting for an answer")
-        if len(found) > 1:
-            stages = ", ".join(dict.fromkeys(one.stage for one in found))
-            raise PipelineError(f"run {run_id!r}: {len(found)} questions are waiting; name the stage: {stages}")
-        one = found[0]
-        asked = Question(text=one.text, options=one.choices)
+        if len(questions) > 1:
+            stages = ", ".join(dict.fromkeys(question.stage for question in questions))
+            raise PipelineError(f"run {run_id!r}: {len(questions)} questions are waiting; name the stage: {stages}")
+        question = questions[0]
+        asked = Question(text=question.text, options=question.choices)
         reply = parse_reply(asked, text)
-        if not one.free and reply.option is None:
+        if not question.free and reply.option is None:
             raise PipelineError(unclear(asked, reply))
         late = PipelineError(f"run {run_id!r}: the question was answered or timed out meanwhile")
         await self.runs.database.transact(
             Statement(_WAKE, (run_id,)),  # first, to lock the row of a run that is about to wait
-            Statement(_ANSWER, (text, run_id, one.key), missing=late),
+            Statement(_ANSWER, (text, run_id, question.key), missing=late),
         )
-        return one
+        return question
 
     async def end_cancelled(self, run_id: str) -> bool:
         """End a cancelled run if nobody owns it, so that this needs no worker; False if somebody owns it.
@@ -317,9 +318,9 @@ class RunQueue:
         if run_id in await self.runs.owned([run_id]):
             return False
         async with self.runs.own(run_id):
-            found = await self.find(run_id)
-            if found is not None and found.cancelled and found.state != "ended":
-                await self.give_up(run_id, found.cancelled)
+            submission = await self.find(run_id)
+            if submission is not None and submission.cancelled and submission.state != "ended":
+                await self.give_up(run_id, submission.cancelled)
         return True
 
     async def _transact(self, run_id: str, *statements: Statement) -> list[Sequence[Sequence[Any]]]:
@@ -382,21 +383,21 @@ WHERE run = ? AND key = ? AND answer IS NULL AND (due IS NULL OR due > NOW) RETU
 
 
 def _parse_submission(row: Sequence[Any]) -> Submission:
-    given = dict(zip(_SUBMISSION.split(", "), row, strict=True))
-    run_id, body = given.pop("run"), given.pop("options")
+    fields = dict(zip(_SUBMISSION.split(", "), row, strict=True))
+    run_id, body = fields.pop("run"), fields.pop("options")
     try:
-        return Submission(run_id=run_id, options=dict(read_body(body)), **given)
+        return Submission(run_id=run_id, options=dict(read_body(body)), **fields)
     except (ValueError, TypeError, RecursionError) as error:
-        return Submission(run_id=run_id, options={}, damage=f"its options are damaged ({error})", **given)
+        return Submission(run_id=run_id, options={}, damage=f"its options are damaged ({error})", **fields)
 
 
 def _parse_question(row: Sequence[Any]) -> PendingQuestion | None:
     """Parse a stored question; None if it is damaged, so that the other questions can be answered."""
     run_id, key, body, asked, due = row
     try:
-        found: dict[str, Any] = read_body(body)
-        choices = tuple(Option(key=one, label=label, target=target) for one, label, target in found["choices"])
-        stage, text, free = found["stage"], found["text"], found["free"]
+        document: dict[str, Any] = read_body(body)
+        choices = tuple(Option(key=choice, label=label, target=target) for choice, label, target in document["choices"])
+        stage, text, free = document["stage"], document["text"], document["free"]
     except (ValueError, TypeError, KeyError, RecursionError) as error:
         log.warning("run %s: a question of it is damaged: %s", run_id, log_text(error))
         return None

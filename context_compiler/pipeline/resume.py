@@ -69,11 +69,11 @@ async def continue_run(
     return await execute(prepared, config, store, resume_state(prepared, state, config), resumed=True)
 
 
-def _missing_run(run_id: str, known: Sequence[str]) -> str:
+def _missing_run(run_id: str, run_ids: Sequence[str]) -> str:
     """Error text for a run without a state, given the ids of all known runs."""
-    if run_id in known:
+    if run_id in run_ids:
         return f"run {run_id!r} was stopped before its state was saved: start it under another id"
-    return f"there is no run {run_id!r}" + (f"; there are {', '.join(map(repr, known[:3]))}" if known else "")
+    return f"there is no run {run_id!r}" + (f"; there are {', '.join(map(repr, run_ids[:3]))}" if run_ids else "")
 
 
 def _locate(run: str | Path, config: RunConfig) -> tuple[RunStore, str, RunConfig]:

@@ -28,10 +28,10 @@ def normalise_label(label: str) -> str:
 
 def accelerator(label: str) -> tuple[str, str]:
     """Split a label such as `[Y] Yes`, `Y) Yes` or `Y - Yes` into key and text; the key is empty if there is none."""
-    found = _ACCELERATOR.match(label)
-    if found is None or not label[found.end() :].strip():
+    match = _ACCELERATOR.match(label)
+    if match is None or not label[match.end() :].strip():
         return "", label.strip()
-    return found["bracketed"] or found["closed"] or found["dashed"], label[found.end() :].strip()
+    return match["bracketed"] or match["closed"] or match["dashed"], label[match.end() :].strip()
 
 
 def select_edge(graph: Graph, name: str, outcome: Outcome, values: Mapping[str, Any]) -> Edge | None:
@@ -180,8 +180,9 @@ def _store_large_values(state: RunState, stage: Stage) -> None:
                 id = artifact_id(stage.branch_id, "context", key) if stage.branch_id else usual
                 own[key] = stage.artifacts.store(id, key, value).reference
     if own and stage.branch_id:
-        known: object = values.get(REFERENCES_KEY)
-        stage.context.set(REFERENCES_KEY, {**cast("dict[str, Any]", known if isinstance(known, dict) else {}), **own})
+        references: object = values.get(REFERENCES_KEY)
+        others = cast("dict[str, Any]", references) if isinstance(references, dict) else {}
+        stage.context.set(REFERENCES_KEY, {**others, **own})
 
 
 class Router:
@@ -346,4 +347,4 @@ def errors_in_a_row(state: RunState, name: str) -> tuple[str, int]:
     errors = sum(1 for _ in takewhile(lambda entry: entry.get("error"), visits))
     since = takewhile(lambda entry: entry.get("outcome") not in GOOD, reversed(state.logs))
     raised = Counter(str(entry.get("node")) for entry in since if entry.get("error"))
-    return max([(name, errors), *raised.items()], key=lambda one: one[1])
+    return max([(name, errors), *raised.items()], key=lambda pair: pair[1])

@@ -158,8 +158,8 @@ async def abandon_run(store: RunStore, state: RunState, reason: str) -> RunState
     await store.save(ended)
     events = await store.events(state.lineage.root_run_id)
     facts = {"status": ended.status, "reason": reason, "completed": ended.sequence}
-    number, at = (events[-1].sequence if events else 0) + 1, datetime.now(UTC).isoformat(timespec="milliseconds")
-    final = Event(kind="run_finalized", run_id=ended.run_id, sequence=number, at=at, data=facts)
+    number, now = (events[-1].sequence if events else 0) + 1, datetime.now(UTC).isoformat(timespec="milliseconds")
+    final = Event(kind="run_finalized", run_id=ended.run_id, sequence=number, at=now, data=facts)
     await store.add(ended.lineage.root_run_id, final)
     return ended
 
@@ -242,9 +242,9 @@ class ActiveRun:
     async def emit(self, kind: str, *, run_id: str, node: str | None = None, branch: str = "", **facts: Any) -> None:
         """Store an event and pass it to the listener; errors of the listener are logged."""
         self._sequence += 1
-        at = datetime.now(UTC).isoformat(timespec="milliseconds")
+        now = datetime.now(UTC).isoformat(timespec="milliseconds")
         data = {key: value for key, value in facts.items() if value not in (None, "")}
-        event = Event(kind=kind, run_id=run_id, sequence=self._sequence, at=at, node=node, branch=branch, data=data)
+        event = Event(kind=kind, run_id=run_id, sequence=self._sequence, at=now, node=node, branch=branch, data=data)
         await self.store.add(self.state.lineage.root_run_id, event)
         _count_ended(event)
         if self.config.on_event is not None:
@@ -273,16 +273,16 @@ class ActiveRun:
         prepared, names = prepare(graph, config), graph_hashes(graph)
         async with AsyncExitStack() as owned:
             lost = await _acquire_child(store, run_id, owned)
-            known = await store.load(run_id)
-            state = known or initial_state(prepared, names, run_id, {})
-            if known is None:
+            saved = await store.load(run_id)
+            state = saved or initial_state(prepared, names, run_id, {})
+            if saved is None:
                 info = replace(run_info(graph, state, config.owner), parent=self.state.lineage.root_run_id)
                 await store.begin(info, graph_texts(graph, state))
                 await store.save(state)
-            elif known.graph.snapshot != names.snapshot:
+            elif saved.graph.snapshot != names.snapshot:
                 raise PipelineError(f"run {run_id!r} belongs to another graph; give the graph that it was started with")
             elif config.resume_threads == "degrade":
-                state = replace(known, threads={}, resumed=True)
+                state = replace(saved, threads={}, resumed=True)
             active = ActiveRun(prepared, config, store, state, requests=self.requests, depth=self._depth + 1)
             child = ChildRun(active, owned.pop_all(), lost)
         self._running.add(child)
@@ -427,14 +427,14 @@ def prepare(graph: Graph, config: RunConfig) -> Graph:
     Raises:
         GraphError: the graph has errors after the transforms.
     """
-    known = tuple(build_handlers(config))
+    handlers = tuple(build_handlers(config))
     styled = apply_directives(graph.with_ends())
     if any(styled.text(name) for name in ("model_stylesheet", *PROPERTIES)):
         with suppress(StylesheetError):  # the validation below reports it with its place
             styled = apply_stylesheet(styled)
     for transform in config.transforms:
         styled = transform(styled)
-    validate_or_raise(styled, config.rules, handlers=known)
+    validate_or_raise(styled, config.rules, handlers=handlers)
     return styled
 
 

@@ -46,7 +46,7 @@ async def run_shell(
     *,
     where: Path | None = None,
     limit: float | None = None,
-    given: str | None = None,
+    stdin: str | None = None,
     env: Mapping[str, str] | None = None,
 ) -> CommandResult:
     """Run a shell command.
@@ -55,13 +55,13 @@ async def run_shell(
         command: Text for the shell.
         where: Working folder.
         limit: Time limit in seconds.
-        given: Text for standard input; None leaves it empty.
+        stdin: Text for standard input; None leaves it empty.
         env: Additional environment variables.
 
     Raises:
         OSError: the command could not be started.
     """
-    starting = asyncio.ensure_future(_start(command, where=where, env=env, reads=given is not None))
+    starting = asyncio.ensure_future(_start(command, where=where, env=env, reads=stdin is not None))
     try:
         process, alive = await asyncio.shield(starting)
     except asyncio.CancelledError:  # asyncio would wait for the command, because its pipes are not connected yet
@@ -72,7 +72,7 @@ async def run_shell(
         raise
     assert process.stdout is not None and process.stderr is not None
     out, err = bytearray(), bytearray()
-    reading = asyncio.gather(_read(process.stdout, out), _read(process.stderr, err), _write(process.stdin, given))
+    reading = asyncio.gather(_read(process.stdout, out), _read(process.stderr, err), _write(process.stdin, stdin))
     code: int | None = None
     try:
         async with asyncio.timeout(limit):

@@ -135,8 +135,8 @@ class Stage:
     @property
     def visit_key(self) -> str:
         """Idempotency key without the attempt."""
-        place = (self.branch_id, self.node.name) if self.branch_id else (self.node.name,)
-        return "/".join((self.run_id, *place, str(self.visit)))
+        names = (self.branch_id, self.node.name) if self.branch_id else (self.node.name,)
+        return "/".join((self.run_id, *names, str(self.visit)))
 
     def write(self, name: str, text: str) -> None:
         """Write a file to the folder of the visit, if there is one.
@@ -186,8 +186,8 @@ class Stage:
 
         The reference is made of stage, visit and `name`, so it is the same after a resume.
         """
-        place = (self.branch_id, self.node.name) if self.branch_id else (self.node.name,)
-        return self.artifacts.store(artifact_id(*place, self.visit, name), name, data).reference
+        names = (self.branch_id, self.node.name) if self.branch_id else (self.node.name,)
+        return self.artifacts.store(artifact_id(*names, self.visit, name), name, data).reference
 
 
 HandlerResult: TypeAlias = "Outcome | str | Mapping[str, Any] | None"
@@ -298,20 +298,20 @@ async def run_attempts(
         first: Number of the first attempt; above 1 if an earlier process died during that attempt.
         begin: Records the number of each further attempt before it begins, so that no other process reuses it.
     """
-    known = traits(handler)
-    most = max_attempts(stage.node, stage.graph) if known.retries else 1
+    handler_traits = traits(handler)
+    most = max_attempts(stage.node, stage.graph) if handler_traits.retries else 1
     pauses = stage_backoff(stage.node, stage.config.backoff)
     marks = len(stage.session.marks) if stage.session else 0
     number = first
     while True:
-        limit = None if known.keeps_time else stage.node.timeout
+        limit = None if handler_traits.keeps_time else stage.node.timeout
         outcome, is_transient = await _attempt_once(handler, replace(stage, attempt=number), limit=limit)
-        asks_again = outcome.status is StageStatus.RETRY and known.retries
-        failed = outcome.status is StageStatus.FAIL and known.retries_failures
+        asks_again = outcome.status is StageStatus.RETRY and handler_traits.retries
+        failed = outcome.status is StageStatus.FAIL and handler_traits.retries_failures
         if not (is_transient or asks_again or failed):
             return outcome, number - 1
         if number >= most:
-            partial = stage.node.allow_partial and known.may_be_partial
+            partial = stage.node.allow_partial and handler_traits.may_be_partial
             return _exhaust_retries(outcome, partial=partial), number - 1
         delay = pauses.delay(number, stage.config.draw)
         await stage.emit("stage_retrying", attempt=number, delay=delay, reason=outcome.failure_reason)
@@ -386,12 +386,12 @@ def read_status(stage: Stage) -> Outcome | None:
     if path is None or not path.is_file():
         return None
     try:
-        found: Any = json.loads(path.read_bytes())
+        document: Any = json.loads(path.read_bytes())
     except (OSError, ValueError, RecursionError) as error:
         return failure(f"{path}: the status cannot be read: {error}")
-    if not isinstance(found, Mapping):
+    if not isinstance(document, Mapping):
         return failure(f"{path}: the status is not an object")
-    return _parse(cast("Mapping[str, Any]", found), str(path))
+    return _parse(cast("Mapping[str, Any]", document), str(path))
 
 
 def _parse(document: Mapping[str, Any], where: str) -> Outcome:

@@ -71,13 +71,13 @@ class Outcome:
     """Type of the exception that ended the stage, such as `ModelHTTPError`."""
 
     def __post_init__(self) -> None:
-        given: dict[str, Any] = {name: getattr(self, name) for name in self.__dataclass_fields__}
-        updates = given["context_updates"]
+        fields: dict[str, Any] = {name: getattr(self, name) for name in self.__dataclass_fields__}
+        updates = fields["context_updates"]
         if not isinstance(updates, Mapping | None):
             raise ValueError("context_updates is not a mapping")
-        clean: dict[str, Any] = {name: "" if given[name] is None else str(given[name]) for name in _TEXTS}
-        clean |= {"status": StageStatus(given["status"]), "context_updates": updates or {}}
-        clean |= {name: _parse_names(given[name]) for name in ("suggested_next_ids", "tools")}
+        clean: dict[str, Any] = {name: "" if fields[name] is None else str(fields[name]) for name in _TEXTS}
+        clean |= {"status": StageStatus(fields["status"]), "context_updates": updates or {}}
+        clean |= {name: _parse_names(fields[name]) for name in ("suggested_next_ids", "tools")}
         for name, value in clean.items():
             object.__setattr__(self, name, value)
 
@@ -153,23 +153,24 @@ def find_outcome(text: str) -> Outcome | None:
         start = body.rfind("\n```", 0, len(body) - 3)
         fence = body[start + 1 :] if start >= 0 else body
         body = fence.partition("\n")[2].removesuffix("```").strip() if fence.startswith("```") else body
-    found = _read_object(body if body.startswith("{") else body[body.rfind("\n{") + 1 :])
-    if found is None:
+    document = _read_object(body if body.startswith("{") else body[body.rfind("\n{") + 1 :])
+    if document is None:
         line = body[body.rfind("\n") + 1 :]
-        starts = islice((at for at, sign in enumerate(line) if sign == "{"), MAX_STARTS)
-        found = next((one for at in starts if (one := _read_object(line[at:])) and "outcome" in one), None)
+        starts = islice((position for position, sign in enumerate(line) if sign == "{"), MAX_STARTS)
+        objects = (_read_object(line[position:]) for position in starts)
+        document = next((parsed for parsed in objects if parsed and "outcome" in parsed), None)
     try:
-        return None if found is None else parse_outcome(found)
+        return None if document is None else parse_outcome(document)
     except ValueError:
         return None
 
 
 def _read_object(text: str) -> Mapping[str, Any] | None:
     try:
-        found: Any = json.loads(text) if text.startswith("{") and text.endswith("}") else None
+        value: Any = json.loads(text) if text.startswith("{") and text.endswith("}") else None
     except (ValueError, RecursionError):
         return None
-    return cast("Mapping[str, Any] | None", found)
+    return cast("Mapping[str, Any] | None", value)
 
 
 def _parse_names(value: object) -> tuple[str, ...]:
@@ -185,7 +186,7 @@ def _parse_names(value: object) -> tuple[str, ...]:
     if not isinstance(value, Iterable):
         raise ValueError("a list of names is expected")
     names = list(cast("Iterable[object]", value))
-    if any(isinstance(one, bool) or not isinstance(one, str | int) for one in names):
+    if any(isinstance(name, bool) or not isinstance(name, str | int) for name in names):
         raise ValueError("a list of names contains something else")
     return tuple(map(str, names))
 
@@ -251,7 +252,7 @@ class ContextStore:
     def __init__(self, values: Mapping[str, Any] | None = None, logs: Iterable[Any] = ()) -> None:
         self._lock = RLock()
         self._values: dict[str, Any] = {}
-        self._logs: list[Any] = [to_json(one) for one in logs]
+        self._logs: list[Any] = [to_json(entry) for entry in logs]
         self._changed: set[str] = set()
         self.apply_updates(values or {})
 
@@ -286,10 +287,10 @@ class ContextStore:
 
     def apply_updates(self, updates: Mapping[str, Any]) -> None:
         """Set several values, or none of them if one is invalid."""
-        given = {check_key(key): to_json(value) for key, value in updates.items()}
+        values = {check_key(key): to_json(value) for key, value in updates.items()}
         with self._lock:
-            self._values.update(given)
-            self._changed.update(given)
+            self._values.update(values)
+            self._changed.update(values)
 
     def append_log(self, entry: Any) -> None:
         """Append an entry to the log."""
@@ -485,20 +486,20 @@ def _utf8_size(text: str) -> int:
     return len(text.encode("utf-8", "surrogatepass"))
 
 
-def initial_state(graph: Graph, names: Hashes, run_id: str, given: Mapping[str, Any]) -> RunState:
+def initial_state(graph: Graph, names: Hashes, run_id: str, values: Mapping[str, Any]) -> RunState:
     """Build the state of a run before its first stage.
 
     Args:
         graph: The prepared graph.
         names: Hashes of the graph before it was prepared.
         run_id: Id of the run.
-        given: Initial context values.
+        values: Initial context values.
 
     Raises:
         PipelineError: an initial value is invalid, or the graph has no start.
     """
     try:
-        kept = {check_key(key): to_json(value) for key, value in given.items()}
+        kept = {check_key(key): to_json(value) for key, value in values.items()}
     except ValueError as error:
         raise PipelineError(f"context: {error}") from None
     starts = graph.starts
@@ -529,10 +530,10 @@ def next_attempt(graph: Graph, state: RunState) -> RunState:
     )
 
 
-def branch_state(state: RunState, context: ContextStore, *, target: str, place: int, branch_id: str) -> RunState:
+def branch_state(state: RunState, context: ContextStore, *, target: str, edge: int, branch_id: str) -> RunState:
     """Build the state before the first stage of a branch, with the context values of the parallel stage.
 
-    `place` is the index of the edge to the stage `target`.
+    `edge` is the index of the edge to the stage `target`.
     """
     values = {key: value for key, value in context.values().items() if key not in STAGE_KEYS}
     values |= {"work.branch_id": branch_id, "work.branch_target": target}
@@ -540,7 +541,7 @@ def branch_state(state: RunState, context: ContextStore, *, target: str, place: 
         state,
         next_node=target,
         how="edge",
-        edge=place,
+        edge=edge,
         current_node=context.get("current_node"),
         context=values,
         logs=tuple(context.logs()),
@@ -557,7 +558,7 @@ def lineage_facts(state: RunState) -> dict[str, Any]:
     }
 
 
-def _initial_context(graph: Graph, lineage: Lineage, given: Mapping[str, Any]) -> dict[str, Any]:
+def _initial_context(graph: Graph, lineage: Lineage, values: Mapping[str, Any]) -> dict[str, Any]:
     """Build the initial context of an attempt from the graph, its lineage and the initial values."""
     context = ContextStore({"graph.goal": graph.goal})
     for key, value in graph.attrs.items():
@@ -566,5 +567,5 @@ def _initial_context(graph: Graph, lineage: Lineage, given: Mapping[str, Any]) -
     facts["internal.lineage.attempt"] = lineage.attempt
     facts |= {"internal.lineage.parent_run_id": lineage.parent_run_id} if lineage.parent_run_id else {}
     facts |= {GRAPH_PATH: str(Path(graph.path).absolute())} if graph.path else {}
-    context.apply_updates({**given, **facts})
+    context.apply_updates({**values, **facts})
     return context.values()

@@ -62,17 +62,18 @@ def parse_stylesheet(text: str) -> tuple[StyleRule, ...]:
     if len(text) > MAX_STYLESHEET:
         raise StylesheetError(f"a stylesheet has at most {MAX_STYLESHEET:,} characters", MAX_STYLESHEET)
     rules: list[StyleRule] = []
-    at = _skip_gap(text, 0)
-    while at < len(text):
-        found = _SELECTOR.match(text, at)
-        if found is None:
-            raise StylesheetError(f"{text[at : at + 20]!r} is not a selector; write *, shape, .class or #id", at)
-        start = _skip_gap(text, found.end())
+    offset = _skip_gap(text, 0)
+    while offset < len(text):
+        match = _SELECTOR.match(text, offset)
+        if match is None:
+            shown = text[offset : offset + 20]
+            raise StylesheetError(f"{shown!r} is not a selector; write *, shape, .class or #id", offset)
+        start = _skip_gap(text, match.end())
         if text[start : start + 1] != "{":
             raise StylesheetError("a { is missing after the selector", start)
-        properties, at = _parse_declarations(text, _skip_gap(text, start + 1))
-        rules.append(_build_rule(found, properties))
-        at = _skip_gap(text, at)
+        properties, offset = _parse_declarations(text, _skip_gap(text, start + 1))
+        rules.append(_build_rule(match, properties))
+        offset = _skip_gap(text, offset)
     return tuple(rules)
 
 
@@ -100,34 +101,35 @@ def _apply_rules(node: Node, rules: list[StyleRule]) -> Node:
     return replace(node, attrs={**node.attrs, **missing}) if missing else node
 
 
-def _build_rule(found: re.Match[str], properties: Mapping[str, str]) -> StyleRule:
-    if found["all"]:
+def _build_rule(match: re.Match[str], properties: Mapping[str, str]) -> StyleRule:
+    if match["all"]:
         return StyleRule(kind="*", name="*", properties=properties)
-    if found["id"]:
-        return StyleRule(kind="id", name=found["id"], properties=properties)
-    if found["class"]:
-        return StyleRule(kind="class", name=found["class"], properties=properties)
-    return StyleRule(kind="shape", name=found["shape"], properties=properties)
+    if match["id"]:
+        return StyleRule(kind="id", name=match["id"], properties=properties)
+    if match["class"]:
+        return StyleRule(kind="class", name=match["class"], properties=properties)
+    return StyleRule(kind="shape", name=match["shape"], properties=properties)
 
 
-def _parse_declarations(text: str, at: int) -> tuple[dict[str, str], int]:
+def _parse_declarations(text: str, offset: int) -> tuple[dict[str, str], int]:
     """Parse properties up to the closing brace; return them and the offset after the brace."""
     properties: dict[str, str] = {}
-    while text[at : at + 1] != "}":
-        found = _DECLARATION.match(text, at)
-        if found is None:
-            raise StylesheetError("a declaration must be name: value;" if at < len(text) else "a } is missing", at)
-        value = found["value"]
+    while text[offset : offset + 1] != "}":
+        match = _DECLARATION.match(text, offset)
+        if match is None:
+            message = "a declaration must be name: value;" if offset < len(text) else "a } is missing"
+            raise StylesheetError(message, offset)
+        value = match["value"]
         value = _ESCAPE.sub(r"\1", value[1:-1]) if value.startswith('"') else value
-        properties[SPELLINGS.get(found["name"], found["name"])] = value
-        at = _skip_gap(text, found.end())
-        if text[at : at + 1] == ";":
-            at = _skip_gap(text, at + 1)
-        elif text[at : at + 1] != "}":
-            raise StylesheetError("a ; is missing between two declarations", at)
-    return properties, at + 1
+        properties[SPELLINGS.get(match["name"], match["name"])] = value
+        offset = _skip_gap(text, match.end())
+        if text[offset : offset + 1] == ";":
+            offset = _skip_gap(text, offset + 1)
+        elif text[offset : offset + 1] != "}":
+            raise StylesheetError("a ; is missing between two declarations", offset)
+    return properties, offset + 1
 
 
-def _skip_gap(text: str, at: int) -> int:
-    found = _GAP.match(text, at)
-    return found.end() if found else at
+def _skip_gap(text: str, offset: int) -> int:
+    gap = _GAP.match(text, offset)
+    return gap.end() if gap else offset

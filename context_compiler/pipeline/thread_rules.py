@@ -39,18 +39,18 @@ def full_without_thread(graph: Graph) -> Iterator[Diagnostic]:
 def _stages_first_in(graph: Graph, users: Collection[str]) -> set[str]:
     """Return the stages of a thread that a run can reach after other work, but after no other stage of the thread."""
     waiting = [(node.name, False) for node in graph.starts]
-    found, reached = set[str](), set(waiting)
+    stages, reached = set[str](), set(waiting)
     while waiting:
         name, worked = waiting.pop()
         if name in users:
-            found |= {name} if worked else set()
+            stages |= {name} if worked else set()
             continue
         node = graph.nodes.get(name)
         worked = worked or (node is not None and node.handler not in ("start", "conditional", "parallel"))
         onward = {(edge.target, worked) for edge in graph.outgoing(name)} - reached
         reached |= onward
         waiting += onward
-    return found
+    return stages
 
 
 def thread_without_full(graph: Graph) -> Iterator[Diagnostic]:
@@ -71,7 +71,7 @@ def thread_without_full(graph: Graph) -> Iterator[Diagnostic]:
 
 def _edge_fidelity(edge: Edge | None, node: Node, graph: Graph) -> str:
     values = (edge.fidelity if edge else "", node.fidelity, graph.default_fidelity)
-    return next((one.strip() for one in values if one.strip()), "")
+    return next((value.strip() for value in values if value.strip()), "")
 
 
 def thread_across_branches(graph: Graph) -> Iterator[Diagnostic]:
@@ -101,6 +101,6 @@ def _branch_threads(graph: Graph, first: Edge, join: str | None) -> Iterator[str
             continue
         if _edge_fidelity(edge, node, graph) == "full" and (node.thread_id or edge.thread_id):
             yield node.thread_id or edge.thread_id
-        onward = [one for one in graph.outgoing(node.name) if one.target not in reached]
-        reached |= {one.target for one in onward}
+        onward = [next_edge for next_edge in graph.outgoing(node.name) if next_edge.target not in reached]
+        reached |= {next_edge.target for next_edge in onward}
         waiting += onward

@@ -36,9 +36,9 @@ class Session:
 
     def cut_back(self, name: str) -> None:
         """Remove everything since the last start of a stage, if it ever ran in this conversation."""
-        at = next((at for at in reversed(range(len(self.marks))) if self.marks[at][0] == name), None)
-        if at is not None:
-            self.trim(at)
+        start = next((index for index in reversed(range(len(self.marks))) if self.marks[index][0] == name), None)
+        if start is not None:
+            self.trim(start)
 
     def trim(self, marks: int) -> None:
         """Remove everything after the first `marks` stages."""

@@ -106,12 +106,12 @@ class Worker:
         try:
             places, limit = self.concurrency - len(self._tasks), 4 * self.concurrency
             recent = time.monotonic() - self._last_poll < self.poll
-            found = await self.queue.ready(limit) if recent and places else []
-            if not found and (places or not recent):
+            candidates = await self.queue.ready(limit) if recent and places else []
+            if not candidates and (places or not recent):
                 self._last_poll = time.monotonic()
                 self.cancelled = await self.queue.cancelled([*self._tasks])
-                found = await self.queue.candidates(limit) if places else []
-            free = [one for one in found if one not in self._tasks]
+                candidates = await self.queue.candidates(limit) if places else []
+            free = [run for run in candidates if run not in self._tasks]
             chosen = random.sample(free, min(places, len(free)))  # so that workers rarely collide
             for run_id in sorted(chosen, key=free.index):
                 self._tasks[run_id] = task = asyncio.create_task(self._work(run_id))
@@ -124,7 +124,7 @@ class Worker:
 
     async def _has_runnable(self) -> bool:
         """True if the queue contains a run that neither waits for people nor was put back."""
-        return any(one.state != "waiting" and one.due is None for one in await self.queue.open())
+        return any(submission.state != "waiting" and submission.due is None for submission in await self.queue.open())
 
     async def _work(self, run_id: str) -> None:
         """Take one run, and execute it as far as possible now."""
@@ -216,7 +216,7 @@ class _Execution:
                 raise RunOwnedError(self._lost.result())
             if self._taken.run_id in self._worker.cancelled:
                 return "cancelled"
-            working = {place for place, handler in self._active.items() if handler not in CONTAINERS}
+            working = {stage for stage, handler in self._active.items() if handler not in CONTAINERS}
             idle = bool(self._asking) and working <= self._asking.keys()
             since = (since or loop.time()) if idle else None
             if since is not None and loop.time() - since >= self._worker.patience:
@@ -224,30 +224,30 @@ class _Execution:
 
     def _on_wait(self, question: Question, waits: bool) -> None:
         facts = question.metadata
-        place = (str(facts["run_id"]), str(facts["branch"]), question.stage)
+        stage = (str(facts["run_id"]), str(facts["branch"]), question.stage)
         if waits:
-            self._asking[place] = str(facts["key"])
+            self._asking[stage] = str(facts["key"])
         else:
-            self._asking.pop(place, None)
+            self._asking.pop(stage, None)
 
     def _on_event(self, event: Event) -> Any:
-        place = (event.run_id, event.branch, event.node or "")
+        stage = (event.run_id, event.branch, event.node or "")
         if event.kind == "stage_started":
-            self._active[place] = str(event.data.get("handler"))
+            self._active[stage] = str(event.data.get("handler"))
         elif event.kind in ("stage_completed", "stage_failed"):
-            self._remove(place)
+            self._remove(stage)
         return self._listener(event) if self._listener is not None else None
 
-    def _remove(self, place: _Place) -> None:
+    def _remove(self, stage: _Place) -> None:
         """Forget a stage that has ended; with a container, also the stages inside that it did not wait for."""
-        if self._active.pop(place, "") in CONTAINERS:
-            for one in [one for one in self._active if _is_inside(one, place)]:
-                self._remove(one)
+        if self._active.pop(stage, "") in CONTAINERS:
+            for inner in [other for other in self._active if _is_inside(other, stage)]:
+                self._remove(inner)
 
 
-def _is_inside(one: _Place, container: _Place) -> bool:
+def _is_inside(stage: _Place, container: _Place) -> bool:
     """True if a stage is in a branch or in the child run of a container."""
-    (run_id, branch, _), (outer_run, outer_branch, node) = one, container
+    (run_id, branch, _), (outer_run, outer_branch, node) = stage, container
     if run_id == outer_run:
         return branch.startswith(f"{outer_branch}." if outer_branch else "") and branch != outer_branch
     return run_id.startswith(".".join(filter(None, (outer_run, outer_branch, node))) + ".")

@@ -96,7 +96,7 @@ def parse_workflow(text: str, path: str | None = None) -> Graph:
         name=_slug(name) or "workflow",
         attrs=_graph_attributes(name, facts),
         nodes=nodes,
-        edges=tuple(Edge(source=one, target=other) for one, other in zip(names, names[1:], strict=False)),
+        edges=tuple(Edge(source=step, target=other) for step, other in zip(names, names[1:], strict=False)),
         diagnostics=tuple(findings),
         path=path,
     )
@@ -143,7 +143,7 @@ def _front_matter_value(key: str, entry: Entry) -> str:
 def _graph_attributes(name: str, facts: Mapping[str, str]) -> dict[str, Value]:
     """Build the attributes of the pipeline; at `full`, all steps share one conversation."""
     fidelity = facts.get("fidelity", "")
-    given: dict[str, Value] = {
+    attrs: dict[str, Value] = {
         "label": name,
         "goal": facts.get("goal", ""),
         "comment": facts.get("description", ""),
@@ -151,34 +151,34 @@ def _graph_attributes(name: str, facts: Mapping[str, str]) -> dict[str, Value]:
         "default_fidelity": fidelity,
         "default_thread_id": "workflow" if fidelity == Fidelity.FULL else "",
     }
-    return {**{key: value for key, value in given.items() if value}, "strict_failure_edges": True}
+    return {**{key: value for key, value in attrs.items() if value}, "strict_failure_edges": True}
 
 
 def _sections(lines: Sequence[str], offset: int, findings: list[Diagnostic]) -> Iterator[_Section]:
     """Split the lines into one section per heading; headings in fenced blocks are content."""
     starts: list[tuple[int, str]] = []
     fence, opened = "", 0
-    for at, line in enumerate(lines):
+    for index, line in enumerate(lines):
         mark = _FENCE.fullmatch(line)
         if fence:
             closes = mark is not None and mark["mark"].startswith(fence) and not mark["info"].strip()
             fence = "" if closes else fence
         elif mark is not None and not (mark["mark"][0] == "`" and "`" in mark["info"]):
-            fence, opened = mark["mark"], at
+            fence, opened = mark["mark"], index
         elif (heading := _HEADING.fullmatch(line)) is not None:
-            starts.append((at, _heading_text(heading["rest"] or "")))
+            starts.append((index, _heading_text(heading["rest"] or "")))
     if fence:
         message = "a fenced block begins here and never ends, so headings below it are not steps"
         findings.append(
             _diagnostic("fence_closed", Severity.WARNING, message, f"close it with {fence}", opened + offset + 1)
         )
-    ends = [*(at for at, _ in starts[1:]), len(lines)]
-    for (at, title), end in zip(starts, ends, strict=False):
+    ends = [*(index for index, _ in starts[1:]), len(lines)]
+    for (index, title), end in zip(starts, ends, strict=False):
         if not title.strip("#").strip():
-            raise FrontMatterError("a step has no name; write one after the ##", at + offset + 1)
-        text = "\n".join(lines[at + 1 : end]).rstrip()
+            raise FrontMatterError("a step has no name; write one after the ##", index + offset + 1)
+        text = "\n".join(lines[index + 1 : end]).rstrip()
         above = len(text) - len(text.lstrip("\n"))
-        yield _Section(title=title, line=at + offset + 1, text=text[above:], begins=at + offset + 2 + above)
+        yield _Section(title=title, line=index + offset + 1, text=text[above:], begins=index + offset + 2 + above)
 
 
 def _heading_text(rest: str) -> str:
@@ -237,16 +237,16 @@ def apply_directives(graph: Graph) -> Graph:
 def directives_known(graph: Graph) -> Iterator[Diagnostic]:
     """Report directives that are unknown, have no value, or are repeated."""
     for name, node, directives in _directives_of(graph):
-        for one in directives.findings:
-            foreign = one.kind == "unknown" and one.near is None  # probably meant for another application
+        for finding in directives.findings:
+            foreign = finding.kind == "unknown" and finding.near is None  # probably meant for another application
             placed = node.prompt_line is not None
             yield Diagnostic(
                 rule="directive_known",
                 severity=Severity.INFO if foreign else Severity.WARNING,
-                message=one.message,
-                fix=one.fix,
+                message=finding.message,
+                fix=finding.fix,
                 node_id=name,
-                line=one.line if placed else node.line,
+                line=finding.line if placed else node.line,
                 column=1 if placed else node.column,
             )
 
@@ -302,8 +302,8 @@ class Finding:
     """Known name similar to an unknown one, if any."""
 
     def __str__(self) -> str:
-        place = f"{self.path}:{self.line}: " if self.path else f"line {self.line}: "
-        return f"{place}{self.message}; {self.fix}"
+        origin = f"{self.path}:{self.line}: " if self.path else f"line {self.line}: "
+        return f"{origin}{self.message}; {self.fix}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -335,35 +335,37 @@ def read_directives(text: str, known: Iterable[str], *, path: str | None = None,
     names = {_fold_name(name): name for name in known}
     lines = text.split("\n")
     values: dict[str, str] = {}
-    found: list[Directive] = []
+    directives: list[Directive] = []
     findings: list[Finding] = []
     taken: set[int] = set()
-    for at, spelt, value in _leading_directives(lines):
+    for index, spelt, value in _leading_directives(lines):
         name = names.get(_fold_name(spelt))
-        one = Directive(name=name or spelt, value=value, line=line + at)
-        found.append(one)
+        directive = Directive(name=name or spelt, value=value, line=line + index)
+        directives.append(directive)
         if len(findings) < MAX_FINDINGS:
-            findings += _directive_findings(one, path, known=name is not None, given=values, names=names)
+            findings += _directive_findings(directive, path, is_known=name is not None, values=values, names=names)
         if name is not None:
-            taken.add(at)
+            taken.add(index)
             values |= {name: value} if value else {}
-    return Directives(text=_remove_lines(lines, taken), values=values, found=tuple(found), findings=tuple(findings))
+    return Directives(
+        text=_remove_lines(lines, taken), values=values, found=tuple(directives), findings=tuple(findings)
+    )
 
 
 def _leading_directives(lines: Sequence[str]) -> Iterator[tuple[int, str, str]]:
     """Yield the directives above the content, as `(line index, name, value)`."""
-    for at, one in enumerate(lines):
-        match = _DIRECTIVE_LINE.fullmatch(one)
+    for index, line in enumerate(lines):
+        match = _DIRECTIVE_LINE.fullmatch(line)
         if match is not None:
-            yield at, match["name"], _unwrap(match["value"])
-        elif one.strip():
+            yield index, match["name"], _unwrap(match["value"])
+        elif line.strip():
             return
 
 
 def _remove_lines(lines: Sequence[str], taken: Collection[int]) -> str:
     """Remove lines by index, and blank lines at the top; without lines to remove, the text is unchanged."""
-    rest = [one for at, one in enumerate(lines) if at not in taken]
-    start = next((at for at, one in enumerate(rest) if one.strip()), len(rest))
+    rest = [line for index, line in enumerate(lines) if index not in taken]
+    start = next((index for index, line in enumerate(rest) if line.strip()), len(rest))
     return "\n".join(rest[start:] if taken else rest)
 
 
@@ -388,18 +390,18 @@ def _fold_name(name: str) -> str:
 
 
 def _directive_findings(
-    one: Directive, path: str | None, *, known: bool, given: Mapping[str, str], names: Mapping[str, str]
+    directive: Directive, path: str | None, *, is_known: bool, values: Mapping[str, str], names: Mapping[str, str]
 ) -> Iterator[Finding]:
     """Yield the findings about a directive."""
-    if not known:
-        close = get_close_matches(_fold_name(one.name), names, n=1, cutoff=0.6)
+    if not is_known:
+        close = get_close_matches(_fold_name(directive.name), names, n=1, cutoff=0.6)
         near = names[close[0]] if close else None
-        message = f"@{one.name} is not known here and stays in the text"
+        message = f"@{directive.name} is not known here and stays in the text"
         fix = f"did you mean @{near}?" if near else f"known are {', '.join(f'@{name}' for name in names.values())}"
-        yield Finding(kind="unknown", message=message, fix=fix, line=one.line, path=path, near=near)
-    elif not one.value:
-        message, fix = f"@{one.name} has no value and is passed over", f"give one, such as @{one.name} NAME"
-        yield Finding(kind="empty", message=message, fix=fix, line=one.line, path=path)
-    elif one.name in given:
-        message, fix = f"@{one.name} is given more than once, and the last one counts", "keep one"
-        yield Finding(kind="repeated", message=message, fix=fix, line=one.line, path=path)
+        yield Finding(kind="unknown", message=message, fix=fix, line=directive.line, path=path, near=near)
+    elif not directive.value:
+        message, fix = f"@{directive.name} has no value and is passed over", f"give one, such as @{directive.name} NAME"
+        yield Finding(kind="empty", message=message, fix=fix, line=directive.line, path=path)
+    elif directive.name in values:
+        message, fix = f"@{directive.name} is given more than once, and the last one counts", "keep one"
+        yield Finding(kind="repeated", message=message, fix=fix, line=directive.line, path=path)

@@ -153,10 +153,10 @@ def template_errors(text: str, *, name: str, path: str | None = None) -> tuple[T
         parts = split_front_matter(_normalize(text))
     except FrontMatterError as error:
         return (TemplateError(str(error), name=name, path=path, line=error.line),)
-    found = [(str(one), one.line) for one in choice_errors(parts.entries)]
-    found += [(str(one), one.line and one.line + parts.offset) for one in body_errors(parts.body)]
-    found.sort(key=lambda one: one[1] or 0)
-    return tuple(TemplateError(message, name=name, path=path, line=line) for message, line in found)
+    errors = [(str(error), error.line) for error in choice_errors(parts.entries)]
+    errors += [(str(error), error.line and error.line + parts.offset) for error in body_errors(parts.body)]
+    errors.sort(key=lambda entry: entry[1] or 0)
+    return tuple(TemplateError(message, name=name, path=path, line=line) for message, line in errors)
 
 
 def _normalize(text: str) -> str:
@@ -213,10 +213,10 @@ _LOADED: Memo[tuple[Origin, str, str], tuple[Stamp | None, Template]] = Memo(1_0
 
 def _stamp(file: Path) -> Stamp | None:
     """Inode, size and times of a file; None if it changed so recently that another edit might not alter them."""
-    found = os.stat(file)
-    changed = max(found.st_mtime_ns, found.st_ctime_ns)
+    status = os.stat(file)
+    changed = max(status.st_mtime_ns, status.st_ctime_ns)
     recent = time.time_ns() - changed < SETTLED_NS
-    return None if recent else (found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
+    return None if recent else (status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -304,28 +304,28 @@ class TemplateLibrary:
 
     def list(self) -> Listing:
         """List every readable template, the vault's first; others are left out, with a warning in the log."""
-        found: Listing = []
+        listing: Listing = []
         for root in self._roots:
-            before = {info.name for info in found}
+            before = {info.name for info in listing}
             for file in root.files():
                 try:
                     template = self._load(root, file)
                 except TemplateError as error:
                     log.warning("left out of the list of templates: %s", error)
                 else:
-                    found.append(_info(template, file, before))
-        return found
+                    listing.append(_info(template, file, before))
+        return listing
 
     def defects(self) -> tuple[TemplateError, ...]:
         """Errors in the files that `list` leaves out."""
-        found: list[TemplateError] = []
+        errors: list[TemplateError] = []
         for root in self._roots:
             for file in root.files():
                 try:
                     self._load(root, file)
                 except TemplateError as error:
-                    found.append(error)
-        return tuple(found)
+                    errors.append(error)
+        return tuple(errors)
 
     @property
     def roots(self) -> tuple[tuple[Origin, Path], ...]:
@@ -352,11 +352,11 @@ class TemplateLibrary:
         """Load the template in a file; read the file again only if its size or times have changed."""
         key = root.source, os.path.abspath(root.folder), os.path.abspath(file)
         try:
-            known, stamp = _LOADED.get(key), _stamp(file)
-            if known is not None and known[0] is not None and known[0] == stamp:
-                return known[1]
+            cached, stamp = _LOADED.get(key), _stamp(file)
+            if cached is not None and cached[0] is not None and cached[0] == stamp:
+                return cached[1]
             text = decode_text(root.read(file))
-            template = known[1] if known is not None else None
+            template = cached[1] if cached is not None else None
             if template is None or template.sha256 != text_hash(text):
                 template = Template.parse(text, name=root.name(file), source=root.source, path=key[2])
             _LOADED.keep(key, (stamp, template))
@@ -444,13 +444,13 @@ class Root:
 
     def files(self) -> Iterator[Path]:
         """Template files, sorted by name, except hidden files; subfolders of this package's own folder are skipped."""
-        found: list[Path] = []
+        paths: list[Path] = []
         for folder, inner, files in os.walk(self.folder) if not self.leads_out() else ():
-            inner[:] = [] if self.source == "builtin" else [one for one in inner if not one.startswith(".")]
-            found += [Path(folder, file) for file in files if file.endswith(".md") and not file.startswith(".")]
-            if len(found) >= MAX_FILES:
+            inner[:] = [] if self.source == "builtin" else [name for name in inner if not name.startswith(".")]
+            paths += [Path(folder, file) for file in files if file.endswith(".md") and not file.startswith(".")]
+            if len(paths) >= MAX_FILES:
                 break
-        yield from sorted(found, key=self.name)[:MAX_FILES]
+        yield from sorted(paths, key=self.name)[:MAX_FILES]
 
     def name(self, file: Path) -> str:
         """Name of the template in a file: its relative path with `/`, without `.md`."""
@@ -486,10 +486,10 @@ _SAFE_FLAGS = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLO
 """Flags for opening a file: follow no link that replaced it in the meantime, and do not block on a pipe."""
 
 
-def _check_regular(found: os.stat_result) -> None:
-    if not stat.S_ISREG(found.st_mode):
+def _check_regular(status: os.stat_result) -> None:
+    if not stat.S_ISREG(status.st_mode):
         raise UnusableTemplate("it is not a file")
-    if found.st_size > LARGEST:
+    if status.st_size > LARGEST:
         raise UnusableTemplate(f"it is larger than {LARGEST // 1024} kB")
 
 

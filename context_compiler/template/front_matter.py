@@ -114,18 +114,18 @@ def _refuse_bombs(text: str) -> None:
 
 def _mapping_entries(reader: yaml.SafeLoader, mapping: yaml.MappingNode) -> Mapping[str, Entry]:
     """Entries of a mapping by name; if a name occurs twice, the last one counts, as in YAML."""
-    found: dict[str, Entry] = {}
+    entries: dict[str, Entry] = {}
     for key, value in mapping.value:
         if not isinstance(key, yaml.ScalarNode):
             continue
         line = key.start_mark.line + 2
         if isinstance(value, yaml.MappingNode):
             inner = _mapping_entries(reader, value)
-            found[key.value] = Entry(value=inner, line=line, inner=inner)
+            entries[key.value] = Entry(value=inner, line=line, inner=inner)
         else:
             plain = cast(object, reader.construct_object(value, deep=True))  # pyright: ignore[reportUnknownMemberType] # untyped stub
-            found[key.value] = Entry(value=plain, line=line)
-    return found
+            entries[key.value] = Entry(value=plain, line=line)
+    return entries
 
 
 Compiler = Literal["agent", "none", "extractive"]
@@ -162,8 +162,8 @@ def read_choices(entries: Mapping[str, Entry]) -> tuple[Choices, tuple[str, ...]
     Raises:
         FrontMatterError: A value is not allowed, or a key is given twice.
     """
-    found, warnings = _known_entries(entries, tuple(READERS))
-    choices = {key: _read_value(key, entry, READERS[key]) for key, entry in found.items()}
+    known_entries, warnings = _known_entries(entries, tuple(READERS))
+    choices = {key: _read_value(key, entry, READERS[key]) for key, entry in known_entries.items()}
     return cast(Choices, choices), warnings
 
 
@@ -184,7 +184,7 @@ def choice_errors(entries: Mapping[str, Entry]) -> list[FrontMatterError]:
 
 
 def _known_entries(entries: Mapping[str, Entry], ours: tuple[str, ...]) -> tuple[dict[str, Entry], tuple[str, ...]]:
-    found: dict[str, Entry] = {}
+    known_entries: dict[str, Entry] = {}
     warnings: list[str] = []
     for spelt, entry in entries.items():
         key = spelt.strip().replace("-", "_")
@@ -192,11 +192,11 @@ def _known_entries(entries: Mapping[str, Entry], ours: tuple[str, ...]) -> tuple
             near = get_close_matches(key.lower(), ours, n=1)
             hint = f"did you mean {near[0]}?" if near else "it has no effect"
             warnings.append(f"line {entry.line}: unknown key {_short(spelt)}; {hint}")
-        elif key in found:
+        elif key in known_entries:
             raise FrontMatterError(f"{key} is given twice, with _ and with -", entry.line)
         elif entry.value is not None:
-            found[key] = entry
-    return found, tuple(warnings)
+            known_entries[key] = entry
+    return known_entries, tuple(warnings)
 
 
 def _read_value(key: str, entry: Entry, reader: Callable[[Entry], Value]) -> Value:
@@ -242,19 +242,19 @@ def _threshold(entry: Entry) -> Amount:
 def _section(entry: Entry) -> SectionRule:
     if not isinstance(entry.value, Mapping):
         raise ValueError("a mapping such as {priority: 2, budget: 1500}")
-    found, unknown = _known_entries(entry.inner, ("priority", "budget"))
+    known_entries, unknown = _known_entries(entry.inner, ("priority", "budget"))
     if unknown:
         raise ValueError("priority, budget, or both, and nothing else")
-    given = {key: _read_value(key, one, _WHOLE[key]) for key, one in found.items()}
-    return SectionRule(priority=given.get("priority") or 0, budget=given.get("budget"))
+    values = {key: _read_value(key, inner, _WHOLE[key]) for key, inner in known_entries.items()}
+    return SectionRule(priority=values.get("priority") or 0, budget=values.get("budget"))
 
 
 def _sections(entry: Entry) -> Mapping[str, SectionRule]:
     if not isinstance(entry.value, Mapping):
         raise ValueError("a mapping of section names, each with {priority: ..., budget: ...}")
     return {
-        name.strip().replace("-", "_"): _read_value(f"section {name}", one, _section)
-        for name, one in entry.inner.items()
+        name.strip().replace("-", "_"): _read_value(f"section {name}", rule, _section)
+        for name, rule in entry.inner.items()
     }
 
 

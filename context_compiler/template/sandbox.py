@@ -52,8 +52,8 @@ METHODS: Mapping[type, frozenset[str]] = {
 
 
 def _methods(value: object) -> frozenset[str]:
-    found: frozenset[str] = frozenset()
-    return next((names for kind, names in METHODS.items() if isinstance(value, kind)), found)
+    none: frozenset[str] = frozenset()
+    return next((names for kind, names in METHODS.items() if isinstance(value, kind)), none)
 
 
 def _range(*edges: int) -> range:
@@ -174,10 +174,10 @@ class Sandbox(SandboxedEnvironment):
 
     def _join(self, values: Iterable[object], between: object = "", attribute: str | None = None) -> str:
         items = list(values)
-        found = (self.getitem(item, attribute) for item in items) if attribute else items
+        parts = (self.getitem(item, attribute) for item in items) if attribute else items
         texts: list[str] = []
-        for one in found:
-            texts.append(str(one))
+        for part in parts:
+            texts.append(str(part))
             self.budget.spend(len(texts[-1]) + len(str(between)))
         return str(between).join(texts)
 
@@ -306,22 +306,22 @@ def _tick(size: int, lineno: int) -> nodes.ExprStmt:
     return nodes.ExprStmt(_hook(TICK, nodes.Const(size, lineno=lineno)), lineno=lineno)
 
 
-def _absorb_line_break(output: nodes.Output, at: int, static: list[str]) -> None:
+def _absorb_line_break(output: nodes.Output, index: int, static: list[str]) -> None:
     """Make a placeholder on a line of its own include the line break, so that an empty value leaves no gap."""
-    apart = static[at - 1].endswith("\n\n") or (at == 1 and static[0] == "\n")
-    end = "\n\n" if apart and static[at + 1].startswith("\n\n") else "\n"
-    lineno = output.nodes[at].lineno
-    output.nodes[at] = _hook(LINE, output.nodes[at], nodes.Const(end, lineno=lineno))
-    output.nodes[at + 1] = nodes.TemplateData(static[at + 1][len(end) :], lineno=lineno)
+    apart = static[index - 1].endswith("\n\n") or (index == 1 and static[0] == "\n")
+    end = "\n\n" if apart and static[index + 1].startswith("\n\n") else "\n"
+    lineno = output.nodes[index].lineno
+    output.nodes[index] = _hook(LINE, output.nodes[index], nodes.Const(end, lineno=lineno))
+    output.nodes[index + 1] = nodes.TemplateData(static[index + 1][len(end) :], lineno=lineno)
 
 
 class _MeterInserter(NodeTransformer):
     def visit_Output(self, node: nodes.Output) -> list[nodes.Node]:
         self.generic_visit(node)
         static = [child.data if isinstance(child, nodes.TemplateData) else "" for child in node.nodes]
-        for at in range(1, len(static) - 1):
-            if not static[at] and static[at - 1].endswith("\n") and static[at + 1].startswith("\n"):
-                _absorb_line_break(node, at, static)
+        for index in range(1, len(static) - 1):
+            if not static[index] and static[index - 1].endswith("\n") and static[index + 1].startswith("\n"):
+                _absorb_line_break(node, index, static)
         return [_tick(sum(map(len, static)), node.lineno), node]
 
     def visit_For(self, node: nodes.For) -> nodes.Node:
@@ -393,17 +393,17 @@ class RenderBudget:
             value = list(self._charge_each(cast(Iterator[object], value)))
         waiting = [value]
         while waiting:
-            one = waiting.pop()
-            self.spend(len(one) if isinstance(one, str) else ELEMENT)
-            if isinstance(one, int):
-                if one.bit_length() > MAX_BITS:
+            element = waiting.pop()
+            self.spend(len(element) if isinstance(element, str) else ELEMENT)
+            if isinstance(element, int):
+                if element.bit_length() > MAX_BITS:
                     raise SecurityError("a number is too large")
-            elif isinstance(one, dict):
-                waiting += cast(dict[object, object], one)
-                waiting += cast(dict[object, object], one).values()
-            elif not isinstance(one, str | bytes | range) and isinstance(one, Collection):
-                waiting += cast(Collection[object], one)
-                waiting += cast(Mapping[object, object], one).values() if isinstance(one, Mapping) else ()
+            elif isinstance(element, dict):
+                waiting += cast(dict[object, object], element)
+                waiting += cast(dict[object, object], element).values()
+            elif not isinstance(element, str | bytes | range) and isinstance(element, Collection):
+                waiting += cast(Collection[object], element)
+                waiting += cast(Mapping[object, object], element).values() if isinstance(element, Mapping) else ()
         return value
 
     def _charge_each(self, values: Iterator[object]) -> Iterator[object]:
@@ -468,24 +468,24 @@ MAX_ERRORS = 20
 
 def body_errors(body: str) -> list[RenderError]:
     """Find all errors of a body. After an error of syntax, the search goes on without the placeholders of its line."""
-    found: list[RenderError] = []
-    while len(found) < MAX_ERRORS:
+    errors: list[RenderError] = []
+    while len(errors) < MAX_ERRORS:
         try:
             compile_body(body)
-            return found
+            return errors
         except RenderError as error:
             wrong = error
         try:
             others = [*forbidden(Sandbox(RenderBudget()).parse(body))]
-            return [*found, *([RenderError(_reason(one), one.lineno) for one in others] or [wrong])]
+            return [*errors, *([RenderError(_reason(node), node.lineno) for node in others] or [wrong])]
         except TEMPLATE_ERRORS:
-            found.append(wrong)
-        lines, at = body.split("\n"), (wrong.line or 0) - 1
-        rest = _PLACEHOLDERS.sub("", lines[at]) if 0 <= at < len(lines) else body
-        if rest in (body, lines[at]):
-            return found
-        body = "\n".join([*lines[:at], rest, *lines[at + 1 :]])
-    return found
+            errors.append(wrong)
+        lines, index = body.split("\n"), (wrong.line or 0) - 1
+        rest = _PLACEHOLDERS.sub("", lines[index]) if 0 <= index < len(lines) else body
+        if rest in (body, lines[index]):
+            return errors
+        body = "\n".join([*lines[:index], rest, *lines[index + 1 :]])
+    return errors
 
 
 def run_program(program: Program, values: Mapping[str, object]) -> str:

@@ -133,10 +133,10 @@ class TokenCounter:
         if len(text) < MIN_CACHED and self._custom is None:
             return self._count_uncached(text)
         with self._lock:
-            known = self._known.get(text)
-            if known is not None:
+            cached = self._known.get(text)
+            if cached is not None:
                 self._known.move_to_end(text)
-                return known
+                return cached
         tokens = self._count_uncached(text)
         self._keep(text, tokens)
         return tokens
@@ -149,7 +149,7 @@ class TokenCounter:
         if self._custom is not None or len(text) > PIECE:
             return self.text(text)
         *others, last = text.split(LABEL)
-        first, *lines = [*(f"{one}\n" for one in others), last]
+        first, *lines = [*(f"{part}\n" for part in others), last]
         tokens = self._count_uncached(first)
         for line in lines:
             label, closed, rest = line.partition("] ")
@@ -276,7 +276,7 @@ def _count_exact(text: str) -> int:
     if len(items) < MIN_ITEMS:
         return _count_pieces(text, encode)
     first, *others, last = items
-    middle = sum(_item_tokens(one) if len(one) <= ITEM_LENGTH else _count_exact(f"- {one}\n") for one in others)
+    middle = sum(_item_tokens(item) if len(item) <= ITEM_LENGTH else _count_exact(f"- {item}\n") for item in others)
     return _count_pieces(f"{first}\n", encode) + middle + _count_pieces(f"- {last}", encode)
 
 
@@ -291,7 +291,7 @@ _label_tokens = lru_cache(maxsize=KNOWN_LABELS)(_count_exact)
 
 def _count_pieces(text: str, encode: Callable[[str], Sequence[int]]) -> int:
     every = list(pieces(text))
-    sample = every[:: -(-len(every) // COUNTED)]
+    sample = every[:: -(-len(every) // COUNTED)]  # the step is rounded up
     total = 0
     for piece in sample:
         tokens = _try_or_warn(encode, piece, "the o200k encoder failed on a text, which is counted by its size instead")
@@ -313,10 +313,10 @@ def _load_encoder(_: None) -> Callable[[str], Sequence[int]]:
     return _load_encoding().encode_ordinary
 
 
-def _try_or_warn(work: Callable[[_Given], _Made], given: _Given, failure: str) -> _Made | None:
-    """Return `work(given)`; if it fails, log a warning once for each `failure` text and return None."""
+def _try_or_warn(work: Callable[[_Given], _Made], value: _Given, failure: str) -> _Made | None:
+    """Return `work(value)`; if it fails, log a warning once for each `failure` text and return None."""
     try:
-        return work(given)
+        return work(value)
     except BaseException as error:  # tiktoken's panic is no Exception; cancellation and exit must pass
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
             raise
@@ -359,16 +359,16 @@ def pieces(text: str) -> Iterator[str]:
     yield text[start:]
 
 
-def character_boundary(text: str, at: int, step: int) -> int:
-    """Nearest position from `at` on, in steps of `step` (1 or -1), that does not split a character.
+def character_boundary(text: str, position: int, step: int) -> int:
+    """Nearest position from `position` on, in steps of `step` (1 or -1), that does not split a character.
 
     Surrogate pairs, letters with combining marks, and characters linked by a zero-width joiner stay together.
     """
     for _ in range(MARKS):
-        if not 0 < at < len(text) or not _same_character(text[at - 1], text[at]):
+        if not 0 < position < len(text) or not _same_character(text[position - 1], text[position]):
             break
-        at += step
-    return at
+        position += step
+    return position
 
 
 def _same_character(before: str, after: str) -> bool:
@@ -553,9 +553,9 @@ class Ratios:
 
     def restore(self, state: Mapping[str, object]) -> None:
         """Restore ratios from `state()`, except for families that are known already; implausible ratios are ignored."""
-        given = {
+        ratios = {
             family: float(ratio)
             for family, ratio in state.items()
             if isinstance(ratio, int | float) and 1.0 <= ratio <= PLAUSIBLE[1]
         }
-        self._learned = given | self._learned
+        self._learned = ratios | self._learned

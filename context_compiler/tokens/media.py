@@ -108,17 +108,17 @@ def _webp(data: bytes) -> tuple[int, int]:
 
 
 def _jpeg(data: bytes) -> tuple[int, int]:
-    at = 2
+    offset = 2
     for _ in range(MAX_SEGMENTS):
-        marker = data[at + 1 : at + 2]
-        if data[at : at + 1] != b"\xff" or not marker:
+        marker = data[offset + 1 : offset + 2]
+        if data[offset : offset + 1] != b"\xff" or not marker:
             break
         if marker == b"\xff":  # padding
-            at += 1
+            offset += 1
             continue
         if 0xC0 <= marker[0] <= 0xCF and marker[0] not in (0xC4, 0xC8, 0xCC):  # a frame header, not a table
-            return _number(data[at + 7 : at + 9], "big"), _number(data[at + 5 : at + 7], "big")
-        at += 2 + _number(data[at + 2 : at + 4], "big")
+            return _number(data[offset + 7 : offset + 9], "big"), _number(data[offset + 5 : offset + 7], "big")
+        offset += 2 + _number(data[offset + 2 : offset + 4], "big")
     return 0, 0
 
 
@@ -157,12 +157,12 @@ def _wav_seconds(data: bytes) -> float:
 
 
 def _mp4_seconds(data: bytes) -> float:
-    at = data.find(b"mvhd") + 4
-    if at < 4 or data[4:8] != b"ftyp":
+    offset = data.find(b"mvhd") + 4
+    if offset < 4 or data[4:8] != b"ftyp":
         return 0.0
-    wide = data[at : at + 1] == b"\x01"
-    scale = data[at + 20 : at + 24] if wide else data[at + 12 : at + 16]
-    length = data[at + 24 : at + 32] if wide else data[at + 16 : at + 20]
+    wide = data[offset : offset + 1] == b"\x01"
+    scale = data[offset + 20 : offset + 24] if wide else data[offset + 12 : offset + 16]
+    length = data[offset + 24 : offset + 32] if wide else data[offset + 16 : offset + 20]
     return _number(length, "big") / (_number(scale, "big") or 1)
 
 

@@ -46,13 +46,13 @@ class Money:
         Raises:
             SettingsError: The amount is not a number above 0, or the fallback is wrong.
         """
-        given: object = self.usd
+        usd: object = self.usd
         try:
-            amount = Decimal("nan") if isinstance(given, bool) else Decimal(str(given).strip().removeprefix("$"))
+            amount = Decimal("nan") if isinstance(usd, bool) else Decimal(str(usd).strip().removeprefix("$"))
         except InvalidOperation:
             amount = Decimal("nan")
         if not amount.is_finite() or not 0 < amount <= MAX_USD:
-            raise SettingsError(f"Money({given!r}): give US dollars above 0 and at most {MAX_USD:,}, such as 0.02")
+            raise SettingsError(f"Money({usd!r}): give US dollars above 0 and at most {MAX_USD:,}, such as 0.02")
         check_amount(self.fallback, name="fallback")
         object.__setattr__(self, "usd", amount)
 
@@ -158,7 +158,7 @@ class Price:
             cache: "5m" or "1h" if the request is written to a prompt cache, which may cost more; else empty.
         """
         best = 0
-        for rates, above in zip(self.rates, (*(one.above for one in self.rates[1:]), MAX_TOKENS), strict=True):
+        for rates, above in zip(self.rates, (*(tier.above for tier in self.rates[1:]), MAX_TOKENS), strict=True):
             rate = max(rates.input, {"5m": rates.written, "1h": rates.written_1h}.get(cache, rates.input))
             if not rate:
                 return None
@@ -177,12 +177,12 @@ def price_of(model: str, provider: str | None = None) -> Price | None:
         return None
     table: Any = import_module("genai_prices")  # slow to import, and most commands need no price
     try:
-        found: Any = table.calc_price(table.Usage(input_tokens=PROBE), model, provider_id=provider).model_price
+        model_price: Any = table.calc_price(table.Usage(input_tokens=PROBE), model, provider_id=provider).model_price
     except (LookupError, ValueError):
         return None if provider is None else price_of(model)
     tiers = {
         tier.start
-        for price in cast("Mapping[str, object]", vars(found)).values()
+        for price in cast("Mapping[str, object]", vars(model_price)).values()
         for tier in getattr(price, "tiers", ())
     }
 
@@ -190,8 +190,8 @@ def price_of(model: str, provider: str | None = None) -> Price | None:
         tokens = above + PROBE
         usage = {name: tokens for name, wanted in kinds.items() if wanted}
         if "output_tokens" in usage:
-            return found.calc_price(table.Usage(input_tokens=tokens, **usage))["output_price"] * MILLION / tokens
-        return found.calc_price(table.Usage(input_tokens=tokens, **usage))["input_price"] * MILLION / tokens
+            return model_price.calc_price(table.Usage(input_tokens=tokens, **usage))["output_price"] * MILLION / tokens
+        return model_price.calc_price(table.Usage(input_tokens=tokens, **usage))["input_price"] * MILLION / tokens
 
     return Price(
         tuple(
@@ -218,21 +218,21 @@ def highest_price(model: str, provider: str | None = None) -> Price | None:
         return price_of(model, provider)
     names, providers = (text.replace(FALLBACK, "").split(",") for text in (model, provider or ""))
     providers_of: list[str | None] = [*providers] if len(providers) == len(names) else [None] * len(names)
-    found = [price_of(name, one) for name, one in zip(names, providers_of, strict=True)]
-    known = [price for price in found if price is not None]
-    if len(known) < len(found):
+    looked_up = [price_of(name, provider_name) for name, provider_name in zip(names, providers_of, strict=True)]
+    prices = [price for price in looked_up if price is not None]
+    if len(prices) < len(looked_up):
         return None
-    tiers = sorted({rates.above for price in known for rates in price.rates})
-    highest = {above: [price.at(above + 1) for price in known] for above in tiers}
+    tiers = sorted({rates.above for price in prices for rates in price.rates})
+    highest = {above: [price.at(above + 1) for price in prices] for above in tiers}
     return Price(
         tuple(
             Rates(
                 above=above,
-                input=max(one.input for one in rates),
-                cached=max(one.cached for one in rates),
-                written=max(one.written for one in rates),
-                written_1h=max(one.written_1h for one in rates),
-                output=max(one.output for one in rates),
+                input=max(rate.input for rate in rates),
+                cached=max(rate.cached for rate in rates),
+                written=max(rate.written for rate in rates),
+                written_1h=max(rate.written_1h for rate in rates),
+                output=max(rate.output for rate in rates),
             )
             for above, rates in highest.items()
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -157,7 +158,11 @@ async def test_text_that_a_tool_returns_beside_its_result_does_not_replace_the_q
 
 
 @pytest.mark.parametrize("budget", [2_500, 4_000])
-async def test_text_that_parallel_tools_of_different_duration_return_asks_nothing(budget: int) -> None:
+async def test_text_that_parallel_tools_of_different_duration_return_asks_nothing(
+    budget: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("context_compiler.messages.history.AT_ONCE", timedelta(seconds=0.04))  # on a busy machine
+
     async def slow(ctx: RunContext[Any]) -> Any:
         await asyncio.sleep(0.05)
         return ToolReturn(prose(1, 60), content=OTHER)

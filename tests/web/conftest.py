@@ -48,7 +48,7 @@ def prompts() -> list[str]:
 async def _record(db: Path) -> None:
     notes = Notes("- **Goal**: finish the modules.\n- the release code is known.")
     talker = Talker(_answer)
-    compiler = ContextCompiler(model=notes.model, store=db, system=None, budget=2_000)
+    compiler = ContextCompiler(model=notes.model, store=db, system=None, budget=2_000, record_timeout=60)
     agent = Agent(talker.model, tools=[read_file], capabilities=[compiler], instructions="Answer briefly.")
     history: list[ModelMessage] = []
     for prompt in prompts():
@@ -57,7 +57,7 @@ async def _record(db: Path) -> None:
     for name in (HOSTILE, "../../etc/passwd?x=1#y", "\u202eesrever"):
         short: Agent[None, Any] = Agent(Talker().model, capabilities=[compiler])
         await short.run(f"hello {HOSTILE}", conversation_id=name)
-    bare = ContextCompiler(model="none", store=db, system=None, record="metadata", budget=2_000)
+    bare = ContextCompiler(model="none", store=db, system=None, record="metadata", budget=2_000, record_timeout=60)
     await Agent(Talker().model, capabilities=[bare]).run("secret words", conversation_id="bare")
 
 

@@ -116,15 +116,15 @@ def parse_transcripts(data: bytes, *, file: str, format: str | None = None) -> l
         plain_text.read(draft, text)
         return _with_messages([draft.transcript(name=stem, format=TEXT)], file)
     value = load(text, file=file)
-    found = conversations(value, _is_message, trusted=format is not None)
-    if not found:
+    found_conversations = conversations(value, _is_message, trusted=format is not None)
+    if not found_conversations:
         raise TranscriptError(_explain_unknown(value), file=file)
-    found_names = conversation_names(found, stem)
+    found_names = conversation_names(found_conversations, stem)
     read = [
-        _read(one, file=file, name=name, label=name if len(found) > 1 else "", format=format)
-        for one, name in zip(found, found_names, strict=True)
+        _read(conversation, file=file, name=name, label=name if len(found_conversations) > 1 else "", format=format)
+        for conversation, name in zip(found_conversations, found_names, strict=True)
     ]
-    looks = _detect(found[0])
+    looks = _detect(found_conversations[0])
     if format not in (None, looks) and not any(transcript.messages for transcript in read):
         remedy = f"it looks like {looks}: leave --from (format=...) out"
         raise TranscriptError(f"contains no messages in the format {format}; {remedy}", file=file)
@@ -137,15 +137,15 @@ def _with_messages(read: list[Transcript], file: str) -> list[Transcript]:
     return read
 
 
-def _read(one: Conversation, *, file: str, name: str, label: str, format: str | None) -> Transcript:
-    format = format or _detect(one)
+def _read(conversation: Conversation, *, file: str, name: str, label: str, format: str | None) -> Transcript:
+    format = format or _detect(conversation)
     draft = Draft(file=file, label=label)
-    for index in one.skipped:
+    for index in conversation.skipped:
         draft.note("no messages in an element of the file", index)
-    if not one.entries:
+    if not conversation.entries:
         draft.note("conversation without messages")
     try:
-        _BY_NAME[format].read(draft, one.entries, one.head)
+        _BY_NAME[format].read(draft, conversation.entries, conversation.head)
         return draft.transcript(name=name, format=format)
     except RecursionError:
         raise draft.error("is nested too deeply to be read; no transcript needs that") from None
@@ -168,8 +168,8 @@ def _detect(conversation: Conversation) -> str:
 
 
 def _explain_unknown(value: object) -> str:
-    found = mapping(value)
-    keys = f" with the keys {', '.join(repr(key[:40]) for key in list(found)[:5])}" if found else ""
+    fields = mapping(value)
+    keys = f" with the keys {', '.join(repr(key[:40]) for key in list(fields)[:5])}" if fields else ""
     return (
         f"contains {kind(value)}{keys} in which no transcript was found; known formats are {', '.join(FORMATS)}. "
         f"If it is one of these, say which with --from (format=...)"

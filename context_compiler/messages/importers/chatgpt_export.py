@@ -25,23 +25,23 @@ def read(draft: Draft, entries: Sequence[object], head: Json) -> None:
     Raises:
         TranscriptError: The author of a message has no known role.
     """
-    for given in draft.each(entries, _branch(draft, entries, head)):
-        message = mapping((mapping(given) or {}).get("message"))
+    for value in draft.each(entries, _branch(draft, entries, head)):
+        message = mapping((mapping(value) or {}).get("message"))
         if message is not None:
             _read_message(draft, message)
 
 
 def _branch(draft: Draft, entries: Sequence[object], head: Json) -> list[int]:
     nodes = [mapping(entry) or {} for entry in entries]
-    ids = {id: at for at, node in enumerate(nodes) if (id := text(node.get("id"))) is not None}
-    leaves = [at for at, node in enumerate(nodes) if not sequence(node.get("children"))]
-    at = ids.get(text(head.get("current_node")) or "", leaves[-1] if leaves else None)
+    ids = {id: position for position, node in enumerate(nodes) if (id := text(node.get("id"))) is not None}
+    leaves = [position for position, node in enumerate(nodes) if not sequence(node.get("children"))]
+    position = ids.get(text(head.get("current_node")) or "", leaves[-1] if leaves else None)
     path: list[int] = []
     seen: set[int] = set()
-    while at is not None and at not in seen:
-        seen.add(at)
-        path.append(at)
-        at = ids.get(text(nodes[at].get("parent")) or "")
+    while position is not None and position not in seen:
+        seen.add(position)
+        path.append(position)
+        position = ids.get(text(nodes[position].get("parent")) or "")
     for other, node in enumerate(nodes):
         if other not in seen and mapping(node.get("message")):
             draft.note("left out a message of another branch", other)
@@ -65,8 +65,10 @@ def _text(draft: Draft, content: Json) -> str:
     if type_ == "user_editable_context":
         return "\n\n".join(filter(None, (text(content.get(key)) for key in ("user_profile", "user_instructions"))))
     if type_ == "thoughts":
-        thoughts = [mapping(one) or {} for one in sequence(content.get("thoughts")) or []]
-        return "\n\n".join(filter(None, (text(one.get("content")) or text(one.get("summary")) for one in thoughts)))
+        thoughts = [mapping(thought) or {} for thought in sequence(content.get("thoughts")) or []]
+        return "\n\n".join(
+            filter(None, (text(thought.get("content")) or text(thought.get("summary")) for thought in thoughts))
+        )
     parts = sequence(content.get("parts"))
     if parts is None:
         return text(content.get("text")) or text(content.get("result")) or ""
@@ -110,7 +112,7 @@ def _assistant(draft: Draft, message: Json, prose: str) -> None:
     part: ModelResponsePart
     if recipient != "all":
         argument = prose if prose.lstrip().startswith("{") else {"input": prose}
-        part = call(draft, recipient, argument, call_id=message.get("id"), place=0)
+        part = call(draft, recipient, argument, call_id=message.get("id"), position=0)
     elif content.get("content_type") == "thoughts":
         part = ThinkingPart(content=prose)
     else:

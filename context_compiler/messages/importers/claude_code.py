@@ -37,10 +37,10 @@ def read(draft: Draft, entries: Sequence[object], head: Json) -> None:
         response.provider_name = "anthropic"
 
     roles = {"user": user, "assistant": assistant}
-    for given in draft.each(entries, _branch(draft, entries)):
-        entry = mapping(given)
+    for value in draft.each(entries, _branch(draft, entries)):
+        entry = mapping(value)
         if entry is None:
-            raise draft.error(f"an entry is {kind(given)}; it must be an object with a type")
+            raise draft.error(f"an entry is {kind(value)}; it must be an object with a type")
         message = mapping(entry.get("message"))
         if entry.get("type") in _SPEAKERS and message is not None:
             read_role(draft, {"timestamp": entry.get("timestamp"), **message}, roles)
@@ -48,34 +48,34 @@ def read(draft: Draft, entries: Sequence[object], head: Json) -> None:
 
 def _branch(draft: Draft, entries: Sequence[object]) -> list[int]:
     """Positions of the entries to read: those from the root to the last one, and results that are children of these."""
-    found = [mapping(entry) for entry in entries]
-    ids = {id: at for at, entry in enumerate(found) if entry and (id := text(entry.get("uuid"))) is not None}
+    nodes = [mapping(entry) for entry in entries]
+    ids = {id: index for index, entry in enumerate(nodes) if entry and (id := text(entry.get("uuid"))) is not None}
     parents = [
         ids.get(text((entry or {}).get("parentUuid")) or text((entry or {}).get("logicalParentUuid")) or "")
-        for entry in found
+        for entry in nodes
     ]
     speaking: list[int] = []
-    for at, entry in enumerate(found):
+    for position, entry in enumerate(nodes):
         if entry is None or entry.get("type") not in _SPEAKERS:
             continue
         if entry.get("isSidechain") is True:
-            draft.note("left out an entry of a subagent", at)
+            draft.note("left out an entry of a subagent", position)
         elif entry.get("isCompactSummary") is True:
-            draft.note("left out the summary of a compaction", at)
+            draft.note("left out the summary of a compaction", position)
         else:
-            speaking.append(at)
+            speaking.append(position)
     path: set[int] = set()
-    at = speaking[-1] if speaking else None
-    while at is not None and at not in path:
-        path.add(at)
-        at = parents[at]
-    taken = {at for at, entry in enumerate(found) if entry is None}
-    for at in speaking:
-        entry = found[at] or {}
-        if at in path or "uuid" not in entry or (parents[at] in path and _is_result(entry)):
-            taken.add(at)
+    position = speaking[-1] if speaking else None
+    while position is not None and position not in path:
+        path.add(position)
+        position = parents[position]
+    taken = {position for position, entry in enumerate(nodes) if entry is None}
+    for position in speaking:
+        entry = nodes[position] or {}
+        if position in path or "uuid" not in entry or (parents[position] in path and _is_result(entry)):
+            taken.add(position)
         else:
-            draft.note("left out an entry of another branch", at)
+            draft.note("left out an entry of another branch", position)
     return sorted(taken)
 
 

@@ -27,10 +27,10 @@ def read(draft: Draft, entries: Sequence[object], head: Json) -> None:
     Raises:
         TranscriptError: A message is not an object, or its sender is unknown.
     """
-    for given in draft.each(entries):
-        entry = mapping(given)
+    for value in draft.each(entries):
+        entry = mapping(value)
         if entry is None or entry.get("sender") not in _SENDERS:
-            raise draft.error(f"a message is {kind(given)} without a sender; it must be from human or assistant")
+            raise draft.error(f"a message is {kind(value)} without a sender; it must be from human or assistant")
         content = _content(draft, entry)
         if entry["sender"] == "human":
             draft.request([prompt(draft, content + _attachments(draft, entry), entry)], time=time_of(entry))
@@ -40,22 +40,22 @@ def read(draft: Draft, entries: Sequence[object], head: Json) -> None:
 
 def _content(draft: Draft, entry: Json) -> list[object]:
     """Blocks of a message; its plain text if it has none, as in older exports."""
-    found = [
+    content = [
         block for block in blocks(draft, entry.get("content")) if (mapping(block) or {}).get("type") not in _INTERNAL
     ]
     plain = text(entry.get("text"))
-    return found or ([plain] if plain else [])
+    return content or ([plain] if plain else [])
 
 
 def _attachments(draft: Draft, entry: Json) -> list[object]:
-    found: list[object] = []
-    for one in [*(sequence(entry.get("attachments")) or []), *(sequence(entry.get("files")) or [])]:
-        fields = mapping(one) or {}
+    labels: list[object] = []
+    for attachment in [*(sequence(entry.get("attachments")) or []), *(sequence(entry.get("files")) or [])]:
+        fields = mapping(attachment) or {}
         name = text(fields.get("file_name")) or "unnamed"
         extracted = text(fields.get("extracted_content"))
         draft.note("text of an attachment kept in the prompt" if extracted else "file without content kept as its name")
-        found.append(f"[file: {name}]\n{extracted}" if extracted else f"[file: {name}]")
-    return found
+        labels.append(f"[file: {name}]\n{extracted}" if extracted else f"[file: {name}]")
+    return labels
 
 
 def _answer(draft: Draft, content: Sequence[object], entry: Json) -> None:

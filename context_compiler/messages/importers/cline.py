@@ -56,7 +56,7 @@ def _assistant(draft: Draft, entry: Json) -> None:
     draft.respond(parts, time=time_of(entry))
 
 
-def _calls(draft: Draft, prose: str, place: int) -> list[ModelResponsePart]:
+def _calls(draft: Draft, prose: str, position: int) -> list[ModelResponsePart]:
     """Split a text at its first tool tag, if that is closed, into the text before, the call, and the text after."""
     tag = _TAG.search(prose)
     end = prose.find(f"</{tag[1]}>", tag.end()) if tag else -1
@@ -64,18 +64,20 @@ def _calls(draft: Draft, prose: str, place: int) -> list[ModelResponsePart]:
         return [TextPart(content=prose)]
     before, after = prose[: tag.start()].strip(), prose[end + len(tag[1]) + 3 :].strip()
     parts: list[ModelResponsePart] = [TextPart(content=before)] if before else []
-    parts.append(call(draft, tag[1], dict(_parameters(prose[tag.end() : end])), call_id=None, place=place + len(parts)))
+    parts.append(
+        call(draft, tag[1], dict(_parameters(prose[tag.end() : end])), call_id=None, position=position + len(parts))
+    )
     return [*parts, TextPart(content=after)] if after else parts
 
 
 def _parameters(inner: str) -> Iterator[tuple[str, object]]:
-    at = 0
-    while (tag := _PARAMETER.search(inner, at)) is not None:
+    position = 0
+    while (tag := _PARAMETER.search(inner, position)) is not None:
         end = inner.find(f"</{tag[1]}>", tag.end())
         if end < 0:
             return
         yield tag[1], inner[tag.end() : end].strip("\n")
-        at = end + len(tag[1]) + 3
+        position = end + len(tag[1]) + 3
 
 
 def _user(draft: Draft, entry: Json) -> None:
@@ -110,34 +112,34 @@ def _prompt(draft: Draft, entry: Json, content: Sequence[object], texts: Sequenc
         if prose is None:
             kept.append(block)
             continue
-        left, found = _extract_files(prose)
-        files += found
+        left, attached = _extract_files(prose)
+        files += attached
         if left:
             kept.append(left)
     anthropic_messages.user(draft, {**entry, "content": kept})
     when = time_of(entry)
-    for place, (path, body) in enumerate(files):
+    for position, (path, body) in enumerate(files):
         draft.note("file in a prompt taken as the result of a read_file call")
-        _add_exchange(draft, path, body, place, when)
+        _add_exchange(draft, path, body, position, when)
 
 
 def _extract_files(prose: str) -> tuple[str, list[tuple[str, str]]]:
     """Replace the file blocks in a text by labels; return the text, and the path and body of each file."""
     files: list[tuple[str, str]] = []
     left: list[str] = []
-    at = 0
-    while (tag := _FILE.search(prose, at)) is not None:
+    position = 0
+    while (tag := _FILE.search(prose, position)) is not None:
         end = prose.find(_FILE_END, tag.end())
         if end < 0:
             break
-        left.append(f"{prose[at : tag.start()]}[file: {tag[1]}]")
+        left.append(f"{prose[position : tag.start()]}[file: {tag[1]}]")
         files.append((tag[1], prose[tag.end() : end].strip("\n")))
-        at = end + len(_FILE_END)
-    return "".join([*left, prose[at:]]), files
+        position = end + len(_FILE_END)
+    return "".join([*left, prose[position:]]), files
 
 
-def _add_exchange(draft: Draft, path: str, body: str, place: int, when: datetime | None) -> None:
-    id = f"file-{draft.at}-{place}"
+def _add_exchange(draft: Draft, path: str, body: str, position: int, when: datetime | None) -> None:
+    id = f"file-{draft.at}-{position}"
     draft.respond([ToolCallPart(tool_name="read_file", args={"path": path}, tool_call_id=id)], time=when)
     draft.request([draft.result(body, call_id=id, name="read_file", time=when)], time=when)
 

@@ -21,10 +21,10 @@ def matches(entry: Json) -> bool:
 def read(draft: Draft, entries: Sequence[object], head: Json) -> None:
     """Read the response items, oldest first; events are skipped without a note, because they only repeat the items."""
     model: str | None = None
-    for given in draft.each(entries):
-        entry = mapping(given)
+    for value in draft.each(entries):
+        entry = mapping(value)
         if entry is None:
-            raise draft.error(f"a line is {kind(given)}; it must be an object with a type and a payload")
+            raise draft.error(f"a line is {kind(value)}; it must be an object with a type and a payload")
         payload, time = mapping(entry.get("payload")) or {}, time_of(entry)
         if entry.get("type") == "session_meta":
             base = mapping(payload.get("base_instructions")) or {}

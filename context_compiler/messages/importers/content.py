@@ -48,13 +48,13 @@ def blocks(draft: Draft, content: object) -> list[object]:
         return []
     if isinstance(content, str):
         return [content]
-    given = sequence(content)
-    if given is None:
+    listed = sequence(content)
+    if listed is None:
         raise draft.error(f"content is {kind(content)}; it must be a string, null or a list of blocks")
-    for place, block in enumerate(given):
+    for position, block in enumerate(listed):
         if not isinstance(block, str | dict):
-            raise draft.error(f"block {place} of the content is {kind(block)}; it must be an object or a string")
-    return given
+            raise draft.error(f"block {position} of the content is {kind(block)}; it must be an object or a string")
+    return listed
 
 
 def _text_of(block: Json) -> str | None:
@@ -69,14 +69,14 @@ def pieces(draft: Draft, content: object) -> list[Piece]:
 def _piece(draft: Draft, block: object) -> Piece:
     if isinstance(block, str):
         return block
-    given = mapping(block) or {}
-    name = text(given.get("type")) or "no type"
+    fields = mapping(block) or {}
+    name = text(fields.get("type")) or "no type"
     read = _PIECES.get(name)
-    piece = read(given) if read else None
+    piece = read(fields) if read else None
     if piece is not None:
         return piece
     draft.note(f"block of {'unreadable' if read else 'unknown'} type {name[:40]!r} kept as text")
-    return json.dumps(given, ensure_ascii=False)
+    return json.dumps(fields, ensure_ascii=False)
 
 
 def system(draft: Draft, entry: Json) -> None:
@@ -100,8 +100,8 @@ def prompt(draft: Draft, content: object, entry: Json) -> UserPromptPart:
     parts = pieces(draft, content)
     if not parts:
         draft.note("user message without content")
-    alone = parts[0] if len(parts) == 1 else None if parts else ""
-    return UserPromptPart(content=alone if isinstance(alone, str) else parts, timestamp=time_of(entry) or UNDATED)
+    content = parts[0] if len(parts) == 1 and isinstance(parts[0], str) else parts or ""
+    return UserPromptPart(content=content, timestamp=time_of(entry) or UNDATED)
 
 
 def result_content(draft: Draft, content: object) -> object:
@@ -114,10 +114,10 @@ def response_parts(draft: Draft, content: object, *, provider: str | None = None
     """Parts of a response: text, files, thinking and tool calls, in order; empty strings are left out."""
     parts: list[ModelResponsePart] = []
     for block in blocks(draft, content):
-        given = mapping(block) or {}
-        read = _SPOKEN.get(text(given.get("type")) or "")
+        fields = mapping(block) or {}
+        read = _SPOKEN.get(text(fields.get("type")) or "")
         if read:
-            parts.append(read(draft, given, len(parts), provider))
+            parts.append(read(draft, fields, len(parts), provider))
             continue
         piece = _piece(draft, block)
         if isinstance(piece, BinaryContent):
@@ -127,20 +127,20 @@ def response_parts(draft: Draft, content: object, *, provider: str | None = None
     return parts
 
 
-def _thinking(draft: Draft, block: Json, place: int, provider: str | None) -> ModelResponsePart:
+def _thinking(draft: Draft, block: Json, position: int, provider: str | None) -> ModelResponsePart:
     signature = text(block.get("signature")) or text(block.get("thinkingSignature"))
     return ThinkingPart(content=text(block.get("thinking")) or "", signature=signature, provider_name=provider)
 
 
-def _redacted(draft: Draft, block: Json, place: int, provider: str | None) -> ModelResponsePart:
+def _redacted(draft: Draft, block: Json, position: int, provider: str | None) -> ModelResponsePart:
     return ThinkingPart(
         content="", id="redacted_thinking", signature=text(block.get("data")), provider_name=provider or "anthropic"
     )
 
 
-def _tool_use(draft: Draft, block: Json, place: int, provider: str | None) -> ModelResponsePart:
-    given = block.get("input") if "input" in block else block.get("arguments")
-    return call(draft, block.get("name"), given, call_id=block.get("id"), place=place)
+def _tool_use(draft: Draft, block: Json, position: int, provider: str | None) -> ModelResponsePart:
+    args = block.get("input") if "input" in block else block.get("arguments")
+    return call(draft, block.get("name"), args, call_id=block.get("id"), position=position)
 
 
 _SPOKEN: dict[str, Callable[[Draft, Json, int, str | None], ModelResponsePart]] = {
@@ -151,7 +151,7 @@ _SPOKEN: dict[str, Callable[[Draft, Json, int, str | None], ModelResponsePart]] 
 }
 
 
-def call(draft: Draft, name: object, given: object, *, call_id: object, place: int) -> ToolCallPart:
+def call(draft: Draft, name: object, args: object, *, call_id: object, position: int) -> ToolCallPart:
     """Build a tool call; without an id, it gets one that depends only on its position.
 
     Raises:
@@ -161,31 +161,31 @@ def call(draft: Draft, name: object, given: object, *, call_id: object, place: i
         raise draft.error("a tool call has no name; give it the name of its tool")
     return ToolCallPart(
         tool_name=name,
-        args=arguments(given),
-        tool_call_id=call_id if isinstance(call_id, str) and call_id else f"call-{draft.at}-{place}",
+        args=arguments(args),
+        tool_call_id=call_id if isinstance(call_id, str) and call_id else f"call-{draft.at}-{position}",
     )
 
 
-def arguments(given: object) -> Json | str | None:
+def arguments(value: object) -> Json | str | None:
     """Parse the arguments of a call into an object; return them as text if they are something else, or broken."""
-    if given is None:
+    if value is None:
         return None
-    if not isinstance(given, str):
-        whole = mapping(given)
-        return whole if whole is not None else json.dumps(given, ensure_ascii=False)
+    if not isinstance(value, str):
+        whole = mapping(value)
+        return whole if whole is not None else json.dumps(value, ensure_ascii=False)
     try:
-        read = mapping(parse_json(given))
+        read = mapping(parse_json(value))
         if read is None or not _is_shallow(read, DEEP):
-            return given
+            return value
         to_json(read)
     except (ValueError, RecursionError):
-        return given
+        return value
     return read
 
 
 def _is_shallow(value: object, levels: int) -> bool:
     inner: Sequence[object] = list((mapping(value) or {}).values()) or sequence(value) or ()
-    return not inner or (levels > 0 and all(_is_shallow(one, levels - 1) for one in inner))
+    return not inner or (levels > 0 and all(_is_shallow(element, levels - 1) for element in inner))
 
 
 _DATA_URL = re.compile(r"data:([^;,]*)((?:;[^;,]*)*),(.*)", re.DOTALL | re.IGNORECASE)
@@ -231,8 +231,8 @@ def data_url(url: str) -> BinaryContent | None:
 
 def image_url(block: Json) -> Piece | None:
     """Read an OpenAI image: `{"image_url": {"url", "detail"}}`, or `image_url` as a plain URL."""
-    given = mapping(block.get("image_url")) or {"url": block.get("image_url")}
-    url, detail = text(given.get("url")), text(given.get("detail"))
+    fields = mapping(block.get("image_url")) or {"url": block.get("image_url")}
+    url, detail = text(fields.get("url")), text(fields.get("detail"))
     if url is None or url[:5].lower() == "data:":
         return data_url(url or "")
     return ImageUrl(url=url, vendor_metadata={"detail": detail} if detail else None)
@@ -240,15 +240,15 @@ def image_url(block: Json) -> Piece | None:
 
 def input_audio(block: Json) -> Piece | None:
     """Read OpenAI audio: `{"input_audio": {"data", "format"}}`."""
-    given = mapping(block.get("input_audio")) or {}
-    form = text(given.get("format")) or "wav"
-    return binary(given.get("data"), _SOUNDS.get(form, f"audio/{form}"))
+    fields = mapping(block.get("input_audio")) or {}
+    form = text(fields.get("format")) or "wav"
+    return binary(fields.get("data"), _SOUNDS.get(form, f"audio/{form}"))
 
 
 def file(block: Json) -> Piece | None:
     """Read an OpenAI file: `{"file": {"file_data" or "file_id", "filename"}}`."""
-    given = mapping(block.get("file")) or {}
-    data, file_id = text(given.get("file_data")), text(given.get("file_id"))
+    fields = mapping(block.get("file")) or {}
+    data, file_id = text(fields.get("file_data")), text(fields.get("file_id"))
     if data is not None:
         return data_url(data) if data.startswith("data:") else binary(data, "application/pdf")
     return UploadedFile(file_id=file_id, provider_name="openai") if file_id else None

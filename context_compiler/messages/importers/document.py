@@ -70,8 +70,8 @@ def decode(data: bytes, *, file: str) -> str:
     try:
         text = decode_text(data)
     except UnicodeDecodeError as error:
-        found = f"byte {error.start} is not {error.encoding.upper()}"
-        raise TranscriptError(f"is not UTF-8 text ({found}); save it as UTF-8", file=file) from None
+        bad_byte = f"byte {error.start} is not {error.encoding.upper()}"
+        raise TranscriptError(f"is not UTF-8 text ({bad_byte}); save it as UTF-8", file=file) from None
     if not text.strip():
         raise TranscriptError("is empty; name a file that contains a transcript", file=file)
     return text
@@ -97,8 +97,8 @@ def _explain(error: Exception, text: str, line: int = 1) -> str:
     if isinstance(error, RecursionError):
         return f"is nested too deeply to be read (line {line}); no transcript needs that"
     if isinstance(error, _NotFinite):
-        place = _place(text, _position(text, error.literal), line)
-        return f"is not JSON: {error.literal[:40]} at {place} is not a finite number; write null or a string instead"
+        position = _place(text, _position(text, error.literal), line)
+        return f"is not JSON: {error.literal[:40]} at {position} is not a finite number; write null or a string instead"
     if isinstance(error, json.JSONDecodeError):
         nul = "; the file contains NUL bytes, is it UTF-16 or binary?" if "\0" in text else ""
         if not nul and line == 1 and text.lstrip()[:1] not in ("{", "["):
@@ -168,9 +168,9 @@ def conversations(value: object, is_message: Callable[[Json], bool], *, trusted:
         is_message: Predicate that is true for a message in any known format.
         trusted: Accept a list as a conversation even if nothing in it looks like a message.
     """
-    found = _find(value, {}, is_message, _LEVELS)
-    if found or not trusted:
-        return found
+    matches = _find(value, {}, is_message, _LEVELS)
+    if matches or not trusted:
+        return matches
     head = mapping(value) or {}
     lists = [value, *(head.get(key) for key in HOLDERS)]
     return [Conversation(entries=entries, head=head) for entries in map(sequence, lists) if entries][:1]
@@ -187,45 +187,53 @@ def _find(value: object, head: Json, is_message: Callable[[Json], bool], levels:
         return [Conversation(entries=list(nodes.values()), head=fields)]
     if is_message(fields):
         return [Conversation(entries=[fields])]
-    found = [
+    candidates = [
         some
         for key in HOLDERS
         if levels and key in fields
         for some in [_find(fields[key], fields, is_message, levels - 1)]
         if some
     ]
-    return next((some for some in found if any(one.entries for one in some)), found[0] if found else [])
+    return next(
+        (some for some in candidates if any(conversation.entries for conversation in some)),
+        candidates[0] if candidates else [],
+    )
 
 
 def _find_in_elements(listed: Sequence[object], is_message: Callable[[Json], bool], levels: int) -> list[Conversation]:
     """Find the conversations in the elements of a list; the first one has the elements without any as `skipped`."""
-    found = [_find(inner, {}, is_message, levels) for inner in listed]
-    skipped = tuple(index for index, some in enumerate(found) if not some)
-    whole = list(chain.from_iterable(found))
+    by_element = [_find(inner, {}, is_message, levels) for inner in listed]
+    skipped = tuple(index for index, some in enumerate(by_element) if not some)
+    whole = list(chain.from_iterable(by_element))
     return [replace(whole[0], skipped=skipped), *whole[1:]] if whole else []
 
 
-def conversation_names(found: Sequence[Conversation], stem: str) -> list[str]:
+def conversation_names(found_conversations: Sequence[Conversation], stem: str) -> list[str]:
     """Name each conversation: by its title if it is a tree of nodes, else the stem of the file.
 
     An id or index follows the title if several conversations share it, and the stem if there are several conversations.
     """
     titles = [
-        _name_from(conversation.head.get("title") if NODES in conversation.head else None) for conversation in found
+        _name_from(conversation.head.get("title") if NODES in conversation.head else None)
+        for conversation in found_conversations
     ]
     return [
-        title if titles.count(title) == 1 and title else f"{title or stem}#{id}" if len(found) > 1 else stem
-        for title, id in zip(titles, _ids(found), strict=True)
+        title
+        if titles.count(title) == 1 and title
+        else f"{title or stem}#{id}"
+        if len(found_conversations) > 1
+        else stem
+        for title, id in zip(titles, _ids(found_conversations), strict=True)
     ]
 
 
-def _ids(found: Sequence[Conversation]) -> list[str]:
+def _ids(found_conversations: Sequence[Conversation]) -> list[str]:
     """Different ids of all conversations: from the first key of `NAMES` that gives them, else their indexes."""
     for key in NAMES:
-        ids = [_name_from(conversation.head.get(key)) for conversation in found]
+        ids = [_name_from(conversation.head.get(key)) for conversation in found_conversations]
         if all(ids) and len(set(ids)) == len(ids):
             return ids
-    return [str(index) for index in range(len(found))]
+    return [str(index) for index in range(len(found_conversations))]
 
 
 def _name_from(value: object) -> str:

@@ -56,13 +56,13 @@ class Draft:
 
     def each(self, entries: Sequence[object], positions: Iterable[int] | None = None) -> Iterator[object]:
         """Iterate over all entries, or those at `positions`, and keep `at` up to date."""
-        for at in range(len(entries)) if positions is None else positions:
-            self.at = at
-            yield entries[at]
+        for index in range(len(entries)) if positions is None else positions:
+            self.at = index
+            yield entries[index]
 
-    def note(self, what: str, at: int | None = None) -> None:
-        """Record a note on lenient reading at index `at`, by default at the current position."""
-        self._notes.setdefault(what, []).append(self.at if at is None else at)
+    def note(self, what: str, index: int | None = None) -> None:
+        """Record a note on lenient reading at `index`, by default at the current position."""
+        self._notes.setdefault(what, []).append(self.at if index is None else index)
 
     def add(self, message: ModelMessage) -> None:
         """Add a complete message."""
@@ -133,9 +133,9 @@ class Draft:
                 is too long.
         """
         if _storage_problem(self.messages):
-            for at, message in zip(self._starts, self.messages, strict=True):
+            for index, message in zip(self._starts, self.messages, strict=True):
                 if why := _storage_problem([message]):
-                    self.at = at
+                    self.at = index
                     raise self.error(why)
         notes = tuple(f"{what} (at {_indexes(where)})" for what, where in self._notes.items())
         return Transcript(name=name, format=format, messages=tuple(self.messages), notes=notes)

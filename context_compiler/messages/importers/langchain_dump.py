@@ -49,10 +49,10 @@ def _body(entry: Json) -> tuple[str, Json] | None:
 
 def read(draft: Draft, entries: Sequence[object], head: Json) -> None:
     """Read messages, oldest first."""
-    for given in draft.each(entries):
-        body = _body(mapping(given) or {})
+    for value in draft.each(entries):
+        body = _body(mapping(value) or {})
         if body is None:
-            raise draft.error(f"a message is {kind(given)}; it must be an object with a type and its fields")
+            raise draft.error(f"a message is {kind(value)}; it must be an object with a type and its fields")
         name, fields = body
         role = _TYPES.get(name) or text(fields.get("role")) or name
         openai_chat.read_role(draft, {**fields, "role": _TYPES.get(role, role)}, _ROLES)
@@ -61,7 +61,9 @@ def read(draft: Draft, entries: Sequence[object], head: Json) -> None:
 def _assistant(draft: Draft, message: Json) -> None:
     """Add text and the calls that LangChain parsed; the provider's blocks that repeat the calls are left out."""
     listed = [
-        mapping(one) or {} for key in ("tool_calls", "invalid_tool_calls") for one in sequence(message.get(key)) or []
+        mapping(value) or {}
+        for key in ("tool_calls", "invalid_tool_calls")
+        for value in sequence(message.get(key)) or []
     ]
     if not listed:
         openai_chat.assistant(draft, {**(mapping(message.get("additional_kwargs")) or {}), **_without_calls(message)})
@@ -71,8 +73,8 @@ def _assistant(draft: Draft, message: Json) -> None:
     if blocks is not None:
         content = [block for block in blocks if (mapping(block) or {}).get("type") not in ("tool_use", "function_call")]
     parts = response_parts(draft, content)
-    for one in listed:
-        parts.append(call(draft, one.get("name"), one.get("args"), call_id=one.get("id"), place=len(parts)))
+    for fields in listed:
+        parts.append(call(draft, fields.get("name"), fields.get("args"), call_id=fields.get("id"), position=len(parts)))
     draft.respond(parts, time=time_of(message))
 
 

@@ -36,16 +36,16 @@ def read_role(draft: Draft, entry: object, roles: dict[str, Callable[[Draft, Jso
     Raises:
         TranscriptError: The message is not an object, or its role is missing or unknown.
     """
-    given = mapping(entry)
-    if given is None:
+    message = mapping(entry)
+    if message is None:
         raise draft.error(f"a message is {kind(entry)}; it must be an object with a role")
-    role = given.get("role")
+    role = message.get("role")
     if role is None:
         raise draft.error(f"a message has no role; use one of {', '.join(roles)}")
     reader = roles.get(role) if isinstance(role, str) else None
     if reader is None:
         raise draft.error(f"unknown role {str(role)[:40]!r}; use one of {', '.join(roles)}")
-    reader(draft, given)
+    reader(draft, message)
 
 
 def user(draft: Draft, entry: Json) -> None:
@@ -67,19 +67,23 @@ def assistant(draft: Draft, entry: Json) -> None:
 
 
 def _calls(draft: Draft, entry: Json, first: int) -> list[ToolCallPart]:
-    given = entry.get("tool_calls")
-    listed = [] if given is None else sequence(given)
+    value = entry.get("tool_calls")
+    listed = [] if value is None else sequence(value)
     if listed is None:
-        raise draft.error(f"tool_calls is {kind(given)}; it must be a list")
+        raise draft.error(f"tool_calls is {kind(value)}; it must be a list")
     calls: list[ToolCallPart] = []
-    for one in listed:
-        wrapper = mapping(one) or {}
+    for value in listed:
+        wrapper = mapping(value) or {}
         function = mapping(wrapper.get("function")) or mapping(wrapper.get("custom")) or {}
         arguments = function.get("arguments") if "arguments" in function else function.get("input")
-        calls.append(call(draft, function.get("name"), arguments, call_id=wrapper.get("id"), place=first + len(calls)))
+        calls.append(
+            call(draft, function.get("name"), arguments, call_id=wrapper.get("id"), position=first + len(calls))
+        )
     legacy = mapping(entry.get("function_call"))
     if legacy is not None:
-        calls.append(call(draft, legacy.get("name"), legacy.get("arguments"), call_id=None, place=first + len(calls)))
+        calls.append(
+            call(draft, legacy.get("name"), legacy.get("arguments"), call_id=None, position=first + len(calls))
+        )
     return calls
 
 

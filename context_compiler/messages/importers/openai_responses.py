@@ -35,10 +35,10 @@ def read(draft: Draft, entries: Sequence[object], head: Json) -> None:
     """Read the instructions of the object that contains the items, then the items, oldest first."""
     if isinstance(head.get("instructions"), str) and head["instructions"]:
         system(draft, {"content": head["instructions"]})
-    for given in draft.each(entries):
-        item = mapping(given)
+    for value in draft.each(entries):
+        item = mapping(value)
         if item is None:
-            raise draft.error(f"an item is {kind(given)}; it must be an object with a type or a role")
+            raise draft.error(f"an item is {kind(value)}; it must be an object with a type or a role")
         read_item(draft, item, time=time_of(item))
 
 
@@ -66,7 +66,7 @@ def _item_parts(draft: Draft, item: Json, type_: object) -> list[ModelResponsePa
     """Parts for an item of the model that is not a message; a call to a provider's own tool is kept as text."""
     if isinstance(type_, str) and type_ in _CALLS:
         name = _SHELL if type_ == "local_shell_call" else item.get("name")
-        return [call(draft, name, item.get(_CALLS[type_]), call_id=item.get("call_id") or item.get("id"), place=0)]
+        return [call(draft, name, item.get(_CALLS[type_]), call_id=item.get("call_id") or item.get("id"), position=0)]
     if type_ == "reasoning":
         return _reasoning(item)
     draft.note(f"item of type {str(type_)[:40]!r} kept as text")

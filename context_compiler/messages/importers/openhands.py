@@ -50,11 +50,11 @@ def matches(entry: Json) -> bool:
 def read(draft: Draft, entries: Sequence[object], head: Json) -> None:
     """Read events, oldest first."""
     reply: object = None
-    for given in draft.each(entries):
-        event = mapping(given)
+    for value in draft.each(entries):
+        event = mapping(value)
         if event is None:
             raise draft.error(
-                f"an event is {kind(given)}; it must be an object with an action, an observation or a kind"
+                f"an event is {kind(value)}; it must be an object with an action, an observation or a kind"
             )
         joins = reply is not None and reply == _reply_id(event)
         if "kind" in event:
@@ -85,8 +85,8 @@ def _prompt(draft: Draft, event: Json, content: str) -> None:
 
 def _action(draft: Draft, event: Json, joins: bool) -> None:
     """Add an older action: a message, or a tool call with the thought before it."""
-    name, given = text(event.get("action")) or "", mapping(event.get("args")) or {}
-    content = text(given.get("content")) or text(event.get("message")) or ""
+    name, args = text(event.get("action")) or "", mapping(event.get("args")) or {}
+    content = text(args.get("content")) or text(event.get("message")) or ""
     if name in _INTERNAL:
         return
     if name == "system":
@@ -94,15 +94,15 @@ def _action(draft: Draft, event: Json, joins: bool) -> None:
     elif event.get("source") == "user":
         if name != "message":
             draft.note("action of the user kept as a prompt")
-            content = f"Ran {name}: {text(given.get('command')) or content}"
+            content = f"Ran {name}: {text(args.get('command')) or content}"
         _prompt(draft, event, content)
     elif name in ("message", "finish"):
-        final = text(given.get("final_thought")) or content
+        final = text(args.get("final_thought")) or content
         draft.respond([TextPart(content=final)] if final else [], time=time_of(event), joins=joins)
     else:
-        thought = text(given.get("thought"))
+        thought = text(args.get("thought"))
         parts: list[ModelResponsePart] = [TextPart(content=thought)] if thought else []
-        parts.append(_older_call(draft, event, name, given))
+        parts.append(_older_call(draft, event, name, args))
         draft.respond(parts, time=time_of(event), joins=joins)
 
 
@@ -113,14 +113,14 @@ def _older_call(draft: Draft, event: Json, name: str, action: Json) -> ModelResp
     response = mapping(metadata.get("model_response")) or {}
     for choice in sequence(response.get("choices")) or []:
         message = mapping((mapping(choice) or {}).get("message")) or {}
-        for one in sequence(message.get("tool_calls")) or []:
-            given = mapping(one) or {}
-            function = mapping(given.get("function")) or {}
-            if given.get("id") == call_id and call_id is not None:
-                return call(draft, function.get("name"), function.get("arguments"), call_id=call_id, place=0)
+        for value in sequence(message.get("tool_calls")) or []:
+            fields = mapping(value) or {}
+            function = mapping(fields.get("function")) or {}
+            if fields.get("id") == call_id and call_id is not None:
+                return call(draft, function.get("name"), function.get("arguments"), call_id=call_id, position=0)
     arguments = {key: value for key, value in action.items() if key not in _OWN_ARGUMENTS}
     id = call_id or f"event-{event.get('id', draft.at)}"
-    return call(draft, metadata.get("function_name") or name, arguments, call_id=id, place=0)
+    return call(draft, metadata.get("function_name") or name, arguments, call_id=id, position=0)
 
 
 def _observation(draft: Draft, event: Json) -> None:
@@ -158,11 +158,11 @@ def _newer_action(draft: Draft, event: Json, joins: bool) -> None:
         content = text((mapping(block) or {}).get("text"))
         if content:
             parts.append(TextPart(content=content))
-    given = mapping(event.get("tool_call")) or {}
-    function = mapping(given.get("function")) or given
+    tool_call = mapping(event.get("tool_call")) or {}
+    function = mapping(tool_call.get("function")) or tool_call
     arguments = function.get("arguments", mapping(event.get("action")))
     name = text(event.get("tool_name")) or function.get("name")
-    parts.append(call(draft, name, arguments, call_id=event.get("tool_call_id") or given.get("id"), place=0))
+    parts.append(call(draft, name, arguments, call_id=event.get("tool_call_id") or tool_call.get("id"), position=0))
     draft.respond(parts, time=time_of(event), joins=joins)
 
 

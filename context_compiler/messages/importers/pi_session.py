@@ -33,10 +33,10 @@ def matches(entry: Json) -> bool:
 
 def read(draft: Draft, entries: Sequence[object], head: Json) -> None:
     """Read the entries of the last branch, oldest first."""
-    for given in draft.each(entries, _branch(draft, entries)):
-        entry = mapping(given)
+    for value in draft.each(entries, _branch(draft, entries)):
+        entry = mapping(value)
         if entry is None:
-            raise draft.error(f"an entry is {kind(given)}; it must be an object with a type")
+            raise draft.error(f"an entry is {kind(value)}; it must be an object with a type")
         if entry.get("type") == "message":
             message = mapping(entry.get("message"))
             if message is None:
@@ -50,20 +50,21 @@ def read(draft: Draft, entries: Sequence[object], head: Json) -> None:
 
 def _branch(draft: Draft, entries: Sequence[object]) -> list[int]:
     """Positions of the entries to read: in a tree, from its root to its last entry; in a plain session, all of them."""
-    ids = {str(id): at for at, entry in enumerate(entries) if (id := (mapping(entry) or {}).get("id")) is not None}
-    tree = [at for at, entry in enumerate(entries) if "parentId" in (mapping(entry) or {})]
+    nodes = [mapping(entry) or {} for entry in entries]
+    ids = {str(id): index for index, node in enumerate(nodes) if (id := node.get("id")) is not None}
+    tree = [index for index, node in enumerate(nodes) if "parentId" in node]
     if not tree:
         return list(range(len(entries)))
     path: set[int] = set()
-    at: int | None = tree[-1]
-    while at is not None and at not in path:
-        path.add(at)
-        parent = (mapping(entries[at]) or {}).get("parentId")
-        at = None if parent is None else ids.get(str(parent), at - 1 if at else None)
+    position: int | None = tree[-1]
+    while position is not None and position not in path:
+        path.add(position)
+        parent = nodes[position].get("parentId")
+        position = None if parent is None else ids.get(str(parent), position - 1 if position else None)
     left_out = set(tree) - path
-    for at in sorted(left_out):
-        draft.note("left out an entry of another branch", at)
-    return [at for at in range(len(entries)) if at not in left_out]
+    for position in sorted(left_out):
+        draft.note("left out an entry of another branch", position)
+    return [position for position in range(len(entries)) if position not in left_out]
 
 
 def _assistant(draft: Draft, message: Json) -> None:
@@ -80,19 +81,19 @@ def _assistant(draft: Draft, message: Json) -> None:
         draft.note(f"response {stop}, {reason[:80]!r}")
 
 
-def _usage(given: Json) -> RequestUsage:
+def _usage(usage: Json) -> RequestUsage:
     """Usage as the host counts it: tokens read from or written to a cache are part of the input."""
-    read, written = _count(given, "cacheRead"), _count(given, "cacheWrite")
+    read, written = _count(usage, "cacheRead"), _count(usage, "cacheWrite")
     return RequestUsage(
-        input_tokens=_count(given, "input") + read + written,
-        output_tokens=_count(given, "output"),
+        input_tokens=_count(usage, "input") + read + written,
+        output_tokens=_count(usage, "output"),
         cache_read_tokens=read,
         cache_write_tokens=written,
     )
 
 
-def _count(given: Json, key: str) -> int:
-    value = given.get(key)
+def _count(usage: Json, key: str) -> int:
+    value = usage.get(key)
     return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**48 else 0
 
 

@@ -58,7 +58,7 @@ def read(draft: Draft, prose: str) -> None:
     """
     own = prose.lstrip().startswith(_OWN)
     role, lines, fence, when = None, list[str](), "", None
-    found = False
+    has_speaker = False
     for line in prose.split("\n"):
         stamp = _TIME.match(line.strip()) if own and len(line) < MAX_SPEAKER_LINE else None
         speaker = None if fence else _speaker(line)
@@ -67,14 +67,14 @@ def read(draft: Draft, prose: str) -> None:
             role, lines, when = None, [], parse_time(f"{stamp[1]}+00:00")
         elif speaker is not None:
             _add(draft, role, lines, when)
-            (role, rest), found = speaker, True
+            (role, rest), has_speaker = speaker, True
             lines = [rest] if rest else []
             draft.at += 1
         else:
             lines.append(line[:-1] if own and _ESCAPED.match(line[:MAX_SPEAKER_LINE]) else line)
         fence = _fence(line, fence) if not own else ""
     _add(draft, role, lines, when)
-    if not found:
+    if not has_speaker:
         raise draft.error("no line names a speaker; begin each message with a line such as **User:** or **Assistant:**")
 
 

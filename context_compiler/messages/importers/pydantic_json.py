@@ -34,8 +34,8 @@ def _explain(error: ValidationError) -> str:
     first = error.errors(include_url=False, include_input=False, include_context=False)[0]
     if first["type"] == "json_invalid" and "hex escape" in first["msg"]:
         return "contains half a character (a lone surrogate such as \\ud83d); replace it, for example with \\ufffd"
-    place = ".".join(str(step) for step in first["loc"][2:5])
+    path = ".".join(str(step) for step in first["loc"][2:5])
     newer = "; was it written by a newer Pydantic AI?" if first["type"] == "union_tag_invalid" else ""
     return (
-        f"is not a message that the installed Pydantic AI can read ({place or 'message'}: {first['msg'][:160]}){newer}"
+        f"is not a message that the installed Pydantic AI can read ({path or 'message'}: {first['msg'][:160]}){newer}"
     )

@@ -62,9 +62,9 @@ class AgentHandler:
 
     def __init__(self, config: RunConfig) -> None:
         self._config = config
-        given: dict[str, Any] = {"store": config.store, **(config.compiler or {})}
-        given["on_view"] = _charge_and_pass_on(given.get("on_view"))
-        self._compiler = None if config.compiler is None else ContextCompiler(**given)
+        options: dict[str, Any] = {"store": config.store, **(config.compiler or {})}
+        options["on_view"] = _charge_and_pass_on(options.get("on_view"))
+        self._compiler = None if config.compiler is None else ContextCompiler(**options)
         self._outputs = OutputCompiler(config)
 
     async def execute(self, stage: Stage) -> Outcome:
@@ -83,7 +83,7 @@ class AgentHandler:
         """Ask the agent of a stage, and return its output and the new messages."""
         agent = self.agent(stage)
         meter = CostMeter(run=stage.requests, emit=stage.emit)
-        capabilities = [one for one in (meter, hooks_of(stage), self._compiler) if one is not None]
+        capabilities = [capability for capability in (meter, hooks_of(stage), self._compiler) if capability is not None]
         usage = RunUsage()
         charged = _METER.set(meter)
         try:
@@ -108,17 +108,17 @@ class AgentHandler:
 
     def agent(self, stage: Stage) -> Agent[Any, Any]:
         """Return the agent of a stage: a configured one, or one built for its model."""
-        given = self._config.agents
-        if isinstance(given, Agent):
-            return cast("Agent[Any, Any]", given)
-        found: Agent[Any, Any] | None = None
-        if isinstance(given, Mapping):
+        agents = self._config.agents
+        if isinstance(agents, Agent):
+            return cast("Agent[Any, Any]", agents)
+        agent: Agent[Any, Any] | None = None
+        if isinstance(agents, Mapping):
             names = (stage.node.name, *stage.node.classes, "*")
-            known = cast("Mapping[str, Agent[Any, Any]]", given)
-            found = next((known[name] for name in names if name in known), None)
-        elif given is not None:
-            found = given(stage.node)
-        return found or _build_agent(self._config.model, stage.node, stage.graph)
+            by_name = cast("Mapping[str, Agent[Any, Any]]", agents)
+            agent = next((by_name[name] for name in names if name in by_name), None)
+        elif agents is not None:
+            agent = agents(stage.node)
+        return agent or _build_agent(self._config.model, stage.node, stage.graph)
 
     def _model_of(self, stage: Stage) -> Model | str | None:
         """Return the model that runs a stage; None if simulated."""
@@ -253,8 +253,8 @@ class CostMeter(AbstractCapability[Any]):
     ) -> ModelResponse:
         """Add the cost of a request. Under a cost limit, warn once about each model without a known price."""
         names = ("input_tokens", "cache_read_tokens", "cache_write_tokens", "output_tokens")
-        known = {name: getattr(response.usage, name) for name in names}
-        self.charge(response.model_name or "", known, response.provider_name)
+        usage = {name: getattr(response.usage, name) for name in names}
+        self.charge(response.model_name or "", usage, response.provider_name)
         await self.record()
         return response
 
@@ -318,7 +318,7 @@ class ToolHooks(AbstractCapability[Any]):
                 command,
                 where=Path(where) if where else None,
                 limit=SECONDS,
-                given=json.dumps(to_jsonable_python(facts, bytes_mode="base64", fallback=str)),
+                stdin=json.dumps(to_jsonable_python(facts, bytes_mode="base64", fallback=str)),
                 env=stage.environment() | {f"HOOK_{key.upper()}": str(facts[key]).replace("\0", "") for key in keys},
             )
         except OSError as error:

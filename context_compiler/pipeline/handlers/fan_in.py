@@ -79,9 +79,9 @@ def _answer_text(output: object) -> str:
     return str(label or (ids[0] if ids else "") or getattr(output, "notes", "") or output)
 
 
-def _rows(found: object) -> list[Row]:
+def _rows(value: object) -> list[Row]:
     """Results of branches in a context value; anything malformed is left out."""
-    rows: list[object] = cast("list[object]", found) if isinstance(found, list) else []
+    rows: list[object] = cast("list[object]", value) if isinstance(value, list) else []
     kept = [cast("Row", row) for row in rows if isinstance(row, Mapping)]
     return [row for row in kept if row.get("branch_id") is not None]
 

@@ -82,16 +82,16 @@ async def _inform(stage: Stage, message: str) -> None:
 
 def options_of(edges: tuple[Edge, ...]) -> tuple[Option, ...]:
     """Return the choices that edges offer, in order, with distinct keys."""
-    found: list[Option] = []
+    options: list[Option] = []
     taken: set[str] = set()
     for edge in edges:
         key, label = accelerator(edge.label or edge.target)
         key = key or label[:1].upper()
         if key.lower() in taken:
-            key = next(name for name in map(str, count(len(found) + 1)) if name not in taken)
+            key = next(name for name in map(str, count(len(options) + 1)) if name not in taken)
         taken.add(key.lower())
-        found.append(Option(key=key, label=label, target=edge.target))
-    return tuple(found)
+        options.append(Option(key=key, label=label, target=edge.target))
+    return tuple(options)
 
 
 def _choose(option: Option, said: str = "") -> Outcome:

@@ -46,8 +46,8 @@ class ManagerLoopHandler:
             graph = _load_child(stage)
             if isinstance(graph, Outcome):
                 return graph
-            place = (stage.run_id, stage.branch_id, stage.node.name, str(stage.visit))
-            child = await stage.start(graph, ".".join(filter(None, place)))
+            names = (stage.run_id, stage.branch_id, stage.node.name, str(stage.visit))
+            child = await stage.start(graph, ".".join(filter(None, names)))
         try:
             return await self._supervise(stage, child, condition)
         finally:
@@ -57,8 +57,8 @@ class ManagerLoopHandler:
 
     async def _supervise(self, stage: Stage, child: Child | None, condition: Condition) -> Outcome:
         most = stage.node.whole("manager.max_cycles")
-        listed = (one.strip() for one in stage.node.text("manager.actions").replace(" ", ",").split(","))
-        actions = tuple(one for one in listed if one in ACTIONS) or DEFAULT_ACTIONS
+        listed = (action.strip() for action in stage.node.text("manager.actions").replace(" ", ",").split(","))
+        actions = tuple(action for action in listed if action in ACTIONS) or DEFAULT_ACTIONS
         interval = stage.node.seconds("manager.poll_interval")
         for cycle in range(1, (CYCLES if most is None else most) + 1):
             stage.context.set("stack.manager.cycles", cycle)
@@ -111,8 +111,8 @@ def _load_child(stage: Stage) -> Graph | Outcome:
     if not name:
         return failure("no stack.child_dotfile")
     where = stage.node.text("stack.child_workdir") or stage.graph.text("stack.child_workdir")
-    folder = Path(where) if where else Path(stage.graph.path).parent if stage.graph.path else Path()
-    path = folder / name
+    folder = Path(stage.graph.path).parent if stage.graph.path else Path()
+    path = (Path(where) if where else folder) / name
     if path.exists() and not path.is_file():
         return failure(f"stack.child_dotfile: {path} is not a file")
     try:
@@ -143,7 +143,9 @@ async def _observe(stage: Stage, child: Child | None) -> None:
 
 def _status(child: Child) -> str:
     """Status of a child as its parent sees it: completed, failed, running, or stopped."""
-    return {"success": "completed", "fail": "failed"}.get(child.state.status, "running" if child.running else "stopped")
+    if child.state.status in ("success", "fail"):
+        return "completed" if child.state.status == "success" else "failed"
+    return "running" if child.running else "stopped"
 
 
 def _final_outcome(stage: Stage, child: Child | None) -> Outcome | None:

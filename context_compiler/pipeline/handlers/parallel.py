@@ -36,7 +36,7 @@ class Branch:
     """Name of the branch, unique in its stage."""
     target: str
     """First stage of the branch."""
-    place: int
+    edge: int
     """Index of its edge in the graph's edges."""
 
 
@@ -75,16 +75,16 @@ class ParallelHandler:
 
 def branches_of(stage: Stage) -> list[Branch]:
     """Return the branches of a stage, one per outgoing edge, with distinct names."""
-    found: dict[str, Branch] = {}
+    branches: dict[str, Branch] = {}
     counts: dict[str, int] = {}
-    for place, edge in enumerate(stage.graph.edges):
+    for index, edge in enumerate(stage.graph.edges):
         if edge.source == stage.node.name:
             name = label = edge.label or edge.target
-            while name in found:
+            while name in branches:
                 counts[label] = counts.get(label, 1) + 1
                 name = f"{label}-{counts[label]}"
-            found[name] = Branch(id=name, target=edge.target, place=place)
-    return list(found.values())
+            branches[name] = Branch(id=name, target=edge.target, edge=index)
+    return list(branches.values())
 
 
 async def _run_branches(stage: Stage, branches: Sequence[Branch], join: str, policy: str) -> list[dict[str, Any]]:
@@ -118,16 +118,18 @@ async def _run_branches(stage: Stage, branches: Sequence[Branch], join: str, pol
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
     skipped = {"status": StageStatus.SKIPPED.value, "notes": "not waited for", "score": 0}
-    return [rows.get(one.id) or {"branch_id": one.id, "target_node": one.target, **skipped} for one in branches]
+    return [
+        rows.get(branch.id) or {"branch_id": branch.id, "target_node": branch.target, **skipped} for branch in branches
+    ]
 
 
 async def _run_branch(stage: Stage, branch: Branch, join: str, places: asyncio.Semaphore) -> dict[str, Any]:
     """Run a branch once there is a place for it, and return its result."""
     async with places:
-        await stage.emit("parallel_branch_started", branch=branch.id, index=branch.place)
+        await stage.emit("parallel_branch_started", branch=branch.id, index=branch.edge)
         before = stage.context.values()
         started = stage.config.clock()
-        ran = await try_await(stage.branch(branch.target, branch.place, branch.id, join))
+        ran = await try_await(stage.branch(branch.target, branch.edge, branch.id, join))
         row: dict[str, Any] = {"branch_id": branch.id, "target_node": branch.target}
         if ran.value is None:
             row |= {"status": "fail", "score": 0, "notes": "", "failure_reason": f"{ran.error}"}
@@ -135,7 +137,7 @@ async def _run_branch(stage: Stage, branch: Branch, join: str, places: asyncio.S
             row |= _branch_row(stage, branch, before, ran.value)
         outcome = {
             "branch": branch.id,
-            "index": branch.place,
+            "index": branch.edge,
             "success": succeeded(row),
             "duration": stage.config.clock() - started,
         }

@@ -144,11 +144,11 @@ def has_runs(place: str) -> bool:
     return is_address(place) or Path(place).exists()
 
 
-def update_info(info: RunInfo, state: RunState, at: str) -> RunInfo:
+def update_info(info: RunInfo, state: RunState, time: str) -> RunInfo:
     """Update the metadata of a run for a state that is being saved."""
     return replace(
         info,
-        updated_at=at,
+        updated_at=time,
         status=state.status if state.ended else "running",
         current_node=state.current_node,
         next_node=state.next_node,
@@ -165,10 +165,10 @@ def newest_first(infos: Sequence[RunInfo]) -> list[RunInfo]:
 
 def family(run_id: str, parents: Mapping[str, str | None]) -> list[str]:
     """Ids of a run and all its descendants, given the parent of each run."""
-    found = [run_id]
-    for one in found:
-        found += [name for name, parent in parents.items() if parent == one and name not in found]
-    return found
+    run_ids = [run_id]
+    for current in run_ids:
+        run_ids += [name for name, parent in parents.items() if parent == current and name not in run_ids]
+    return run_ids
 
 
 async def prune_runs(store: RunStore, *, older_than_days: float) -> list[str]:
@@ -179,13 +179,13 @@ async def prune_runs(store: RunStore, *, older_than_days: float) -> list[str]:
     """
     before = (datetime.now(UTC) - timedelta(days=older_than_days)).isoformat(timespec="milliseconds")
     infos = await store.runs()
-    known = {info.run_id for info in infos}
-    old = [one for one in infos if one.status in ("success", "fail") and one.updated_at < before]
+    run_ids = {info.run_id for info in infos}
+    old = [info for info in infos if info.status in ("success", "fail") and info.updated_at < before]
     overwriting = store if isinstance(store, Overwriting) else None
     delete = store.delete if overwriting is None else overwriting.remove
     removed: list[str] = []
     try:
-        for name in [one.run_id for one in old if one.parent not in known]:
+        for name in [info.run_id for info in old if info.parent not in run_ids]:
             with suppress(RunOwnedError):  # its owner is still finishing it
                 removed += [name] if await delete(name) else []
     finally:

@@ -114,8 +114,8 @@ class FileRuns:
         """Metadata of all runs, newest first."""
         try:
             paths = (self.root / MANIFEST,) if self._alone else self.root.glob(f"*/{MANIFEST}")
-            found = [self._info_or_damaged(path) for path in paths if path.exists()] if self.root.is_dir() else []
-            return newest_first([mark_stopped(self._is_owned, info) for info in found])
+            infos = [self._info_or_damaged(path) for path in paths if path.exists()] if self.root.is_dir() else []
+            return newest_first([mark_stopped(self._is_owned, info) for info in infos])
         except OSError as error:
             raise PipelineError(f"{self.root}: {error.strerror or error}; give a folder that may be read") from error
 

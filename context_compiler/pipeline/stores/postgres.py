@@ -140,37 +140,37 @@ class PostgresDatabase:
         """Execute statements, in as few round trips as possible."""
         if len(statements) == 1 and statements[0].rows is None:
             return [await self._execute(connection, statements[0])]
-        if all(one.rows is None and one.text.lstrip().startswith("SELECT") for one in statements):
-            return [await self._execute(connection, one) for one in statements]
+        if all(statement.rows is None and statement.text.lstrip().startswith("SELECT") for statement in statements):
+            return [await self._execute(connection, statement) for statement in statements]
         if len(statements) == 2 and statements[0].missing is not None and _is_write(statements[1]):
             return await self._execute_fenced(connection, *statements)
         async with connection.transaction():
-            return [await self._execute(connection, one) for one in statements]
+            return [await self._execute(connection, statement) for statement in statements]
 
     async def _execute_fenced(
-        self, connection: Connection, fence: Statement, one: Statement
+        self, connection: Connection, fence: Statement, statement: Statement
     ) -> list[Sequence[Sequence[Any]]]:
         """Execute a fence and one write in one round trip."""
-        returns = "RETURNING" in one.text
-        text = one.text if returns else f"{one.text} RETURNING 1"
+        returns = "RETURNING" in statement.text
+        text = statement.text if returns else f"{statement.text} RETURNING 1"
         both = _FENCED.format(fence=fence.text, text=text, answer=_FENCED_RESULTS[returns])
         try:
-            found = await connection.fetch(translate(both, self.postgres.schema), *fence.args, *one.args)
+            rows = await connection.fetch(translate(both, self.postgres.schema), *fence.args, *statement.args)
         except asyncpg.DivisionByZeroError:
             assert fence.missing is not None
             raise fence.missing from None
-        return [(), [tuple(row)[1:] for row in found] if returns else ()]
+        return [(), [tuple(row)[1:] for row in rows] if returns else ()]
 
-    async def _execute(self, connection: Connection, one: Statement) -> Sequence[Sequence[Any]]:
-        text = translate(one.text, self.postgres.schema)
-        if one.rows is not None:
-            if one.rows:
-                await connection.executemany(text, one.rows)
+    async def _execute(self, connection: Connection, statement: Statement) -> Sequence[Sequence[Any]]:
+        text = translate(statement.text, self.postgres.schema)
+        if statement.rows is not None:
+            if statement.rows:
+                await connection.executemany(text, statement.rows)
             return ()
-        found = await connection.fetch(text, *one.args)
-        if one.missing is not None and not found:
-            raise one.missing
-        return [tuple(row) for row in found]
+        rows = await connection.fetch(text, *statement.args)
+        if statement.missing is not None and not rows:
+            raise statement.missing
+        return [tuple(row) for row in rows]
 
     async def close(self) -> None:
         """Close the connections, unless the caller provided the pool."""
@@ -199,10 +199,10 @@ class PostgresRuns(SQLRuns):
     @asynccontextmanager
     async def own(self, run_id: str) -> AsyncGenerator[Lost]:
         """Own a run, with a lease that is renewed until the context exits."""
-        (found,) = await self.database.transact(Statement(_ACQUIRE, (run_id, uuid4().hex, self._lease)))
-        if not found:
+        (leases,) = await self.database.transact(Statement(_ACQUIRE, (run_id, uuid4().hex, self._lease)))
+        if not leases:
             raise await self._owned_elsewhere(run_id)
-        token: int = found[0][0]
+        token: int = leases[0][0]
         lost: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._tokens[run_id] = token
         self.forget(run_id)
@@ -240,12 +240,12 @@ class PostgresRuns(SQLRuns):
             left = renewed + self._lease - asked
             try:
                 async with asyncio.timeout(max(self._lease / 3, left)):  # a late renewal may still succeed
-                    (found,) = await self.database.transact(Statement(_RENEW, (self._lease, run_id, token)))
+                    (leases,) = await self.database.transact(Statement(_RENEW, (self._lease, run_id, token)))
             except (PipelineError, TimeoutError):
-                found = None
-            if found:
+                leases = None
+            if leases:
                 renewed = asked
-            elif found is not None:
+            elif leases is not None:
                 lost.set_result(f"run {run_id!r} was taken over by another worker")
             elif time.monotonic() - renewed >= self._lease:
                 lost.set_result(f"run {run_id!r}: its lease could not be renewed within {self._lease:g} s")
@@ -308,15 +308,15 @@ class PostgresRuns(SQLRuns):
 
     def _take_events(self, run_ids: Sequence[str]) -> list[tuple[str, int, Event]]:
         """Remove the waiting events of these runs from the buffer, and return them as `(run, token, event)`."""
-        found = [(name, self._tokens.get(name), self._events.pop(name, [])) for name in run_ids]
-        return [(name, token, event) for name, token, events in found if token is not None for event in events]
+        waiting = [(name, self._tokens.get(name), self._events.pop(name, [])) for name in run_ids]
+        return [(name, token, event) for name, token, events in waiting if token is not None for event in events]
 
     async def _add(self, events: Sequence[tuple[str, int, Event]]) -> set[str]:
         """Write events, and return the runs whose events were written because their leases are still valid."""
         if not events:
             return set()
         rows = [(name, token, event.sequence, json.dumps(event.document())) for name, token, event in events]
-        columns = [[row[at] for row in rows] for at in range(4)]
+        columns = [[row[column] for row in rows] for column in range(4)]
         (written,) = await self.database.transact(Statement(_ADD, columns))
         return {str(row[0]) for row in written}
 
@@ -341,12 +341,12 @@ class PostgresRuns(SQLRuns):
         if token is None:
             await super().write(root, gone, cells, info)
             return
-        columns = [[cell[at] for cell in cells] for at in range(3)]
-        names = [[one[at] for one in gone or ()] for at in range(2)]
+        columns = [[cell[column] for cell in cells] for column in range(3)]
+        names = [[name[column] for name in gone or ()] for column in range(2)]
         events = [event for _, _, event in self._take_events([root])]
         added = [event.sequence for event in events], [json.dumps(event.document()) for event in events]
-        given = (root, token, *columns, gone is None, *names, info, *added)
-        await self.database.transact(Statement(_WRITE, given, missing=_lost_error(root)))
+        args = (root, token, *columns, gone is None, *names, info, *added)
+        await self.database.transact(Statement(_WRITE, args, missing=_lost_error(root)))
 
     async def close(self) -> None:
         """Close the connections, unless they are shared."""
@@ -360,9 +360,9 @@ def _is_away(error: BaseException | None) -> bool:
     return isinstance(error, away) or getattr(error, "sqlstate", None) == STARTING
 
 
-def _is_write(one: Statement) -> bool:
+def _is_write(statement: Statement) -> bool:
     """True if a statement is a single write, and need not change any row."""
-    return one.rows is None and one.missing is None and not one.text.lstrip().startswith("SELECT")
+    return statement.rows is None and statement.missing is None and not statement.text.lstrip().startswith("SELECT")
 
 
 def _lost_error(run_id: str) -> RunOwnedError:

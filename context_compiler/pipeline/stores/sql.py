@@ -162,7 +162,7 @@ class SQLRuns(ABC):
         await self.database.transact(
             *self.fence(root),
             *clear,
-            Statement(_REMOVE, rows=[(root, *one) for one in gone or ()]),
+            Statement(_REMOVE, rows=[(root, *cell) for cell in gone or ()]),
             Statement(_SAVE, rows=[(root, *cell) for cell in cells]),
             Statement(
                 "UPDATE runs SET info = ? WHERE run = ? RETURNING run", (info, root), missing=self._missing(root)
@@ -181,11 +181,11 @@ class SQLRuns(ABC):
     async def mark_failed(self, run_id: str, reason: str) -> None:
         """Mark a run that the caller owns as failed in its metadata, without changing its state."""
         (rows,) = await self.database.transact(Statement("SELECT info FROM runs WHERE run = ?", (run_id,)))
-        at = datetime.now(UTC).isoformat(timespec="milliseconds")
+        now = datetime.now(UTC).isoformat(timespec="milliseconds")
         for (body,) in rows:
             with suppress(ValueError, TypeError, RecursionError):  # leave damaged metadata unchanged
-                known: dict[str, Any] = dict(read_body(body))  # with the fields that a newer version has added
-                marked = json.dumps({**known, "status": "fail", "failure_reason": reason, "updated_at": at})
+                info: dict[str, Any] = dict(read_body(body))  # with the fields that a newer version has added
+                marked = json.dumps({**info, "status": "fail", "failure_reason": reason, "updated_at": now})
                 update = Statement("UPDATE runs SET info = ? WHERE run = ?", (marked, run_id))
                 await self.database.transact(*self.fence(run_id), update)
 
@@ -207,10 +207,10 @@ class SQLRuns(ABC):
             return None
         where = f"{self.database.name}, run {run_id!r}"
         try:
-            found = assemble((section, name, read_body(body)) for section, name, body in rows)
+            document = assemble((section, name, read_body(body)) for section, name, body in rows)
         except (ValueError, RecursionError, LookupError, TypeError) as error:
             raise CheckpointError(f"{where}: the checkpoint is damaged ({error}); it cannot be resumed from") from error
-        return parse_checkpoint(found, where=where)
+        return parse_checkpoint(document, where=where)
 
     async def events(self, run_id: str, after: int = 0) -> list[Event]:
         """Events in order; a damaged one is left out."""
@@ -225,9 +225,9 @@ class SQLRuns(ABC):
         infos = [self._info_or_damaged(str(run_id), body) for run_id, body in rows]
         owned = await self.owned([info.run_id for info in infos if info.status == "running"])
         states = {str(run_id): str(state) for run_id, state in queued}
-        stopped = [one for one in infos if mark_stopped(owned.__contains__, one).status == "stopped"]
-        updated = {one.run_id: replace(one, status=states.get(one.run_id, "stopped")) for one in stopped}
-        return newest_first([updated.get(one.run_id, one) for one in infos])
+        stopped = [info for info in infos if mark_stopped(owned.__contains__, info).status == "stopped"]
+        updated = {info.run_id: replace(info, status=states.get(info.run_id, "stopped")) for info in stopped}
+        return newest_first([updated.get(info.run_id, info) for info in infos])
 
     def _info_or_damaged(self, run_id: str, body: str) -> RunInfo:
         try:
@@ -257,7 +257,7 @@ class SQLRuns(ABC):
             hashes = sorted({hash for info in infos for hash in (info.source, info.snapshot) if hash})
             names = [(name,) for name in bodies]
             await self.database.transact(
-                *(one for name in bodies for one in self.fence(name)),
+                *(statement for name in bodies for statement in self.fence(name)),
                 *(Statement(f"DELETE FROM {table} WHERE run = ?", rows=names) for table in TABLES),
                 *self.lock_contents(hashes, "UPDATE"),
                 Statement(_UNUSED, rows=[(hash, hash) for hash in hashes]),

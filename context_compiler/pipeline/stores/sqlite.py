@@ -59,7 +59,7 @@ class SQLiteDatabase:
             try:
                 db = self._connect()
                 with transaction(db):
-                    return [_execute(db, one) for one in statements]
+                    return [_execute(db, statement) for statement in statements]
             except (sqlite3.Error, OSError, ValueError) as error:  # ValueError: the file name is invalid
                 advice = "restore a backup" if _is_damage(error) else "what was saved before is intact"
                 raise PipelineError(f"{self.path}: {error}; {advice}") from error
@@ -112,15 +112,15 @@ def _decode(text: bytes) -> str:
     return text.decode("utf-8", "surrogateescape")
 
 
-def _execute(db: sqlite3.Connection, one: Statement) -> Sequence[Sequence[Any]]:
-    text = re.sub(r"\bNOW\b", NOW, one.text)
-    if one.rows is not None:
-        db.executemany(text, one.rows)
+def _execute(db: sqlite3.Connection, statement: Statement) -> Sequence[Sequence[Any]]:
+    text = re.sub(r"\bNOW\b", NOW, statement.text)
+    if statement.rows is not None:
+        db.executemany(text, statement.rows)
         return ()
-    found = db.execute(text, one.args).fetchall()
-    if one.missing is not None and not found:
-        raise one.missing
-    return found
+    rows = db.execute(text, statement.args).fetchall()
+    if statement.missing is not None and not rows:
+        raise statement.missing
+    return rows
 
 
 class SQLiteRuns(SQLRuns):
