@@ -46,7 +46,9 @@ class LiveSession:
         self.stored: list[ModelMessage] = []
         self._name = name
         self._sent: list[ModelMessage] = []
-        self._agent: Agent[None, str] = Agent(FunctionModel(self._answer), capabilities=list(capabilities))
+        self._agent: Agent[None, str] = Agent(
+            FunctionModel(self._answer, model_name=name and "recording"), capabilities=list(capabilities)
+        )
 
     def _answer(self, messages: list[ModelMessage], info: AgentInfo) -> ModelResponse:
         self._sent = list(messages)
