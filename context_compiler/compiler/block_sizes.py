@@ -78,7 +78,8 @@ class BlockSizes:
         if self._is_large:
             return self.recall
         if self.asks_past(prompt):
-            return int(self.recall * asking_share(asking_part(prompt, plan.counter)) ** 2 * self._economy)
+            share = asking_share(asking_part(prompt, plan.counter)) or 1.0  # "I forgot what opens it" has no question
+            return int(self.recall * share**2 * self._economy)
         return self.recall // BEARING if not plan.tool_calls and is_short(prompt, plan.counter) else 0
 
     @property
@@ -96,8 +97,8 @@ class BlockSizes:
     def is_narrow(self, cost: int, wanted: int) -> bool:
         """True if a request should be cut back for a block of `wanted` tokens, because less than half of it fits.
 
-        The request, of `cost` tokens without blocks, must have grown by as much since the last cut, so that not every
-        question cuts it again.
+        The request, of `cost` tokens without blocks, must have grown by half of that since the last cut, or be over the
+        budget, so that not every question cuts it again.
         """
         sums = self.plan.history.sums
         grown = sums[-1] - sums[max(0, self.cycle.at)]

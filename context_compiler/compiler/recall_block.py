@@ -40,7 +40,10 @@ number of best messages one of which must contain its subject."""
 
 ABOUT, TERMS = 0.3, 2
 """A passage contains the subject of such a statement if it has at least this fraction of it (by idf) and this number of
-its terms. In tool work, the best passage must contain that fraction of a question, or the block is not worth its
+its terms."""
+
+FLOOR = 0.2
+"""In tool work, the best passage must contain at least this fraction of the question, or the block is not worth its
 tokens."""
 
 WIDE, DEEP = 4, 2
@@ -263,7 +266,7 @@ def _relevant_in_tool_work(
 ) -> Sequence[tuple[Passage, float]]:
     """Filter passages for tool work by coverage, the fraction of the question that they contain.
 
-    There are none if the best coverage is below `ABOUT`. If the best passage is from a tool, only passages with at
+    There are none if the best coverage is below `FLOOR`. If the best passage is from a tool, only passages with at
     least half of its coverage are left. The coverage of a passage from a message with a tool exchange is the mean of
     two values: that of the passage alone, and that of the passage together with the exchange.
     """
@@ -279,7 +282,7 @@ def _relevant_in_tool_work(
     ]
     best = max(shares, default=0.0)
     of_tools = any(share == best and one.speaker == "tool" for (one, _), share in zip(compared, shares, strict=True))
-    if best < ABOUT:
+    if best < FLOOR:
         return ()
     if not of_tools:
         return ranked
