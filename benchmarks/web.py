@@ -56,7 +56,7 @@ from context_compiler.messages.items import MARK
 from context_compiler.record.store import SQLiteStore
 from context_compiler.record.values import Entry, Record
 from context_compiler.web.app import create_app
-from context_compiler.web.chat import ChatDefaults, Chats
+from context_compiler.web.chats import ChatDefaults, Chats
 
 CYCLE, KEPT, SMALL = 25, 12, 100
 START = datetime(2026, 1, 1, tzinfo=UTC)

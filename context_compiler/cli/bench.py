@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from decimal import Decimal
@@ -14,10 +13,7 @@ from time import perf_counter
 from typing import Annotated, Any
 
 import typer
-from pydantic_ai import RunContext
-from pydantic_ai.capabilities import AbstractCapability
 from pydantic_ai.messages import ModelMessage, ModelResponse
-from pydantic_ai.models import ModelRequestContext
 
 from context_compiler.cli.drawing import Line, Panel, draw, libraries
 from context_compiler.cli.inputs import print_notes, read_conversations, select_conversation
@@ -41,8 +37,7 @@ from context_compiler.cli.options import (
 from context_compiler.cli.screen import Column, Screen, print_progress, progress_bar, step
 from context_compiler.cli.templates import choose_template
 from context_compiler.cli.text import json_text, number, plural
-from context_compiler.cli.verdict import RECALLS, SIZES, Tried, Verdict, charge_of, verdict_of
-from context_compiler.compiler.metrics import Sent, broken_pairs, figures
+from context_compiler.compiler.metrics import Sent, figures
 from context_compiler.compiler.policy import DEFAULT_BUDGET
 from context_compiler.compiler.references import ReferenceRecall
 from context_compiler.compiler.view import View
@@ -57,6 +52,16 @@ from context_compiler.middleware.replay import (
     newest,
     replay,
     request_points,
+)
+from context_compiler.middleware.verdict import (
+    RECALLS,
+    Everything,
+    Setting,
+    Verdict,
+    charge_of,
+    grid_of,
+    replay_grid,
+    verdict_of,
 )
 from context_compiler.tokens import TokenCounter
 from context_compiler.tokens.prices import dollars, price_of
@@ -181,14 +186,15 @@ def bench(
         every: dict[str, Any] = {"budget": tokens, "model": "none", "store": None, "system": None, **given, **settings}
         return ContextCompiler(chosen, on_view=on_view, **every)
 
-    recalls = (recall,) if recall is not None else tuple(map(str, RECALLS))
-    grid = [(int(size * tokens), value) for size in SIZES for value in recalls]
+    grid = grid_of(tokens, [given["recall"]] if "recall" in given else RECALLS)
 
     with progress_bar("replaying", (APPROACHES + len(grid)) * len(points)) as progress:
         report = print_progress if progress is None else _ignore
         report(f"{found.name}: replaying {plural(len(points), 'request')} in {APPROACHES} ways; this may take a minute")
         ways = asyncio.run(_replay_all(found.messages, tokens, reader, compiler, lambda: step(progress), report))
-        tried = asyncio.run(_replay_grid(found.messages, grid, reader, compiler, lambda: step(progress)))
+        tried = asyncio.run(
+            replay_grid(found.messages, grid, compiler, reader, seen=lambda position, view: step(progress))
+        )
     if plot is not None:
         draw(panels(ways, tokens), plot)
     model = price or _answering_model(found.messages)
@@ -205,31 +211,12 @@ def bench(
         _print_verdict(verdict, grid)
 
 
-async def _replay_grid(
-    messages: Sequence[ModelMessage],
-    grid: Sequence[tuple[int, str]],
-    reader: Reader,
-    compiler: Callable[..., ContextCompiler],
-    advance: Callable[[], None],
-) -> list[Tried]:
-    """Replay a session with each budget and `recall` of a grid."""
-    tried: list[Tried] = []
-
-    def seen(position: int, view: Sequence[ModelMessage]) -> None:
-        advance()
-
-    for size, value in grid:
-        session = LiveSession([compiler(budget=size, **agent_arguments(value, None))])
-        tried.append((size, value, await replay(messages, session, reader, seen=seen)))
-    return tried
-
-
-def _print_verdict(verdict: Verdict, grid: Sequence[tuple[int, str]]) -> None:
+def _print_verdict(verdict: Verdict, grid: Sequence[Setting]) -> None:
     budgets, recalls = (dict.fromkeys(column) for column in zip(*grid, strict=True))
     screen = Screen()
     screen.line()
     screen.line((str(verdict), "bold"))
-    screen.line(f"tried: budgets of {'; '.join(map(number, budgets))}, each with recall {', '.join(recalls)}")
+    screen.line(f"tried: budgets of {'; '.join(map(number, budgets))}, each with recall {', '.join(map(str, recalls))}")
 
 
 async def _replay_all(
@@ -269,27 +256,6 @@ async def _replay_all(
         window,
         replace(ours, compiles=len(compiled), median_ms=through),
     ]
-
-
-class Everything(AbstractCapability[Any]):
-    """Capability that notes requests before a compiler changes them: what the host alone would send."""
-
-    def __init__(self, reader: Reader) -> None:
-        self._reader = reader
-        self._requests: deque[list[ModelMessage]] = deque()
-
-    async def before_model_request(
-        self, ctx: RunContext[Any], request_context: ModelRequestContext
-    ) -> ModelRequestContext:
-        """Note the messages of a request."""
-        self._requests.append(list(request_context.messages))
-        return request_context
-
-    async def next_request(self, messages: list[ModelMessage], budget: int) -> Sequence[ModelMessage]:
-        """Return the messages of the next noted request, with broken tool calls repaired as the host would."""
-        noted = self._requests.popleft()
-        whole = not any(broken_pairs(map(self._reader.one, noted)))
-        return noted if whole else await LiveSession([]).request(messages)
 
 
 async def _host_ms(messages: Sequence[ModelMessage]) -> float:

@@ -42,7 +42,7 @@ class Deferred(Group):
 class Views(Deferred):
     """The commands of `views`."""
 
-    elsewhere = dict.fromkeys(["why", "diff", "replay"], "view_changes") | {"export": "written_tests"}
+    elsewhere = dict.fromkeys(["why", "diff", "replay", "verdict"], "view_changes") | {"export": "written_tests"}
 
 
 class Sessions(Deferred):

@@ -1,4 +1,7 @@
-"""`demo`: compile a bundled conversation within three budgets, without a model or key, and show the results."""
+"""`demo`: compile a bundled conversation within three budgets, and record it as an agent lives it; no model, no key.
+
+The session on the record has one request for each answer of the conversation, and one for its last prompt.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ from shlex import quote
 from typing import Annotated
 
 import typer
-from pydantic_ai.messages import ModelMessage
+from pydantic_ai.messages import ModelMessage, ModelResponse
 
 from context_compiler.cli.compile import ViewRequest, compile_messages, view_document
 from context_compiler.cli.options import DB, Db, Json, Place, example, group, list_command, open_record
@@ -23,7 +26,8 @@ from context_compiler.messages.history import History, message_body, reader_of
 from context_compiler.messages.importers import Transcript, parse_transcripts
 from context_compiler.messages.items import Kind
 from context_compiler.messages.turns import outline, pair
-from context_compiler.middleware.replay import newest
+from context_compiler.middleware.capability import ContextCompiler
+from context_compiler.middleware.replay import LiveSession, newest, replay
 from context_compiler.paths import install_command
 from context_compiler.settings import Count
 from context_compiler.template import TemplateLibrary
@@ -33,6 +37,12 @@ app = group("See it work.")
 
 VIEWS: tuple[tuple[int, Count | None], ...] = ((1_000, None), (2_000, 1), (4_000, 2))
 """Budgets of the three views, and the number of whole turns they keep; None lets the budget decide."""
+
+LIVED = 2_000
+"""Budget of the recorded session."""
+
+ASKED = "7 days"
+"""Fact that leaves the requests of that session and comes back, more than once."""
 
 WINDOW = 4_000
 """Budget of the window of newest messages that the views are compared with."""
@@ -76,7 +86,8 @@ def demo(
     """Compile a bundled conversation within three budgets, and show what a model would see. Needs no model or key."""
     (found,) = parse_transcripts(files("context_compiler").joinpath("data/demo.json").read_bytes(), file="demo.json")
     before = [message_body(message) for message in found.messages]
-    views, newest_messages = asyncio.run(_compile_views(found, db))
+    requests = asyncio.run(_record_session(found, db))
+    views, newest_messages = asyncio.run(_compile_views(found))
     raw, window = read_history(found.messages), read_history(newest_messages)
     untouched = before == [message_body(message) for message in found.messages]
     checks = check_views(raw, views, untouched=untouched)
@@ -85,6 +96,7 @@ def demo(
         document = {
             "db": str(db),
             "raw_tokens": raw.tokens,
+            "requests": requests,
             "views": [view_document(view) for view in views],
             "answers": _answers_document(window, views),
             "checks": checks,
@@ -97,7 +109,7 @@ def demo(
         _print_sizes(screen, raw, views)
         _print_view(screen, raw, views[SHOWN])
         _print_checks(screen, checks)
-        _print_next_steps(screen, views, db)
+        _print_next_steps(screen, requests, db)
         return
     failed = [check.what for check in checks if not check.holds]
     if failed:
@@ -106,22 +118,32 @@ def demo(
         ("No model was asked. ", "dim"), ("context-compiler demo --full", "bold cyan"), (" shows a view and why", "dim")
     )
     screen.line(("A real model without a key: ", "dim"), ("context-compiler chat --model local --endless", "bold cyan"))
-    screen.line(("On the record: ", "dim"), (list_command("serve", db), "bold cyan"), (" shows it in a browser", "dim"))
+    screen.line(("In a browser, request by request: ", "dim"), (serve_command(db), "bold cyan"))
 
 
-async def _compile_views(found: Transcript, db: Place) -> tuple[list[View], Sequence[ModelMessage]]:
-    """Compile and record the views; return them, and the newest messages that fit the window."""
+def serve_command(db: Place) -> str:
+    """Command that opens the history of a fact of the recorded session in a browser."""
+    return f"{list_command('serve', db)} --open --find {quote(ASKED)}"
+
+
+async def _compile_views(found: Transcript) -> tuple[list[View], Sequence[ModelMessage]]:
+    """Compile the views; return them, and the newest messages that fit the window."""
     template = TemplateLibrary(system=None).find("extractive")
-    async with open_record(db, "", writing=True) as store:
-        views = [
-            await compile_messages(
-                store,
-                found.messages,
-                ViewRequest(template=template, budget=budget, recent_turns=turns, session=found.name),
-            )
-            for budget, turns in VIEWS
-        ]
+    views = [
+        await compile_messages(None, found.messages, ViewRequest(template=template, budget=budget, recent_turns=turns))
+        for budget, turns in VIEWS
+    ]
     return views, await newest(reader_of(as_counter(None)))(list(found.messages), WINDOW)
+
+
+async def _record_session(found: Transcript, db: Place) -> int:
+    """Record every request of the conversation, unless that was done before; return the number of the last one."""
+    async with open_record(db, "", writing=True) as store:
+        if not await store.views(found.name):
+            compiler = ContextCompiler(model="none", store=store, system=None, budget=LIVED)
+            session = LiveSession([compiler], name=found.name)
+            await replay([*found.messages, ModelResponse(parts=[])], session, reader_of(as_counter(None)))
+        return max(view.id or 0 for view in await store.views(found.name))
 
 
 def check_views(raw: History, views: Sequence[View], *, untouched: bool) -> list[Check]:
@@ -245,19 +267,21 @@ def _print_checks(screen: Screen, checks: Sequence[Check]) -> None:
         screen.line("  ", sign, check.what)
 
 
-def _print_next_steps(screen: Screen, views: Sequence[View], db: Place) -> None:
-    numbers = [view.record.id for view in views if view.record]
+def _print_next_steps(screen: Screen, newest_request: int, db: Place) -> None:
     where = "" if db == DB else f" --db {quote(str(db))}"
     screen.heading("On the record")
-    screen.line(f"  {db}: views {', '.join(map(str, numbers))} of session demo, each with its exact messages")
+    screen.line(f"  {db}: session demo, each request with its exact messages; the last one is {newest_request}")
     screen.heading("Next")
-    serve = f"context-compiler serve{where}"
+    serve = serve_command(db)
     if missing_for_serve():
         serve = f"{install_command('web')} && {serve}"
     for command, effect in (
-        (f"context-compiler views show {numbers[-1]}{where}", "the largest view in full"),
-        (f"context-compiler views why {numbers[-1]} {quote(NEEDED[-1][1])}{where}", "what became of these words in it"),
-        (serve, "all views in the browser, with what was left out and why"),
+        (f"context-compiler views show {newest_request}{where}", "the last request in full"),
+        (
+            f"context-compiler views why {newest_request} {quote(NEEDED[-1][1])}{where}",
+            "what became of these words in it",
+        ),
+        (serve, f"when {ASKED!r} left the requests, why, and when it came back"),
         ("context-compiler compile YOUR_CHAT.json --budget 4000 --explain", "a conversation of your own"),
     ):
         screen.line("  ", ("# " + effect, "dim"))

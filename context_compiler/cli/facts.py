@@ -11,7 +11,7 @@ from context_compiler.cli.options import Place, find_session, find_view, list_co
 from context_compiler.cli.screen import Column, Screen
 from context_compiler.cli.show import excerpt, read_history
 from context_compiler.cli.text import first_word, number, one_line, plural
-from context_compiler.compiler.facts import FactPage, FactSearch, Stretch
+from context_compiler.compiler.facts import FactPage, FactSearch, Mention, Stretch
 from context_compiler.compiler.origins import Fate
 from context_compiler.compiler.steering import REFERENCE
 from context_compiler.compiler.trace import Cut, Echo, Tracer, cuts_of, fate_of, request_of, verdict_of
@@ -229,8 +229,13 @@ def print_fact(screen: Screen, session: str, page: FactPage, db: Place) -> None:
     fact = one_line(page.fact, 60)
     if not page.mentioned and not page.had:
         screen.line(f"nothing in session {session} contains {fact!r}: neither its raw history nor any request")
+        if page.near:
+            screen.heading("With its words in another order")
+            screen.table(MENTIONS, map(_mention_row, page.near))
         return
     screen.line((f"{fact!r}", "bold"), f" in session {session}: said in {plural(page.mentioned, 'message')} so far")
+    if page.answer:
+        screen.line(page.answer)
     missing = page.requests_since - page.had
     without = f", {number(missing)} did not" if missing > 0 else ""
     screen.line(
@@ -239,8 +244,7 @@ def print_fact(screen: Screen, session: str, page: FactPage, db: Place) -> None:
     screen.line()
     screen.table(STRETCHES, map(_stretch_row, page.stretches))
     screen.heading("Said in")
-    rows = [(one.index, one.role, f"{one.before}{one.fact}{one.after}") for one in page.mentions]
-    screen.table(MENTIONS, rows)
+    screen.table(MENTIONS, map(_mention_row, page.mentions))
     if page.mentioned > len(page.mentions):
         screen.line(f"and {number(page.mentioned - len(page.mentions))} more")
     last = page.stretches[-1].last
@@ -248,13 +252,19 @@ def print_fact(screen: Screen, session: str, page: FactPage, db: Place) -> None:
     screen.line(("message by message: ", "dim"), (list_command(f"views why {last} {quote(page.fact)}", db), "cyan"))
 
 
+def _mention_row(one: Mention) -> tuple[object, ...]:
+    return one.index, one.role, f"{one.before}{one.fact}{one.after}"
+
+
 def plain_fact(session: str, page: FactPage) -> dict[str, object]:
     """Convert the fate of a fact for JSON."""
     return {
         "session": session,
         "fact": page.fact,
+        "answer": page.answer,
         "said_in": page.mentioned,
         "messages": page.mentions,
+        "near": page.near,
         "requests": page.requests,
         "requests_since": page.requests_since,
         "had": page.had,

@@ -5,7 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from shlex import quote
+from typing import Annotated
 
+import typer
+
+from context_compiler.cli.folders import find_conversations, measure, print_found
 from context_compiler.cli.inputs import print_notes, read_conversations, select_conversation
 from context_compiler.cli.options import (
     DB,
@@ -19,6 +25,7 @@ from context_compiler.cli.options import (
     TranscriptPath,
     example,
     group,
+    list_command,
     open_record,
     print_look,
 )
@@ -63,10 +70,19 @@ def import_(
     select: Select = None,
     session: SessionName = None,
     format_: FormatName = None,
+    every: Annotated[bool, typer.Option("--all", help="Import all that a folder contains.")] = False,
     json: Json = False,
 ) -> None:
-    """Import all conversations of a transcript into the record, or the one that --select names."""
-    found = read_conversations(transcript, format_)
+    """Import all conversations of a transcript into the record, or the one that --select names.
+
+    Of a folder, such as ~/.claude/projects, show the conversations and what views would have saved; --all imports them.
+    """
+    folder = Path(transcript)
+    in_folder = find_conversations(folder, format_) if transcript != "-" and folder.is_dir() else []
+    if in_folder and not every:
+        _print_folder(in_folder, folder, db, json=json)
+        return
+    found = [one for _, one in in_folder] or read_conversations(transcript, format_)
     if select is not None or session is not None:
         found = [select_conversation(found, select, file=transcript)]
     results = asyncio.run(_import_all(found, db, owner or "", session))
@@ -78,6 +94,14 @@ def import_(
     screen.table(COLUMNS, rows)
     screen.line(f"{plural(len(results), 'conversation')} in {db}")
     print_look(screen, db)
+
+
+def _print_folder(found: Sequence[tuple[Path, Transcript]], folder: Path, db: Place, *, json: bool) -> None:
+    measured, screen = measure(found, folder), Screen()
+    if json:
+        screen.raw(json_text({"folder": str(folder), "conversations": measured}))
+        return
+    print_found(screen, measured, list_command(f"import {quote(str(folder))} --all", db))
 
 
 async def _import_all(found: Sequence[Transcript], db: Place, owner: str, session: str | None) -> list[ImportResult]:

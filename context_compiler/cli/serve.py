@@ -13,6 +13,7 @@ from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any
+from urllib.parse import urlencode
 
 import typer
 
@@ -35,6 +36,7 @@ from context_compiler.cli.screen import Screen, print_note
 from context_compiler.cli.text import json_text
 from context_compiler.errors import SettingsError
 from context_compiler.paths import install_command, vault_of
+from context_compiler.record.files import records_beside
 from context_compiler.record.store import SQLiteStore
 
 app = group("Browse the record in a web browser.")
@@ -86,6 +88,9 @@ def serve(
         typer.Option("--chat", help="Serve a chat too, as with --model; it writes to the record. Not with --owner."),
     ] = False,
     open_: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
+    find: Annotated[
+        str, typer.Option("--find", metavar="WORDS", help="Begin at the requests that had these words, or lost them.")
+    ] = "",
     runs: Runs = RUNS,
     json: Json = False,
 ) -> None:
@@ -93,16 +98,15 @@ def serve(
     if missing := missing_for_serve():
         raise SettingsError(f"{' and '.join(missing)} not installed: {install_command('web')}")
     if not chat and isinstance(db, Path) and not db.exists():
-        print_note(f"{db}: there is no record here; the pages stay empty until something is recorded in it")
+        near = f"; in {db.parent} {' and '.join(beside[:3])} may be one" if (beside := records_beside(db)) else ""
+        print_note(f"{db}: there is no record here{near}; its pages are empty until something is recorded")
     chat = chat or (not owner and getattr(ctx.get_parameter_source("model"), "name", "") == "COMMANDLINE")
     vault = vault_of(vault, owner)
     if chat and isinstance(db, Path):
         asyncio.run(_create(db))
     listener = _listen(host, port)
     token = None if _is_loopback(host) else secrets.token_urlsafe(24)
-    number = listener.getsockname()[1]
-    address = f"http://{_shown_host(host)}:{number}/"
-    url = f"{address}?token={token}" if token else address
+    url = _url(host, listener.getsockname()[1], token, find)
     if json:
         Screen().raw(json_text({"url": url, "db": str(db)}, indent=None))
     else:
@@ -129,6 +133,11 @@ def serve(
         ),
         listener,
     )
+
+
+def _url(host: str, port: int, token: str | None, find: str) -> str:
+    query = urlencode({name: value for name, value in (("token", token), ("q", find)) if value})
+    return f"http://{_shown_host(host)}:{port}/{'find' if find else ''}{f'?{query}' if query else ''}"
 
 
 def missing_for_serve() -> list[str]:

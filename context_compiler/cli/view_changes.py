@@ -30,6 +30,7 @@ from context_compiler.cli.options import (
     ViewId,
     agent_arguments,
     example,
+    find_session,
     find_view,
     group,
     open_record,
@@ -42,13 +43,15 @@ from context_compiler.cli.show import read_history
 from context_compiler.cli.templates import choose_template, parse_fidelity, recorded_fidelity, recorded_template
 from context_compiler.cli.text import first_word, json_text, number, plural, share
 from context_compiler.compiler.view import View
-from context_compiler.errors import SettingsError
-from context_compiler.messages.history import History, load_messages, message_body
+from context_compiler.errors import SettingsError, StoreError
+from context_compiler.messages.history import History, Reader, load_messages, message_body
 from context_compiler.middleware.again import compile_again, fixed_tokens
+from context_compiler.middleware.verdict import Verdict, recorded_verdict
 from context_compiler.paths import vault_of
 from context_compiler.record.values import Record
 from context_compiler.settings import Amount
 from context_compiler.template import TemplateLibrary
+from context_compiler.tokens import TokenCounter
 
 app = group("Explain, compare and replay recorded requests.")
 
@@ -101,6 +104,38 @@ async def _load_two(db: Place, owner: str | None, view: int, other: int) -> tupl
         first, second = [await recorded_messages(store, record, raw=False) for record in records]
     return read_history(load_messages(first)), read_history(load_messages(second))
 
+
+@app.command("verdict", epilog=example("views verdict demo"))
+def verdict(
+    session: Annotated[str, typer.Argument(metavar="SESSION", help="Name of a session, from `sessions list`.")],
+    db: Db = DB,
+    owner: Owner = None,
+    json: Json = False,
+) -> None:
+    """Tell which budget and `recall` cost a recorded session least, or that sending everything does. Asks no model."""
+    found = asyncio.run(_load_verdict(db, owner, session))
+    screen = Screen()
+    if json:
+        screen.raw(json_text({"session": session, "verdict": found, "said": str(found)}))
+    else:
+        screen.line((str(found), "bold"))
+
+
+async def _load_verdict(db: Place, owner: str | None, session: str) -> Verdict:
+    async with open_record(db, owner) as store:
+        name = (await find_session(store, session))[0].session_id
+        record = next((one for one in await store.views(name, limit=NEWEST) if one.raw_tip is not None), None)
+        if record is None:
+            raise StoreError(f"{db}: no newest request of session {name!r} has its raw history, which is replayed")
+        raw = load_messages(await recorded_messages(store, record, raw=True))
+    found = await recorded_verdict(raw, record, Reader(TokenCounter()))
+    if found is None:
+        raise StoreError(f"{db}: session {name!r} has no answer, so no request can be replayed")
+    return found
+
+
+NEWEST = 50
+"""Requests among which one with its raw history is searched."""
 
 BUDGET = 2_000
 """Default budget in tokens, if neither the record nor the caller gives one."""

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from functools import partial
-from itertools import groupby
+from itertools import groupby, pairwise
 
 from context_compiler.cache import Memo
 from context_compiler.compiler.trace import Tracer, fate_of, is_covered_by_summary, request_of, session_of
 from context_compiler.messages.display import (
     BESIDE,
     FORMS,
+    RECALLED,
     SHORTENED,
     VERBATIM,
     role,
@@ -32,6 +33,9 @@ MENTIONS = 20
 
 EXPLAINED = 6
 """Maximum number of stretches whose reason is looked up."""
+
+MOVES = 6
+"""Maximum departures and returns of a fact that its answer names; earlier ones are counted."""
 
 HITS = 400
 """Number of newest matches of the text index that a search over all sessions uses."""
@@ -73,31 +77,28 @@ class Stretch:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Strip:
-    """Consecutive requests that contain the fact in one form; start and width in per mille of all requests."""
-
-    form: str
-    start: float
-    width: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class FactPage:
     """Fate of one fact in one session."""
 
     session: SessionRow
     fact: str
-    mentions: tuple[Mention, ...]
-    mentioned: int
+    mentions: tuple[Mention, ...] = ()
+    mentioned: int = 0
     """Number of raw messages that contain it."""
     requests: int
-    had: int
+    newest: int
+    """Number of the newest request; 0 if there is none."""
+    had: int = 0
     """Number of requests that contained it in any form."""
-    requests_since: int
+    requests_since: int = 0
     """Number of requests whose raw history contained it."""
-    stretches: tuple[Stretch, ...]
-    strip: tuple[Strip, ...]
-    """Stretches by form, for a chart."""
+    stretches: tuple[Stretch, ...] = ()
+    answer: str = ""
+    """When the fact left the requests and came back, in a few sentences; empty if no raw history contains it."""
+    near: tuple[Mention, ...] = ()
+    """If nothing contains the fact: raw messages with all of its words, in any order."""
+    pinned: tuple[int, ...] = ()
+    """Positions of the mentions that are pinned."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,7 +137,8 @@ class FactSearch:
             self._rooted = max(self._rooted, session)
         sessions: dict[int, None] = {}
         seen: set[str] = set()
-        for node, _ in browse.matching_nodes(db, text, HITS):
+        nodes = [node for node, _ in browse.matching_nodes(db, text, HITS)]
+        for node in nodes or _nodes_with_words(db, text)[:HITS]:
             root = browse.root_of(db, node)
             if root is not None and root not in seen:
                 seen.add(root)
@@ -147,17 +149,7 @@ class FactSearch:
         info = session_of(db, number)
         tips = browse.request_tips(db, number)
         if not fact or not tips:
-            return FactPage(
-                session=info,
-                fact=fact,
-                mentions=(),
-                mentioned=0,
-                requests=len(tips),
-                had=0,
-                requests_since=0,
-                stretches=(),
-                strip=(),
-            )
+            return FactPage(session=info, fact=fact, requests=len(tips), newest=tips[-1].id if tips else 0)
         chains = self._read(db, number, tips)
         own = self._forms(db, chains, fact)
         reached: dict[str, int] = {}
@@ -171,17 +163,25 @@ class FactSearch:
             )
             for tip in tips
         ]
-        mentions, mentioned = self._mentions(db, info, tips, own, fact)
+        places = {content for content, mask in own.items() if mask & _bit(VERBATIM)}
+        mentions, mentioned = self._mentions(db, info, tips, places, fact)
+        found = any(mask or raw for mask, raw in masks)
+        words = () if found else _nodes_with_words(db, fact)
+        scattered = {chains.nodes[node][2] for node in words if node in chains.nodes}
+        near, _ = self._mentions(db, info, tips, scattered, fact)
+        stretches = tuple(self._stretches(db, tips, masks, [one.index for one in mentions]))
         return FactPage(
             session=info,
             fact=fact,
             mentions=tuple(mentions),
             mentioned=mentioned,
             requests=len(tips),
+            newest=tips[-1].id,
             had=sum(bool(mask) for mask, _ in masks),
             requests_since=sum(bool(raw) for _, raw in masks),
-            stretches=tuple(self._stretches(db, tips, masks, [mention.index for mention in mentions])),
-            strip=tuple(_strip(masks)),
+            stretches=stretches,
+            answer=answer_of(stretches),
+            near=tuple(near),
         )
 
     def _read(self, db: Database, number: int, tips: Sequence[RequestTips]) -> Chains:
@@ -233,12 +233,12 @@ class FactSearch:
         db: Database,
         info: SessionRow,
         tips: Sequence[RequestTips],
-        own: Mapping[str, int],
+        contents: Set[str],
         fact: str,
     ) -> tuple[list[Mention], int]:
         tip = next((request.raw_tip for request in reversed(tips) if request.raw_tip is not None), None)
         chain = self.tracer.chain(db, tip, info.id)
-        places = [position for position, node in enumerate(chain) if own.get(node.content, 0) & _bit(VERBATIM)]
+        places = [position for position, node in enumerate(chain) if node.content in contents]
         _, readings = self.tracer.read_nodes(db, [chain[position] for position in places[:MENTIONS]])
         mentions = [_mention(position, reading, fact) for position, reading in zip(places, readings, strict=False)]
         return mentions, len(places)
@@ -287,6 +287,13 @@ class FactSearch:
         return (gone[0].reason, gone[0].step.number if gone[0].step else 0, told) if gone else ("", 0, told)
 
 
+def _nodes_with_words(db: Database, text: str) -> list[str]:
+    """Raw messages with all words of a text, in any order, newest first."""
+    words = dict.fromkeys(re.findall(r"\w+", text))
+    found = [dict.fromkeys(node for node, _ in browse.matching_nodes(db, word, -1)) for word in words]
+    return [node for node in min(found, key=len, default=()) if all(node in nodes for nodes in found)]
+
+
 def _instructions(chains: Chains, tip: RequestTips) -> str | None:
     """Hash of the instructions of a request, which are stored with its last message; None if there are none."""
     last = chains.nodes.get(tip.view_tip or "")
@@ -324,7 +331,10 @@ def _is_prompt_with_block(reading: Reading, item: Item) -> bool:
 
 def _mention(position: int, reading: Reading, fact: str) -> Mention:
     text = " ".join(searchable(reading).split())
-    start = max(text.casefold().find(fact.casefold()), 0)
+    start = text.casefold().find(fact.casefold())
+    if start < 0:  # the words in another order: the first of them
+        fact = next((word for word in re.findall(r"\w+", fact) if word.casefold() in text.casefold()), "")
+        start = max(text.casefold().find(fact.casefold()), 0)
     stop = start + len(fact)
     return Mention(
         index=position,
@@ -335,14 +345,28 @@ def _mention(position: int, reading: Reading, fact: str) -> Mention:
     )
 
 
-def _strip(masks: Iterable[tuple[int, int]]) -> Iterator[Strip]:
-    """Strips of a chart, form by form in the order of `ORDER`."""
-    runs = [(mask, len(list(group))) for mask, group in groupby(mask for mask, _ in masks)]
-    unit = 1000 / max(1, sum(length for _, length in runs))
-    for form in ORDER:
-        begin, bit = 0, _bit(form)
-        for has, group in groupby(runs, key=lambda run: bool(run[0] & bit)):
-            length = sum(length for _, length in group)
-            if has:
-                yield Strip(form=form, start=round(begin * unit, 2), width=round(length * unit, 2))
-            begin += length
+def answer_of(stretches: Sequence[Stretch]) -> str:
+    """When a fact left the requests and came back, in a few sentences; empty if no raw history contains it."""
+    since = [one for one in stretches if one.known]
+    if not since:
+        return ""
+    now, turns = since[-1], f"Said in turn {since[0].turns[0]}"
+    newest = (
+        f"The newest request has it, {FORMS[now.forms[0]]}." if now.forms else "The newest request does not have it."
+    )
+    cut = next((one for one in since if one.reason), None)
+    after = f", then {FORMS[cut.forms[0]]}" if cut is not None and cut.forms else ""
+    left = f"cut at request {cut.first} ({cut.reason}){after}" if cut is not None else ""
+    moves = [_move(before, one) for before, one in pairwise(since) if bool(before.forms) != bool(one.forms)]
+    if not since[0].forms:
+        moves = [f"never in the request that followed, {since[0].first}", *moves]
+    some = [f"{len(moves) - MOVES} earlier moves", *moves[-MOVES:]] if len(moves) > MOVES else moves
+    return f"{newest} {'; '.join(filter(None, (turns, left, ', '.join(some))))}."
+
+
+def _move(before: Stretch, one: Stretch) -> str:
+    if not one.forms:
+        return f"left at request {one.first}"
+    causes = {RECALLED: " because its prompt asked", VERBATIM: " because it was said again"}
+    cause = next((cause for form, cause in causes.items() if form in one.forms), f", {FORMS[one.forms[0]]}")
+    return f"back at request {one.first}{cause}"

@@ -134,6 +134,7 @@ class ReferenceRecall:
         self._known = {reading.name: text for reading, text in zip(history.readings, self._texts, strict=True)}
         self._all: list[float] = []
         self._long: list[float] = []
+        self._lost: dict[str, None] = {}
 
     def see(self, position: int, view: Sequence[ModelMessage]) -> None:
         """Score the view of the request that the response at `position` answers."""
@@ -142,6 +143,7 @@ class ReferenceRecall:
             return
         shown = "\n".join(map(self._text, map(self._reader.one, view)))
         hits = [(held(reference.text, self._texts[:position], shown), reference.distance) for reference in needed]
+        self._lost |= {reference.text: None for reference, (hit, _) in zip(needed, hits, strict=True) if not hit}
         self._all.append(fmean(hit for hit, _ in hits))
         if far := [hit for hit, distance in hits if distance > self._budget]:
             self._long.append(fmean(far))
@@ -157,6 +159,11 @@ class ReferenceRecall:
     def all(self) -> float | None:
         """Mean over all calls, from 0 to 1; None if no call has references."""
         return fmean(self._all) if self._all else None
+
+    @property
+    def lost(self) -> list[str]:
+        """References that a view did not contain, each once, in the order of the calls."""
+        return [*self._lost]
 
     @property
     def long(self) -> float | None:

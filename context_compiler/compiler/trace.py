@@ -374,7 +374,11 @@ class Cut:
             f"the threshold of {self.threshold:,} in a {budget}" if self.threshold != self.budget else f"its {budget}"
         )
         goal = f"to {self.target:,} or what must stay, so that later requests can grow"
-        return f"would have had {size:,} tokens, above {above}. It was cut {goal}: {self.sent:,} were sent"
+        if size <= self.threshold:
+            above = "and too little room for what it recalls beside them"
+        else:
+            above = f"above {above}"
+        return f"would have had {size:,} tokens, {above}. It was cut {goal}: {self.sent:,} were sent"
 
     @property
     def _kept(self) -> str:

@@ -97,6 +97,8 @@ class ShownPart:
     failed: bool = False
     cut: int = 0
     """Number of characters that are not shown."""
+    call: str = ""
+    """Id of the tool call that this part is or answers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -178,6 +180,7 @@ def _show_part(item: Item, form: str, longest: int | None) -> ShownPart:
         tool=None if item.tool is None else safe(item.tool),
         failed=item.failed,
         cut=cut,
+        call=safe(item.call_id or ""),
     )
 
 
@@ -257,6 +260,7 @@ def bars(sections: Mapping[str, int], whole: int) -> list[Bar]:
 def _section_form(section: str) -> str:
     forms = {
         "summary": SUMMARY,
+        "rules": RULE,
         "quotes": QUOTED,
         "recall": RECALLED,
         "layers": LAYERS,

@@ -41,9 +41,10 @@ class Session(Protocol):
 class LiveSession:
     """An agent with some capabilities, and the history that its host would store."""
 
-    def __init__(self, capabilities: Sequence[Any]) -> None:
-        """Attach `capabilities` to an agent whose model answers at once."""
+    def __init__(self, capabilities: Sequence[Any], *, name: str | None = None) -> None:
+        """Attach `capabilities` to an agent whose model answers at once; `name` is the conversation on the record."""
         self.stored: list[ModelMessage] = []
+        self._name = name
         self._sent: list[ModelMessage] = []
         self._agent: Agent[None, str] = Agent(FunctionModel(self._answer), capabilities=list(capabilities))
 
@@ -54,7 +55,7 @@ class LiveSession:
     async def request(self, new: Sequence[ModelMessage]) -> Sequence[ModelMessage]:
         """Run the agent on its history and `new`; its made-up answer is removed from the history."""
         self.stored = [*self.stored, *new]
-        result = await self._agent.run(message_history=self.stored)
+        result = await self._agent.run(message_history=self.stored, conversation_id=self._name)
         self.stored = result.all_messages()[:-1]
         return self._sent
 
@@ -88,6 +89,7 @@ async def replay(
     reader: Reader,
     *,
     seen: Seen | None = None,
+    last: int | None = None,
 ) -> list[Sent]:
     """Send every request of a recorded session through `session`, and measure it.
 
@@ -96,11 +98,12 @@ async def replay(
         session: A fresh session; it cannot be reused.
         reader: Counts the tokens that are sent; if replays share it, every message is read only once.
         seen: Called for every request.
+        last: Number of requests that are sent, the newest; None sends all.
     """
     cache = PromptCache()
     found: list[Sent] = []
     before = tokens = 0
-    for point in request_points(messages):
+    for point in request_points(messages)[-(last or 0) :]:
         new = [with_usage(message, tokens) for message in messages[before:point]]
         started = perf_counter()
         view = await session.request(new)

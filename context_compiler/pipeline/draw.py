@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from html import escape
 from math import hypot
 
@@ -37,17 +38,28 @@ STYLE = (
     "text{font:12px ui-sans-serif,system-ui,sans-serif;fill:#212121}"
     ".name{font-weight:600}.small{font-size:10.5px;fill:#616161}.past{font-size:10.5px;fill:#1565c0}"
     ".title{font-size:14px;font-weight:600}path{fill:none;stroke:#757575;stroke-width:1.2}"
-    ".past-edge{stroke:#1565c0}.shut{stroke-dasharray:5 4}"
+    ".tip{fill:#757575;stroke:none}.past-edge{stroke:#1565c0}.shut{stroke-dasharray:5 4}"
     ".on-line{paint-order:stroke;stroke:#ffffff;stroke-width:3px}"
 )
 
 
-def to_svg(graph: Graph, *, graphviz: str | None = "dot") -> str:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mark:
+    """What a drawing in a page shows of a run at one stage."""
+
+    outcome: str
+    """CSS class, such as `ran-success`."""
+    link: str
+    """Address of the stage's entry."""
+
+
+def to_svg(graph: Graph, *, graphviz: str | None = "dot", marks: Mapping[str, Mark] | None = None) -> str:
     """Draw a graph as an SVG document.
 
     Args:
         graph: The graph. A stage that no statement declares gets a dashed outline.
         graphviz: The Graphviz program. If it is None or not installed, the layout is computed in Python.
+        marks: For a drawing within a page, which has the style sheet: the marks of the stages that ran.
 
     Raises:
         PipelineError: the graph is too large, or Graphviz failed.
@@ -65,11 +77,20 @@ def to_svg(graph: Graph, *, graphviz: str | None = "dot") -> str:
     lines = {ends: _line_points(ends, layout) for ends in groups}
     drawn = [element for ends, some in groups.items() for element in _draw_edges(some, lines[ends], layout, ends)]
     for position, name in enumerate(names):
-        drawn += _draw_box(graph.nodes.get(name), boxes[position], layout.centres[position], sizes[position])
-    return _document(graph, layout, drawn)
+        box = _draw_box(graph.nodes.get(name), boxes[position], layout.centres[position], sizes[position])
+        drawn += box if marks is None else _marked(box, marks.get(name))
+    return _document(graph, layout, drawn, alone=marks is None)
 
 
-def _document(graph: Graph, layout: Layout, drawn: Iterable[str]) -> str:
+def _marked(box: Iterable[str], mark: Mark | None) -> Iterator[str]:
+    """A box with the class of its outcome, as a link to its entry."""
+    if mark is None:
+        yield from ('<g class="stage not-run">', *box, "</g>")
+    else:
+        yield from (f'<a class="stage {_escape(mark.outcome)}" href="{_escape(mark.link)}">', *box, "</a>")
+
+
+def _document(graph: Graph, layout: Layout, drawn: Iterable[str], *, alone: bool) -> str:
     title = _shorten(graph.label or "pipeline", 80)
     lines = [f"goal: {_shorten(graph.goal, 100)}"] if graph.goal else []
     lines.append(f"default fidelity: {_shorten(graph.default_fidelity or 'compact', 40)}")
@@ -88,10 +109,10 @@ def _document(graph: Graph, layout: Layout, drawn: Iterable[str]) -> str:
             f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:.0f} {height:.0f}" '
             f'width="{width:.0f}" height="{height:.0f}" role="img">',
             f"<title>{_escape(title)}</title>",
-            f"<style>{STYLE}</style>",
+            *([f"<style>{STYLE}</style>"] if alone else []),
             '<defs><marker id="tip" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="7" markerHeight="7" '
-            'orient="auto-start-reverse"><path d="M0 0L8 4L0 8z" style="fill:#757575;stroke:none"/></marker></defs>',
-            '<rect width="100%" height="100%" fill="#ffffff"/>',
+            'orient="auto-start-reverse"><path d="M0 0L8 4L0 8z" fill="#757575" class="tip"/></marker></defs>',
+            *(['<rect width="100%" height="100%" fill="#ffffff"/>'] if alone else []),
             *head,
             *body,
             "</svg>",

@@ -35,6 +35,10 @@ class SessionRow:
     messages: int
     """Length of its newest raw history; 0 if content is not recorded."""
     owner: str = ""
+    layers: bool = False
+    """True if layers are stored for it."""
+    managed: bool = False
+    """True if a manager has scored its turns or made checkpoints."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,6 +96,8 @@ class SessionFilter:
     model: str = ""
     among: tuple[int, ...] | None = None
     """Row numbers of the allowed sessions; None allows any."""
+    sort: str = "used"
+    """One of `SORTS`."""
 
 
 _SESSIONS = (
@@ -101,7 +107,9 @@ _SESSIONS = (
     " count(CASE WHEN v.status LIKE 'fallback%' THEN 1 END) AS fallbacks,"
     " count(CASE WHEN v.status LIKE 'floor_over_budget%' THEN 1 END) AS over_budget,"
     " (SELECT count(*) FROM context_summaries c WHERE c.session = s.id) AS compiles,"
-    " (SELECT n.position + 1 FROM nodes n WHERE n.id = s.raw_tip) AS messages"
+    " (SELECT n.position + 1 FROM nodes n WHERE n.id = s.raw_tip) AS messages,"
+    " (SELECT count(*) FROM layers l WHERE l.session = s.id) AS layers,"
+    " (SELECT count(*) FROM spaces m WHERE m.session = s.id) AS managed"
     " FROM sessions s LEFT JOIN views v ON v.session = s.id"
 )
 _REQUESTS = (
@@ -135,14 +143,23 @@ _FROM_KNOWN = (
 """A chain from its tip `?1` back to the first message in the JSON list `?2`, or to its beginning."""
 
 
+SORTS: Mapping[str, str] = {
+    "used": "(SELECT max(v.id) FROM views v WHERE v.session = s.id) DESC NULLS LAST",
+    "name": "lower(s.session_id)",
+    "requests": "(SELECT count(*) FROM views v WHERE v.session = s.id) DESC",
+    "raw": "(SELECT sum(v.tokens_raw) FROM views v WHERE v.session = s.id) DESC NULLS LAST",
+    "sent": "(SELECT sum(v.tokens_sent) FROM views v WHERE v.session = s.id) DESC NULLS LAST",
+}
+"""Orders of a list of sessions, as SQL."""
+
+
 def sessions_page(db: Database, wanted: SessionFilter, *, limit: int, offset: int = 0) -> tuple[list[SessionRow], int]:
-    """A page of sessions, most recently used first, and the total number of matching sessions."""
+    """A page of sessions in the order of `wanted.sort`, and the total number of matching sessions."""
     where, given = _conditions(wanted, db.owner)
     with db.snapshot():
         (total,) = db.execute(f"SELECT count(*) FROM sessions s WHERE {where}", given).fetchone()
         found = db.execute(
-            "SELECT s.id, (SELECT max(v.id) FROM views v WHERE v.session = s.id) AS newest FROM sessions s"
-            f" WHERE {where} ORDER BY newest DESC NULLS LAST, s.id DESC LIMIT ? OFFSET ?",
+            f"SELECT s.id FROM sessions s WHERE {where} ORDER BY {SORTS[wanted.sort]}, s.id DESC LIMIT ? OFFSET ?",
             (*given, limit, offset),
         ).fetchall()
         order = [row["id"] for row in found]
@@ -243,6 +260,15 @@ def requests_by_number(db: Database, numbers: Sequence[int]) -> list[RequestRow]
 def newest_request(db: Database) -> int:
     """Row number of the newest request of all; 0 if there is none."""
     return db.execute("SELECT ifnull(max(id), 0) FROM views").fetchone()[0]
+
+
+def first_and_last(db: Database, sessions: Sequence[int] | None) -> list[str]:
+    """Times of the first and the last request of some sessions, or of all for None; empty without requests."""
+    where = "" if sessions is None else "WHERE v.session IN (SELECT value FROM json_each(?1))"
+    given = () if sessions is None else (json.dumps(sessions),)
+    ends = [db.execute(f"SELECT {end}(v.id) FROM views v {where}", given).fetchone()[0] for end in ("min", "max")]
+    found = (db.execute("SELECT v.created_at FROM views v WHERE v.id = ?", (end,)).fetchone() for end in ends)
+    return [row[0] for row in found if row is not None]
 
 
 def find_request(db: Database, number: int) -> tuple[RequestRow, Record] | None:
@@ -504,30 +530,6 @@ def common_length(db: Database, one: str | None, other: str | None) -> int:
     return at + 1
 
 
-def compile_usage(db: Database, session: int, first: int, last: int) -> list[tuple[str, dict[str, int]]]:
-    """Model and usage of each compile that the requests from `first` to `last` use."""
-    found = db.execute(
-        "SELECT model_alias, usage FROM context_summaries WHERE usage <> '{}' AND id IN"
-        " (SELECT summary FROM views WHERE session = ? AND id BETWEEN ? AND ?)",
-        (session, first, last),
-    )
-    return [(row["model_alias"], mapping_of(row["usage"])) for row in found]
-
-
-def unsent_usage(
-    db: Database, session: int, since: datetime | None, until: datetime | None
-) -> list[tuple[str, dict[str, int]]]:
-    """Model and usage of each compile that no request uses, made after `since` and up to `until`."""
-    found = db.execute(
-        "SELECT id, model_alias, usage FROM context_summaries WHERE session = ?1 AND usage <> '{}'"
-        " AND (?2 IS NULL OR created_at > ?2) AND (?3 IS NULL OR created_at <= ?3)"
-        " AND id NOT IN (SELECT summary FROM views WHERE session = ?1 AND summary IS NOT NULL)",
-        (session, *(None if at is None else rows.stamp(at) for at in (since, until))),
-    ).fetchall()
-    unused = (row for row in found if not requests_using_compile(db, row["id"])[2])
-    return [(row["model_alias"], mapping_of(row["usage"])) for row in unused]
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelCall:
     """A model call that is writing a summary now."""
@@ -569,6 +571,7 @@ def _session(row: Any) -> SessionRow:
     given: dict[str, Any] = {**rows.mapping(row), "created_at": rows.readable_stamp(row["created_at"]) or rows.UNKNOWN}
     given["last_at"] = rows.readable_stamp(row["last_at"])
     given["messages"] = row["messages"] or 0
+    given |= {name: bool(row[name]) for name in ("layers", "managed")}
     return SessionRow(**given)
 
 

@@ -57,6 +57,11 @@ def locate(path: Path) -> Path:
     return other if path.name == NAME and file_identity(path) is None and file_identity(other) is not None else path
 
 
+def records_beside(path: Path) -> list[str]:
+    """Names of files in the same folder that may be records, in case a path is mistyped."""
+    return sorted(file.name for file in path.parent.glob("*.db") if file.is_file() and file != path)
+
+
 def explain(error: Exception, path: Path | str) -> StoreError:
     """Convert an error to a StoreError that names the place and a remedy."""
     if isinstance(error, StoreError):

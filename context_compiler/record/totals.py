@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any
 
+from context_compiler.record.browse import requests_using_compile
 from context_compiler.record.database import Database
 from context_compiler.record.queries import OWNED
-from context_compiler.record.rows import escape_surrogates
+from context_compiler.record.rows import escape_surrogates, stamp
 from context_compiler.record.values import mapping_of
 
 IMPORTED = "imported"
@@ -67,7 +69,7 @@ class Sums:
     compiles: Sequence[MadeCompile]
 
 
-def sums_of(db: Database, session_id: str | None, sizes_of: Callable[[str, str | None], Iterable[int]]) -> Sums:
+def sums_of(db: Database, session_id: str | None, sizes_of: SizesOf) -> Sums:
     """Sums over the sessions with a name, or over all that the connection sees.
 
     Args:
@@ -82,25 +84,51 @@ def sums_of(db: Database, session_id: str | None, sizes_of: Callable[[str, str |
         among = None if session_id is None and db.owner is None else [*names]
         return Sums(
             names=names,
-            requests=_request_sums(db, among, sizes_of),
+            requests=request_sums(db, among, sizes_of),
             latencies=_latencies(db, among),
-            compiles=_made_compiles(db, among),
+            compiles=made_compiles(db, among),
         )
 
 
-def _request_sums(
-    db: Database, sessions: Sequence[int] | None, sizes_of: Callable[[str, str | None], Iterable[int]]
-) -> list[RequestSums]:
+SizesOf = Callable[[str, str | None], Iterable[int]]
+"""Maps a model and its provider to the sizes of a request above which other rates apply."""
+
+
+def request_sums(db: Database, sessions: Sequence[int] | None, sizes_of: SizesOf) -> list[RequestSums]:
+    """Sums over the requests of some sessions, or of all for None, by session and price."""
+    return [RequestSums(session=key, **sums) for key, sums in _grouped(db, sessions, sizes_of, "v.session")]
+
+
+def sums_over_time(
+    db: Database, sessions: Sequence[int] | None, sizes_of: SizesOf, digits: int
+) -> list[tuple[str, RequestSums]]:
+    """The same by the first `digits` characters of the requests' times, such as 10 for days."""
+    found = _grouped(db, sessions, sizes_of, f"substr(v.created_at, 1, {digits:d})")
+    return [(str(key), RequestSums(session=0, **sums)) for key, sums in found]
+
+
+def own_sessions(db: Database) -> list[int] | None:
+    """Sessions of the connection's owner; None if it sees those of all owners."""
+    if db.owner is None:
+        return None
+    return [row[0] for row in db.execute("SELECT s.id FROM sessions s WHERE s.owner = ?", (db.owner,))]
+
+
+def _grouped(
+    db: Database, sessions: Sequence[int] | None, sizes_of: SizesOf, key: str
+) -> Iterator[tuple[Any, dict[str, Any]]]:
     where, given = _within(sessions)
     models = db.execute(f"SELECT DISTINCT v.model, v.provider FROM views v WHERE {where}", given).fetchall()
     sizes = sorted({size for row in models for size in sizes_of(row[0], row[1])})
     rates = [f"CASE WHEN v.{column} > {size:d} THEN 1 END" for column in SIZED for size in sizes]
     found = db.execute(
-        f"SELECT v.session, v.model, v.provider, {SUMS} FROM views v WHERE {where}"
-        f" GROUP BY {', '.join(['v.session', 'v.model', 'v.provider', *rates])}",
+        f"SELECT {key} AS grouped, v.model, v.provider, {SUMS} FROM views v WHERE {where}"
+        f" GROUP BY {', '.join([key, 'v.model', 'v.provider', *rates])} ORDER BY 1",
         given,
     )
-    return [RequestSums(**dict(zip(row.keys(), row, strict=True))) for row in found]
+    for row in found:
+        sums = dict(zip(row.keys(), row, strict=True))
+        yield sums.pop("grouped"), sums
 
 
 SIZED = ("tokens_sent", "tokens_raw")
@@ -135,7 +163,7 @@ def _latencies(db: Database, sessions: Sequence[int] | None) -> dict[int, list[f
     return found
 
 
-def _made_compiles(db: Database, sessions: Sequence[int] | None) -> list[MadeCompile]:
+def made_compiles(db: Database, sessions: Sequence[int] | None) -> list[MadeCompile]:
     """Compiles by a model: those whose summaries the requests of some sessions contain, and their unsent ones.
 
     One that requests of several sessions contain is returned for each of them.
@@ -166,6 +194,30 @@ def _made(row: Any, session: int, *, sent: bool) -> MadeCompile:
         latency_ms=row["latency_ms"],
         sent=sent,
     )
+
+
+def compile_usage(db: Database, session: int, first: int, last: int) -> list[tuple[str, dict[str, int]]]:
+    """Model and usage of each compile that the requests from `first` to `last` use."""
+    found = db.execute(
+        "SELECT model_alias, usage FROM context_summaries WHERE usage <> '{}' AND id IN"
+        " (SELECT summary FROM views WHERE session = ? AND id BETWEEN ? AND ?)",
+        (session, first, last),
+    )
+    return [(row["model_alias"], mapping_of(row["usage"])) for row in found]
+
+
+def unsent_usage(
+    db: Database, session: int, since: datetime | None, until: datetime | None
+) -> list[tuple[str, dict[str, int]]]:
+    """Model and usage of each compile that no request uses, made after `since` and up to `until`."""
+    found = db.execute(
+        "SELECT id, model_alias, usage FROM context_summaries WHERE session = ?1 AND usage <> '{}'"
+        " AND (?2 IS NULL OR created_at > ?2) AND (?3 IS NULL OR created_at <= ?3)"
+        " AND id NOT IN (SELECT summary FROM views WHERE session = ?1 AND summary IS NOT NULL)",
+        (session, *(None if at is None else stamp(at) for at in (since, until))),
+    ).fetchall()
+    unused = (row for row in found if not requests_using_compile(db, row["id"])[2])
+    return [(row["model_alias"], mapping_of(row["usage"])) for row in unused]
 
 
 def _within(sessions: Sequence[int] | None) -> tuple[str, tuple[str, ...]]:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
+from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import TypeAdapter
@@ -13,7 +14,7 @@ from pydantic import TypeAdapter
 from context_compiler import __version__
 from context_compiler.compiler.facts import FactPage, FactSearch
 from context_compiler.fidelity import Fidelity
-from context_compiler.record.browse import SessionFilter
+from context_compiler.record.browse import SORTS, SessionFilter
 from context_compiler.resilience import attempt
 from context_compiler.web.compare import Comparisons, DiffPage, ReplayPage, Wanted
 from context_compiler.web.compiles import CompilePage, load_compile
@@ -24,12 +25,13 @@ from context_compiler.web.data import (
     MessagePage,
     RequestPage,
     SessionPage,
-    SessionsPage,
     WhyPage,
 )
 from context_compiler.web.export import ExportPage, load_export
+from context_compiler.web.home import KINDS, Home, Overview, SessionsPage
 from context_compiler.web.pipelines import RunPage, RunsPage, load_run, load_runs
 from context_compiler.web.sessions import LayersPage, ManagerPage, load_layers, load_manager
+from context_compiler.web.settings import SessionSettings, SettingsPage
 from context_compiler.web.steering import SteeringPage, load_steering
 from context_compiler.web.templates import (
     TemplatePage,
@@ -110,19 +112,25 @@ class Sources:
     facts: FactSearch
     timelines: Timelines
     comparisons: Comparisons
+    home: Home
+    settings: SessionSettings
     runs: str
     """Store of pipeline runs."""
     owner: str | None
     """Owner whose runs are shown; None shows those of all owners."""
 
     @classmethod
-    def of(cls, inspector: Inspector, runs: str, owner: str | None) -> Sources:
+    def of(
+        cls, inspector: Inspector, runs: str, owner: str | None, *, vault: Path | None, system: Path | None
+    ) -> Sources:
         """Create all readers for one inspector and a store of runs."""
         return cls(
             inspector=inspector,
             facts=FactSearch(inspector),
             timelines=Timelines(inspector),
             comparisons=Comparisons(inspector),
+            settings=SessionSettings(inspector),
+            home=Home(inspector, runs, vault=vault, system=system),
             runs=runs,
             owner=owner,
         )
@@ -176,15 +184,32 @@ def _number(about: str) -> Parameter:
 
 PAGE = Parameter(name="page", about="Page of the list, from 1.", number=True, default=1, most=10_000_000)
 STRETCH = Parameter(name="stretch", about="Page of the timeline, from 1, the newest.", number=True, default=1)
+RECALL = Parameter(
+    name="recall",
+    about="Size of recall blocks: a share from 0 to 1, or tokens; empty as it was.",
+    default="",
+    pattern=r"^(|[01](\.0)?|0?\.[0-9]{1,9}|[0-9]{1,9})$",
+)
+SORTED = tuple(SORTS)
 STATUSES = ("", "raw", "mended", "compiled", "cycle", "fallback", "floor_over_budget", "dry_run", "imported")
 STATUS = Parameter(name="status", about="First word of the status of requests.", default="", choices=STATUSES)
 
 
 async def _sessions(sources: Sources, given: Values) -> SessionsPage:
-    names = ("name", "text", "status", "template", "model")
+    names = ("name", "text", "status", "template", "model", "sort")
     among = await sources.facts.sessions(given["text"]) if given["text"].strip() else None
     wanted = SessionFilter(**{name: given[name] for name in names}, among=among)
-    return await sources.inspector.sessions(wanted, page=given["page"])
+    return await sources.home.sessions(wanted, kind=given["kind"], page=given["page"])
+
+
+async def _overview(sources: Sources, given: Values) -> Overview:
+    return await sources.home.overview()
+
+
+async def _fact(sources: Sources, given: Values) -> FactPage:
+    found = await sources.facts.session(given["number"], given["q"])
+    places = [one.index for one in found.mentions]
+    return replace(found, pinned=await sources.inspector.pinned(found.session, found.newest, places))
 
 
 async def _timeline(sources: Sources, given: Values) -> Timeline:
@@ -228,17 +253,28 @@ RESOURCES: tuple[Resource, ...] = (
     Resource(
         path="/sessions",
         name="sessions",
-        about="Conversations, most recently used first.",
+        about="Conversations with kind, model and cost.",
         result=SessionsPage,
         load=_sessions,
         parameters=(
             Parameter(name="name", about="Part of the session's name.", default=""),
-            Parameter(name="text", about="Words of a message in the session, in this order.", default=""),
+            Parameter(name="text", about="Words of a message in the session.", default=""),
             STATUS,
             Parameter(name="template", about="Template of at least one of its compiles.", default=""),
             Parameter(name="model", about="Model of at least one of its compiles.", default=""),
+            Parameter(name="kind", about="Kind of the session.", default="", choices=("", *KINDS)),
+            Parameter(name="sort", about="Order; `used` is most recently used first.", default="used", choices=SORTED),
             PAGE,
         ),
+        beside={"overview": "overview"},
+    ),
+    Resource(
+        path="/overview",
+        name="overview",
+        about="Requests, tokens and money saved, compiles and fallbacks of all sessions, in total and over time.",
+        result=Overview,
+        load=_overview,
+        has_page=False,
     ),
     Resource(
         path="/sessions/{number}",
@@ -265,8 +301,28 @@ RESOURCES: tuple[Resource, ...] = (
         name="fact",
         about="History of a fact: which requests contained it, in which form, and when it was dropped.",
         result=FactPage,
-        load=lambda sources, given: sources.facts.session(given["number"], given["q"]),
+        load=_fact,
         parameters=(_number("Number of the session."), Parameter(name="q", about="The fact.", default="")),
+    ),
+    Resource(
+        path="/sessions/{number}/settings",
+        name="settings",
+        about="A session replayed with another budget and recall: tokens, cost and lost ids; no model is called.",
+        result=SettingsPage,
+        load=lambda sources, given: sources.settings.load(
+            given["number"],
+            budget=given["budget"],
+            recall=_recall_size(given["recall"]),
+            cheapest=given["cheapest"] == "yes",
+        ),
+        parameters=(
+            _number("Number of the session."),
+            Parameter(
+                name="budget", about="Tokens; 0 replays nothing.", number=True, least=0, default=0, most=10_000_000
+            ),
+            RECALL,
+            Parameter(name="cheapest", about="yes to try several settings.", default="", choices=("", "yes")),
+        ),
     ),
     Resource(
         path="/sessions/{number}/layers",
@@ -386,12 +442,7 @@ RESOURCES: tuple[Resource, ...] = (
                 default="",
                 choices=("", *map(str, Fidelity)),
             ),
-            Parameter(
-                name="recall",
-                about="Size of recall blocks: a share from 0 to 1, or tokens; empty as it was.",
-                default="",
-                pattern=r"^(|[01](\.0)?|0?\.[0-9]{1,9}|[0-9]{1,9})$",
-            ),
+            RECALL,
             Parameter(
                 name="trigger",
                 about="Tokens up to which the raw history is sent; 0 as it was.",

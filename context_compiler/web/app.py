@@ -25,16 +25,16 @@ from context_compiler.compiler.specifics import specifics
 from context_compiler.compiler.trace import NotFound
 from context_compiler.errors import ContextCompilerError, StoreError, TemplateError
 from context_compiler.paths import vault_of
-from context_compiler.record.store import open_place
+from context_compiler.record.files import locate, records_beside
+from context_compiler.record.store import SQLiteStore, open_place
 from context_compiler.resilience import attempt
-from context_compiler.web.api import RESOURCES, Resource, Sources, openapi, to_json
+from context_compiler.web.api import MAX_PARAMETER, RESOURCES, Resource, Sources, openapi, to_json
 from context_compiler.web.chat import CHAT_PATHS, ChatPages
 from context_compiler.web.chats import Busy, Chats, NotAChat
 from context_compiler.web.data import BadRequest, Inspector
 from context_compiler.web.export import FORMS
 from context_compiler.web.live import live_events
-from context_compiler.web.pages import load_pages, render, static_files
-from context_compiler.web.pipelines import DRAWING_POLICY, load_drawing
+from context_compiler.web.pages import link, load_pages, render, static_files
 from context_compiler.web.steering import STEERING_PATHS, SteeringPages
 
 LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
@@ -180,8 +180,9 @@ def create_app(
         owner: Owner whose sessions and pipeline runs are shown; None shows those of all owners.
     """
     store = open_place(db, read_only=True).scoped(owner)
-    inspector = Inspector(store, vault=vault_of(vault, owner), system=None if system is None else Path(system))
-    sources = Sources.of(inspector, str(runs), owner)
+    places = {"vault": vault_of(vault, owner), "system": None if system is None else Path(system)}
+    inspector = Inspector(store, **places)
+    sources = Sources.of(inspector, str(runs), owner, **places)
     app = Starlette(
         routes=_routes(inspector, sources, chats, model or (chats.model if chats is not None else None)),
         middleware=[Middleware(Guard, access=Access(hosts=LOOPBACK | frozenset(hosts), token=token))],
@@ -202,13 +203,13 @@ def _routes(
     """Return all routes, in the order in which an address is compared with them."""
     return [
         *SteeringPages(inspector, model).routes(),
-        *(ChatPages(chats, inspector).routes() if chats is not None else [Route("/chat", _no_chat)]),
+        *(ChatPages(chats, sources.home).routes() if chats is not None else [Route("/chat", _no_chat)]),
         Route("/", _home),
+        Route("/find", _find(sources)),
         *(Route(one.route, _page(one, sources), name=one.name) for one in RESOURCES if one.has_page),
         *(Route(f"/api{one.route}", _answer(one, sources)) for one in RESOURCES),
         Route("/requests/{number}/export/{form}", _download(sources)),
         Route("/live", _live(inspector)),
-        Route("/pipeline.svg", _drawing(sources)),
         Route("/api/openapi.json", _openapi),
         Route("/static/{name}", _static),
     ]
@@ -223,6 +224,10 @@ def _page(resource: Resource, sources: Sources) -> Endpoint:
     async def answer(request: Request) -> Response:
         given = resource.parse(request.path_params, request.query_params)
         sources.inspector.warm()
+        store = sources.inspector.store
+        if resource.name == "sessions" and isinstance(store, SQLiteStore) and not locate(store.path).exists():
+            beside = records_beside(store.path)
+            return HTMLResponse(render("nothing.html", here="sessions", db=store.place, beside=beside))
         value = await resource.load(sources, given)
         more = {name: await other.load(sources, given) for name, other in others.items()}
         db = str(sources.inspector.store.place)
@@ -275,16 +280,20 @@ def _live(inspector: Inspector) -> Endpoint:
     return answer
 
 
-def _drawing(sources: Sources) -> Endpoint:
-    async def answer(request: Request) -> Response:
-        drawn = await load_drawing(sources.runs, request.query_params.get("run", ""), owner=sources.owner)
-        return Response(drawn, media_type="image/svg+xml", headers={"content-security-policy": DRAWING_POLICY})
-
-    return answer
-
-
 async def _home(request: Request) -> Response:
     return RedirectResponse("/sessions")
+
+
+def _find(sources: Sources) -> Endpoint:
+    """Lead from words to their history: in their session, or to all sessions with them if there are several."""
+
+    async def answer(request: Request) -> Response:
+        words = request.query_params.get("q", "").strip()[:MAX_PARAMETER].replace("\x00", "")
+        found = await sources.facts.sessions(words) if words else ()
+        here = link(f"/sessions/{found[0]}/fact", q=words) if len(found) == 1 else link("/sessions", text=words)
+        return RedirectResponse(here, 303)
+
+    return answer
 
 
 async def _openapi(request: Request) -> Response:

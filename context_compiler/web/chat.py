@@ -18,7 +18,8 @@ from context_compiler.messages.printable import safe
 from context_compiler.record.browse import SessionFilter
 from context_compiler.resilience import try_await
 from context_compiler.web.chats import MAX_NAME, Chats, NotAChat
-from context_compiler.web.data import BadRequest, Inspector
+from context_compiler.web.data import BadRequest
+from context_compiler.web.home import CHAT, Home
 from context_compiler.web.pages import render
 from context_compiler.web.steering import STEERS, answer_json, body_field, json_body, operations
 
@@ -36,8 +37,8 @@ def _name(request: Request) -> str:
 class ChatPages:
     """Endpoints of the chat page and of its API."""
 
-    def __init__(self, chats: Chats, inspector: Inspector) -> None:
-        self.chats, self.inspector = chats, inspector
+    def __init__(self, chats: Chats, home: Home) -> None:
+        self.chats, self.home = chats, home
 
     def routes(self) -> list[Route]:
         """Return the routes of all endpoints."""
@@ -51,7 +52,7 @@ class ChatPages:
     async def page(self, request: Request) -> Response:
         """Show the page of a chat with its newest turns."""
         name = _name(request)
-        known = await try_await(self.inspector.sessions(SessionFilter()))
+        known = await try_await(self.home.sessions(SessionFilter(), kind=CHAT))
         try:
             chat = await self.chats.get(name)
         except NotAChat as error:

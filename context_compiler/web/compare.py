@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from difflib import SequenceMatcher, unified_diff
+from difflib import SequenceMatcher
 from functools import partial
 from typing import Any, cast
 
@@ -30,8 +31,11 @@ from context_compiler.web.data import PAGE, Inspector, Pages, RequestHeader, hea
 NEAR = 1
 """Equal messages shown on each side of a difference; longer runs are folded."""
 
-LINES = 160
-"""Maximum lines of the diff of one message."""
+AROUND = 120
+"""Characters of equal text that are shown beside a change."""
+
+COMPARED = 3_000
+"""Maximum words of a message that are compared word by word; longer ones are compared line by line."""
 
 SHOWN = 1_500
 """Maximum characters shown of one part of a message."""
@@ -48,8 +52,8 @@ class DiffRow:
     """same, removed, added, changed, fold (`count` equal messages), or prefix: the end of the cached beginning."""
     before: ShownMessage | None = None
     after: ShownMessage | None = None
-    lines: tuple[str, ...] = ()
-    """A unified diff of the texts of a changed message."""
+    words: tuple[tuple[str, str], ...] = ()
+    """Texts of a changed message in order, each with `same`, `removed` or `added`; long equal texts are cut."""
     count: int = 0
 
 
@@ -177,8 +181,8 @@ class Comparisons:
                 yield DiffRow(kind=one.kind, count=one.count)
                 continue
             before, after = (None if at is None else side[at] for side, at in zip(sides, one.pair, strict=True))
-            lines = difference(before, after) if one.kind == "changed" and before and after else ()
-            yield DiffRow(kind=one.kind, before=before, after=after, lines=lines)
+            words = difference(before, after) if one.kind == "changed" and before and after else ()
+            yield DiffRow(kind=one.kind, before=before, after=after, words=words)
 
     def _show(self, at: Sequence[int], messages: Sequence[ModelMessage]) -> list[ShownMessage]:
         history = self._reader.read(messages)
@@ -327,11 +331,28 @@ def fold_entries(pairs: Sequence[Pair], equal: Sequence[bool], common: int) -> I
         yield Entry("prefix", count=common)
 
 
-def difference(before: ShownMessage, after: ShownMessage) -> tuple[str, ...]:
-    """Return a unified diff of the texts of two messages, without its header."""
-    one, other = ("\n".join(_texts(shown)).splitlines() for shown in (before, after))
-    lines = [line.rstrip("\n") for line in unified_diff(one, other, n=1, lineterm="")][2:]
-    return tuple(lines[:LINES])
+def difference(before: ShownMessage, after: ShownMessage) -> tuple[tuple[str, str], ...]:
+    """Compare the texts of two messages by words: texts in order, each with `same`, `removed` or `added`."""
+    texts = ["\n".join(_texts(shown)) for shown in (before, after)]
+    left, right = map(_WORD.findall, texts)
+    if max(len(left), len(right)) > COMPARED:
+        left, right = (text.splitlines(keepends=True) for text in texts)
+    found: list[tuple[str, str]] = []
+    for kind, a, b, c, d in SequenceMatcher(a=left, b=right, autojunk=False).get_opcodes():
+        if kind == "equal":
+            found.append(("same", _shorten("".join(left[a:b]))))
+            continue
+        found += [
+            (sign, text) for sign, text in (("removed", "".join(left[a:b])), ("added", "".join(right[c:d]))) if text
+        ]
+    return tuple(found)
+
+
+_WORD = re.compile(r"\w+|\s+|[^\w\s]")
+
+
+def _shorten(text: str) -> str:
+    return text if len(text) <= 2 * AROUND + 3 else f"{text[:AROUND]} … {text[-AROUND:]}"
 
 
 def _texts(one: ShownMessage) -> Iterator[str]:

@@ -53,7 +53,7 @@ from context_compiler.messages.printable import safe
 from context_compiler.middleware.remedies import Remedy, find_remedy
 from context_compiler.middleware.request import tool_tokens
 from context_compiler.record import browse, queries
-from context_compiler.record.browse import ModelCall, RequestRow, SessionFilter, SessionRow
+from context_compiler.record.browse import ModelCall, RequestRow, SessionRow
 from context_compiler.record.database import Database
 from context_compiler.record.store import SQLStore
 from context_compiler.record.values import Compile, Record, Tool
@@ -98,17 +98,6 @@ class Pages:
     def offset(self) -> int:
         """Number of entries before this page."""
         return (self.page - 1) * self.size
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SessionsPage:
-    """Conversations, most recently used first."""
-
-    sessions: tuple[SessionRow, ...]
-    pages: Pages
-    filter: SessionFilter
-    templates: tuple[str, ...]
-    models: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -269,22 +258,6 @@ class Inspector(Tracer):
             self._warm = True
             Thread(target=self._reader.counter.text, args=("warm",), daemon=True).start()
 
-    async def sessions(self, wanted: SessionFilter, *, page: int = 1) -> SessionsPage:
-        """Load one page of the conversations that match a filter."""
-
-        def query(db: Database) -> SessionsPage:
-            found, total = browse.sessions_page(db, wanted, limit=PAGE, offset=(page - 1) * PAGE)
-            known = browse.choices(db)
-            return SessionsPage(
-                sessions=tuple(found),
-                pages=Pages(page=page, size=PAGE, total=total),
-                filter=wanted,
-                templates=tuple(known["template"]),
-                models=tuple(known["model"]),
-            )
-
-        return await self.read(query)
-
     async def session(self, number: int, *, page: int = 1, status: str = "") -> SessionPage:
         """Load one conversation and one page of its requests."""
 
@@ -307,7 +280,7 @@ class Inspector(Tracer):
         """Load one request and one page of its messages."""
         found = await self.read(partial(self._request, number=number, page=page))
         places = [one.raw for one in found.messages if one.raw is not None]
-        return replace(found, pinned=await self._pinned(found, places))
+        return replace(found, pinned=await self._steerable_pins(found, places))
 
     async def message(self, number: int, index: int) -> MessagePage:
         """Load one message of a request by its position."""
@@ -328,7 +301,7 @@ class Inspector(Tracer):
         found = await self.read(partial(self._why, number=number, page=page, only=only, message=message))
         if message and found.messages[0].verdict != VERBATIM:
             found = replace(found, remedy=await self._remedy(number, found.messages[0].message.index))
-        return replace(found, pinned=await self._pinned(found, [one.message.index for one in found.messages]))
+        return replace(found, pinned=await self._steerable_pins(found, [one.message.index for one in found.messages]))
 
     async def _remedy(self, number: int, at: int) -> Remedy:
         """Find what would have kept a message, in a thread, because histories are compiled again."""
@@ -341,18 +314,21 @@ class Inspector(Tracer):
         work = partial(find_remedy, raw, row, record, self.template_library, at)
         return await asyncio.to_thread(lambda: asyncio.run(work()))
 
-    async def _pinned(self, shown: RequestPage | WhyPage, places: Sequence[int]) -> tuple[int, ...]:
-        """Return those of the raw positions that are pinned."""
-        session, row = shown.session, shown.request
-        if not shown.steerable or not places:
+    async def _steerable_pins(self, shown: RequestPage | WhyPage, places: Sequence[int]) -> tuple[int, ...]:
+        return await self.pinned(shown.session, shown.request.id, places) if shown.steerable else ()
+
+    async def pinned(self, session: SessionRow, request: int, places: Sequence[int]) -> tuple[int, ...]:
+        """Return those of some positions in the raw history of a request that are pinned."""
+        if not places:
             return ()
         actions = await self.store.scoped(session.owner).actions(session.session_id, session.vault_name)
         pins = steering_of(actions)[0].pins
-        return await self.read(partial(self._pinned_places, row=row, pins=pins, places=places)) if pins else ()
+        if not pins:
+            return ()
+        return await self.read(partial(self._pinned_places, request=request, pins=pins, places=places))
 
-    def _pinned_places(
-        self, db: Database, row: RequestRow, pins: Sequence[Pin], places: Sequence[int]
-    ) -> tuple[int, ...]:
+    def _pinned_places(self, db: Database, request: int, pins: Sequence[Pin], places: Sequence[int]) -> tuple[int, ...]:
+        row, _ = request_of(db, request)
         chain = self.chain(db, row.raw_tip, row.session)
         known = {pin.name for pin in pins}
         named = dict(zip(places, map(identity, browse.bodies(db, [chain[at].content for at in places])), strict=True))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from functools import cache
+from functools import cache, reduce
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,10 @@ from jinja2 import ChoiceLoader, Environment, FileSystemLoader, FunctionLoader, 
 
 from context_compiler.messages.display import FORMS, asset
 from context_compiler.messages.printable import number, safe, safe_line, share, timestamp
+from context_compiler.pipeline.draw import STYLE
 from context_compiler.web.api import STATUSES
+from context_compiler.web.conversation import calls_of, gist, is_folded, painted
+from context_compiler.web.home import KINDS
 
 HERE = Path(__file__).parent
 
@@ -24,7 +27,7 @@ MENU = (
         "Sessions",
         (
             *("sessions", "session", "fact", "request", "message", "why", "diff", "replay", "export"),
-            *("compile", "layers", "manager"),
+            *("compile", "layers", "manager", "settings"),
         ),
     ),
     ("/templates", "Templates", ("templates", "template")),
@@ -45,11 +48,15 @@ REQUEST_TABS = (
 SESSION_TABS = (
     ("", "Requests"),
     ("fact", "Find a fact"),
+    ("settings", "Settings"),
     ("steering", "Steer"),
     ("layers", "Layers"),
     ("manager", "Quality"),
 )
 """Views of one session: suffix of the address, and name."""
+
+COLORS = {"#212121": "ink", "#616161": "soft", "#757575": "faint", "#1565c0": "accent", "#ffffff": "surface"}
+"""Colors of a drawing, and those of the pages that replace them."""
 
 TYPES = {".css": "text/css; charset=utf-8", ".js": "text/javascript; charset=utf-8", ".svg": "image/svg+xml"}
 """Media types of the files in `static/`; files with another suffix are not served."""
@@ -66,13 +73,15 @@ def environment() -> Environment:
         lstrip_blocks=True,
     )
     filters: dict[str, Any] = {"number": number, "percent": share, "when": timestamp, "line": safe_line, "plain": safe}
-    filters |= {"pretty": pretty}
+    filters |= {"pretty": pretty, "folded": is_folded, "gist": gist, "painted": painted}
     made.filters.update(filters)
     named: dict[str, Any] = {
         "forms": FORMS,
         "link": link,
         "static": static_path,
         "statuses": STATUSES,
+        "kinds": KINDS,
+        "calls_of": calls_of,
         "menu": MENU,
         "request_tabs": REQUEST_TABS,
         "session_tabs": SESSION_TABS,
@@ -111,7 +120,9 @@ def static_files() -> Mapping[str, tuple[bytes, str]]:
         for file in sorted((HERE / "static").iterdir())
         if file.suffix in TYPES
     }
-    return {**found, "messages.css": (asset("messages.css").encode(), TYPES[".css"])}
+    drawing = reduce(lambda style, one: style.replace(one[0], f"var(--{one[1]})"), COLORS.items(), STYLE)
+    made = {"messages.css": asset("messages.css"), "drawing.css": f".drawing svg {{{drawing}}}"}
+    return {**found, **{name: (text.encode(), TYPES[".css"]) for name, text in made.items()}}
 
 
 @cache

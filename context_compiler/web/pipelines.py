@@ -2,25 +2,19 @@
 
 from __future__ import annotations
 
-from base64 import b64encode
+import asyncio
 from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
-from hashlib import sha256
 from typing import Any
 
 from context_compiler.compiler.trace import NotFound
 from context_compiler.paths import place_name
 from context_compiler.pipeline import RunConfig, RunStore, open_runs, parse_dot
-from context_compiler.pipeline.draw import STYLE, to_svg
+from context_compiler.pipeline.draw import Mark, to_svg
 from context_compiler.pipeline.stores import Event, RunInfo, has_runs
+from context_compiler.resilience import attempt
 from context_compiler.web.data import PAGE, Pages
-
-DRAWING_POLICY = (
-    f"default-src 'none'; style-src 'sha256-{b64encode(sha256(STYLE.encode()).digest()).decode()}'; "
-    "frame-ancestors 'none'; base-uri 'none'"
-)
-"""Content security policy of a drawing: only its own style sheet is allowed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,6 +52,8 @@ class RunPage:
 
     run: RunInfo
     hops: tuple[Hop, ...]
+    drawing: str
+    """The graph as SVG for a page, each stage with its newest outcome; empty if it cannot be drawn."""
 
 
 @asynccontextmanager
@@ -93,17 +89,14 @@ async def load_run(place: str, name: str, *, owner: str | None) -> RunPage:
     async with _open_store(place) as store:
         info = await _find(store, place, name, owner)
         hops = hops_of(await store.events(name), ended=info.status not in ("running", "waiting"))
-        return RunPage(run=info, hops=tuple(hops))
+        drawing = await asyncio.to_thread(_draw, await store.content(info.snapshot), hops)
+        return RunPage(run=info, hops=tuple(hops), drawing=drawing)
 
 
-async def load_drawing(place: str, name: str, *, owner: str | None) -> str:
-    """Draw the graph of a run as SVG."""
-    async with _open_store(place) as store:
-        info = await _find(store, place, name, owner)
-        text = await store.content(info.snapshot)
-    if text is None:
-        raise NotFound(f"the graph of run {name[:80]!r} is not stored")
-    return to_svg(parse_dot(text), graphviz=None)
+def _draw(text: str | None, hops: Sequence[Hop]) -> str:
+    """Draw the graph of a run with the newest outcome of each stage; empty if it is not stored or too large."""
+    marks = {hop.node: Mark(outcome=f"ran-{hop.status or 'running'}", link=f"#hop{hop.index}") for hop in hops}
+    return attempt(lambda: to_svg(parse_dot(text or ""), graphviz=None, marks=marks)).value or "" if text else ""
 
 
 async def _find(store: RunStore, place: str, name: str, owner: str | None) -> RunInfo:

@@ -10,7 +10,7 @@ from pydantic_ai.messages import ModelResponse
 
 from context_compiler.cache import Memo
 from context_compiler.compiler.trace import session_of
-from context_compiler.record import browse
+from context_compiler.record import browse, totals
 from context_compiler.record.browse import RequestRow, SessionRow
 from context_compiler.record.database import Database
 from context_compiler.tokens.prices import cost_of, price_of
@@ -95,7 +95,7 @@ class Timelines:
             pages = max(1, -(-total // POINTS))
             since = ordered[0].created_at if first else None
             until = ordered[-1].created_at if ordered and page > 1 else None
-            unsent = browse.unsent_usage(db, number, since, until) if page <= pages else []
+            unsent = totals.unsent_usage(db, number, since, until) if page <= pages else []
             money = self._money(db, info, ordered[first:], points, unsent)
             return Timeline(session=info, points=tuple(points), page=page, pages=pages, total=total, money=money)
 
@@ -148,7 +148,7 @@ class Timelines:
             sent = sum((price.cost(one.sent, cached=one.shared) for one in points), Decimal(0))
             cached = [min(earlier, one.raw) for earlier, one in zip(before, points, strict=False)]
             raw = sum((price.cost(one.raw, cached=same) for one, same in zip(points, cached, strict=True)), Decimal(0))
-        spent = browse.compile_usage(db, info.id, rows[0].id, rows[-1].id) if rows else []
+        spent = totals.compile_usage(db, info.id, rows[0].id, rows[-1].id) if rows else []
         costs = [(alias, cost_of(alias, usage)) for alias, usage in (*spent, *unsent)]
         unknown = {alias for alias, cost in costs if cost is None} | (
             {model} if model and price is None else set[str]()

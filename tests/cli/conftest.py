@@ -65,9 +65,15 @@ def cc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Command:
 @pytest.fixture(scope="session")
 def demo_record(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A record that holds views 1 to 3 of the bundled conversation."""
-    db = tmp_path_factory.mktemp("demo") / "context.db"
-    result = CliRunner().invoke(app, ["demo", "--db", str(db)])
-    assert result.exit_code == 0, result.output
+    return record_views(tmp_path_factory.mktemp("demo") / "context.db")
+
+
+def record_views(db: Path) -> Path:
+    """Record views of the bundled conversation within budgets of 1,000, 2,000 and 4,000 tokens."""
+    for budget, turns in ((1_000, ()), (2_000, ("--recent-turns", "1")), (4_000, ("--recent-turns", "2"))):
+        given = ("--budget", str(budget), *turns, "--session", "demo", "--db", str(db))
+        result = CliRunner().invoke(app, ["compile", str(DEMO), *given])
+        assert result.exit_code == 0, result.output
     return db
 
 

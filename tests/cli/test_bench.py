@@ -58,6 +58,15 @@ def test_the_verdict_is_the_cheapest_setting_tried_and_agrees_with_the_table(cc:
     assert float(again["ways"][2]["money"]) == pytest.approx(verdict["cost"])
 
 
+def test_the_verdict_on_a_recorded_session_is_that_of_its_transcript(cc: Command, tmp_path: Path) -> None:
+    talk = written(tmp_path / "talk.json", chat(14, words=60))
+    cc("compile", talk, "--budget", 700, "--session", "talk", "--db", "talk.db")
+    recorded = cc("views", "verdict", "talk", "--db", "talk.db", "--json").json
+    measured = cc("bench", talk, "--budget", 700, "--json").json
+    assert recorded["said"] == measured["said"] and recorded["verdict"] == measured["verdict"]
+    assert cc("views", "verdict", "talk", "--db", "talk.db").out.strip() == recorded["said"]
+
+
 def test_the_verdict_of_a_short_session_names_the_size_from_which_a_view_pays(cc: Command, tmp_path: Path) -> None:
     short = written(tmp_path / "short.json", chat(6, words=40)[:-1])
     said = cc("bench", short, "--budget", 4000)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from pydantic_ai.messages import ModelMessagesTypeAdapter, ToolCallPart, UserPromptPart
 
-from context_compiler.cli.demo import NEEDED, VIEWS, check_views
+from context_compiler.cli.demo import ASKED, NEEDED, VIEWS, check_views
 from context_compiler.cli.show import read_history
 from tests.cli.conftest import DEMO, Command, one_line
 from tests.cli.terminal import terminal as on_terminal
@@ -43,6 +43,19 @@ def test_the_demo_checks_what_it_claims(cc: Command) -> None:
     assert [check["holds"] for check in said["checks"]] == [True] * 4
 
 
+def test_the_demo_records_a_session_in_which_a_fact_leaves_and_comes_back(cc: Command) -> None:
+    assert cc("demo", "--json").json["requests"] == 53
+    (total,) = cc("stats", "--json").json["sessions"]
+    assert (
+        total["session"] == "demo" and total["requests"] == 53 and not total["fallbacks"] and not total["over_budget"]
+    )
+    found = cc("sessions", "find", "demo", ASKED, "--json").json
+    had = [bool(one["forms"]) for one in found["stretches"] if one["known"]]
+    assert had.count(False) >= 2 and had[-1]
+    assert "because its prompt asked" in found["answer"]
+    assert cc("demo", "--json").json["requests"] == 53, "a second demo adds nothing"
+
+
 def test_the_demo_detects_a_broken_promise() -> None:
     assert not check_views(read_history(MESSAGES), [], untouched=False)[-1].holds
 
@@ -62,7 +75,7 @@ def test_the_demo_fits_one_screen(tmp_path: Path) -> None:
     assert len(lines) <= 23 and all(len(line.rstrip()) <= 80 for line in lines), "the shell's prompt needs the last"
     assert said.index("what must he never do") < said.index("have no answer") < said.index("never deploy anything")
     assert "what must he never do" in said and "Left out of it" not in said
-    assert "context-compiler serve shows it in a browser" in said
+    assert "In a browser, request by request: context-compiler serve --open --find '7 days'" in said
     assert "answered 4 of 6 6 of 6 6 of 6 6 of 6" in [" ".join(line.split()) for line in lines]
 
 
@@ -83,9 +96,10 @@ def test_the_commands_that_the_demo_suggests_work(cc: Command, tmp_path: Path) -
     said = cc("demo", "--full", "--db", "else where/demo.db")
     commands = [shlex.split(line, comments=True) for line in said.out.splitlines() if "  context-compiler " in line]
     show, why, serve, compile_ = commands
+    assert show[1:4] == ["views", "show", "53"]
     assert cc(*show[1:]).code == 0 and "else where/demo.db" in show
     assert cc(*why[1:]).code == 0 and "else where/demo.db" in why
-    assert serve[1:] == ["serve", "--db", "else where/demo.db"]
+    assert serve[1:] == ["serve", "--db", "else where/demo.db", "--open", "--find", "7 days"]
     (tmp_path / "YOUR_CHAT.json").write_text(json.dumps([{"role": "user", "content": "Hello"}]))
     assert cc(*compile_[1:]).code == 0
 

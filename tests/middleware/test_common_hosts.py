@@ -28,7 +28,7 @@ from pydantic_ai.models.wrapper import WrapperModel
 
 from context_compiler import View
 from context_compiler.testing import LiveConversation, live_async
-from tests.support.agents import Notes, Talker, compiler
+from tests.support.agents import Notes, Talker, compiler, run
 from tests.support.builders import prose
 
 BUDGET, TURNS = 4_000, 70

@@ -110,7 +110,13 @@ def test_a_request_is_reached_with_the_keyboard_alone(chromium: Any, inspector: 
     assert page.get_by_role("dialog").is_visible()
 
 
-@pytest.mark.parametrize("path", ["/sessions", "/sessions/1", "/requests/20", "/requests/20/why"])
+PAGES = (
+    *("/sessions", "/sessions/1", "/sessions/1/fact?q=ORCHID-7731", "/sessions/1/settings?budget=1500"),
+    *("/requests/20", "/requests/20/why", "/requests/20/diff?with=raw"),
+)
+
+
+@pytest.mark.parametrize("path", PAGES)
 @pytest.mark.parametrize("colours", ["light", "dark"])
 def test_the_pages_have_no_serious_accessibility_fault(chromium: Any, inspector: str, path: str, colours: str) -> None:
     axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="axe is not installed").Axe()
@@ -127,11 +133,39 @@ def serious(found: Any) -> list[str]:
     ]
 
 
-@pytest.mark.parametrize("path", ["/sessions", "/sessions/1", "/requests/20", "/requests/20/why", "/chat"])
+@pytest.mark.parametrize("path", [*PAGES, "/chat"])
 def test_a_phone_shows_a_page_without_scrolling_sideways(chromium: Any, tmp_path: Path, db: Path, path: str) -> None:
     with serving(chat_app(db.parent)) as address:
         page = Visit(chromium, address, viewport={"width": 390, "height": 780}).go(path)
         assert page.evaluate("document.documentElement.scrollWidth") <= 390
+
+
+def test_a_search_within_a_request_opens_the_parts_that_match(chromium: Any, inspector: str) -> None:
+    visit = Visit(chromium, inspector)
+    page = visit.go("/requests/20")
+    shown = page.locator(".messages > .cc-message:visible").count()
+    page.keyboard.press("/")
+    page.keyboard.type("function_7()")
+    page.locator("#within-count", has_text="message").wait_for()
+    found = page.locator(".messages > .cc-message:visible")
+    assert 0 < found.count() < shown and page.get_by_text("def function_7()").first.is_visible()
+    page.get_by_label("Search in this request").fill("")
+    assert page.locator(".messages > .cc-message:visible").count() == shown
+    page.locator("h1").click()
+    for key in "jjo":
+        page.keyboard.press(key)
+    assert page.locator("details.cc-part[open], details.cc-piece[open]").count()
+    assert not visit.complaints
+
+
+def test_a_moved_slider_replays_the_session(chromium: Any, inspector: str) -> None:
+    visit = Visit(chromium, inspector)
+    page = visit.go("/sessions/1/settings")
+    page.get_by_text("ContextCompiler(budget=2000, recall=0.5)").wait_for()
+    page.get_by_label("Budget").fill("1200")
+    page.get_by_text("ContextCompiler(budget=1200, recall=0.5)").wait_for()
+    assert page.locator("output[for=budget]").inner_text() == "1,200" and "budget=1200" in page.url
+    assert not visit.complaints
 
 
 def test_two_tabs_chat_in_one_conversation(chromium: Any, tmp_path: Path) -> None:

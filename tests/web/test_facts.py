@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import re
+from itertools import pairwise
 
 import pytest
 from starlette.testclient import TestClient
@@ -85,3 +86,45 @@ def test_a_request_without_a_fact_links_to_the_message_that_contained_it(client:
     assert {f"/requests/{one}/why" for one in lost} <= {path.partition("?")[0] for path, _ in links}
     for path, place in links:
         assert f'id="{place}"' in client.get(path).text
+
+
+def test_the_answer_says_when_a_fact_left_and_why_it_came_back(client: TestClient) -> None:
+    found = fate(client, FACT)
+    answer = str(found["answer"])
+    stretches = [one for one in found["stretches"] if one["known"]]  # pyright: ignore
+    assert answer.startswith("The newest request has it") == bool(stretches[-1]["forms"])
+    assert f"cut at request {next(one['first'] for one in stretches if one['reason'])}" in answer
+    for before, after in pairwise(stretches):
+        if before["forms"] and not after["forms"]:
+            assert f"left at request {after['first']}" in answer
+        elif after["forms"] and not before["forms"]:
+            assert f"back at request {after['first']}" in answer
+    page = client.get(f"/sessions/{number_of(client, 'long')}/fact", params={"q": FACT}).text
+    assert html.escape(answer, quote=False) in html.unescape(page)
+
+
+def test_words_in_another_order_find_the_message(client: TestClient) -> None:
+    number = number_of(client, "long")
+    found = fate(client, "yes without deploy")
+    assert found["had"] == 0 and [one["index"] for one in found["near"]] == [4]  # pyright: ignore
+    assert [one["id"] for one in client.get("/api/sessions?text=yes without deploy").json()["sessions"]] == [number]
+    assert "in another order" in client.get(f"/sessions/{number}/fact?q=yes without deploy").text
+
+
+def test_a_pinned_message_is_offered_to_be_unpinned_beside_its_fact(client: TestClient) -> None:
+    number = number_of(client, "long")
+    (mention,) = fate(client, FACT)["mentions"]  # pyright: ignore
+    button = f'data-pin="m{mention["index"]}"'
+    path = f"/sessions/{number}/fact?q={FACT}"
+    assert button in client.get(path).text
+    assert client.post(f"/api/sessions/{number}/pin", json={"message": f"m{mention['index']}"}).status_code == 200
+    assert button not in client.get(path).text and f'data-unpin="m{mention["index"]}"' in client.get(path).text
+
+
+def test_words_lead_to_their_session_or_to_all_that_have_them(client: TestClient) -> None:
+    def leads(words: str) -> str:
+        return client.get("/find", params={"q": words}, follow_redirects=False).headers["location"]
+
+    assert leads(FACT) == f"/sessions/{number_of(client, 'long')}/fact?q={FACT}"
+    assert leads("hello script") == "/sessions?text=hello+script"
+    assert leads("nowhere") == "/sessions?text=nowhere"

@@ -115,7 +115,8 @@ def test_a_page_beyond_the_last_is_empty(client: TestClient) -> None:
 def test_a_missing_record_is_explained_and_shown_once_it_exists(db: Path, tmp_path: Path) -> None:
     later = tmp_path / "later" / "context.db"
     with TestClient(create_app(later, system=None), base_url="http://127.0.0.1") as client:
-        answer = client.get("/sessions")
+        assert "There is no record here yet" in client.get("/sessions").text
+        answer = client.get("/requests/1")
         assert answer.status_code == 503 and "there is no record here" in answer.text
         later.parent.mkdir()
         later.write_bytes(db.read_bytes())
@@ -217,4 +218,4 @@ def test_every_linked_page_exists(client: TestClient) -> None:
             waiting.extend(map(unescape, re.findall(r'<a [^>]*href="(/(?!static|chat)[^"#]+)', answer.text)))
     parts = ("", "/diff", "/export", "/replay", "/why")
     assert often.keys() >= {f"/requests/0{part}" for part in parts}
-    assert often.keys() >= {f"/sessions/0{part}" for part in ("", "/fact", "/layers", "/manager", "/steering")}
+    assert often.keys() >= {f"/sessions/0{part}" for part in ("", "/fact", "/settings", "/steering")}

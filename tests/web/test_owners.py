@@ -60,7 +60,7 @@ def test_an_owner_is_shown_only_their_own_runs(db: Path, tmp_path: Path) -> None
     app = create_app(db, system=None, runs=tmp_path / "runs.db", owner="ann")
     client = TestClient(app, base_url="http://localhost")
     assert [one["run_id"] for one in client.get("/api/pipelines").json()["runs"]] == ["run of ann"]
-    for path in ("/api/pipeline?run=run of {}", "/pipeline.svg?run=run of {}"):
+    for path in ("/api/pipeline?run=run of {}", "/pipeline?run=run of {}"):
         assert client.get(path.format("ann")).status_code == 200, path
         assert client.get(path.format("bob")).status_code == 404, path
 

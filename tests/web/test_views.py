@@ -111,8 +111,10 @@ def test_an_invalid_setting_of_a_replay_is_refused(client: TestClient, asked: di
 
 
 def test_exports_can_be_read_again(client: TestClient) -> None:
-    number = requests_of(client, "long")[-3]["id"]
-    document = client.get(f"/requests/{number}/export/json").json()
+    exported = (
+        (one["id"], client.get(f"/requests/{one['id']}/export/json").json()) for one in requests_of(client, "long")
+    )
+    number, document = next((number, found) for number, found in exported if number > 20 and found["answer"])
     messages = ModelMessagesTypeAdapter.validate_python(document["messages"])
     code = client.get(f"/requests/{number}/export/python")
     assert "attachment" in code.headers["content-disposition"]

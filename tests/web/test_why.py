@@ -27,6 +27,7 @@ from context_compiler.compiler.origins import align, gaps
 from context_compiler.messages.history import load_messages
 from context_compiler.template import Template
 from context_compiler.web.app import create_app
+from tests.cli.conftest import record_views
 from tests.support.agents import Notes, Step, Talker
 
 WORDS = (
@@ -264,10 +265,8 @@ def test_the_fate_shown_for_each_message_is_true(name: str, tmp_path: Path) -> N
 
 @pytest.fixture(scope="module")
 def demo(tmp_path_factory: pytest.TempPathFactory) -> Recorded:
-    """The record that the demo leaves."""
-    db = tmp_path_factory.mktemp("demo") / "context.db"
-    made = CliRunner().invoke(app, ["demo", "--db", str(db)])
-    assert made.exit_code == 0, made.output
+    """A record of three views of the bundled conversation."""
+    db = record_views(tmp_path_factory.mktemp("demo") / "context.db")
 
     async def load() -> list[str]:
         async with open_record(db) as store:

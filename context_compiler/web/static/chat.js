@@ -18,7 +18,7 @@
     at("notices").replaceChildren(line);
   }
   function busy(now) {
-    stop.hidden = !now;
+    stop.disabled = !now;
     send.disabled = now;
     form.setAttribute("aria-busy", String(now));
   }
@@ -113,7 +113,11 @@
   form.addEventListener("submit", async (event) => {
     event.preventDefault();
     const text = field.value;
-    if (!text.trim() || send.disabled) return;
+    if (!text.trim()) return;
+    if (send.disabled) {
+      notice("An answer is still being written: Stop ends it. Your message stays in the field.");
+      return;
+    }
     const body = { text, endless: at("endless").checked, template: at("template").value, model: at("model").value.trim() };
     send.disabled = true;
     at("notices").replaceChildren();

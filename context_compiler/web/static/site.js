@@ -18,11 +18,31 @@
     here.scrollIntoView({ block: "nearest" });
     if (all[at].matches("a")) all[at].focus({ preventScroll: true });
   }
+  function within(field) {
+    const words = field.value.trim().toLowerCase();
+    let found = 0;
+    for (const message of document.querySelectorAll(".messages > .cc-message")) {
+      const has = !words || message.textContent.toLowerCase().includes(words);
+      message.classList.toggle("off", !has);
+      document.querySelector(`.outline a[href="#${message.id}"]`)?.closest("li").classList.toggle("off", !has);
+      for (const part of message.querySelectorAll("details.cc-part, details.cc-piece")) {
+        if (words && part.textContent.toLowerCase().includes(words)) part.open = true;
+      }
+      found += has;
+    }
+    document.getElementById("within-count").textContent = words ? `${found} message${found === 1 ? "" : "s"}` : "";
+  }
+  function unfold() {
+    const parts = [...(rows()[at]?.querySelectorAll?.("details.cc-part, details.cc-piece") || [])];
+    const open = parts.some((part) => !part.open);
+    for (const part of parts) part.open = open;
+    return parts.length > 0;
+  }
   const open = (selector) => { const found = document.querySelector(selector); if (found) found.click(); };
   const keys = {
     "/": () => document.querySelector("[data-search]")?.focus(),
     "?": () => document.getElementById("keys")?.showModal(),
-    j: () => move(1), k: () => move(-1),
+    j: () => move(1), k: () => move(-1), o: unfold,
     "[": () => open("a[rel=prev]"), "]": () => open("a[rel=next]"),
   };
 
@@ -68,6 +88,17 @@
       if (!link || event.ctrlKey || event.metaKey || event.shiftKey) return;
       event.preventDefault();
       toggle(link);
+    });
+    document.addEventListener("input", (event) => {
+      if (event.target.matches("[data-within]")) within(event.target);
+      const output = event.target.matches("input[type=range]") && document.querySelector(`output[for=${event.target.id}]`);
+      if (output) output.value = Number(event.target.value).toLocaleString("en");
+    });
+    document.addEventListener("click", async (event) => {
+      const clip = event.target.closest("[data-clip]");
+      if (!clip) return;
+      await navigator.clipboard.writeText(clip.dataset.clip);
+      clip.textContent = "Copied";
     });
     const button = document.getElementById("theme");
     const label = () => button.setAttribute("aria-label", `Color theme: ${themes[remembered()]}`);

@@ -1,0 +1,228 @@
+"""The first page: all sessions with kind, model and cost, and totals over time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, fields, replace
+from datetime import UTC, datetime, timedelta
+from decimal import Decimal
+from functools import partial
+from itertools import groupby
+from operator import attrgetter
+from pathlib import Path
+
+from context_compiler.cache import Memo
+from context_compiler.chat.transcript import safe_id, transcript_folders
+from context_compiler.pipeline import RunConfig, open_runs
+from context_compiler.pipeline.stores import has_runs
+from context_compiler.record import browse, rows
+from context_compiler.record.browse import SessionFilter, SessionRow
+from context_compiler.record.costs import add_costs, sizes_of
+from context_compiler.record.database import Database
+from context_compiler.record.totals import (
+    RequestSums,
+    made_compiles,
+    own_sessions,
+    request_sums,
+    sums_over_time,
+)
+from context_compiler.web.data import PAGE, Inspector, Pages
+
+AGENT, CHAT, STAGE, IMPORT = "agent", "chat", "pipeline", "import"
+KINDS = (AGENT, CHAT, STAGE, IMPORT)
+"""Kinds of sessions: of an agent, of a chat, of a stage of a pipeline, and imported without any request."""
+
+STEPS = ((16, timedelta(minutes=1)), (13, timedelta(hours=1)), (10, timedelta(days=1)), (10, timedelta(days=7)))
+"""Lengths of a period, with the characters of a time that name it; the shortest with at most `PERIODS` is used."""
+
+MOST = 1_000_000
+"""Maximum sessions among which those of a kind are found."""
+
+PERIODS = 72
+"""Maximum periods of a chart, unless each is a week."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ListedSession(SessionRow):
+    """A session with its kind, and the price of its requests."""
+
+    kind: str
+    """One of `KINDS`."""
+    model: str
+    """Model of most of its requests; empty if unknown."""
+    cost: Decimal | None
+    """Cost of the input as sent, in US dollars; None if no price is known."""
+    cost_of_everything: Decimal | None
+    """Cost of the input if everything had been sent, with a prompt cache."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionsPage:
+    """One page of the conversations that match a filter."""
+
+    sessions: tuple[ListedSession, ...]
+    pages: Pages
+    filter: SessionFilter
+    kind: str
+    templates: tuple[str, ...]
+    models: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Period:
+    """Sums over the requests of one period."""
+
+    start: datetime
+    requests: int
+    saved: int
+    """Tokens of the raw histories that were not sent; negative if views were longer."""
+    compiled: int
+    """Requests that began a new cycle."""
+    fallbacks: int
+    money: Decimal | None
+    """Dollars of input that were not paid; None if no price is known."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Overview:
+    """Totals of all sessions, and the same over time."""
+
+    sessions: int
+    requests: int
+    tokens_raw: int
+    saved: int
+    compiled: int
+    fallbacks: int
+    over_budget: int
+    money: Decimal | None
+    """Dollars of input that were not paid, less those of compiles; None if no price is known."""
+    unknown: tuple[str, ...]
+    """Models without a known price, whose requests `money` leaves out."""
+    periods: tuple[Period, ...]
+    """All periods from the first request to the last; empty if they are of one period."""
+
+
+class Home:
+    """The first page of one record.
+
+    Args:
+        inspector: Reader of the record.
+        runs: Store of pipeline runs.
+        system: Folder of the chats' transcripts, unless they are in the vault or beside the record.
+        vault: Folder of the vault.
+    """
+
+    def __init__(self, inspector: Inspector, runs: str, *, system: Path | None, vault: Path | None) -> None:
+        self.inspector, self._runs = inspector, runs
+        self._system, self._vault = system or Path("."), vault
+        self._overviews: Memo[tuple[int, int], Overview] = Memo(1)
+
+    async def sessions(self, wanted: SessionFilter, *, kind: str = "", page: int = 1) -> SessionsPage:
+        """Load one page of the conversations that match a filter."""
+        runs = await self._run_ids()
+        kind_of = partial(self._kind, runs=runs)
+        return await self.inspector.read(partial(self._sessions, wanted=wanted, kind=kind, page=page, kind_of=kind_of))
+
+    async def overview(self) -> Overview:
+        """Load the totals of all sessions."""
+        return await self.inspector.read(self._overview)
+
+    def _sessions(
+        self, db: Database, wanted: SessionFilter, kind: str, page: int, kind_of: Callable[[SessionRow], str]
+    ) -> SessionsPage:
+        if kind:
+            every, _ = browse.sessions_page(db, wanted, limit=MOST)
+            numbers = [one.id for one in every if kind_of(one) == kind]
+            wanted = replace(wanted, among=tuple(numbers))
+        found, total = browse.sessions_page(db, wanted, limit=PAGE, offset=(page - 1) * PAGE)
+        sums = request_sums(db, [one.id for one in found], sizes_of)
+        by_session = {key: list(some) for key, some in groupby(sums, attrgetter("session"))}
+        known = browse.choices(db)
+        return SessionsPage(
+            sessions=tuple(_listed(one, by_session.get(one.id, ()), kind_of(one)) for one in found),
+            pages=Pages(page=page, size=PAGE, total=total),
+            filter=wanted,
+            kind=kind,
+            templates=tuple(known["template"]),
+            models=tuple(known["model"]),
+        )
+
+    async def _run_ids(self) -> frozenset[str]:
+        """Load the ids of all pipeline runs; empty if none was started, or if they cannot be read."""
+        if not has_runs(self._runs):
+            return frozenset()
+        store = open_runs(RunConfig(runs=self._runs))
+        try:
+            return frozenset(one.run_id for one in await store.runs())
+        finally:
+            await store.close()
+
+    def _kind(self, one: SessionRow, runs: frozenset[str]) -> str:
+        if one.session_id.partition("/")[0] in runs:
+            return STAGE
+        name = f"{safe_id(one.session_id)}.md" if one.session_id.strip() else ""
+        folders = transcript_folders(self.inspector.store.place, self._vault, self._system, one.owner)
+        if name and any((folder / name).is_file() for folder in folders):
+            return CHAT
+        return AGENT if one.tokens_sent else IMPORT
+
+    def _overview(self, db: Database) -> Overview:
+        _, sessions = browse.sessions_page(db, SessionFilter(), limit=0)
+        return self._overviews.get_or_make((browse.newest_request(db), sessions), lambda: _load_overview(db))
+
+
+def _listed(one: SessionRow, sums: Sequence[RequestSums], kind: str) -> ListedSession:
+    costs, most = add_costs(sums, ()), max(sums, key=attrgetter("requests"), default=None)
+    given = {field.name: getattr(one, field.name) for field in fields(one)}
+    model = "" if most is None else most.model
+    return ListedSession(**given, kind=kind, model=model, cost=costs.sent, cost_of_everything=costs.everything)
+
+
+def _load_overview(db: Database) -> Overview:
+    among = own_sessions(db)
+    sums = request_sums(db, among, sizes_of)
+    made = {one.id: one for one in made_compiles(db, among)}.values()
+    costs = add_costs(sums, made)
+    money = None if costs.sent is None or costs.everything is None else costs.everything - costs.sent
+    return Overview(
+        sessions=len({one.session for one in sums}),
+        requests=sum(one.requests for one in sums),
+        tokens_raw=sum(one.tokens_raw for one in sums),
+        saved=sum(one.tokens_raw - one.tokens_sent for one in sums),
+        compiled=sum(one.compiled for one in sums),
+        fallbacks=sum(one.fallbacks for one in sums),
+        over_budget=sum(one.over_budget for one in sums),
+        money=None if money is None else money - (costs.compiles or 0),
+        unknown=costs.unknown,
+        periods=tuple(_periods(db, among)),
+    )
+
+
+def _periods(db: Database, among: Sequence[int] | None) -> Iterator[Period]:
+    ends = [rows.readable_stamp(stamp) for stamp in browse.first_and_last(db, among)]
+    if len(ends) < 2 or ends[0] is None or ends[1] is None:
+        return
+    first, last = ends[0], ends[1]
+    digits, step = next((one for one in STEPS if (last - first) / one[1] < PERIODS), STEPS[-1])
+    start = datetime.fromisoformat(first.isoformat()[:digits] + ("T00" if digits == 10 else "")).replace(tzinfo=UTC)
+    count = int((last - start) / step) + 1
+    by_place: dict[int, list[RequestSums]] = {}
+    for stamp, one in sums_over_time(db, among, sizes_of, digits):
+        when = rows.readable_stamp(stamp + {16: "", 13: ":00", 10: "T00:00"}[digits] + "+00:00")
+        if when is not None and 0 <= (place := int((when - start) / step)) < count:
+            by_place.setdefault(place, []).append(one)
+    if count > 1:
+        yield from (_period(start + at * step, by_place.get(at, ())) for at in range(count))
+
+
+def _period(start: datetime, sums: Iterable[RequestSums]) -> Period:
+    sums = list(sums)
+    costs = add_costs(sums, ())
+    return Period(
+        start=start,
+        requests=sum(one.requests for one in sums),
+        saved=sum(one.tokens_raw - one.tokens_sent for one in sums),
+        compiled=sum(one.compiled for one in sums),
+        fallbacks=sum(one.fallbacks for one in sums),
+        money=None if costs.sent is None or costs.everything is None else costs.everything - costs.sent,
+    )

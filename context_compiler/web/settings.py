@@ -1,0 +1,187 @@
+"""A recorded session replayed with another budget and `recall`: tokens, cost, and ids that calls would have lacked."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from functools import partial
+
+from pydantic_ai.messages import ModelMessage, ModelRequest
+
+from context_compiler.cache import Memo
+from context_compiler.compiler.policy import DEFAULT_BUDGET
+from context_compiler.compiler.references import ReferenceRecall
+from context_compiler.compiler.trace import NotFound, request_of, session_of
+from context_compiler.messages.history import reader_of
+from context_compiler.middleware.again import fixed_tokens
+from context_compiler.middleware.replay import LiveSession, replay, request_points
+from context_compiler.middleware.verdict import (
+    RECALLS,
+    Verdict,
+    charge_of,
+    plain_compiler,
+    recorded_verdict,
+    replay_whole,
+    with_fixed,
+)
+from context_compiler.record import browse
+from context_compiler.record.browse import SessionRow
+from context_compiler.record.database import Database
+from context_compiler.record.values import Record, input_price
+from context_compiler.settings import Amount
+from context_compiler.tokens import as_counter
+from context_compiler.tokens.prices import price_of
+from context_compiler.web.data import Inspector
+
+MOST = 300
+"""Maximum requests that are replayed, the newest of a session."""
+
+LOST = 40
+"""Maximum lost references that are listed."""
+
+SMALLEST = 500
+"""Smallest budget that can be tried."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recorded:
+    """The newest request of a session with its raw history."""
+
+    session: SessionRow
+    number: int
+    raw: tuple[ModelMessage, ...]
+    record: Record
+    was: tuple[int, ...]
+    """Tokens of the answered requests as they were sent, oldest first."""
+
+    @property
+    def budget(self) -> int:
+        """Budget of that request, or the default."""
+        return self.record.budget or DEFAULT_BUDGET
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Replayed:
+    """A session replayed with one budget and `recall`."""
+
+    sent: tuple[int, ...]
+    """Tokens of each request, oldest first."""
+    raw: tuple[int, ...]
+    """Tokens of the same requests if everything were sent."""
+    cost: float
+    cost_of_everything: float
+    references: float | None
+    """Share of the ids and paths in tool calls that the request of the call contained; None without any."""
+    lost: tuple[str, ...]
+    """Ids and paths that the request of their call did not contain."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SettingsPage:
+    """A session beside a replay of it with other settings; nothing is sent or recorded."""
+
+    session: SessionRow
+    budget: int
+    recall: Amount
+    recorded_budget: int
+    smallest: int
+    largest: int
+    """Range of budgets that can be tried."""
+    requests: int
+    """Number of requests that a replay makes."""
+    left_out: int
+    """Number of earlier requests that it leaves out."""
+    model: str
+    priced: bool
+    """True if costs are in US dollars; else they are in plain input tokens."""
+    was: tuple[int, ...]
+    replayed: Replayed | None
+    """None if no replay was asked for."""
+    verdict: Verdict | None
+    """The cheapest of several settings; None if it was not asked for."""
+    said: str
+    line: str
+    """The argument for these settings, to paste."""
+
+
+class SessionSettings:
+    """Replays of the sessions of one record; one runs at a time, and the last ones are kept."""
+
+    def __init__(self, inspector: Inspector) -> None:
+        self.inspector = inspector
+        self._reader = reader_of(as_counter(None))
+        self._replays: Memo[tuple[int, int, Amount], Replayed] = Memo(40)
+        self._verdicts: Memo[int, Verdict] = Memo(20)
+        self._running = asyncio.Semaphore(1)
+
+    async def load(self, number: int, *, budget: int, recall: Amount | None, cheapest: bool) -> SettingsPage:
+        """Load a session, replayed with a budget (0: not replayed) and `recall`, and the verdict if asked for."""
+        found = await self.inspector.read(partial(self._recorded, number=number))
+        points, fixed = request_points(found.raw), fixed_tokens(found.record)
+        given, share = budget or found.budget, RECALLS[-1] if recall is None else recall
+        replayed = verdict = None
+        async with self._running:
+            if budget and points:
+                replayed = await asyncio.to_thread(self._replay, found, given, share)
+            if cheapest and points:
+                verdict = await asyncio.to_thread(self._verdict, found)
+        return SettingsPage(
+            session=found.session,
+            budget=given,
+            recall=share,
+            recorded_budget=found.budget,
+            smallest=max(SMALLEST, int(1.5 * fixed) // 100 * 100),
+            largest=max(2 * found.budget, round(found.record.tokens_raw, -3) + 1_000),
+            requests=min(len(points), MOST),
+            left_out=max(0, len(points) - MOST),
+            model=input_price(found.record).model,
+            priced=price_of(input_price(found.record).model) is not None,
+            was=found.was,
+            replayed=replayed,
+            verdict=verdict,
+            said="" if verdict is None else str(verdict),
+            line=f"ContextCompiler(budget={given}, recall={share})",
+        )
+
+    def _recorded(self, db: Database, number: int) -> Recorded:
+        info = session_of(db, number)
+        rows, _ = browse.requests_page(db, number, limit=MOST)
+        newest = next((one for one in rows if one.raw_tip is not None), None)
+        if newest is None:
+            raise NotFound("the raw history of this session is not on the record, so it cannot be replayed")
+        _, record = request_of(db, newest.id)
+        chain = self.inspector.chain(db, newest.raw_tip, number)
+        raw = tuple(self.inspector.read_nodes(db, chain)[0])
+        answered = rows[1:] if raw and isinstance(raw[-1], ModelRequest) else rows
+        was = tuple(one.tokens_sent for one in reversed(answered))
+        return Recorded(session=info, number=newest.id, raw=raw, record=record, was=was)
+
+    def _replay(self, found: Recorded, budget: int, recall: Amount) -> Replayed:
+        return self._replays.get_or_make(
+            (found.number, budget, recall), lambda: asyncio.run(self._live(found, budget, recall))
+        )
+
+    async def _live(self, found: Recorded, budget: int, recall: Amount) -> Replayed:
+        fixed, messages = fixed_tokens(found.record), found.raw
+        references = ReferenceRecall(self._reader.read(messages), budget, self._reader)
+        session = LiveSession([plain_compiler(budget=max(1, budget - fixed), recall=recall)])
+        sent = await replay(messages, session, self._reader, seen=references.see, last=MOST)
+        whole = await replay_whole(messages, self._reader, last=MOST)
+        charge = charge_of(input_price(found.record).model)
+        sent, whole = with_fixed(sent, fixed), with_fixed(whole, fixed)
+        return Replayed(
+            sent=tuple(one.tokens for one in sent),
+            raw=tuple(one.tokens for one in whole),
+            cost=sum(charge(one.tokens, one.cached) for one in sent),
+            cost_of_everything=sum(charge(one.tokens, one.cached) for one in whole),
+            references=references.all,
+            lost=tuple(references.lost)[:LOST],
+        )
+
+    def _verdict(self, found: Recorded) -> Verdict | None:
+        known = self._verdicts.get(found.number)
+        if known is None:
+            known = asyncio.run(recorded_verdict(found.raw, found.record, self._reader, last=MOST))
+            if known is not None:
+                self._verdicts.keep(found.number, known)
+        return known

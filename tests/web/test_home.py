@@ -1,0 +1,107 @@
+"""The first page: a question, a picture of all sessions, and their list."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic_ai import Agent
+from starlette.testclient import TestClient
+from typer.testing import CliRunner
+
+from context_compiler import ContextCompiler
+from context_compiler.chat.demo_model import ScriptedModel
+from context_compiler.chat.session import ChatSession
+from context_compiler.cli.root import app
+from context_compiler.pipeline import RunConfig, run_pipeline
+from context_compiler.record.store import SQLiteStore
+from context_compiler.web.app import create_app
+from tests.cli.conftest import DEMO
+from tests.support.agents import Talker
+from tests.web.conftest import FACT, HOSTILE
+from tests.web.test_pipelines import GRAPH
+
+
+def listed(client: TestClient, **query: str) -> list[dict[str, Any]]:
+    return client.get("/api/sessions", params=query).json()["sessions"]
+
+
+def test_the_totals_are_those_of_the_command_line(client: TestClient, db: Path) -> None:
+    total = json.loads(CliRunner().invoke(app, ["stats", "--db", str(db), "--json"]).stdout)["total"]
+    found = client.get("/api/overview").json()
+    for name, other in (("requests", "requests"), ("saved", "tokens_saved"), ("compiled", "compiled")):
+        assert found[name] == total[other] > 0
+    assert f"{total['tokens_saved']:,}" in client.get("/sessions").text
+
+
+def test_periods_add_up_to_the_totals(db: Path) -> None:
+    asyncio.run(spread(db))
+    with TestClient(create_app(db, system=None), base_url="http://127.0.0.1") as client:
+        found = client.get("/api/overview").json()
+        assert 2 < len(found["periods"]) <= 72
+        for name in ("requests", "saved", "compiled", "fallbacks"):
+            assert sum(one[name] for one in found["periods"]) == found[name]
+        assert "2026-01-01" in client.get("/sessions").text
+
+
+async def spread(db: Path) -> None:
+    """Move each request of a record half a day behind the one before it."""
+    store = SQLiteStore(db)
+    move = (
+        "UPDATE views SET created_at = strftime('%Y-%m-%dT%H:%M:%S.000000+00:00', '2026-01-01', (id * 12) || ' hours')"
+    )
+    await store.perform(lambda found: found.execute(move))
+    await store.close()
+
+
+@pytest.mark.parametrize("sort", ["requests", "raw", "sent"])
+def test_sessions_are_sorted_by_their_figures(client: TestClient, sort: str) -> None:
+    column = sort if sort == "requests" else f"tokens_{sort}"
+    figures = [one[column] for one in listed(client, sort=sort)]
+    assert figures == sorted(figures, reverse=True) and len(set(figures)) > 1
+    assert 'aria-sort="descending"' in client.get(f"/sessions?sort={sort}").text
+
+
+def test_each_session_has_a_kind(tmp_path: Path) -> None:
+    db = tmp_path / "context.db"
+
+    async def record() -> None:
+        compiler = ContextCompiler(model="none", store=db, system=None)
+        for name in ("worker", "r/check"):
+            await Agent(Talker().model, capabilities=[compiler]).run("hello", conversation_id=name)
+        chat = ChatSession(Agent(ScriptedModel(delay=0)), "holidays", endless=True, store=db, system=tmp_path)
+        await chat.say("Where is it warm?")
+        await chat.close()
+
+    asyncio.run(record())
+    runs = RunConfig(runs=tmp_path / "runs.db", simulate=True)
+    asyncio.run(run_pipeline(GRAPH, runs, run_id="r"))
+    assert CliRunner().invoke(app, ["import", str(DEMO), "--db", str(db)]).exit_code == 0
+    with TestClient(create_app(db, system=tmp_path, runs=runs.runs), base_url="http://127.0.0.1") as client:
+        kinds = {one["session_id"]: one["kind"] for one in listed(client)}
+        assert kinds == {"worker": "agent", "r/check": "pipeline", "holidays": "chat", "demo": "import"}
+        for kind in ("agent", "chat", "import", "pipeline"):
+            assert {one["session_id"] for one in listed(client, kind=kind)} == {
+                name for name, other in kinds.items() if other == kind
+            }
+
+
+def test_an_empty_record_and_a_missing_one_show_how_to_begin(tmp_path: Path) -> None:
+    (tmp_path / "other.db").touch()
+    for place in (tmp_path / "missing.db", tmp_path / "empty.db"):
+        if place.stem == "empty":
+            asyncio.run(SQLiteStore(place).sessions())
+        with TestClient(create_app(place, system=None), base_url="http://127.0.0.1") as client:
+            page = client.get("/sessions")
+            assert page.status_code == 200 and "notice bad" not in page.text
+            for way in (f"context-compiler demo --db {place}", "ContextCompiler(", "context-compiler import"):
+                assert way in page.text
+            assert ("other.db" in page.text) == (place.stem == "missing")
+
+
+def test_a_hostile_name_stays_text_in_the_list(client: TestClient) -> None:
+    assert HOSTILE not in client.get("/sessions").text
+    assert FACT not in client.get("/sessions").text

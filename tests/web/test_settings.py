@@ -1,0 +1,59 @@
+"""A session replayed with other settings: figures, chart and the line to paste."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from starlette.testclient import TestClient
+
+from tests.web.conftest import number_of, requests_of
+
+
+def settings(client: TestClient, **query: object) -> dict[str, object]:
+    answer = client.get(f"/api/sessions/{number_of(client, 'long')}/settings", params={**query})  # pyright: ignore
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+def test_a_session_is_replayed_within_each_budget(client: TestClient) -> None:
+    small, large = (settings(client, budget=budget, recall="0.15") for budget in (1_000, 4_000))
+    for one, budget in ((small, 1_000), (large, 4_000)):
+        replayed: dict[str, object] = one["replayed"]  # pyright: ignore
+        assert max(replayed["sent"]) <= budget and one["line"] == f"ContextCompiler(budget={budget}, recall=0.15)"  # pyright: ignore
+        assert len(replayed["sent"]) == len(replayed["raw"]) == one["requests"]  # pyright: ignore
+    assert sum(small["replayed"]["sent"]) < sum(large["replayed"]["sent"])  # pyright: ignore
+    assert small["replayed"]["cost_of_everything"] == large["replayed"]["cost_of_everything"]  # pyright: ignore
+
+
+def test_the_page_shows_the_requests_as_they_were_and_replays_on_demand(client: TestClient) -> None:
+    number = number_of(client, "long")
+    page = client.get(f"/sessions/{number}/settings").text
+    assert 'class="was-line"' in page and "Use these settings" not in page and 'hx-trigger="load' in page
+    sent = [one["tokens_sent"] for one in requests_of(client, "long")]
+    assert settings(client)["was"] == sent[: len(settings(client)["was"])]  # pyright: ignore
+    page = client.get(f"/sessions/{number}/settings?budget=1500&recall=0.3").text
+    assert (
+        "ContextCompiler(budget=1500, recall=0.3)" in page
+        and page.count('class="fresh"') == settings(client)["requests"]
+    )
+
+
+@pytest.mark.slow
+def test_the_cheapest_settings_are_found_by_trying_them(client: TestClient) -> None:
+    found = settings(client, cheapest="yes")
+    said = re.fullmatch(
+        r"use budget ([\d,]+), recall (\S+): .*|sending everything is cheaper here .*", str(found["said"])
+    )
+    assert said
+    if said[1]:
+        again = settings(client, budget=int(said[1].replace(",", "")), recall=said[2])
+        assert again["replayed"]["cost"] == pytest.approx(found["verdict"]["cost"])  # pyright: ignore
+    assert str(found["said"]) in client.get(f"/sessions/{number_of(client, 'long')}/settings?cheapest=yes").text
+
+
+def test_a_session_without_content_cannot_be_replayed(client: TestClient) -> None:
+    number = number_of(client, "bare")
+    assert client.get(f"/sessions/{number}/settings").status_code == 404
+    tabs = re.findall(r'href="/sessions/\d+/(\w+)"', client.get(f"/sessions/{number}").text)
+    assert "settings" not in tabs and "steering" not in tabs and "layers" not in tabs
