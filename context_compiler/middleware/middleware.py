@@ -37,7 +37,7 @@ from context_compiler.messages.printable import safe_line
 from context_compiler.messages.prompts import asking_part, asks
 from context_compiler.messages.shapes import shortens_prompt
 from context_compiler.messages.turns import prompt_at
-from context_compiler.middleware.archive import Archive
+from context_compiler.middleware.archive import Archive, before_window
 from context_compiler.middleware.arguments import Arguments
 from context_compiler.middleware.background import unused_row
 from context_compiler.middleware.fallback import fallback, unreadable_parts
@@ -233,13 +233,22 @@ class Middleware:
             elif request.scope and not request.marked:
                 windows = self.archive.scoped(request.owner).windows
                 run.join(await windows.whole(request.session_id, self.state.reader))
-            if run.earlier and request.run_id:
-                JOINED.keep(request.run_id, run.earlier)
+        elif run.earlier or (request.scope and not request.marked and self.archive.scoped(request.owner).keeps_content):
+            run.join(self._before(run, request.messages))
+        if run.earlier and request.run_id:
+            JOINED.keep(request.run_id, run.earlier)
         if run.earlier:
             request = replace(request, messages=[*run.earlier, *request.messages], joined=len(run.earlier))
         if run.earlier or not read:
             await try_await(read_history(self.state.reader, run, request.messages))
         return request
+
+    def _before(self, run: Run, messages: Sequence[ModelMessage]) -> Sequence[ModelMessage]:
+        """Messages before what the application gives of a run that has begun."""
+        known, earlier = run.raw, run.earlier or ()
+        if known is None:
+            return earlier
+        return attempt(lambda: before_window(known, earlier, messages, self.state.reader)).value or ()
 
     async def _view_or_fallback(self, run: Run, request: Request, host: Host) -> tuple[Request, Result]:
         """Make the view of a request or its fallback; return it with the request that it answers.
@@ -465,7 +474,9 @@ class Middleware:
 
     async def finish_run(self, run: Run, ctx: RunContext[Any], messages: list[ModelMessage]) -> None:
         """Archive the raw history of a run including its last answer."""
-        history = (await try_await(read_history(self.state.reader, run, [*(run.earlier or ()), *messages]))).value
+        history = (
+            await try_await(read_history(self.state.reader, run, [*self._before(run, messages), *messages]))
+        ).value
         await self._record_unused()
         if history is not None and messages:
             since = (archive := self.archive.scoped(await self.owner_of(ctx))).moment()

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 from pydantic_ai import Agent, CallDeferred, DeferredToolRequests, DeferredToolResults, RunContext, Tool
+from pydantic_ai.capabilities import AbstractCapability, ProcessHistory
 from pydantic_ai.messages import (
     BinaryContent,
     ModelMessage,
@@ -190,6 +191,32 @@ async def test_a_window_of_a_known_conversation_is_joined_with_the_record(plain:
     again.history = life.history
     await again.turn("And what did I say it was called, the staging database?", window)
     assert again.writer.asked == 0 and FACT in again.talker.last.text, "another process knows it too"
+
+
+def peek(path: str) -> str:
+    return f"{path} is empty"
+
+
+class Trimming(AbstractCapability[Any]):
+    """Sends the last messages only, and leaves the history of the run as it is."""
+
+    async def before_model_request(self, ctx: RunContext[Any], request_context: Any) -> Any:
+        return replace(request_context, messages=request_context.messages[-3:])
+
+
+@pytest.mark.parametrize("keeps", [ProcessHistory(lambda messages: messages[-3:]), Trimming()])
+async def test_a_window_that_moves_within_a_run_loses_no_message_and_repeats_none(
+    keeps: AbstractCapability[Any], tmp_path: Path
+) -> None:
+    views, history = list[View](), list[ModelMessage]()
+    for number in range(4):
+        ours = compiler(None, store=tmp_path / "record.db", on_view=views.append)
+        talker = Talker([[("peek", {"path": "a"})], [("peek", {"path": "b"})], f"answer {number}"])
+        agent = Agent(talker.model, tools=[peek], capabilities=[keeps, ours])
+        history = (await run(agent, f"question {number}", message_history=history, conversation_id="c")).messages
+    text = str(await ours.transcript("c"))
+    assert all(text.count(f"{word} {number}") == 1 for word in ("question", "answer") for number in range(4))
+    assert len(await ours.transcript("c")) == 4 * 6 and {view.status for view in views} == {"raw"}
 
 
 @pytest.mark.parametrize("carried", [True, False])
