@@ -27,7 +27,6 @@ from context_compiler.middleware.store_access import StoreAccess, limited
 from context_compiler.recall.others import Mention
 from context_compiler.record import rows
 from context_compiler.record.database import Moment
-from context_compiler.record.maintenance import RETRY_AGE_DAYS
 from context_compiler.record.redaction import (
     METADATA,
     REDACTED,
@@ -35,6 +34,7 @@ from context_compiler.record.redaction import (
     compile_without_content,
     without_content,
 )
+from context_compiler.record.removal import RETRY_AGE_DAYS
 from context_compiler.record.rows import BrokenReference
 from context_compiler.record.store import Steered, Store
 from context_compiler.record.values import COMPILE, UNDO, Action, Compile, Entry, Record, with_null_reasons

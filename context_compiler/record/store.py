@@ -23,7 +23,7 @@ from weakref import finalize
 from context_compiler.errors import StoreError
 from context_compiler.lazy import require_extra
 from context_compiler.paths import check_place, is_address
-from context_compiler.record import conversations, maintenance, queries
+from context_compiler.record import conversations, maintenance, queries, removal
 from context_compiler.record import sessions as of_sessions
 from context_compiler.record.background import hold_at_fork, result_at_once
 from context_compiler.record.database import PAGE, Database, Moment
@@ -387,9 +387,9 @@ class SQLStore(Protocol):
     session_cycles = _method(of_sessions.session_cycles)
     announce_compile = _method(of_sessions.announce_compile)
     withdraw_compile = _method(of_sessions.withdraw_compile)
-    delete = _method(maintenance.delete, takes_long=True)
-    prune = _method(maintenance.prune, takes_long=True)
-    erase = _method(maintenance.erase, takes_long=True)
+    delete = _method(removal.delete, takes_long=True)
+    prune = _method(removal.prune, takes_long=True)
+    erase = _method(removal.erase, takes_long=True)
     verify = _method(maintenance.verify, takes_long=True)
 
     def export(self, damaged: Damaged | None = None) -> AsyncGenerator[Mapping[str, object]]:
