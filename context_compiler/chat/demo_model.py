@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -18,7 +18,14 @@ from typing import Any
 from zlib import crc32
 
 from pydantic_ai import RunContext
-from pydantic_ai.messages import ModelMessage, ModelResponse, ModelResponseStreamEvent, TextPart
+from pydantic_ai.messages import (
+    ModelMessage,
+    ModelResponse,
+    ModelResponseStreamEvent,
+    TextPart,
+    ToolCallPart,
+    UserPromptPart,
+)
 from pydantic_ai.models import Model, ModelRequestParameters, StreamedResponse
 from pydantic_ai.settings import ModelSettings
 from pydantic_ai.usage import RequestUsage
@@ -65,11 +72,12 @@ class ScriptedModel(Model):
 
     Args:
         delay: Seconds between words of a streamed answer.
+        calls: Tool calls that it makes before each answer, one after the other, as `(tool, arguments)`.
     """
 
-    def __init__(self, delay: float = 0.01) -> None:
+    def __init__(self, delay: float = 0.01, *, calls: Sequence[tuple[str, Mapping[str, Any]]] = ()) -> None:
         super().__init__()
-        self.delay = delay
+        self.delay, self.calls = delay, tuple(calls)
         self._reader = reader_of(as_counter(None))
         self._cached: list[str] = []
 
@@ -91,7 +99,8 @@ class ScriptedModel(Model):
     ) -> ModelResponse:
         """Answer in one piece."""
         text, usage = self._answer(messages)
-        return ModelResponse(parts=[TextPart(text)], usage=usage, model_name=NAME, provider_name=NAME)
+        part = self._next_call(messages) or TextPart(text)
+        return ModelResponse(parts=[part], usage=usage, model_name=NAME, provider_name=NAME)
 
     @asynccontextmanager
     async def request_stream(
@@ -106,9 +115,21 @@ class ScriptedModel(Model):
         yield _Streamed(
             model_request_parameters=model_request_parameters,
             words=re.findall(r"\S*\s*", text),
+            call=self._next_call(messages),
             reported=usage,
             delay=self.delay,
         )
+
+    def _next_call(self, messages: Sequence[ModelMessage]) -> ToolCallPart | None:
+        """Return the next call of this turn; None if all were made, or if a summary is asked for."""
+        made = 0
+        for message in reversed(messages):
+            prompts = [str(part.content) for part in message.parts if isinstance(part, UserPromptPart)]
+            if prompts:
+                due = self.calls[made:] if not any(TASK in prompt for prompt in prompts) else ()
+                return ToolCallPart(due[0][0], {**due[0][1]}, tool_call_id=f"{NAME}-{len(messages)}") if due else None
+            made += isinstance(message, ModelResponse)
+        return None
 
     def _answer(self, messages: Sequence[ModelMessage]) -> tuple[str, RequestUsage]:
         history = self._reader.read(messages)
@@ -132,12 +153,21 @@ class _Streamed(StreamedResponse):
     words: Sequence[str]
     reported: RequestUsage
     delay: float
+    call: ToolCallPart | None = None
     began: datetime = field(default_factory=lambda: datetime.now(UTC))
 
     def __post_init__(self) -> None:
         self._usage = self.reported
 
     async def _get_event_iterator(self) -> AsyncIterator[ModelResponseStreamEvent]:
+        if self.call is not None:
+            yield self._parts_manager.handle_tool_call_part(
+                vendor_part_id="call",
+                tool_name=self.call.tool_name,
+                args=self.call.args_as_dict(),
+                tool_call_id=self.call.tool_call_id,
+            )
+            return
         for word in self.words:
             for event in self._parts_manager.handle_text_delta(vendor_part_id="answer", content=word):
                 yield event

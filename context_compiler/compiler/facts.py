@@ -169,7 +169,7 @@ class FactSearch:
         words = () if found else _nodes_with_words(db, fact)
         scattered = {chains.nodes[node][2] for node in words if node in chains.nodes}
         near, _ = self._mentions(db, info, tips, scattered, fact)
-        stretches = tuple(self._stretches(db, tips, masks, [one.index for one in mentions]))
+        stretches = tuple(self._stretches(db, tips, masks, [mention.index for mention in mentions]))
         return FactPage(
             session=info,
             fact=fact,

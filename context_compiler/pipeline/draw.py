@@ -45,7 +45,7 @@ STYLE = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mark:
-    """What a drawing in a page shows of a run at one stage."""
+    """Outcome of a stage in a drawing within a page, and the address of its entry."""
 
     outcome: str
     """CSS class, such as `ran-success`."""

@@ -13,10 +13,12 @@ from context_compiler.web.app import create_app
 from tests.web.browser import browser, chat_app, serving
 
 PAGES = {
+    "inspector-fact": ("/sessions/1/fact?q=7+days", 770),
     "inspector-session": ("/sessions/1", 770),
-    "inspector-request": ("/requests/3", 760),
-    "inspector-why": ("/requests/3/why", 700),
-    "inspector-diff": ("/requests/3/diff", 700),
+    "inspector-settings": ("/sessions/1/settings?budget=3000", 620),
+    "inspector-request": ("/requests/44", 760),
+    "inspector-why": ("/requests/45/why", 700),
+    "inspector-diff": ("/requests/45/replay?budget=1000", 700),
 }
 """Address and height of each picture of the record that the demo leaves."""
 
@@ -46,7 +48,7 @@ def run(target: Path) -> None:
                 page.goto(address + path)
                 shoot(page, target / f"{name}.png")
             phone = chromium.new_context(viewport={"width": 390, "height": 780}, color_scheme="dark").new_page()
-            phone.goto(f"{address}/requests/3")
+            phone.goto(f"{address}/requests/44")
             shoot(phone, target / "inspector-phone.png")
         with serving(chat_app(Path("system"))) as address:
             page = chromium.new_context(viewport={"width": 1000, "height": 720}).new_page()
