@@ -107,12 +107,17 @@ class Replayer(Watcher):
     _first: bool = True
     """True before the first request of a run."""
     _difference: ReplayError | None = None
+    _ended: bool = False
+    """True once the last request was sent, if it has no answer."""
 
     async def run(
         self, agent: Any, capabilities: Sequence[Any], summaries: str | Model, arguments: dict[str, Any]
     ) -> None:
         """Run the agent until the recording ends."""
         messages, history = self.recording.messages, list[ModelMessage]()
+        if messages and READER.one(messages[-1]).has_prompt:
+            messages = [*messages, ModelResponse(parts=[])]
+            self.recording = replace(self.recording, messages=messages)
         self._points = request_points(messages)
         writer: Model = self._writer() if isinstance(summaries, str) else summaries
         extra = [*self.capabilities, *self._capabilities(agent, capabilities, summaries, writer)]
@@ -122,6 +127,8 @@ class Replayer(Watcher):
             self._first = True
             run = agent.run(message_history=history, model=writer, capabilities=extra, **arguments)
             outcome = await try_await(run)
+            if self._ended:
+                return
             if error := self._difference or outcome.error:
                 raise error
             if self._done <= point:
@@ -168,8 +175,12 @@ class Replayer(Watcher):
         self._done = point + 1
         answer = with_usage(self.recording.messages[point], self.conversation.requests[-1].tokens)
         assert isinstance(answer, ModelResponse)
-        said = any(isinstance(part, ToolCallPart) or getattr(part, "content", "") for part in answer.parts)
-        return answer if said else replace(answer, parts=[TextPart(ABORTED)])
+        if any(isinstance(part, ToolCallPart) or getattr(part, "content", "") for part in answer.parts):
+            return answer
+        if not self._points:
+            self._ended = True
+            raise ReplayError("the last request of the recording has no answer")
+        return replace(answer, parts=[TextPart(ABORTED)])
 
     def answered(self, response: ModelResponse) -> None:
         """Add the recorded answer to the conversation."""

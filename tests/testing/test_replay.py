@@ -226,6 +226,14 @@ def test_an_answer_that_was_aborted_is_replayed_as_it_is() -> None:
     assert len(conversation.raw) == 6 and "aborted" not in str(conversation.raw)
 
 
+def test_a_request_that_was_never_answered_is_sent(desk: list[ModelMessage]) -> None:
+    for length, agent in ((21, Agent(tools=[look])), (1, Agent(output_type=Answer))):
+        conversation = replay(desk[:length], agent)
+        assert len(conversation.requests) == (length + 1) / 2
+        assert unstamped(conversation.raw) == unstamped(desk[:length])
+        assert unstamped(conversation.requests[-1].messages) == unstamped(desk[:length])
+
+
 def test_a_transcript_of_another_tool_is_a_recording(tmp_path: Path) -> None:
     lines = [{"role": "user", "content": RULE}, {"role": "assistant", "content": "Yes."}]
     (tmp_path / "chat.json").write_text(json.dumps([*lines, *lines, *lines]), encoding="utf-8")
