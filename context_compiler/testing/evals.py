@@ -94,8 +94,10 @@ def replaying(agent: Any = None, **arguments: Any) -> Callable[[Inputs], Awaitab
 def dataset_of(name: str, *conversations: Conversation) -> Dataset[Inputs, Any, Any]:
     """A dataset with a case for each conversation, and evaluators for what holds in it."""
     cases = [
-        Case[Inputs, Any, Any](name=f"{name} {number}", inputs=_plain(one.raw), evaluators=tuple(_claims(one)))
-        for number, one in enumerate(conversations, 1)
+        Case[Inputs, Any, Any](
+            name=f"{name} {number}", inputs=_plain(conversation.raw), evaluators=tuple(_claims(conversation))
+        )
+        for number, conversation in enumerate(conversations, 1)
     ]
     return Dataset[Inputs, Any, Any](name=name, cases=cases)
 
@@ -106,13 +108,13 @@ def case_of(failure: ContextFailure) -> Case[Inputs, Any, Any]:
     Raises:
         ValueError: There is no evaluator of that check.
     """
-    check, given = failure.check, failure.given
+    check, arguments = failure.check, failure.arguments
     if check == "in_context":
-        evaluator = InContext(*given, last=True)
+        evaluator = InContext(*arguments, last=True)
     elif check == "newest":
-        evaluator = NewestInContext(value=given[0], subject=given[1], last=True)
+        evaluator = NewestInContext(value=arguments[0], subject=arguments[1], last=True)
     elif check == "budget":
-        evaluator = WithinBudget(*given, pairs=False, last=True)
+        evaluator = WithinBudget(*arguments, pairs=False, last=True)
     else:
         raise ValueError(f"there is no evaluator for {check}: only for in_context, newest and budget")
     said = failure.conversation.raw[: failure.request.said]

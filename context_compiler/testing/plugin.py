@@ -49,8 +49,7 @@ def pytest_runtest_makereport(
 
 
 def _folder(config: pytest.Config) -> Path | None:
-    given = config.getoption("--contexts-html")
-    if given:
-        return Path(given)
+    if folder := config.getoption("--contexts-html"):
+        return Path(folder)
     xml = getattr(config.option, "xmlpath", None)
     return Path(xml).parent / "contexts" if xml else None

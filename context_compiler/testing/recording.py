@@ -29,7 +29,7 @@ FORMAT, VERSION = "context-compiler recording", 1
 
 
 class RecordingError(ContextCompilerError):
-    """A recording cannot be read: it is missing, damaged, or of a newer version."""
+    """A recording cannot be read: it is missing, damaged, or of another version."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +62,7 @@ def read_recording(path: str | Path) -> Recording:
     """Read a recording, or a transcript in any format that can be imported.
 
     Raises:
-        RecordingError: The recording is damaged or of a newer version.
+        RecordingError: The recording is damaged or of another version.
         TranscriptError: The file is missing or no transcript.
     """
     text = Path(path).read_bytes() if Path(path).is_file() else b""
@@ -70,10 +70,9 @@ def read_recording(path: str | Path) -> Recording:
         return Recording(messages=read_transcripts(path)[0].messages)
     try:
         document: dict[str, Any] = json.loads(text)
-        version = document["version"]
-        if isinstance(version, int) and version > VERSION:
-            newer = f"{path}: a recording of version {version}, but this package reads up to {VERSION}: upgrade it"
-            raise RecordingError(newer)
+        if (version := document["version"]) != VERSION:
+            other = f"{path}: a recording of version {version!r:.20}, but this package reads version {VERSION}"
+            raise RecordingError(f"{other}: upgrade it if it is older, or record the conversation again")
         bodies = [json.dumps(body).encode() for body in document["messages"]]
         return Recording(messages=load_messages(bodies), summaries=dict(document.get("summaries") or {}))
     except (StoreError, ValueError, LookupError, TypeError, AttributeError) as error:

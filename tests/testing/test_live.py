@@ -64,7 +64,7 @@ def test_an_agent_without_history_processor_keeps_everything() -> None:
 
 def test_a_text_that_nobody_said_is_missing_from_the_first_request_on() -> None:
     found = failure(lambda: live(Agent(), ["Hello."]).assert_in_context("Good-bye."))
-    assert found.request.number == 1 and "said: by nobody" in str(found)
+    assert found.request.number == 1 and "said: in no message" in str(found)
 
 
 def test_a_narrowed_conversation_without_requests_is_not_a_passed_check() -> None:
