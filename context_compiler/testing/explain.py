@@ -100,9 +100,10 @@ def _whereabouts(request: Request, text: str) -> str:
 def _remedies(conversation: Conversation, request: Request, position: int, text: str) -> Iterator[str]:
     """The smallest changes that would have kept a text; for `ContextCompiler` each is tried, except a pin."""
     reading = READER.one(conversation.raw[position])
-    window = sum(READER.one(message).tokens for message in conversation.raw[position : request.said])
     if not request.budget:
-        yield f"  would keep it: a window of {window + request.fixed:,} tokens, which reaches back to it"
+        window = conversation.raw[position : request.said]
+        tokens = sum(READER.one(message).tokens for message in window) + request.fixed
+        yield f"  would keep it: a window of {len(window)} messages, {tokens:,} tokens; or the text in the instructions"
         return
     if len(text.split()) <= RULE_WORDS and _keeps(conversation, request, text, request.budget, text):
         yield f"  would keep it: rules=[{excerpt(text, text)!r}]"

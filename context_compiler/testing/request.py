@@ -23,10 +23,10 @@ class Request:
     """From 1."""
     turn: int
     """From 1; a turn begins with a user prompt."""
-    messages: Sequence[ModelMessage]
+    messages: Sequence[ModelMessage] = field(repr=False)
     readings: Sequence[Reading] = field(repr=False)
     """Items and tokens of each message."""
-    beside: str
+    beside: str = field(repr=False)
     """Instructions, and names and descriptions of the tools, which are sent with the messages."""
     fixed: int
     """Tokens of the instructions and tools."""

@@ -34,6 +34,7 @@ async def test_window(contexts):
 
 
 def test_plain():
+    print("seen")
     assert 1 + 1 == 3
 
 
@@ -58,7 +59,8 @@ def test_tests_run_without_pytest_with_a_table_and_an_exit_code(cc: Command, tmp
         ("test_other", "skipped"),
     ]
     assert "request 3 (turn 3) does not contain 'Never push.'" in said.out
-    assert "assert 1 + 1 == 3" in said.out and "needs pytest, for tmp_path" in said.out
+    assert "test_desk.py:18: assert 1 + 1 == 3" in said.out and "seen" not in said.out
+    assert "needs pytest, for tmp_path" in said.out
     assert "Never push." in (tmp_path / "pages" / "test_desk-test_window.html").read_text(encoding="utf-8")
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from pydantic import BaseModel
-from pydantic_ai import Agent, Tool
+from pydantic_ai import Agent, CallDeferred, DeferredToolRequests, DeferredToolResults, Tool
 from pydantic_ai.messages import ModelMessage, ToolReturnPart
 
 from context_compiler import ContextCompiler
@@ -191,6 +191,7 @@ def test_a_recording_is_saved_and_read_again(desk: list[ModelMessage], tmp_path:
     ("change", "words"),
     [
         (lambda document: document | {"version": 2}, "a recording of version 2"),
+        (lambda document: document | {"version": "1"}, "a recording of version '1'"),
         (lambda document: document | {"messages": [{"kind": "nothing"}]}, "damaged"),
         (lambda document: document | {"messages": 3}, "damaged"),
         (lambda document: {"format": document["format"]}, "damaged"),
@@ -224,6 +225,21 @@ def test_an_answer_that_was_aborted_is_replayed_as_it_is() -> None:
     assert [len(one.messages) for one in conversation.requests] == [1, 3, 5]
     assert conversation.requests[2].messages[1].parts == []
     assert len(conversation.raw) == 6 and "aborted" not in str(conversation.raw)
+
+
+def order() -> str:
+    raise CallDeferred
+
+
+def test_the_result_of_a_deferred_call_that_came_with_the_next_prompt_is_replayed() -> None:
+    agent = Agent(tools=[order], output_type=[str, DeferredToolRequests])
+    first = live(agent, ["Order it."], model=Talker([[("order", {})], "Good.", "Yes."]).model)
+    results = DeferredToolResults(calls={first.output.calls[0].tool_call_id: "It is on its way."})
+    first.say("Thanks.", deferred_tool_results=results)
+    for other in (agent, None):
+        second = replay(first.history, other)
+        assert unstamped(second.raw) == unstamped(first.raw) and len(second.requests) == 2
+        second.assert_within(pairs=True)
 
 
 def test_a_request_that_was_never_answered_is_sent(desk: list[ModelMessage]) -> None:
