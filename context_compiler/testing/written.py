@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from importlib import import_module
 from math import ceil
 from pathlib import Path
 
@@ -153,7 +154,7 @@ async def write_test(
         "cost_of_everything": f"{ceil(conversation.cost_share() * 20) / 20:.2f}",
     }
     checks = [f"{'' if claim.holds else '# did not hold: '}conversation.{claim.code}" for claim in claims]
-    _write(out, session, recording, [*checks, f"conversation.{_limits(limits)}"], budget, agent)
+    _write(out, mask(session), recording, [*checks, f"conversation.{_limits(limits)}"], budget, agent)
     return claims
 
 
@@ -190,9 +191,7 @@ async def write_case(
     recording, claims = mask.recording(loaded), [mask.claim(claim) for claim in claims]
     budget = request.budget or request.tokens
     if dataset:
-        from context_compiler.testing.evals import save_case
-
-        save_case(out, f"view {view}", recording, claims, budget)
+        import_module("context_compiler.testing.evals").save_case(out, f"view {view}", recording, claims, budget)
         return claims
     limits = _limits({"budget": f"{budget:_}", "pairs": "True"})
     checks = [f"conversation.last.{check}" for check in (*(claim.code for claim in claims), limits)]

@@ -153,6 +153,13 @@ def test_claims_about_an_agent_have_no_personal_data_either(cc: Command, tmp_pat
     assert "Never write to [email 1]" in code and not any(secret in code for secret in ("ann@", "1234567", "4111"))
 
 
+def test_the_name_of_a_session_is_masked_in_its_test(cc: Command, tmp_path: Path) -> None:
+    agent = Agent(capabilities=[compiler(store=tmp_path / "record.db")])
+    asyncio.run(live_async(agent, [RULE], conversation_id="ann@example.com"))
+    assert cc("sessions", "test", "ann@example.com", "--db", "record.db", "--out", "test_desk.py").code == 0
+    assert "def test_email_1_keeps" in (tmp_path / "test_desk.py").read_text(encoding="utf-8")
+
+
 def test_a_request_that_lacks_a_text_becomes_a_test_in_one_command(cc: Command, tmp_path: Path) -> None:
     session(tmp_path / "record.db")
     said = cc("views", "export", "32", "Matter 1:", "--db", "record.db", "--out", "test_case.py", "--json")
