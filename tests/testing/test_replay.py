@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -161,6 +163,15 @@ async def test_the_recorded_requests_of_a_session_are_those_that_were_sent(tmp_p
     found = failure(lambda: second.assert_in_context("Matter 1:"))
     assert "step 2 of the cut order" in str(found) and "for a budget of 2,000" in str(found)
     assert "would keep it: pin(…, 'm0')" in str(found) and "would keep it: budget=" in str(found)
+
+
+@pytest.mark.parametrize("table", ["nodes", "contents"])
+async def test_a_record_from_which_messages_are_missing_is_an_error(table: str, tmp_path: Path) -> None:
+    await session(tmp_path / "record.db", Notes("All went on as planned."))
+    with closing(sqlite3.connect(tmp_path / "record.db")) as database, database:
+        database.execute("DELETE FROM nodes WHERE position = 2" if table == "nodes" else "DELETE FROM contents")
+    with pytest.raises(RecordingError, match="messages of session 'desk' are missing"):
+        await recorded_async("desk", db=tmp_path / "record.db")
 
 
 async def test_parallel_replays_of_one_record_do_not_disturb_each_other(tmp_path: Path) -> None:
