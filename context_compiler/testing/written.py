@@ -82,7 +82,7 @@ class Mask:
 
 
 def find_claims(conversation: Conversation) -> Iterator[Claim]:
-    """What users said and got, each with whether it holds.
+    """Claims about what users said and got, each with whether it holds.
 
     Their rules, sentences of theirs and answers to their questions with values, and values that were changed.
     """
