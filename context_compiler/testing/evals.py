@@ -32,13 +32,12 @@ class _ContextEvaluator(Evaluator[Any, Conversation, Any]):
     def evaluate(self, ctx: EvaluatorContext[Any, Conversation, Any]) -> EvaluationReason:
         """Check the conversation that the task returned."""
         try:
-            self.check(ctx.output.last if self.last else ctx.output)
+            self._check(ctx.output.last if self.last else ctx.output)
         except AssertionError as error:
             return EvaluationReason(value=False, reason=str(error))
         return EvaluationReason(value=True)
 
-    def check(self, conversation: Conversation) -> None:
-        """Raise an `AssertionError` if it does not hold."""
+    def _check(self, conversation: Conversation) -> None:
         raise NotImplementedError
 
 
@@ -48,8 +47,7 @@ class InContext(_ContextEvaluator):
 
     text: str
 
-    def check(self, conversation: Conversation) -> None:
-        """Raise an `AssertionError` if it does not hold."""
+    def _check(self, conversation: Conversation) -> None:
         conversation.assert_in_context(self.text)
 
 
@@ -60,8 +58,7 @@ class NewestInContext(_ContextEvaluator):
     subject: str
     value: str
 
-    def check(self, conversation: Conversation) -> None:
-        """Raise an `AssertionError` if it does not hold."""
+    def _check(self, conversation: Conversation) -> None:
         conversation.assert_newest(self.subject, self.value)
 
 
@@ -72,8 +69,7 @@ class WithinBudget(_ContextEvaluator):
     budget: int
     pairs: bool = True
 
-    def check(self, conversation: Conversation) -> None:
-        """Raise an `AssertionError` if it does not hold."""
+    def _check(self, conversation: Conversation) -> None:
         conversation.assert_within(budget=self.budget, pairs=self.pairs)
 
 

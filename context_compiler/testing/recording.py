@@ -138,6 +138,8 @@ async def recorded_async(session: str, *, db: str | Path, owner: str | None = No
         records = (await scoped.views(session))[::-1]
         load = partial(_load, session=session, records=records)
         conversation = await scoped.perform(load) if records else None
+    except KeyError as error:
+        raise RecordingError(f"{db}: messages of session {session!r} are missing; verify the record") from error
     finally:
         await store.close()
     if conversation is None:
@@ -195,7 +197,7 @@ def _messages(db: Database, nodes: Iterable[browse.Node]) -> dict[tuple[str, str
 
 def _chain(nodes: Mapping[str, Row], tip: str | None) -> list[Row]:
     chain: list[Row] = []
-    while tip is not None and tip in nodes:
+    while tip is not None:
         chain.append(nodes[tip])
         tip = nodes[tip][1]
     return chain[::-1]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from importlib import import_module
 from math import ceil
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from context_compiler.errors import SettingsError
 from context_compiler.lazy import require_extra
 from context_compiler.messages.history import History, load_messages
 from context_compiler.messages.items import Kind
+from context_compiler.messages.prompts import asks
 from context_compiler.messages.rules import rule_sentences
 from context_compiler.middleware.capability import ContextCompiler
 from context_compiler.recall.changes import Changes, sentences, values
@@ -80,17 +82,25 @@ class Mask:
 
 
 def find_claims(conversation: Conversation) -> Iterator[Claim]:
-    """Rules of the users, values that were changed, and sentences with values, each with whether it holds."""
+    """Claims about what users said and got, each with whether it holds.
+
+    Their rules, sentences of theirs and answers to their questions with values, and values that were changed.
+    """
     history = READER.read(conversation.raw)
-    rules, facts = dict[str, int](), dict[str, int]()
+    rules, facts, answers = dict[str, int](), dict[str, int](), dict[str, int]()
+    asked = False
     for position, item in history.items():
         if item.kind is Kind.USER:
+            asked = asks(item.text, READER.counter)
             rules |= {rule: position for rule in rule_sentences(item.text) if rule not in rules}
             facts |= {fact: position for fact in sentences(item.text) if values(fact) and fact not in rules}
+        elif item.kind is Kind.TEXT and asked:
+            answers |= {fact: position for fact in sentences(item.text) if values(fact) and fact not in facts}
     replaced = list(_replaced(history))
     changed = {sentence for sentence, *_ in replaced}
-    for texts in (rules, {fact: position for fact, position in facts.items() if fact not in changed}):
-        for text, position in list(texts.items())[-CLAIMS:]:
+    for texts in (rules, facts, answers):
+        unchanged = [(text, position) for text, position in texts.items() if text in rules or text not in changed]
+        for text, position in unchanged[-CLAIMS:]:
             yield claim_of(conversation, text, position)
     for _, subject, value, position in replaced[-CLAIMS:]:
         holds = not any(conversation.outdated(subject, value))
@@ -153,7 +163,7 @@ async def write_test(
         "cost_of_everything": f"{ceil(conversation.cost_share() * 20) / 20:.2f}",
     }
     checks = [f"{'' if claim.holds else '# did not hold: '}conversation.{claim.code}" for claim in claims]
-    _write(out, session, recording, [*checks, f"conversation.{_limits(limits)}"], budget, agent)
+    _write(out, mask(session), recording, [*checks, f"conversation.{_limits(limits)}"], budget, agent)
     return claims
 
 
@@ -190,9 +200,7 @@ async def write_case(
     recording, claims = mask.recording(loaded), [mask.claim(claim) for claim in claims]
     budget = request.budget or request.tokens
     if dataset:
-        from context_compiler.testing.evals import save_case
-
-        save_case(out, f"view {view}", recording, claims, budget)
+        import_module("context_compiler.testing.evals").save_case(out, f"view {view}", recording, claims, budget)
         return claims
     limits = _limits({"budget": f"{budget:_}", "pairs": "True"})
     checks = [f"conversation.last.{check}" for check in (*(claim.code for claim in claims), limits)]

@@ -117,7 +117,7 @@ def test_a_test_that_is_written_from_a_session_passes_and_has_no_personal_data(c
     assert "conversation.assert_newest('The refund limit is', '80')  # turn 6" in code
     assert "pairs=True" in code
     for text in (code, recording.read_text(encoding="utf-8")):
-        assert not any(secret in text for secret in ("ann@", "1234567", "4111", "1111"))
+        assert not any(secret in text for secret in ("ann@", "1234567", "4111 1111", "1111 1111"))
     assert "[email 1]" in recording.read_text(encoding="utf-8")
     assert len(read_recording(recording).messages) == 64
     assert cc("test", test).code == 0
@@ -150,7 +150,23 @@ def test_claims_about_an_agent_have_no_personal_data_either(cc: Command, tmp_pat
     session(tmp_path / "record.db")
     cc("sessions", "test", "desk 1", "--db", "record.db", "--out", "test_desk.py", "--agent", "my.desk:agent")
     code = (tmp_path / "test_desk.py").read_text(encoding="utf-8")
-    assert "Never write to [email 1]" in code and not any(secret in code for secret in ("ann@", "1234567", "4111"))
+    assert "Never write to [email 1]" in code and not any(secret in code for secret in ("ann@", "1234567", "4111 1111"))
+
+
+def test_the_answer_to_a_question_is_a_claim(cc: Command, tmp_path: Path) -> None:
+    agent = Agent(capabilities=[compiler(store=tmp_path / "record.db")])
+    model = Talker(["Order 7 costs 42 euros.", "Order 8 costs 50 euros."]).model
+    asyncio.run(live_async(agent, ["What does order 7 cost?", "Thanks."], model=model, conversation_id="desk"))
+    cc("sessions", "test", "desk", "--db", "record.db", "--out", "test_desk.py")
+    code = (tmp_path / "test_desk.py").read_text(encoding="utf-8")
+    assert "assert_in_context('Order 7 costs 42 euros.')  # turn 1" in code and "50 euros" not in code
+
+
+def test_the_name_of_a_session_is_masked_in_its_test(cc: Command, tmp_path: Path) -> None:
+    agent = Agent(capabilities=[compiler(store=tmp_path / "record.db")])
+    asyncio.run(live_async(agent, [RULE], conversation_id="ann@example.com"))
+    assert cc("sessions", "test", "ann@example.com", "--db", "record.db", "--out", "test_desk.py").code == 0
+    assert "def test_email_1_keeps" in (tmp_path / "test_desk.py").read_text(encoding="utf-8")
 
 
 def test_a_request_that_lacks_a_text_becomes_a_test_in_one_command(cc: Command, tmp_path: Path) -> None:
@@ -158,7 +174,7 @@ def test_a_request_that_lacks_a_text_becomes_a_test_in_one_command(cc: Command, 
     said = cc("views", "export", "32", "Matter 1:", "--db", "record.db", "--out", "test_case.py", "--json")
     [claim] = said.json["claims"]
     assert (claim["arguments"], claim["turn"], claim["holds"]) == (["Matter 1:"], 1, False)
-    assert "1111" not in (tmp_path / "test_case.json").read_text(encoding="utf-8")
+    assert "1111 1111" not in (tmp_path / "test_case.json").read_text(encoding="utf-8")
     failed = cc("test", "test_case.py", "--json")
     [outcome] = failed.json["tests"]
     assert failed.code == 1 and (outcome["request"], outcome["turn"]) == (32, 16)
@@ -172,7 +188,7 @@ def test_an_exported_request_lacks_the_rules_and_values_that_the_record_finds(cc
     said = cc("views", "export", "32", "--db", "record.db", "--out", "test_case.py", "--json")
     lacking = [claim["arguments"][0] for claim in said.json["claims"]]
     assert lacking and not any(claim["holds"] for claim in said.json["claims"])
-    assert not any(RULE in text or "4111" in text for text in lacking)
+    assert not any(RULE in text or "4111 1111" in text for text in lacking)
 
 
 def test_an_export_names_a_text_that_nobody_said_and_a_request_that_lacks_nothing(cc: Command, tmp_path: Path) -> None:

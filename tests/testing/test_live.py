@@ -129,7 +129,7 @@ def test_a_result_without_its_call_is_a_broken_pair() -> None:
         return f"Nothing about {what}."
 
     class Prompts(WrapperModel):
-        async def request(self, messages: list[ModelMessage], *more: Any) -> ModelResponse:
+        async def request(self, messages: list[ModelMessage], *more: Any) -> ModelResponse:  # pyright: ignore
             return await super().request([one for one in messages if isinstance(one, ModelRequest)], *more)
 
     class OnlyRequests(AbstractCapability[Any]):

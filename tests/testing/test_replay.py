@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -163,6 +165,15 @@ async def test_the_recorded_requests_of_a_session_are_those_that_were_sent(tmp_p
     assert "would keep it: pin(…, 'm0')" in str(found) and "would keep it: budget=" in str(found)
 
 
+@pytest.mark.parametrize("table", ["nodes", "contents"])
+async def test_a_record_from_which_messages_are_missing_is_an_error(table: str, tmp_path: Path) -> None:
+    await session(tmp_path / "record.db", Notes("All went on as planned."))
+    with closing(sqlite3.connect(tmp_path / "record.db")) as database, database:
+        database.execute("DELETE FROM nodes WHERE position = 2" if table == "nodes" else "DELETE FROM contents")
+    with pytest.raises(RecordingError, match="messages of session 'desk' are missing"):
+        await recorded_async("desk", db=tmp_path / "record.db")
+
+
 async def test_parallel_replays_of_one_record_do_not_disturb_each_other(tmp_path: Path) -> None:
     agent, first = await session(tmp_path / "record.db", Notes("All went on as planned."))
     replays = await asyncio.gather(*(replay_async("desk", agent, db=tmp_path / "record.db") for _ in range(4)))
@@ -190,19 +201,21 @@ def test_a_recording_is_saved_and_read_again(desk: list[ModelMessage], tmp_path:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (lambda document: document | {"version": 2}, "a recording of version 2"),
-        (lambda document: document | {"version": "1"}, "a recording of version '1'"),
-        (lambda document: document | {"messages": [{"kind": "nothing"}]}, "damaged"),
-        (lambda document: document | {"messages": 3}, "damaged"),
-        (lambda document: {"format": document["format"]}, "damaged"),
+        ({"version": 2}, "a recording of version 2"),
+        ({"version": "1"}, "a recording of version '1'"),
+        ({"messages": [{"kind": "nothing"}]}, "damaged"),
+        ({"messages": 3}, "damaged"),
+        ({}, "damaged"),
     ],
 )
 def test_a_damaged_or_newer_recording_is_an_error_with_its_remedy(
-    change: Any, words: str, desk: list[ModelMessage], tmp_path: Path
+    change: dict[str, Any], words: str, desk: list[ModelMessage], tmp_path: Path
 ) -> None:
     file = tmp_path / "desk.json"
     Recording(messages=desk).save(file)
-    file.write_text(json.dumps(change(json.loads(file.read_text(encoding="utf-8")))), encoding="utf-8")
+    document = json.loads(file.read_text(encoding="utf-8"))
+    changed = document | change if change else {"format": document["format"]}
+    file.write_text(json.dumps(changed), encoding="utf-8")
     with pytest.raises(RecordingError, match=words):
         replay(file, Agent())
 
