@@ -163,7 +163,9 @@ async def measure(cluster: Cluster, folder: Path, given: argparse.Namespace) -> 
         print(f"{name:12} median {statistics.median(taken):6.2f} ms  p95 {slow:6.2f}")
     many = await together(cluster.url("template1"), given.processes, given.sessions)
     file = await together(str(folder / "many.db"), given.processes, given.sessions)
-    print(f"{size:,} bytes a request; {given.processes} processes: {many:.0f} requests a second, {file:.0f} with a file")
+    print(
+        f"{size:,} bytes a request; {given.processes} processes: {many:.0f} requests a second, {file:.0f} with a file"
+    )
 
 
 def main() -> None:

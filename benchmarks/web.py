@@ -179,7 +179,9 @@ def main() -> None:
             client.get(f"/requests/{newest + 1}")  # a page of another session, to load the tokenizer
             settle(process)
             taken = {name: measure(process, client, page, given.times) for name, page in pages(newest).items()}
-    rows = [(name, f"{first:.0f}", f"{median:.0f}", f"{size / 1000:.0f}") for name, (first, median, size) in taken.items()]
+    rows = [
+        (name, f"{first:.0f}", f"{median:.0f}", f"{size / 1000:.0f}") for name, (first, median, size) in taken.items()
+    ]
     print(markdown(("page", "first, ms", "median, ms", "kB"), rows))
 
 

@@ -16,7 +16,7 @@ from typing import Any
 from rich.progress import Progress
 
 from benchmarks.campaign import conversations, disk, kills, others, processes, reading, soak
-from benchmarks.campaign.case import Case, Fault, Run, run_case
+from benchmarks.campaign.case import Case, Fault, Run, rotation, run_case
 from context_compiler.cli.screen import Screen, progress_bar
 
 SHOWN = 4
@@ -25,15 +25,10 @@ QUIET_S = 1800
 """Seconds without a message after which a worker counts as hanging."""
 HOUR = 60.0
 
-MIX = (
+FUZZ = rotation(
     *[conversations.converse] * 7,
     *(others.one_shot, others.processed, others.managed, others.layered, others.rewritten, reading.read),
 )
-
-
-def fuzz(case: Case) -> None:
-    """Run one of the kinds of use, in rotation."""
-    MIX[case.number % len(MIX)](case)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +47,7 @@ PARTS = {
     "processes": Part(run=processes.share, cases=2),
     "hostile": Part(run=partial(conversations.converse, hostile=0.6), share=0.08),
     "counts": Part(run=partial(conversations.converse, counted=True), share=0.05),
-    "fuzz": Part(run=fuzz, share=0.6),
+    "fuzz": Part(run=FUZZ, share=0.6),
     "soak": Part(run=soak.soak, cases=1),
 }
 """Parts that fork come first, while a worker is small. Parts with a fixed number of cases use the remaining time."""
