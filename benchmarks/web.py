@@ -128,8 +128,8 @@ def settle(process: int) -> None:
         time.sleep(1)
 
 
-def measure(process: int, client: httpx.Client, path: str, times: int) -> tuple[float, float, int]:
-    """Return first and median CPU milliseconds, and bytes, of a page."""
+def measure(process: int, client: httpx.Client, path: str, times: int) -> tuple[float, float, float]:
+    """Return first and median CPU milliseconds, and kilobytes, of a page."""
     taken: list[float] = []
     size = 0
     for _ in range(times):
@@ -138,7 +138,7 @@ def measure(process: int, client: httpx.Client, path: str, times: int) -> tuple[
         taken.append(cpu_ms(process) - started)
         assert answer.status_code == 200, (path, answer.status_code, answer.text[:300])
         size = len(answer.content)
-    return taken[0], statistics.median(taken), size
+    return taken[0], statistics.median(taken), size / 1000
 
 
 def megabytes(process: int) -> float:
@@ -179,9 +179,7 @@ def main() -> None:
             client.get(f"/requests/{newest + 1}")  # a page of another session, to load the tokenizer
             settle(process)
             taken = {name: measure(process, client, page, given.times) for name, page in pages(newest).items()}
-    rows = [
-        (name, f"{first:.0f}", f"{median:.0f}", f"{size / 1000:.0f}") for name, (first, median, size) in taken.items()
-    ]
+    rows = [(name, *(f"{value:.0f}" for value in values)) for name, values in taken.items()]
     print(markdown(("page", "first, ms", "median, ms", "kB"), rows))
 
 
