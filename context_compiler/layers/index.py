@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from context_compiler.layers.models import EntitySnapshot
-from context_compiler.layers.overlay import Overlay
 from context_compiler.layers.refs import Answer, Refs, are_current
 
 Row = Mapping[str, Any]
@@ -42,11 +41,11 @@ class EntityIndex:
         """Index the given entities, in order of registration."""
         self.derived: dict[Hashable, Any] = {}
         """Cache of values computed from all entities; cleared at every change."""
-        self._positions = Overlay[str, int]()
+        self._positions: dict[str, int] = {}
         """Position of each ref in order of registration."""
         self._next = 0
         """Position of the next new entity."""
-        self._turns = Overlay[int, Overlay[str, None]]()
+        self._turns: dict[int, dict[str, None]] = {}
         """Refs by the turn of their last mention."""
         self._newest = 0
         """Newest turn in which an entity was mentioned."""
@@ -100,12 +99,12 @@ class EntityIndex:
         self._pages.pop(self._positions[ref] // PAGE, None)
         self.derived.clear()
 
-    def _writable_turn(self, turn: int) -> Overlay[str, None]:
+    def _writable_turn(self, turn: int) -> dict[str, None]:
         """Return the refs of a turn for modification; copies them first if another index shares them."""
         refs = self._turns.get(turn)
         if turn not in self._own_turns or refs is None:
             self._own_turns.add(turn)
-            refs = self._turns[turn] = Overlay[str, None]() if refs is None else refs.copy()
+            refs = self._turns[turn] = {} if refs is None else dict(refs)
         return refs
 
     def since(self, turn: int) -> list[str]:

@@ -16,7 +16,6 @@ from typing import Any, cast
 from context_compiler.errors import LayersError
 from context_compiler.layers.index import PAGE, ContentText, EntityIndex, Page, Row
 from context_compiler.layers.models import CurationSummary, EntitySnapshot, Status, as_mapping
-from context_compiler.layers.overlay import Overlay
 from context_compiler.layers.refs import (
     RecordingRefs,
     Refs,
@@ -37,11 +36,11 @@ class SessionIdRegistry:
     def __init__(self) -> None:
         """Start empty, before the first turn."""
         self.current_turn = 0
-        self._rows = Overlay[str, Row]()
+        self._rows: dict[str, Row] = {}
         self.refs = Refs()
         """Mapping between refs and database ids."""
         self._data: dict[str, Any] = {}
-        self._demoted = Overlay[str, None]()
+        self._demoted: dict[str, None] = {}
         self._counters: dict[str, int] = {}
         self._gen_counters: dict[str, int] = {}
         self._index: EntityIndex | None = None
@@ -51,7 +50,7 @@ class SessionIdRegistry:
 
     def __iter__(self) -> Iterator[EntitySnapshot]:
         """Iterate over all entities, in order of registration."""
-        return map(EntitySnapshot.model_validate, self._rows.flat().values())
+        return map(EntitySnapshot.model_validate, self._rows.values())
 
     def __contains__(self, ref: object) -> bool:
         return isinstance(ref, str) and ref in self._rows
@@ -65,7 +64,7 @@ class SessionIdRegistry:
         wanted = exact.casefold()
         if exact in self or not exact:
             return [self[exact]] if exact else []
-        labels = {ref: row["label"].casefold() for ref, row in self._rows.flat().items()}
+        labels = {ref: row["label"].casefold() for ref, row in self._rows.items()}
         same = [ref for ref, label in labels.items() if label.strip() == wanted]
         return [self[ref] for ref in same or [ref for ref, label in labels.items() if wanted in label]]
 
@@ -80,7 +79,7 @@ class SessionIdRegistry:
     def index(self) -> EntityIndex:
         """Index of the entities, built on first use."""
         if self._index is None:
-            self._index = EntityIndex(self._rows.flat().values())
+            self._index = EntityIndex(self._rows.values())
         return self._index
 
     def register_read(self, type: str, id: object, label: str, *, data: object = None) -> str:
@@ -167,7 +166,7 @@ class SessionIdRegistry:
     def clear(self) -> None:
         """Remove all entities. The counters continue, so that no ref is ever used twice."""
         self.refs, self._index = Refs(), None
-        self._rows, self._data, self._demoted = Overlay[str, Row](), {}, Overlay[str, None]()
+        self._rows, self._data, self._demoted = {}, {}, {}
 
     def is_demoted(self, ref: str) -> bool:
         """True if an entity was demoted and has not been mentioned since."""
@@ -207,8 +206,8 @@ class SessionIdRegistry:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the whole registry as a JSON-compatible mapping."""
-        rows = [dict(row) for row in self._rows.flat().values()]
-        return self._dump(rows=rows, ids=self.refs.ids.flat(), demoted=sorted(self._demoted))
+        rows = [dict(row) for row in self._rows.values()]
+        return self._dump(rows=rows, ids=dict(self.refs.ids), demoted=sorted(self._demoted))
 
     def copy(self) -> SessionIdRegistry:
         """Return an independent copy. Contents of entities are shared, because they are replaced, never modified."""
@@ -335,9 +334,9 @@ class SessionIdRegistry:
 
     def _load(self, parsed: RegistryData) -> None:
         self.current_turn = parsed.current_turn
-        self._rows, self._data, self._index = Overlay(parsed.entities), parsed.data, None
+        self._rows, self._data, self._index = dict(parsed.entities), parsed.data, None
         self.refs = Refs(parsed.ids, {ref: row["type"] for ref, row in parsed.entities.items()})
-        self._demoted = Overlay[str, None](dict.fromkeys(parsed.demoted))
+        self._demoted = dict.fromkeys(parsed.demoted)
         self._counters, self._gen_counters = parsed.counters, parsed.gen_counters
 
     def _register(self, type: str, id: object, label: str, status: Status, data: object) -> str:

@@ -11,13 +11,10 @@ from random import Random
 from typing import Any, cast
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from context_compiler.errors import StoreError
 from context_compiler.layers import Layers, SessionIdRegistry, summarise_turn, to_json
 from context_compiler.layers.index import PAGE
-from context_compiler.layers.overlay import Overlay
 from context_compiler.layers.retention import stored_registry
 from context_compiler.record.store import MemoryStore, SQLiteStore, SQLStore, Store
 
@@ -187,31 +184,3 @@ async def test_pages_edited_in_the_file_are_detected(tmp_path: Path, change: str
     assert "verify the record" in str(errors[0])
     assert any("layer" in defect for defect in await store.verify()), "nothing was replaced"
     await store.close()
-
-
-keys = st.integers(0, 20)
-changes = st.one_of(
-    st.tuples(st.just("set"), keys, st.integers()),
-    st.tuples(st.just("delete"), keys, st.none()),
-    st.tuples(st.just("copy"), st.none(), st.none()),
-    st.tuples(st.just("back"), st.none(), st.none()),
-)
-
-
-@given(st.dictionaries(keys, st.integers()), st.lists(changes, max_size=40))
-def test_an_overlay_and_its_copies_are_dicts(start: dict[int, int], moves: list[tuple[str, Any, Any]]) -> None:
-    both = [(Overlay(start), dict(start))]
-    for move, key, value in moves:
-        overlay, plain = both[-1]
-        if move == "set":
-            overlay[key] = plain[key] = value
-        elif move == "delete":
-            assert overlay.pop(key, None) == plain.pop(key, None)
-        elif move == "copy":
-            both.append((overlay.copy(), dict(plain)))
-        else:
-            both.insert(0, both.pop())
-        for overlay, plain in both:
-            assert overlay.flat() == dict(overlay) == plain and len(overlay) == len(plain)
-            assert [key in overlay for key in range(21)] == [key in plain for key in range(21)]
-            assert [overlay.get(key) for key in range(21)] == [plain.get(key) for key in range(21)]
