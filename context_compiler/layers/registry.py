@@ -6,15 +6,14 @@ generated entity is saved.
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice
 from typing import Any, cast
 
 from context_compiler.errors import LayersError
-from context_compiler.layers.index import PAGE, ContentText, EntityIndex, Page, Row
+from context_compiler.layers.index import ContentText, EntityIndex, Row
 from context_compiler.layers.models import CurationSummary, EntitySnapshot, Status, as_mapping
 from context_compiler.layers.refs import (
     RecordingRefs,
@@ -26,8 +25,7 @@ from context_compiler.layers.refs import (
     ref_prefix,
     to_plain_data,
 )
-from context_compiler.layers.stored import VERSION, RegistryData, mapping_field, parse_pages, parse_registry
-from context_compiler.record.values import page_name
+from context_compiler.layers.stored import VERSION, RegistryData, parse_registry
 
 
 class SessionIdRegistry:
@@ -157,7 +155,7 @@ class SessionIdRegistry:
             return False
         row = self._rows.pop(ref)
         if self._index is not None:
-            self._index.remove(row)
+            self._index.drop(row)
         self._demoted.pop(ref, None)
         self._data.pop(ref, None)
         self.refs.drop(row["type"], ref)
@@ -206,8 +204,16 @@ class SessionIdRegistry:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the whole registry as a JSON-compatible mapping."""
-        rows = [dict(row) for row in self._rows.values()]
-        return self._dump(rows=rows, ids=dict(self.refs.ids), demoted=sorted(self._demoted))
+        return {
+            "version": VERSION,
+            "current_turn": self.current_turn,
+            "entities": [dict(row) for row in self._rows.values()],
+            "ids": dict(self.refs.ids),
+            "data": dict(self._data),
+            "demoted": sorted(self._demoted),
+            "counters": dict(self._counters),
+            "gen_counters": dict(self._gen_counters),
+        }
 
     def copy(self) -> SessionIdRegistry:
         """Return an independent copy. Contents of entities are shared, because they are replaced, never modified."""
@@ -248,77 +254,6 @@ class SessionIdRegistry:
             return encode_json(self.to_dict())
         except (ValueError, RecursionError) as error:
             raise LayersError(f"the registry cannot be stored as JSON: {error}") from None
-
-    def stored(self) -> tuple[dict[str, Any], dict[str, str]]:
-        """Return the stored form in two parts: everything but the entities, and the entity pages as JSON by name.
-
-        The first part lists the names of the pages. Only pages that changed since they were read or written are
-        serialized again.
-        """
-        pages = self.index.pages(self._page)
-        rest = self._dump(rows=(), ids={}, demoted=())
-        return {**rest, "pages": {str(number): name for number, (name, _) in pages.items()}}, dict(pages.values())
-
-    def _page(self, refs: Sequence[str]) -> Page | None:
-        rows = [self._rows[ref] for ref in refs if ref in self]
-        if not rows:
-            return None
-        ids = {ref: self.refs.ids[ref] for ref in refs if ref in self.refs.ids}
-        text = encode_json({"entities": rows, "ids": ids, "demoted": [ref for ref in refs if ref in self._demoted]})
-        return page_name(text), text
-
-    def updated_from(self, rest: Mapping[str, Any], pages: Mapping[str, str]) -> SessionIdRegistry:
-        """Return the registry of a stored state (from `stored` or `to_dict`); parses only pages that differ from these.
-
-        Raises:
-            LayersError: A value is wrong, or a page is missing; the message names it.
-        """
-        if "pages" not in rest:
-            return SessionIdRegistry.from_dict(rest)
-        new, wanted = self.copy(), parse_pages(rest)
-        current = {
-            number: page[0]
-            for number in new.index.page_numbers()
-            if (page := new.index.stored_page(number)) is not None
-        }
-        for number in [number for number in new.index.page_numbers() if current.get(number) != wanted.get(number)]:
-            for ref in new.index.members(number):
-                new.drop(ref)
-            new.index.clear_page(number)
-        for number, name in wanted.items():
-            if current.get(number) != name:
-                new._read_page(number, name, pages)
-        parsed = parse_registry(rest)
-        new.current_turn, new._counters, new._gen_counters = parsed.current_turn, parsed.counters, parsed.gen_counters
-        new._data = {ref: data for ref, data in mapping_field(rest, "data").items() if ref in new}
-        return new
-
-    def _read_page(self, number: int, name: str, pages: Mapping[str, str]) -> None:
-        if name not in pages:
-            raise LayersError(f"id_registry: page {number} of the entities is missing; verify the record")
-        try:
-            parsed = parse_registry({"version": VERSION, **json.loads(pages[name])})
-        except (ValueError, TypeError, RecursionError) as error:
-            raise LayersError(f"id_registry: page {number} of the entities is not a JSON object: {error}") from None
-        for position, (ref, row) in enumerate(parsed.entities.items(), start=number * PAGE):
-            self._rows[ref] = row
-            self.index.add(row, position)
-        for ref, id in parsed.ids.items():
-            self.refs.add(parsed.entities[ref]["type"], id, ref)
-        self._demoted.update(dict.fromkeys(parsed.demoted))
-        self.index.set_page(number, (name, pages[name]))
-
-    def _dump(self, *, rows: Sequence[Row], ids: Mapping[str, str], demoted: Sequence[str]) -> dict[str, Any]:
-        return {
-            "version": VERSION,
-            "current_turn": self.current_turn,
-            "entities": rows,
-            "ids": ids,
-            "data": dict(self._data),
-            "demoted": demoted,
-            "counters": dict(self._counters),
-            "gen_counters": dict(self._gen_counters),
-        }
 
     @classmethod
     def from_dict(cls, given: Mapping[str, Any] | None) -> SessionIdRegistry:
