@@ -20,7 +20,7 @@ from pydantic_ai import Agent
 from pydantic_ai.messages import ModelMessage, ModelResponse, TextPart
 from pydantic_ai.models.function import FunctionModel
 
-from benchmarks.campaign.case import Case
+from benchmarks.campaign.case import Case, rotation
 from benchmarks.campaign.drawn import Drawn
 from benchmarks.campaign.strict import refusals
 from context_compiler import ContextCompiler, SQLiteStore, View
@@ -242,9 +242,4 @@ async def _verified(case: Case, path: Path) -> None:
         await store.close()
 
 
-KINDS = (full, locked, read_only, gone, full, in_the_way, torn)
-
-
-def fail(case: Case) -> None:
-    """Run one kind of disk fault."""
-    KINDS[case.number % len(KINDS)](case)
+fail = rotation(full, locked, read_only, gone, full, in_the_way, torn)

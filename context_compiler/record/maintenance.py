@@ -18,7 +18,7 @@ from context_compiler.record.database import Database
 from context_compiler.record.rows import prefix, prefix_of, without_prefix
 from context_compiler.record.sessions import commit_id, memory_diff
 from context_compiler.record.tables import COLUMNS, SEALED
-from context_compiler.record.values import list_of, page_name, page_names, parse_json, parse_tools
+from context_compiler.record.values import list_of, parse_json, parse_tools
 
 OF_THIS_RECORD = ("live_memories", "under_way", "counters", "claims")
 """Tables that are no part of an export or a copy."""
@@ -29,7 +29,7 @@ EXPORTED = tuple(table for table in COLUMNS if table not in OF_THIS_RECORD)
 NAMED = {"contents": "hash", "nodes": "id", "memories": "id"}
 """Tables whose rows belong to the owner in the prefix of a name, and the column with that name."""
 
-KEYS = {"copies": ("session", "node"), "layer_pages": ("session", "name"), "spaces": ("session",)}
+KEYS = {"copies": ("session", "node"), "spaces": ("session",)}
 """Columns that name a row of the tables without a hash or number."""
 
 Damaged = Callable[[str], object]
@@ -38,7 +38,6 @@ Damaged = Callable[[str], object]
 ORDERS = {
     "nodes": "position, id",
     "copies": "session, node",
-    "layer_pages": "session, name",
     "memories": "position, id",
     "commits": "created_at, id",
     "entries": "owner, id",
@@ -260,25 +259,6 @@ def check_tools(db: Database) -> Iterator[str]:
     yield from _each("toolsets {id}", found, check)
 
 
-def check_layers(db: Database) -> Iterator[str]:
-    """Check that all pages of layers exist and match their names."""
-    known: set[tuple[int, str]] = set()
-
-    def check_page(row: Any) -> Iterator[str]:
-        known.add((row["session"], row["name"]))
-        if page_name(row["body"]) != row["name"]:
-            yield f"layer_pages {row['session']} {row['name']}: the body does not match its name"
-
-    def check_state(row: Any) -> Iterator[str]:
-        for name in page_names(row["state"]):
-            if (row["session"], name) not in known:
-                yield f"layers of session {row['session']}: the page {name} is missing"
-
-    pages = db.scan("SELECT session, name, body FROM layer_pages")
-    yield from _each("layer_pages {session} {name}", pages, check_page)
-    yield from _each("layers of session {session}", db.scan("SELECT session, state FROM layers"), check_state)
-
-
 def check_conversations(db: Database) -> Iterator[str]:
     """Check that logs of conversations are complete, and that each message follows the one before it."""
     reached: dict[tuple[str, str], str] = {}
@@ -314,7 +294,6 @@ CHECKS: tuple[Callable[[Database], Iterator[str]], ...] = (
     check_memories,
     check_conversations,
     check_tools,
-    check_layers,
 )
 
 

@@ -37,7 +37,6 @@ from context_compiler.record.values import (
     Compile,
     Cycle,
     Entry,
-    LayerPages,
     OwnerInfo,
     Record,
     SessionInfo,
@@ -127,34 +126,6 @@ class Layered(Protocol):
 
     async def save_layers(self, session_id: str, vault_name: str, state: str, *, after: int) -> int:
         """Replace version `after` of a session's layers and return the new version; `after` is 0 for the first.
-
-        Raises:
-            StoreError: The newest version is not `after`, or saving failed; nothing was changed.
-        """
-        ...
-
-
-@runtime_checkable
-class PagedLayers(Protocol):
-    """Optional methods that split layers into pages, so that a turn reads and writes only the changed pages."""
-
-    async def layer_pages(
-        self, session_id: str, vault_name: str = "", *, known: LayerPages | None = None
-    ) -> LayerPages | None:
-        """The newest layers of a session in pages; None if it has none. Pages already in `known` are not read again."""
-        ...
-
-    async def save_layer_pages(
-        self, session_id: str, vault_name: str, state: str, pages: Mapping[str, str], *, after: int
-    ) -> int:
-        """Replace version `after` of a session's layers and return the new version; `after` is 0 for the first.
-
-        Args:
-            session_id: The session.
-            vault_name: The vault of the session.
-            state: JSON text that lists the page names in `id_registry.pages`.
-            pages: The text of every page, by page name.
-            after: The version to replace.
 
         Raises:
             StoreError: The newest version is not `after`, or saving failed; nothing was changed.
@@ -379,8 +350,6 @@ class SQLStore(Protocol):
     conversation = _method(conversations.whole_history)
     layers = _method(of_sessions.load_layers)
     save_layers = _method(of_sessions.save_layers)
-    layer_pages = _method(of_sessions.load_layer_pages)
-    save_layer_pages = _method(of_sessions.save_layers)
     actions = _method(of_sessions.actions)
     save_action = _method(of_sessions.save_action)
     save_compile = _method(of_sessions.save_compile)
