@@ -6,6 +6,7 @@ sentences.
 
 from __future__ import annotations
 
+import json
 import zlib
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -107,14 +108,38 @@ def _owned(table: str) -> str:
     return "?1 IS NULL OR session IN (SELECT id FROM sessions WHERE owner = ?1)"
 
 
-def check_messages(db: Database) -> Iterator[str]:
-    """Check that contents match their hashes, and that nodes match their names, content and parents."""
+RECENT = """
+WITH RECURSIVE recent (id) AS (
+    SELECT raw_tip FROM views WHERE created_at >= ?1 UNION SELECT view_tip FROM views WHERE created_at >= ?1
+    UNION SELECT (SELECT n.parent FROM nodes n WHERE n.id = recent.id) FROM recent
+)
+"""
+"""Names of the messages of the requests since `?1`, raw and sent."""
+
+
+def check_messages(db: Database, since: str | None = None) -> Iterator[str]:
+    """Check that contents match their hashes, and that nodes match their names, content and parents.
+
+    With `since`, only the messages of the requests from then on are checked.
+    """
     facts: dict[str, ids.IdentityFacts] = {}
     texts: dict[str, str] = {}
-    query = "SELECT content FROM nodes UNION SELECT content FROM copies UNION SELECT content FROM entries"
-    named = {row[0] for row in db.execute(query)}
-    instructions = {row[0] for row in db.execute("SELECT DISTINCT instructions FROM nodes")}
-    for row in db.scan("SELECT hash, body FROM contents"):
+    if since is None:
+        query = "SELECT content FROM nodes UNION SELECT content FROM copies UNION SELECT content FROM entries"
+        named = {row[0] for row in db.execute(query)}
+        instructions = {row[0] for row in db.execute("SELECT DISTINCT instructions FROM nodes")}
+        contents, missing = db.scan("SELECT hash, body FROM contents"), set[str]()
+    else:
+        recent = db.execute(
+            f"{RECENT} SELECT content, instructions FROM recent r JOIN nodes n ON n.id = r.id", (since,)
+        )
+        found = [(row[0], row[1]) for row in recent]
+        named, instructions = {one for one, _ in found}, {other for _, other in found}
+        missing = {name for name in named | instructions if name}
+        given = (json.dumps(sorted(missing)),)
+        contents = db.scan("SELECT hash, body FROM contents WHERE hash IN (SELECT value FROM json_each(?))", given)
+    for row in contents:
+        missing.discard(row["hash"])
         try:
             body = rows.unpack(row["body"])
             if row["hash"] in named:
@@ -126,7 +151,13 @@ def check_messages(db: Database) -> Iterator[str]:
             continue
         if ids.blob_id(body) != without_prefix(row["hash"]):
             yield f"contents {row['hash']}: the body does not match its hash"
+    yield from (f"contents {name}: is missing" for name in sorted(missing))
+    yield from _check_nodes(db, facts, texts, since)
 
+
+def _check_nodes(
+    db: Database, facts: Mapping[str, ids.IdentityFacts], texts: Mapping[str, str], since: str | None
+) -> Iterator[str]:
     def check_node(row: Any) -> Iterator[str]:
         if not _matches_name(row["id"], row, facts, texts):
             yield f"nodes {row['id']}: the name does not match the content and parent"
@@ -136,8 +167,12 @@ def check_messages(db: Database) -> Iterator[str]:
         if not _matches_name(row["node"], row, facts, texts):
             yield f"{row['place']}: the name does not match the content and parent"
 
-    nodes = db.scan("SELECT n.*, p.id AS found, p.position AS before FROM nodes n LEFT JOIN nodes p ON p.id = n.parent")
-    yield from _each("nodes {id}", nodes, check_node)
+    columns, parents = "SELECT n.*, p.id AS found, p.position AS before", "LEFT JOIN nodes p ON p.id = n.parent"
+    if since is not None:
+        query = f"{RECENT} {columns} FROM recent r JOIN nodes n ON n.id = r.id {parents}"
+        yield from _each("nodes {id}", db.scan(query, (since,)), check_node)
+        return
+    yield from _each("nodes {id}", db.scan(f"{columns} FROM nodes n {parents}"), check_node)
     copies = db.execute(
         "SELECT 'copies ' || c.session || ' ' || c.node AS place, c.node, c.content, n.parent, n.instructions"
         " FROM copies c JOIN nodes n ON n.id = c.node UNION ALL"
@@ -199,14 +234,15 @@ def check_tips(db: Database) -> Iterator[str]:
                 yield f"{table}: {column} of session {row['id']} is a message of another owner"
 
 
-def check_seals(db: Database) -> Iterator[str]:
-    """Check the seals of all sealed rows."""
+def check_seals(db: Database, since: str | None = None) -> Iterator[str]:
+    """Check the seals of all sealed rows, or of those since a time; of a table without times, of all rows."""
     for table, columns in SEALED.items():
-        yield from _defects(db, table, _check_seals_of(db, table, columns))
+        yield from _defects(db, table, _check_seals_of(db, table, columns, since))
 
 
-def _check_seals_of(db: Database, table: str, columns: Sequence[str]) -> Iterator[str]:
-    for row in db.scan(f"SELECT rowid, seal, {', '.join(columns)} FROM {table}"):
+def _check_seals_of(db: Database, table: str, columns: Sequence[str], since: str | None) -> Iterator[str]:
+    recent, given = (" WHERE created_at >= ?", (since,)) if since and "created_at" in columns else ("", ())
+    for row in db.scan(f"SELECT rowid, seal, {', '.join(columns)} FROM {table}{recent}", given):
         number, seal, *values = row
         if not rows.is_sealed(number, values, seal):
             unread = [name for name, value in zip(columns, values, strict=True) if not rows.is_text(value)]
@@ -297,14 +333,23 @@ CHECKS: tuple[Callable[[Database], Iterator[str]], ...] = (
 )
 
 
-def verify(db: Database) -> tuple[str, ...]:
-    """Run all checks on one snapshot of the record; return the defects, none if it is sound."""
+def verify(db: Database, *, newer_than_days: float | None = None) -> tuple[str, ...]:
+    """Run all checks on one snapshot of the record; return the defects, none if it is sound.
+
+    With `newer_than_days`, only rows and messages that are so new are checked, whose number does not grow.
+    """
     with db.lenient():
         with db.snapshot():
-            found = _defects(db, "structure", db.check_structure())
-            found += [one for check in CHECKS for one in _defects(db, check.__name__.removeprefix("check_"), check(db))]
-        for name, defects in (("schema", db.check_schema()), ("search index", db.check_search_index())):
-            found += _defects(db, name, defects)
+            if newer_than_days is None:
+                found = _defects(db, "structure", db.check_structure())
+                checks = {check.__name__.removeprefix("check_"): check(db) for check in CHECKS}
+            else:
+                found, since = list[str](), rows.days_ago(newer_than_days)
+                checks = {"messages": check_messages(db, since), "seals": check_seals(db, since)}
+            found += [one for name, defects in checks.items() for one in _defects(db, name, defects)]
+        if newer_than_days is None:
+            for name, defects in (("schema", db.check_schema()), ("search index", db.check_search_index())):
+                found += _defects(db, name, defects)
     return tuple(one if rows.is_text(one) else ascii(one)[1:-1] for one in found)
 
 

@@ -186,8 +186,11 @@ class Keeper(Protocol):
         """
         ...
 
-    async def verify(self) -> tuple[str, ...]:
-        """Recompute every name and checksum from the stored data; return all defects, none if the record is sound."""
+    async def verify(self, *, newer_than_days: float | None = None) -> tuple[str, ...]:
+        """Recompute every name and checksum from the stored data; return all defects, none if the record is sound.
+
+        With `newer_than_days`, only rows that are so new are checked, and the messages of the requests among them.
+        """
         ...
 
     def export(self) -> AsyncIterator[Mapping[str, object]]:
