@@ -83,7 +83,7 @@ Fault = Callable[[Asked, Random], None]
 
 def _child(case: Case, name: str, fault: Fault, *, before: int = 0) -> dict[str, Any]:
     """Run turns in a child process with a disk fault, and return its report."""
-    seed, path, answer = case.random.random(), case.folder / "context.db", case.folder / "report"
+    seed, path = case.random.random(), case.folder / "context.db"
     heard, said = os.pipe()
     child = os.fork()
     if child == 0:
@@ -94,7 +94,6 @@ def _child(case: Case, name: str, fault: Fault, *, before: int = 0) -> dict[str,
         found += more
     os.close(heard)
     os.waitpid(child, 0)
-    answer.unlink(missing_ok=True)
     case.count("disk faults")
     case.count(f"disk faults: {name}")
     return json.loads(found or b"{}")
