@@ -111,7 +111,6 @@ class Lived:
     asked: int = 0
     """Calls of the summarising model."""
     fallbacks: int = 0
-    seconds: float = 0.0
 
 
 class Ledger:

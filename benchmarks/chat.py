@@ -111,17 +111,6 @@ async def first_pieces(folder: Path, turns: int) -> dict[str, list[float]]:
     return {name: values[WARM:] for name, values in found.items()}
 
 
-async def opened(folder: Path) -> float:
-    """Return the seconds to open a session in a running process."""
-    os.chdir(folder)
-    chat = ChatSession(Agent(ScriptedModel(0)))
-    began = time.perf_counter()
-    await chat.open()
-    seconds = time.perf_counter() - began
-    await chat.close()
-    return seconds
-
-
 def prompted(folder: Path) -> tuple[float, float]:
     """Return seconds from process start to the prompt, and to the first piece of an answer to text typed at once."""
     master, slave = pty.openpty()
@@ -171,13 +160,11 @@ def main() -> None:
         folder = Path(name)
         asyncio.run(keep(folder, conversation(given.messages)))
         process = [prompted(folder) for _ in range(3)]
-        inside = [asyncio.run(opened(folder)) for _ in range(3)]
     print(f"opening {given.messages:,} messages (goal {GOAL_OPEN:g} s):")
     print(f"  from the start of the process to the prompt: {statistics.median(one[0] for one in process):.2f} s")
     print(
         f"  to the first piece of an answer, prompt typed at once: {statistics.median(one[1] for one in process):.2f} s"
     )
-    print(f"  in a running process: {statistics.median(inside):.2f} s")
 
 
 if __name__ == "__main__":

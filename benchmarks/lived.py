@@ -3,7 +3,6 @@
     python -m benchmarks.lived --data locomo --budget 4000 --jobs 2
     python -m benchmarks.lived --data locomo --budget 2000 --scenario tools5 --set recall=0.5 --every 3
     python -m benchmarks.lived --data tau --budget 1000
-    python -m benchmarks.lived --data locomo --budget 4000 --approach harness-window
     python -m benchmarks.lived --data locomo --budget 2000 --model smollm2 --conversations 1 --turns 43
 
 Every message of a conversation is a turn of a running agent, whose model answers as recorded; the next turn continues
@@ -46,7 +45,6 @@ from pydantic_ai.models.function import AgentInfo, FunctionModel
 from benchmarks import facts, recall
 from benchmarks.answering import LOCAL, served
 from benchmarks.approaches import Approach
-from benchmarks.approaches import load as load_approach
 from benchmarks.charges import Ledger, Lived
 from benchmarks.data import GENERATED, LIVED, Data, at_hand
 from benchmarks.lives import AgentLife, AgentSession, Life, SessionLife, look_up, steps
@@ -214,7 +212,6 @@ async def live(
     tokens = price(whole)
     life.start(whole)
     ended: Sequence[ModelMessage] = whole[-2:-1]
-    started = time.perf_counter()
     for number, turn in enumerate(turns[:most], 1):
         question = turn.question
         if question is not None:
@@ -238,7 +235,6 @@ async def live(
             lived.kinds.append(question.kind)
             lived.asked_requests.append((question, requests[-1]))
     lived.compiles = life.compiles
-    lived.seconds = time.perf_counter() - started
     return lived
 
 
@@ -294,6 +290,15 @@ def bland() -> Model:
     return FunctionModel(answer)
 
 
+def life_of(
+    conversation: Conversation, compiler: ContextCompiler, *, scenario: str = "plain", answer_s: float = 0.0
+) -> Life:
+    """Build the life of a conversation with this package; a tool session is replayed request by request."""
+    if uses_tools(conversation):
+        return SessionLife(AgentSession([compiler], answer_s=answer_s))
+    return AgentLife([compiler], scenario=scenario, answer_s=answer_s)
+
+
 async def ours(
     conversation: Conversation,
     budget: int,
@@ -315,8 +320,7 @@ async def ours(
         on_view=lambda view: began.append(view.status),
         **{"store": None, "system": None, **given},
     )
-    tools = uses_tools(conversation)
-    life = SessionLife(AgentSession([compiler])) if tools else AgentLife([compiler], scenario=scenario)
+    life = life_of(conversation, compiler, scenario=scenario)
     lived = await live(conversation, life, budget, scenario=scenario, paired=paired, seed=seed, most=most)
     fell = sum(status.startswith("fallback") for status in began)
     return replace(lived, compiles=began.count("compiled"), asked=counting.times, fallbacks=fell)
@@ -343,22 +347,8 @@ def conversations(data: Data, name: str, budget: int) -> list[Conversation]:
 
 def line(all_lived: Sequence[Lived]) -> str:
     """Format the figures of all conversations together as one line."""
-    total = {
-        name: sum(getattr(one, name) for one in all_lived)
-        for name in (
-            "requests",
-            "over",
-            "broken",
-            "cost",
-            "whole",
-            "pointed",
-            "one_shot_cost",
-            "sent",
-            "compiles",
-            "asked",
-            "fallbacks",
-        )
-    }
+    names = "requests over broken cost whole pointed one_shot_cost sent compiles asked fallbacks".split()
+    total = {name: sum(getattr(one, name) for one in all_lived) for name in names}
     mean, low, high = (100 * one for one in recall.interval([one.held for one in all_lived]))
     requests = total["requests"]
     pairs = [(one.held, one.one_shot) for one in all_lived if one.one_shot]
@@ -389,21 +379,13 @@ def line(all_lived: Sequence[Lived]) -> str:
 def _run(number: int, chosen: argparse.Namespace, given: Mapping[str, Any]) -> Lived:
     data = at_hand(False, chosen.every)
     conversation = conversations(data, chosen.data, chosen.budget)[number]
-    if chosen.approach:
-        approach = load_approach(chosen.approach)
-        if not isinstance(approach, Approach):
-            raise SystemExit(f"{approach.name}: {approach.reason}")
-        found = asyncio.run(a_peer(conversation, chosen.budget, data, approach, seed=chosen.seed))
-        if isinstance(found, str):
-            raise SystemExit(f"{approach.name}: {found}")
-        return found
     doing = ours(
         conversation,
         chosen.budget,
         data,
         scenario=chosen.scenario,
         model=chosen.model,
-        paired=not chosen.no_paired,
+        paired=True,
         seed=chosen.seed,
         most=chosen.turns,
         **given,
@@ -425,9 +407,6 @@ def main() -> None:
     parser.add_argument("--budget", type=int, default=4_000, help="tokens for a request's messages")
     parser.add_argument("--scenario", default="plain", choices=SCENARIOS, help="kind of conversation")
     parser.add_argument("--model", default="none", choices=MODELS, help="writer of summaries")
-    parser.add_argument(
-        "--approach", help="run a peer instead of this package: scenario plain, no model, no one-shot views"
-    )
     parser.add_argument("--every", type=int, default=1, help="ask one question in N, drawn with a fixed seed")
     parser.add_argument("--conversations", type=int, default=None, help="use only the first N conversations")
     parser.add_argument("--turns", type=int, default=None, help="run only the first N turns")
@@ -440,10 +419,8 @@ def main() -> None:
         dest="given",
         help="argument of ContextCompiler; may be repeated",
     )
-    parser.add_argument("--no-paired", action="store_true", help="make no one-shot views")
     parser.add_argument("--seed", type=int, default=recall.SEED, help="seed for the positions of the questions")
     parser.add_argument("--jobs", type=int, default=1, help="number of processes")
-    parser.add_argument("--each", action="store_true", help="also print a line for every conversation")
     parser.add_argument("--kinds", action="store_true", help="also print a line for every kind of question")
     chosen = parser.parse_args()
     started = time.perf_counter()
@@ -455,17 +432,13 @@ def main() -> None:
             found = list(pool.map(_run, range(count), [chosen] * count, [given] * count))
     else:
         found = [_run(number, chosen, given) for number in range(count)]
-    if chosen.each:
-        for one in found:
-            print(f"  {one.name}: {line([one])} | {one.seconds:.0f} s")
     if chosen.kinds:
         kinds = [kind for one in found for kind in one.kinds]
         once = recall.by_kind(kinds, [value for one in found for value in one.one_shot]) if found[0].one_shot else {}
         for kind, (held, number) in recall.by_kind(kinds, [value for one in found for value in one.held]).items():
             beside = f" | one-shot {100 * once[kind][0]:.1f}" if kind in once else ""
             print(f"  {kind}: held {100 * held:.1f}{beside} | {number} questions")
-    who = chosen.approach or f"model={chosen.model}"
-    what = f"{chosen.data} {chosen.budget:,} {chosen.scenario} {who}"
+    what = f"{chosen.data} {chosen.budget:,} {chosen.scenario} model={chosen.model}"
     what += "".join(f" {name}={value}" for name, value in given.items())
     print(f"{what}: {line(found)} | {time.perf_counter() - started:.0f} s")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -64,10 +65,11 @@ class Life(Protocol):
 class AgentLife:
     """A live agent with capabilities, whose history is the one that the host stores."""
 
-    def __init__(self, capabilities: Sequence[Any], *, scenario: str = "plain") -> None:
-        """Start with an empty history."""
+    def __init__(self, capabilities: Sequence[Any], *, scenario: str = "plain", answer_s: float = 0.0) -> None:
+        """Start with an empty history; the model takes `answer_s` seconds for an answer."""
         self.stored: list[ModelMessage] = []
         self.compiles = 0
+        self._answer_s = answer_s
         self._script: deque[ModelResponse] = deque()
         self._sent: list[Sequence[ModelMessage]] = []
         self._added: Sequence[ModelMessage] = ()
@@ -80,6 +82,7 @@ class AgentLife:
         )
 
     async def _answer(self, messages: list[ModelMessage], info: AgentInfo) -> ModelResponse:
+        await asyncio.sleep(self._answer_s)
         self._sent.append(list(messages))
         spent = RequestUsage(input_tokens=price(messages), output_tokens=1)
         return replace(self._script.popleft(), usage=spent)
@@ -104,15 +107,17 @@ class AgentLife:
 class AgentSession:
     """A live agent with capabilities that makes every request in a run of its own, as after a restart."""
 
-    def __init__(self, capabilities: Sequence[Any]) -> None:
-        """Start with an empty history."""
+    def __init__(self, capabilities: Sequence[Any], *, answer_s: float = 0.0) -> None:
+        """Start with an empty history; the model takes `answer_s` seconds for an answer."""
         self.stored: list[ModelMessage] = []
+        self._answer_s = answer_s
         self._sent: list[ModelMessage] = []
         self._agent: Agent[None, str] = Agent(
             FunctionModel(self._answer), capabilities=list(capabilities), model_settings=SETTINGS
         )
 
     async def _answer(self, messages: list[ModelMessage], info: AgentInfo) -> ModelResponse:
+        await asyncio.sleep(self._answer_s)
         self._sent = list(messages)
         return ModelResponse(parts=[TextPart("ok")])
 

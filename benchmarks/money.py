@@ -24,8 +24,7 @@ from pydantic_ai.models.function import AgentInfo, FunctionModel
 from pydantic_ai.usage import RequestUsage
 
 from benchmarks.data import GENERATED, at_hand
-from benchmarks.lived import conversations, script_of, turns_of, uses_tools
-from benchmarks.lives import AgentLife, AgentSession, SessionLife
+from benchmarks.lived import conversations, life_of, script_of, turns_of
 from benchmarks.peers.baselines import READER
 from benchmarks.recall import Conversation
 from benchmarks.tables import markdown
@@ -106,7 +105,7 @@ async def live(conversation: Conversation, budget: int, **given: Any) -> Tokens:
 
     wanted: dict[str, Any] = {"model": FunctionModel(write), "record": "off", "system": None} | given
     compiler = ContextCompiler(budget=budget, on_view=note, **wanted)
-    life = SessionLife(AgentSession([compiler])) if uses_tools(conversation) else AgentLife([compiler])
+    life = life_of(conversation, compiler)
     for number, turn in enumerate(turns_of(conversation)[1], 1):
         await life.turn(turn.prompt, script_of(turn, "plain", number))
     return done

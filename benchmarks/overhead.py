@@ -1,6 +1,6 @@
 """Time of a request through the host, with this package, without it, and with a peer.
 
-    python -m benchmarks.overhead [--sizes 100,1000,10000] [--repeat 9] [--json FILE]
+    python -m benchmarks.overhead [--sizes 100,1000,10000] [--repeat 9]
 
 Every row is one `Agent.run` with a model that answers at once, on the same tool-using history. The runs of all rows are
 interleaved; the table shows medians and their ratio to the host alone. It shows CPU time as well as wall time, because
@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import gc
-import json
 import resource
 import statistics
 import subprocess
@@ -22,7 +21,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -196,7 +195,6 @@ async def main() -> None:
     given = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     given.add_argument("--sizes", default="100,1000,10000", help="lengths of the histories, in messages")
     given.add_argument("--repeat", type=int, default=9, help="measured runs per row")
-    given.add_argument("--json", type=Path, help="also write the rows to this file")
     asked = given.parse_args()
     rows: list[Row] = []
     for size in map(int, asked.sizes.split(",")):
@@ -213,8 +211,6 @@ async def main() -> None:
     print(
         f"A view of {tokens:,} tokens, cold, without a model: {seconds:.1f} s; {peak:.2f} GiB at most in this process."
     )
-    if asked.json:
-        asked.json.write_text(json.dumps([asdict(row) for row in rows], indent=2))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Cost of recording a request: time per save, and bytes on disk relative to new bytes.
 
-    python benchmarks/store.py [--messages 2000] [--requests 500]
+    python -m benchmarks.store [--messages 2000] [--requests 500]
 
 A history of `--messages` messages grows by two per request. Every view has a summary and the messages after its cut,
 at least forty; it moves its cut every twenty requests, and has a ledger and a cycle. Messages have 200 to 2,000
@@ -32,6 +32,7 @@ from pydantic_ai.messages import (
     UserPromptPart,
 )
 
+from benchmarks.tables import markdown
 from context_compiler import ids
 from context_compiler.record.store import SQLiteStore
 from context_compiler.record.values import Compile, Cycle, Entry, Record
@@ -61,11 +62,15 @@ class Chain:
 
 def chain(texts: Sequence[str], first: int, indexed: bool) -> Chain:
     """Build the chain of texts; the parity of `first`, the position of the first text, sets its role."""
-    bodies = [body(text, first + at) for at, text in enumerate(texts)]
+    return linked([body(text, first + position) for position, text in enumerate(texts)], texts, indexed)
+
+
+def linked(bodies: Sequence[bytes], texts: Sequence[str], indexed: bool) -> Chain:
+    """Build the chain of messages from their JSON and their texts for the search index."""
     names: list[str] = []
     for one in bodies:
         names.append(ids.chain_id(names[-1] if names else None, ids.identity(one)))
-    return Chain(names, bodies, list(texts), indexed)
+    return Chain(names, list(bodies), list(texts), indexed)
 
 
 def grown(base: Chain, texts: Sequence[str]) -> Chain:
@@ -231,15 +236,7 @@ async def main() -> None:
     parser.add_argument("--messages", type=int, default=2_000)
     parser.add_argument("--requests", type=int, default=500)
     given = parser.parse_args()
-    lines = [["", *HEAD], *await rows(given.messages, given.requests)]
-    widths = [max(len(line[at]) for line in lines) for at in range(len(lines[0]))]
-    for line in lines:
-        print(
-            "  ".join(
-                cell.rjust(width) if at else cell.ljust(width)
-                for at, (cell, width) in enumerate(zip(line, widths, strict=True))
-            )
-        )
+    print(markdown(["", *HEAD], await rows(given.messages, given.requests)))
 
 
 if __name__ == "__main__":

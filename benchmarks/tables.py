@@ -39,6 +39,20 @@ def markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join(lines)
 
 
+def by_set(results: Sequence[Result]) -> dict[str, list[Result]]:
+    """Group results by data set."""
+    found: dict[str, list[Result]] = {}
+    for result in results:
+        found.setdefault(result.cell.data, []).append(result)
+    return found
+
+
+def rows_of(results: Sequence[Result], width: int, cells: Callable[[Mapping[str, Any]], list[str]]) -> list[list[str]]:
+    """Return a row per result: the title of its approach, then the cells of its value, or dashes if it has none."""
+    dashes = ["–"] * (width - 1)
+    return [[named(one.cell.approach), *(dashes if one.value is None else cells(one.value))] for one in results]
+
+
 def part(count: int, whole: int) -> str:
     """Format a count and its share of a whole."""
     return f"{count:,} ({count / whole:.0%})" if count else "0"
@@ -85,8 +99,8 @@ def lines_of(
 ) -> list[Panel]:
     """Build panels of a value against the budget: one panel per set, one line per approach."""
     panels: list[Panel] = []
-    for data in dict.fromkeys(one.cell.data for one in results):
-        of_set = [one for one in results if one.cell.data == data and one.value is not None]
+    for data, every in by_set(results).items():
+        of_set = [one for one in every if one.value is not None]
         budgets = sorted({one.cell.budget for one in of_set})
         if len(budgets) < 2:
             continue

@@ -24,7 +24,6 @@ from pydantic_ai.messages import ModelMessage, ModelResponse, TextPart, ToolCall
 from pydantic_ai.models.function import AgentInfo, FunctionModel
 
 from benchmarks.peers.baselines import price
-from benchmarks.tables import markdown
 from context_compiler import ContextCompiler
 
 BUDGET = 8_000
@@ -64,8 +63,6 @@ class Row:
 
     fact: Fact
     held: bool
-    tokens: int
-    """Tokens of the request that ended the turn."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,29 +126,13 @@ async def converse(turns: int, count: int, seed: int, *, tool: bool = True) -> O
         result = await agent.run(text, message_history=history)
         history = result.all_messages()
         if due is not None:
-            rows.append(Row(fact=due, held=due.sentence in str(requests[-1]), tokens=price(requests[-1])))
+            rows.append(Row(fact=due, held=due.sentence in str(requests[-1])))
     over = sum(price(request) > BUDGET for request in requests)
     return Outcome(rows=rows, requests=len(requests), over=over, summaries=summaries)
 
 
 def _said(draw: random.Random, texts: Sequence[str]) -> str:
     return draw.choice(texts).format(thing=draw.choice(THINGS), step=draw.randrange(90), job=draw.randrange(9_000))
-
-
-def table(outcome: Outcome) -> str:
-    """Format the facts in the order in which they are asked for."""
-    head = ("question", "mentioned in turn", "asked in turn", "tokens sent", "held")
-    lines = [
-        (
-            row.fact.question,
-            f"{row.fact.mentioned}",
-            f"{row.fact.asked}",
-            f"{row.tokens:,}",
-            "yes" if row.held else "**no**",
-        )
-        for row in outcome.rows
-    ]
-    return markdown(head, lines)
 
 
 def main() -> None:
@@ -166,9 +147,8 @@ def main() -> None:
         outcome = asyncio.run(converse(given.turns, given.facts, given.seed, tool=not given.no_tool))
         os.chdir(os.sep)
     held = sum(row.held for row in outcome.rows)
-    print(table(outcome))
     print(
-        f"\nheld {held} of {len(outcome.rows)} | over the budget {outcome.over} of {outcome.requests:,} requests"
+        f"held {held} of {len(outcome.rows)} | over the budget {outcome.over} of {outcome.requests:,} requests"
         f" | {outcome.summaries} summaries"
     )
     sys.exit(held < len(outcome.rows) or outcome.over > 0)

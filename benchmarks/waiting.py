@@ -23,8 +23,7 @@ from pydantic_ai.messages import ModelMessage, ModelResponse, TextPart
 from pydantic_ai.models.function import AgentInfo, FunctionModel
 
 from benchmarks.data import GENERATED, Data, at_hand
-from benchmarks.lived import conversations, evidence, script_of, shown, turns_of, uses_tools
-from benchmarks.lives import AgentLife, AgentSession, SessionLife
+from benchmarks.lived import conversations, evidence, life_of, script_of, shown, turns_of
 from benchmarks.recall import Conversation
 from benchmarks.tables import markdown
 from context_compiler import ContextCompiler
@@ -98,22 +97,6 @@ class Waited:
         )
 
 
-class _SlowLife(AgentLife):
-    seconds = 0.0
-
-    async def _answer(self, messages: list[ModelMessage], info: AgentInfo) -> ModelResponse:
-        await asyncio.sleep(self.seconds)
-        return await super()._answer(messages, info)
-
-
-class _SlowSession(AgentSession):
-    seconds = 0.0
-
-    async def _answer(self, messages: list[ModelMessage], info: AgentInfo) -> ModelResponse:
-        await asyncio.sleep(self.seconds)
-        return await super()._answer(messages, info)
-
-
 async def live(conversation: Conversation, budget: int, times: Times, **given: Any) -> Waited:
     """Run one conversation; `given` are arguments of `ContextCompiler`."""
     done, over = Waited(), list[bool]()
@@ -131,12 +114,7 @@ async def live(conversation: Conversation, budget: int, times: Times, **given: A
         on_view=lambda view: over.append(view.tokens > budget),
         **given,
     ) as compiler:
-        if uses_tools(conversation):
-            session = _SlowSession([compiler])
-            session.seconds, life = times.answer, SessionLife(session)
-        else:
-            life = _SlowLife([compiler])
-            life.seconds = times.answer
+        life = life_of(conversation, compiler, answer_s=times.answer)
         loop = asyncio.get_running_loop()
         for number, turn in enumerate(turns_of(conversation)[1], 1):
             begun = loop.time()

@@ -94,8 +94,8 @@ def main() -> None:
     parser.add_argument("--postgres", action="store_true")
     given = parser.parse_args()
     if given.postgres:
-        with own_cluster() as place:
-            asyncio.run(measure(given.messages, given.conversations, place))
+        with own_cluster() as cluster:
+            asyncio.run(measure(given.messages, given.conversations, cluster.url()))
         return
     with tempfile.TemporaryDirectory() as folder:
         asyncio.run(measure(given.messages, given.conversations, Path(folder) / "context.db"))

@@ -221,7 +221,8 @@ def main() -> None:
     parser.add_argument("--kills", type=int, default=100)
     parser.add_argument("--seed", type=int, default=1)
     given = parser.parse_args()
-    with own_cluster() if given.place == "postgres" else nullcontext(given.place) as place:
+    with own_cluster() if given.place == "postgres" else nullcontext() as cluster:
+        place = given.place if cluster is None else cluster.url()
         if given.what == "throughput":
             done = throughput(place, given.runs or 1_000, given.workers, given.concurrency)
         else:

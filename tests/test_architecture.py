@@ -33,6 +33,7 @@ DYNAMIC = {
     "lazy": "public names load when they are first used",
     "record.store": "PostgreSQL comes with an extra, and is needed when an address is opened",
     "chat.local_model": "server and client come with packages of their own, and are needed when a model is served",
+    "testing.written": "pydantic_evals comes with an extra, and is needed when a case is added to a dataset",
     "middleware.harness": "the harness comes with an extra, and is needed when its search asks",
     "tokens.prices": "the table of prices is read when something is priced",
     "tokens": "the encoder is built when something is counted",

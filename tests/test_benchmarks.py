@@ -8,8 +8,9 @@ import re
 import subprocess
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
+from statistics import fmean
 
 import pytest
 from pydantic_ai.messages import (
@@ -24,7 +25,7 @@ from pydantic_ai.messages import (
 )
 from typer.testing import CliRunner
 
-from benchmarks import blocks, dial, facts, goals, lived, money, page, waiting, walks
+from benchmarks import blocks, dial, facts, fitting, goals, lived, money, page, waiting, walks
 from benchmarks.__main__ import app as command
 from benchmarks.approaches import HOMES, Approach, Missing, load
 from benchmarks.charges import PointedCache
@@ -37,6 +38,7 @@ from benchmarks.recall import Conversation, interval
 from benchmarks.results import Cell, Result, Results
 from context_compiler.messages.history import Reader
 from context_compiler.middleware.replay import LiveSession, PlainSession, everything, newest, replay, request_points
+from context_compiler.recall import ranking
 from context_compiler.tokens import TokenCounter
 from tests.support.histories import assistant, user
 
@@ -393,6 +395,30 @@ def test_a_page_gets_its_tables_and_keeps_other_text() -> None:
     text = "# Page\n<!-- table: one -->\nold\n<!-- end -->\nprose\n<!-- table: two -->\nkept\n<!-- end -->\n"
     made = page.filled(text, {"one": "| new |"})
     assert made == text.replace("old", "| new |")
+
+
+@dataclass(frozen=True)
+class TwoSets(Data):
+    """Two labelled sets, one of which may not be read."""
+
+    @property
+    def labelled(self) -> dict[str, tuple[int, ...]]:
+        return {"seen": (500,), "unseen": (500,)}
+
+    def conversations(self, name: str) -> list[Conversation]:
+        assert name == "seen"
+        return generated_conversations()
+
+
+def test_weights_are_fitted_without_the_set_that_they_are_measured_on() -> None:
+    usual, data = ranking.FEATURES, TwoSets(None)
+    with fitting.fitted_without("unseen", data):
+        assert [one.name for one in ranking.FEATURES] == [one.name for one in usual]
+        weights = [one.weight for one in ranking.FEATURES]
+        assert weights == list(fitting.weights_without("unseen", data)) != [one.weight for one in usual]
+    assert ranking.FEATURES is usual
+    found = [fmean(one.found(own, 100) for one in fitting.samples("seen", data)) for own in (weights, [0.0] * 8)]
+    assert found[0] > 0.9 > found[1]
 
 
 def test_a_page_keeps_rows_and_cells_not_measured_again_on_request() -> None:

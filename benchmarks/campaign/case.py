@@ -63,7 +63,13 @@ class Case:
             self.faults.append(Fault(part=self.part, seed=self.seed, number=self.number, text=said))
 
 
-Run = Callable[[Case], None]
+Run = Callable[[Case], Coroutine[Any, Any, None] | None]
+"""A kind of case; a coroutine that it returns runs in a new event loop."""
+
+
+def rotation(*kinds: Run) -> Run:
+    """Return a run of one of several kinds, in rotation by the number of the case."""
+    return lambda case: kinds[case.number % len(kinds)](case)
 
 
 def run_case(run: Run, part: str, seed: int, number: int, scale: float = 1.0) -> Case:
@@ -73,15 +79,12 @@ def run_case(run: Run, part: str, seed: int, number: int, scale: float = 1.0) ->
         case.count("cases")
         WINDOWS.forget()
         try:
-            run(case)
+            work = run(case)
+            if work is not None:
+                asyncio.run(work)
         except Exception as error:  # an exception is the result of a case, and the next case runs
             place = traceback.extract_tb(error.__traceback__)
             where = " < ".join(f"{Path(one.filename).name}:{one.lineno} {one.name}" for one in reversed(place[-6:]))
             case.check(False, "exceptions", f"{type(error).__name__}: {error} at {where}")
         case.figures["exceptions"] += 0
     return case
-
-
-def complete(work: Coroutine[Any, Any, None]) -> None:
-    """Run a coroutine in a new event loop."""
-    asyncio.run(work)

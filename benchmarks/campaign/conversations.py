@@ -24,7 +24,7 @@ from pydantic_ai.messages import (
 )
 from pydantic_ai.models.function import AgentInfo, FunctionModel
 
-from benchmarks.campaign.case import Case, complete
+from benchmarks.campaign.case import Case
 from benchmarks.campaign.drawn import EVALUATED, HOSTILE, LOCKER, NAMED, SHARED, Drawn
 from benchmarks.campaign.rules import DECLARED, MODE, PLAIN, Given, check_rules, given_rules
 from benchmarks.campaign.strict import (
@@ -767,20 +767,16 @@ async def _steps(agent: Agent[Any, Any], prompt: Any, **given: Any) -> Any:
     return steps.result
 
 
-def converse(case: Case, *, hostile: float = 0.02, counted: bool = False) -> None:
+async def converse(case: Case, *, hostile: float = 0.02, counted: bool = False) -> None:
     """Run a random conversation; if `counted`, the provider counts the tokens."""
-
-    async def go() -> None:
-        talk = Conversation(case, hostile=hostile, counted=counted)
-        await talk.begin()
-        jumps = talk.drawn.sometimes(0.15)
-        for _ in range(case.random.choice((1, 2, 4, 8, 16))):
-            with clock(case.random.choice(JUMPS) if jumps else 0):
-                await talk.go_on()
-        await talk.finish()
-
     case.count("conversations")
-    complete(go())
+    talk = Conversation(case, hostile=hostile, counted=counted)
+    await talk.begin()
+    jumps = talk.drawn.sometimes(0.15)
+    for _ in range(case.random.choice((1, 2, 4, 8, 16))):
+        with clock(case.random.choice(JUMPS) if jumps else 0):
+            await talk.go_on()
+    await talk.finish()
 
 
 @contextmanager

@@ -20,7 +20,7 @@ from pydantic_ai import Agent
 from pydantic_ai.messages import ModelMessage, ModelResponse, TextPart
 from pydantic_ai.models.function import FunctionModel
 
-from benchmarks.campaign.case import Case
+from benchmarks.campaign.case import Case, rotation
 from benchmarks.campaign.drawn import Drawn
 from benchmarks.campaign.strict import refusals
 from context_compiler import ContextCompiler, SQLiteStore, View
@@ -83,7 +83,7 @@ Fault = Callable[[Asked, Random], None]
 
 def _child(case: Case, name: str, fault: Fault, *, before: int = 0) -> dict[str, Any]:
     """Run turns in a child process with a disk fault, and return its report."""
-    seed, path, answer = case.random.random(), case.folder / "context.db", case.folder / "report"
+    seed, path = case.random.random(), case.folder / "context.db"
     heard, said = os.pipe()
     child = os.fork()
     if child == 0:
@@ -94,7 +94,6 @@ def _child(case: Case, name: str, fault: Fault, *, before: int = 0) -> dict[str,
         found += more
     os.close(heard)
     os.waitpid(child, 0)
-    answer.unlink(missing_ok=True)
     case.count("disk faults")
     case.count(f"disk faults: {name}")
     return json.loads(found or b"{}")
@@ -242,9 +241,4 @@ async def _verified(case: Case, path: Path) -> None:
         await store.close()
 
 
-KINDS = (full, locked, read_only, gone, full, in_the_way, torn)
-
-
-def fail(case: Case) -> None:
-    """Run one kind of disk fault."""
-    KINDS[case.number % len(KINDS)](case)
+fail = rotation(full, locked, read_only, gone, full, in_the_way, torn)

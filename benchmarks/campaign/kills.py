@@ -20,7 +20,7 @@ from pydantic_ai import Agent
 from pydantic_ai.messages import ModelMessage, ModelResponse, TextPart, ToolCallPart
 from pydantic_ai.models.function import AgentInfo, FunctionModel
 
-from benchmarks.campaign.case import Case, complete
+from benchmarks.campaign.case import Case, rotation
 from benchmarks.campaign.drawn import Drawn
 from benchmarks.campaign.strict import in_order
 from context_compiler import ContextCompiler, ContextManager, SQLiteStore
@@ -31,6 +31,7 @@ from context_compiler.pipeline import Event, Outcome, SQLiteRuns, Stage, read_ch
 
 Tell = Callable[[str], None]
 Work = Callable[[Path, Drawn, Tell], Coroutine[Any, Any, None]]
+Checks = Coroutine[Any, Any, None] | None
 
 LONGEST_S = 0.01
 """Maximum seconds between the last awaited line and the kill."""
@@ -116,11 +117,10 @@ async def _runs(folder: Path, drawn: Drawn, tell: Tell) -> None:
         tell(f"{name} {marker} {result.output.split(' ')[0]} {rows}")
 
 
-def runs(case: Case) -> None:
+def runs(case: Case) -> Checks:
     """Kill an agent between or within its runs."""
     lines = killed(case, _runs)
-    if not _failed(case, lines):
-        complete(_check_runs(case, lines))
+    return None if _failed(case, lines) else _check_runs(case, lines)
 
 
 async def _check_runs(case: Case, lines: list[str]) -> None:
@@ -183,11 +183,10 @@ def _chat_in(folder: Path, drawn: Drawn, notices: list[Any] | None = None) -> Ch
     )
 
 
-def chat(case: Case) -> None:
+def chat(case: Case) -> Checks:
     """Kill a chat between or within its answers."""
     lines = killed(case, _chat)
-    if not _failed(case, lines):
-        complete(_check_chat(case, lines))
+    return None if _failed(case, lines) else _check_chat(case, lines)
 
 
 async def _check_chat(case: Case, lines: list[str]) -> None:
@@ -235,12 +234,11 @@ def _places(folder: Path, where: str) -> dict[str, Any]:
     return {"logs_root": folder / "run"} if where == "folder" else {"runs": folder / "runs.db"}
 
 
-def pipeline(case: Case) -> None:
+def pipeline(case: Case) -> Checks:
     """Kill a pipeline at any stage, in a folder or in SQLite, and resume it to the same end as an uninterrupted one."""
     where = case.random.choice(("folder", "sqlite"))
     lines = killed(case, _pipeline_in(where))
-    if not _failed(case, lines):
-        complete(_check_pipeline(case, where, lines))
+    return None if _failed(case, lines) else _check_pipeline(case, where, lines)
 
 
 async def _check_pipeline(case: Case, where: str, lines: list[str]) -> None:
@@ -280,11 +278,10 @@ async def _session(folder: Path, drawn: Drawn, tell: Tell) -> None:
         tell(str(number))
 
 
-def sessions(case: Case) -> None:
+def sessions(case: Case) -> Checks:
     """Kill a manager and layers at any turn."""
     lines = killed(case, _session)
-    if not _failed(case, lines):
-        complete(_check_session(case, len(lines)))
+    return None if _failed(case, lines) else _check_session(case, len(lines))
 
 
 async def _check_session(case: Case, acknowledged: int) -> None:
@@ -304,9 +301,4 @@ async def _check_session(case: Case, acknowledged: int) -> None:
     await layers.close()
 
 
-KINDS = (runs, chat, pipeline, runs, sessions)
-
-
-def kill(case: Case) -> None:
-    """Run one kind of kill."""
-    KINDS[case.number % len(KINDS)](case)
+kill = rotation(runs, chat, pipeline, runs, sessions)

@@ -9,11 +9,11 @@ from pydantic_ai.capabilities import ProcessHistory
 from pydantic_ai.messages import ModelMessage, ModelRequest, ModelResponse, TextPart, ToolCallPart, UserPromptPart
 from pydantic_ai.models.function import AgentInfo
 
-from benchmarks.campaign.case import Case, complete
+from benchmarks.campaign.case import Case
 from benchmarks.campaign.conversations import BUDGETS, tools_of
 from benchmarks.campaign.drawn import SHARED, Drawn
 from benchmarks.campaign.rules import DECLARED, Given, check_rules, given_rules
-from benchmarks.campaign.strict import COUNTER, READER, StrictModel, difference, in_order, plain, refusals
+from benchmarks.campaign.strict import COUNTER, READER, StrictModel, difference, in_order, merged, plain, refusals
 from context_compiler import (
     ContextConfig,
     ContextManager,
@@ -27,12 +27,8 @@ from context_compiler.layers import Layers
 from context_compiler.manager import SQLiteMemory
 
 
-def one_shot(case: Case) -> None:
+async def one_shot(case: Case) -> None:
     """Check `compile_view` on random histories."""
-    complete(_one_shot(case))
-
-
-async def _one_shot(case: Case) -> None:
     drawn = Drawn(case.random)
     history = drawn.history(case.random.choice((0, 1, 4, 20)))
     _, prompt = drawn.prompt()
@@ -52,7 +48,7 @@ async def _one_shot(case: Case) -> None:
             "requests over budget",
             f"{at}{counted} tokens, {view.tokens} by its own count",
         )
-        broken = list(refusals(_merged(view.messages), shared=SHARED))
+        broken = list(refusals(merged(view.messages), shared=SHARED))
         case.check(not broken, "broken pairs or shapes", f"{at}{broken[:3]}")
         if view.status != "floor_over_budget":
             given = [*given_rules(history), *map(Given, rules)]
@@ -64,22 +60,8 @@ async def _one_shot(case: Case) -> None:
         case.check(plain(history) == before, "changed transcripts", at)
 
 
-def _merged(messages: list[ModelMessage]) -> list[ModelMessage]:
-    found: list[ModelMessage] = []
-    for message in messages:
-        if found and isinstance(message, ModelRequest) and isinstance(found[-1], ModelRequest):
-            found[-1] = ModelRequest(parts=[*found[-1].parts, *message.parts])
-        else:
-            found.append(message)
-    return found
-
-
-def processed(case: Case) -> None:
+async def processed(case: Case) -> None:
     """Check a history processor, where the host stores views."""
-    complete(_processed(case))
-
-
-async def _processed(case: Case) -> None:
     drawn, random = Drawn(case.random), case.random
     path = case.folder / "context.db"
     store = SQLiteStore(path) if drawn.sometimes(0.4) else MemoryStore()
@@ -145,12 +127,8 @@ def _spoken(part: dict[str, Any]) -> list[str]:
     return [first] if first[:1] in "QA" and first[1:2].isdigit() else []
 
 
-def rewritten(case: Case) -> None:
+async def rewritten(case: Case) -> None:
     """Check a chat whose transcript another program saves with other line ends between two sessions."""
-    complete(_rewritten(case))
-
-
-async def _rewritten(case: Case) -> None:
     drawn, random = Drawn(case.random, hostile=0), case.random
     notices, told = list[str](), list[str]()
     record = drawn.sometimes(0.5)
@@ -191,12 +169,8 @@ async def _rewritten(case: Case) -> None:
     case.check(not unexpected, "unexpected errors", lambda: str(unexpected[:2]))
 
 
-def managed(case: Case) -> None:
+async def managed(case: Case) -> None:
     """Check a `ContextManager` with its file: turns, restarts, summaries, checkpoints, rollbacks."""
-    complete(_managed(case))
-
-
-async def _managed(case: Case) -> None:
     drawn, random, path = Drawn(case.random), case.random, case.folder / "manager.db"
     most = random.choice((600, 2_000, 8_000))
     errors = list[Exception]()
@@ -236,12 +210,8 @@ async def _managed(case: Case) -> None:
         case.check(fine, "unexpected errors", f"[manager] {error!r}")
 
 
-def layered(case: Case) -> None:
+async def layered(case: Case) -> None:
     """Check `Layers` with its file: turns of four nodes, restarts, blocked and failed turns."""
-    complete(_layered(case))
-
-
-async def _layered(case: Case) -> None:
     drawn, random, path = Drawn(case.random), case.random, case.folder / "layers.db"
     errors = list[Exception]()
     layers = Layers(path, on_error=errors.append)

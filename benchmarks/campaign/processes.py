@@ -14,7 +14,7 @@ from pydantic_ai import Agent
 from pydantic_ai.messages import ModelMessage, ModelResponse, TextPart
 from pydantic_ai.models.function import FunctionModel
 
-from benchmarks.campaign.case import Case
+from benchmarks.campaign.case import Case, rotation
 from context_compiler import ContextCompiler, SQLiteStore, View
 
 WORKERS, REQUESTS = 8, 1_000
@@ -134,9 +134,4 @@ def _process(folder: Path, name: int, requests: int, held: int, go: int) -> None
     (folder / f"p{name}").write_text(f"{_late(views)} late, {len(views)} views, {errors[:1]!r}")
 
 
-KINDS = (threads, processes)
-
-
-def share(case: Case) -> None:
-    """Run one round of threads or of processes."""
-    KINDS[case.number % len(KINDS)](case)
+share = rotation(threads, processes)

@@ -12,7 +12,7 @@ from pydantic_ai.messages import ModelMessage, ModelResponse, TextPart, ToolCall
 from pydantic_ai.models.function import AgentInfo
 from pydantic_ai.usage import UsageLimits
 
-from benchmarks.campaign.case import Case, complete
+from benchmarks.campaign.case import Case
 from benchmarks.campaign.drawn import Drawn
 from benchmarks.campaign.strict import COUNTER, StrictModel, refusals
 from context_compiler import ContextCompiler, View
@@ -63,12 +63,8 @@ def results_of(messages: list[ModelMessage]) -> list[Any]:
     return [part.content for message in messages for part in message.parts if isinstance(part, ToolReturnPart)]
 
 
-def read(case: Case) -> None:
+async def read(case: Case) -> None:
     """Run an agent that reads files of 5 to 60 % of its budget, one after another or at once."""
-    complete(_read(case))
-
-
-async def _read(case: Case) -> None:
     random, drawn = case.random, Drawn(case.random, hostile=0)
     budget = int(1_000 * 2 ** random.uniform(2, 6))
     reader = Reader(random, {}, whole=drawn.sometimes(0.5), parallel=random.choice((1, 1, 2, 4)))

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import logging
 import multiprocessing
-import queue
 import time
 import warnings
 from collections import Counter, defaultdict
+from collections.abc import Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import count, islice, takewhile
 from pathlib import Path
-from typing import Any
-
-from rich.progress import Progress
 
 from benchmarks.campaign import conversations, disk, kills, others, processes, reading, soak
-from benchmarks.campaign.case import Case, Fault, Run, run_case
+from benchmarks.campaign.case import Case, Fault, Run, rotation, run_case
 from context_compiler.cli.screen import Screen, progress_bar
 
 SHOWN = 4
@@ -25,15 +24,10 @@ QUIET_S = 1800
 """Seconds without a message after which a worker counts as hanging."""
 HOUR = 60.0
 
-MIX = (
+FUZZ = rotation(
     *[conversations.converse] * 7,
     *(others.one_shot, others.processed, others.managed, others.layered, others.rewritten, reading.read),
 )
-
-
-def fuzz(case: Case) -> None:
-    """Run one of the kinds of use, in rotation."""
-    MIX[case.number % len(MIX)](case)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +46,7 @@ PARTS = {
     "processes": Part(run=processes.share, cases=2),
     "hostile": Part(run=partial(conversations.converse, hostile=0.6), share=0.08),
     "counts": Part(run=partial(conversations.converse, counted=True), share=0.05),
-    "fuzz": Part(run=fuzz, share=0.6),
+    "fuzz": Part(run=FUZZ, share=0.6),
     "soak": Part(run=soak.soak, cases=1),
 }
 """Parts that fork come first, while a worker is small. Parts with a fixed number of cases use the remaining time."""
@@ -95,70 +89,54 @@ def hush() -> None:
 
 def run_campaign(names: list[str], seed: int, jobs: int, minutes: float, cases: int | None = None) -> Report:
     """Run parts in parallel processes, for `minutes`, or for a number of `cases` of each part."""
-    report = Report()
-    context = multiprocessing.get_context("spawn")
-    heard: Any = context.Queue()
-    workers = [
-        context.Process(target=_work, args=(names, seed, place, jobs, minutes, cases, heard), daemon=False)
-        for place in range(jobs)
-    ]
-    for one in workers:
-        one.start()
+    report, shares = Report(), sum(PARTS[name].share for name in names)
+    whole = 1.0 if any(PARTS[name].cases for name in names) else shares
     with progress_bar("campaign") as progress:
-        _listen(report, workers, heard, progress, seed)
-    for one in workers:
-        one.join(10)
+        for name in names:
+            part = PARTS[name]
+            numbers = _numbers(part.cases or cases, time.monotonic() + 60 * minutes * part.share / (whole or 1))
+            for case in _run_part(name, seed, numbers, jobs, minutes / HOUR):
+                report.add(name, case)
+                if progress is not None:
+                    said = ", ".join(f"{name} {figures['cases']:,}" for name, figures in report.figures.items())
+                    progress.update(progress.task_ids[0], description=f"{said}; faults {len(report.faults):,}")
     return report
 
 
-def _listen(report: Report, workers: list[Any], heard: Any, progress: Progress | None, seed: int) -> None:
-    """Collect every case, until each worker is done, has died, or hangs."""
-    now: dict[int, tuple[str, int]] = {}
-    last, left = dict.fromkeys(range(len(workers)), time.monotonic()), set(range(len(workers)))
-    while left:
-        try:
-            place, part, number, case = heard.get(timeout=2)
-        except queue.Empty:
-            for place in sorted(left):
-                dead = not workers[place].is_alive()
-                if dead or time.monotonic() - last[place] > QUIET_S:
-                    workers[place].kill()
-                    left.discard(place)
-                    part, number = now.get(place, ("fuzz", 0))
-                    what = f"died with {workers[place].exitcode}" if dead else f"said nothing for {QUIET_S} s"
-                    report.figures[part]["workers that died or hung"] += 1
-                    report.faults.append(Fault(part=part, seed=seed, number=number, text=f"a worker {what}"))
-            continue
-        last[place] = time.monotonic()
-        if part == "":
-            left.discard(place)
-        elif case is None:
-            now[place] = (part, number)
-        else:
-            report.add(part, case)
-            if progress is not None:
-                said = ", ".join(f"{name} {figures['cases']:,}" for name, figures in report.figures.items())
-                progress.update(progress.task_ids[0], description=f"{said}; faults {len(report.faults):,}")
+def _numbers(most: int | None, end: float) -> Iterator[int]:
+    """Yield the numbers of cases: `most`, or as many as are asked for until a moment."""
+    return takewhile(lambda number: number < most if most else time.monotonic() < end, count())
 
 
-def _work(names: list[str], seed: int, place: int, jobs: int, minutes: float, cases: int | None, heard: Any) -> None:
-    """Run the share of one worker: cases `place`, `place + jobs`, and so on, of each part."""
-    hush()
-    shares = sum(PARTS[name].share for name in names)
-    counted = any(PARTS[name].cases for name in names)
-    whole = 1.0 if counted and shares else shares
-    for name in names:
-        part, number = PARTS[name], place
-        end = time.monotonic() + 60 * minutes * (part.share / whole if whole else 0)
-        most = part.cases or cases
-        while number < most if most else time.monotonic() < end:
-            heard.put((place, name, number, None))
-            case = run_case(part.run, name, seed, number, minutes / HOUR)
-            heard.put((place, name, number, _plain(case)))
-            number += jobs
-    heard.put((place, "", 0, None))
+def _run_part(name: str, seed: int, numbers: Iterator[int], jobs: int, scale: float) -> Iterator[Case]:
+    """Yield the cases of a part as they end; if a worker dies or hangs, the cases under way are faults, and it ends."""
+    with ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn"), hush) as pool:
+        running: dict[Future[Case], int] = {}
+        while True:
+            for number in islice(numbers, jobs - len(running)):
+                running[pool.submit(_run_plain, name, seed, number, scale)] = number
+            done = wait(running, QUIET_S, FIRST_COMPLETED).done
+            for future in done:
+                if future.exception() is None:
+                    yield future.result()
+                    del running[future]
+            if not running:
+                return
+            if not done or any(future.exception() for future in done):
+                for child in multiprocessing.active_children():
+                    child.kill()
+                yield from (_lost(name, seed, number) for number in running.values())
+                return
 
 
-def _plain(case: Case) -> Case:
-    """Return a copy of the case that is cheap to send between processes."""
-    return Case(case.part, case.seed, case.number, Path(), case.scale, case.figures, case.faults)
+def _run_plain(name: str, seed: int, number: int, scale: float) -> Case:
+    """Run a case, and return a copy that is cheap to send between processes."""
+    case = run_case(PARTS[name].run, name, seed, number, scale)
+    return Case(name, seed, number, Path(), scale, case.figures, case.faults)
+
+
+def _lost(name: str, seed: int, number: int) -> Case:
+    """Return a case whose worker died or hung."""
+    case = Case(name, seed, number, Path())
+    case.check(False, "workers that died or hung", f"under way when a worker died, or all said nothing for {QUIET_S} s")
+    return case

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import gc
 import os
 from pathlib import Path
@@ -31,15 +30,11 @@ def _open_files() -> int:
     return len(os.listdir("/proc/self/fd"))
 
 
-def soak(case: Case) -> None:
+async def soak(case: Case) -> None:
     """Send some thousand requests of many conversations through one compiler, in one process."""
     if not Path("/proc/self/statm").exists():
         case.count("not measured: no /proc")
         return
-    asyncio.run(_soak(case))
-
-
-async def _soak(case: Case) -> None:
     drawn = Drawn(case.random)
     errors: list[Exception] = []
     writer = FunctionModel(lambda messages, info: ModelResponse(parts=[TextPart(f"- Goal: {NAMED}. {drawn.text(40)}")]))

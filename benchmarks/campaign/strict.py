@@ -243,7 +243,7 @@ def _without(value: Any) -> Any:
 
 def rendered(model: FunctionModel, messages: Sequence[ModelMessage], parameters: Any) -> list[Any]:
     """Render a history as the host passes it to a model: parts in order, each with its role."""
-    return in_order(model.prepare_messages(_merged(_without_notes(messages)), parameters))
+    return in_order(model.prepare_messages(merged(_without_notes(messages)), parameters))
 
 
 def prompt_tokens(model: FunctionModel, text: str, parameters: Any) -> int:
@@ -251,7 +251,7 @@ def prompt_tokens(model: FunctionModel, text: str, parameters: Any) -> int:
     return READER.read(model.prepare_messages([ModelRequest(parts=[UserPromptPart(text)])], parameters)).tokens
 
 
-def _merged(messages: Sequence[ModelMessage]) -> list[ModelMessage]:
+def merged(messages: Sequence[ModelMessage]) -> list[ModelMessage]:
     """Join consecutive requests, as the host does."""
     found: list[ModelMessage] = []
     for message in messages:

@@ -21,7 +21,7 @@ from benchmarks.measures import Measure
 from benchmarks.peers.baselines import READER, oracle, price
 from benchmarks.recall import Conversation
 from benchmarks.results import Cell, Result
-from benchmarks.tables import RECOUNTS, TOO_LONG, lines_of, ranked
+from benchmarks.tables import by_set, lines_of, ranked
 from context_compiler.cli.drawing import Panel
 from context_compiler.middleware.replay import View
 
@@ -39,8 +39,6 @@ def cells(data: Data, approaches: Sequence[str], name: str) -> list[Cell]:
 
 def run(cell: Cell, approach: Approach, data: Data) -> Mapping[str, Any] | str:
     """Measure the recall of every question, by conversation, and the share of views over the budget."""
-    if cell.data in TOO_LONG.get(cell.approach, ()):
-        return RECOUNTS
     groups: list[list[float]] = []
     over: list[float] = []
     for conversation in data.conversations(cell.data):
@@ -101,10 +99,8 @@ async def _made(view: View, messages: list[ModelMessage], budget: int) -> Sequen
 
 def tables(results: Sequence[Result]) -> dict[str, str]:
     """A table for every set: recall in per cent with its interval, and how often the budget was not kept."""
-    found: dict[str, str] = {}
-    for name in dict.fromkeys(one.cell.data for one in results):
-        found[f"{results[0].cell.measure}-{name}"] = ranked([one for one in results if one.cell.data == name], _shown)
-    return found
+    measure = results[0].cell.measure
+    return {f"{measure}-{name}": ranked(of_set, _shown) for name, of_set in by_set(results).items()}
 
 
 def _shown(value: Mapping[str, Any]) -> str:

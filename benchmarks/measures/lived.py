@@ -13,7 +13,7 @@ from benchmarks.lived import a_peer, conversations, ours
 from benchmarks.measures import Measure
 from benchmarks.recall import interval
 from benchmarks.results import Cell, Result
-from benchmarks.tables import RECOUNTS, TOO_LONG, line_name, lines_of, markdown, named, part, percent, reasons
+from benchmarks.tables import by_set, line_name, lines_of, markdown, named, part, percent, reasons
 from context_compiler.cli.drawing import Line, Panel
 from context_compiler.cli.text import plural
 
@@ -67,8 +67,6 @@ def cells(data: Data, approaches: Sequence[str]) -> list[Cell]:
 def run(cell: Cell, approach: Approach, data: Data) -> Mapping[str, Any] | str:
     """Run every conversation of a set."""
     name, _, scenario = cell.data.partition("+")
-    if name in TOO_LONG.get(cell.approach, ()):
-        return RECOUNTS
     model, given = OURS.get(cell.approach, ("", {}))
     if model == "good" and not name.startswith("locomo"):
         return "no model summaries are recorded for these data"
@@ -112,8 +110,7 @@ def tables(results: Sequence[Result]) -> dict[str, str]:
     """Build a table of evidence held per set, a table of all figures per set and budget, and one of scenarios."""
     found: dict[str, str] = {}
     plain = [one for one in results if "+" not in one.cell.data]
-    for name in dict.fromkeys(one.cell.data for one in plain):
-        of_set = [one for one in plain if one.cell.data == name]
+    for name, of_set in by_set(plain).items():
         found[f"{NAME}-{name}"] = _held(of_set)
         for budget in sorted({one.cell.budget for one in of_set}):
             rows = [one for one in of_set if one.cell.budget == budget]

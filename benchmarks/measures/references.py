@@ -11,7 +11,7 @@ from benchmarks.approaches import Approach
 from benchmarks.data import Data
 from benchmarks.measures import Measure
 from benchmarks.results import Cell, Result
-from benchmarks.tables import RECOUNTS, TOO_LONG, markdown, named, percent, reasons
+from benchmarks.tables import by_set, markdown, percent, reasons, rows_of
 
 NAME = "references"
 BUDGETS = {"pi": 32_000, "swe": 4_000, "tau": 1_000}
@@ -31,8 +31,6 @@ def run(cell: Cell, approach: Approach, data: Data) -> Mapping[str, Any] | str:
     """Measure every call of a set that refers to something earlier."""
     if approach.view is None:
         return approach.dashes.get("view", "there is no evidence without a question")
-    if cell.data in TOO_LONG.get(cell.approach, ()):
-        return RECOUNTS
     sessions = data.sessions(cell.data)
     score = asyncio.run(references.measured(sessions, cell.budget, approach.view, data.every))
     return {"all": score.all, "long": score.long, "over": score.over}
@@ -40,20 +38,15 @@ def run(cell: Cell, approach: Approach, data: Data) -> Mapping[str, Any] | str:
 
 def tables(results: Sequence[Result]) -> dict[str, str]:
     found: dict[str, str] = {}
-    for name in dict.fromkeys(one.cell.data for one in results):
-        of_set = [one for one in results if one.cell.data == name]
+    for name, of_set in by_set(results).items():
         head = (f"{of_set[0].cell.budget:,} tokens", "all, %", "long-range, %", "calls", "over the budget")
-        found[f"{NAME}-{name}"] = markdown(head, [_row(one) for one in of_set]) + reasons(of_set)
+        found[f"{NAME}-{name}"] = markdown(head, rows_of(of_set, len(head), _row)) + reasons(of_set)
     return found
 
 
-def _row(result: Result) -> list[str]:
-    name = named(result.cell.approach)
-    if result.value is None:
-        return [name, "–", "–", "–", "–"]
-    value = result.value
+def _row(value: Mapping[str, Any]) -> list[str]:
     calls = sum(map(len, value["all"]))
-    return [name, percent(value["all"]), percent(value["long"]), f"{calls:,}", f"{value['over']:,}"]
+    return [percent(value["all"]), percent(value["long"]), f"{calls:,}", f"{value['over']:,}"]
 
 
 MEASURES = (

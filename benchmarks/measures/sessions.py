@@ -8,7 +8,7 @@ repairs; for a function, in what it returns.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from statistics import fmean
 from typing import Any
@@ -21,7 +21,7 @@ from benchmarks.data import Data
 from benchmarks.measures import Measure
 from benchmarks.peers.baselines import READER
 from benchmarks.results import Cell, Result
-from benchmarks.tables import RECOUNTS, TOO_LONG, lines_of, markdown, named, part, percent, ranked, reasons
+from benchmarks.tables import by_set, lines_of, markdown, part, percent, ranked, reasons, rows_of
 from context_compiler.cli.drawing import Panel
 from context_compiler.compiler.metrics import PromptCache, Sent, figures
 from context_compiler.messages.history import Reading
@@ -43,8 +43,6 @@ def run(cell: Cell, approach: Approach, data: Data) -> Mapping[str, Any] | str:
     """Measure every session of a set, request by request."""
     if approach.session is None:
         return approach.dashes.get("session", "cannot live through a session")
-    if cell.data in TOO_LONG.get(cell.approach, ()):
-        return RECOUNTS
     sent: list[Sent] = []
     whole = 0.0
     intact = True
@@ -131,13 +129,12 @@ class _One:
 def tables(results: Sequence[Result]) -> dict[str, str]:
     """Build one table per set and budget, and one of costs per set with several budgets."""
     found: dict[str, str] = {}
-    for name in dict.fromkeys(one.cell.data for one in results):
-        of_set = [one for one in results if one.cell.data == name]
+    for name, of_set in by_set(results).items():
         if len({one.cell.budget for one in of_set}) > 1:
             found[f"cost-{name}"] = ranked(of_set, lambda value: f"{value['relative']:.2f}")
         for budget in sorted({one.cell.budget for one in of_set}):
             rows = [one for one in of_set if one.cell.budget == budget]
-            found[f"{NAME}-{name}-{budget}"] = markdown(HEAD, list(_rows(rows))) + reasons(rows)
+            found[f"{NAME}-{name}-{budget}"] = markdown(HEAD, rows_of(rows, len(HEAD), _row)) + reasons(rows)
     return found
 
 
@@ -155,25 +152,18 @@ HEAD = (
 )
 
 
-def _rows(results: Sequence[Result]) -> Iterator[list[str]]:
-    for one in results:
-        name = named(one.cell.approach)
-        if one.value is None:
-            yield [name, *("–" for _ in HEAD[1:])]
-            continue
-        value = one.value
-        yield [
-            name,
-            f"{value['requests']:,}",
-            part(value["over"], value["requests"]),
-            f"{value['worst']:.2f}",
-            part(value["broken"], value["requests"]),
-            f"{value['relative']:.2f}",
-            percent(value["references"]),
-            percent(value["references_long"]),
-            "whole" if value["intact"] else "shortened",
-            f"{value['median_ms']:.1f}",
-        ]
+def _row(value: Mapping[str, Any]) -> list[str]:
+    return [
+        f"{value['requests']:,}",
+        part(value["over"], value["requests"]),
+        f"{value['worst']:.2f}",
+        part(value["broken"], value["requests"]),
+        f"{value['relative']:.2f}",
+        percent(value["references"]),
+        percent(value["references_long"]),
+        "whole" if value["intact"] else "shortened",
+        f"{value['median_ms']:.1f}",
+    ]
 
 
 def panels(results: Sequence[Result]) -> list[Panel]:

@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 from pydantic_ai.messages import ModelMessage
 
 from benchmarks import facts, recall
-from benchmarks.approaches import Approach
-from benchmarks.data import LIVED, Data
+from benchmarks.approaches import HOMES, Approach
+from benchmarks.data import GENERATED, LABELLED, LIVED, Data
+from benchmarks.fitting import fitted_without
 from benchmarks.measures import Measure
 from benchmarks.peers.baselines import READER, chosen, price, text
 from benchmarks.results import Cell, Result
-from benchmarks.tables import ranked
+from benchmarks.tables import markdown, named
 
 NAME = "sets"
-COMPARED = ("ours", "tail", "bm25", "bm25-3", "oracle")
+COMPARED = ("ours", "ours-unseen", "tail", "bm25", "bm25-3", "oracle")
 
 
 def cells(data: Data, approaches: Sequence[str]) -> list[Cell]:
@@ -32,17 +34,20 @@ def cells(data: Data, approaches: Sequence[str]) -> list[Cell]:
 
 def run(cell: Cell, approach: Approach, data: Data) -> Mapping[str, Any] | str:
     """Measure the share of the evidence of every question, by conversation; a budget excludes the question."""
-    groups: list[list[float]] = []
+    with fitted_without(cell.data, data) if approach.name == "ours-unseen" else nullcontext():
+        return {"groups": [group for group in _groups(cell, approach, data) if group]}
+
+
+def _groups(cell: Cell, approach: Approach, data: Data) -> Iterator[list[float]]:
     for conversation in data.conversations(cell.data):
         found: list[float] = []
-        for question in conversation.questions[:: data.every]:
+        for question in conversation.questions[:: data.every if cell.data in LIVED else 1]:
             messages = recall.asked(conversation, question.text, question.stop)
             budget = cell.budget + READER.one(messages[-1]).tokens
             shown = recall.shown(asyncio.run(_view(approach, messages, budget, question.evidence)))
             held = facts.held(question, shown) if cell.data in LIVED else None
             found.append(recall.score(question, shown, whole=conversation.whole) if held is None else held)
-        groups.append(found)
-    return {"groups": [group for group in groups if group]}
+        yield found
 
 
 async def _view(
@@ -56,12 +61,25 @@ async def _view(
 
 
 def tables(results: Sequence[Result]) -> dict[str, str]:
-    """A table for every set: evidence in per cent with its interval."""
-    names = dict.fromkeys(one.cell.data for one in results)
-    return {f"{NAME}-{name}": ranked([one for one in results if one.cell.data == name], _shown) for name in names}
+    """One table: evidence in per cent with its interval, by set and budget."""
+    found = {(one.cell.data, one.cell.budget, one.cell.approach): one.value for one in results}
+    names = [name for name in HOMES if any(name == approach for _, _, approach in found)]
+    order = [*LABELLED, GENERATED]
+    rows = [
+        [data, f"{budget:,}", _asked(found, data, budget), *(_shown(found.get((data, budget, name))) for name in names)]
+        for data, budget in sorted({key[:2] for key in found}, key=lambda key: (order.index(key[0]), key[1]))
+    ]
+    return {NAME: markdown(("set", "budget", "questions", *map(named, names)), rows)} if rows else {}
 
 
-def _shown(value: Mapping[str, Any]) -> str:
+def _asked(found: Mapping[tuple[str, int, str], Mapping[str, Any] | None], data: str, budget: int) -> str:
+    counts = {sum(map(len, value["groups"])) for key, value in found.items() if value and key[:2] == (data, budget)}
+    return " to ".join(map(str, sorted(counts)))
+
+
+def _shown(value: Mapping[str, Any] | None) -> str:
+    if value is None:
+        return "–"
     mean, low, high = (100 * one for one in recall.interval(value["groups"]))
     return f"{mean:.1f} [{low:.0f}, {high:.0f}]"
 

@@ -18,9 +18,8 @@ from benchmarks.approaches import Approach
 from benchmarks.data import Data
 from benchmarks.measures import Measure
 from benchmarks.peers.baselines import READER
-from benchmarks.recall import interval
 from benchmarks.results import Cell, Result
-from benchmarks.tables import RECOUNTS, TOO_LONG, markdown, named, reasons
+from benchmarks.tables import by_set, markdown, percent, reasons, rows_of
 from context_compiler.compiler.patterns import Sort
 from context_compiler.compiler.specifics import TextSet, specifics
 from context_compiler.messages.history import searchable
@@ -41,8 +40,6 @@ def run(cell: Cell, approach: Approach, data: Data) -> Mapping[str, Any] | str:
     """Measure survival in every session, by sort."""
     if approach.view is None:
         return approach.dashes.get("view", "there is no evidence without a question")
-    if cell.data in TOO_LONG.get(cell.approach, ()):
-        return RECOUNTS
     lost: Counter[str] = Counter()
     kept: Counter[str] = Counter()
     groups: list[list[float]] = []
@@ -71,25 +68,21 @@ async def survived(messages: Sequence[ModelMessage], view: View, budget: int) ->
 
 
 def tables(results: Sequence[Result]) -> dict[str, str]:
-    found: dict[str, str] = {}
-    for name in dict.fromkeys(one.cell.data for one in results):
-        of_set = [one for one in results if one.cell.data == name]
-        rows = [_row(one) for one in of_set]
-        head = ("", "all, %", *(f"{sort}" for sort in SORTS))
-        found[f"{NAME}-{name}"] = markdown(head, rows) + reasons(of_set)
-    return found
+    head = ("", "all, %", *map(str, SORTS))
+    return {
+        f"{NAME}-{name}": markdown(head, rows_of(of_set, len(head), _row)) + reasons(of_set)
+        for name, of_set in by_set(results).items()
+    }
 
 
-def _row(result: Result) -> list[str]:
-    name = named(result.cell.approach)
-    if result.value is None:
-        return [name, *("–" for _ in range(len(SORTS) + 1))]
-    of, kept, groups = result.value["of"], result.value["kept"], result.value["groups"]
+def _row(value: Mapping[str, Any]) -> list[str]:
+    of, kept, groups = value["of"], value["kept"], value["groups"]
     if not groups:
-        return [name, "nothing is left out", *("" for _ in SORTS)]
-    mean, low, high = (100 * one for one in interval(groups))
-    cells = (f"{kept.get(sort, 0):,} of {of[sort]:,}" if of.get(sort) else "–" for sort in map(str, SORTS))
-    return [name, f"{mean:.1f} [{low:.0f}, {high:.0f}]" if len(groups) > 1 else f"{mean:.1f}", *cells]
+        return ["nothing is left out", *("" for _ in SORTS)]
+    return [
+        percent(groups),
+        *(f"{kept.get(sort, 0):,} of {of[sort]:,}" if of.get(sort) else "–" for sort in map(str, SORTS)),
+    ]
 
 
 MEASURES = (

@@ -124,7 +124,6 @@ def plain(name: str, title: str, setup: str, view: View) -> Approach:
         setup=setup,
         view=view,
         session=lambda budget: PlainSession(view, budget),
-        dashes={"compiles": "asks no model"},
     )
 
 
@@ -145,6 +144,6 @@ APPROACHES = (
         title="oracle (knows the evidence)",
         setup="the messages labelled as evidence, cheapest first: the best possible result with whole messages",
         knows=True,
-        dashes={"session": "there is no evidence without a question", "compiles": "asks no model"},
+        dashes={"session": "there is no evidence without a question"},
     ),
 )

@@ -21,8 +21,6 @@ COUNT = READER.counter
 ONE_SHOT, LIVE, QUARTER = 0.8, 0.5, 0.25
 """Fractions of the budget to keep: most of it for one view, less in a session, to leave room for what comes next."""
 
-NO_MODEL = {"compiles": "asks no model"}
-
 
 def window(budget: int, keep: float = ONE_SHOT) -> list[Any]:
     return [SlidingWindowCompaction(max_tokens=budget, keep_tokens=int(keep * budget), tokenizer=COUNT)]
@@ -52,7 +50,6 @@ APPROACHES = (
         package=PACKAGE,
         view=attached(window),
         session=lambda budget: LiveSession(window(budget, LIVE)),
-        dashes=NO_MODEL,
     ),
     Approach(
         name="harness-window-quarter",
@@ -60,7 +57,7 @@ APPROACHES = (
         setup="the same with `keep_tokens` a quarter of the budget",
         package=PACKAGE,
         session=lambda budget: LiveSession(window(budget, QUARTER)),
-        dashes={**NO_MODEL, "view": "the other sliding-window row makes better use of the budget in a single view"},
+        dashes={"view": "the other sliding-window row makes better use of the budget in a single view"},
     ),
     Approach(
         name="harness-clear",
@@ -69,7 +66,6 @@ APPROACHES = (
         package=PACKAGE,
         view=attached(clearing),
         session=lambda budget: LiveSession(clearing(budget)),
-        dashes=NO_MODEL,
     ),
     Approach(
         name="harness-tiered",
@@ -78,7 +74,6 @@ APPROACHES = (
         package=PACKAGE,
         view=attached(tiers),
         session=lambda budget: LiveSession(tiers(budget, LIVE)),
-        dashes=NO_MODEL,
     ),
     Approach(
         name="harness-summary",

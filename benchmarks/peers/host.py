@@ -27,6 +27,5 @@ APPROACHES = (
         package="pydantic-ai-slim",
         view=attached(processing),
         session=lambda budget: LiveSession(processing(budget)),
-        dashes={"compiles": "asks no model"},
     ),
 )

@@ -56,6 +56,5 @@ APPROACHES = (
         package="langchain-core",
         view=trimmed,
         session=lambda budget: PlainSession(trimmed, budget),
-        dashes={"compiles": "asks no model"},
     ),
 )

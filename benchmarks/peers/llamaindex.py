@@ -80,7 +80,6 @@ APPROACHES = (
         package="llama-index-core",
         view=buffered,
         session=lambda budget: PlainSession(buffered, budget),
-        dashes={"compiles": "asks no model"},
     ),
     Approach(
         name="llamaindex-memory",
@@ -89,6 +88,5 @@ APPROACHES = (
         package="llama-index-core",
         view=remembered,
         session=MemorySession,
-        dashes={"compiles": "asks no model"},
     ),
 )

@@ -41,7 +41,6 @@ APPROACHES = (
         package=PACKAGE,
         view=attached(window),
         session=lambda budget: LiveSession(window(budget, 0.5)),
-        dashes={"compiles": "asks no model"},
     ),
     Approach(
         name="summarization-summary",

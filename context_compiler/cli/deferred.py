@@ -42,13 +42,12 @@ class Deferred(Group):
 class Views(Deferred):
     """The commands of `views`."""
 
-    elsewhere = {"why": "view_changes", "diff": "view_changes", "replay": "view_changes", "verdict": "view_changes"}
+    elsewhere = dict.fromkeys(["why", "diff", "replay", "verdict"], "view_changes") | {"export": "written_tests"}
 
 
 class Sessions(Deferred):
     """The commands of `sessions`."""
 
     elsewhere = dict.fromkeys(
-        ["show", "find", "test", "delete", "compact", "undo", "pin", "unpin", "pins", "rules", "dismiss"],
-        "session_commands",
-    )
+        ["show", "find", "delete", "compact", "undo", "pin", "unpin", "pins", "rules", "dismiss"], "session_commands"
+    ) | {"test": "written_tests"}

@@ -52,17 +52,21 @@ INCOMPLETE = (
 """Advice on a record that is too damaged to be checked to the end."""
 
 
-@app.command(epilog=example("verify --db system/context.db"))
-def verify(db: Db = DB, json: Json = False) -> None:
+@app.command(epilog=example("verify --since 7d"))
+def verify(
+    since: Annotated[str | None, typer.Option(help="Only what was recorded in this time: 7d, 12h.")] = None,
+    db: Db = DB,
+    json: Json = False,
+) -> None:
     """Verify that the record is intact, as it was written; exit code 1 if it is not."""
-    defects = asyncio.run(_verify(db))
+    defects = asyncio.run(_verify(db, None if since is None else parse_age(since, "--since")))
     complete = checked_to_the_end(defects)
     notes = [] if complete else [INCOMPLETE.split(". ")[0]]
     screen = Screen()
     if json:
         screen.raw(json_text({"db": str(db), "sound": not defects, "defects": defects, "notes": notes}))
     elif not defects:
-        screen.line(f"{db}: ", ("sound", "bold green"))
+        screen.line(f"{db}: ", ("sound", "bold green"), "" if since is None else f", of the last {since}")
     else:
         screen.line(f"{db}: ", (plural(len(defects), "defect"), "bold red"))
         for defect in defects:
@@ -72,10 +76,10 @@ def verify(db: Db = DB, json: Json = False) -> None:
         raise typer.Exit(1)
 
 
-async def _verify(db: Place) -> tuple[str, ...]:
+async def _verify(db: Place, days: float | None) -> tuple[str, ...]:
     with progress_bar(f"verifying {db}"):
         async with open_record(db) as store:
-            return await store.verify()
+            return await store.verify(newer_than_days=days)
 
 
 @app.command(epilog=example("prune --older-than 30d --keep-last 10"))

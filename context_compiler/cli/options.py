@@ -133,11 +133,11 @@ DAYS = {"m": 1 / 1440, "h": 1 / 24, "d": 1.0, "w": 7.0}
 """Units of an age, in days."""
 
 
-def parse_age(text: str) -> float:
+def parse_age(text: str, option: str = "--older-than") -> float:
     """Parse an age such as 30d, 12h or 2w; return it in days."""
     found = re.fullmatch(r"(\d{1,6}(?:\.\d{1,6})?)\s*([mhdw])", text.strip().lower(), re.ASCII)
     if not found:
-        raise SettingsError(f"--older-than {text!r}: give a number with m, h, d or w, such as 30d")
+        raise SettingsError(f"{option} {text!r}: give a number with m, h, d or w, such as 30d")
     return float(found[1]) * DAYS[found[2]]
 
 

@@ -43,7 +43,6 @@ from context_compiler.messages.history import load_messages
 from context_compiler.middleware.capability import ContextCompiler
 from context_compiler.middleware.manual import CompileResult
 from context_compiler.record.values import Compile, Record, SessionInfo
-from context_compiler.testing.written import Claim, write_test
 
 app = group("Show, search, steer and delete recorded conversations.")
 
@@ -55,12 +54,6 @@ Message = Annotated[
 
 T = TypeVar("T")
 
-CLAIMS = (
-    Column("check", style="bold"),
-    Column("of", wraps=True),
-    Column("turn", right=True),
-    Column("holds"),
-)
 MESSAGES = (Column("#", right=True), Column("role"), Column("tokens", right=True), Column("begins", elastic=True))
 
 
@@ -107,34 +100,6 @@ def find(
         Screen().raw(json_text({"db": str(db), **plain_fact(name, page)}))
     else:
         print_fact(Screen(), name, page, db)
-
-
-@app.command("test", epilog=example("sessions test demo --out tests/test_demo.py"))
-def test(
-    session: SessionId,
-    out: Annotated[Path, typer.Option("--out", help="File of the test; its recording is written beside it.")],
-    agent: Annotated[
-        str,
-        typer.Option("--agent", help="module:name of the agent to test; default: a compiler with the recorded budget."),
-    ] = "",
-    db: Db = DB,
-    owner: Owner = None,
-    json: Json = False,
-) -> None:
-    """Write a test from a session: its recording without personal data, and what held in every request."""
-    claims, name = asyncio.run(_write_test(db, owner, session, out, agent))
-    if json:
-        Screen().raw(json_text({"session": name, "test": str(out), "claims": claims}))
-        return
-    rows = [(claim.check, "; ".join(claim.arguments), claim.turn, "yes" if claim.holds else "no") for claim in claims]
-    Screen().table(CLAIMS, rows)
-    print_note(f"{out}: written from session {one_line(name)}; names of people were not replaced, so read it")
-
-
-async def _write_test(db: Place, owner: str | None, session: str, out: Path, agent: str) -> tuple[list[Claim], str]:
-    async with open_record(db, owner) as store:
-        info = (await find_session(store, session))[0]
-    return await write_test(info.session_id, db, out, owner=info.owner, agent=agent), info.session_id
 
 
 @app.command("delete", epilog=example("sessions delete demo --yes"))

@@ -6,6 +6,7 @@ import asyncio
 import inspect
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import redirect_stdout
 from dataclasses import dataclass
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
@@ -47,6 +48,11 @@ class Outcome:
     explanation: str = ""
     seconds: float = 0.0
 
+    @property
+    def row(self) -> tuple[object, ...]:
+        """Cells of the table."""
+        return self.test, self.outcome, self.request or "", self.turn or "", f"{self.seconds:.2f}"
+
 
 @app.command("test", epilog=example("test tests/test_desk.py"))
 def test(
@@ -63,45 +69,50 @@ def test(
     if json:
         screen.raw(json_text({"tests": outcomes}))
     else:
-        rows = [(one.test, one.outcome, one.request or "", one.turn or "", f"{one.seconds:.2f}") for one in outcomes]
-        screen.table(OUTCOMES, rows)
-        for one in outcomes:
-            if one.explanation:
-                screen.heading(one.test)
-                screen.line(one.explanation)
-    if any(one.outcome == FAILED for one in outcomes):
+        screen.table(OUTCOMES, [outcome.row for outcome in outcomes])
+        for outcome in outcomes:
+            if outcome.explanation:
+                screen.heading(outcome.test)
+                screen.line(outcome.explanation)
+    if any(outcome.outcome == FAILED for outcome in outcomes):
         raise typer.Exit(1)
 
 
 def _run_file(file: Path, html: Path | None, *, update: bool) -> Iterator[Outcome]:
-    tests = _load_tests(file)
+    with redirect_stdout(sys.stderr):  # what a test prints is not part of the table
+        tests = _load_tests(file)
     for name, function in tests:
         label = f"{file}::{name}"
-        if missing := [each for each in inspect.signature(function).parameters if each != FIXTURE]:
-            wanted = f"needs pytest, for {' and '.join(missing)}"
-            yield Outcome(test=label, outcome=SKIPPED, explanation=wanted)
+        if missing := [parameter for parameter in inspect.signature(function).parameters if parameter != FIXTURE]:
+            reason = f"needs pytest, for {' and '.join(missing)}"
+            yield Outcome(test=label, outcome=SKIPPED, explanation=reason)
             continue
         contexts, started = Contexts(file, name, update=update), perf_counter()
-        error = attempt(lambda function=function, contexts=contexts: _call(function, contexts)).error
+        with redirect_stdout(sys.stderr):
+            error = attempt(lambda function=function, contexts=contexts: _call(function, contexts)).error
         seconds = perf_counter() - started
         if error is None:
             yield Outcome(test=label, outcome=PASSED, seconds=seconds)
             continue
-        line = extract_tb(error.__traceback__)[-1].line or ""
-        text = str(error) or line if isinstance(error, AssertionError) else f"{type(error).__name__}: {error}"
-        place: dict[str, int] = {}
+        requests: dict[str, int] = {}
         if isinstance(error, ContextFailure):
-            place = {"request": error.request.number, "turn": error.request.turn}
+            requests = {"request": error.request.number, "turn": error.request.turn}
             if html is not None:
                 write_html(error, html / f"{file.stem}-{name}.html")
-        yield Outcome(test=label, outcome=FAILED, explanation=text, seconds=seconds, **place)
+        yield Outcome(test=label, outcome=FAILED, explanation=_explain(error, file), seconds=seconds, **requests)
 
 
 def _call(function: Callable[..., Any], contexts: Contexts) -> None:
-    given = {FIXTURE: contexts} if inspect.signature(function).parameters else {}
-    result = function(**given)
+    result = function(**{FIXTURE: contexts} if inspect.signature(function).parameters else {})
     if inspect.iscoroutine(result):
         asyncio.run(result)
+
+
+def _explain(error: Exception, file: Path) -> str:
+    """The text of an error, and the last line of the file that led to it."""
+    text = str(error) if isinstance(error, AssertionError) else f"{type(error).__name__}: {error}"
+    lines = [frame for frame in extract_tb(error.__traceback__) if Path(frame.filename) == file.absolute()]
+    return "\n".join(filter(None, [text, *(f"{file}:{frame.lineno}: {frame.line}" for frame in lines[-1:])]))
 
 
 def _load_tests(file: Path) -> Sequence[tuple[str, Callable[..., Any]]]:
@@ -110,7 +121,7 @@ def _load_tests(file: Path) -> Sequence[tuple[str, Callable[..., Any]]]:
     Raises:
         SettingsError: There is no such file, it cannot be imported, or it has no tests.
     """
-    spec = spec_from_file_location(file.stem, file) if file.is_file() else None
+    spec = spec_from_file_location(file.stem, file.absolute()) if file.is_file() else None
     if spec is None or spec.loader is None:
         raise SettingsError(f"{file}: no such Python file")
     module, loader = module_from_spec(spec), spec.loader
@@ -118,7 +129,8 @@ def _load_tests(file: Path) -> Sequence[tuple[str, Callable[..., Any]]]:
     error = attempt(lambda: loader.exec_module(module)).error
     if error is not None:
         raise SettingsError(f"{file}: cannot be imported: {type(error).__name__}: {error}")
-    found = [(name, one) for name, one in vars(module).items() if name.startswith(PREFIX) and inspect.isfunction(one)]
-    if not found:
+    functions = [(name, value) for name, value in vars(module).items() if inspect.isfunction(value)]
+    tests = [(name, function) for name, function in functions if name.startswith(PREFIX)]
+    if not tests:
         raise SettingsError(f"{file}: has no function {PREFIX}…({FIXTURE})")
-    return found
+    return tests

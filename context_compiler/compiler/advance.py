@@ -45,10 +45,6 @@ from context_compiler.messages.shapes import WHOLE, Shape
 from context_compiler.messages.turns import is_prompt
 from context_compiler.record.values import Compile
 
-SLACK = 20
-"""Divisor of the room: space that must stay free below the high threshold if the previous turn is kept whole. Otherwise
-the next request would cut again."""
-
 ORDERED = 3
 """Divisor of the tokens that a compile by hand leaves out: maximum size of summary and quotes, so that the compile
 saves something."""
@@ -244,18 +240,18 @@ def _drop_by_order(draft: Draft, plan: Plan, order: Order, previous: Cycle | Non
 def _keep_last_turn(draft: Draft, limits: Limits, target: int) -> bool:
     """Spare the turn before the current one as long as the budget allows; True if it is spared.
 
-    It is spared if it takes at most a third of the room (a quarter if the view is cut deeper for recall), and if
-    everything that must stay leaves a twentieth of the room free below the high threshold. The tokens reserved for the
-    note are protected in either case.
+    It is spared if it takes at most a third of the room (a quarter if the view is cut deeper for recall), and if a
+    further turn of its size fits below the high threshold: otherwise the next request would cut again. The tokens
+    reserved for the note are protected in either case.
     """
     draft.notes = min(limits.max_notes, draft.summary)
     turns = draft.outline.turns[:-1]
     last = range(turns[-1].start, turns[-1].stop) if turns and draft.recent else range(0)
     stay = draft.pins.union(last)
     others = sum(draft.costs[index] for index in draft.before_active() if index not in stay)
-    most = target + limits.extra_cut + limits.high - limits.low - limits.room // SLACK
-    share = draft.room // (LAST_ASKED if limits.extra_cut else LAST)
-    if sum(draft.costs[index] for index in last) <= share and draft.total - others <= most:
+    most = target + limits.extra_cut + limits.high - limits.low
+    size, share = sum(draft.costs[index] for index in last), draft.room // (LAST_ASKED if limits.extra_cut else LAST)
+    if size <= share and draft.total - others + size <= most:
         draft.spared = last
     return bool(draft.spared)
 

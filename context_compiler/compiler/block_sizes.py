@@ -1,116 +1,40 @@
 """The room of recall blocks: their maximum size, when a view is cut back to make room for one, and which ones stay.
 
-A block counts against the budget but not against the high threshold, because it is temporary: it is dropped at the next
-user turn, unless keeping it is cheaper for the prompt cache (`BlockSizes.kept`). The setting `recall=` is the maximum
-size of a block, as a fraction of the room or in tokens.
+The setting `recall=` is the maximum size of a block, as a fraction of the room or in tokens. Everything else follows
+from what is there: how much of a prompt asks, how often a turn sends its block, how much turns grow, and how much text
+answers the prompt.
 
-Names that end in `PART` are divisors of the room, in `SHARE` fractions, in `TOKENS` sizes in tokens.
+A block counts against the budget but not against the high threshold, because it is temporary: it is dropped at the next
+user turn, unless keeping it is cheaper for the prompt cache (`BlockSizes.kept`).
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from statistics import median
+from dataclasses import dataclass
+from functools import cached_property
+from statistics import fmean
 
 from context_compiler.compiler.cycle import MAX_BLOCK_CUTS, Block, Blocks, Cycle
 from context_compiler.compiler.metrics import CACHED, FRESH
 from context_compiler.compiler.policy import LARGE, REFUSED_SHARE, Limits, Plan
 from context_compiler.messages.history import History
-from context_compiler.messages.prompts import asking_part, asking_share, asks
+from context_compiler.messages.prompts import asking_part, asking_share, asks, is_short
 from context_compiler.messages.turns import Turn
-from context_compiler.settings import Amount
+from context_compiler.settings import amount_tokens
 
-MAX_BLOCK_TOKENS = 6_500
-"""Maximum size of a block if `recall=` is a fraction: further passages add less than they cost."""
+BASE_ROOM = 1_500
+"""Minimum room of which a fraction in `recall=` is taken: in a smaller one, free tokens are best spent on answers."""
 
-BASE_ROOM, GENEROUS_ROOM, GENEROUS_FROM = 4_000, 4_800, 0.25
-"""`recall=`, if a fraction, is applied to at least `BASE_ROOM` tokens of room, because in a small room free tokens are
-best spent on answers. A fraction above `GENEROUS_FROM` prefers answers to economy, so each 0.1 above it raises that
-minimum by a tenth of `GENEROUS_ROOM` tokens."""
-
-UNASKED_SHARE = 0.06
-"""Fraction of `recall=` for a prompt that asks nothing."""
-
-TIGHT_ROOM = 1_500
-"""Room in tokens below which a barely relevant block costs more, because a view is cut back every few requests. Rules
-that spend more on blocks begin at it."""
-
-LARGE_ROOM = 7_000
-"""Room in tokens from which rules for small rooms no longer apply."""
-
-CALLS_PART = 40
-"""A chat has tools if at least one message in this number calls one, in a room from `TIGHT_ROOM` to `LARGE_ROOM`. In a
-larger room, more room for the block finds little more."""
-
-GROWTH_PART = 8
-"""In a session with tools, a view must have grown by this part of the room before it is cut back for a block."""
-
-FEW_PASSAGES_TOKENS = 128
-"""Size of a few passages. In a chat whose blocks may not become large, a block should have room for them; if not, the
-view is cut back first, too."""
-
-ASKING_SHARE, ASIDE_PART = 0.6, 8
-"""Minimum fraction of a prompt that its question must make up for a full block. A prompt with less asks in passing, and
-gets a block of at most that part of the room."""
-
-MIN_ASIDE_TOKENS, MAX_ASIDE_PART = 1_000, 4
-"""In a room from `TIGHT_ROOM`, such a block may have at least this size, but at most that part of the room."""
-
-LONG_TURNS_PART, MIN_LONG_TURNS_TOKENS, MAX_LONG_TURNS_TOKENS = 8, 160, 2_000
-"""Maximum size of a block in tool work with long turns, where every request of the turn pays for the block again; at
-most the third, and at least the second, so that a usual passage fits."""
+BEARING = 8
+"""Divisor of `recall=` for the block of a short prompt that does not ask, such as "write to the caterer"."""
 
 TURNS = 5
 """Number of newest turns from which the growth of a turn is estimated."""
 
-RESERVE_PART, MIN_RESERVE_TOKENS, MAX_RESERVE_PART = 20, 64, 4
-"""Minimum reserve for the growth of a turn after its first request, as a part of the room and in tokens, and maximum
-reserve. In a room below `LARGE_ROOM`, the minimum applies only once a tool was called, because most chats call none. If
-a turn grows beyond the reserve, its block is shortened."""
 
-LARGE_TURN_PART = 8
-"""Maximum reserve because of a single large turn, if most turns grow less."""
-
-EARLIER_SHARE = 0.35
-"""Maximum fraction of the room for blocks of earlier turns; with more, all of them are dropped."""
-
-LAST_CUT_PART = 10
-"""Size to which a block that is over the budget is finally shortened, before it is dropped."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rules:
-    """Room that a view should have for the block of a prompt that asks, in one kind of session."""
-
-    free: float
-    """Fraction of the room that should be free. If less is free, the view is cut back first."""
-    after_cut: float
-    """Fraction of the room that should be free once the view is cut back to its low threshold."""
-    extra_cut_part: int
-    """Part of the room by which the view is cut further if less is free then."""
-
-
-CHAT = Rules(free=1 / 3, after_cut=0.5, extra_cut_part=5)
-TOOL_WORK = Rules(free=0.6, after_cut=0.6, extra_cut_part=3)
-CHAT_WITH_TOOLS = replace(CHAT, free=TOOL_WORK.free)
-"""More is free in sessions with tools, because results that are not asked about fill the view there."""
-
-
-def recall_tokens(recall: Amount, room: int) -> int:
-    """Maximum size of a block in tokens by the setting `recall=`, in a room of `room` tokens."""
-    if isinstance(recall, int):
-        return recall
-    return min(MAX_BLOCK_TOKENS, int(recall * max(room, BASE_ROOM + GENEROUS_ROOM * max(0.0, recall - GENEROUS_FROM))))
-
-
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class BlockSizes:
-    """Sizes in tokens for the recall blocks of one request.
-
-    What is decided for a whole cycle, such as when the view is cut back, depends on the kind of session when the cycle
-    began (`cycle.tool_work`, `cycle.long_turns`). How a prompt is understood depends on the session as it is now
-    (`plan.tool_work`, `plan.tool_calls`).
-    """
+    """Sizes in tokens for the recall blocks of one request."""
 
     plan: Plan
     """The raw history, with the new prompt."""
@@ -119,34 +43,19 @@ class BlockSizes:
     cycle: Cycle
     """The current state of the view."""
 
-    @property
-    def rules(self) -> Rules:
-        """Rules for this kind of session."""
-        if self.cycle.tool_work:
-            return TOOL_WORK
-        some_tools = self.plan.tool_calls * CALLS_PART >= len(self.plan.history)
-        return CHAT_WITH_TOOLS if some_tools and TIGHT_ROOM <= self.limits.room < LARGE_ROOM else CHAT
-
-    @property
+    @cached_property
     def recall(self) -> int:
         """Maximum size of a block by the setting `recall=`."""
-        return recall_tokens(self.plan.policy.recall, self.limits.room)
+        return amount_tokens(self.plan.policy.recall, of=max(self.limits.room, BASE_ROOM)) or 0
 
-    @property
+    @cached_property
     def reserve(self) -> int:
         """Tokens to keep free for the growth of the current turn after its first request.
 
-        This is the median growth of the last `TURNS` turns, or more if one of them was large, up to a quarter of the
-        room.
+        This is the average growth of the last `TURNS` turns.
         """
-        room, least = self.limits.room, 0
         grown = [_growth(self.plan.history, turn) for turn in self.plan.outline.turns[-TURNS - 1 : -1]]
-        usual = (
-            min(max(median(grown), min(max(grown), room // LARGE_TURN_PART)), room // MAX_RESERVE_PART) if grown else 0
-        )
-        if self.plan.tool_calls or room >= LARGE_ROOM:
-            least = max(room // RESERVE_PART, MIN_RESERVE_TOKENS)
-        return max(least, int(usual))
+        return min(int(fmean(grown)), self.limits.room // LARGE) if grown else 0
 
     def asks_past(self, prompt: str) -> bool:
         """True if a prompt may ask about the past; the cues are stricter in tool work. A large prompt always may."""
@@ -159,24 +68,24 @@ class BlockSizes:
         return self.plan.prompt_tokens > self.limits.room // LARGE
 
     def most(self, prompt: str) -> int:
-        """Maximum size of the block of a prompt.
+        """Maximum size of the block of a prompt: `recall=` times the square of the fraction of the prompt that asks.
 
-        It is smaller for a prompt that asks in passing. A prompt that does not ask gets little, and nothing once a tool
-        was called, because few prompts are then about the past. In tool work with long turns every block is small,
-        because each request of the turn pays for it again.
+        Who asks in passing needs little. Every request of a turn pays for its block again, so it is the smaller, the
+        more requests turns usually have. A prompt that does not ask gets nothing, or little if it is short and no tool
+        was called.
         """
-        most, room, recall = self.recall, self.limits.room, self.plan.policy.recall
+        plan = self.plan
         if self._is_large:
-            return most
-        if self.plan.tool_work and self.cycle.long_turns:
-            most = min(most, max(room // LONG_TURNS_PART, MIN_LONG_TURNS_TOKENS), MAX_LONG_TURNS_TOKENS)
-        if not self.asks_past(prompt):
-            unasked = int(UNASKED_SHARE * (recall * room if isinstance(recall, float) else recall))
-            return 0 if self.plan.tool_calls else min(most, unasked)
-        if asking_share(asking_part(prompt, self.plan.counter)) >= ASKING_SHARE:
-            return most
-        least = min(MIN_ASIDE_TOKENS, room // MAX_ASIDE_PART) if room >= TIGHT_ROOM else 0
-        return min(most, max(least, room // ASIDE_PART))
+            return self.recall
+        if self.asks_past(prompt):
+            share = asking_share(asking_part(prompt, plan.counter)) or 1.0  # "I forgot what opens it" has no question
+            return int(self.recall * share**2 * self._economy)
+        return self.recall // BEARING if not plan.tool_calls and is_short(prompt, plan.counter) else 0
+
+    @property
+    def _economy(self) -> float:
+        """Price of a text that is sent once, as a fraction of that of one that all requests of a usual turn send."""
+        return FRESH / (FRESH + CACHED * max(0.0, self.plan.requests_per_turn - 1))
 
     def expected(self, known: Blocks | None) -> int:
         """Size of this turn's block `known`; its maximum size if it has not been searched yet."""
@@ -185,48 +94,21 @@ class BlockSizes:
         question = self.plan.question
         return self.most(question.text) if question is not None and self.plan.recalls else 0
 
-    @property
-    def wanted(self) -> int:
-        """Tokens that should be free for the block of a prompt that asks.
+    def is_narrow(self, cost: int, wanted: int) -> bool:
+        """True if a request should be cut back for a block of `wanted` tokens, because less than half of it fits.
 
-        In a session with tools, this is no more than `recall=` allows, unless that is less than in a chat.
-        """
-        room = self.limits.room
-        return max(int(room * CHAT.free), min(int(room * self.rules.free), self.recall))
-
-    @property
-    def has_grown(self) -> bool:
-        """True if the view has grown enough since the cycle began to be cut back for a block.
-
-        In a session with tools it must have grown by the room divided by `GROWTH_PART`. Pinned messages, for example,
-        can keep a view above `cut_back_threshold` right after a cut, and every question would then cut it back again.
+        The request, of `cost` tokens without blocks, must have grown by half of that since the last cut, or be over the
+        budget, so that not every question cuts it again.
         """
         sums = self.plan.history.sums
         grown = sums[-1] - sums[max(0, self.cycle.at)]
-        return self.rules is CHAT or grown >= self.limits.room // GROWTH_PART
+        return 2 * self.free(cost) < wanted and (cost >= self.limits.budget or 2 * grown >= wanted)
 
-    @property
-    def extra_cut(self) -> int:
-        """Tokens to cut below the low threshold at a prompt that asks, if a block had too little room above it."""
-        limits, rules = self.limits, self.rules
-        if limits.budget - limits.low >= min(limits.room * rules.after_cut, 2 * self.expected(None)):
-            return 0
-        return min(
-            limits.room // rules.extra_cut_part, limits.max_extra_cut(self.plan.prompt_tokens, self.plan.recent_tokens)
-        )
-
-    @property
-    def cut_back_threshold(self) -> int:
-        """Size of a request from which it is cut back to make room for the block of a prompt that asks.
-
-        It leaves less than `wanted` free. In a chat without tools it is also at least half of these tokens above the
-        low threshold, so that cutting back gains enough. With tools `has_grown` takes care of that, and the threshold
-        is at least the low one, less half of the extra cut in tool work.
-        """
-        wanted, limits = self.wanted, self.limits
-        gain = wanted // 2 if self.rules is CHAT else 0
-        deeper = self.extra_cut // 2 if self.cycle.tool_work else 0
-        return max(limits.budget - self.reserve - wanted + 1, limits.low + gain - deeper)
+    def extra_cut(self, wanted: int) -> int:
+        """Tokens to cut below the low threshold, so that a block of `wanted` tokens fits above it."""
+        limits = self.limits
+        most = limits.max_extra_cut(self.plan.prompt_tokens, self.plan.recent_tokens)
+        return max(0, min(wanted + self.reserve - (limits.budget - limits.low), most))
 
     def free(self, cost: int) -> int:
         """Tokens free for blocks if a request costs `cost` tokens without them: what is left, less the reserve.
@@ -241,8 +123,7 @@ class BlockSizes:
 
         They stay if that is cheaper with a prompt cache. Keeping them costs their tokens, at the cached price, in each
         turn until the view is next cut back. Dropping them changes the prefix, so everything after the first block is
-        written to the cache again. They are dropped if they exceed `EARLIER_SHARE` or leave the new block too little
-        room.
+        written to the cache again. They are dropped if they leave the new block too little room.
 
         Args:
             blocks: Blocks of the turn before; None for none.
@@ -250,10 +131,8 @@ class BlockSizes:
             most: Maximum size in tokens of the new prompt's block.
         """
         earlier = blocks.all if blocks is not None else ()
-        if not earlier:
-            return ()
         tokens = sum(block.tokens(self.plan.counter) for block in earlier)
-        if tokens > EARLIER_SHARE * self.limits.room or tokens > self.free(cost) - most:
+        if not earlier or tokens > self.free(cost) - most:
             return ()
         history, starts = self.plan.history, self.plan.outline.starts
         first = starts[max(0, len(starts) - 1 - TURNS)]
@@ -265,18 +144,13 @@ class BlockSizes:
     def shortened(self, block: Block, over: int, *, refused: bool) -> int:
         """Size to which a block must be shortened if the request is `over` tokens over budget; 0 or less to drop it.
 
-        In a chat with short turns it loses exactly the excess, as often as needed. In other sessions the first cut also
-        makes room for growth of the turn, or is to seven tenths if a provider `refused` the request. The second cut is
-        to a tenth of the room, and the third drops the block unless the request was refused.
+        It loses the excess and the reserve, or three tenths if a provider `refused` the request. Where turns grow, it
+        is shortened at most `MAX_BLOCK_CUTS` times, unless the request was refused.
         """
-        size, room = block.tokens(self.plan.counter), self.limits.room
-        if not (refused or self.cycle.tool_work or self.plan.long_turns):
-            return size - over
-        if block.cuts >= MAX_BLOCK_CUTS and not refused:
-            return 0
-        least = room // LAST_CUT_PART
-        share = int(REFUSED_SHARE * size) if refused else max(least, size - over - room // RESERVE_PART)
-        return min(least if block.cuts else share, size - over)
+        size = block.tokens(self.plan.counter)
+        if refused:
+            return min(int(REFUSED_SHARE * size), size - over)
+        return size - over - self.reserve if block.cuts < MAX_BLOCK_CUTS or not self.reserve else 0
 
 
 def _growth(history: History, turn: Turn) -> int:

@@ -505,8 +505,13 @@ class Plan:
     @cached_property
     def long_turns(self) -> bool:
         """True if turns are long (see `LONG_TURNS`), so that a text in a turn is paid for in several requests."""
+        return self.requests_per_turn >= LONG_TURNS
+
+    @cached_property
+    def requests_per_turn(self) -> float:
+        """Average number of responses to a prompt."""
         prompts = sum(reading.has_prompt for reading in self.history.readings)
-        return sum(not reading.request for reading in self.history.readings) >= LONG_TURNS * prompts
+        return sum(not reading.request for reading in self.history.readings) / max(1, prompts)
 
     @property
     def recalls(self) -> bool:

@@ -13,19 +13,13 @@ from dataclasses import replace
 from functools import cached_property
 from itertools import accumulate
 
-from context_compiler.compiler.block_sizes import (
-    ASIDE_PART,
-    ASKING_SHARE,
-    FEW_PASSAGES_TOKENS,
-    TIGHT_ROOM,
-    BlockSizes,
-)
+from context_compiler.compiler.block_sizes import BlockSizes
 from context_compiler.compiler.cycle import Block
 from context_compiler.compiler.policy import Plan
 from context_compiler.compiler.rules import without_rules
 from context_compiler.messages.fences import RECALLED_TITLE, fence
 from context_compiler.messages.items import MESSAGE_OVERHEAD, Kind
-from context_compiler.messages.prompts import asking_part, asking_share, is_short
+from context_compiler.messages.prompts import asking_part
 from context_compiler.messages.shapes import apply_shape
 from context_compiler.recall import Index, Question, Ranking, Relevance, index_of, question_text
 from context_compiler.recall.changes import mark_changes
@@ -40,22 +34,21 @@ MENTIONS = 24
 """Minimum number of average passages that a block must have room for if mentions are to be spread over the
 conversation. In a smaller block, the best passages contain more of a sequence or of the whole."""
 
-BEARING, NEAREST = 8, 8
+NEAREST = 8
 """For a short statement about something said earlier, such as "I need the code of the gate" or "write to the caterer":
-divisor of `recall=` that limits its block, and number of best messages one of which must contain its subject."""
+number of best messages one of which must contain its subject."""
 
 ABOUT, TERMS = 0.3, 2
 """A passage contains the subject of such a statement if it has at least this fraction of it (by idf) and this number of
 its terms."""
 
+FLOOR = 0.2
+"""In tool work, the best passage must contain at least this fraction of the question, or the block is not worth its
+tokens."""
+
 WIDE, DEEP = 4, 2
 """Candidates for a block, in tokens as multiples of its room: messages that are split into passages, and passages from
 which the block is selected. More candidates find little more and cost time."""
-
-FLOOR, TIGHT_FLOOR, PASSING_FLOOR = 0.15, 0.3, 0.4
-"""In tool work, and in a room below `TIGHT_ROOM` once a tool was called, the best passage must contain at least this
-fraction of the question, or the block is not worth its tokens: one value for a direct question, one for a direct
-question in such a room, and one for a question asked in passing."""
 
 TELLING = 0.5
 """If that best passage is from a tool, minimum fraction of its coverage that any other passage must have."""
@@ -71,26 +64,19 @@ def lacks_room_for_block(sizes: BlockSizes, cost: int) -> bool:
         sizes: Sizes of the blocks of this request.
         cost: Exact tokens of the request without any block.
     """
-    plan, budget = sizes.plan, sizes.limits.budget
-    question = plan.question
-    if question is None or not plan.recalls:
-        return False
-    if cost < sizes.cut_back_threshold or not (cost >= budget or sizes.has_grown):
-        return False
-    most, wanted = sizes.most(question.text), sizes.wanted
-    if most < wanted:
-        wanted = min(most, FEW_PASSAGES_TOKENS)
-        if plan.tool_work or not sizes.asks_past(question.text) or (budget - cost) // 2 >= wanted:
-            return False
-    return bool(_Search(sizes, question.at).find(wanted))
+    return sizes.is_narrow(cost, sizes.expected(None)) and sizes.is_narrow(cost, wanted_tokens(sizes))
+
+
+def wanted_tokens(sizes: BlockSizes) -> int:
+    """Size of the block that the prompt of a request would get if nothing but `recall=` limited it."""
+    question, most = sizes.plan.question, sizes.expected(None)
+    return sizes.plan.counter.text(find_first_block(sizes, question.at, most, most, ())) if question and most else 0
 
 
 def find_first_block(sizes: BlockSizes, at: int, most: int, room: int, said: Sequence[str]) -> str:
     """Find the block for the prompt at position `at`, at the first request of its turn; empty if nothing is relevant.
 
-    A question gets a block of up to `most` tokens. A short prompt that does not ask, but is about something said
-    earlier, gets the messages that contain its subject (see `BEARING`), unless `recall=` is too low for even one line.
-    Any other prompt gets up to `most` tokens, which are few.
+    A prompt that does not ask, but is about something said earlier, gets only messages that contain its subject.
 
     Args:
         sizes: Sizes of the blocks of this request.
@@ -100,12 +86,7 @@ def find_first_block(sizes: BlockSizes, at: int, most: int, room: int, said: Seq
         said: Other texts in the view, which are not repeated.
     """
     search = _Search(sizes, at, said)
-    if sizes.asks_past(search.prompt):
-        return search.find(min(most, room))
-    bearing = min(sizes.recall // BEARING, sizes.limits.room // ASIDE_PART)
-    if most and bearing >= 2 * MIN_BLOCK and is_short(search.prompt, sizes.plan.counter):
-        return search.find(min(bearing, room), small=most)
-    return search.find(min(most, room))
+    return search.find(min(most, room), asks=sizes.asks_past(search.prompt))
 
 
 def shorten_block(sizes: BlockSizes, block: Block, room: int) -> Block:
@@ -132,32 +113,31 @@ class _Search:
         pending, own = sizes.plan.question, self._history.readings[at]
         self.prompt = pending.text if pending is not None and pending.at == at else question_text(own)
 
-    def find(self, room: int, *, small: int | None = None) -> str:
+    def find(self, room: int, *, asks: bool = True) -> str:
         """Find past text for the prompt, as a fenced block of at most `room` tokens; empty for none.
 
         1. Rank the messages that the view leaves out or shortens, and take the best, up to `WIDE` times the room.
         2. Split them into passages; skip texts that the view contains. For a question about a sequence or the whole
            conversation, take passages from all parts of it instead.
-        3. Rank the passages, and end where the answer ends: at the score `Ranking.end`. In
-           tool work, and in a room below `TIGHT_ROOM` once a tool was called, give up if the best one contains too
-           little of the question.
+        3. Rank the passages, and end where the answer ends: at the score `Ranking.end`. In tool work, give up if the
+           best one contains too little of the question.
         4. Mark passages that later messages revise, select passages for the room (see `recall.selection`), and write
            them.
 
         Args:
             room: Maximum size in tokens.
-            small: Maximum size in tokens if no passage contains the subject of the prompt; None for no such limit.
+            asks: The prompt asks; else only messages with its subject are taken.
         """
         if room < MIN_BLOCK or not self._occurs(self._question):
             return ""
         best = self._ranking.best(self._whole)
-        about = Counter[int]() if small is None else self._subject_messages(best)
-        if small is not None:
-            room = min(room, max(small, MIN_BLOCK * bool(about) + about.total()))
+        about = Counter[int]() if asks else self._subject_messages(best)
+        if not asks:
+            room = min(room, MIN_BLOCK * bool(about) + about.total())
         candidates, wide = self._candidates(best, room)
         pool = _rank(candidates, self._ranking.passages(candidates), self._ranking.end, about.keys())
-        if self._has_floor:
-            pool = self._above_floor(pool)
+        if self._plan.tool_work and not self._within:
+            pool = _relevant_in_tool_work(pool, Relevance(self._index, self._question, floor=0))
         if not pool or room < MIN_BLOCK:
             return ""
         pool, newer = mark_changes(
@@ -267,19 +247,6 @@ class _Search:
             return self._quotable(_first_within(self._plan, spread(best, int), WIDE * room)), True
         return found, False
 
-    @property
-    def _has_floor(self) -> bool:
-        """True if the best passage must contain a fraction of the question, or there is no block."""
-        tight = self._plan.tool_calls and self._sizes.limits.room < TIGHT_ROOM
-        return bool((self._plan.tool_work or tight) and not self._within)
-
-    def _above_floor(self, ranked: Sequence[tuple[Passage, float]]) -> Sequence[tuple[Passage, float]]:
-        """The ranked passages if the best one contains enough of the question, else none."""
-        in_passing = asking_share(asking_part(self.prompt, self._counter)) < ASKING_SHARE
-        direct = TIGHT_FLOOR if self._sizes.limits.room < TIGHT_ROOM else FLOOR
-        relevance = Relevance(self._index, self._question, floor=0)
-        return _relevant_in_tool_work(ranked, relevance, PASSING_FLOOR if in_passing else direct)
-
 
 def _rank(
     candidates: Sequence[Passage], scores: Sequence[float], end: float, first: Set[int]
@@ -295,11 +262,11 @@ def _rank(
 
 
 def _relevant_in_tool_work(
-    ranked: Sequence[tuple[Passage, float]], relevance: Relevance, floor: float
+    ranked: Sequence[tuple[Passage, float]], relevance: Relevance
 ) -> Sequence[tuple[Passage, float]]:
     """Filter passages for tool work by coverage, the fraction of the question that they contain.
 
-    There are none if the best coverage is below `floor`. If the best passage is from a tool, only passages with at
+    There are none if the best coverage is below `FLOOR`. If the best passage is from a tool, only passages with at
     least half of its coverage are left. The coverage of a passage from a message with a tool exchange is the mean of
     two values: that of the passage alone, and that of the passage together with the exchange.
     """
@@ -315,7 +282,7 @@ def _relevant_in_tool_work(
     ]
     best = max(shares, default=0.0)
     of_tools = any(share == best and one.speaker == "tool" for (one, _), share in zip(compared, shares, strict=True))
-    if best < floor:
+    if best < FLOOR:
         return ()
     if not of_tools:
         return ranked

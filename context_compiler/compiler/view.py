@@ -476,10 +476,8 @@ def why_kept(cycle: Cycle, plan: Plan) -> tuple[tuple[int, str], ...]:
     shapes = dict(cycle.kept)
     active, pins = plan.active_start, plan.pinned()
     reasons: list[tuple[int, str]] = []
-    for index in (
-        *sorted(position for position in shapes if position < cycle.decided),
-        *range(cycle.decided, len(plan.history)),
-    ):
+    decided = sorted(position for position in shapes if position < cycle.decided)
+    for index in (*decided, *range(cycle.decided, len(plan.history))):
         shape = shapes[index] if index < cycle.decided else WHOLE
         recent = PINNED if index in pins and shape == WHOLE else KEPT_TURN
         reason = _carried(plan, index) if shape.bare else CURRENT_TURN if index >= active else recent
@@ -564,14 +562,8 @@ def message_origins(view: View, raw: History | None, sent: History) -> list[Plac
         else:
             position, why = next(queue)
             added = added_texts(sent.readings[index])
-            origins.append(
-                Place(
-                    index=index,
-                    raw=position,
-                    form=kept_form(why),
-                    why=f"{why}, with {added}" if added else why,
-                )
-            )
+            shown = f"{why}, with {added}" if added else why
+            origins.append(Place(index=index, raw=position, form=kept_form(why), why=shown))
     return origins
 
 

@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from context_compiler.layers.models import EntitySnapshot
-from context_compiler.layers.overlay import Overlay
 from context_compiler.layers.refs import Answer, Refs, are_current
 
 Row = Mapping[str, Any]
 """Fields of one entity. A row is replaced, never modified."""
-PAGE = 64
-"""Entities per stored page."""
-Page = tuple[str, str]
-"""Name and JSON text of a stored page of entities."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,7 +28,7 @@ class ContentText:
 
 
 class EntityIndex:
-    """Entities by turn of last mention, with cached snapshots, rendered content and stored pages.
+    """Entities by turn of last mention, with cached snapshots and rendered content.
 
     An entity is *marked* if it is unsaved or retained for a reason: such entities do not age.
     """
@@ -42,11 +37,11 @@ class EntityIndex:
         """Index the given entities, in order of registration."""
         self.derived: dict[Hashable, Any] = {}
         """Cache of values computed from all entities; cleared at every change."""
-        self._positions = Overlay[str, int]()
+        self._positions: dict[str, int] = {}
         """Position of each ref in order of registration."""
         self._next = 0
         """Position of the next new entity."""
-        self._turns = Overlay[int, Overlay[str, None]]()
+        self._turns: dict[int, dict[str, None]] = {}
         """Refs by the turn of their last mention."""
         self._newest = 0
         """Newest turn in which an entity was mentioned."""
@@ -56,10 +51,6 @@ class EntityIndex:
         self._snapshots: dict[str, tuple[Row, EntitySnapshot]] = {}
         self.contents: dict[str, ContentText] = {}
         """Rendered content of entities, by ref."""
-        self._members: dict[int, list[str]] = {}
-        """Refs of each page. A list is replaced, never modified."""
-        self._pages: dict[int, Page] = {}
-        """Stored pages whose entities have not changed since."""
         for row in rows:
             self.add(row)
 
@@ -69,27 +60,23 @@ class EntityIndex:
         other._positions, other._next, other._marked = self._positions.copy(), self._next, set(self._marked)
         other._turns, other._newest = self._turns.copy(), self._newest
         self._own_turns = set()
-        other._snapshots, other._pages = dict(self._snapshots), dict(self._pages)
-        other._members, other.contents = dict(self._members), dict(self.contents)
+        other._snapshots, other.contents = dict(self._snapshots), dict(self.contents)
         return other
 
-    def add(self, row: Row, position: int | None = None) -> None:
-        """Add an entity at the given position, else at the next one; a known entity keeps its position."""
+    def add(self, row: Row) -> None:
+        """Add an entity at the next position; a known entity keeps its own."""
         ref = row["ref"]
-        slot = self._positions.get(ref)
-        if slot is None:
-            slot = self._positions[ref] = self._next if position is None else position
-            self._next = max(self._next, slot + 1)
-            self._members[slot // PAGE] = [*self._members.get(slot // PAGE, ()), ref]
+        if ref not in self._positions:
+            self._positions[ref] = self._next
+            self._next += 1
         self._writable_turn(row["turn_last_ref"])[ref] = None
         self._newest = max(self._newest, row["turn_last_ref"])
         if row["status"] == "generated" or row["retention_reason"]:
             self._marked.add(ref)
-        self._pages.pop(slot // PAGE, None)
         self.derived.clear()
 
     def remove(self, row: Row) -> None:
-        """Remove an entity; its position stays taken, because refs are not reused."""
+        """Remove an entity that may be added again, at its position."""
         ref, turn = row["ref"], row["turn_last_ref"]
         refs = self._writable_turn(turn)
         refs.pop(ref, None)
@@ -97,15 +84,19 @@ class EntityIndex:
             del self._turns[turn]
         self._marked.discard(ref)
         self._snapshots.pop(ref, None)
-        self._pages.pop(self._positions[ref] // PAGE, None)
         self.derived.clear()
 
-    def _writable_turn(self, turn: int) -> Overlay[str, None]:
+    def drop(self, row: Row) -> None:
+        """Remove an entity for good."""
+        self.remove(row)
+        del self._positions[row["ref"]]
+
+    def _writable_turn(self, turn: int) -> dict[str, None]:
         """Return the refs of a turn for modification; copies them first if another index shares them."""
         refs = self._turns.get(turn)
         if turn not in self._own_turns or refs is None:
             self._own_turns.add(turn)
-            refs = self._turns[turn] = Overlay[str, None]() if refs is None else refs.copy()
+            refs = self._turns[turn] = {} if refs is None else dict(refs)
         return refs
 
     def since(self, turn: int) -> list[str]:
@@ -136,35 +127,3 @@ class EntityIndex:
         self.contents = {ref: content for ref, content in self.contents.items() if ref in near}
         snapshots = self._snapshots.items()
         self._snapshots = {ref: snapshot for ref, snapshot in snapshots if ref in near or ref in self._marked}
-
-    def page_numbers(self) -> list[int]:
-        """Return the numbers of all pages."""
-        return list(self._members)
-
-    def members(self, page: int) -> Sequence[str]:
-        """Return the refs that are or were on a page."""
-        return self._members.get(page, ())
-
-    def stored_page(self, page: int) -> Page | None:
-        """Return a page as it was stored; None if its entities have changed since."""
-        return self._pages.get(page)
-
-    def set_page(self, page: int, stored: Page) -> None:
-        """Remember the stored form of a page that matches its entities."""
-        self._pages[page] = stored
-
-    def clear_page(self, page: int) -> None:
-        """Free the positions of a page after all of its entities were removed."""
-        self._pages.pop(page, None)
-        for ref in self._members.pop(page, ()):
-            self._positions.pop(ref, None)
-
-    def pages(self, write: Callable[[Sequence[str]], Page | None]) -> dict[int, Page]:
-        """Return all pages by number; calls `write` with the refs of each changed page to serialize it."""
-        for page in [page for page in self._members if page not in self._pages]:
-            written = write(self._members[page])
-            if written is None:
-                self.clear_page(page)
-            else:
-                self._pages[page] = written
-        return self._pages

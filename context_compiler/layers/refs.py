@@ -13,7 +13,6 @@ from uuid import UUID as UUIDType
 from pydantic_core import to_json, to_jsonable_python
 
 from context_compiler.errors import LayersError
-from context_compiler.layers.overlay import Overlay
 from context_compiler.messages.fences import neutralize
 
 OWN_ID_FIELDS = ("id", "_id", "uuid")
@@ -112,11 +111,11 @@ class Refs:
 
     def __init__(self, ids: Mapping[str, str] | None = None, types: Mapping[str, str] | None = None) -> None:
         """Start with database ids by ref, and the type of each ref."""
-        self.ids = Overlay[str, str](ids or {})
+        self.ids = dict(ids or {})
         type_of = types or {}
         prefixes = {type: ref_prefix(type) for type in set(type_of.values())}
-        self._refs = Overlay(((prefixes[type_of[ref]], _lookup_key(id)), ref) for ref, id in self.ids.items())
-        self._uuids = Overlay((_hex_digits(id), ref) for ref, id in self.ids.items() if _is_uuid(id))
+        self._refs = {(prefixes[type_of[ref]], _lookup_key(id)): ref for ref, id in self.ids.items()}
+        self._uuids = {_hex_digits(id): ref for ref, id in self.ids.items() if _is_uuid(id)}
 
     def copy(self) -> Refs:
         """Return an independent mapping of the same ids."""

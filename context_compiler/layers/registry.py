@@ -6,17 +6,15 @@ generated entity is saved.
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice
 from typing import Any, cast
 
 from context_compiler.errors import LayersError
-from context_compiler.layers.index import PAGE, ContentText, EntityIndex, Page, Row
+from context_compiler.layers.index import ContentText, EntityIndex, Row
 from context_compiler.layers.models import CurationSummary, EntitySnapshot, Status, as_mapping
-from context_compiler.layers.overlay import Overlay
 from context_compiler.layers.refs import (
     RecordingRefs,
     Refs,
@@ -27,8 +25,7 @@ from context_compiler.layers.refs import (
     ref_prefix,
     to_plain_data,
 )
-from context_compiler.layers.stored import VERSION, RegistryData, mapping_field, parse_pages, parse_registry
-from context_compiler.record.values import page_name
+from context_compiler.layers.stored import VERSION, RegistryData, parse_registry
 
 
 class SessionIdRegistry:
@@ -37,11 +34,11 @@ class SessionIdRegistry:
     def __init__(self) -> None:
         """Start empty, before the first turn."""
         self.current_turn = 0
-        self._rows = Overlay[str, Row]()
+        self._rows: dict[str, Row] = {}
         self.refs = Refs()
         """Mapping between refs and database ids."""
         self._data: dict[str, Any] = {}
-        self._demoted = Overlay[str, None]()
+        self._demoted: dict[str, None] = {}
         self._counters: dict[str, int] = {}
         self._gen_counters: dict[str, int] = {}
         self._index: EntityIndex | None = None
@@ -51,7 +48,7 @@ class SessionIdRegistry:
 
     def __iter__(self) -> Iterator[EntitySnapshot]:
         """Iterate over all entities, in order of registration."""
-        return map(EntitySnapshot.model_validate, self._rows.flat().values())
+        return map(EntitySnapshot.model_validate, self._rows.values())
 
     def __contains__(self, ref: object) -> bool:
         return isinstance(ref, str) and ref in self._rows
@@ -65,7 +62,7 @@ class SessionIdRegistry:
         wanted = exact.casefold()
         if exact in self or not exact:
             return [self[exact]] if exact else []
-        labels = {ref: row["label"].casefold() for ref, row in self._rows.flat().items()}
+        labels = {ref: row["label"].casefold() for ref, row in self._rows.items()}
         same = [ref for ref, label in labels.items() if label.strip() == wanted]
         return [self[ref] for ref in same or [ref for ref, label in labels.items() if wanted in label]]
 
@@ -80,7 +77,7 @@ class SessionIdRegistry:
     def index(self) -> EntityIndex:
         """Index of the entities, built on first use."""
         if self._index is None:
-            self._index = EntityIndex(self._rows.flat().values())
+            self._index = EntityIndex(self._rows.values())
         return self._index
 
     def register_read(self, type: str, id: object, label: str, *, data: object = None) -> str:
@@ -158,7 +155,7 @@ class SessionIdRegistry:
             return False
         row = self._rows.pop(ref)
         if self._index is not None:
-            self._index.remove(row)
+            self._index.drop(row)
         self._demoted.pop(ref, None)
         self._data.pop(ref, None)
         self.refs.drop(row["type"], ref)
@@ -167,7 +164,7 @@ class SessionIdRegistry:
     def clear(self) -> None:
         """Remove all entities. The counters continue, so that no ref is ever used twice."""
         self.refs, self._index = Refs(), None
-        self._rows, self._data, self._demoted = Overlay[str, Row](), {}, Overlay[str, None]()
+        self._rows, self._data, self._demoted = {}, {}, {}
 
     def is_demoted(self, ref: str) -> bool:
         """True if an entity was demoted and has not been mentioned since."""
@@ -207,8 +204,16 @@ class SessionIdRegistry:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the whole registry as a JSON-compatible mapping."""
-        rows = [dict(row) for row in self._rows.flat().values()]
-        return self._dump(rows=rows, ids=self.refs.ids.flat(), demoted=sorted(self._demoted))
+        return {
+            "version": VERSION,
+            "current_turn": self.current_turn,
+            "entities": [dict(row) for row in self._rows.values()],
+            "ids": dict(self.refs.ids),
+            "data": dict(self._data),
+            "demoted": sorted(self._demoted),
+            "counters": dict(self._counters),
+            "gen_counters": dict(self._gen_counters),
+        }
 
     def copy(self) -> SessionIdRegistry:
         """Return an independent copy. Contents of entities are shared, because they are replaced, never modified."""
@@ -250,77 +255,6 @@ class SessionIdRegistry:
         except (ValueError, RecursionError) as error:
             raise LayersError(f"the registry cannot be stored as JSON: {error}") from None
 
-    def stored(self) -> tuple[dict[str, Any], dict[str, str]]:
-        """Return the stored form in two parts: everything but the entities, and the entity pages as JSON by name.
-
-        The first part lists the names of the pages. Only pages that changed since they were read or written are
-        serialized again.
-        """
-        pages = self.index.pages(self._page)
-        rest = self._dump(rows=(), ids={}, demoted=())
-        return {**rest, "pages": {str(number): name for number, (name, _) in pages.items()}}, dict(pages.values())
-
-    def _page(self, refs: Sequence[str]) -> Page | None:
-        rows = [self._rows[ref] for ref in refs if ref in self]
-        if not rows:
-            return None
-        ids = {ref: self.refs.ids[ref] for ref in refs if ref in self.refs.ids}
-        text = encode_json({"entities": rows, "ids": ids, "demoted": [ref for ref in refs if ref in self._demoted]})
-        return page_name(text), text
-
-    def updated_from(self, rest: Mapping[str, Any], pages: Mapping[str, str]) -> SessionIdRegistry:
-        """Return the registry of a stored state (from `stored` or `to_dict`); parses only pages that differ from these.
-
-        Raises:
-            LayersError: A value is wrong, or a page is missing; the message names it.
-        """
-        if "pages" not in rest:
-            return SessionIdRegistry.from_dict(rest)
-        new, wanted = self.copy(), parse_pages(rest)
-        current = {
-            number: page[0]
-            for number in new.index.page_numbers()
-            if (page := new.index.stored_page(number)) is not None
-        }
-        for number in [number for number in new.index.page_numbers() if current.get(number) != wanted.get(number)]:
-            for ref in new.index.members(number):
-                new.drop(ref)
-            new.index.clear_page(number)
-        for number, name in wanted.items():
-            if current.get(number) != name:
-                new._read_page(number, name, pages)
-        parsed = parse_registry(rest)
-        new.current_turn, new._counters, new._gen_counters = parsed.current_turn, parsed.counters, parsed.gen_counters
-        new._data = {ref: data for ref, data in mapping_field(rest, "data").items() if ref in new}
-        return new
-
-    def _read_page(self, number: int, name: str, pages: Mapping[str, str]) -> None:
-        if name not in pages:
-            raise LayersError(f"id_registry: page {number} of the entities is missing; verify the record")
-        try:
-            parsed = parse_registry({"version": VERSION, **json.loads(pages[name])})
-        except (ValueError, TypeError, RecursionError) as error:
-            raise LayersError(f"id_registry: page {number} of the entities is not a JSON object: {error}") from None
-        for position, (ref, row) in enumerate(parsed.entities.items(), start=number * PAGE):
-            self._rows[ref] = row
-            self.index.add(row, position)
-        for ref, id in parsed.ids.items():
-            self.refs.add(parsed.entities[ref]["type"], id, ref)
-        self._demoted.update(dict.fromkeys(parsed.demoted))
-        self.index.set_page(number, (name, pages[name]))
-
-    def _dump(self, *, rows: Sequence[Row], ids: Mapping[str, str], demoted: Sequence[str]) -> dict[str, Any]:
-        return {
-            "version": VERSION,
-            "current_turn": self.current_turn,
-            "entities": rows,
-            "ids": ids,
-            "data": dict(self._data),
-            "demoted": demoted,
-            "counters": dict(self._counters),
-            "gen_counters": dict(self._gen_counters),
-        }
-
     @classmethod
     def from_dict(cls, given: Mapping[str, Any] | None) -> SessionIdRegistry:
         """Parse the form of `to_dict`; missing keys are empty.
@@ -335,9 +269,9 @@ class SessionIdRegistry:
 
     def _load(self, parsed: RegistryData) -> None:
         self.current_turn = parsed.current_turn
-        self._rows, self._data, self._index = Overlay(parsed.entities), parsed.data, None
+        self._rows, self._data, self._index = dict(parsed.entities), parsed.data, None
         self.refs = Refs(parsed.ids, {ref: row["type"] for ref, row in parsed.entities.items()})
-        self._demoted = Overlay[str, None](dict.fromkeys(parsed.demoted))
+        self._demoted = dict.fromkeys(parsed.demoted)
         self._counters, self._gen_counters = parsed.counters, parsed.gen_counters
 
     def _register(self, type: str, id: object, label: str, status: Status, data: object) -> str:

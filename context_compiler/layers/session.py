@@ -30,8 +30,7 @@ from context_compiler.layers.retention import Ask, end_turn
 from context_compiler.layers.turn import TurnState, get_current_curation
 from context_compiler.record.database import Moment
 from context_compiler.record.rows import Removed
-from context_compiler.record.store import PagedLayers, SQLStore, Store, Tenants, open_store
-from context_compiler.record.values import LayerPages
+from context_compiler.record.store import SQLStore, Store, Tenants, open_store
 from context_compiler.resilience import await_within, try_await
 
 CACHED_SESSIONS = 8
@@ -39,6 +38,8 @@ CACHED_SESSIONS = 8
 
 LOG = logging.getLogger("context_compiler")
 
+Stored = tuple[str, int]
+"""State of a session as JSON, and its version in the store."""
 Place = tuple[object, str | None, str, str]
 """Store, owner, vault and name of a session."""
 
@@ -55,7 +56,8 @@ _WITH_UNSAVED: set[Layers] = set()
 class _CachedState:
     """State of a session as last read or stored; only copies of its registry are handed out."""
 
-    stored: LayerPages
+    text: str
+    version: int
     conversation: ConversationContext
     registry: SessionIdRegistry
 
@@ -81,11 +83,10 @@ class Layers:
         on_error: Callable[[Exception], Any] | None = None,
     ) -> None:
         self.store = open_store(store)
-        self._paged = self.store if isinstance(self.store, PagedLayers) else None
         self.vault_name = vault_name
         self.ask, self.timeout, self.on_error = ask, timeout, on_error
         self._open: dict[str, Turn] = {}
-        self._unsaved: dict[str, LayerPages] = {}
+        self._unsaved: dict[str, Stored] = {}
         """States by session that could not be stored yet, each with the version that it follows."""
         self._first_tried: dict[str, Moment] = {}
         """Moment of the first attempt to store each of these."""
@@ -139,27 +140,22 @@ class Layers:
 
     async def load(self, session_id: str) -> tuple[ConversationContext, int]:
         """Return the stored state of a session and its version in the store; 0 if the session is unknown."""
-        unsaved = await self._retry_unsaved(session_id)
-        text, version = (unsaved.joined(), unsaved.version) if unsaved else await self._read_text(session_id)
+        text, version = await self._newest(session_id)
         return (conversation_of(None) if text is None else from_json(text)), version
 
     async def begin(self, session_id: str, user_message: str) -> tuple[TurnState, int]:
-        """Return the initial state of the session's next turn, and the version in the store that it follows.
-
-        Reads only pages that changed in the store since this object last read or stored the session.
-        """
+        """Return the initial state of the session's next turn, and the version in the store that it follows."""
         cached = self._cache.get(check_session_id(session_id))
-        stored = await self._read_pages(session_id, cached.stored if cached else None)
-        if stored is None:
+        text, version = await self._newest(session_id)
+        if text is None:
             return initial_state(conversation_of(None), SessionIdRegistry(), user_message), 0
-        if cached is None or cached.stored.state != stored.state:
-            conversation = from_json(stored.state)
-            before = cached.registry if cached else SessionIdRegistry()
-            registry = before.updated_from(as_mapping(conversation["id_registry"], "id_registry"), stored.pages)
+        if cached is None or cached.text != text:
+            conversation = from_json(text)
+            registry = SessionIdRegistry.from_dict(as_mapping(conversation["id_registry"], "id_registry"))
             conversation["id_registry"] = StoredEntities(registry)
-            cached = _CachedState(stored=stored, conversation=conversation, registry=registry)
+            cached = _CachedState(text=text, version=version, conversation=conversation, registry=registry)
             self._cache.keep(session_id, cached)
-        return initial_state(cached.conversation, cached.registry.copy(), user_message), stored.version
+        return initial_state(cached.conversation, cached.registry.copy(), user_message), version
 
     async def begin_or_report(self, session_id: str, user_message: str) -> tuple[TurnState, int, bool]:
         """Return the same as `begin`, and whether the store was read; if it was not, what was known before is used.
@@ -178,28 +174,19 @@ class Layers:
         if cached is None:
             return initial_state(conversation_of(None), SessionIdRegistry(), user_message), 0, False
         state = initial_state(cached.conversation, cached.registry.copy(), user_message)
-        return state, cached.stored.version, False
+        return state, cached.version, False
 
-    async def _read_pages(self, session_id: str, former: LayerPages | None) -> LayerPages | None:
-        """Return the newest state of a session, in pages if the store supports them; None if it has none."""
-        if (unsaved := await self._retry_unsaved(session_id)) is not None:
-            return unsaved
-        if self._paged is not None:
-            return await self._paged.layer_pages(session_id, self.vault_name, known=former)
-        text, version = await self._read_text(session_id)
-        return None if text is None else LayerPages(state=text, version=version, pages={})
+    async def _newest(self, session_id: str) -> tuple[str | None, int]:
+        """Return the newest state of a session, unsaved or stored, and its version; None and 0 if it is unknown."""
+        unsaved = await self._retry_unsaved(session_id)
+        return unsaved or await self.store.layers(session_id, self.vault_name) or (None, 0)
 
-    async def _retry_unsaved(self, session_id: str) -> LayerPages | None:
+    async def _retry_unsaved(self, session_id: str) -> Stored | None:
         """Try again to store the unsaved state of a session; return the state if it is still unsaved."""
         if (unsaved := self._unsaved.get(check_session_id(session_id))) is None:
             return None
         await self._save(session_id, unsaved)
         return self._unsaved.get(session_id)
-
-    async def _read_text(self, session_id: str) -> tuple[str | None, int]:
-        """Return the stored state of a session as JSON and its version; None and 0 if the session is unknown."""
-        stored = await self.store.layers(session_id, self.vault_name)
-        return (None, 0) if stored is None else stored
 
     async def save(
         self,
@@ -215,30 +202,24 @@ class Layers:
         Raises:
             StoreError: Another process has stored a turn of the session since; unless `strict`, that is reported.
         """
-        rest, pages = registry.stored()
         kept = from_json(to_json({**conversation, "id_registry": {}}))
-        state = to_json({**kept, "id_registry": rest})
-        stored = LayerPages(state=state, version=after, pages=pages)
-        if pages and self._paged is None:
-            stored = LayerPages(state=stored.joined(), version=after, pages={})
+        text = to_json({**kept, "id_registry": registry.to_dict()})
         kept["id_registry"] = StoredEntities(registry)
-        self._cache.keep(session_id, _CachedState(stored=stored, conversation=kept, registry=registry))
-        await self._save(session_id, stored, strict=strict)
+        self._cache.keep(session_id, _CachedState(text=text, version=after, conversation=kept, registry=registry))
+        await self._save(session_id, (text, after), strict=strict)
 
-    async def _store(self, session_id: str, state: LayerPages) -> int:
+    async def _store(self, session_id: str, state: Stored) -> int:
         """Store a state and return its version.
 
         A retry of a session's first state is refused if something was deleted since the first attempt.
         """
-        store, tried = self.store, None if state.version else self._first_tried.get(session_id)
+        text, version = state
+        store, tried = self.store, None if version else self._first_tried.get(session_id)
         if tried is not None and isinstance(store, SQLStore):
             store = store.late(tried)
-        if state.pages and isinstance(store, PagedLayers):
-            save = store.save_layer_pages
-            return await save(session_id, self.vault_name, state.state, state.pages, after=state.version)
-        return await store.save_layers(session_id, self.vault_name, state.state, after=state.version)
+        return await store.save_layers(session_id, self.vault_name, text, after=version)
 
-    async def _save(self, session_id: str, state: LayerPages, *, strict: bool = False) -> None:
+    async def _save(self, session_id: str, state: Stored, *, strict: bool = False) -> None:
         """Store a state. If that fails, keep it to try again, unless the stored state has changed or was deleted.
 
         If `strict`, a changed stored state raises the store's error; otherwise it is reported.
@@ -256,7 +237,7 @@ class Layers:
             return await self.report("the end of a turn", StoreError(gone))
         stored = await try_await(self.store.layers(session_id, self.vault_name))
         version = stored.value[1] if stored.value is not None else 0
-        if stored.error is not None or version == state.version:
+        if stored.error is not None or version == state[1]:
             self._unsaved[session_id], self._first_tried[session_id] = state, tried
             _WITH_UNSAVED.add(self)
             await self.report(f"session {session_id!r}: its layers are kept in memory until they can be stored", error)

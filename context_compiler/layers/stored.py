@@ -1,4 +1,4 @@
-"""Parser for stored registries: the form of `SessionIdRegistry.to_dict`, whole or in pages."""
+"""Parser for stored registries: the form of `SessionIdRegistry.to_dict`."""
 
 from __future__ import annotations
 
@@ -110,15 +110,6 @@ def _parse_ids(fields: Mapping[str, Any], entities: Mapping[str, Row]) -> dict[s
     """Return database ids by ref."""
     ids = mapping_field(fields, "ids")
     return {ref: str(id) for ref, id in ids.items() if id is not None and ref in entities}
-
-
-def parse_pages(fields: Mapping[str, Any]) -> dict[int, str]:
-    """Return the names of the entity pages by page number, in order."""
-    names = {str(number): str(name) for number, name in mapping_field(fields, "pages").items()}
-    wrong = next((number for number in names if not number.isdecimal()), None)
-    if wrong is not None:
-        raise LayersError(f"id_registry: pages.{wrong} is not a page; give numbers")
-    return {int(number): names[number] for number in sorted(names, key=int)}
 
 
 def _parse_counters(fields: Mapping[str, Any], name: str) -> dict[str, int]:

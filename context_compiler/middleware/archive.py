@@ -27,7 +27,6 @@ from context_compiler.middleware.store_access import StoreAccess, limited
 from context_compiler.recall.others import Mention
 from context_compiler.record import rows
 from context_compiler.record.database import Moment
-from context_compiler.record.maintenance import RETRY_AGE_DAYS
 from context_compiler.record.redaction import (
     METADATA,
     REDACTED,
@@ -35,6 +34,7 @@ from context_compiler.record.redaction import (
     compile_without_content,
     without_content,
 )
+from context_compiler.record.removal import RETRY_AGE_DAYS
 from context_compiler.record.rows import BrokenReference
 from context_compiler.record.store import Steered, Store
 from context_compiler.record.values import COMPILE, UNDO, Action, Compile, Entry, Record, with_null_reasons
@@ -446,12 +446,22 @@ class Windows:
         return await self._access.attempt_read(load)
 
 
+def before_window(
+    known: History, earlier: Sequence[ModelMessage], window: Sequence[ModelMessage], reader: Reader
+) -> Sequence[ModelMessage]:
+    """Messages of a run before its window: `earlier`, unless the application has moved the window since."""
+    if not window or known.readings[len(earlier) : len(earlier) + 1] == (reader.one(window[0]),):
+        return earlier
+    start = _window_start(known, reader.read(window), overlap=1)
+    return earlier if start is None else known.messages[:start]
+
+
 async def _transcript(store: Store, session_id: str, place: str) -> list[bytes]:
     """Message bodies of a conversation in a vault, or without one in its most recently used vault."""
     return await (store.transcript(session_id, place) if place else store.transcript(session_id))
 
 
-def _window_start(known: History, window: History) -> int | None:
+def _window_start(known: History, window: History, overlap: int = OVERLAP) -> int | None:
     """Position in a known history at which a window of it begins; None if it is not a window of this history.
 
     A current window overlaps the end of the history and continues it. If no position does that, the first position with
@@ -465,7 +475,7 @@ def _window_start(known: History, window: History) -> int | None:
         if names[start] != first[0]:
             continue
         shared = len(list(takewhile(lambda pair: pair[0] == pair[1], zip(names[start:], first, strict=False))))
-        if shared == len(names) - start and shared >= min(OVERLAP, len(first) - 1):
+        if shared == len(names) - start and shared >= min(overlap, len(first) - 1):
             return start
         if found is None and shared >= min(OVERLAP, len(first)):
             found = start

@@ -34,11 +34,9 @@ def limits_for_questions(context: RequestContext, limits: Limits, cycle: Cycle |
     if cycle is None:  # nothing has been left out yet, so no prompt can ask for it
         return limits
     sizes, history = BlockSizes(context, limits, cycle), context.history
-    wanted = sizes.wanted
     recent = (history.readings[turn.start] for turn in context.outline.turns[-TURNS:])
-    asked = any(sizes.most(question_text(prompt)) >= wanted for prompt in recent)
-    high = max(limits.low, min(limits.high, sizes.cut_back_threshold))
-    return replace(limits, high=high) if asked else limits
+    wanted = max(sizes.most(question_text(prompt)) for prompt in recent) if context.recalls else 0
+    return replace(limits, high=max(limits.low, min(limits.high, limits.budget - sizes.reserve - wanted)))
 
 
 async def start(context: RequestContext, previous: Cycle | None, host: Host) -> bool:

@@ -361,7 +361,7 @@ class ContextCompiler(Arguments, AbstractCapability[Any]):
         compiles = bool(ctx.run_id) and not self._only_records
         if compiles and _COMPILING.setdefault(str(ctx.run_id), self) is not self:
             both = SettingsError(TWO_COMPILERS.format("the second compiles what the first sends"))
-            await _run_work(lambda _: self._middleware.report_once(both))
+            await _run_work(lambda _: self._middleware.report_once(str(both), both))
         try:
             try:
                 result = await handler()

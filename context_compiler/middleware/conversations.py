@@ -15,7 +15,7 @@ from pydantic import TypeAdapter
 
 from context_compiler.errors import SettingsError
 from context_compiler.messages.history import load_messages, message_body, reader_of, searchable
-from context_compiler.record import conversations, maintenance
+from context_compiler.record import conversations, removal
 from context_compiler.record.conversations import LogEntry, StoredConversation
 from context_compiler.record.store import DEFAULT_PATH, SQLStore, Store, open_store
 from context_compiler.tokens import as_counter
@@ -106,7 +106,7 @@ class RecordConversationStore(ConversationStore):
         Raises:
             ConversationConflict: The stored revision is a different one.
         """
-        work = partial(maintenance.delete_conversation, conversation_id=conversation_id, expected=expected_revision)
+        work = partial(removal.delete_conversation, conversation_id=conversation_id, expected=expected_revision)
         if not await self.store.perform(work):
             raise ConversationConflict(conversation_id)
 

@@ -13,7 +13,6 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar, cast
 
-from opentelemetry.metrics import get_meter_provider
 from pydantic_ai import RunContext
 from pydantic_ai.messages import ModelMessage, ModelResponse
 from pydantic_ai.models import Model
@@ -22,7 +21,7 @@ from context_compiler.cache import Memo
 from context_compiler.compiler.policy import PROMPT
 from context_compiler.compiler.summary import SummaryRequest, SummaryResponse
 from context_compiler.compiler.view import Quote, View
-from context_compiler.errors import BudgetError, ContextCompilerError, SettingsError
+from context_compiler.errors import BudgetError, SettingsError
 from context_compiler.layers.context import (
     NO_LAYERS,
     LayerBlock,
@@ -38,13 +37,13 @@ from context_compiler.messages.printable import safe_line
 from context_compiler.messages.prompts import asking_part, asks
 from context_compiler.messages.shapes import shortens_prompt
 from context_compiler.messages.turns import prompt_at
-from context_compiler.middleware.archive import Archive
+from context_compiler.middleware.archive import Archive, before_window
 from context_compiler.middleware.arguments import Arguments
 from context_compiler.middleware.background import unused_row
 from context_compiler.middleware.fallback import fallback, unreadable_parts
-from context_compiler.middleware.log_lines import log_compile, log_text, warn_of_fewer_turns
+from context_compiler.middleware.log_lines import log_compile, warn_of_fewer_turns
 from context_compiler.middleware.manual import Manual
-from context_compiler.middleware.metrics import count_error, count_response, count_view
+from context_compiler.middleware.metrics import count_response, count_view
 from context_compiler.middleware.next_request import Profile
 from context_compiler.middleware.off_loop import off_loop
 from context_compiler.middleware.others import quoted_mentions
@@ -52,6 +51,7 @@ from context_compiler.middleware.overflow import tighten
 from context_compiler.middleware.prompt_cache import LastRequests, mark_move
 from context_compiler.middleware.provider_counts import ProviderCounts
 from context_compiler.middleware.refusals import Refusal
+from context_compiler.middleware.reports import Reports, has_metrics, operation
 from context_compiler.middleware.request import JOINED, Host, Request, is_durable, is_long, session_of
 from context_compiler.middleware.respond import advance_again, respond
 from context_compiler.middleware.rule_check import declared_rules
@@ -62,7 +62,7 @@ from context_compiler.middleware.store_access import limited
 from context_compiler.recall.question import pending_question
 from context_compiler.record.store import Tenants
 from context_compiler.record.values import PRICE, Record, check_owner, now, with_null_reasons
-from context_compiler.resilience import attempt, call_within, try_await
+from context_compiler.resilience import attempt, try_await
 from context_compiler.settings import Settings
 from context_compiler.tokens import PROVIDER, Ratios
 
@@ -88,6 +88,8 @@ class Middleware:
         self.runs = 0
         self.last_view: View | None = None
         self.state = CompilerState.of(arguments)
+        self._reports = Reports(arguments)
+        self.report, self.report_once = self._reports.report, self._reports.report_once
         self.archive = Archive(arguments, self.report)
         """Archive of the owner that is known without a run; `scoped` gives those of other owners."""
         self._last_requests = LastRequests(self.archive, self.state.reader)
@@ -100,8 +102,6 @@ class Middleware:
         self._rules_lost: Memo[tuple[str | None, str], bool] = Memo(PROFILES)
         """Conversations of which it was reported that rules find no room."""
         self._ready = False
-        self._reported: set[str] = set()
-        """Messages of errors, and names of models without a price, that were reported and are not reported again."""
         self._warned_of_turns = False
         """True after a warning that fewer turns are kept than the caller wants."""
 
@@ -132,15 +132,16 @@ class Middleware:
         await self._prepare()
         archive = await self._archive_of(owner)
         try:
-            return await work(
-                Manual(self.state, archive, self._ratios, self._profiles.get, self._summaries, self.report)
-            )
+            with operation():
+                return await work(
+                    Manual(self.state, archive, self._ratios, self._profiles.get, self._summaries, self.report)
+                )
         finally:
             await self.rest()
 
     async def view(self, run: Run, request: Request, host: Host) -> View:
         """Make and record the view of a request. Raises nothing but cancellation."""
-        with limited(self.arguments.record_timeout):
+        with operation(), limited(self.arguments.record_timeout):
             return await self._view(run, request, host)
 
     async def _view(self, run: Run, request: Request, host: Host) -> View:
@@ -176,17 +177,17 @@ class Middleware:
         """Rules that the application declares for a request; the error of a function that fails is reported."""
         texts, errors = await declared_rules(self.arguments.rules, run, ctx)
         for error in errors:
-            await self.report_once(error)
+            await self.report_once(str(error), error)
         return texts
 
     async def record_unchanged(self, run: Run, request: Request, *, after: asyncio.Task[None] | None) -> None:
         """Record a request that is sent unchanged, once the task `after` is done; an error is reported."""
         if after is not None:
             await asyncio.wait({after})
-        with limited(self.arguments.record_timeout):
+        with operation(), limited(self.arguments.record_timeout):
             outcome = await try_await(self._record_unchanged(run, request))
-        if outcome.error is not None:
-            await self.report(outcome.error)
+            if outcome.error is not None:
+                await self.report(outcome.error)
 
     async def _record_unchanged(self, run: Run, request: Request) -> None:
         started = time.perf_counter()
@@ -199,21 +200,19 @@ class Middleware:
         """Record the view of a request, and pass it to the callbacks."""
         view = await self._record_view(run, request, result, (time.perf_counter() - started) * 1000)
         run.count()
-        if view.record is not None and _has_metrics():
+        if view.record is not None and has_metrics():
             count_view(view.record)
         self.last_view = view
-        await self._call_back(self.arguments.on_view, view)
+        await self._reports.call_back("on_view", view)
         return view
 
     async def _report_unpriced(self, request: Request) -> None:
         """Report, once per model, that a budget in money cannot be used because the model has no known price."""
-        if request.model in self._reported:
-            return
-        self._reported.add(request.model)
         budget, _ = self.arguments.whole_budget(**request.terms)
         remedy = "give a budget in tokens, or Money(…, fallback=…)"
         unknown = f"budget={self.arguments.budget!r}: no price is known for {safe_line(request.model)}"
-        await self.report(SettingsError(f"{unknown}, so it is {budget:,} tokens; {remedy}"))
+        error = SettingsError(f"{unknown}, so it is {budget:,} tokens; {remedy}")
+        await self.report_once(request.model, error)
 
     async def _join(self, run: Run, request: Request) -> Request:
         """Prepend the recorded messages before a window, if the application gives only a window of a conversation.
@@ -234,13 +233,22 @@ class Middleware:
             elif request.scope and not request.marked:
                 windows = self.archive.scoped(request.owner).windows
                 run.join(await windows.whole(request.session_id, self.state.reader))
-            if run.earlier and request.run_id:
-                JOINED.keep(request.run_id, run.earlier)
+        elif run.earlier or (request.scope and not request.marked and self.archive.scoped(request.owner).keeps_content):
+            run.join(self._before(run, request.messages))
+        if run.earlier and request.run_id:
+            JOINED.keep(request.run_id, run.earlier)
         if run.earlier:
             request = replace(request, messages=[*run.earlier, *request.messages], joined=len(run.earlier))
         if run.earlier or not read:
             await try_await(read_history(self.state.reader, run, request.messages))
         return request
+
+    def _before(self, run: Run, messages: Sequence[ModelMessage]) -> Sequence[ModelMessage]:
+        """Messages before what the application gives of a run that has begun."""
+        known, earlier = run.raw, run.earlier or ()
+        if known is None:
+            return earlier
+        return attempt(lambda: before_window(known, earlier, messages, self.state.reader)).value or ()
 
     async def _view_or_fallback(self, run: Run, request: Request, host: Host) -> tuple[Request, Result]:
         """Make the view of a request or its fallback; return it with the request that it answers.
@@ -449,7 +457,7 @@ class Middleware:
     def learn(self, run: Run, request: Request | None, response: ModelResponse) -> None:
         """Count a reported usage, and learn from it if it belongs to one of our requests."""
         usage = response.usage
-        if _has_metrics():
+        if has_metrics():
             count_response(response.model_name or "", response.provider_name, usage)
         if request is None:
             return
@@ -466,11 +474,13 @@ class Middleware:
 
     async def finish_run(self, run: Run, ctx: RunContext[Any], messages: list[ModelMessage]) -> None:
         """Archive the raw history of a run including its last answer."""
-        history = (await try_await(read_history(self.state.reader, run, [*(run.earlier or ()), *messages]))).value
+        history = (
+            await try_await(read_history(self.state.reader, run, [*self._before(run, messages), *messages]))
+        ).value
         await self._record_unused()
         if history is not None and messages:
             since = (archive := self.archive.scoped(await self.owner_of(ctx))).moment()
-            with limited(self.arguments.record_timeout):
+            with operation(), limited(self.arguments.record_timeout):
                 await archive.save_raw(session_of(ctx), history)
             archive.windows.remember(session_of(ctx), history, since)
 
@@ -504,33 +514,6 @@ class Middleware:
         """Close the store if no run is in progress."""
         if self.runs == 0:
             await self.archive.close()
-
-    async def report(self, error: Exception) -> None:
-        """Report an error: in the log and to `on_error`."""
-        LOG.warning("context_compiler: %s", log_text(error))
-        if _has_metrics():
-            count_error(error)
-        await self._call_back(self.arguments.on_error, error)
-
-    async def report_once(self, error: Exception) -> None:
-        """Report an error that concerns the agent rather than a single run: once per message."""
-        if str(error) not in self._reported:
-            self._reported.add(str(error))
-            await self.report(error)
-
-    async def _call_back(self, callback: Callable[[Any], Any] | None, what: Any) -> None:
-        if callback is None:
-            return
-        limit, name = self.arguments.timeout, "on_error" if callback is self.arguments.on_error else "on_view"
-        late = ContextCompilerError(f"{name} took longer than {limit:g} s (timeout)")
-        with limited(None):
-            outcome = await try_await(call_within(limit, callback, what, late))
-        if outcome.error is None:
-            return
-        if name == "on_view":
-            await self.report(outcome.error)
-        else:
-            LOG.warning("context_compiler: on_error failed: %s", log_text(outcome.error))
 
 
 def record_of(
@@ -575,11 +558,6 @@ def record_of(
 
 def _window_note(request: Request) -> str:
     return f"; a window, joined with {request.joined} earlier messages of the record" if request.joined else ""
-
-
-def _has_metrics() -> bool:
-    """True if the application has set a metrics provider; OpenTelemetry's default one counts nothing."""
-    return not type(get_meter_provider()).__module__.startswith("opentelemetry.metrics")
 
 
 def _carry_id(messages: Sequence[ModelMessage], session: str) -> bool:

@@ -23,7 +23,7 @@ from context_compiler.compiler.cycle import (
     valid_cycle,
     with_turn,
 )
-from context_compiler.compiler.recall_block import find_first_block, lacks_room_for_block, shorten_block
+from context_compiler.compiler.recall_block import find_first_block, lacks_room_for_block, shorten_block, wanted_tokens
 from context_compiler.compiler.rules import RuleNote, valid_notes
 from context_compiler.compiler.steering import Steering
 from context_compiler.compiler.summary import SummaryRequest, SummaryResponse
@@ -367,9 +367,8 @@ def _extra_cut(context: RequestContext, previous: Cycle | None) -> int:
         return 0
     limits = context.limits(previous)
     sizes = BlockSizes(context, limits, previous)
-    extra_cut = sizes.extra_cut
-    found = attempt(lambda: extra_cut > 0 and lacks_room_for_block(sizes, limits.budget)).value
-    return extra_cut if found else 0
+    wanted = attempt(lambda: wanted_tokens(sizes) if sizes.extra_cut(sizes.expected(None)) else 0).value
+    return sizes.extra_cut(wanted) if wanted else 0
 
 
 def add_recall(context: RequestContext, plain: Result, done: Advance) -> Result:

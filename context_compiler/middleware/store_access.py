@@ -64,8 +64,6 @@ class StoreAccess:
         """Operations that requests did not wait for; shared with the access of other owners."""
         self._removals = list[int]()
         """Number of removals that the record last named; shared with the access of other owners."""
-        self._reported = set[str]()
-        """Errors that reads have met, and that their request reports once: until the next write or success."""
         self._late = LateWrites(report) if arguments.store is not None else None
         """None for a record in memory, whose writes cannot be delayed by a lock or a full disk."""
 
@@ -267,9 +265,7 @@ class StoreAccess:
         if task.done():
             return task.result()
         limit = f"the record did not answer within {self.arguments.record_timeout:g} s (record_timeout)"
-        await self._report_once(
-            StoreError(f"{limit}; what a request could not wait for is done behind its answer"), False
-        )
+        await self._report(StoreError(f"{limit}; what a request could not wait for is done behind its answer"))
         return None
 
     def _end(self, task: asyncio.Task[Any]) -> None:
@@ -286,7 +282,6 @@ class StoreAccess:
         """Result of a store operation; None if it failed, which counts and is reported."""
         outcome = await try_await(self._within_limit(work))
         if outcome.error is None:
-            self._reported.clear()
             if writes and self._late is not None:
                 await self._count_lost(self._late)
             if writes:  # a full disk or a locked file can still be read, so only writes count
@@ -297,7 +292,7 @@ class StoreAccess:
         else:
             self._breaker.failed()
             self._failure[:] = [f"{outcome.error}"]
-        await self._report_once(outcome.error, writes)
+        await self._report(outcome.error)
         return None
 
     async def _count_lost(self, late: LateWrites) -> None:
@@ -314,16 +309,6 @@ class StoreAccess:
                 late.lost += count
                 return
         await self._report(StoreError(f"the record works again; {count} writes were lost meanwhile"))
-
-    async def _report_once(self, error: Exception, writes: bool) -> None:
-        """Report an error, unless reads of the same request have met it: every request ends with a write."""
-        cause = f"{type(error).__name__}: {error}"
-        is_new = cause not in self._reported
-        self._reported.add(cause)
-        if writes or self._breaker.open:
-            self._reported.clear()
-        if is_new:
-            await self._report(error)
 
     @property
     def _is_own(self) -> bool:

@@ -24,11 +24,9 @@ SPEAKERS = 4
 NOBODY, USER, ASSISTANT, TOOL = range(SPEAKERS)
 """Speakers of messages: codes from 0 to `SPEAKERS - 1`."""
 
-STANDING, PREFERENCE = 1, 2
-"""Cue flags of a short user message: it gives a standing instruction; it states a preference."""
-
-TIMED, PLACED, LASTING = 4, 8, 16
-"""Cue flags of a short message by either speaker: it names a time, a place, a duration."""
+STANDING, PREFERENCE, TIMED, PLACED, LASTING = (1 << bit for bit in range(5))
+"""Cue flags of a short message: of the user, it gives a standing instruction or states a preference; of either speaker,
+it names a time, a place, a duration."""
 
 BRIEF = 80
 """Maximum size in terms of a message that gets `TIMED`, `PLACED` or `LASTING`: most longer ones name some time or

@@ -24,7 +24,6 @@ from context_compiler.record.queries import insert, reseal
 from context_compiler.record.sessions import memory_diff
 from context_compiler.record.store import SQLStore
 from context_compiler.record.tables import SEALED
-from context_compiler.record.values import page_names
 
 Row = Mapping[str, Any]
 Numbers = dict[str, dict[int, int]]
@@ -224,15 +223,11 @@ def _update(db: Database, table: str, current: Row, row: Row) -> None:
             db.execute("DELETE FROM live_memories WHERE session = ?", (current["id"],))
         settings = ", ".join(f"{column} = ?" for column in values)
         db.execute(f"UPDATE {table} SET {settings} WHERE {key} = ?", (*values.values(), current["id"]))
-        if table == "layers":
-            _remove_unlisted_pages(db, row)
 
 
 def _keep_reachable(db: Database, table: str, current: Row, row: Row) -> None:
     """Keep a row of the target, but make everything copied for it reachable, so that pruning does not remove it."""
     with db.transaction():
-        if table == "layers":
-            _remove_unlisted_pages(db, current)
         if table == "conversations":
             tips: list[str] = json.loads(current["tips"])
             found = db.execute(LOG, (json.dumps(tips), current["owner"])).fetchall()
@@ -242,12 +237,6 @@ def _keep_reachable(db: Database, table: str, current: Row, row: Row) -> None:
                 query = "UPDATE conversations SET tips = ? WHERE session = ?"
                 db.execute(query, (json.dumps([*tips, *further]), current["session"]))
                 reseal(db, "conversations", current["id"])
-
-
-def _remove_unlisted_pages(db: Database, layers: Row) -> None:
-    """Remove the pages that the layers of a session do not list."""
-    query = "DELETE FROM layer_pages WHERE session = ? AND NOT name IN (SELECT value FROM json_each(?))"
-    db.execute(query, (layers["session"], json.dumps(list(page_names(layers["state"])))))
 
 
 def _count(db: Database) -> dict[str, int]:

@@ -142,8 +142,8 @@ class Database(Protocol):
         """Live memories of all sessions in order, as `(session, memory, terms)`; terms are None if not indexed."""
         ...
 
-    def clean_indexes(self) -> None:
-        """Remove search-index entries whose messages or memories no longer exist."""
+    def clean_indexes(self, gone: Sequence[str] | None = None) -> None:
+        """Remove search-index entries whose messages (all, or those with these names) or memories no longer exist."""
         ...
 
     def check_structure(self) -> Iterator[str]:

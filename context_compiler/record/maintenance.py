@@ -1,8 +1,7 @@
-"""Export, delete, prune and verify records.
+"""Export and verify records.
 
-Removal keeps everything that a remaining request, conversation, compile or cycle refers to, with all its ancestors. The
-rest is deleted, overwritten on disk, and removed from the search index. Verification recomputes every name and seal
-from the stored data; each check yields the defects that it finds, as sentences.
+Verification recomputes every name and seal from the stored data; each check yields the defects that it finds, as
+sentences.
 """
 
 from __future__ import annotations
@@ -10,20 +9,17 @@ from __future__ import annotations
 import json
 import zlib
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
 from context_compiler import ids
 from context_compiler.errors import StoreError
 from context_compiler.record import rows
-from context_compiler.record.conversations import CONVERSATIONS
 from context_compiler.record.database import Database
-from context_compiler.record.queries import OWNED, reseal
-from context_compiler.record.rows import prefix, prefix_of, without_prefix, writer_of
+from context_compiler.record.rows import prefix, prefix_of, without_prefix
 from context_compiler.record.sessions import commit_id, memory_diff
-from context_compiler.record.tables import COLUMNS, REFERENCES, SEALED
-from context_compiler.record.values import list_of, page_name, page_names, parse_json, parse_tools
+from context_compiler.record.tables import COLUMNS, SEALED
+from context_compiler.record.values import list_of, parse_json, parse_tools
 
 OF_THIS_RECORD = ("live_memories", "under_way", "counters", "claims")
 """Tables that are no part of an export or a copy."""
@@ -34,7 +30,7 @@ EXPORTED = tuple(table for table in COLUMNS if table not in OF_THIS_RECORD)
 NAMED = {"contents": "hash", "nodes": "id", "memories": "id"}
 """Tables whose rows belong to the owner in the prefix of a name, and the column with that name."""
 
-KEYS = {"copies": ("session", "node"), "layer_pages": ("session", "name"), "spaces": ("session",)}
+KEYS = {"copies": ("session", "node"), "spaces": ("session",)}
 """Columns that name a row of the tables without a hash or number."""
 
 Damaged = Callable[[str], object]
@@ -43,221 +39,11 @@ Damaged = Callable[[str], object]
 ORDERS = {
     "nodes": "position, id",
     "copies": "session, node",
-    "layer_pages": "session, name",
     "memories": "position, id",
     "commits": "created_at, id",
     "entries": "owner, id",
 }
 """Sort keys of the tables without row numbers."""
-
-DROP_NODES = f"""
-WITH RECURSIVE kept (id) AS (
-    {" UNION ".join(f"SELECT {column} FROM {table}" for table, column in (*rows.TIPS, *rows.TURN_TIPS))}
-    UNION SELECT node FROM entries
-    UNION SELECT (SELECT n.parent FROM nodes n WHERE n.id = kept.id) FROM kept
-)
-DELETE FROM nodes WHERE id IN (SELECT id FROM nodes EXCEPT SELECT id FROM kept)
-"""
-"""Remove messages that no remaining row refers to, directly or through later messages.
-
-Here and below, `EXCEPT` replaces `NOT IN`: both databases sort or hash an `EXCEPT` list once, but PostgreSQL rescans a
-`NOT IN` list for each row if it expects the list to be large. Parents are looked up by key, one at a time, because a
-join may be planned as a scan of all messages for each step of a chain.
-"""
-DROP_CONTENTS = f"""
-DELETE FROM contents WHERE hash IN (SELECT hash FROM contents EXCEPT SELECT * FROM (
-    {" UNION ALL ".join(f"SELECT {used[1]} FROM {used[0]}" for used in REFERENCES if used[2] == "contents")}
-) AS used)
-"""
-DROP_ENTRIES = """
-WITH RECURSIVE kept (owner, id) AS (
-    SELECT s.owner, e.value FROM conversations c JOIN sessions s ON s.id = c.session, json_each(c.tips) e
-    UNION SELECT k.owner, (SELECT e.parent FROM entries e WHERE e.owner = k.owner AND e.id = k.id) FROM kept k
-)
-DELETE FROM entries WHERE (owner, id) IN (SELECT owner, id FROM entries EXCEPT SELECT owner, id FROM kept)
-"""
-"""Remove log entries that neither the end of a conversation nor an abandoned branch leads back to."""
-DROP_TOOLS = """
-DELETE FROM toolsets WHERE (session, request_hash) IN (
-    SELECT session, request_hash FROM toolsets EXCEPT SELECT session, request_hash FROM views
-)
-"""
-DROP_COPIES = "DELETE FROM copies WHERE node IN (SELECT node FROM copies EXCEPT SELECT id FROM nodes)"
-DROP_MEMORIES = """
-WITH RECURSIVE kept (id) AS (
-    SELECT memory_tip FROM spaces UNION SELECT memory_tip FROM commits
-    UNION SELECT (SELECT m.parent FROM memories m WHERE m.id = kept.id) FROM kept
-)
-DELETE FROM memories WHERE id IN (SELECT id FROM memories EXCEPT SELECT id FROM kept)
-"""
-
-RETRY_AGE_DAYS = 1
-"""Maximum age in days of data in a retried write; removing only older data does not conflict with one."""
-
-LASTING_SESSIONS = "SELECT session FROM spaces UNION SELECT session FROM layers UNION SELECT session FROM conversations"
-"""Sessions that are kept even without requests."""
-
-SESSION_TABLES = tuple(table for table, columns in COLUMNS.items() if "session" in columns)
-"""Tables whose rows are removed with their session."""
-
-SESSIONS = f"SELECT s.id FROM sessions s WHERE {OWNED.format(1)}"
-"""Sessions of the owner `?1`; NULL is every owner."""
-
-OLD_VIEWS = f"""
-SELECT id FROM (
-    SELECT id, created_at, row_number() OVER (PARTITION BY session ORDER BY id DESC) AS rank FROM views
-    WHERE session IN ({SESSIONS})
-) AS ranked
-WHERE created_at < ifnull(?2, '~') AND rank > ifnull(?3, 0)
-"""
-AGED = f"SELECT v.id FROM views v WHERE v.created_at < ifnull(?2, '~') AND v.session IN ({SESSIONS})"
-"""Requests of the owner `?1` that were sent before `?2`."""
-
-UNUSED_SUMMARIES = f"""
-SELECT c.id FROM context_summaries c WHERE c.session IN ({SESSIONS})
-AND NOT EXISTS (SELECT 1 FROM views v WHERE v.summary = c.id)
-AND NOT EXISTS (SELECT 1 FROM actions a WHERE a.summary = c.id)
-AND NOT EXISTS (SELECT 1 FROM views v WHERE v.session = c.session AND v.turn_index = c.turn_index)
-"""
-OLD_CYCLES = f"""
-SELECT rowid FROM cycles
-WHERE rowid IN (SELECT rowid FROM cycles EXCEPT SELECT max(rowid) FROM cycles GROUP BY session, config)
-AND session IN ({SESSIONS})
-"""
-
-
-def delete(db: Database, session_id: str) -> int:
-    """Remove a conversation and all data that only it used; return the number of requests removed."""
-    return _delete(db, lambda: _named(db, session_id))
-
-
-def _named(db: Database, session_id: str) -> list[int]:
-    """Row numbers of the sessions with a name, which may be damaged."""
-    found = _numbers(db, f"{SESSIONS} AND s.session_id = ?2", (db.owner, rows.escape_surrogates(session_id)))
-    if found or rows.is_text(session_id):
-        return found
-    query = f"SELECT s.id, s.session_id FROM sessions s WHERE {OWNED.format(1)}"
-    return [row["id"] for row in db.execute(query, (db.owner,)) if row["session_id"] == session_id]
-
-
-def erase(db: Database) -> int:
-    """Remove all conversations of the owner with their data; return the number of requests removed."""
-    owner = writer_of(db)
-    return _delete(db, lambda: _numbers(db, SESSIONS, (owner,)))
-
-
-def delete_conversation(db: Database, conversation_id: str, expected: str) -> bool:
-    """Remove a conversation of the host, with its requests and all data that only it used.
-
-    Returns:
-        False, with nothing removed, if the stored revision is not `expected`.
-    """
-    query = (
-        "SELECT o.id FROM sessions o JOIN sessions k ON k.session_id = o.session_id AND k.owner = o.owner"
-        f" JOIN ({CONVERSATIONS}) f ON f.session = k.id WHERE k.session_id = ?2 AND f.revision = ?3"
-    )
-    given = (db.owner, rows.escape_surrogates(conversation_id), expected)
-    if not _numbers(db, query, given):
-        return False
-    with _sweep(db):
-        doomed = _numbers(db, query, given)
-        _remove(db, "views", "session", doomed)
-        _remove_sessions(db, doomed)
-    return bool(doomed)
-
-
-def _delete(db: Database, sessions: Callable[[], Sequence[int]]) -> int:
-    """Remove the sessions with the row numbers that a function returns; return the number of requests removed."""
-    with _sweep(db):
-        doomed = sessions()
-        removed = _remove(db, "views", "session", doomed)
-        _remove_sessions(db, doomed)
-    return removed
-
-
-def prune(db: Database, *, older_than_days: float | None = None, keep_last: int | None = None) -> int:
-    """Remove requests that are both too old and not among the newest; return the number of requests removed."""
-    limited, owner = older_than_days is not None or keep_last is not None, db.owner
-    age = None if older_than_days is None else rows.days_ago(older_than_days)
-    is_recent = limited and (older_than_days is None or older_than_days < RETRY_AGE_DAYS)
-
-    def old_views() -> list[int]:
-        return _numbers(db, OLD_VIEWS, (owner, age, keep_last)) if keep_last else _numbers(db, AGED, (owner, age))
-
-    def old_cycles() -> list[int]:
-        return _numbers(db, OLD_CYCLES, (owner,))
-
-    def unused() -> list[int]:
-        return _numbers(db, UNUSED_SUMMARIES, (owner,))
-
-    with db.snapshot():
-        if limited and not is_recent and not (old_views() or old_cycles() or unused()):
-            return 0
-    with _sweep(db, refuse_retries=is_recent):
-        if not limited:
-            return 0
-        before = _sessions_with_requests(db)
-        removed = _remove(db, "views", "id", old_views())
-        _remove(db, "cycles", "rowid", old_cycles())
-        lasting = set(_numbers(db, LASTING_SESSIONS))
-        _remove_sessions(db, sorted(before - _sessions_with_requests(db) - lasting))
-        _remove(db, "context_summaries", "id", unused())
-    return removed
-
-
-def _sessions_with_requests(db: Database) -> set[int]:
-    """Row numbers of the sessions that have requests."""
-    return set(_numbers(db, "SELECT DISTINCT session FROM views"))
-
-
-@contextmanager
-def _sweep(db: Database, *, refuse_retries: bool = True) -> Generator[None]:
-    """Run a transaction that finally removes all unreferenced rows.
-
-    With `refuse_retries`, writes first attempted before it are refused afterwards, so that they restore nothing.
-    """
-    with db.sweep():
-        yield
-        for statement in (DROP_ENTRIES, DROP_NODES, DROP_COPIES, DROP_TOOLS):
-            db.execute(statement)
-        db.clean_indexes()
-        db.execute("DELETE FROM claims")
-        db.execute(DROP_MEMORIES)
-        db.execute(DROP_CONTENTS)
-        if refuse_retries:
-            rows.note_removal(db)
-
-
-def _remove_sessions(db: Database, sessions: Sequence[int]) -> None:
-    """Remove sessions that have no requests; a compile that another session uses moves to that session."""
-    _remove(db, "actions", "session", sessions)
-    shared = db.execute(
-        "SELECT c.id, min(v.session) AS heir FROM context_summaries c JOIN"
-        " (SELECT session, summary FROM views UNION SELECT session, summary FROM actions) v ON v.summary = c.id"
-        " WHERE c.session IN (SELECT value FROM json_each(?)) GROUP BY c.id",
-        (json.dumps(sessions),),
-    ).fetchall()
-    for row in shared:
-        db.execute("UPDATE context_summaries SET session = ? WHERE id = ?", (row["heir"], row["id"]))
-        reseal(db, "context_summaries", row["id"])
-    _remove(db, "context_summaries", "session", sessions)
-    query = "SELECT id FROM live_memories WHERE session IN (SELECT value FROM json_each(?))"
-    for number in _numbers(db, query, (json.dumps(sessions),)):
-        db.unindex_memory(number)
-    for table in SESSION_TABLES:
-        _remove(db, table, "session", sessions)
-    _remove(db, "sessions", "id", sessions)
-
-
-def _numbers(db: Database, query: str, arguments: Sequence[object] = ()) -> list[int]:
-    """First column of the rows of a query."""
-    return [row[0] for row in db.execute(query, tuple(arguments))]
-
-
-def _remove(db: Database, table: str, column: str, values: Sequence[int]) -> int:
-    """Delete the rows with one of these values in a column; return their number."""
-    condition = f"{column} IN (SELECT value FROM json_each(?))"
-    return db.execute(f"DELETE FROM {table} WHERE {condition}", (json.dumps(values),)).rowcount
 
 
 def export(db: Database, damaged: Damaged | None = None) -> Generator[Mapping[str, object]]:
@@ -322,14 +108,38 @@ def _owned(table: str) -> str:
     return "?1 IS NULL OR session IN (SELECT id FROM sessions WHERE owner = ?1)"
 
 
-def check_messages(db: Database) -> Iterator[str]:
-    """Check that contents match their hashes, and that nodes match their names, content and parents."""
+RECENT = """
+WITH RECURSIVE recent (id) AS (
+    SELECT raw_tip FROM views WHERE created_at >= ?1 UNION SELECT view_tip FROM views WHERE created_at >= ?1
+    UNION SELECT (SELECT n.parent FROM nodes n WHERE n.id = recent.id) FROM recent
+)
+"""
+"""Names of the messages of the requests since `?1`, raw and sent."""
+
+
+def check_messages(db: Database, since: str | None = None) -> Iterator[str]:
+    """Check that contents match their hashes, and that nodes match their names, content and parents.
+
+    With `since`, only the messages of the requests from then on are checked.
+    """
     facts: dict[str, ids.IdentityFacts] = {}
     texts: dict[str, str] = {}
-    query = "SELECT content FROM nodes UNION SELECT content FROM copies UNION SELECT content FROM entries"
-    named = {row[0] for row in db.execute(query)}
-    instructions = {row[0] for row in db.execute("SELECT DISTINCT instructions FROM nodes")}
-    for row in db.scan("SELECT hash, body FROM contents"):
+    if since is None:
+        query = "SELECT content FROM nodes UNION SELECT content FROM copies UNION SELECT content FROM entries"
+        named = {row[0] for row in db.execute(query)}
+        instructions = {row[0] for row in db.execute("SELECT DISTINCT instructions FROM nodes")}
+        contents, missing = db.scan("SELECT hash, body FROM contents"), set[str]()
+    else:
+        recent = db.execute(
+            f"{RECENT} SELECT content, instructions FROM recent r JOIN nodes n ON n.id = r.id", (since,)
+        )
+        found = [(row[0], row[1]) for row in recent]
+        named, instructions = {one for one, _ in found}, {other for _, other in found}
+        missing = {name for name in named | instructions if name}
+        given = (json.dumps(sorted(missing)),)
+        contents = db.scan("SELECT hash, body FROM contents WHERE hash IN (SELECT value FROM json_each(?))", given)
+    for row in contents:
+        missing.discard(row["hash"])
         try:
             body = rows.unpack(row["body"])
             if row["hash"] in named:
@@ -341,7 +151,13 @@ def check_messages(db: Database) -> Iterator[str]:
             continue
         if ids.blob_id(body) != without_prefix(row["hash"]):
             yield f"contents {row['hash']}: the body does not match its hash"
+    yield from (f"contents {name}: is missing" for name in sorted(missing))
+    yield from _check_nodes(db, facts, texts, since)
 
+
+def _check_nodes(
+    db: Database, facts: Mapping[str, ids.IdentityFacts], texts: Mapping[str, str], since: str | None
+) -> Iterator[str]:
     def check_node(row: Any) -> Iterator[str]:
         if not _matches_name(row["id"], row, facts, texts):
             yield f"nodes {row['id']}: the name does not match the content and parent"
@@ -351,8 +167,12 @@ def check_messages(db: Database) -> Iterator[str]:
         if not _matches_name(row["node"], row, facts, texts):
             yield f"{row['place']}: the name does not match the content and parent"
 
-    nodes = db.scan("SELECT n.*, p.id AS found, p.position AS before FROM nodes n LEFT JOIN nodes p ON p.id = n.parent")
-    yield from _each("nodes {id}", nodes, check_node)
+    columns, parents = "SELECT n.*, p.id AS found, p.position AS before", "LEFT JOIN nodes p ON p.id = n.parent"
+    if since is not None:
+        query = f"{RECENT} {columns} FROM recent r JOIN nodes n ON n.id = r.id {parents}"
+        yield from _each("nodes {id}", db.scan(query, (since,)), check_node)
+        return
+    yield from _each("nodes {id}", db.scan(f"{columns} FROM nodes n {parents}"), check_node)
     copies = db.execute(
         "SELECT 'copies ' || c.session || ' ' || c.node AS place, c.node, c.content, n.parent, n.instructions"
         " FROM copies c JOIN nodes n ON n.id = c.node UNION ALL"
@@ -414,14 +234,15 @@ def check_tips(db: Database) -> Iterator[str]:
                 yield f"{table}: {column} of session {row['id']} is a message of another owner"
 
 
-def check_seals(db: Database) -> Iterator[str]:
-    """Check the seals of all sealed rows."""
+def check_seals(db: Database, since: str | None = None) -> Iterator[str]:
+    """Check the seals of all sealed rows, or of those since a time; of a table without times, of all rows."""
     for table, columns in SEALED.items():
-        yield from _defects(db, table, _check_seals_of(db, table, columns))
+        yield from _defects(db, table, _check_seals_of(db, table, columns, since))
 
 
-def _check_seals_of(db: Database, table: str, columns: Sequence[str]) -> Iterator[str]:
-    for row in db.scan(f"SELECT rowid, seal, {', '.join(columns)} FROM {table}"):
+def _check_seals_of(db: Database, table: str, columns: Sequence[str], since: str | None) -> Iterator[str]:
+    recent, given = (" WHERE created_at >= ?", (since,)) if since and "created_at" in columns else ("", ())
+    for row in db.scan(f"SELECT rowid, seal, {', '.join(columns)} FROM {table}{recent}", given):
         number, seal, *values = row
         if not rows.is_sealed(number, values, seal):
             unread = [name for name, value in zip(columns, values, strict=True) if not rows.is_text(value)]
@@ -474,25 +295,6 @@ def check_tools(db: Database) -> Iterator[str]:
     yield from _each("toolsets {id}", found, check)
 
 
-def check_layers(db: Database) -> Iterator[str]:
-    """Check that all pages of layers exist and match their names."""
-    known: set[tuple[int, str]] = set()
-
-    def check_page(row: Any) -> Iterator[str]:
-        known.add((row["session"], row["name"]))
-        if page_name(row["body"]) != row["name"]:
-            yield f"layer_pages {row['session']} {row['name']}: the body does not match its name"
-
-    def check_state(row: Any) -> Iterator[str]:
-        for name in page_names(row["state"]):
-            if (row["session"], name) not in known:
-                yield f"layers of session {row['session']}: the page {name} is missing"
-
-    pages = db.scan("SELECT session, name, body FROM layer_pages")
-    yield from _each("layer_pages {session} {name}", pages, check_page)
-    yield from _each("layers of session {session}", db.scan("SELECT session, state FROM layers"), check_state)
-
-
 def check_conversations(db: Database) -> Iterator[str]:
     """Check that logs of conversations are complete, and that each message follows the one before it."""
     reached: dict[tuple[str, str], str] = {}
@@ -528,18 +330,26 @@ CHECKS: tuple[Callable[[Database], Iterator[str]], ...] = (
     check_memories,
     check_conversations,
     check_tools,
-    check_layers,
 )
 
 
-def verify(db: Database) -> tuple[str, ...]:
-    """Run all checks on one snapshot of the record; return the defects, none if it is sound."""
+def verify(db: Database, *, newer_than_days: float | None = None) -> tuple[str, ...]:
+    """Run all checks on one snapshot of the record; return the defects, none if it is sound.
+
+    With `newer_than_days`, only rows and messages that are so new are checked, whose number does not grow.
+    """
     with db.lenient():
         with db.snapshot():
-            found = _defects(db, "structure", db.check_structure())
-            found += [one for check in CHECKS for one in _defects(db, check.__name__.removeprefix("check_"), check(db))]
-        for name, defects in (("schema", db.check_schema()), ("search index", db.check_search_index())):
-            found += _defects(db, name, defects)
+            if newer_than_days is None:
+                found = _defects(db, "structure", db.check_structure())
+                checks = {check.__name__.removeprefix("check_"): check(db) for check in CHECKS}
+            else:
+                found, since = list[str](), rows.days_ago(newer_than_days)
+                checks = {"messages": check_messages(db, since), "seals": check_seals(db, since)}
+            found += [one for name, defects in checks.items() for one in _defects(db, name, defects)]
+        if newer_than_days is None:
+            for name, defects in (("schema", db.check_schema()), ("search index", db.check_search_index())):
+                found += _defects(db, name, defects)
     return tuple(one if rows.is_text(one) else ascii(one)[1:-1] for one in found)
 
 

@@ -367,11 +367,17 @@ class PostgresDatabase:
         )
         return [(row[0], row[1], row[2]) for row in self.execute(query)]
 
-    def clean_indexes(self) -> None:
-        """Remove search-index entries whose messages or memories no longer exist."""
-        for table, key, kept in (("messages_fts", "node", "nodes"), ("memories_fts", "id", "live_memories")):
-            gone = f"SELECT {key} FROM {table} EXCEPT SELECT id FROM {kept}"
-            self.execute(f"DELETE FROM {table} WHERE {key} IN ({gone})")
+    def clean_indexes(self, gone: Sequence[str] | None = None) -> None:
+        """Remove search-index entries whose messages (all, or those with these names) or memories no longer exist."""
+        removed = (
+            "SELECT node FROM messages_fts EXCEPT SELECT id FROM nodes"
+            if gone is None
+            else "SELECT value FROM json_each(?)"
+        )
+        given = () if gone is None else (json.dumps(gone),)
+        self.execute(f"DELETE FROM messages_fts WHERE node IN ({removed})", given)
+        removed = "SELECT id FROM memories_fts EXCEPT SELECT id FROM live_memories"
+        self.execute(f"DELETE FROM memories_fts WHERE id IN ({removed})")
 
     def check_structure(self) -> Iterator[str]:
         """Check the references that are not foreign keys; the database enforces the others."""

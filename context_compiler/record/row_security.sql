@@ -38,7 +38,6 @@ BEGIN
         ('cycles', of_session),
         ('views', of_session),
         ('layers', of_session),
-        ('layer_pages', of_session),
         ('actions', of_session),
         ('toolsets', of_session),
         ('under_way', of_session),

@@ -7,7 +7,7 @@ memory. A commit therefore costs one row, and a checkout costs only the differen
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -29,7 +29,7 @@ from context_compiler.record.queries import (
     session_row,
 )
 from context_compiler.record.rows import stored_name, without_prefix, writer_of
-from context_compiler.record.values import Action, Chain, Compile, Cycle, LayerPages, page_name, page_names
+from context_compiler.record.values import Action, Chain, Compile, Cycle
 
 IndexTerms = Callable[[str], str]
 """A function that returns the search terms of a string, separated by spaces."""
@@ -69,45 +69,13 @@ NEWEST_LAYERS = (
 
 
 def load_layers(db: Database, session_id: str, vault_name: str = "") -> tuple[str, int] | None:
-    """Return the newest layers of a session as JSON text, with their version, from 1; None if it has no layers.
-
-    Raises:
-        StoreError: A page is missing or damaged.
-    """
-    found = load_layer_pages(db, session_id, vault_name)
-    return None if found is None else (found.joined(), found.version)
+    """Return the newest layers of a session as JSON text, with their version, from 1; None if it has no layers."""
+    row = db.execute(NEWEST_LAYERS, session_key(db, session_id, vault_name)).fetchone()
+    return None if row is None else (row["state"], row["version"])
 
 
-def load_layer_pages(
-    db: Database, session_id: str, vault_name: str = "", *, known: LayerPages | None = None
-) -> LayerPages | None:
-    """Return the newest layers of a session in pages; None if it has none. Pages in `known` are not read again.
-
-    Raises:
-        StoreError: A page is missing or damaged.
-    """
-    key = session_key(db, session_id, vault_name)
-    if known is not None:
-        row = db.execute(NEWEST_LAYERS, key).fetchone()
-        if row is not None and row["state"] == known.state:
-            return replace(known, version=row["version"])
-    with db.snapshot():
-        row = db.execute(NEWEST_LAYERS, key).fetchone()
-        if row is None:
-            return None
-        known_pages: Mapping[str, str] = {} if known is None else known.pages
-        query = "SELECT name, body FROM layer_pages WHERE session = ? AND NOT name IN (SELECT value FROM json_each(?))"
-        found = dict(db.execute(query, (row["session"], json.dumps(list(known_pages)))).fetchall())
-    pages = {name: known_pages.get(name) or found.get(name, "") for name in page_names(row["state"])}
-    if any(name not in known_pages and page_name(text) != name for name, text in pages.items()):
-        raise StoreError(f"session {session_id!r}: a page of its layers is missing or damaged; verify the record")
-    return LayerPages(state=row["state"], version=row["version"], pages=pages)
-
-
-def save_layers(
-    db: Database, session_id: str, vault_name: str, state: str, pages: Mapping[str, str] | None = None, *, after: int
-) -> int:
-    """Replace version `after` of a session's layers and return the new version; only new pages are written.
+def save_layers(db: Database, session_id: str, vault_name: str, state: str, *, after: int) -> int:
+    """Replace version `after` of a session's layers and return the new version.
 
     Raises:
         StoreError: The newest version is not `after`.
@@ -124,18 +92,7 @@ def save_layers(
         session = session_row(db, session_key(db, session_id, vault_name), datetime.now(UTC))
         db.execute("DELETE FROM layers WHERE session = ?", (session,))
         insert(db, "layers", (session, after + 1, rows.to_bytes(state).decode("utf-8", "backslashreplace")))
-        _save_pages(db, session, pages or {})
     return after + 1
-
-
-def _save_pages(db: Database, session: int, pages: Mapping[str, str]) -> None:
-    """Write the new pages of a session's layers, and remove the pages that are not in `pages`."""
-    known = {row[0] for row in db.execute("SELECT name FROM layer_pages WHERE session = ?", (session,))}
-    if gone := known - pages.keys():
-        query = "DELETE FROM layer_pages WHERE session = ? AND name IN (SELECT value FROM json_each(?))"
-        db.execute(query, (session, json.dumps(sorted(gone))))
-    new = [(session, name, pages[name]) for name in pages if name not in known]
-    db.executemany("INSERT INTO layer_pages (session, name, body) VALUES (?, ?, ?)", new)
 
 
 def actions(db: Database, session_id: str, vault_name: str = "") -> list[Action]:

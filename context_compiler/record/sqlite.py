@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import sqlite3
 import time
@@ -172,9 +173,11 @@ class SQLiteDatabase(sqlite3.Connection):
         )
         return [(row[0], row[1], row[2]) for row in self.execute(query)]
 
-    def clean_indexes(self) -> None:
-        """Remove search-index entries whose messages or memories no longer exist."""
-        if self.execute("DELETE FROM messages_fts WHERE node NOT IN (SELECT id FROM nodes)").rowcount:
+    def clean_indexes(self, gone: Sequence[str] | None = None) -> None:
+        """Remove search-index entries whose messages (all, or those with these names) or memories no longer exist."""
+        chosen = "NOT IN (SELECT id FROM nodes)" if gone is None else "IN (SELECT value FROM json_each(?1))"
+        given = () if gone is None else (json.dumps(gone),)
+        if self.execute(f"DELETE FROM messages_fts WHERE node {chosen}", given).rowcount:
             self.execute("INSERT INTO messages_fts (messages_fts) VALUES ('optimize')")
         if self.execute("DELETE FROM memories_fts WHERE rowid NOT IN (SELECT id FROM live_memories)").rowcount:
             self.execute("INSERT INTO memories_fts (memories_fts) VALUES ('optimize')")

@@ -23,7 +23,7 @@ from weakref import finalize
 from context_compiler.errors import StoreError
 from context_compiler.lazy import require_extra
 from context_compiler.paths import check_place, is_address
-from context_compiler.record import conversations, maintenance, queries
+from context_compiler.record import conversations, maintenance, queries, removal
 from context_compiler.record import sessions as of_sessions
 from context_compiler.record.background import hold_at_fork, result_at_once
 from context_compiler.record.database import PAGE, Database, Moment
@@ -37,7 +37,6 @@ from context_compiler.record.values import (
     Compile,
     Cycle,
     Entry,
-    LayerPages,
     OwnerInfo,
     Record,
     SessionInfo,
@@ -135,34 +134,6 @@ class Layered(Protocol):
 
 
 @runtime_checkable
-class PagedLayers(Protocol):
-    """Optional methods that split layers into pages, so that a turn reads and writes only the changed pages."""
-
-    async def layer_pages(
-        self, session_id: str, vault_name: str = "", *, known: LayerPages | None = None
-    ) -> LayerPages | None:
-        """The newest layers of a session in pages; None if it has none. Pages already in `known` are not read again."""
-        ...
-
-    async def save_layer_pages(
-        self, session_id: str, vault_name: str, state: str, pages: Mapping[str, str], *, after: int
-    ) -> int:
-        """Replace version `after` of a session's layers and return the new version; `after` is 0 for the first.
-
-        Args:
-            session_id: The session.
-            vault_name: The vault of the session.
-            state: JSON text that lists the page names in `id_registry.pages`.
-            pages: The text of every page, by page name.
-            after: The version to replace.
-
-        Raises:
-            StoreError: The newest version is not `after`, or saving failed; nothing was changed.
-        """
-        ...
-
-
-@runtime_checkable
 class Steered(Protocol):
     """Optional methods for manual actions of users, such as compile, undo and pin. Other stores save no actions."""
 
@@ -215,8 +186,11 @@ class Keeper(Protocol):
         """
         ...
 
-    async def verify(self) -> tuple[str, ...]:
-        """Recompute every name and checksum from the stored data; return all defects, none if the record is sound."""
+    async def verify(self, *, newer_than_days: float | None = None) -> tuple[str, ...]:
+        """Recompute every name and checksum from the stored data; return all defects, none if the record is sound.
+
+        With `newer_than_days`, only rows that are so new are checked, and the messages of the requests among them.
+        """
         ...
 
     def export(self) -> AsyncIterator[Mapping[str, object]]:
@@ -379,17 +353,15 @@ class SQLStore(Protocol):
     conversation = _method(conversations.whole_history)
     layers = _method(of_sessions.load_layers)
     save_layers = _method(of_sessions.save_layers)
-    layer_pages = _method(of_sessions.load_layer_pages)
-    save_layer_pages = _method(of_sessions.save_layers)
     actions = _method(of_sessions.actions)
     save_action = _method(of_sessions.save_action)
     save_compile = _method(of_sessions.save_compile)
     session_cycles = _method(of_sessions.session_cycles)
     announce_compile = _method(of_sessions.announce_compile)
     withdraw_compile = _method(of_sessions.withdraw_compile)
-    delete = _method(maintenance.delete, takes_long=True)
-    prune = _method(maintenance.prune, takes_long=True)
-    erase = _method(maintenance.erase, takes_long=True)
+    delete = _method(removal.delete, takes_long=True)
+    prune = _method(removal.prune, takes_long=True)
+    erase = _method(removal.erase, takes_long=True)
     verify = _method(maintenance.verify, takes_long=True)
 
     def export(self, damaged: Damaged | None = None) -> AsyncGenerator[Mapping[str, object]]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 
-VERSION = 13
+VERSION = 14
 """Version of the tables, in SQLite and in PostgreSQL. Each change of them raises it."""
 
 STATEMENTS = (
@@ -114,12 +114,6 @@ STATEMENTS = (
     """CREATE INDEX views_summed ON views ( -- so that sums read no rows
         session, model, provider, tokens_raw, tokens_sent, cached, cached_raw, tokens_recall, status, latency_ms,
         created_at
-    )""",
-    """CREATE TABLE layer_pages (
-        session INTEGER NOT NULL REFERENCES sessions(id),
-        name NAME NOT NULL,                 -- the hash of the body; the session's layers list it
-        body TEXT NOT NULL,
-        UNIQUE (session, name)
     )""",
     """CREATE TABLE layers (
         session INTEGER NOT NULL UNIQUE REFERENCES sessions(id),

@@ -12,7 +12,6 @@ from dataclasses import dataclass, field, fields, replace
 from datetime import UTC, datetime
 from typing import Any, NamedTuple, Protocol, TypeVar, cast
 
-from context_compiler import ids
 from context_compiler.errors import SettingsError
 from context_compiler.messages.display import bars, fragment
 
@@ -78,31 +77,6 @@ class Action:
     """Ordinal within the conversation, starting at 1; 0 until the action is stored."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LayerPages:
-    """The newest layers of a session, split into pages; rows of `layers` and `layer_pages`."""
-
-    state: str
-    """JSON text; if the entities are in pages, its `id_registry.pages` lists the page names."""
-    version: int
-    pages: Mapping[str, str]
-    """JSON text of each page of entities, by `page_name`; empty if the state contains all entities itself."""
-
-    def joined(self) -> str:
-        """Return the state as JSON text with the entities of its pages merged in; unchanged if it lists no pages."""
-        if not page_names(self.state):
-            return self.state
-        state: dict[str, Any] = json.loads(self.state)
-        names: dict[str, str] = state["id_registry"].pop("pages")
-        found = [json.loads(self.pages[names[number]]) for number in sorted(names, key=int)]
-        state["id_registry"] |= {
-            "entities": [row for page in found for row in page["entities"]],
-            "ids": {ref: id for page in found for ref, id in page["ids"].items()},
-            "demoted": sorted(ref for page in found for ref in page["demoted"]),
-        }
-        return json.dumps(state)
-
-
 def parse_json(text: object) -> Any:
     """Parse JSON text from a row; None if it is damaged."""
     try:
@@ -121,21 +95,6 @@ def list_of(text: object) -> list[Any]:
     """Parse a JSON list from a row; empty if it is damaged."""
     value = parse_json(text)
     return cast("list[Any]", value) if isinstance(value, list) else []
-
-
-def page_names(state: str) -> Sequence[str]:
-    """Names of the pages that a state of layers lists; empty if the state contains its entities itself."""
-    if '"pages"' not in state:
-        return ()
-    try:
-        return tuple(json.loads(state)["id_registry"]["pages"].values())
-    except (ValueError, LookupError, TypeError, AttributeError):  # text that an application wrote itself
-        return ()
-
-
-def page_name(text: str) -> str:
-    """Return the name of a page of entities: the hash of its text."""
-    return ids.blob_id(text.encode("utf-8", "surrogatepass"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,10 +19,10 @@ from context_compiler.testing.request import READER, Request, flat, reading_text
 class ContextFailure(AssertionError):
     """An assertion about requests that does not hold; its text explains the first request at which it fails."""
 
-    def __init__(self, check: str, request: Request, given: Sequence[Any], conversation: Conversation) -> None:
-        """Explain why a `check` with the arguments `given` fails at a `request`."""
-        super().__init__(explain(conversation, check, request, given))
-        self.check, self.request, self.given, self.conversation = check, request, given, conversation
+    def __init__(self, check: str, request: Request, arguments: Sequence[Any], conversation: Conversation) -> None:
+        """Explain why a `check` with some arguments fails at a `request`."""
+        super().__init__(explain(conversation, check, request, arguments))
+        self.check, self.request, self.arguments, self.conversation = check, request, arguments, conversation
 
 
 @dataclass(eq=False, repr=False)
@@ -114,96 +114,106 @@ class Conversation:
         Args:
             budget: Maximum tokens of each request, with instructions and tools, by o200k.
             pairs: True if every tool call must have its result, and every result its call.
-            compiles: Maximum number of requests that do not begin with the request before, and so lose the prompt
-                cache.
+            compiles: Maximum number of requests that do not begin with the request before, its instructions and tools
+                included, and so lose the prompt cache.
             cost_of_everything: Maximum input cost, as a fraction of the cost of sending everything; both with a prompt
                 cache.
         """
         __tracebackhide__ = True
         if budget is not None:
-            self._check("budget", (one for one in self._some() if one.tokens > budget), budget)
+            self._check("budget", (request for request in self._checked() if request.tokens > budget), budget)
         if pairs:
-            self._check("pairs", (one for one in self._some() if any(unpaired(one.readings))))
+            self._check("pairs", (request for request in self._checked() if any(unpaired(request.readings))))
         if compiles is not None:
             self._check("compiles", iter(self.rewrites()[compiles:]), compiles)
         if cost_of_everything is not None and self.cost_share() > cost_of_everything:
-            self._check("cost", iter(self._some()[-1:]), cost_of_everything)
+            self._check("cost", iter(self._checked()[-1:]), cost_of_everything)
 
     def missing(self, text: str) -> Iterator[Request]:
         """Requests that do not contain a text, from the request on in which it is first said."""
         said = next(self.positions(text), -1)
-        return (one for one in self._some() if one.said > said and not self.contains(one, text))
+        return (request for request in self._checked() if request.said > said and not self.contains(request, text))
 
     def containing(self, text: str) -> Iterator[Request]:
         """Requests that contain a text."""
-        return (one for one in self._some() if self.contains(one, text))
+        return (request for request in self._checked() if self.contains(request, text))
 
     def outdated(self, subject: str, value: str) -> Iterator[Request]:
         """Requests that contain a subject without its newest value, from the request on in which that is said."""
         newest = list(self.positions(value))
-        stale = [at for at in self.positions(subject) if at not in newest]
-        said = next((at for at in newest if not stale or at > stale[-1]), newest[0] if newest else -1)
-        return (one for one in self.containing(subject) if one.said > said and not self.contains(one, value))
+        old = [position for position in self.positions(subject) if position not in newest]
+        said = next((position for position in newest if not old or position > old[-1]), newest[0] if newest else -1)
+        stale = self.containing(subject)
+        return (request for request in stale if request.said > said and not self.contains(request, value))
 
-    def _some(self) -> list[Request]:
+    def _checked(self) -> list[Request]:
         if not self.requests:
             raise AssertionError("there is no request to check: none was sent, or none in these turns")
         return self.requests
 
-    def _check(self, check: str, failing: Iterator[Request], *given: Any) -> None:
+    def _check(self, check: str, failing: Iterator[Request], *arguments: Any) -> None:
         __tracebackhide__ = True
         request = next(failing, None)
         if request is not None:
-            raise ContextFailure(check, request, given, self)
+            raise ContextFailure(check, request, arguments, self)
 
     def contains(self, request: Request, text: str) -> bool:
         """True if a request contains a text, without regard to case and white space."""
-        wanted = flat(text)
-        return wanted in flat(request.beside) or any(wanted in self._flat(one) for one in request.readings)
+        wanted = _wanted(text)
+        return wanted in flat(request.beside) or any(wanted in self._flat(reading) for reading in request.readings)
 
     def positions(self, text: str) -> Iterator[int]:
         """Positions of the messages in `raw` that contain a text, oldest first."""
-        wanted = flat(text)
-        return (at for at, message in enumerate(self.raw) if wanted in self._flat(READER.one(message)))
+        wanted = _wanted(text)
+        messages = enumerate(self.raw)
+        return (position for position, message in messages if wanted in self._flat(READER.one(message)))
 
     def _flat(self, reading: Reading) -> str:
-        known = self._texts.get(id(reading))
-        if known is None:
-            known = self._texts[id(reading)] = reading, flat(reading_text(reading))
-        return known[1]
+        if id(reading) not in self._texts:
+            self._texts[id(reading)] = reading, flat(reading_text(reading))  # the reading keeps its id
+        return self._texts[id(reading)][1]
 
     def rewrites(self) -> list[Request]:
-        """Requests that do not begin with the request before."""
-        before: list[str] = []
-        found: set[int] = set()
-        for request in self.every:
-            names = [reading.name for reading in request.readings]
-            if names[: len(before)] != before:
-                found.add(request.number)
-            before = names
-        return [request for request in self.requests if request.number in found]
+        """Requests that do not begin with the request before, its instructions and tools included."""
+        return [
+            request for request in self.requests if (before := self.before(request)) and not request.extends(before)
+        ]
 
     def cost_share(self) -> float:
         """Input cost of all requests with a prompt cache, as a fraction of the cost of sending everything."""
-        cache = PromptCache()
+        cache, before = PromptCache(), None
         sent = everything = 0.0
         old = said = 0
         for request in self.every:
-            fixed = request.fixed * (CACHED if said else FRESH)
+            if before is None or request.beside != before.beside:
+                cache, price = PromptCache(), FRESH
+            else:
+                price = CACHED
             new = sum(READER.one(message).tokens for message in self.raw[said : request.said])
-            sent += fixed + cache.charge(request.readings)
-            everything += fixed + CACHED * old + FRESH * new
-            said, old = request.said, old + new
+            sent += price * request.fixed + cache.charge(request.readings)
+            everything += price * (request.fixed + old) + FRESH * new
+            before, said, old = request, request.said, old + new
         return sent / everything if everything else 0.0
 
     def drop_of(self, position: int, request: Request) -> tuple[Request, Drop] | None:
         """The newest decision up to a request to leave out a message of `raw`, by its position; None if unknown."""
-        for one in reversed(self.every[: request.number]):
-            for drop in one.drops:
+        for decided in reversed(self.every[: request.number]):
+            for drop in decided.drops:
                 if position in positions_of(drop.what):
-                    return one, drop
+                    return decided, drop
         return None
 
     def before(self, request: Request) -> Request | None:
         """The request before; None for the first one."""
         return self.every[request.number - 2] if request.number > 1 else None
+
+
+def _wanted(text: str) -> str:
+    """Text to search for.
+
+    Raises:
+        ValueError: It is empty, so every request contains it.
+    """
+    if not text.strip():
+        raise ValueError("an empty text is in every request")
+    return flat(text)

@@ -3,65 +3,74 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Awaitable, Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from pydantic_ai.messages import ModelMessage
 from pydantic_evals import Case, Dataset
 from pydantic_evals.evaluators import EvaluationReason, Evaluator, EvaluatorContext
 
+from context_compiler.errors import SettingsError
 from context_compiler.messages.history import load_messages, message_body
+from context_compiler.resilience import attempt
 from context_compiler.testing.conversation import ContextFailure, Conversation
+from context_compiler.testing.recording import Recording
 from context_compiler.testing.replayer import replay_async
-from context_compiler.testing.written import find_claims
+from context_compiler.testing.written import Claim, find_claims
 
 Inputs = list[dict[str, Any]]
 """Messages as plain data, so that a dataset can be saved."""
 
 
-def _reason(check: Callable[[], None]) -> EvaluationReason:
-    """Result of an assertion, with its explanation if it fails."""
-    try:
-        check()
-    except AssertionError as error:
-        return EvaluationReason(value=False, reason=str(error))
-    return EvaluationReason(value=True)
+@dataclass
+class _ContextEvaluator(Evaluator[Any, Conversation, Any]):
+    last: bool = field(default=False, kw_only=True)
+    """Check only the last request."""
+
+    def evaluate(self, ctx: EvaluatorContext[Any, Conversation, Any]) -> EvaluationReason:
+        """Check the conversation that the task returned."""
+        try:
+            self._check(ctx.output.last if self.last else ctx.output)
+        except AssertionError as error:
+            return EvaluationReason(value=False, reason=str(error))
+        return EvaluationReason(value=True)
+
+    def _check(self, conversation: Conversation) -> None:
+        raise NotImplementedError
 
 
 @dataclass
-class InContext(Evaluator[Any, Conversation, Any]):
+class InContext(_ContextEvaluator):
     """Every request contains a text, from the request on in which it is first said."""
 
     text: str
 
-    def evaluate(self, ctx: EvaluatorContext[Any, Conversation, Any]) -> EvaluationReason:
-        """Check the conversation that the task returned."""
-        return _reason(lambda: ctx.output.assert_in_context(self.text))
+    def _check(self, conversation: Conversation) -> None:
+        conversation.assert_in_context(self.text)
 
 
 @dataclass
-class NewestInContext(Evaluator[Any, Conversation, Any]):
+class NewestInContext(_ContextEvaluator):
     """No request contains a replaced value alone."""
 
     subject: str
     value: str
 
-    def evaluate(self, ctx: EvaluatorContext[Any, Conversation, Any]) -> EvaluationReason:
-        """Check the conversation that the task returned."""
-        return _reason(lambda: ctx.output.assert_newest(self.subject, self.value))
+    def _check(self, conversation: Conversation) -> None:
+        conversation.assert_newest(self.subject, self.value)
 
 
 @dataclass
-class WithinBudget(Evaluator[Any, Conversation, Any]):
+class WithinBudget(_ContextEvaluator):
     """Every request is within a budget, and its tool calls have their results."""
 
     budget: int
     pairs: bool = True
 
-    def evaluate(self, ctx: EvaluatorContext[Any, Conversation, Any]) -> EvaluationReason:
-        """Check the conversation that the task returned."""
-        return _reason(lambda: ctx.output.assert_within(budget=self.budget, pairs=self.pairs))
+    def _check(self, conversation: Conversation) -> None:
+        conversation.assert_within(budget=self.budget, pairs=self.pairs)
 
 
 EVALUATORS = (InContext, NewestInContext, WithinBudget)
@@ -81,8 +90,10 @@ def replaying(agent: Any = None, **arguments: Any) -> Callable[[Inputs], Awaitab
 def dataset_of(name: str, *conversations: Conversation) -> Dataset[Inputs, Any, Any]:
     """A dataset with a case for each conversation, and evaluators for what holds in it."""
     cases = [
-        Case[Inputs, Any, Any](name=f"{name} {number}", inputs=_plain(one.raw), evaluators=tuple(_claims(one)))
-        for number, one in enumerate(conversations, 1)
+        Case[Inputs, Any, Any](
+            name=f"{name} {number}", inputs=_plain(conversation.raw), evaluators=tuple(_claims(conversation))
+        )
+        for number, conversation in enumerate(conversations, 1)
     ]
     return Dataset[Inputs, Any, Any](name=name, cases=cases)
 
@@ -93,24 +104,45 @@ def case_of(failure: ContextFailure) -> Case[Inputs, Any, Any]:
     Raises:
         ValueError: There is no evaluator of that check.
     """
-    check, given = failure.check, failure.given
+    check, arguments = failure.check, failure.arguments
     if check == "in_context":
-        evaluator = InContext(*given)
+        evaluator = InContext(*arguments, last=True)
     elif check == "newest":
-        evaluator = NewestInContext(value=given[0], subject=given[1])
+        evaluator = NewestInContext(value=arguments[0], subject=arguments[1], last=True)
     elif check == "budget":
-        evaluator = WithinBudget(*given, pairs=False)
+        evaluator = WithinBudget(*arguments, pairs=False, last=True)
     else:
         raise ValueError(f"there is no evaluator for {check}: only for in_context, newest and budget")
-    # the answer to the request is needed: a replay sends the requests that were answered
-    said = failure.conversation.raw[: failure.request.said + 1]
+    said = failure.conversation.raw[: failure.request.said]
     return Case(name=str(failure.request), inputs=_plain(said), evaluators=(evaluator,))
 
 
+def save_case(path: Path, name: str, recording: Recording, claims: Iterable[Claim], budget: int) -> None:
+    """Add a case with some claims about its last request to a dataset in a YAML file, which may exist.
+
+    Raises:
+        SettingsError: The file is no dataset, or has a case of that name.
+    """
+    dataset = Dataset[Inputs, Any, Any](name=path.stem, cases=[])
+    if path.exists():
+        loaded = attempt(lambda: type(dataset).from_file(path, custom_evaluator_types=EVALUATORS))
+        if loaded.value is None:
+            raise SettingsError(f"--out {path}: this is no dataset of contexts: {loaded.error}")
+        dataset = loaded.value
+    if name in [case.name for case in dataset.cases]:
+        raise SettingsError(f"--out {path}: the dataset has a case {name!r} already")
+    evaluators = (*(_evaluator(claim, last=True) for claim in claims), WithinBudget(budget, last=True))
+    dataset.cases.append(Case(name=name, inputs=_plain(recording.messages), evaluators=evaluators))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    dataset.to_file(path, custom_evaluator_types=EVALUATORS)
+
+
+def _evaluator(claim: Claim, *, last: bool = False) -> InContext | NewestInContext:
+    return (InContext if claim.check == "in_context" else NewestInContext)(*claim.arguments, last=last)
+
+
 def _claims(conversation: Conversation) -> Iterator[InContext | NewestInContext | WithinBudget]:
-    for claim in find_claims(conversation):
-        if claim.holds:
-            yield (InContext if claim.check == "in_context" else NewestInContext)(*claim.arguments)
+    yield from (_evaluator(claim) for claim in find_claims(conversation) if claim.holds)
     yield WithinBudget(max(request.tokens for request in conversation.every))
 
 

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from itertools import islice
+from itertools import chain, islice
 from typing import TYPE_CHECKING, Any
 
 from context_compiler.compiler.reasons import reason_of
@@ -34,10 +34,10 @@ PINNED = 0.25
 """Fraction of the budget that pinned messages may take."""
 
 
-def explain(conversation: Conversation, check: str, request: Request, given: Sequence[Any]) -> str:
-    """Explain why a check fails at a request; `given` are the arguments of the check."""
-    lines = [*_EXPLANATIONS[check](conversation, request, *given), *(f"note: {note}" for note in conversation.notes)]
-    return "\n".join(lines[:LINES])
+def explain(conversation: Conversation, check: str, request: Request, arguments: Sequence[Any]) -> str:
+    """Explain why a check with some arguments fails at a request."""
+    lines = _EXPLANATIONS[check](conversation, request, *arguments)
+    return "\n".join(islice(chain(lines, (f"note: {note}" for note in conversation.notes)), LINES))
 
 
 def _missing(conversation: Conversation, request: Request, text: str) -> Iterator[str]:
@@ -47,24 +47,24 @@ def _missing(conversation: Conversation, request: Request, text: str) -> Iterato
 
 def _stale(conversation: Conversation, request: Request, value: str, subject: str) -> Iterator[str]:
     yield f"{request} contains {excerpt(subject, subject)!r} without the newest value {excerpt(value, value)!r}"
-    yield f"  the old value is in: {_place(request, subject)}"
+    yield f"  the old value is in: {_whereabouts(request, subject)}"
     yield from _fate(conversation, request, value)
 
 
 def _fate(conversation: Conversation, request: Request, text: str) -> Iterator[str]:
     """The lines on a text that a request lacks."""
-    said = [at for at in conversation.positions(text) if at < request.said]
-    if not said:
-        yield "  said: by nobody before this request; it is not in the instructions either"
-        return
-    position = said[-1]
-    reading = READER.one(conversation.raw[position])
-    yield f"  said: message {position}, by the {role(reading)}: {excerpt(reading_text(reading), text)!r}"
+    position = max((said for said in conversation.positions(text) if said < request.said), default=None)
+    if position is None:
+        yield "  said: in no message before this request"
+    else:
+        reading = READER.one(conversation.raw[position])
+        yield f"  said: message {position}, by the {role(reading)}: {excerpt(reading_text(reading), text)!r}"
     earlier = reversed(conversation.every[: request.number - 1])
-    last = next((one for one in earlier if conversation.contains(one, text)), None)
-    yield f"  last sent: {f'{last}, {_place(last, text)}' if last else 'never'}"
-    yield from _departure(conversation, request, position)
-    yield from _remedies(conversation, request, position, text)
+    last = next((sent for sent in earlier if conversation.contains(sent, text)), None)
+    yield f"  last sent: {f'{last}, {_whereabouts(last, text)}' if last else 'never'}"
+    if position is not None:
+        yield from _departure(conversation, request, position)
+        yield from _remedies(conversation, request, position, text)
 
 
 def _departure(conversation: Conversation, request: Request, position: int) -> Iterator[str]:
@@ -83,26 +83,27 @@ def _departure(conversation: Conversation, request: Request, position: int) -> I
         yield f"  left out by: ContextCompiler ({request.status}), which names no reason; {sizes}"
     else:
         yield f"  left out by: the agent's capabilities or history processors; {sizes}"
-    known = {reading.name for reading in before.readings} if before else set[str]()
-    known |= {READER.one(message).name for message in conversation.raw[: request.said]}
-    new = [one for one in request.readings if one.name not in known]
-    instead = excerpt(reading_text(new[0]), "") if new else ""
+    old = {reading.name for reading in before.readings} if before else set[str]()
+    old |= {READER.one(message).name for message in conversation.raw[: request.said]}
+    new = next((reading for reading in request.readings if reading.name not in old), None)
+    instead = excerpt(reading_text(new), "") if new else ""
     yield f"  in its place: {instead!r}" if instead else "  in its place: nothing"
 
 
-def _place(request: Request, text: str) -> str:
-    for at, reading in enumerate(request.readings):
+def _whereabouts(request: Request, text: str) -> str:
+    for position, reading in enumerate(request.readings):
         if form := form_of(reading, text):
-            return f"message {at}, {form}"
+            return f"message {position}, {form}"
     return "the instructions or tools"
 
 
 def _remedies(conversation: Conversation, request: Request, position: int, text: str) -> Iterator[str]:
     """The smallest changes that would have kept a text; for `ContextCompiler` each is tried, except a pin."""
     reading = READER.one(conversation.raw[position])
-    window = sum(READER.one(message).tokens for message in conversation.raw[position : request.said])
     if not request.budget:
-        yield f"  would keep it: a window of {window + request.fixed:,} tokens, which reaches back to it"
+        window = conversation.raw[position : request.said]
+        tokens = sum(READER.one(message).tokens for message in window) + request.fixed
+        yield f"  would keep it: a window of {len(window)} messages, {tokens:,} tokens; or the text in the instructions"
         return
     if len(text.split()) <= RULE_WORDS and _keeps(conversation, request, text, request.budget, text):
         yield f"  would keep it: rules=[{excerpt(text, text)!r}]"
@@ -128,9 +129,8 @@ def _keeps(conversation: Conversation, request: Request, text: str, budget: int,
 def _view_text(conversation: Conversation, request: Request, budget: int, rules: Sequence[str] = ()) -> str:
     """Text of the view of a request's history under a changed compiler, which keeps no record and asks no model."""
     changed = {"budget": max(1, budget - request.fixed), "model": "none", "store": None}
-    known = conversation.compiler or ContextCompiler(system=None)
-    declared = [*known.rules, *rules]
-    compiler: ContextCompiler = replace(known, **changed, rules=declared, on_view=None, on_error=None)
+    current: ContextCompiler = conversation.compiler or ContextCompiler(system=None)
+    compiler = replace(current, **changed, rules=[*current.rules, *rules], on_view=None, on_error=None)
 
     async def view() -> str:
         sent = await LiveSession([compiler]).request(conversation.raw[: request.said])
@@ -142,10 +142,10 @@ def _view_text(conversation: Conversation, request: Request, budget: int, rules:
 
 def _sent(conversation: Conversation, request: Request, text: str) -> Iterator[str]:
     yield f"{request} contains {masked(text)!r}, which no request may contain"
-    yield f"  in: {_place(request, text)}"
+    yield f"  in: {_whereabouts(request, text)}"
     if (said := next(conversation.positions(text), None)) is not None:
         yield f"  said: message {said}, by the {role(READER.one(conversation.raw[said]))}"
-    count = sum(conversation.contains(one, text) for one in conversation.requests)
+    count = len(list(conversation.containing(text)))
     yield f"  sent: in {count} of {len(conversation.requests)} requests"
     yield "  would keep it out: remove it from the history before the request, in a history processor"
 
@@ -158,29 +158,33 @@ def _over(conversation: Conversation, request: Request, budget: int) -> Iterator
     if request.fixed:
         yield f"  instructions and tools: {request.fixed:,} tokens"
     largest = sorted(enumerate(request.readings), key=lambda pair: -pair[1].tokens)
-    for at, reading in islice(largest, 3):
-        yield f"  message {at}, {role(reading)}: {reading.tokens:,} tokens: {excerpt(reading_text(reading), '')!r}"
-    over = sum(one.tokens > budget for one in conversation.requests)
-    most = max(one.tokens for one in conversation.requests)
-    yield f"  over it: {over} of {len(conversation.requests)} requests, the largest with {most:,} tokens"
+    for position, reading in islice(largest, 3):
+        begins = excerpt(reading_text(reading), "")
+        yield f"  message {position}, {role(reading)}: {reading.tokens:,} tokens: {begins!r}"
+    sizes = [other.tokens for other in conversation.requests]
+    over = sum(size > budget for size in sizes)
+    yield f"  over it: {over} of {len(sizes)} requests, the largest with {max(sizes):,} tokens"
 
 
 def _broken(conversation: Conversation, request: Request) -> Iterator[str]:
     faults = list(unpaired(request.readings))
     yield f"{request} breaks {len(faults)} of its tool calls"
     yield from (f"  {fault}" for fault in faults[:5])
-    whole = not any(unpaired([READER.one(one) for one in conversation.raw[: request.said]]))
+    whole = not any(unpaired([READER.one(message) for message in conversation.raw[: request.said]]))
     yield f"  in everything said so far, {'each call has its result' if whole else 'a pair is broken, too'}"
 
 
 def _rewritten(conversation: Conversation, request: Request, allowed: int) -> Iterator[str]:
-    numbers = [one.number for one in conversation.rewrites()]
+    numbers = [rewrite.number for rewrite in conversation.rewrites()]
     yield f"{len(numbers)} requests do not begin with the request before; {allowed} may"
     yield f"  they are: {', '.join(map(str, numbers[:20]))}{' …' if len(numbers) > 20 else ''}"
     before = conversation.before(request)
-    if before is not None:
+    if before is not None and before.beside != request.beside:
+        yield f"  {request} has other instructions or tools than the one before"
+    elif before is not None:
         pairs = zip(request.readings, before.readings, strict=False)
-        same = next((at for at, (one, other) in enumerate(pairs) if one.name != other.name), len(request.readings))
+        changed = (position for position, (new, old) in enumerate(pairs) if new.name != old.name)
+        same = next(changed, len(request.readings))
         yield f"  {request} equals the one before up to message {same} of {len(before.readings)}"
         if same < len(request.readings):
             yield f"  then it has: {excerpt(reading_text(request.readings[same]), '')!r}"
@@ -192,7 +196,7 @@ def _costly(conversation: Conversation, request: Request, share: float) -> Itera
     rewrites = len(conversation.rewrites())
     yield f"the requests cost {conversation.cost_share():.2f} of sending everything; {share:.2f} is allowed"
     yield f"  {rewrites} of {len(conversation.every)} requests lose the prompt cache"
-    tokens = sum(one.tokens for one in conversation.every)
+    tokens = sum(other.tokens for other in conversation.every)
     yield f"  {tokens:,} tokens were sent in all, {request.tokens:,} of them in {request}"
 
 
@@ -210,8 +214,8 @@ _EXPLANATIONS = {
 def excerpt(text: str, around: str) -> str:
     """A short piece of a text on one line, with `around` in it if the text contains that."""
     line = " ".join(text.split())
-    at = max(line.casefold().find(flat(around)), 0) if around else 0
-    start = max(0, at - WIDTH // 3) if at + len(around) > WIDTH else 0
+    position = max(line.casefold().find(flat(around)), 0) if around else 0
+    start = max(0, position - WIDTH // 3) if position + len(around) > WIDTH else 0
     piece = safe_line(line[start : start + WIDTH])
     return f"{'…' if start else ''}{piece}{'…' if start + WIDTH < len(line) else ''}"
 

@@ -37,12 +37,11 @@ class LiveConversation(Conversation):
 
     async def say_async(self, prompt: Prompt, **arguments: Any) -> Any:
         """Run the agent on a prompt, with further arguments of `Agent.run`, and return its output."""
-        if self._watcher is None:
-            self.compiler = self.compiler or compiler_of(self.agent)
-            self._watcher = Watcher(self)
-        given = {"model": self.model, **streaming(self.stream), **self.arguments, **arguments}
-        extra = [*given.pop("capabilities", ()), *self._watcher.capabilities]
-        result = await self.agent.run(prompt, message_history=self.history, capabilities=extra, **given)
+        self._watcher = self._watcher or Watcher(self)
+        run: dict[str, Any] = {"model": self.model, **streaming(self.stream), **self.arguments, **arguments}
+        extra: list[Any] = [*(run.pop("capabilities", None) or ()), *self._watcher.capabilities]
+        self.compiler = compiler_of(self.agent, extra) or self.compiler
+        result = await self.agent.run(prompt, message_history=self.history, capabilities=extra, **run)
         self.history, self.output = result.all_messages(), result.output
         return result.output
 
@@ -53,7 +52,7 @@ class LiveConversation(Conversation):
 
 async def live_async(
     agent: Any,
-    prompts: Iterable[Prompt] = (),
+    prompts: str | Iterable[Prompt] = (),
     *,
     model: Model | str | None = None,
     stream: bool = False,
@@ -64,7 +63,7 @@ async def live_async(
 
     Args:
         agent: Any Pydantic AI agent.
-        prompts: A text, or a list of texts and files, for each turn.
+        prompts: A prompt for each turn: a text, or a list of texts and files.
         model: Model that answers; None is a scripted one that says the same every time and calls no tool.
         stream: Stream the answers.
         history: Messages before the first prompt.
@@ -74,12 +73,12 @@ async def live_async(
     conversation = LiveConversation(
         agent=agent, model=answering, stream=stream, arguments=arguments, history=list(history)
     )
-    for prompt in prompts:
+    for prompt in [prompts] if isinstance(prompts, str) else prompts:
         await conversation.say_async(prompt)
     return conversation
 
 
-def live(agent: Any, prompts: Iterable[Prompt] = (), **arguments: Any) -> LiveConversation:
+def live(agent: Any, prompts: str | Iterable[Prompt] = (), **arguments: Any) -> LiveConversation:
     """Run an agent on prompts outside an event loop; see `live_async`."""
     return run_sync(live_async(agent, prompts, **arguments), "live_async")
 

@@ -53,13 +53,14 @@ class Survival:
 
     def share(self, kind: str, round: int | None = None) -> float:
         """Share of the plants of a kind that requests contain, in one round or in all."""
-        rounds = self.counts[kind]
-        found = list(rounds.values()) if round is None else [rounds[round]]
-        return sum(there for there, _ in found) / sum(every for _, every in found)
+        if not (rounds := self.counts.get(kind)):
+            raise ValueError(f"{kind!r}: nothing of this kind was planted, only: {', '.join(self.counts)}")
+        counts = list(rounds.values()) if round is None else [rounds[round]]
+        return sum(there for there, _ in counts) / sum(every for _, every in counts)
 
     def cliff(self, kind: str) -> int | None:
         """The first round in which less than half of the plants of a kind are left; None if there is none."""
-        return next((at for at in sorted(self.counts[kind]) if self.share(kind, at) < HALF), None)
+        return next((round for round in sorted(self.counts[kind]) if self.share(kind, round) < HALF), None)
 
     def assert_at_least(self, **shares: float) -> None:
         """Check the share of each kind over all rounds, such as `fact=0.9`."""
@@ -71,11 +72,11 @@ class Survival:
 
     def __str__(self) -> str:
         """A table: a line for each kind, its share in all rounds, its cliff, and its share in some rounds."""
-        last = max((at for rounds in self.counts.values() for at in rounds), default=0)
+        last = max((round for rounds in self.counts.values() for round in rounds), default=0)
         shown = sorted({0, *(2**power for power in range(12) if 2**power <= last), last})
-        lines = [f"{'kind':8}{'all':>6}{'cliff':>7}" + "".join(f"{at:>6}" for at in shown)]
+        lines = [f"{'kind':8}{'all':>6}{'cliff':>7}" + "".join(f"{round:>6}" for round in shown)]
         for kind, rounds in self.counts.items():
-            shares = "".join(f"{self.share(kind, at):>6.2f}" if at in rounds else f"{'':6}" for at in shown)
+            shares = "".join(f"{self.share(kind, round):>6.2f}" if round in rounds else f"{'':6}" for round in shown)
             cliff = self.cliff(kind)
             lines.append(f"{kind:8}{self.share(kind):>6.2f}{'-' if cliff is None else cliff:>7}{shares}".rstrip())
         return "\n".join(lines)
@@ -96,8 +97,8 @@ class Planted:
         for plant in self.plants:
             for turn in sorted(turn for turn in last if turn >= plant.turn):
                 there, every = counts[plant.kind].get(turn - plant.turn, (0, 0))
-                found = conversation.contains(last[turn], plant.value)
-                counts[plant.kind][turn - plant.turn] = there + found, every + 1
+                there += conversation.contains(last[turn], plant.value)
+                counts[plant.kind][turn - plant.turn] = there, every + 1
         return Survival(counts=counts)
 
 
@@ -120,38 +121,44 @@ def plant(
         secrets: Texts.
         seed: Seed of the places and of what is made up.
     """
-    chosen, planted = random.Random(seed), list(prompts)
-    places = [at for at, prompt in enumerate(planted) if not isinstance(prompt, ModelResponse) and _has_prompt(prompt)]
-    early = range(max(1, int(len(places) * EARLY)))
+    draw, planted = random.Random(seed), list(prompts)
+    positions = [
+        position
+        for position, prompt in enumerate(planted)
+        if not isinstance(prompt, ModelResponse) and _has_prompt(prompt)
+    ]
+    if not positions:
+        raise ValueError("there is no prompt in which something can be planted")
+    early = range(max(1, int(len(positions) * EARLY)))
     plants: list[Plant] = []
     for kind, wanted in ((FACT, facts), (RULE, rules), (UPDATE, updates), (SECRET, secrets)):
-        for texts, value in _texts(kind, wanted, chosen, len(plants)):
-            turns = sorted(chosen.sample(early, min(len(texts), len(early))))
+        for texts, value in _texts(kind, wanted, draw, len(plants)):
+            turns = sorted(draw.sample(early, min(len(texts), len(early))))
             for turn, text in zip(turns, texts, strict=False):
-                planted[places[turn]] = _with_text(planted[places[turn]], text)
+                planted[positions[turn]] = _with_text(planted[positions[turn]], text)
             plants.append(Plant(kind=kind, text=texts[-1], turn=turns[-1] + 1, value=value))
     return Planted(prompts=planted, plants=tuple(plants))
 
 
-def _texts(kind: str, wanted: Any, chosen: random.Random, known: int) -> Iterator[tuple[Sequence[str], str]]:
+def _texts(kind: str, wanted: Any, draw: random.Random, first: int) -> Iterator[tuple[Sequence[str], str]]:
     """Texts of each plant of a kind, oldest first, and the words by which the newest is found."""
     if not isinstance(wanted, int):
-        for given in wanted:
-            texts: Sequence[str] = [given] if isinstance(given, str) else given
+        for text in wanted:
+            texts: Sequence[str] = [text] if isinstance(text, str) else text
             yield texts, texts[-1]
         return
-    for number in range(known, known + wanted):
+    for number in range(first, first + wanted):
         name = f"{NAMES[number % len(NAMES)]}-{number}"
-        values = [_value(kind, chosen) for _ in range(2 if kind == UPDATE else 1)]
-        thing = chosen.choice(THINGS)
+        values = [_value(kind, draw) for _ in range(2 if kind == UPDATE else 1)]
+        thing = draw.choice(THINGS)
         yield [TEXTS[kind].format(thing=thing, name=name, value=value) for value in values], values[-1]
 
 
-def _value(kind: str, chosen: random.Random) -> str:
+def _value(kind: str, draw: random.Random) -> str:
     if kind == UPDATE:
-        return str(chosen.randrange(10_000, 1_000_000))
-    word = chosen.choice(NAMES)
-    return f"{word}-{chosen.randrange(16**6):06x}" if kind != SECRET else f"{chosen.randrange(10**16):016d}"
+        return str(draw.randrange(10_000, 1_000_000))
+    word = draw.choice(NAMES)
+    return f"{word}-{draw.randrange(16**6):06x}" if kind != SECRET else f"{draw.randrange(10**16):016d}"
 
 
 def _has_prompt(prompt: Any) -> bool:
@@ -165,7 +172,7 @@ def _with_text(prompt: Any, text: str) -> Any:
     if not isinstance(prompt, ModelRequest):
         return [text, *cast("Sequence[Any]", prompt)]
     parts = list(prompt.parts)
-    at = next(at for at, part in enumerate(parts) if isinstance(part, UserPromptPart))
-    part = cast(UserPromptPart, parts[at])
-    parts[at] = replace(part, content=_with_text(part.content, text))
+    index = next(index for index, part in enumerate(parts) if isinstance(part, UserPromptPart))
+    part = cast(UserPromptPart, parts[index])
+    parts[index] = replace(part, content=_with_text(part.content, text))
     return replace(prompt, parts=parts)

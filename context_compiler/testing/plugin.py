@@ -33,10 +33,8 @@ def contexts(request: pytest.FixtureRequest) -> testing.Contexts:
     return testing.Contexts(request.path, str(request.node.name), update=update)
 
 
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(
-    item: pytest.Item, call: pytest.CallInfo[Any]
-) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+@pytest.hookimpl(hookwrapper=True)  # which any version of pytest knows
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[Any]) -> Generator[None]:
     """Add properties and an HTML file to the report of a failed assertion about a context."""
     failure = call.excinfo.value if call.excinfo is not None else None
     if type(failure).__module__.startswith(testing.__name__) and isinstance(failure, testing.ContextFailure):
@@ -45,12 +43,11 @@ def pytest_runtest_makereport(
         if folder is not None:
             name = re.sub(r"[^\w.-]+", "-", item.nodeid)
             item.user_properties.append(("context_html", str(testing.write_html(failure, folder / f"{name}.html"))))
-    return (yield)
+    yield
 
 
 def _folder(config: pytest.Config) -> Path | None:
-    given = config.getoption("--contexts-html")
-    if given:
-        return Path(given)
+    if folder := config.getoption("--contexts-html"):
+        return Path(folder)
     xml = getattr(config.option, "xmlpath", None)
     return Path(xml).parent / "contexts" if xml else None

@@ -5,12 +5,12 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
-from pydantic_ai.messages import ModelMessage
+from pydantic_ai.messages import ModelMessage, ModelResponse
 
 from context_compiler.errors import ContextCompilerError, StoreError
 from context_compiler.messages.history import load_messages, message_body
@@ -29,7 +29,7 @@ FORMAT, VERSION = "context-compiler recording", 1
 
 
 class RecordingError(ContextCompilerError):
-    """A recording cannot be read: it is missing, damaged, or of a newer version."""
+    """A recording cannot be read: it is missing, damaged, or of another version."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +62,7 @@ def read_recording(path: str | Path) -> Recording:
     """Read a recording, or a transcript in any format that can be imported.
 
     Raises:
-        RecordingError: The recording is damaged or of a newer version.
+        RecordingError: The recording is damaged or of another version.
         TranscriptError: The file is missing or no transcript.
     """
     text = Path(path).read_bytes() if Path(path).is_file() else b""
@@ -70,10 +70,9 @@ def read_recording(path: str | Path) -> Recording:
         return Recording(messages=read_transcripts(path)[0].messages)
     try:
         document: dict[str, Any] = json.loads(text)
-        version = document["version"]
-        if isinstance(version, int) and version > VERSION:
-            newer = f"{path}: a recording of version {version}, but this package reads up to {VERSION}: upgrade it"
-            raise RecordingError(newer)
+        if (version := document["version"]) != VERSION:
+            other = f"{path}: a recording of version {version!r:.20}, but this package reads version {VERSION}"
+            raise RecordingError(f"{other}: upgrade it if it is older, or record the conversation again")
         bodies = [json.dumps(body).encode() for body in document["messages"]]
         return Recording(messages=load_messages(bodies), summaries=dict(document.get("summaries") or {}))
     except (StoreError, ValueError, LookupError, TypeError, AttributeError) as error:
@@ -90,14 +89,35 @@ async def load_session(session: str, db: str | Path, owner: str | None = None) -
     try:
         scoped = store.scoped(owner)
         messages = load_messages(await scoped.transcript(session))
-        made = await scoped.summaries(session)
+        compiles = await scoped.summaries(session)
     finally:
         await store.close()
-    answers = [(one.compiled_prompt, one.raw_output) for one in made if one.compiled_prompt and one.raw_output]
+    answers = [(made.compiled_prompt, made.raw_output) for made in compiles if made.compiled_prompt and made.raw_output]
     summaries = {prompt_name(prompt): answer for prompt, answer in answers}
     if not messages:
         raise RecordingError(f"{db}: no messages of a session {session!r}; `context-compiler sessions list` lists them")
     return Recording(messages=messages, summaries=summaries, answers=answers)
+
+
+async def load_view(view: int, db: str | Path, owner: str | None = None) -> tuple[Recording, Request]:
+    """Load what had been said when a recorded request was sent, with an empty answer, and the request itself.
+
+    Raises:
+        RecordingError: The record has no such view, or not its messages.
+        StoreError: The record cannot be read.
+    """
+    store = open_place(db, read_only=True)
+    try:
+        record = await store.scoped(owner).view(view)
+        if record is None or record.raw_tip is None or record.view_tip is None:
+            raise RecordingError(f"{db}: no view {view} with its messages; `context-compiler views list` lists views")
+        scoped = store.scoped(record.owner)
+        said, sent = [load_messages(await scoped.chain(tip)) for tip in (record.raw_tip, record.view_tip)]
+    finally:
+        await store.close()
+    session = await load_session(record.session_id, db, record.owner)
+    unanswered = [*said, ModelResponse(parts=[])]
+    return replace(session, messages=unanswered), _request(1, record, sent, len(said))
 
 
 async def recorded_async(session: str, *, db: str | Path, owner: str | None = None) -> Conversation:
@@ -116,12 +136,15 @@ async def recorded_async(session: str, *, db: str | Path, owner: str | None = No
     try:
         scoped = store.scoped(owner)
         records = (await scoped.views(session))[::-1]
-        found = await scoped.perform(partial(_load, session=session, records=records)) if records else None
+        load = partial(_load, session=session, records=records)
+        conversation = await scoped.perform(load) if records else None
+    except KeyError as error:
+        raise RecordingError(f"{db}: messages of session {session!r} are missing; verify the record") from error
     finally:
         await store.close()
-    if found is None:
+    if conversation is None:
         raise RecordingError(f"{db}: no recorded messages of a session {session!r}")
-    return found
+    return conversation
 
 
 def recorded(session: str, *, db: str | Path, owner: str | None = None) -> Conversation:
@@ -130,14 +153,14 @@ def recorded(session: str, *, db: str | Path, owner: str | None = None) -> Conve
 
 
 def _load(db: Database, session: str, records: Sequence[Record]) -> Conversation | None:
-    number = browse.session_number(db, session, records[-1].vault_name)
-    if number is None:
+    key = browse.session_number(db, session, records[-1].vault_name)
+    if key is None:
         return None
-    tips = {one.id: one for one in browse.request_tips(db, number)}
-    nodes = browse.session_nodes(db, number, tips.values())
-    raw = browse.chain_nodes(db, browse.newest_raw_tip(db, number), number)
+    tips = {request.id: request for request in browse.request_tips(db, key)}
+    nodes = browse.session_nodes(db, key, tips.values())
+    raw = browse.chain_nodes(db, browse.newest_raw_tip(db, key), key)
     messages = _messages(db, [*raw, *(browse.Node(row[0], row[2], row[4]) for row in nodes.values())])
-    places = {node.id: at + 1 for at, node in enumerate(raw)}
+    lengths = {node.id: length for length, node in enumerate(raw, 1)}
     conversation = Conversation()
     conversation.add_messages(messages[node.content, node.instructions] for node in raw)
     for record in records:
@@ -145,21 +168,24 @@ def _load(db: Database, session: str, records: Sequence[Record]) -> Conversation
         if tip is None or tip.view_tip is None:
             continue
         sent = [messages[row[2], row[4]] for row in _chain(nodes, tip.view_tip)]
-        conversation.requests.append(
-            Request(
-                number=len(conversation.requests) + 1,
-                turn=record.turn_index + 1,
-                messages=sent,
-                readings=[READER.one(message) for message in sent],
-                beside=getattr(sent[-1], "instructions", None) or "",
-                fixed=fixed_tokens(record),
-                said=places.get(tip.raw_tip or "", 0),
-                status=record.status.partition(";")[0],
-                budget=record.budget,
-                drops=browse.listed_drops(record.ledger),
-            )
-        )
+        number, said = len(conversation.requests) + 1, lengths.get(tip.raw_tip or "", 0)
+        conversation.requests.append(_request(number, record, sent, said))
     return conversation if conversation.requests else None
+
+
+def _request(number: int, record: Record, sent: Sequence[ModelMessage], said: int) -> Request:
+    return Request(
+        number=number,
+        turn=record.turn_index + 1,
+        messages=sent,
+        readings=[READER.one(message) for message in sent],
+        beside=getattr(sent[-1], "instructions", None) or "",
+        fixed=fixed_tokens(record),
+        said=said,
+        status=record.status.partition(";")[0],
+        budget=record.budget,
+        drops=browse.listed_drops(record.ledger),
+    )
 
 
 def _messages(db: Database, nodes: Iterable[browse.Node]) -> dict[tuple[str, str | None], ModelMessage]:
@@ -170,8 +196,8 @@ def _messages(db: Database, nodes: Iterable[browse.Node]) -> dict[tuple[str, str
 
 
 def _chain(nodes: Mapping[str, Row], tip: str | None) -> list[Row]:
-    found: list[Row] = []
-    while tip is not None and tip in nodes:
-        found.append(nodes[tip])
+    chain: list[Row] = []
+    while tip is not None:
+        chain.append(nodes[tip])
         tip = nodes[tip][1]
-    return found[::-1]
+    return chain[::-1]

@@ -73,19 +73,17 @@ async def replay_async(
         arguments: Further arguments of `Agent.run`, such as `deps`.
 
     Raises:
-        RecordingError: The recording is damaged or of a newer version.
+        RecordingError: The recording is damaged or of another version.
         ReplayError: The agent makes other requests than those of the recording.
     """
     if db is not None:
-        given = await load_session(str(recording), db, owner)
+        recording = await load_session(str(recording), db, owner)
     elif isinstance(recording, str | Path):
-        given = read_recording(recording)
-    elif isinstance(recording, Recording):
-        given = recording
-    else:
-        given = Recording(messages=recording)
-    replayer = Replayer(Conversation(), recording=given)
-    agent = agent or _stand_in(given.messages)
+        recording = read_recording(recording)
+    elif not isinstance(recording, Recording):
+        recording = Recording(messages=recording)
+    replayer = Replayer(Conversation(), recording=recording)
+    agent = agent or _stand_in(recording.messages)
     await replayer.run(agent, capabilities, summaries, {**streaming(stream), **arguments})
     return replayer.conversation
 
@@ -107,12 +105,17 @@ class Replayer(Watcher):
     _first: bool = True
     """True before the first request of a run."""
     _difference: ReplayError | None = None
+    _ended: bool = False
+    """True once the last request was sent, if it has no answer."""
 
     async def run(
         self, agent: Any, capabilities: Sequence[Any], summaries: str | Model, arguments: dict[str, Any]
     ) -> None:
         """Run the agent until the recording ends."""
         messages, history = self.recording.messages, list[ModelMessage]()
+        if messages and READER.one(messages[-1]).has_prompt:
+            messages = [*messages, ModelResponse(parts=[])]
+            self.recording = replace(self.recording, messages=messages)
         self._points = request_points(messages)
         writer: Model = self._writer() if isinstance(summaries, str) else summaries
         extra = [*self.capabilities, *self._capabilities(agent, capabilities, summaries, writer)]
@@ -122,6 +125,8 @@ class Replayer(Watcher):
             self._first = True
             run = agent.run(message_history=history, model=writer, capabilities=extra, **arguments)
             outcome = await try_await(run)
+            if self._ended:
+                return
             if error := self._difference or outcome.error:
                 raise error
             if self._done <= point:
@@ -135,27 +140,26 @@ class Replayer(Watcher):
         self, agent: Any, capabilities: Sequence[Any], summaries: str | Model, writer: Model
     ) -> Iterator[Any]:
         """Capabilities of each run; the compiler is a copy with another writer of summaries and without a record."""
-        given = [one for one in capabilities if isinstance(one, ContextCompiler)]
-        yield from (one for one in capabilities if one not in given)
-        known = given[-1] if given else compiler_of(agent)
-        if known is not None:
-            model = NONE if NONE in (known.model, summaries) else writer
-            self.conversation.compiler = replace(known, model=model, store=None)
+        yield from (capability for capability in capabilities if not isinstance(capability, ContextCompiler))
+        compiler = compiler_of(agent, capabilities)
+        if compiler is not None:
+            model = NONE if NONE in (compiler.model, summaries) else writer
+            self.conversation.compiler = replace(compiler, model=model, store=None)
             yield self.conversation.compiler
 
     def _writer(self) -> Model:
         """A model that repeats recorded summaries."""
-        names = (one.model_name for one in self.recording.messages if isinstance(one, ModelResponse))
+        names = (answer.model_name for answer in self.recording.messages if isinstance(answer, ModelResponse))
 
         def write(messages: list[ModelMessage], info: AgentInfo) -> ModelResponse:
             parts = [part for part in messages[-1].parts if isinstance(part, UserPromptPart)]
-            known = self.recording.summaries.get(prompt_name(str(parts[-1].content))) if parts else None
-            if known is None:
+            summary = self.recording.summaries.get(prompt_name(str(parts[-1].content))) if parts else None
+            if summary is None:
                 request = len(self.conversation.requests) + 1
                 lost = f"request {request}: no recorded summary fits its prompt, so passages are quoted instead"
                 self.conversation.notes.append(lost)
                 raise ModelHTTPError(404, "recorded", "no recorded summary fits this prompt")
-            return ModelResponse(parts=[TextPart(known)])
+            return ModelResponse(parts=[TextPart(summary)])
 
         return FunctionModel(write, model_name=next(filter(None, names), "recorded"))
 
@@ -168,8 +172,12 @@ class Replayer(Watcher):
         self._done = point + 1
         answer = with_usage(self.recording.messages[point], self.conversation.requests[-1].tokens)
         assert isinstance(answer, ModelResponse)
-        said = any(isinstance(part, ToolCallPart) or getattr(part, "content", "") for part in answer.parts)
-        return answer if said else replace(answer, parts=[TextPart(ABORTED)])
+        if any(isinstance(part, ToolCallPart) or getattr(part, "content", "") for part in answer.parts):
+            return answer
+        if not self._points:
+            self._ended = True
+            raise ReplayError("the last request of the recording has no answer")
+        return replace(answer, parts=[TextPart(ABORTED)])
 
     def answered(self, response: ModelResponse) -> None:
         """Add the recorded answer to the conversation."""
@@ -218,7 +226,7 @@ class Replayer(Watcher):
     ) -> Any:
         """Return the recorded result of a call; the tool itself is never called."""
         parts: list[Any] = [part for message in self._next() for part in message.parts]
-        return next((one.content for one in parts if getattr(one, "tool_call_id", None) == call.tool_call_id), "")
+        return next((part.content for part in parts if getattr(part, "tool_call_id", None) == call.tool_call_id), "")
 
 
 class _RecordedModel(WrapperModel):
@@ -257,10 +265,14 @@ def _stand_in(messages: Sequence[ModelMessage]) -> Agent[None, Any]:
 
 
 def _are_alike(tail: Sequence[ModelMessage], recorded: Sequence[ModelMessage]) -> bool:
-    """True if both answer the same calls, and no call fails that did not fail in the recording."""
+    """True if both answer the same calls, and no call fails that did not fail in the recording.
+
+    The recording may add a prompt: results of deferred calls came with it.
+    """
     theirs = {_name(part): _asks_again(part) for message in recorded for part in message.parts}
-    ours = [part for message in tail for part in message.parts]
-    return set(map(_name, ours)) == set(theirs) and all(theirs[_name(part)] or not _asks_again(part) for part in ours)
+    ours = {_name(part): _asks_again(part) for message in tail for part in message.parts}
+    same = ours.keys() in (theirs.keys(), theirs.keys() - {UserPromptPart.part_kind})
+    return same and all(theirs[name] or not again for name, again in ours.items())
 
 
 def _name(part: Any) -> str:
@@ -272,4 +284,4 @@ def _asks_again(part: Any) -> bool:
 
 
 def _described(messages: Sequence[ModelMessage]) -> str:
-    return "; ".join(excerpt(reading_text(READER.one(one)), "") for one in messages) or "nothing"
+    return "; ".join(excerpt(reading_text(READER.one(message)), "") for message in messages) or "nothing"

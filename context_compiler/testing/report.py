@@ -29,15 +29,15 @@ def write_html(failure: ContextFailure, path: Path) -> Path:
 
 def _shown(failure: ContextFailure) -> list[ShownMessage]:
     request, conversation = failure.request, failure.conversation
-    raw = {READER.one(message).name: at for at, message in enumerate(conversation.raw[: request.said])}
-    hidden = str(failure.given[0]) if failure.check == "not_in_context" else ""
-    found: list[ShownMessage] = []
-    for at, (message, reading) in enumerate(zip(request.messages, request.readings, strict=True)):
+    raw = {READER.one(message).name: position for position, message in enumerate(conversation.raw[: request.said])}
+    hidden = str(failure.arguments[0]) if failure.check == "not_in_context" else ""
+    shown: list[ShownMessage] = []
+    for index, (message, reading) in enumerate(zip(request.messages, request.readings, strict=True)):
         form = VERBATIM if reading.name in raw else SUMMARY if role(reading) == "notes" else SHORTENED
         hides = bool(hidden and form_of(reading, hidden))
-        found.append(
+        shown.append(
             ShownMessage(
-                index=at,
+                index=index,
                 role=role(reading),
                 tokens=reading.tokens,
                 form=form,
@@ -47,7 +47,7 @@ def _shown(failure: ContextFailure) -> list[ShownMessage]:
                 time=time_of(message),
             )
         )
-    return found
+    return shown
 
 
 def junit_properties(failure: ContextFailure) -> list[tuple[str, str]]:

@@ -23,10 +23,10 @@ class Request:
     """From 1."""
     turn: int
     """From 1; a turn begins with a user prompt."""
-    messages: Sequence[ModelMessage]
+    messages: Sequence[ModelMessage] = field(repr=False)
     readings: Sequence[Reading] = field(repr=False)
     """Items and tokens of each message."""
-    beside: str
+    beside: str = field(repr=False)
     """Instructions, and names and descriptions of the tools, which are sent with the messages."""
     fixed: int
     """Tokens of the instructions and tools."""
@@ -48,6 +48,11 @@ class Request:
     def text(self) -> str:
         """Everything in it."""
         return "\n".join([self.beside, *map(reading_text, self.readings)])
+
+    def extends(self, other: Request) -> bool:
+        """True if it begins with another request, so that a prompt cache keeps that."""
+        names, theirs = ([reading.name for reading in request.readings] for request in (self, other))
+        return self.beside == other.beside and names[: len(theirs)] == theirs
 
     def __str__(self) -> str:
         return f"request {self.number} (turn {self.turn})"
@@ -71,7 +76,9 @@ def form_of(reading: Reading, text: str) -> str:
             continue
         if item.mark is None:
             return FORMS[VERBATIM]
-        return next((FORMS[one.form] for one in segments(item.text) if wanted in flat(one.text)), FORMS[SHORTENED])
+        return next(
+            (FORMS[piece.form] for piece in segments(item.text) if wanted in flat(piece.text)), FORMS[SHORTENED]
+        )
     return ""
 
 

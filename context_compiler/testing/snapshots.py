@@ -17,6 +17,8 @@ from context_compiler.testing.request import Request, reading_text
 SHOWN = 60
 """Maximum number of lines of a difference that a failure shows."""
 
+UPDATE = "--contexts-update (of `context-compiler test`: --update)"
+
 BEGINNING = 70
 """Characters that are shown of a message that left."""
 
@@ -42,9 +44,9 @@ def _changes(before: Request | None, request: Request) -> Iterator[str]:
     for _, start, stop, first, last in SequenceMatcher(None, *names, autojunk=False).get_opcodes():
         if names[0][start:stop] == names[1][first:last]:
             continue
-        yield from (f"- {role(one)}: {_begins(one)}" for one in old[start:stop])
-        for one in request.readings[first:last]:
-            yield from _written("+", role(one), reading_text(one))
+        yield from (f"- {role(reading)}: {_begins(reading)}" for reading in old[start:stop])
+        for reading in request.readings[first:last]:
+            yield from _written("+", role(reading), reading_text(reading))
 
 
 def _written(sign: str, name: str, text: str) -> list[str]:
@@ -72,10 +74,10 @@ def assert_snapshot(conversation: Conversation, path: str | Path, *, update: boo
         file.write_text(now, encoding="utf-8", newline="\n")
         return
     if not file.is_file():
-        raise AssertionError(f"{file}: there is no such snapshot yet; pytest --contexts-update writes it")
-    known = file.read_text(encoding="utf-8")
-    if known != now:
-        changes = list(unified_diff(known.splitlines(), now.splitlines(), "snapshot", "now", lineterm="", n=1))
+        raise AssertionError(f"{file}: there is no such snapshot yet; {UPDATE} writes it")
+    before = file.read_text(encoding="utf-8")
+    if before != now:
+        changes = list(unified_diff(before.splitlines(), now.splitlines(), "snapshot", "now", lineterm="", n=1))
         more = f"\n… {len(changes) - SHOWN:,} more lines" if len(changes) > SHOWN else ""
         shown = "\n".join(islice(changes, SHOWN))
-        raise AssertionError(f"{file}: the requests have changed; --contexts-update accepts them\n{shown}{more}")
+        raise AssertionError(f"{file}: the requests have changed; {UPDATE} accepts them\n{shown}{more}")

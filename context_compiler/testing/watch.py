@@ -60,11 +60,11 @@ class Watcher(AbstractCapability[Any]):
         conversation, view = self.conversation, self._new_view()
         tools = [*parameters.function_tools, *parameters.output_tools]
         defined = [
-            Tool(kind=one.kind, name=one.name, description=one.description, parameters=one.parameters_json_schema)
-            for one in tools
+            Tool(kind=tool.kind, name=tool.name, description=tool.description, parameters=tool.parameters_json_schema)
+            for tool in tools
         ]
         instructions = "\n\n".join(part.content for part in parameters.instruction_parts or ())
-        fixed = READER.counter.text(instructions) + sum(tool_tokens(one, READER.counter) for one in defined)
+        fixed = READER.counter.text(instructions) + sum(tool_tokens(tool, READER.counter) for tool in defined)
         readings = [READER.one(message) for message in messages]
         conversation.requests.append(
             Request(
@@ -72,7 +72,7 @@ class Watcher(AbstractCapability[Any]):
                 turn=conversation.turns,
                 messages=list(messages),
                 readings=readings,
-                beside="\n".join([instructions, *(f"{one.name} {one.description or ''}" for one in defined)]),
+                beside="\n".join([instructions, *(f"{tool.name} {tool.description or ''}" for tool in defined)]),
                 fixed=fixed,
                 said=len(conversation.raw),
                 status=view.status if view else "",
@@ -145,18 +145,19 @@ class WatchedModel(WrapperModel):
             self._answered(stream.get())
 
 
-def compiler_of(agent: Any) -> ContextCompiler | None:
-    """The `ContextCompiler` of an agent; None if it has none."""
-    found: list[ContextCompiler] = []
+def compiler_of(agent: Any, capabilities: Sequence[AbstractCapability[Any]] = ()) -> ContextCompiler | None:
+    """The `ContextCompiler` of an agent's run with further capabilities; None if it has none."""
+    compilers: list[ContextCompiler] = []
 
     def visit(capability: AbstractCapability[Any]) -> None:
         if isinstance(capability, ContextCompiler):
-            found.append(capability)
+            compilers.append(capability)
 
-    agent.root_capability.apply(visit)
-    return found[-1] if found else None
+    for capability in (agent.root_capability, *capabilities):
+        capability.apply(visit)
+    return compilers[-1] if compilers else None
 
 
 def after_answers(messages: Sequence[ModelMessage]) -> int:
     """Position after the last answer."""
-    return max((at + 1 for at, one in enumerate(messages) if isinstance(one, ModelResponse)), default=0)
+    return max((end for end, message in enumerate(messages, 1) if isinstance(message, ModelResponse)), default=0)

@@ -1,22 +1,25 @@
-"""A test written from a recorded session: its recording, masked, and what held in every request when it was written."""
+"""Tests written from a record: the recording, masked, and what held, or what one failing request lacks."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from importlib import import_module
 from math import ceil
 from pathlib import Path
 
 from context_compiler.errors import SettingsError
+from context_compiler.lazy import require_extra
 from context_compiler.messages.history import History, load_messages
 from context_compiler.messages.items import Kind
+from context_compiler.messages.prompts import asks
 from context_compiler.messages.rules import rule_sentences
 from context_compiler.middleware.capability import ContextCompiler
 from context_compiler.recall.changes import Changes, sentences, values
 from context_compiler.record.redaction import Redactor
 from context_compiler.testing.conversation import Conversation
-from context_compiler.testing.recording import Recording, load_session, prompt_name, recorded_async
+from context_compiler.testing.recording import Recording, load_session, load_view, prompt_name, recorded_async
 from context_compiler.testing.replayer import replay_async
 from context_compiler.testing.request import READER
 
@@ -48,65 +51,83 @@ class Claim:
     """Turn in which it is said, from 1."""
     holds: bool
 
-    def __str__(self) -> str:
-        call = f"conversation.assert_{self.check}({', '.join(map(repr, self.arguments))})  # turn {self.turn}"
-        return call if self.holds else f"# did not hold when this was written: {call}"
+    @property
+    def code(self) -> str:
+        """Call of the assertion, without the conversation that it is about."""
+        return f"assert_{self.check}({', '.join(map(repr, self.arguments))})  # turn {self.turn}"
 
 
 class Mask:
     """A function that replaces personal data, the same data by the same words."""
 
     def __init__(self) -> None:
-        self._known: dict[str, str] = {}
+        self._replacements: dict[str, str] = {}
 
     def __call__(self, text: str) -> str:
         """Replace the personal data in a text."""
         return _PERSONAL.sub(self._replacement, text)
 
-    def _replacement(self, found: re.Match[str]) -> str:
-        kind = found.lastgroup or "data"
-        return self._known.setdefault(found[0], f"[{kind} {len(self._known) + 1}]")
+    def _replacement(self, match: re.Match[str]) -> str:
+        return self._replacements.setdefault(match[0], f"[{match.lastgroup} {len(self._replacements) + 1}]")
 
+    def recording(self, recording: Recording) -> Recording:
+        """Replace the personal data in a recording."""
+        chain = Redactor(self).chain(READER.read(recording.messages).chain)
+        summaries = {prompt_name(self(prompt)): self(answer) for prompt, answer in recording.answers}
+        return Recording(messages=load_messages(list(chain.bodies)), summaries=summaries)
 
-def masked(recording: Recording, mask: Mask) -> Recording:
-    """A recording without personal data."""
-    chain = Redactor(mask).chain(READER.read(recording.messages).chain)
-    return replace(recording, messages=load_messages(list(chain.bodies)))
+    def claim(self, claim: Claim) -> Claim:
+        """Replace the personal data in a claim."""
+        return replace(claim, arguments=tuple(map(self, claim.arguments)))
 
 
 def find_claims(conversation: Conversation) -> Iterator[Claim]:
-    """Rules of the users, values that were changed, and sentences with values, each with whether it holds."""
+    """Claims about what users said and got, each with whether it holds.
+
+    Their rules, sentences of theirs and answers to their questions with values, and values that were changed.
+    """
     history = READER.read(conversation.raw)
-    rules, facts = dict[str, int](), dict[str, int]()
-    for at, item in history.items():
+    rules, facts, answers = dict[str, int](), dict[str, int](), dict[str, int]()
+    asked = False
+    for position, item in history.items():
         if item.kind is Kind.USER:
-            rules |= {sentence: at for sentence in rule_sentences(item.text) if sentence not in rules}
-            facts |= {one: at for one in sentences(item.text) if values(one) and one not in rules}
+            asked = asks(item.text, READER.counter)
+            rules |= {rule: position for rule in rule_sentences(item.text) if rule not in rules}
+            facts |= {fact: position for fact in sentences(item.text) if values(fact) and fact not in rules}
+        elif item.kind is Kind.TEXT and asked:
+            answers |= {fact: position for fact in sentences(item.text) if values(fact) and fact not in facts}
     replaced = list(_replaced(history))
     changed = {sentence for sentence, *_ in replaced}
-    for texts in (rules, {text: at for text, at in facts.items() if text not in changed}):
-        for text, at in list(texts.items())[-CLAIMS:]:
-            holds = not any(conversation.missing(text))
-            yield Claim(check="in_context", arguments=(text,), turn=_turn(history, at), holds=holds)
-    for _, subject, value, at in replaced[-CLAIMS:]:
+    for texts in (rules, facts, answers):
+        unchanged = [(text, position) for text, position in texts.items() if text in rules or text not in changed]
+        for text, position in unchanged[-CLAIMS:]:
+            yield claim_of(conversation, text, position)
+    for _, subject, value, position in replaced[-CLAIMS:]:
         holds = not any(conversation.outdated(subject, value))
-        yield Claim(check="newest", arguments=(subject, value), turn=_turn(history, at), holds=holds)
+        turn = _turn(conversation, position)
+        yield Claim(check="newest", arguments=(subject, value), turn=turn, holds=holds)
+
+
+def claim_of(conversation: Conversation, text: str, position: int) -> Claim:
+    """Claim that the requests contain a text, which the message at `position` says first."""
+    holds = not any(conversation.missing(text))
+    return Claim(check="in_context", arguments=(text,), turn=_turn(conversation, position), holds=holds)
 
 
 def _replaced(history: History) -> Iterator[tuple[str, str, str, int]]:
     """Sentences with a replaced value: the sentence, its beginning, the newest value, and the position of that."""
     changes = Changes()
     changes.extend(history)
-    for at in sorted(changes.later):
-        for sentence in {change.sentence: None for change in changes.later[at]}:
-            for change in changes.of(at, sentence):
+    for position in sorted(changes.later):
+        for sentence in {change.sentence: None for change in changes.later[position]}:
+            for change in changes.of(position, sentence):
                 subject = sentence.partition(change.old)[0].strip() if change.old else ""
                 if change.new and len(subject.split()) > 1:
                     yield sentence, subject, change.new, change.at
 
 
-def _turn(history: History, at: int) -> int:
-    return sum(reading.has_prompt for reading in history.readings[: at + 1])
+def _turn(conversation: Conversation, position: int) -> int:
+    return sum(READER.one(message).has_prompt for message in conversation.raw[: position + 1])
 
 
 async def write_test(
@@ -125,48 +146,102 @@ async def write_test(
         RecordingError: The record has no such session.
         SettingsError: The file exists or is no Python file, or `agent` is not `module:name`.
     """
-    if agent and not re.fullmatch(r"\w+(\.\w+)*:\w+", agent):
-        raise SettingsError(f"--agent {agent!r:.80}: give module:name, such as desk.agents:agent")
-    if out.suffix != ".py" or out.exists():
-        raise SettingsError(f"--out {out}: give the name of a new Python file, such as tests/test_desk.py")
-    given, mask = await load_session(session, db, owner), Mask()
-    sent = await recorded_async(session, db=db, owner=owner)
-    summaries = {prompt_name(mask(prompt)): mask(answer) for prompt, answer in given.answers}
-    recording = replace(masked(given, mask), summaries=summaries)
-    budget = max(request.budget or request.tokens for request in sent.every)
-    compiler = ContextCompiler(budget=budget, store=None, system=None)
-    now = sent if agent else await replay_async(recording, None, capabilities=[compiler])
-    claims = list(find_claims(now))
-    out.parent.mkdir(parents=True, exist_ok=True)
-    recording.save(out.with_suffix(".json"))
-    out.write_text(_source(session, out, claims, now, budget, agent), encoding="utf-8", newline="\n")
-    return claims
-
-
-def _source(
-    session: str, out: Path, claims: Sequence[Claim], conversation: Conversation, budget: int, agent: str
-) -> str:
-    module, _, name = agent.partition(":")
-    slug = re.sub(r"\W+", "_", session).strip("_").lower() or "session"
-    subject = name or "capabilities=[compiler]"
-    imports = f"from {module} import {name}" if agent else "from context_compiler import ContextCompiler"
-    compiler = "" if agent else f"\ncompiler = ContextCompiler(budget={budget:_}, store=None, system=None)\n"
+    _check_names(out, agent)
+    mask = Mask()
+    recording = mask.recording(await load_session(session, db, owner))
+    conversation = await recorded_async(session, db=db, owner=owner)
+    budget = max(request.budget or request.tokens for request in conversation.every)
+    if not agent:
+        compiler = ContextCompiler(budget=budget, store=None, system=None)
+        conversation = await replay_async(recording, None, capabilities=[compiler])
+    claims = [mask.claim(claim) for claim in find_claims(conversation)]
+    largest = max(request.tokens for request in conversation.every)
     limits = {
-        "budget": f"{max(budget, ceil(max(one.tokens for one in conversation.every) / STEP) * STEP):_}",
+        "budget": f"{max(budget, ceil(largest / STEP) * STEP):_}",
         "pairs": "True",
         "compiles": str(len(conversation.rewrites())),
         "cost_of_everything": f"{ceil(conversation.cost_share() * 20) / 20:.2f}",
     }
+    checks = [f"{'' if claim.holds else '# did not hold: '}conversation.{claim.code}" for claim in claims]
+    _write(out, mask(session), recording, [*checks, f"conversation.{_limits(limits)}"], budget, agent)
+    return claims
+
+
+async def write_case(
+    view: int, texts: Sequence[str], db: str | Path, out: Path, *, owner: str | None = None, agent: str = ""
+) -> list[Claim]:
+    """Write a case from one recorded request: a test with its recording, or a case of a dataset.
+
+    Args:
+        view: Number of the request's view.
+        texts: Texts that the request should contain; none is what the record finds that it lacks.
+        db: Record: a file, or the address of a PostgreSQL database.
+        out: File of the test, or a YAML file of a dataset, which may exist.
+        owner: Owner of the session; None finds it among all owners.
+        agent: `module:name` of the agent that is tested; without one, a compiler with the recorded budget.
+
+    Raises:
+        RecordingError: The record has no such view, or not its messages.
+        SettingsError: The file or `agent` has no such name, nobody said a text, or the request lacks nothing.
+    """
+    dataset = out.suffix in {".yaml", ".yml"}
+    if dataset:
+        require_extra("evals")
+    else:
+        _check_names(out, agent)
+    mask, loaded, request = Mask(), *await load_view(view, db, owner)
+    conversation = Conversation(requests=[request])
+    conversation.add_messages(loaded.messages)
+    claims = [_said(conversation, text) for text in texts] or [
+        claim for claim in find_claims(conversation) if not claim.holds
+    ]
+    if not claims:
+        raise SettingsError(f"view {view} lacks no rule or value of its users; name the TEXT that it lacks")
+    recording, claims = mask.recording(loaded), [mask.claim(claim) for claim in claims]
+    budget = request.budget or request.tokens
+    if dataset:
+        import_module("context_compiler.testing.evals").save_case(out, f"view {view}", recording, claims, budget)
+        return claims
+    limits = _limits({"budget": f"{budget:_}", "pairs": "True"})
+    checks = [f"conversation.last.{check}" for check in (*(claim.code for claim in claims), limits)]
+    _write(out, f"view {view}", recording, checks, budget, agent)
+    return claims
+
+
+def _said(conversation: Conversation, text: str) -> Claim:
+    position = next(conversation.positions(text), None)
+    if position is None:
+        raise SettingsError(f"{text!r:.80}: nobody said this before that request")
+    return claim_of(conversation, text, position)
+
+
+def _check_names(out: Path, agent: str) -> None:
+    if agent and not re.fullmatch(r"\w+(\.\w+)*:\w+", agent):
+        raise SettingsError(f"--agent {agent!r:.80}: give module:name, such as desk.agents:agent")
+    if out.suffix != ".py" or out.exists():
+        raise SettingsError(f"--out {out}: give the name of a new Python file, such as tests/test_desk.py")
+
+
+def _limits(limits: Mapping[str, str]) -> str:
+    return f"assert_within({', '.join(f'{name}={value}' for name, value in limits.items())})"
+
+
+def _write(out: Path, name: str, recording: Recording, checks: Sequence[str], budget: int, agent: str) -> None:
+    """Write a test with some checks, and its recording beside it."""
+    out.parent.mkdir(parents=True, exist_ok=True)
+    file = out.with_suffix(".json")
+    recording.save(file)
+    module, _, subject = agent.partition(":")
+    slug = re.sub(r"\W+", "_", name).strip("_").lower() or "session"
     lines = [
-        f'"""Written by `context-compiler sessions test` from the session {slug}; change it as you like."""',
+        f'"""Written by context-compiler from {slug}; change it as you like."""',
         "",
-        imports,
-        compiler,
+        f"from {module} import {subject}" if agent else "from context_compiler import ContextCompiler",
+        "" if agent else f"\ncompiler = ContextCompiler(budget={budget:_}, store=None, system=None)\n",
         "",
         f"def test_{slug}_keeps_what_was_said(contexts):",
-        f"    conversation = contexts.replay({out.with_suffix('.json').name!r}, {subject})",
-        *(f"    {claim}" for claim in claims),
-        f"    conversation.assert_within({', '.join(f'{name}={value}' for name, value in limits.items())})",
+        f"    conversation = contexts.replay({file.name!r}, {subject or 'capabilities=[compiler]'})",
+        *(f"    {check}" for check in checks),
         "",
     ]
-    return "\n".join(lines)
+    out.write_text("\n".join(lines), encoding="utf-8", newline="\n")

@@ -40,6 +40,14 @@ def test_verify_finds_a_changed_record(recorded: Command, tmp_path: Path) -> Non
     assert recorded("verify", "--json").json["defects"] == ["views 2: changed since it was written"]
 
 
+def test_verify_checks_what_was_recorded_since_an_age(recorded: Command, tmp_path: Path) -> None:
+    assert recorded("verify", "--since", "1d").out == "system/context.db: sound, of the last 1d\n"
+    damage(tmp_path / "system" / "context.db", "UPDATE views SET tokens_sent = 1 WHERE rowid = 2")
+    assert recorded("verify", "--since", "1d", "--json").json["defects"] == ["views 2: changed since it was written"]
+    said = recorded("verify", "--since", "soon")
+    assert said.code == 2 and "--since 'soon': give a number" in said.err
+
+
 BAD_BYTE = "UPDATE {0} SET {1} = CAST(x'7bff' || substr(CAST({1} AS BLOB), 3) AS TEXT) WHERE rowid = 1"
 
 

@@ -9,10 +9,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
 from pydantic_ai import Agent
 
+from context_compiler import testing
 from context_compiler.testing import live_async, read_recording
-from tests.cli.conftest import Command, one_line
+from tests.cli.conftest import Command, Said, one_line
 from tests.support.agents import Notes, Talker, compiler
 from tests.testing.agents import RULE, matters
 
@@ -32,6 +34,7 @@ async def test_window(contexts):
 
 
 def test_plain():
+    print("seen")
     assert 1 + 1 == 3
 
 
@@ -56,7 +59,8 @@ def test_tests_run_without_pytest_with_a_table_and_an_exit_code(cc: Command, tmp
         ("test_other", "skipped"),
     ]
     assert "request 3 (turn 3) does not contain 'Never push.'" in said.out
-    assert "assert 1 + 1 == 3" in said.out and "needs pytest, for tmp_path" in said.out
+    assert "test_desk.py:18: assert 1 + 1 == 3" in said.out and "seen" not in said.out
+    assert "needs pytest, for tmp_path" in said.out
     assert "Never push." in (tmp_path / "pages" / "test_desk-test_window.html").read_text(encoding="utf-8")
 
 
@@ -95,7 +99,7 @@ def session(path: Path) -> None:
         16,
         said_2=RULE,
         said_3="The refund limit is 50 euros.",
-        said_4="Write to ann@example.com or call +49 170 1234567; the card is 4111 1111 1111 1111.",
+        said_4="Never write to ann@example.com or call +49 170 1234567; the card is 4111 1111 1111 1111.",
         said_6="The refund limit is 80 euros now.",
     )
     steps: Any = [step for turn in range(16) for step in ([("look", {"what": f"matter {turn}"})], "Seen.")]
@@ -113,7 +117,7 @@ def test_a_test_that_is_written_from_a_session_passes_and_has_no_personal_data(c
     assert "conversation.assert_newest('The refund limit is', '80')  # turn 6" in code
     assert "pairs=True" in code
     for text in (code, recording.read_text(encoding="utf-8")):
-        assert not any(secret in text for secret in ("ann@", "1234567", "4111", "1111"))
+        assert not any(secret in text for secret in ("ann@", "1234567", "4111 1111", "1111 1111"))
     assert "[email 1]" in recording.read_text(encoding="utf-8")
     assert len(read_recording(recording).messages) == 64
     assert cc("test", test).code == 0
@@ -140,6 +144,81 @@ def test_a_written_test_names_the_agent_of_its_user(cc: Command, tmp_path: Path)
     assert said.code == 0 and {claim["check"] for claim in said.json["claims"]} == {"in_context", "newest"}
     code = (tmp_path / "test_desk.py").read_text(encoding="utf-8")
     assert "from my.desk import agent\n" in code and "contexts.replay('test_desk.json', agent)" in code
+
+
+def test_claims_about_an_agent_have_no_personal_data_either(cc: Command, tmp_path: Path) -> None:
+    session(tmp_path / "record.db")
+    cc("sessions", "test", "desk 1", "--db", "record.db", "--out", "test_desk.py", "--agent", "my.desk:agent")
+    code = (tmp_path / "test_desk.py").read_text(encoding="utf-8")
+    assert "Never write to [email 1]" in code and not any(secret in code for secret in ("ann@", "1234567", "4111 1111"))
+
+
+def test_the_answer_to_a_question_is_a_claim(cc: Command, tmp_path: Path) -> None:
+    agent = Agent(capabilities=[compiler(store=tmp_path / "record.db")])
+    model = Talker(["Order 7 costs 42 euros.", "Order 8 costs 50 euros."]).model
+    asyncio.run(live_async(agent, ["What does order 7 cost?", "Thanks."], model=model, conversation_id="desk"))
+    cc("sessions", "test", "desk", "--db", "record.db", "--out", "test_desk.py")
+    code = (tmp_path / "test_desk.py").read_text(encoding="utf-8")
+    assert "assert_in_context('Order 7 costs 42 euros.')  # turn 1" in code and "50 euros" not in code
+
+
+def test_the_name_of_a_session_is_masked_in_its_test(cc: Command, tmp_path: Path) -> None:
+    agent = Agent(capabilities=[compiler(store=tmp_path / "record.db")])
+    asyncio.run(live_async(agent, [RULE], conversation_id="ann@example.com"))
+    assert cc("sessions", "test", "ann@example.com", "--db", "record.db", "--out", "test_desk.py").code == 0
+    assert "def test_email_1_keeps" in (tmp_path / "test_desk.py").read_text(encoding="utf-8")
+
+
+def test_a_request_that_lacks_a_text_becomes_a_test_in_one_command(cc: Command, tmp_path: Path) -> None:
+    session(tmp_path / "record.db")
+    said = cc("views", "export", "32", "Matter 1:", "--db", "record.db", "--out", "test_case.py", "--json")
+    [claim] = said.json["claims"]
+    assert (claim["arguments"], claim["turn"], claim["holds"]) == (["Matter 1:"], 1, False)
+    assert "1111 1111" not in (tmp_path / "test_case.json").read_text(encoding="utf-8")
+    failed = cc("test", "test_case.py", "--json")
+    [outcome] = failed.json["tests"]
+    assert failed.code == 1 and (outcome["request"], outcome["turn"]) == (32, 16)
+    test = tmp_path / "test_case.py"
+    test.write_text(test.read_text(encoding="utf-8").replace("budget=2_000", "budget=8_000"), encoding="utf-8")
+    assert cc("test", "test_case.py").code == 0
+
+
+def test_an_exported_request_lacks_the_rules_and_values_that_the_record_finds(cc: Command, tmp_path: Path) -> None:
+    session(tmp_path / "record.db")
+    said = cc("views", "export", "32", "--db", "record.db", "--out", "test_case.py", "--json")
+    lacking = [claim["arguments"][0] for claim in said.json["claims"]]
+    assert lacking and not any(claim["holds"] for claim in said.json["claims"])
+    assert not any(RULE in text or "4111 1111" in text for text in lacking)
+
+
+def test_an_export_names_a_text_that_nobody_said_and_a_request_that_lacks_nothing(cc: Command, tmp_path: Path) -> None:
+    session(tmp_path / "record.db")
+    for view, texts, why in (
+        ("32", ["a pink cow"], "nobody said this"),
+        ("1", [], "lacks no rule"),
+        ("99", [], "no view 99"),
+    ):
+        said = cc("views", "export", view, *texts, "--db", "record.db", "--out", "test_case.py")
+        assert said.code == 2 and why in one_line(said)
+    assert not list(tmp_path.glob("test_case*"))
+
+
+def test_requests_become_cases_of_a_dataset(cc: Command, tmp_path: Path) -> None:
+    evals = pytest.importorskip("pydantic_evals", reason="pydantic-evals is not installed")
+    session(tmp_path / "record.db")
+
+    def export(view: str) -> Said:
+        return cc("views", "export", view, "Matter 1:", "--db", "record.db", "--out", "cases.yaml")
+
+    assert [export(view).code for view in ("32", "12", "12")] == [0, 0, 2]
+    kinds: Any = {"custom_evaluator_types": testing.EVALUATORS}
+    cases = evals.Dataset[Any, Any, Any].from_file(tmp_path / "cases.yaml", **kinds).cases
+    limit = testing.WithinBudget(2_000, last=True)
+    assert [case.name for case in cases] == ["view 32", "view 12"]
+    assert cases[0].evaluators == [testing.InContext("Matter 1:", last=True), limit]
+    (tmp_path / "cases.yaml").write_text("mine", encoding="utf-8")
+    said = export("32")
+    assert said.code == 2 and "no dataset" in one_line(said)
 
 
 def test_a_test_is_never_overwritten_and_an_agent_is_a_name(cc: Command, tmp_path: Path) -> None:

@@ -33,7 +33,7 @@ def bench(
 
 
 def reason(text: str) -> Reason:
-    return Reason(text, StepInfo(0, "cut something", DROPS))
+    return Reason(text, StepInfo("cut something", DROPS))
 
 
 def climb(on: Draft, rung: Rung) -> list[str]:

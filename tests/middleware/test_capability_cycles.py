@@ -122,6 +122,21 @@ async def test_fixed_tokens_near_the_budget_do_not_cause_a_compile_on_every_requ
     )
 
 
+async def test_beside_instructions_of_three_quarters_of_the_budget_turns_of_a_quarter_of_the_rest_go_on() -> None:
+    budget, views = 16_000, list[View]()
+    talker = Talker(lambda messages, info: prose(len(talker.sent), 420))
+    ours = compiler(None, budget=budget, on_view=views.append)
+    agent, messages = Agent(talker.model, capabilities=[ours], instructions=prose(7, 7_400)), list[ModelMessage]()
+    for number in range(16):
+        messages = (await run(agent, f"Question {number}: {prose(number, 210)}", message_history=messages)).messages
+    sizes = [view.record.tokens_raw for view in views if view.record]
+    fixed, turn = views[0].ledger["tokens"]["instructions and schemas"], sizes[9] - sizes[8]
+    assert 0.7 < fixed / budget < 0.8 and 0.22 < turn / (budget - fixed) < 0.28
+    statuses = [view.status for view in views]
+    assert all(one != other or one != "compiled" for one, other in pairwise(statuses)), statuses
+    assert "compiled" in statuses and all(sent.tokens <= budget for sent in talker.sent)
+
+
 COUNT = TokenCounter().text
 
 

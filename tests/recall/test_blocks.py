@@ -133,7 +133,7 @@ async def test_a_turn_has_one_block_in_all_its_requests() -> None:
 
     talker = Talker(["Fine.", [("look", {"path": "a"})], [("look", {"path": "b"})], "Fine."])
     await talked(compiler(budget=BUDGET), ["Hello.", ASK], talker, tools=[look])
-    assert [sent.text.count(f"BEGIN {TITLE}") for sent in talker.sent] == [1, 1, 1, 1]
+    assert [sent.text.count(f"BEGIN {TITLE}") for sent in talker.sent] == [0, 1, 1, 1]
     blocks = {block_of(sent.messages, ASK) for sent in talker.sent[1:]}
     assert len(blocks) == 1
 
@@ -251,7 +251,7 @@ async def test_a_statement_gets_at_most_an_eighth_of_a_small_view() -> None:
 
 async def test_a_statement_gets_no_block_if_the_recall_share_is_too_small_for_a_line() -> None:
     prompt = "I'm at the station in Ghent now and need the code of the locker."
-    talker, _ = await talked(compiler(budget=4_000, recall=0.15), ["Hello.", prompt])
+    talker, _ = await talked(compiler(budget=4_000, recall=0.05), ["Hello.", prompt])
     assert not block_of(talker.last.messages, prompt)
 
 
@@ -281,14 +281,12 @@ async def test_a_chat_without_questions_still_contains_most_of_what_was_said() -
     assert all(sent.tokens <= 4_000 for sent in talker.sent)
 
 
-async def test_the_recall_share_also_scales_blocks_of_prompts_without_a_question() -> None:
-    prompts = ["Hello.", f"Go on with {words(20, 12)}."]
-    sizes: dict[float, int] = {}
-    for recall in (0.2, 0.5, 1.0):
-        talker, _ = await talked(compiler(budget=BUDGET, recall=recall), prompts)
-        sizes[recall] = TokenCounter().text(block_of(talker.last.messages, prompts[-1]))
-        assert 0 < sizes[recall] <= 0.06 * recall * BUDGET
-    assert sizes[0.2] < sizes[0.5] < sizes[1.0]
+async def test_a_prompt_without_a_question_gets_only_passages_about_its_subject() -> None:
+    for subject, there in ((words(20, 12), True), ("the weather and the weekend", False)):
+        prompts = ["Hello.", f"Go on with {subject}."]
+        talker, _ = await talked(compiler(budget=BUDGET), prompts)
+        size = TokenCounter().text(block_of(talker.last.messages, prompts[-1]))
+        assert (0 < size <= 0.5 * BUDGET / 8) if there else not size
 
 
 async def test_nothing_is_recalled_while_the_whole_history_is_sent() -> None:
@@ -602,7 +600,7 @@ async def test_a_request_for_help_counts_as_a_question_except_in_tool_work(excha
     assert (SECRET in block_of(talker.last.messages, prompt)) is asked
 
 
-async def test_a_question_in_tool_work_with_short_turns_gets_two_fifths_of_a_small_budget() -> None:
+async def test_a_question_in_tool_work_gets_nearly_half_of_the_largest_block_or_more() -> None:
     def look() -> str:
         return words(len(talker.sent), 30)
 
@@ -615,10 +613,10 @@ async def test_a_question_in_tool_work_with_short_turns_gets_two_fifths_of_a_sma
         for item, (sent, prompt) in enumerate(zip(talker.sent[2::3], prompts[1::2], strict=True))
         if f"costs {item}." not in sent.text.partition("END QUOTED")[0]  # a view that quotes the answer needs no block
     ]
-    assert len(sizes) > 5 and min(sizes) > 750
+    assert len(sizes) > 5 and min(sizes) > 0.45 * max(sizes) > 400
 
 
-@pytest.mark.parametrize(("budget", "every", "least"), [(2_000, 1, 1_150)])
+@pytest.mark.parametrize(("budget", "every", "least"), [(2_000, 1, 450)])
 async def test_a_view_with_tools_is_cut_back_to_give_a_question_more_room(budget: int, every: int, least: int) -> None:
     def look() -> str:
         return words(len(talker.sent), 30)
@@ -658,7 +656,7 @@ async def test_a_full_view_in_tool_work_is_cut_back_for_a_question_under_a_limit
     talker = Talker([[("look", {})], "Fine."] * 18 + ["Fine."])
     ours = compiler(budget=16_000, trigger=1.0)
     await talked(ours, prompts, talker, [look], history=[*past(150), *worked(60)])
-    assert TokenCounter().text(block_of(talker.last.messages, question)) > 4_000
+    assert TokenCounter().text(block_of(talker.last.messages, question)) > 2_500
 
 
 async def test_an_off_topic_question_in_tool_work_gets_a_small_block() -> None:
@@ -671,7 +669,7 @@ async def test_an_off_topic_question_in_tool_work_gets_a_small_block() -> None:
     for prompt in (question, f"So, the lockers in Ghent, all of the lockers in Ghent. {question}"):
         talker, _ = await talked(compiler(budget=4_000), ["Go on.", prompt], history=history)
         sizes.append(TokenCounter().text(block_of(talker.last.messages, prompt)))
-    assert 500 < sizes[1] <= 1_000 < sizes[0]
+    assert 100 < sizes[1] <= 1_000 < sizes[0]
 
 
 async def test_a_prompt_joined_with_the_result_of_the_previous_run_has_its_own_turn() -> None:
@@ -694,13 +692,13 @@ async def test_a_prompt_joined_with_the_result_of_the_previous_run_has_its_own_t
     assert ["tool-return", "user-prompt"] in kinds and SECRET in block_of(talker.last.messages, question)
 
 
-async def test_a_question_with_weak_matches_gets_no_block_in_a_small_view_of_tool_work() -> None:
+async def test_a_question_with_weak_matches_gets_no_block_in_tool_work() -> None:
     history = [*past(20), *worked(60)]
-    for question, small in (
+    for question, there in (
         (ASK, True),
         ("Could the Ghent warehouse inventory migrate before Thursday's audit?", False),
     ):
-        for budget, there in ((1_000, small), (4_000, True)):
+        for budget in (1_000, 4_000):
             talker, _ = await talked(compiler(budget=budget), ["Go on.", question], history=history)
             assert bool(block_of(talker.last.messages, question)) is there, (question, budget)
 

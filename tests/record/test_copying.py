@@ -28,7 +28,7 @@ from context_compiler.record.conversations import (
 )
 from context_compiler.record.copying import copy_record
 from context_compiler.record.store import MemoryStore, SQLStore, open_place
-from context_compiler.record.values import UNDO, Action, now, page_name
+from context_compiler.record.values import UNDO, Action, now
 from tests.record.entries import Talk, body, compiled, cycle, days_ago, request, talk
 from tests.support.postgres import Cluster
 
@@ -43,9 +43,6 @@ async def fill(store: SQLStore) -> None:
         await one.save(request(raw, Talk("a summary", "and"), compile=made, cycle=cycle(raw.ids[2], '{"a": 1}')))
         await one.save(request(raw.then("more", "words"), run_id=None))
         await one.save_layers("s", "", '{"layers": 1}', after=0)
-        page = f'{{"entities": "of {owner} \ufdd0"}}'
-        state = json.dumps({"id_registry": {"pages": {"3": page_name(page)}}})
-        await one.save_layer_pages("pages", "", state, {page_name(page): page}, after=0)
         memory = SQLiteMemory("s", one)
         await memory.remember("Ann lives in Oslo")
         first = await memory.commit("one")
@@ -140,9 +137,6 @@ async def change(store: SQLStore) -> None:
         await one.save(request(talk(4, about="the weather in Ålesund \x00"), request_index=7, cycle=cycle(talk(4).tip)))
         await one.save(request(talk(4), request_index=8, cycle=cycle(talk(4).tip, '{"b": 2}')))
         await one.save_layers("s", "", '{"layers": 2}', after=1)
-        page = f'{{"entities": "other ones of {owner}"}}'
-        state = json.dumps({"id_registry": {"pages": {"4": page_name(page)}}})
-        await one.save_layer_pages("pages", "", state, {page_name(page): page}, after=1)
         memory = SQLiteMemory("s", one)
         await memory.remember("Carol lives in Paris")
         await memory.commit("three")
@@ -220,7 +214,7 @@ async def test_states_name_compiles_by_their_numbers_in_the_copy(target: SQLStor
     await target.close()
 
 
-async def test_layers_that_the_copy_has_already_keep_the_pages_that_they_list(target: SQLStore):
+async def test_layers_that_were_changed_in_the_copy_stay_as_they_are(target: SQLStore):
     source, there = MemoryStore(), Layers(target)
     for layers, number in ((Layers(source), 1), (there, 2)):
         async with layers.turn("s") as turn:
@@ -228,7 +222,6 @@ async def test_layers_that_the_copy_has_already_keep_the_pages_that_they_list(ta
     result = await copy_record(source, target, lambda table: None)
     assert result.defects == ("layers: session 's' was changed in the target, so it is not as in the source",)
     assert await target.verify() == ()
-    assert [row["table"] async for row in target.export()].count("layer_pages") == 1
     async with there.turn("s") as turn:
         assert [one.label for one in turn.registry] == ["Recipe 2"]
     await target.close()

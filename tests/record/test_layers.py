@@ -5,13 +5,11 @@ from __future__ import annotations
 import asyncio
 import json
 import sqlite3
-from dataclasses import replace
 
 import pytest
 
 from context_compiler.errors import StoreError
-from context_compiler.record.store import SQLiteStore, SQLStore, Store
-from context_compiler.record.values import LayerPages, page_name
+from context_compiler.record.store import SQLiteStore, Store
 from tests.record.entries import request, talk
 
 
@@ -55,63 +53,6 @@ async def test_one_of_many_concurrent_states_is_saved(store: Store) -> None:
     results = await asyncio.gather(*tries, return_exceptions=True)
     assert sorted(str(one) for one in results if not isinstance(one, Exception)) == ["1"]
     assert sum(isinstance(one, StoreError) for one in results) == 7
-
-
-@pytest.fixture
-def sql_store(store: Store) -> SQLStore:
-    assert isinstance(store, SQLStore)
-    return store
-
-
-PAGES = {page_name(text): text for text in ('{"a": "é \\u0000 \ufdd0"}', '{"b": 1}', '{"c": 1}')}
-
-
-def listing(*names: str) -> str:
-    return json.dumps({"id_registry": {"pages": {str(number): name for number, name in enumerate(names)}}})
-
-
-async def test_only_new_pages_are_read_and_written(sql_store: SQLStore) -> None:
-    store, (first, second, third) = sql_store, PAGES
-    assert await store.layer_pages("s") is None
-    await save(store, first, second, after=0)
-    found = await store.layer_pages("s")
-    assert found is not None and found == LayerPages(
-        state=listing(first, second), version=1, pages={n: PAGES[n] for n in (first, second)}
-    )
-    assert await store.layer_pages("s", known=found) == found
-    await save(store, second, third, after=1)
-    marked = replace(found, pages={**found.pages, second: "what is known is not read again"})
-    again = await store.layer_pages("s", known=marked)
-    assert again is not None and again.version == 2
-    assert again.pages == {second: "what is known is not read again", third: PAGES[third]}
-    assert await names(store) == {second, third}
-    with pytest.raises(StoreError, match="changed meanwhile"):
-        await save(store, first, after=1)
-    assert await names(store) == {second, third} and await store.verify() == ()
-    await store.save_layers("s", "", "whole", after=2)
-    assert await names(store) == set() and await store.layers("s") == ("whole", 3)
-
-
-async def save(store: SQLStore, *names: str, after: int) -> None:
-    await store.save_layer_pages("s", "", listing(*names), {name: PAGES[name] for name in names}, after=after)
-
-
-async def names(store: SQLStore) -> set[str]:
-    return {str(row["name"]) async for row in store.export() if row["table"] == "layer_pages"}
-
-
-async def test_pages_go_with_their_session_and_with_nothing_else(sql_store: SQLStore) -> None:
-    name = next(iter(PAGES))
-    await sql_store.save(request(talk(2), session_id="s"))
-    for session in ("s", "t"):
-        await sql_store.save_layer_pages(session, "", listing(name), {name: PAGES[name]}, after=0)
-    await sql_store.prune(keep_last=0)
-    assert len([row async for row in sql_store.export() if row["table"] == "layer_pages"]) == 2
-    assert await sql_store.verify() == ()
-    await sql_store.delete("s")
-    assert await sql_store.layer_pages("s") is None and await sql_store.layer_pages("t") is not None
-    await sql_store.erase()
-    assert await names(sql_store) == set()
 
 
 async def test_deleting_a_session_deletes_its_layers(store: Store) -> None:

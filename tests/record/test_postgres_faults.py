@@ -78,6 +78,28 @@ async def test_a_server_killed_under_load_loses_nothing_acknowledged(cluster: Cl
     await store.close()
 
 
+DROP = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid <> pg_backend_pid() AND state <> ''"
+
+
+async def test_no_request_is_lost_to_dropped_connections_and_a_restart(cluster: Cluster):
+    store, errors = PostgresStore(cluster.url()), list[Exception]()
+    compilers = [ContextCompiler(store=store, system=None, on_error=errors.append) for _ in range(3)]
+    load = [asyncio.create_task(talk_on(each, f"talk {at}", 20)) for at, each in enumerate(compilers)]
+    for _ in range(3):
+        await asyncio.sleep(0.1)
+        await asyncio.to_thread(cluster.run, DROP)
+    await asyncio.to_thread(cluster.kill)
+    await asyncio.sleep(0.1)
+    await asyncio.to_thread(cluster.start)
+    await asyncio.gather(*load)
+    for each in compilers:
+        await each.aclose()
+    turns = [(record.session_id, record.turn_index) for record in await store.views()]
+    assert errors and sorted(turns) == [(f"talk {at}", turn) for at in range(3) for turn in range(20)]
+    assert await store.verify() == ()
+    await store.close()
+
+
 class Tearing:
     """A pool whose connections break in the middle of an answer, as often as they are told."""
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import AsyncIterator, Iterator
 from urllib.parse import urlsplit
 from uuid import uuid4
@@ -13,7 +12,6 @@ from context_compiler.manager.memory import SQLiteMemory
 from context_compiler.pipeline import PostgresRuns
 from context_compiler.record.postgres import PostgresStore
 from context_compiler.record.postgres_tables import TABLES
-from context_compiler.record.values import page_name
 from tests.record.entries import Talk, compiled, cycle, request, talk
 from tests.support.postgres import Cluster
 
@@ -50,9 +48,7 @@ async def fill(store: PostgresStore) -> None:
     raw, owner = talk(3), store.owner
     made = compiled(raw.ids[2], cache_key="k", summary=f"for {owner}")
     await store.save(request(raw, Talk(f"of {owner}"), compile=made, cycle=cycle(raw.ids[2], f'"{owner}"')))
-    page = json.dumps({"entities": [], "ids": {"recipe_1": owner}, "demoted": []})
-    listing = json.dumps({"id_registry": {"pages": {"0": page_name(page)}}})
-    await store.save_layer_pages("s", "", listing, {page_name(page): page}, after=0)
+    await store.save_layers("s", "", f'"{owner}"', after=0)
     memory = SQLiteMemory("s", store)
     await memory.remember(f"the user is {owner}")
     await memory.commit(f"of {owner}")

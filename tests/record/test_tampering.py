@@ -93,6 +93,28 @@ async def test_tampering_is_found(full: SQLiteStore, statement: str):
     assert await full.verify() != ()
 
 
+async def test_a_check_of_recent_requests_reads_them_and_their_messages_alone(full: SQLiteStore):
+    old = talk(3, about="an old matter")
+    await full.save(request(old, session_id="old", created_at=entries.days_ago(30)))
+    assert await full.verify(newer_than_days=7) == ()
+    tamper(full.path, "UPDATE views SET status = 'x' WHERE created_at = (SELECT min(created_at) FROM views)")
+    tamper(full.path, "UPDATE nodes SET position = 7 WHERE id = ?", old.tip)
+    assert await full.verify(newer_than_days=7) == () and len(await full.verify(newer_than_days=31)) > 1
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        *(TAMPERING[name] for name in ("a hash", "a missing body", "a node's parent", "a node's position")),
+        "UPDATE contents SET body = (SELECT min(body) FROM contents) WHERE hash IN (SELECT content FROM nodes)",
+        "UPDATE views SET status = 'x'",
+    ],
+)
+async def test_tampering_with_recent_requests_is_found_by_a_check_of_them(full: SQLiteStore, statement: str):
+    tamper(full.path, statement)
+    assert await full.verify(newer_than_days=1)
+
+
 async def test_a_row_that_cannot_be_checked_hides_no_other(full: SQLiteStore):
     tamper(full.path, "UPDATE nodes SET parent = x'ff' WHERE position = 2")
     tamper(full.path, "UPDATE nodes SET content = (SELECT content FROM nodes WHERE position = 0) WHERE position = 3")

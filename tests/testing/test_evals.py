@@ -16,9 +16,7 @@ evals = pytest.importorskip("pydantic_evals", reason="pydantic-evals is not inst
 
 
 def talk() -> testing.Conversation:
-    prompts = matters(
-        8, said_2=RULE, said_3="The refund limit is 50 euros.", said_5="The refund limit is 80 euros now."
-    )
+    prompts = [RULE, "The refund limit is 50 euros.", *["And now?"] * 3, "The refund limit is 80 euros now.", "Well?"]
     return testing.live(Agent(), prompts)
 
 
@@ -51,4 +49,4 @@ async def test_a_failure_becomes_a_case_that_fails_in_the_same_way() -> None:
     assert await results(dataset, trimming()) == {"InContext": (False, str(found))}
     assert await results(dataset, Agent()) == {"InContext": (True, None)}
     budget = await asyncio.to_thread(lambda: failure(lambda: found.conversation.assert_within(budget=10)))
-    assert testing.case_of(budget).evaluators == [testing.WithinBudget(10, pairs=False)]
+    assert testing.case_of(budget).evaluators == [testing.WithinBudget(10, pairs=False, last=True)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from pydantic_ai.models.test import TestModel
 from pydantic_ai.models.wrapper import WrapperModel
 
 from context_compiler.testing import live, live_async
-from tests.support.agents import Talker
+from tests.support.agents import Talker, compiler
 from tests.testing.agents import RULE, compiling, failure, matters, newest, trimming
 
 
@@ -33,12 +34,11 @@ def test_a_text_that_a_history_processor_cuts_off_fails_at_the_request_in_which_
 
 def test_the_window_that_an_explanation_names_is_enough() -> None:
     found = failure(lambda: live(trimming(), matters(6, said_2=RULE)).assert_in_context(RULE))
-    window = int(str(found).partition("a window of ")[2].partition(" ")[0].replace(",", ""))
-    said = found.conversation.raw[2 : found.request.said]
-    assert len(said) == 7 and live(Agent(), history=said[:-1]).history == said[:-1]
-    kept = live(Agent(), [said[-1].parts[0].content], history=said[:-1])  # pyright: ignore
-    assert kept.requests[0].tokens == window
+    [(messages, tokens)] = re.findall(r"a window of (\d+) messages, (\d+) tokens", str(found))
+    window = ProcessHistory[Any](lambda history: history[-int(messages) :])
+    kept = live(Agent(capabilities=[window]), matters(5, said_2=RULE))
     kept.assert_in_context(RULE)
+    assert kept.requests[-1].tokens == int(tokens) and found.request.turn == 5
 
 
 def test_a_failure_of_the_compiler_names_step_and_reason_and_changes_that_keep_the_text() -> None:
@@ -64,7 +64,22 @@ def test_an_agent_without_history_processor_keeps_everything() -> None:
 
 def test_a_text_that_nobody_said_is_missing_from_the_first_request_on() -> None:
     found = failure(lambda: live(Agent(), ["Hello."]).assert_in_context("Good-bye."))
-    assert found.request.number == 1 and "said: by nobody" in str(found)
+    assert found.request.number == 1 and "said: in no message" in str(found)
+
+
+def test_an_empty_text_is_not_a_passed_check() -> None:
+    with pytest.raises(ValueError, match="an empty text is in every request"):
+        live(Agent(), ["Hello."]).assert_in_context(" ")
+
+
+def test_a_single_prompt_is_one_turn() -> None:
+    assert len(live(Agent(), "Hello.").requests) == 1
+
+
+def test_a_compiler_that_is_given_to_the_runs_is_found() -> None:
+    conversation = live(Agent(), matters(30), capabilities=[compiler(budget=600)])
+    assert "compiled" in {request.status for request in conversation.requests}
+    assert "step 2 of the cut order" in str(failure(lambda: conversation.assert_in_context("Matter 1:")))
 
 
 def test_a_narrowed_conversation_without_requests_is_not_a_passed_check() -> None:
@@ -114,7 +129,7 @@ def test_a_result_without_its_call_is_a_broken_pair() -> None:
         return f"Nothing about {what}."
 
     class Prompts(WrapperModel):
-        async def request(self, messages: list[ModelMessage], *more: Any) -> ModelResponse:
+        async def request(self, messages: list[ModelMessage], *more: Any) -> ModelResponse:  # pyright: ignore
             return await super().request([one for one in messages if isinstance(one, ModelRequest)], *more)
 
     class OnlyRequests(AbstractCapability[Any]):
@@ -139,6 +154,17 @@ def test_rewrites_lose_the_cache_and_cost_more() -> None:
     assert failure(lambda: conversation.assert_within(compiles=4)).request.number == 8
     found = failure(lambda: conversation.assert_within(cost_of_everything=0.5))
     assert "6 of 9 requests lose the prompt cache" in str(found)
+
+
+def test_instructions_that_change_lose_the_cache() -> None:
+    hours = iter(range(9))
+    agent = Agent(instructions=lambda: f"It is {next(hours)} o'clock.")
+    conversation = live(agent, matters(3))
+    conversation.assert_within(compiles=2, cost_of_everything=1)
+    found = failure(lambda: conversation.assert_within(compiles=0))
+    assert found.request.number == 2 and "other instructions or tools" in str(found)
+    gone = failure(lambda: conversation.assert_in_context("It is 0 o'clock."))
+    assert "last sent: request 1 (turn 1), the instructions or tools" in str(gone)
 
 
 def test_rewrites_of_the_compiler_are_its_compiles() -> None:

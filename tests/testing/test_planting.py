@@ -62,3 +62,11 @@ def test_a_snapshot_shows_what_each_request_adds_and_leaves_out() -> None:
         "+   Please.",
     ]
     assert "- user: Matter 0. Please." in blocks[3].splitlines()
+
+
+def test_kinds_that_were_not_planted_and_conversations_without_prompts_are_named() -> None:
+    planted = plant(["Hello."], facts=1)
+    with pytest.raises(ValueError, match="'rule': nothing of this kind was planted, only: fact"):
+        planted.survival(live(Agent(), planted.prompts)).assert_at_least(rule=1)
+    with pytest.raises(ValueError, match="no prompt"):
+        plant([], facts=1)

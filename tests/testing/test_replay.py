@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 from pydantic import BaseModel
-from pydantic_ai import Agent, Tool
+from pydantic_ai import Agent, CallDeferred, DeferredToolRequests, DeferredToolResults, Tool
 from pydantic_ai.messages import ModelMessage, ToolReturnPart
 
 from context_compiler import ContextCompiler
@@ -163,6 +165,15 @@ async def test_the_recorded_requests_of_a_session_are_those_that_were_sent(tmp_p
     assert "would keep it: pin(…, 'm0')" in str(found) and "would keep it: budget=" in str(found)
 
 
+@pytest.mark.parametrize("table", ["nodes", "contents"])
+async def test_a_record_from_which_messages_are_missing_is_an_error(table: str, tmp_path: Path) -> None:
+    await session(tmp_path / "record.db", Notes("All went on as planned."))
+    with closing(sqlite3.connect(tmp_path / "record.db")) as database, database:
+        database.execute("DELETE FROM nodes WHERE position = 2" if table == "nodes" else "DELETE FROM contents")
+    with pytest.raises(RecordingError, match="messages of session 'desk' are missing"):
+        await recorded_async("desk", db=tmp_path / "record.db")
+
+
 async def test_parallel_replays_of_one_record_do_not_disturb_each_other(tmp_path: Path) -> None:
     agent, first = await session(tmp_path / "record.db", Notes("All went on as planned."))
     replays = await asyncio.gather(*(replay_async("desk", agent, db=tmp_path / "record.db") for _ in range(4)))
@@ -190,18 +201,21 @@ def test_a_recording_is_saved_and_read_again(desk: list[ModelMessage], tmp_path:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (lambda document: document | {"version": 2}, "a recording of version 2"),
-        (lambda document: document | {"messages": [{"kind": "nothing"}]}, "damaged"),
-        (lambda document: document | {"messages": 3}, "damaged"),
-        (lambda document: {"format": document["format"]}, "damaged"),
+        ({"version": 2}, "a recording of version 2"),
+        ({"version": "1"}, "a recording of version '1'"),
+        ({"messages": [{"kind": "nothing"}]}, "damaged"),
+        ({"messages": 3}, "damaged"),
+        ({}, "damaged"),
     ],
 )
 def test_a_damaged_or_newer_recording_is_an_error_with_its_remedy(
-    change: Any, words: str, desk: list[ModelMessage], tmp_path: Path
+    change: dict[str, Any], words: str, desk: list[ModelMessage], tmp_path: Path
 ) -> None:
     file = tmp_path / "desk.json"
     Recording(messages=desk).save(file)
-    file.write_text(json.dumps(change(json.loads(file.read_text(encoding="utf-8")))), encoding="utf-8")
+    document = json.loads(file.read_text(encoding="utf-8"))
+    changed = document | change if change else {"format": document["format"]}
+    file.write_text(json.dumps(changed), encoding="utf-8")
     with pytest.raises(RecordingError, match=words):
         replay(file, Agent())
 
@@ -224,6 +238,29 @@ def test_an_answer_that_was_aborted_is_replayed_as_it_is() -> None:
     assert [len(one.messages) for one in conversation.requests] == [1, 3, 5]
     assert conversation.requests[2].messages[1].parts == []
     assert len(conversation.raw) == 6 and "aborted" not in str(conversation.raw)
+
+
+def order() -> str:
+    raise CallDeferred
+
+
+def test_the_result_of_a_deferred_call_that_came_with_the_next_prompt_is_replayed() -> None:
+    agent = Agent(tools=[order], output_type=[str, DeferredToolRequests])
+    first = live(agent, ["Order it."], model=Talker([[("order", {})], "Good.", "Yes."]).model)
+    results = DeferredToolResults(calls={first.output.calls[0].tool_call_id: "It is on its way."})
+    first.say("Thanks.", deferred_tool_results=results)
+    for other in (agent, None):
+        second = replay(first.history, other)
+        assert unstamped(second.raw) == unstamped(first.raw) and len(second.requests) == 2
+        second.assert_within(pairs=True)
+
+
+def test_a_request_that_was_never_answered_is_sent(desk: list[ModelMessage]) -> None:
+    for length, agent in ((21, Agent(tools=[look])), (1, Agent(output_type=Answer))):
+        conversation = replay(desk[:length], agent)
+        assert len(conversation.requests) == (length + 1) / 2
+        assert unstamped(conversation.raw) == unstamped(desk[:length])
+        assert unstamped(conversation.requests[-1].messages) == unstamped(desk[:length])
 
 
 def test_a_transcript_of_another_tool_is_a_recording(tmp_path: Path) -> None:

@@ -1,0 +1,96 @@
+"""`sessions test` and `views export`: tests that are written from the record."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from context_compiler.cli.options import (
+    DB,
+    Db,
+    Json,
+    Owner,
+    ViewId,
+    example,
+    find_session,
+    find_view,
+    group,
+    open_record,
+)
+from context_compiler.cli.screen import Column, Screen, print_note
+from context_compiler.cli.text import json_text, one_line
+from context_compiler.record.values import Record, SessionInfo
+from context_compiler.testing.written import Claim, write_case, write_test
+
+app = group("Write tests from recorded sessions and requests.")
+
+Agent = Annotated[
+    str,
+    typer.Option("--agent", help="module:name of the agent to test; default: a compiler with the recorded budget."),
+]
+
+CLAIMS = (Column("check", style="bold"), Column("of", wraps=True), Column("turn", right=True), Column("holds"))
+
+
+@app.command("test", epilog=example("sessions test demo --out tests/test_demo.py"))
+def test(
+    session: Annotated[str, typer.Argument(metavar="ID", help="Name of a session, from `sessions list`.")],
+    out: Annotated[Path, typer.Option("--out", help="File of the test; its recording is written beside it.")],
+    agent: Agent = "",
+    db: Db = DB,
+    owner: Owner = None,
+    json: Json = False,
+) -> None:
+    """Write a test from a session: its recording without personal data, and what held in every request."""
+
+    async def write() -> tuple[SessionInfo, list[Claim]]:
+        async with open_record(db, owner) as store:
+            info = (await find_session(store, session))[0]
+        return info, await write_test(info.session_id, db, out, owner=info.owner, agent=agent)
+
+    info, claims = asyncio.run(write())
+    if json:
+        Screen().raw(json_text({"session": info.session_id, "test": str(out), "claims": claims}))
+    else:
+        _print(f"session {one_line(info.session_id)}", out, claims)
+
+
+@app.command("export", epilog=example("views export 3 'my explicit yes' --out tests/test_yes.py"))
+def export(
+    view: ViewId,
+    out: Annotated[
+        Path, typer.Option("--out", help="New file of a test, or a YAML file of a dataset, which may exist.")
+    ],
+    texts: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[TEXT]…", help="Texts that it should contain; default: rules and values that it lacks."
+        ),
+    ] = None,
+    agent: Agent = "",
+    db: Db = DB,
+    owner: Owner = None,
+    json: Json = False,
+) -> None:
+    """Write a test, or a case for pydantic_evals, from a request that lacks something, without personal data."""
+
+    async def write() -> tuple[Record, list[Claim]]:
+        async with open_record(db, owner) as store:
+            record = await find_view(store, view)
+        return record, await write_case(view, texts or (), db, out, owner=record.owner, agent=agent)
+
+    record, claims = asyncio.run(write())
+    if json:
+        Screen().raw(json_text({"view": view, "session": record.session_id, "test": str(out), "claims": claims}))
+    else:
+        _print(f"view {view}", out, claims)
+
+
+def _print(source: str, out: Path, claims: Sequence[Claim]) -> None:
+    rows = [(claim.check, "; ".join(claim.arguments), claim.turn, "yes" if claim.holds else "no") for claim in claims]
+    Screen().table(CLAIMS, rows)
+    print_note(f"{out}: written from {source}; names of people were not replaced, so read it")

@@ -1,0 +1,303 @@
+"""Remove conversations and requests, with everything that only they used.
+
+What a remaining request, conversation, compile or cycle refers to stays, with all its ancestors. The rest is deleted,
+overwritten on disk, and removed from the search index. A removal of sessions looks at the messages and contents that
+these sessions led to; one of requests, which may be most of the record, at all of them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Generator, Iterable, Sequence
+from contextlib import contextmanager
+
+from context_compiler.record import rows
+from context_compiler.record.conversations import CONVERSATIONS
+from context_compiler.record.database import Database
+from context_compiler.record.queries import OWNED, reseal
+from context_compiler.record.rows import writer_of
+from context_compiler.record.tables import COLUMNS, REFERENCES
+
+NODE_COLUMNS = (*rows.TIPS, *rows.TURN_TIPS, ("entries", "node"))
+"""Columns that keep a message, with its ancestors."""
+
+CONTENT_COLUMNS = tuple((used[0], used[1]) for used in REFERENCES if used[2] == "contents")
+"""Columns that keep a content."""
+
+DROP_NODES = f"""
+WITH RECURSIVE kept (id) AS (
+    {" UNION ".join(f"SELECT {column} FROM {table}" for table, column in NODE_COLUMNS)}
+    UNION SELECT (SELECT n.parent FROM nodes n WHERE n.id = kept.id) FROM kept
+)
+DELETE FROM nodes WHERE id IN (SELECT id FROM nodes EXCEPT SELECT id FROM kept)
+"""
+"""Remove messages that no remaining row refers to, directly or through later messages.
+
+Here and below, `EXCEPT` replaces `NOT IN`: both databases sort or hash an `EXCEPT` list once, but PostgreSQL rescans a
+`NOT IN` list for each row if it expects the list to be large. Parents are looked up by key, one at a time, because a
+join may be planned as a scan of all messages for each step of a chain.
+"""
+DROP_CONTENTS = f"""
+DELETE FROM contents WHERE hash IN (SELECT hash FROM contents EXCEPT SELECT * FROM (
+    {" UNION ALL ".join(f"SELECT {column} FROM {table}" for table, column in CONTENT_COLUMNS)}
+) AS used)
+"""
+KEPT_ENTRIES = """
+WITH RECURSIVE kept (owner, id) AS (
+    SELECT s.owner, e.value FROM conversations c JOIN sessions s ON s.id = c.session, json_each(c.tips) e
+    UNION SELECT k.owner, (SELECT e.parent FROM entries e WHERE e.owner = k.owner AND e.id = k.id) FROM kept k
+)
+"""
+UNUSED_ENTRIES = "FROM entries WHERE (owner, id) IN (SELECT owner, id FROM entries EXCEPT SELECT owner, id FROM kept)"
+"""Log entries that neither the end of a conversation nor an abandoned branch leads back to."""
+UNUSED_TOOLS = """
+FROM toolsets WHERE (session, request_hash) IN (
+    SELECT session, request_hash FROM toolsets EXCEPT SELECT session, request_hash FROM views
+)
+"""
+DROP_COPIES = "DELETE FROM copies WHERE node IN (SELECT node FROM copies EXCEPT SELECT id FROM nodes)"
+
+ANCESTORS = """
+WITH RECURSIVE led (id) AS (
+    SELECT id FROM nodes WHERE id IN (SELECT value FROM json_each(?))
+    UNION SELECT (SELECT n.parent FROM nodes n WHERE n.id = led.id) FROM led
+)
+SELECT n.id, n.parent, n.content, n.instructions FROM led JOIN nodes n ON n.id = led.id
+"""
+"""Messages with one of these names, and all their ancestors."""
+
+FOLLOWING = "SELECT id, parent FROM nodes WHERE parent IN (SELECT value FROM json_each(?))"
+KEPT_MEMORIES = """
+WITH RECURSIVE kept (id) AS (
+    SELECT memory_tip FROM spaces UNION SELECT memory_tip FROM commits
+    UNION SELECT (SELECT m.parent FROM memories m WHERE m.id = kept.id) FROM kept
+)
+"""
+UNUSED_MEMORIES = "FROM memories WHERE id IN (SELECT id FROM memories EXCEPT SELECT id FROM kept)"
+
+RETRY_AGE_DAYS = 1
+"""Maximum age in days of data in a retried write; removing only older data does not conflict with one."""
+
+LASTING_SESSIONS = "SELECT session FROM spaces UNION SELECT session FROM layers UNION SELECT session FROM conversations"
+"""Sessions that are kept even without requests."""
+
+SESSION_TABLES = tuple(table for table, columns in COLUMNS.items() if "session" in columns)
+"""Tables whose rows are removed with their session."""
+
+SESSIONS = f"SELECT s.id FROM sessions s WHERE {OWNED.format(1)}"
+"""Sessions of the owner `?1`; NULL is every owner."""
+
+OLD_VIEWS = f"""
+SELECT id FROM (
+    SELECT id, created_at, row_number() OVER (PARTITION BY session ORDER BY id DESC) AS rank FROM views
+    WHERE session IN ({SESSIONS})
+) AS ranked
+WHERE created_at < ifnull(?2, '~') AND rank > ifnull(?3, 0)
+"""
+AGED = f"SELECT v.id FROM views v WHERE v.created_at < ifnull(?2, '~') AND v.session IN ({SESSIONS})"
+"""Requests of the owner `?1` that were sent before `?2`."""
+
+UNUSED_SUMMARIES = f"""
+SELECT c.id FROM context_summaries c WHERE c.session IN ({SESSIONS})
+AND NOT EXISTS (SELECT 1 FROM views v WHERE v.summary = c.id)
+AND NOT EXISTS (SELECT 1 FROM actions a WHERE a.summary = c.id)
+AND NOT EXISTS (SELECT 1 FROM views v WHERE v.session = c.session AND v.turn_index = c.turn_index)
+"""
+OLD_CYCLES = f"""
+SELECT rowid FROM cycles
+WHERE rowid IN (SELECT rowid FROM cycles EXCEPT SELECT max(rowid) FROM cycles GROUP BY session, config)
+AND session IN ({SESSIONS})
+"""
+
+
+def delete(db: Database, session_id: str) -> int:
+    """Remove a conversation and all data that only it used; return the number of requests removed."""
+    with db.sweep():
+        return _delete(db, _named(db, session_id))
+
+
+def _named(db: Database, session_id: str) -> list[int]:
+    """Row numbers of the sessions with a name, which may be damaged."""
+    found = _numbers(db, f"{SESSIONS} AND s.session_id = ?2", (db.owner, rows.escape_surrogates(session_id)))
+    if found or rows.is_text(session_id):
+        return found
+    query = f"SELECT s.id, s.session_id FROM sessions s WHERE {OWNED.format(1)}"
+    return [row["id"] for row in db.execute(query, (db.owner,)) if row["session_id"] == session_id]
+
+
+def erase(db: Database) -> int:
+    """Remove all conversations of the owner with their data; return the number of requests removed."""
+    owner = writer_of(db)
+    with _sweep(db):
+        doomed = _numbers(db, SESSIONS, (owner,))
+        removed = _remove(db, "views", "session", doomed)
+        _remove_sessions(db, doomed)
+    return removed
+
+
+def delete_conversation(db: Database, conversation_id: str, expected: str) -> bool:
+    """Remove a conversation of the host, with its requests and all data that only it used.
+
+    Returns:
+        False, with nothing removed, if the stored revision is not `expected`.
+    """
+    query = (
+        "SELECT o.id FROM sessions o JOIN sessions k ON k.session_id = o.session_id AND k.owner = o.owner"
+        f" JOIN ({CONVERSATIONS}) f ON f.session = k.id WHERE k.session_id = ?2 AND f.revision = ?3"
+    )
+    given = (db.owner, rows.escape_surrogates(conversation_id), expected)
+    if not _numbers(db, query, given):
+        return False
+    with db.sweep():
+        doomed = _numbers(db, query, given)
+        _delete(db, doomed)
+    return bool(doomed)
+
+
+def _delete(db: Database, doomed: Sequence[int]) -> int:
+    """Remove sessions, and what only they led to; return the number of requests removed."""
+    nodes, contents = _referred(db, NODE_COLUMNS, doomed), _referred(db, CONTENT_COLUMNS, doomed)
+    removed = _remove(db, "views", "session", doomed)
+    _remove_sessions(db, doomed)
+    for row in db.execute(f"{KEPT_ENTRIES} SELECT node, content {UNUSED_ENTRIES}").fetchall():
+        nodes.add(row["node"])
+        contents.add(row["content"])
+    contents.update(row[0] for row in db.execute(f"{KEPT_MEMORIES} SELECT content {UNUSED_MEMORIES}").fetchall())
+    db.execute(f"{KEPT_ENTRIES} DELETE {UNUSED_ENTRIES}")
+    gone = _remove_messages(db, nodes, contents)
+    db.clean_indexes(gone)
+    db.execute("DELETE FROM claims")
+    db.execute(f"{KEPT_MEMORIES} DELETE {UNUSED_MEMORIES}")
+    _remove(db, "contents", "hash", contents - _in_use(db, CONTENT_COLUMNS, contents))
+    rows.note_removal(db)
+    return removed
+
+
+def _remove_messages(db: Database, tips: set[str], contents: set[str]) -> list[str]:
+    """Remove the unused ones of messages and their ancestors, add their contents to a set; return their names."""
+    led = {row["id"]: row for row in db.execute(ANCESTORS, (_json(tips),))}
+    contents.update(name for row in led.values() for name in (row["content"], row["instructions"]))
+    contents.discard(None)
+    kept = _in_use(db, NODE_COLUMNS, led)
+    kept.update(row["parent"] for row in db.execute(FOLLOWING, (_json(led),)) if row["id"] not in led)
+    for name in list(kept):
+        while name in led and (name := led[name]["parent"]) is not None and name not in kept:
+            kept.add(name)
+    gone = [name for name in led if name not in kept]
+    _remove(db, "nodes", "id", gone)
+    _remove(db, "copies", "node", gone)
+    return gone
+
+
+def _referred(db: Database, columns: Iterable[tuple[str, str]], sessions: Sequence[int]) -> set[str]:
+    """Names in these columns of the rows of sessions."""
+    found = set[str]()
+    for table, column in columns:
+        key = "id" if table == "sessions" else "session"
+        if key in COLUMNS[table]:
+            query = f"SELECT DISTINCT {column} FROM {table} WHERE {key} IN (SELECT value FROM json_each(?))"
+            found.update(row[0] for row in db.execute(query, (_json(sessions),)) if row[0])
+    return found
+
+
+def _in_use(db: Database, columns: Iterable[tuple[str, str]], names: Iterable[str]) -> set[str]:
+    """Those of some names that are in these columns."""
+    given, found = _json(names), set[str]()
+    for table, column in columns:
+        query = f"SELECT DISTINCT {column} FROM {table} WHERE {column} IN (SELECT value FROM json_each(?))"
+        found.update(row[0] for row in db.execute(query, (given,)))
+    return found
+
+
+def _json(values: Iterable[object]) -> str:
+    return json.dumps(list(values))
+
+
+def prune(db: Database, *, older_than_days: float | None = None, keep_last: int | None = None) -> int:
+    """Remove requests that are both too old and not among the newest; return the number of requests removed."""
+    limited, owner = older_than_days is not None or keep_last is not None, db.owner
+    age = None if older_than_days is None else rows.days_ago(older_than_days)
+    is_recent = limited and (older_than_days is None or older_than_days < RETRY_AGE_DAYS)
+
+    def old_views() -> list[int]:
+        return _numbers(db, OLD_VIEWS, (owner, age, keep_last)) if keep_last else _numbers(db, AGED, (owner, age))
+
+    def old_cycles() -> list[int]:
+        return _numbers(db, OLD_CYCLES, (owner,))
+
+    def unused() -> list[int]:
+        return _numbers(db, UNUSED_SUMMARIES, (owner,))
+
+    with db.snapshot():
+        if limited and not is_recent and not (old_views() or old_cycles() or unused()):
+            return 0
+    with _sweep(db, refuse_retries=is_recent):
+        if not limited:
+            return 0
+        before = _sessions_with_requests(db)
+        removed = _remove(db, "views", "id", old_views())
+        _remove(db, "cycles", "rowid", old_cycles())
+        lasting = set(_numbers(db, LASTING_SESSIONS))
+        _remove_sessions(db, sorted(before - _sessions_with_requests(db) - lasting))
+        _remove(db, "context_summaries", "id", unused())
+    return removed
+
+
+def _sessions_with_requests(db: Database) -> set[int]:
+    """Row numbers of the sessions that have requests."""
+    return set(_numbers(db, "SELECT DISTINCT session FROM views"))
+
+
+@contextmanager
+def _sweep(db: Database, *, refuse_retries: bool = True) -> Generator[None]:
+    """Run a transaction that finally removes all unreferenced rows.
+
+    With `refuse_retries`, writes first attempted before it are refused afterwards, so that they restore nothing.
+    """
+    with db.sweep():
+        yield
+        for statement in (
+            f"{KEPT_ENTRIES} DELETE {UNUSED_ENTRIES}",
+            DROP_NODES,
+            DROP_COPIES,
+            f"DELETE {UNUSED_TOOLS}",
+        ):
+            db.execute(statement)
+        db.clean_indexes()
+        db.execute("DELETE FROM claims")
+        db.execute(f"{KEPT_MEMORIES} DELETE {UNUSED_MEMORIES}")
+        db.execute(DROP_CONTENTS)
+        if refuse_retries:
+            rows.note_removal(db)
+
+
+def _remove_sessions(db: Database, sessions: Sequence[int]) -> None:
+    """Remove sessions that have no requests; a compile that another session uses moves to that session."""
+    _remove(db, "actions", "session", sessions)
+    shared = db.execute(
+        "SELECT c.id, min(v.session) AS heir FROM context_summaries c JOIN"
+        " (SELECT session, summary FROM views UNION SELECT session, summary FROM actions) v ON v.summary = c.id"
+        " WHERE c.session IN (SELECT value FROM json_each(?)) GROUP BY c.id",
+        (json.dumps(sessions),),
+    ).fetchall()
+    for row in shared:
+        db.execute("UPDATE context_summaries SET session = ? WHERE id = ?", (row["heir"], row["id"]))
+        reseal(db, "context_summaries", row["id"])
+    _remove(db, "context_summaries", "session", sessions)
+    query = "SELECT id FROM live_memories WHERE session IN (SELECT value FROM json_each(?))"
+    for number in _numbers(db, query, (json.dumps(sessions),)):
+        db.unindex_memory(number)
+    for table in SESSION_TABLES:
+        _remove(db, table, "session", sessions)
+    _remove(db, "sessions", "id", sessions)
+
+
+def _numbers(db: Database, query: str, arguments: Sequence[object] = ()) -> list[int]:
+    """First column of the rows of a query."""
+    return [row[0] for row in db.execute(query, tuple(arguments))]
+
+
+def _remove(db: Database, table: str, column: str, values: Iterable[int | str]) -> int:
+    """Delete the rows with one of these values in a column; return their number."""
+    condition = f"{column} IN (SELECT value FROM json_each(?))"
+    return db.execute(f"DELETE FROM {table} WHERE {condition}", (_json(values),)).rowcount
