@@ -439,11 +439,7 @@ async def advance(
         asked=reply.request is not None or ask is None,
     )
     cycle, quoted = freeze_selection(done)
-    cycle = (
-        cycle
-        if one_shot
-        else replace(cycle, tool_work=plan.tool_work, long_turns=plan.long_turns, at=plan.prompt_start)
-    )
+    cycle = cycle if one_shot else replace(cycle, tool_work=plan.tool_work, at=plan.prompt_start)
     spare = unused_tokens(done, cycle) if one_shot and reply.request is None else 0
     if spare:
         done = select_with(spare=spare)

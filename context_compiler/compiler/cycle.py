@@ -78,8 +78,6 @@ class Cycle:
     """True if the note is the body of a template that asks no model."""
     tool_work: bool = False
     """True if the session was tool work when the cycle began."""
-    long_turns: bool = False
-    """True if turns were long when the cycle began."""
     why: tuple[tuple[int, int, str], ...] = ()
     """Reasons why messages are left out or shortened, as `(start, stop, reason)`."""
     lead: int = 0
